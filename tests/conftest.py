@@ -4,7 +4,7 @@ import copy
 import gc
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -70,11 +70,9 @@ def plain_tokenizer() -> Any:
 
 
 @pytest.fixture(scope="module")
-def commands() -> Iterator[Commands]:
+def commands() -> Commands:
     """Runs commands in processes that can be killed."""
-    running = Commands()
-    yield running
-    running.close()
+    return Commands()
 
 
 @pytest.fixture(scope="module")

@@ -1,185 +1,123 @@
-"""Commands in processes that can be killed, ready at once: forked from one that has loaded the libraries.
+"""Commands in processes that can be killed, ready at once: forked from a server that has loaded the libraries.
 
-The server reads requests as JSON lines (see ``Commands.start``) and runs ``stepjepa ARGUMENTS`` in a fork. It answers
-with the number of the process, and with how it ended. When the process is about to change something in the folder for
-the N-th time, or once a path is there, it sends itself a signal, or may from then on write no file beyond a size. A
-change is a file opened for writing, a file or folder made, renamed or removed. So a test can go through all such
-moments, and no clock decides which it meets.
+When such a process is about to change something in a folder for the N-th time, or once a path is there, it sends itself
+a signal, or may from then on write no file beyond a size. A change is a file opened for writing, a file or folder made,
+renamed or removed. So a test can go through all such moments, and no clock decides which it meets.
 """
 
 from __future__ import annotations
 
-import json
+import multiprocessing
 import os
 import resource
-import select
 import signal
-import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+_SERVER = multiprocessing.get_context("forkserver")
+_SERVER.set_forkserver_preload(["stepjepa.training.run", "stepjepa.evaluation.run", "stepjepa.commands.export"])
 _WRITING = {"os.rename", "os.remove", "os.mkdir", "os.rmdir"}
-
-
 _seen = 0
 
 
-def _meet(request: dict[str, Any]) -> None:
-    """Count the changes in a folder, and have something happen at one of them."""
-    folder, at, when, met = request["folder"], request["at"], request["when"], False
+@dataclass(frozen=True)
+class Moment:
+    """What happens at the change number ``at`` in a folder, or at the first one when the path ``when`` is there.
 
-    def watch(event: str, arguments: tuple[Any, ...]) -> None:
-        nonlocal met
-        global _seen  # noqa: PLW0603 - an audit hook stays for as long as the process
-        path = arguments[0] if event in _WRITING or event == "open" else None
-        if event == "open" and not arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
-            return
-        if not isinstance(path, (str, bytes, os.PathLike)) or not os.fsdecode(path).startswith(folder):
-            return
-        _seen += 1
-        if met or not (_seen == at or (when and Path(when).exists())):
-            return
-        met = True
-        if request["largest"] is None:
-            os.kill(os.getpid(), request["number"])
-        else:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (request["largest"],) * 2)
-
-    sys.addaudithook(watch)
-
-
-def run(request: dict[str, Any]) -> int:
-    """Run the command of a request in this process, saying in the log how many changes there were."""
-    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-    null = os.open(os.devnull, os.O_RDONLY)
-    for number, handle in enumerate((null, log, log)):
-        os.dup2(handle, number)
-    _meet(request)
-    from stepjepa.cli import main
-
-    try:
-        return main(request["arguments"])
-    except Exception:
-        traceback.print_exc()
-        return 1
-    finally:
-        print(f"changes {_seen}", flush=True)
-        sys.stderr.flush()
-
-
-def serve(answer: Callable[[dict[str, Any]], int] = run) -> None:
-    """Answer requests until there are no more.
-
-    Args:
-        answer: called with each in a process of its own, it returns the exit status.
+    It is the signal ``number``, or that no file may be larger than ``largest`` bytes from then on.
     """
+
+    folder: Path
+    at: int = 0
+    when: Path | None = None
+    number: int = signal.SIGKILL
+    largest: int | None = None
+
+    def await_it(self) -> None:
+        """Count the changes in the folder, and have it happen."""
+        met = False
+
+        def watch(event: str, arguments: tuple[Any, ...]) -> None:
+            nonlocal met
+            global _seen  # noqa: PLW0603 - an audit hook stays for as long as the process
+            if event not in _WRITING and event != "open":
+                return
+            if event == "open" and not arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+                return
+            path = arguments[0]
+            if not isinstance(path, (str, bytes, os.PathLike)) or not os.fsdecode(path).startswith(str(self.folder)):
+                return
+            _seen += 1
+            if met or not (_seen == self.at or (self.when and self.when.exists())):
+                return
+            met = True
+            if self.largest is None:
+                os.kill(os.getpid(), self.number)
+            else:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (self.largest,) * 2)
+
+        sys.addaudithook(watch)
+
+
+def run(arguments: list[str], log: Path, moment: Moment | None = None, environment: Mapping[str, str] = {}) -> None:
+    """Run a command in this process, adding what it says to a log, and at last how many changes there were."""
     import torch
 
-    import stepjepa.commands.evaluate
-    import stepjepa.commands.export
-    import stepjepa.commands.prepare
-    import stepjepa.evaluation.run
-    import stepjepa.training.run  # noqa: F401
-
     torch.set_num_threads(1)
-    print("ready", flush=True)
-    for line in sys.stdin:
-        pid = os.fork()
-        if pid == 0:
-            code = 70
-            try:
-                code = answer(json.loads(line))
-            finally:
-                os._exit(code)
-        print(pid, flush=True)
-        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+    os.environ |= environment
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    for number in (1, 2):
+        os.dup2(output, number)
+    if moment is not None:
+        moment.await_it()
+    from stepjepa.cli import main
+
+    code = 1
+    try:
+        code = main(arguments)
+    except Exception:
+        traceback.print_exc()
+    print(f"changes {_seen}", flush=True)
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def start(*arguments: Any, target: Any = run) -> Any:
+    """A process that runs a function on these arguments."""
+    process = _SERVER.Process(target=target, args=arguments)
+    process.start()
+    return process
+
+
+def status(process: Any, seconds: float = 240) -> int:
+    """Wait for a process; returns its exit status, the number of a signal negated."""
+    process.join(seconds)
+    assert process.exitcode is not None, "waited in vain"
+    return int(process.exitcode)
 
 
 class Commands:
-    """Runs commands of ``stepjepa``, one at a time.
+    """Runs commands of ``stepjepa``, one at a time; see :func:`run` and :class:`Moment`."""
 
-    Args:
-        server: the file that is run as a program and answers.
-        environment: of the server, beside that of this process.
-    """
-
-    def __init__(self, server: str = __file__, **environment: str) -> None:
-        self._server = subprocess.Popen(
-            [sys.executable, "-W", "ignore", server],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **environment},
-        )
-        assert self._answer() == "ready"
-
-    def _answer(self) -> str:
-        assert self._server.stdout is not None
-        return self._server.stdout.readline().decode().strip()
-
-    def start(
-        self,
-        arguments: Sequence[object],
-        log: Path,
-        *,
-        folder: Path,
-        at: int = 0,
-        when: Path | None = None,
-        number: int = signal.SIGKILL,
-        largest: int | None = None,
-        **more: Any,
-    ) -> int:
-        """Start a command.
-
-        Args:
-            arguments: of ``stepjepa``.
-            log: what it says is added to this file, and how many changes there were.
-            folder: in which changes are counted.
-            at: the change at which something happens; none for 0.
-            when: the path that is there when it happens.
-            number: the signal that comes then.
-            largest: instead, the bytes that a file may have from then on.
-            more: what else the request says.
-
-        Returns:
-            The number of the process.
-        """
-        request = {
-            "arguments": [str(argument) for argument in arguments],
-            "log": str(log),
-            "folder": str(folder),
-            "at": at,
-            "when": str(when or ""),
-            "number": int(number),
-            "largest": largest,
-            **more,
-        }
-        assert self._server.stdin is not None
-        self._server.stdin.write(json.dumps(request).encode() + b"\n")
-        return int(self._answer())
+    def start(self, arguments: Sequence[object], log: Path, **moment: Any) -> int:
+        """Start a command and return the number of its process."""
+        self._process = start([str(argument) for argument in arguments], log, Moment(**moment))
+        return int(self._process.pid)
 
     def ended(self, seconds: float) -> bool:
         """Whether the command ends within so many seconds."""
-        return bool(select.select([self._server.stdout], [], [], seconds)[0])
+        self._process.join(seconds)
+        return self._process.exitcode is not None
 
-    def status(self, seconds: float = 240) -> int:
-        """Wait for the command; returns its exit status, the number of a signal negated."""
-        assert self.ended(seconds), "waited in vain"
-        return int(self._answer())
+    def status(self) -> int:
+        """Wait for the command."""
+        return status(self._process)
 
-    def run(self, arguments: Sequence[object], log: Path, **options: Any) -> int:
+    def run(self, arguments: Sequence[object], log: Path, **moment: Any) -> int:
         """Start a command and wait for it."""
-        self.start(arguments, log, **options)
+        self.start(arguments, log, **moment)
         return self.status()
-
-    def close(self) -> None:
-        """End the server."""
-        self._server.communicate(timeout=60)
-
-
-if __name__ == "__main__":
-    # Tests that load this file as a module are not slowed down by what it loads as a program.
-    serve()

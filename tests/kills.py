@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
 import tiny
 from stepjepa.files import write_jsonl
 from stepjepa.run_folder import PART, checkpoint_fault, checkpoints
@@ -19,14 +21,7 @@ _OF_THE_LAUNCH = ("launches", "command", "generated_now", "log_history", "statef
 
 @dataclass(frozen=True)
 class Case:
-    """A command that can be killed.
-
-    Attributes:
-        name: of the command.
-        first: its arguments, for a folder that it writes to.
-        again: the arguments with which it is started again.
-        files: patterns of its results.
-    """
+    """A command that can be killed: its arguments for a folder, first and after a kill, and patterns of its results."""
 
     name: str
     first: Callable[[Path], list[object]]
@@ -35,7 +30,7 @@ class Case:
 
     def results(self, folder: Path) -> dict[str, Any]:
         """What is to be equal, by file: bytes, or what a JSON file holds beside times."""
-        found = sorted({path for pattern in self.files for path in folder.glob(pattern)})
+        found = sorted({path for pattern in self.files for path in folder.glob(pattern) if path.name[0] != "."})
         assert found, f"{self.name} left nothing"
         return {str(path.relative_to(folder)): _content(path) for path in found}
 
@@ -58,14 +53,7 @@ def train_flags(material: Path, steps: int) -> list[object]:
 
 
 def cases(material: Path, *, steps: int, size: int, trained: Path) -> list[Case]:
-    """All commands that write for long.
-
-    Args:
-        material: see :func:`make_material`.
-        steps: of the training.
-        size: records that are generated.
-        trained: a run folder, to be evaluated and exported.
-    """
+    """All commands that write for long; ``trained`` is a run folder, to be evaluated and exported."""
     test = material / "test.jsonl"
 
     def train(folder: Path) -> list[object]:
@@ -81,13 +69,11 @@ def cases(material: Path, *, steps: int, size: int, trained: Path) -> list[Case]
     def export(folder: Path) -> list[object]:
         return ["export", "--model_path", trained, "--output_dir", folder / "plain"]
 
+    def resume(folder: Path) -> list[object]:
+        return [*train(folder), "--resume_from_checkpoint", "auto"]
+
     return [
-        Case(
-            "train",
-            train,
-            lambda folder: [*train(folder), "--resume_from_checkpoint", "auto"],
-            ("run/*.*", f"run/checkpoint-{steps}/model.safetensors"),
-        ),
+        Case("train", train, resume, ("run/*.*", f"run/checkpoint-{steps}/model.safetensors")),
         Case("prepare", prepare, lambda folder: [*prepare(folder), "--overwrite"], ("*.jsonl",)),
         Case("evaluate", evaluate, evaluate, ("a.*",)),
         Case("export", export, export, ("plain/*",)),
@@ -123,29 +109,20 @@ def _without_times(value: Any, place: str = "") -> Any:
 
 
 def half_files(folder: Path) -> list[str]:
-    """What stands under a final name and is not whole; hidden names are for what is being written."""
-    wrong = []
-    for checkpoint in {point for path in folder.rglob("run.json") for point in checkpoints(path.parent)}:
-        fault = checkpoint_fault(checkpoint)
-        if fault is not None:
-            wrong.append(f"{checkpoint}: {fault}")
+    """Files with a final name that are not complete; hidden names are for what is being written."""
+    found = [checkpoint for path in folder.rglob("run.json") for checkpoint in checkpoints(path.parent)]
+    wrong = [f"{path}: {fault}" for path in found if (fault := checkpoint_fault(path, read_all=True))]
     for path in folder.rglob("*"):
         hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        if hidden or not path.is_file():
-            continue
-        if path.suffix == ".json":
+        if path.is_file() and not hidden and path.suffix in (".json", ".safetensors"):
             try:
-                json.loads(path.read_text(encoding="utf-8"))
-            except ValueError:
-                wrong.append(f"{path}: no JSON")
-        elif path.suffix == ".safetensors":
-            size, content = path.stat().st_size, path.read_bytes()
-            length = int.from_bytes(content[:8], "little")
-            if size < 8 + length or not json.loads(content[8 : 8 + length]):
-                wrong.append(f"{path}: no whole safetensors")
+                # Opening a safetensors file compares its header with its size.
+                json.loads(path.read_bytes()) if path.suffix == ".json" else safe_open(path, "np")
+            except (ValueError, SafetensorError) as error:
+                wrong.append(f"{path}: {error}")
     return wrong
 
 
 def left_behind(folder: Path) -> list[str]:
-    """What a command that was started again has not cleared away of the killed one's folders."""
+    """Temporary folders of a killed command that its next start has not removed."""
     return [str(path) for path in folder.rglob("*") if path.name.endswith(PART)]

@@ -31,17 +31,10 @@ OPERATORS |= {ast.Mod: ast.Mult, ast.BitOr: ast.BitAnd, ast.BitAnd: ast.BitOr}
 
 
 class Mutation(NamedTuple):
-    """One changed line.
-
-    Attributes:
-        path: of the file.
-        line: counted from 1.
-        change: the line before and after.
-        text: the whole file with the change.
-    """
+    """A file with one line changed, described by ``change``."""
 
     path: Path
-    line: int
+    line: int  # counted from 1
     change: str
     text: str
 

@@ -24,14 +24,15 @@ def _trees(regex, group):
 @cache
 def _trees_of(regex, name):
     production = PRODUCTIONS[name]
-    if not production.parts:
-        return [Tree(name)] if regex == production.regex else []
+    parts = production.get("parts", ())
+    if not parts:
+        return [Tree(name)] if regex == production["regex"] else []
     found = []
     for times in range(2, 8) if name == "or more times" else (None,):
         # Braces of the expression itself are doubled in the pattern; a mark keeps the places of the parts apart.
-        first, *rest = production.regex.format(*["\0"] * len(production.parts), times=times).split("\0")
+        first, *rest = production["regex"].format(*["\0"] * len(parts), times=times).split("\0")
         if regex.startswith(first):
-            found += [Tree(name, parts, times) for parts in _parts(regex[len(first) :], rest, production.parts)]
+            found += [Tree(name, found_parts, times) for found_parts in _parts(regex[len(first) :], rest, parts)]
     return found
 
 

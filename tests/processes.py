@@ -26,8 +26,8 @@ from own_term import NextLatent, objective_with
 from stepjepa.batch.collate import Item
 from stepjepa.batch.dataset import StepSampler
 from stepjepa.config import JepaConfig
+from stepjepa.models.architecture import PredictorHead, attach_heads, load_heads, save_heads
 from stepjepa.models.attention import enable_trees
-from stepjepa.models.heads import PredictorHead, attach_heads, load_heads, save_heads
 from stepjepa.models.lm_head import LMHead
 from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.objectives.term import Context, alone, gather_rows

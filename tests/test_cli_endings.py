@@ -19,7 +19,9 @@ CHAT = [{"role": "user", "content": "How much?"}, {"role": "assistant", "content
 def run_with_output(file: int, *arguments: str) -> tuple[int, str]:
     """Exit code and standard error of a process whose standard output is an open file."""
     command = [sys.executable, "-m", "stepjepa", *arguments]
-    done = subprocess.run(command, stdout=file, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    # Unbuffered, argparse would overlook that it can't print.
+    environment = {**os.environ, "PYTHONUNBUFFERED": ""}
+    done = subprocess.run(command, stdout=file, stderr=subprocess.PIPE, text=True, check=False, env=environment)
     return done.returncode, done.stderr
 
 

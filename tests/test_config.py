@@ -50,7 +50,7 @@ def test_layouts_of_a_mode(mode: Any, name: str) -> None:
         ({"gamma": -1}, "gamma: expected 0 or more"),
         ({"jepa_ratio": 1.1}, "jepa_ratio: expected a share between 0 and 1"),
         ({"jepa_ratio": float("nan")}, "jepa_ratio: expected a share"),
-        ({"infonce_temperature": 0}, "infonce_temperature: expected more than 0"),
+        ({"infonce_temperature": 0}, "infonce_temperature: expected a number above 0"),
         ({"max_length": 1}, "max_length: expected 2 or more"),
         ({"step_separator": ""}, "step_separator: expected"),
         ({"front_pred": True, "predictors": 0}, "front_pred needs predictor tokens.*set predictors to 1 or more"),

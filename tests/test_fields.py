@@ -9,74 +9,56 @@ from typing import Any
 import pytest
 
 from stepjepa.errors import UserError
-from stepjepa.fields import Fields, checked_fields, read_fields
+from stepjepa.fields import Fields, read_fields
 
 
 def fields(**values: Any) -> Fields:
-    return Fields(values, "run.json", "train again", line=7)
+    return Fields(values, "run.json", "train again", 7)
 
 
 def test_what_is_taken() -> None:
-    found = fields(
-        text="a", zero=0, whole=-3, number=0.5, yes=True, none=None, nan=float("nan"), inner={"deep": {"a": 1}}
-    )
+    found = fields(text="a", zero=0, whole=-3, number=0.5, yes=True, none=None, nan=float("nan"), inner={"a": 1})
     assert (found.text("text"), found.text_or_none("none"), found.text_or_none("absent")) == ("a", None, None)
-    assert (found.whole("whole"), found.whole("zero", 0), found.whole_or_none("none", 5)) == (-3, 0, None)
+    assert (found.whole("whole"), found.whole("zero", 0), found.whole_or_none("none")) == (-3, 0, None)
     assert (found.number("number"), found.number("whole"), found.number("yes")) == (0.5, -3.0, 1.0)
     assert [found.number_or_none(name) for name in ("number", "none", "nan", "absent")] == [0.5, None, None, None]
     assert [found.amount_or_none(name) for name in ("number", "zero", "nan")] == [0.5, 0.0, None]
-    assert found.inner("inner").inner("deep").whole("a") == 1
+    assert found.inner("inner").whole("a") == 1
     assert found.inner_or_none("none") is found.inner_or_none("absent") is None
-    assert list(fields(a=1, b=2)) == ["a", "b"]
-    assert "a" in fields(a=1)
+    assert (list(fields(a=1, b=2)), "a" in fields(a=1)) == (["a", "b"], True)
 
 
 @pytest.mark.parametrize(
     ("method", "value", "told"),
     [
-        ("text", 7, "'x' is 7, expected a text"),
-        ("text", None, "'x' is null, expected a text"),
-        ("text_or_none", [], "'x' is a list, expected a text"),
-        ("whole", 2.0, "'x' is 2.0, expected a whole number"),
-        ("whole", True, "'x' is True, expected a whole number"),
-        ("whole", 10**61, f"'x' is 1{'0' * 59}..., expected a whole number"),
+        ("text", 7, "'x' is '7', expected a text"),
+        ("whole", 2.0, "'x' is '2.0', expected a whole number"),
+        ("whole", True, "'x' is 'True', expected a whole number"),
+        ("whole", 10**61, f"'x' is '1{'0' * 59}...', expected a whole number"),
         ("number", "7", "'x' is '7', expected a number"),
-        ("number", float("nan"), "'x' is nan, expected a number"),
-        ("number", 1e300, "'x' is 1e+300, expected a number"),
+        ("number", float("nan"), "'x' is 'nan', expected a number"),
+        ("number", 1e300, "'x' is '1e+300', expected a number"),
         ("number_or_none", {}, "'x' is an object, expected a number"),
-        ("amount_or_none", -1, "'x' is -1, expected a number of at least 0"),
-        ("amount_or_none", 1e-300, "'x' is 1e-300, expected a number of at least 0"),
-        ("inner", None, "'x' is null, expected an object"),
+        ("amount_or_none", 1e-300, "'x' is '1e-300', expected a number of at least 0"),
         ("inner_or_none", "\x1b[2J", "'x' is '\\x1b[2J', expected an object"),
     ],
 )
 def test_what_is_refused(method: str, value: Any, told: str) -> None:
     with pytest.raises(UserError) as caught:
-        getattr(fields(x=value), method)("x")
-    assert str(caught.value) == f"run.json:7: {told}; train again"
+        getattr(fields(inner={"x": value}).inner("inner"), method)("x")
+    assert str(caught.value) == f"run.json:7: {told}; train again".replace("'x'", "'inner.x'")
 
 
-def test_places_are_named_from_the_outside() -> None:
-    found = fields(scores={"exact": {"mean": "half"}}).inner("scores")
-    with pytest.raises(UserError, match=r"'scores.exact.mean' is 'half', expected a number"):
-        found.inner("exact").number("mean")
-    with pytest.raises(UserError, match=r"'scores.prefix' is missing, expected an object"):
-        found.inner("prefix")
-    with pytest.raises(UserError, match="'index' is -1, expected a whole number of at least 0"):
-        fields(index=-1).whole("index", 0)
+def test_a_missing_field_is_named() -> None:
+    with pytest.raises(UserError, match=r"'prefix' is missing, expected an object"):
+        fields().inner("prefix")
 
 
-def test_what_could_not_be_written_again_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
-    path.write_text(json.dumps({"a": [{"b": "\ud800"}]}))
-    with pytest.raises(UserError, match=r"a.json: is damaged: holds half of a character"):
-        read_fields(path, "file", "restore it")
-    path.write_text('{"a": ' + "[" * 59 + "]" * 59 + "}")
-    assert "a" in read_fields(path, "file", "restore it")
-    path.write_text('{"a": ' + "[" * 60 + "]" * 60 + "}")
-    with pytest.raises(
-        UserError, match=r"a.json: is damaged: holds objects or lists in more than 60 levels; restore it"
-    ):
-        read_fields(path, "file", "restore it")
-    with pytest.raises(UserError, match=r"a.json:3: is damaged: holds half"):
-        checked_fields({"\udc00": 1}, path, "restore it", line=3)
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [(json.dumps({"a": ["\ud800"]}), "holds half of a character"), ('{"a": ' + "[" * 60 + "]" * 60 + "}", "60 levels")],
+)
+def test_what_could_not_be_written_again_is_refused(text: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(UserError, match=rf"a.json: is damaged: .*{told}"):
+        read_fields(tmp_path / "a.json", "file", "restore it")

@@ -14,7 +14,7 @@ ERRORS = [
     (["train"], "are required: --model_name, --output_dir; stepjepa train --help says more"),
     (["train", "--modle_name", "x"], "unknown argument '--modle_name'; did you mean --model_name?"),
     ([*TRAIN, "--xyzzy"], "unknown argument '--xyzzy'; stepjepa train --help_all names all"),
-    ([*TRAIN, "stray"], "unknown argument 'stray', which belongs to no flag; leave it out or quote the text"),
+    ([*TRAIN, "stray"], "unknown argument 'stray'; it belongs to no flag"),
     ([*TRAIN, "--pooling", "meam"], "argument --pooling: expected one of last, mean, got 'meam'"),
     ([*TRAIN, "--cache_dir"], "argument --cache_dir: expected one argument"),
     ([*TRAIN, "--per_device_train_batch_size", "1.5"], "argument --batch_size: expected a whole number, got '1.5'"),
@@ -23,7 +23,7 @@ ERRORS = [
     ([*TRAIN, "--term_args", "[]"], "argument --term_args: expected a JSON object in braces, got '[]'"),
     (["prepare"], "are required: KIND; stepjepa prepare --help says more"),
     (["prepare", "nl-rx", "--sized", "4", "--output_file", "x"], "unknown argument '--sized'; did you mean --size?"),
-    (["evaluate"], "are required: --model_path, --test_file, --output_file; stepjepa evaluate --help says more"),
+    (["evaluate"], "are required: --test_file, --output_file, --model_path; stepjepa evaluate --help says more"),
     (["rerun"], "the following arguments are required: FOLDER; stepjepa rerun --help says more"),
 ]
 

@@ -42,20 +42,3 @@ class Choosy(LastWord):
     def left_out(self, record):
         """No number."""
         return None if any(map(str.isdigit, record.answer)) else "no number"
-
-
-NOT_A_TASK = 3
-
-
-class Incomplete(Task):
-    """Lacks its scores' names."""
-
-    name = "incomplete"
-
-    def truth(self, record):
-        """Nothing."""
-        return ""
-
-    def score(self, record, response):
-        """Nothing."""
-        return Scored({})

@@ -18,9 +18,8 @@ from stepjepa.chat.tokens import add_predictor_tokens
 from stepjepa.cli import main
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import parse_record
-from stepjepa.inspection.picture import write_png
-from stepjepa.inspection.record import Inspection, inspect_records, visible_matrix
-from stepjepa.inspection.view import COLOURS
+from stepjepa.inspection.plots import write_png
+from stepjepa.inspection.record import COLOURS, Inspection, inspect_records, visible_matrix
 from stepjepa.models.presets import preset_tokenizer
 from stepjepa.tasks.stepmath import generate
 
@@ -75,9 +74,8 @@ def _run(line: str) -> None:
 
 def held_out_views(folder: Path, flags: str, name: str) -> tuple[Any, Any]:
     """Train one model; its embeddings of held-out views, scaled to length 1."""
-    from stepjepa.analysis.representations import embed_views
-    from stepjepa.analysis.similarity import unit_rows
     from stepjepa.data.sources import read_records
+    from stepjepa.inspection.embeddings import embed_views, unit_rows
     from stepjepa.models.loading import load_for_inference
 
     _run(f"train --train_file {folder}/data/train.jsonl --output_dir {folder}/{name} {TRAINING} {flags}")

@@ -10,33 +10,27 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.2.0"
 
-# Where each name is defined.
-_HOME = {
-    name: module
-    for module, names in {
-        "config": ["JepaConfig"],
-        "errors": ["UserError"],
-        "data.records": ["Record"],
-        "data.sources": ["read_records"],
-        "batch.collate": ["Batch", "Collator"],
-        "batch.dataset": ["prepare"],
-        "batch.layouts": ["layout"],
-        "batch.sequences": ["Sequence"],
-        "models.encode": ["Encoded"],
-        "models.loading": ["LoraSettings", "add_lora", "load_for_inference", "load_model"],
-        "models.setup": ["set_up"],
-        "objectives.alignment": ["Alignment", "Cosine", "InfoNCE", "L2", "MSE"],
-        "objectives.lm": ["LMLoss", "PromptLoss"],
-        "objectives.monitors": ["effective_rank"],
-        "objectives.objective": ["Objective", "jepa_loss"],
-        "objectives.regularizers": ["Covariance", "SIGReg", "Variance"],
-        "objectives.term": ["Context", "Term", "term"],
-        "objectives.tube": ["Tube"],
-        "training.jepa_loss": ["JepaLoss"],
-        "training.trainer": ["JepaTrainer"],
-    }.items()
-    for name in names
+_NAMES = {
+    "config": "JepaConfig",
+    "errors": "UserError",
+    "data.records": "Record",
+    "data.sources": "read_records",
+    "batch.collate": "Batch Collator",
+    "batch.dataset": "prepare",
+    "batch.layouts": "layout",
+    "batch.sequences": "Sequence",
+    "models.encode": "Encoded",
+    "models.loading": "LoraSettings add_lora load_for_inference load_model",
+    "models.setup": "set_up",
+    "objectives.alignment": "Alignment Cosine Covariance InfoNCE L2 MSE SIGReg Variance",
+    "objectives.monitors": "effective_rank",
+    "objectives.objective": "Objective jepa_loss",
+    "objectives.term": "Context Term term",
+    "objectives.text": "LMLoss PromptLoss Tube",
+    "training.jepa_loss": "JepaLoss",
+    "training.trainer": "JepaTrainer",
 }
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = ["__version__", *_HOME]  # noqa: PLE0604  # the names are strings, from the table above
 
@@ -52,13 +46,11 @@ if TYPE_CHECKING:
     from stepjepa.models.encode import Encoded
     from stepjepa.models.loading import LoraSettings, add_lora, load_for_inference, load_model
     from stepjepa.models.setup import set_up
-    from stepjepa.objectives.alignment import L2, MSE, Alignment, Cosine, InfoNCE
-    from stepjepa.objectives.lm import LMLoss, PromptLoss
+    from stepjepa.objectives.alignment import L2, MSE, Alignment, Cosine, Covariance, InfoNCE, SIGReg, Variance
     from stepjepa.objectives.monitors import effective_rank
     from stepjepa.objectives.objective import Objective, jepa_loss
-    from stepjepa.objectives.regularizers import Covariance, SIGReg, Variance
     from stepjepa.objectives.term import Context, Term, term
-    from stepjepa.objectives.tube import Tube
+    from stepjepa.objectives.text import LMLoss, PromptLoss, Tube
     from stepjepa.training.jepa_loss import JepaLoss
     from stepjepa.training.trainer import JepaTrainer
 

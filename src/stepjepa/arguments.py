@@ -8,7 +8,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -22,7 +22,6 @@ from stepjepa.options import (
     as_arguments,
     from_args,
     option,
-    options_of,
     refuse_both,
     refuse_without_effect,
 )
@@ -31,25 +30,18 @@ OBJECTIVE = "objective (neither --regular nor --step_jepa means LLM-JEPA)"
 
 SHORT_LOSSES = {"jepa_l2": "l2", "jepa_mse": "mse", "infonce": "infonce"}
 
-DATA = ("max_length", "over_length")
-"""Fields of :class:`JepaConfig` whose flags are listed with ``--train_file``."""
+UNSET = ("labels", "jepa_loss_type", "lbd", "gamma")
+"""Fields of :class:`JepaConfig` whose flags have no default, so that it is known whether they are named."""
 
-LOSSES = tuple(name for name, about in SETTINGS.items() if about["affects"] == "objective")
-"""Fields of :class:`JepaConfig` that only change what is computed from the embeddings and the logits."""
+PAPERS_LOSS = (
+    *(name for name, about in SETTINGS.items() if about["affects"] == "objective"),
+    "predictors",
+    "last_token",
+)
+"""Flags that make the papers' cosine the default loss."""
 
 PUBLISHED_WITH_REGULAR = ("predictors", "last_token", "lbd", "step_separator")
 """Flags that published scripts also pass for their baseline (at least the first three): noted, not refused."""
-
-
-def json_object(text: str) -> dict[str, Any]:
-    """Parse a JSON object, as in ``--term_args '{"weight": 0.1}'``."""
-    try:
-        found = json.loads(text)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise argparse.ArgumentTypeError(f"expected a JSON object in braces, got {shown(text)}")
-    return found
 
 
 @dataclass
@@ -57,16 +49,10 @@ class DataFlags:
     """Flags of the training records."""
 
     train_file: str | None = option(
-        None,
-        "JSON lines, JSON, CSV, TSV or Parquet; with 'messages', or columns such as question and answer",
-        metavar="FILE",
+        None, "JSON lines, JSON, CSV, TSV or Parquet; of messages or columns", metavar="FILE"
     )
-    columns: list[str] | None = option(
-        None, "columns of the user's and the assistant's text; if they are not the usual ones", metavar="NAME"
-    )
-    bad_records: Literal["error", "skip"] = option(
-        "error", "lines that are not valid records; skip: count and skip them"
-    )
+    columns: list[str] | None = option(None, "columns of user and assistant; unless they are usual", metavar="NAME")
+    bad_records: Literal["error", "skip"] = option("error", "lines that are no valid records; skip: count them")
 
 
 @dataclass
@@ -74,9 +60,7 @@ class ModelFlags:
     """Flags of the model."""
 
     model_name: str | None = option(None, "folder, hub id, or preset:tiny, preset:small ...", metavar="NAME")
-    gguf_file: str | None = option(
-        None, "GGUF file of --model_name to dequantise; needs the package gguf", metavar="FILE"
-    )
+    gguf_file: str | None = option(None, "GGUF file of --model_name; needs the package gguf", metavar="FILE")
     chat_template: str | None = option(None, "Jinja file instead of the tokenizer's own template", metavar="FILE")
     trust_remote_code: bool = option(False, "run code that comes with the model")
 
@@ -89,61 +73,44 @@ class JsonFlags:
 
 
 @dataclass
-class ModeFlags:
+class ShortFlags:
     """Short flags for fields of :class:`JepaConfig`, and ``--additive_mask``, which has no effect."""
 
     regular: bool = option(False, "plain fine-tuning: the LM loss alone")
     step_jepa: bool = option(False, "each reasoning step predicts the next")
     train_all: bool = option(False, "short for --labels all", names=("trainall",))
     additive_mask: bool = option(False, "no effect; all views run in one pass without it")
-
-
-@dataclass
-class LossFlags:
-    """Short flags for the alignment loss, and flags of user-defined terms."""
-
-    jepa_l2: bool = option(False, "short for --jepa_loss_type l2")
-    jepa_mse: bool = option(False, "short for --jepa_loss_type mse")
-    infonce: bool = option(False, "short for --jepa_loss_type infonce")
-    term: list[str] | None = option(None, "terms of your own (docs/design.md)", metavar="module:Class")
+    jepa_l2: bool = option(False, "short for --jepa_loss_type l2", group="loss")
+    jepa_mse: bool = option(False, "short for --jepa_loss_type mse", group="loss")
+    infonce: bool = option(False, "short for --jepa_loss_type infonce", group="loss")
+    term: list[str] | None = option(None, "terms of your own (docs/design.md)", metavar="module:Class", group="loss")
     term_args: list[Any] | None = option(
-        None, "settings of each --term, in their order: '{\"weight\": 0.1}'", metavar="JSON", parse=json_object
+        None,
+        "settings of each --term, in their order: '{\"weight\": 0.1}'",
+        metavar="JSON",
+        group="loss",
+        parse=lambda text: {**json.loads(text)},
+        expected="a JSON object in braces",
     )
 
 
-def add_training_data(parser: Parser, model: type = ModelFlags, *, required: Collection[str] = ()) -> None:
+def add_training_data(parser: Parser, model: type = ModelFlags) -> None:
     """Add the flags of records, model and objective, which train, inspect and verify share.
 
     Args:
         parser: the parser to extend.
         model: dataclass of the model's flags, :class:`ModelFlags` or derived from it.
-        required: names of the flags that are required.
     """
-    parser.add(DataFlags, "data", only=("train_file",), required=required)
-    parser.add(JepaConfig, "data", only=DATA)
-    parser.add(DataFlags, "data", without=("train_file",))
-    parser.add(model, "model", required=required)
-    parser.add(ModeFlags, OBJECTIVE, only=("regular", "step_jepa"))
-    parser.add(JepaConfig, OBJECTIVE, without=("mode", *DATA, *LOSSES))
-    parser.add(ModeFlags, OBJECTIVE, only=("train_all", "additive_mask"))
-    parser.add(JepaConfig, "loss", only=LOSSES, without=("terms",))
-    parser.add(LossFlags, "loss")
+    parser.add(DataFlags, "data")
+    parser.add(model, "model")
+    parser.add(ShortFlags, OBJECTIVE)
+    parser.add(JepaConfig, OBJECTIVE, without=("mode", "terms"))
     # No defaults, so that a flag that is given beside its short form is noticed.
-    parser.set_defaults(labels=None, jepa_loss_type=None, lbd=None, gamma=None, why_loss=None)
-
-
-def objective_flags() -> set[str]:
-    """The names of all flags that :func:`jepa_config` reads, except those in ``DATA``."""
-    names = {each.name for kind in (JepaConfig, ModeFlags, LossFlags) for each in options_of(kind)}
-    return names - {"mode", "terms", *DATA}
+    parser.set_defaults(**dict.fromkeys((*UNSET, "why_loss")))
 
 
 def jepa_config(args: argparse.Namespace) -> JepaConfig:
-    """Build the configuration that the shared flags describe.
-
-    Raises:
-        UserError: flags contradict each other or a value is out of range.
-    """
+    """Build the configuration that the shared flags describe."""
     refuse_both(args, ("regular", "step_jepa"))
     losses = [name for flag, name in SHORT_LOSSES.items() if getattr(args, flag)]
     losses += [args.jepa_loss_type] if args.jepa_loss_type is not None else []
@@ -151,6 +118,9 @@ def jepa_config(args: argparse.Namespace) -> JepaConfig:
         raise UserError(f"more than one alignment loss is named ({', '.join(losses)}); leave one")
     if args.train_all and args.labels not in (None, "all"):
         raise UserError(f"--train_all means --labels all, and --labels {args.labels} is named too; leave one out")
+    names, settings = args.term or [], args.term_args or [{} for _ in args.term or []]
+    if len(settings) != len(names):
+        raise UserError(f"--term_args: expected a JSON object for each --term ({{}} for none), got {len(settings)}")
     if args.regular:
         _refuse_views(args, losses)
     elif args.step_jepa and args.last_token not in (None, -1):
@@ -158,16 +128,15 @@ def jepa_config(args: argparse.Namespace) -> JepaConfig:
     if args.additive_mask:
         note("--additive_mask changes nothing: all views are run in one pass anyway")
     loss, args.why_loss = (losses[0], None) if losses else _default_loss(args)
-    resolved = {
+    resolved = {name: DEFAULTS[name] if getattr(args, name) is None else getattr(args, name) for name in UNSET} | {
         "mode": "regular" if args.regular else "step-jepa" if args.step_jepa else "llm-jepa",
         "jepa_loss_type": loss,
-        "lbd": DEFAULTS["lbd"] if args.lbd is None else args.lbd,
-        "gamma": DEFAULTS["gamma"] if args.gamma is None else args.gamma,
-        "labels": "all" if args.train_all else args.labels or DEFAULTS["labels"],
         # On the command line, \n stands for a line end.
         "step_separator": args.step_separator.replace("\\n", "\n"),
-        "terms": _terms(args),
+        "terms": tuple({"term": name, "args": own} for name, own in zip(names, settings, strict=True)),
     }
+    if args.train_all:
+        resolved["labels"] = "all"
     refuse_without_effect({**vars(args), **resolved}, JepaConfig)
     try:
         return from_args(JepaConfig, args, **resolved)
@@ -178,17 +147,14 @@ def jepa_config(args: argparse.Namespace) -> JepaConfig:
 def _default_loss(args: argparse.Namespace) -> tuple[str, str | None]:
     """The alignment loss if no flag names one, and a note on it for the first screen.
 
-    InfoNCE, unless ``--term``, ``--predictors``, ``--last_token`` or a flag of ``LOSSES`` is set: published command
-    lines name no loss but set such flags, and mean the papers' cosine, which mostly collapses to one direction
-    (docs/how-to/collapse.md).
+    InfoNCE, unless a flag of ``PAPERS_LOSS`` or ``--term`` is set: published command lines name no loss but set such
+    flags, and mean the papers' cosine, which mostly collapses to one direction (docs/how-to/collapse.md).
     """
-    usual = {**DEFAULTS, **dict.fromkeys(("jepa_loss_type", "lbd", "gamma"))}
-    named = [name for name in (*LOSSES, "predictors", "last_token") if getattr(args, name, usual[name]) != usual[name]]
-    if args.regular:
-        return "cosine", None
-    if not named and not args.term:
+    usual = {**DEFAULTS, **dict.fromkeys(UNSET)}
+    named = {name for name in PAPERS_LOSS if getattr(args, name, usual[name]) != usual[name]}
+    if not named and not args.term and not args.regular:
         return "infonce", "InfoNCE, the default, which does not collapse; --preset paper, or a named loss, for others"
-    if {"sigreg", "variance"} & {*named}:
+    if args.regular or named & {"sigreg", "variance"}:
         return "cosine", None
     return "cosine", "cosine, the papers', since none is named; it mostly collapses, --jepa_loss_type infonce does not"
 
@@ -198,91 +164,65 @@ def note(text: str) -> None:
     print(f"note: {text}", file=sys.stderr)
 
 
-def _terms(args: argparse.Namespace) -> tuple[dict[str, Any], ...]:
-    """``--term`` and ``--term_args`` in the form of ``JepaConfig.terms``."""
-    names, settings = args.term or [], args.term_args or []
-    if settings and len(settings) != len(names):
-        raise UserError(f"--term_args: expected a JSON object for each --term ({{}} for none), got {len(settings)}")
-    return tuple({"term": name, "args": own} for name, own in zip(names, settings or [{} for _ in names], strict=True))
-
-
 def _refuse_views(args: argparse.Namespace, losses: list[str]) -> None:
     """Refuse flags of views in regular training; note and reset those in ``PUBLISHED_WITH_REGULAR``."""
     named = [name for name in NEEDS_VIEWS if getattr(args, name) not in (None, DEFAULTS[name])]
     unused = [f"--{name}" for name in named if name not in (*PUBLISHED_WITH_REGULAR, "jepa_loss_type")]
-    if unused or losses:
-        what = unused[0] if unused else f"the alignment loss '{losses[0]}'"
-        raise UserError(f"--regular has no views, so {what} does nothing with it; leave one out")
-    idle = [name for name in PUBLISHED_WITH_REGULAR if name in named]
-    if idle:
+    unused += [f"the alignment loss '{name}'" for name in losses]
+    if unused:
+        raise UserError(f"--regular has no views, so {unused[0]} does nothing with it; leave one out")
+    if idle := [name for name in PUBLISHED_WITH_REGULAR if name in named]:
         note(f"--regular has no views, so {', '.join(f'--{name}' for name in idle)} have no effect")
-        for name in idle:
-            setattr(args, name, DEFAULTS[name])
+        vars(args).update({name: DEFAULTS[name] for name in idle})
 
 
 OURS = ("do_train", "do_eval", "do_predict", "remove_unused_columns", "label_names")
 """Fields of TrainingArguments that are refused as flags, since they have no effect with this trainer."""
 
 _MOST_VALUES = 10_000
-"""Most values in a dict of a YAML file: with YAML aliases a few lines can expand to billions of values."""
+"""Most values of one flag in a YAML file."""
 
 
 def arguments_of_file(parser: Parser, path: str, given: Sequence[str]) -> list[str]:
-    """Read a YAML file of flags as arguments, without those that the command line ``given`` has, too.
-
-    Raises:
-        UserError: the file is missing, not YAML, or not a mapping of flags; or a flag is unknown, repeated or has a
-            wrong value, which is named with its line.
-    """
+    """Read a YAML file of flags as arguments, without those that the command line ``given`` has, too."""
     file = existing_file(path, "configuration file")
     values = read_yaml(file)
     if not isinstance(values, dict | None):
         raise UserError(f"holds a {type(values).__name__}; expected 'flag: value' lines", path=file)
     lines = [line.lstrip(" \t{,'\"?") for line in read_text(file).splitlines()]
-    known = parser._option_string_actions
-    overridden = {known[flag].dest for flag in (each.partition("=")[0] for each in given) if flag in known}
-    result, seen = list[str](), set[str]()
+    flags = parser._option_string_actions
+    overridden = {flags[flag].dest for flag in (each.partition("=")[0] for each in given) if flag in flags}
+    result, seen = list[str](), {"config"}
     for key, value in (values or {}).items():
         name = str(key).replace("-", "_")
-        line = next((number for number, text in enumerate(lines, start=1) if text.startswith(str(key))), None)
         try:
-            if name == "config" or not re.fullmatch(r"[A-Za-z]\w*", name):
-                raise UserError(f"unknown key {shown(str(key))}; 'stepjepa train --help_all' names all")
-            if name in seen:
-                raise UserError(f"the key {shown(str(key))} stands twice; leave one")
-            _check_value(name, value)
+            if name in seen or not re.fullmatch(r"[A-Za-z]\w*", name):
+                raise UserError(f"the key {shown(str(key))} stands twice or is no flag of a file; leave it out")
+            _check_value(value)
             words = as_arguments({name: value})
             named_training_fields(parser, parser.parse_known_args(words)[1])
         except UserError as error:
+            line = next((number for number, text in enumerate(lines, start=1) if text.startswith(str(key))), None)
             raise UserError(str(error), path=file, line=line) from None
         seen.add(name)
-        action = known.get(f"--{name}")
-        if action is None or action.dest not in overridden:
+        if f"--{name}" not in flags or flags[f"--{name}"].dest not in overridden:
             result += words
     return result
 
 
-def _check_value(name: str, value: Any) -> None:
-    """Refuse what YAML can hold and a flag can't."""
-    inside = list(value) if isinstance(value, list) else []
-    if wrong := [type(each).__name__ for each in inside if each is None or isinstance(each, list | dict)]:
-        raise UserError(f"{name}: holds a {wrong[0]} in a list; expected words or numbers")
-    for count, each in enumerate(_values_in(value)):
-        if count > _MOST_VALUES:
-            raise UserError(f"{name}: holds more than {_MOST_VALUES:,} values; expected a few")
-        if isinstance(value, dict) and not (each is None or isinstance(each, str | int | float)):
-            raise UserError(f"{name}: holds a {type(each).__name__}; put it in quotes")
-
-
-def _values_in(value: Any) -> Iterator[Any]:
-    """The values inside objects and lists, without end if one holds itself."""
-    waiting = [value]
+def _check_value(value: Any) -> None:
+    """Refuse what YAML can hold and a flag can't; with its aliases a few lines may stand for billions of values."""
+    if isinstance(value, list) and any(isinstance(each, list | dict | None) for each in value):
+        raise UserError("holds a list, an object or nothing in a list; expected words or numbers")
+    waiting, count = [value] if isinstance(value, dict) else [], 0
     while waiting:
-        each = waiting.pop()
+        each, count = waiting.pop(), count + 1
+        if count > _MOST_VALUES:
+            raise UserError(f"holds more than {_MOST_VALUES:,} values; expected a few")
         if isinstance(each, dict | list):
             waiting.extend([*each, *each.values()] if isinstance(each, dict) else each)
-            each = None
-        yield each
+        elif not isinstance(each, str | int | float | None):
+            raise UserError(f"holds a {type(each).__name__}; put it in quotes")
 
 
 def training_parser() -> Any:
@@ -322,9 +262,8 @@ def named_training_fields(parser: Parser, rest: Sequence[str]) -> dict[str, Any]
     named = vars(known)
     if len(named.get("report_to", ())) == 1:
         named["report_to"] = named["report_to"][0]
-    if "hub_token" in named:
-        # Every user of the machine can read a command line, and the run folder keeps it.
-        parser.error("--hub_token would be read by others; leave it out and set HF_TOKEN in the environment")
-    if idle := [name for name in named if name in OURS]:
-        parser.error(f"--{idle[0]} has no effect here; leave it out")
+    for name in {"hub_token", *OURS} & {*named}:
+        # Every user of the machine can read a token in a command line, and the run folder keeps it.
+        instead = "set HF_TOKEN in the environment" if name == "hub_token" else "it has no effect here"
+        parser.error(f"--{name}: {instead}; leave it out")
     return named

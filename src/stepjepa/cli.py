@@ -44,10 +44,7 @@ stepjepa COMMAND --help says more; stepjepa --version prints the version."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command.
-
-    Args:
-        arguments: the command line; by default that of the process.
+    """Run one command; the arguments are those of the process if none are given.
 
     Returns:
         0 for success, 1 for a failed check or a closed pipe, 2 for wrong input or a system error, 128 + N for signal N.
@@ -86,12 +83,7 @@ def _run(name: str, arguments: list[str]) -> int:
 
 
 def _reporting(program: str, act: Callable[[], int]) -> int:
-    """Run a command; an error is printed on one line and becomes the exit code.
-
-    Args:
-        program: name at the beginning of that line.
-        act: runs the command and returns the exit code.
-    """
+    """Run a command; an error is printed on one line that begins with the program, and becomes the exit code."""
     try:
         try:
             code = act()
@@ -108,27 +100,23 @@ def _reporting(program: str, act: Callable[[], int]) -> int:
         told, code = f"error: {one_line(error)}", 2
     except BrokenPipeError:
         # The reader of the output has closed the pipe, as ``head`` does.
-        _drop_output()
-        return 1
+        told, code = "", 1
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         told, code = f"error: {visible(f'{where}{error.strerror or error}')}", 2
-        _drop_output()
     except MemoryError:
         told, code = "error: out of memory; give it less at a time, or a larger machine", 2
     except KeyboardInterrupt as stop:
         told = visible(str(stop) or "interrupted")
         code = 128 + (stop.number if isinstance(stop, Stopped) else signal.SIGINT)
-    print(f"{program}: {told}", file=sys.stderr)
-    return code
-
-
-def _drop_output() -> None:
-    """Discard output that can't be written: Python's own flush at exit would print a traceback."""
+    if told:
+        print(f"{program}: {told}", file=sys.stderr)
     try:
         sys.stdout.flush()
     except OSError:
+        # Discard output that can't be written: Python's own flush at exit would print a traceback.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return code
 
 
 if __name__ == "__main__":

@@ -8,12 +8,11 @@ in the cache key of tokenised data all derive from that declaration.
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal, get_args
 
-from stepjepa.options import FROM_ONE, FROM_TWO, FROM_ZERO, option, options_of, wrong_value
+from stepjepa.options import FROM_ONE, FROM_TWO, FROM_ZERO, PART, POSITIVE, option, options_of, wrong_value
 
 Mode = Literal["regular", "llm-jepa", "step-jepa"]
 Encoding = Literal["auto", "tree", "rows"]
@@ -23,7 +22,6 @@ Pooling = Literal["last", "mean"]
 PredictorHead = Literal["none", "linear", "mlp"]
 TargetGrad = Literal["on", "stop", "ema"]
 LbdSchedule = Literal["constant", "warmup", "cosine"]
-StpForm = Literal["paper", "random_span"]
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 """Dtypes of the weights; ``auto`` is the dtype of the checkpoint."""
@@ -42,8 +40,8 @@ rows, or only what is computed from the rows."""
 _text = partial(option, affects="sequences")
 _views = partial(option, affects="sequences", views=True)
 _rows = partial(option, affects="encoding")
-_term = partial(option, affects="objective")
-_loss = partial(option, affects="objective", views=True)
+_term = partial(option, affects="objective", group="loss")
+_loss = partial(_term, views=True)
 
 
 @dataclass
@@ -57,8 +55,7 @@ class JepaConfig:
 
     mode: Mode = _text(
         "llm-jepa",
-        "regular is plain fine-tuning; llm-jepa pairs the user's message with the assistant's; step-jepa pairs "
-        "consecutive reasoning steps",
+        "regular: no pairs; llm-jepa: user's and assistant's message; step-jepa: a step and the next one",
     )
     layout: str | None = _views(
         None,
@@ -82,54 +79,34 @@ class JepaConfig:
         parse=lambda text: None if text == "auto" else int(text),
     )
     pair_distance: int = _views(1, "a reasoning step predicts the step N positions later", allowed=FROM_ONE)
-    pooling: Pooling = _views(
-        "last", "read an embedding at one token, or average over the source's predictor tokens and the target's content"
-    )
+    pooling: Pooling = _views("last", "read an embedding at one token; or average over predictors and target content")
     step_separator: str = _views("blank", "blank (lines), line (ends), or a literal string")
-    require_pairs: bool = _views(
-        False, "a record without a usable pair is an error; otherwise it trains the LM loss and is counted"
-    )
+    require_pairs: bool = _views(False, "refuse a record without a usable pair; otherwise it trains the LM loss")
     labels: Labels = _text(
         "assistant",
-        "tokens that carry LM loss: the assistant's content and end of turn; all; or those of the published collator "
-        "(reference: all but what equals the padding token)",
+        "tokens that carry LM loss; reference: those of the published collator, all but padding's token",
     )
     plain: bool = _text(False, "no chat format: question <|perception|> answer; with labels all the question alone")
-    max_length: int = _text(512, "most tokens of a record's main sequence", allowed=FROM_TWO)
+    max_length: int = _text(512, "most tokens of a record's main sequence", allowed=FROM_TWO, group="data")
     over_length: Literal["error", "truncate", "skip"] = _text(
-        "error",
-        "what to do with a longer record; drop means skip",
-        parse=lambda text: "skip" if text == "drop" else text,
+        "error", "what to do with a longer record; drop means skip", parse=lambda text: {"drop": "skip"}.get(text, text)
     )
     encoding: Encoding = _rows(
         "auto",
-        "tree packs the sequences of a micro-batch into rows in which every common beginning stands once; rows gives "
-        "each sequence a plain row; auto tries the model out and picks",
+        "tree: rows in which a common beginning stands once; rows: a plain row a sequence; auto tries the model out",
         # The old name.
-        parse=lambda text: "tree" if text == "forest" else text,
+        parse=lambda text: {"forest": "tree"}.get(text, text),
     )
     row_length: int | None = _rows(
-        None,
-        "most tokens of a row of trees (by device and attention); a longer sequence makes rows as long as itself",
-        allowed=FROM_TWO,
+        None, "most tokens of a row of trees (by device and attention); one for a longer sequence", allowed=FROM_TWO
     )
-    share_prefixes: bool = _rows(
-        True,
-        "compute common beginnings of different records of a micro-batch once; off shares within each record alone",
-    )
+    share_prefixes: bool = _rows(True, "compute common beginnings of different records once; off: of one record alone")
     lbd: float = _loss(0.1, "weight of the alignment loss", allowed=FROM_ZERO)
     gamma: float = _term(1.0, "weight of the LM loss", allowed=FROM_ZERO)
-    prompt_loss_weight: float = _term(
-        0.0,
-        "weight of the LM loss on the tokens of user messages, a mean of its own; without system prompt and template",
-        allowed=FROM_ZERO,
-    )
+    prompt_loss_weight: float = _term(0.0, "weight of a mean LM loss on the text of user messages", allowed=FROM_ZERO)
     jepa_loss_type: Alignment = _loss("cosine", "distance between paired embeddings")
     infonce_temperature: float = _loss(
-        0.07,
-        "temperature of infonce",
-        only_with="jepa_loss_type infonce",
-        allowed=(lambda value: 0 < value < math.inf, "more than 0"),
+        0.07, "temperature of infonce", only_with="jepa_loss_type infonce", allowed=POSITIVE
     )
     jepa_ratio: float = _loss(
         1.0,
@@ -139,22 +116,13 @@ class JepaConfig:
         # In the published scripts a negative number means that no step is dropped.
         parse=lambda text: 1.0 if float(text) < 0 else float(text),
     )
-    lbd_schedule: LbdSchedule = _loss(
-        "constant", "schedule of lbd over the run; warmup rises from 0, cosine falls to 0 along half a cosine"
-    )
-    lbd_warmup: float = _loss(
-        0.1,
-        "share of the run in which lbd rises",
-        only_with="lbd_schedule warmup",
-        allowed=(lambda value: 0 < value <= 1, "a share of the run above 0 and up to 1"),
-    )
+    lbd_schedule: LbdSchedule = _loss("constant", "lbd over the run; warmup: rises from 0; cosine: falls to 0")
+    lbd_warmup: float = _loss(0.1, "share of the run in which lbd rises", only_with="lbd_schedule warmup", allowed=PART)
     predictor_head: PredictorHead = _loss(
-        "none",
-        "a trained map on the source embedding (mlp: one hidden layer); inference never needs it",
+        "none", "a trained map on the source embedding (mlp: one hidden layer); inference never needs it"
     )
     target_grad: TargetGrad = _loss(
-        "on",
-        "train the model through the target, not (stop), or encode it with a moving average of the weights (ema)",
+        "on", "train the model through the target; stop: don't; ema: encode it with a moving average of the weights"
     )
     ema_decay: float = _loss(
         0.99,
@@ -163,42 +131,16 @@ class JepaConfig:
         allowed=(lambda value: 0 <= value < 1, "0 or more and less than 1"),
     )
     jepa_layer: int = _loss(
-        -1,
-        "hidden state that embeddings are read from, as transformers counts hidden_states: 0 are the token embeddings, "
-        "-1 the last one, after the final norm",
+        -1, "index of hidden_states that embeddings are read from; 0: token embeddings, -1: after the final norm"
     )
-    sigreg: float = _loss(
-        0.0,
-        "weight of SIGReg, which makes the embeddings of a batch look like draws of a standard normal distribution",
-        allowed=FROM_ZERO,
-    )
-    variance: float = _loss(
-        0.0,
-        "weight of VICReg's variance term, which keeps the standard deviation of every dimension at 1 or more",
-        allowed=FROM_ZERO,
-    )
-    covariance: float = _loss(
-        0.0,
-        "weight of VICReg's covariance term, which keeps dimensions from repeating each other",
-        allowed=FROM_ZERO,
-    )
+    sigreg: float = _loss(0.0, "weight of SIGReg; embeddings as of a standard normal distribution", allowed=FROM_ZERO)
+    variance: float = _loss(0.0, "weight of VICReg's variance term; deviations of 1 or more", allowed=FROM_ZERO)
+    covariance: float = _loss(0.0, "weight of VICReg's covariance term; dimensions differ", allowed=FROM_ZERO)
     stp: float = _term(
-        0.0,
-        "weight of Semantic Tube Prediction, which needs no views: any mode takes it, and loss dropout leaves it; 0.02 "
-        "where no number is named",
-        allowed=FROM_ZERO,
-        const=0.02,
-    )
-    stp_form: StpForm = _term(
-        "paper",
-        "formula of STP: three random places of the text, as in the paper, or a random span of the messages against "
-        "the rest, as in the published code",
-        only_with="stp",
+        0.0, "weight of Semantic Tube Prediction, in any mode; 0.02 without a number", allowed=FROM_ZERO, const=0.02
     )
     terms: tuple[dict[str, Any], ...] = _term(
-        (),
-        "terms of your own beside these: {'term': 'module:Class', 'args': {...}} each; on the command line --term and "
-        "--term_args",
+        (), "terms of your own beside these: {'term': 'module:Class', 'args': {...}} each; flags --term and --term_args"
     )
 
     def __post_init__(self) -> None:
@@ -228,29 +170,30 @@ class JepaConfig:
     def _contradictions(self) -> tuple[tuple[object, str], ...]:
         """Combinations of options that are refused, each with a message."""
         in_text, layout = changes_text(self.layout), f"layout '{self.layout}'"
-        sees = f"contradicts {layout}, where step 2 must not see what predicts it; use layout 'branched'"
+        instead = f"contradicts {layout}, where step 2 must not see what predicts it; use layout 'branched'"
+        distant, first_layer = self.pair_distance > 1, self.jepa_layer == 0
         return (
             (not self.step_separator, "step_separator: expected 'blank', 'line' or a literal string, got an empty one"),
-            (in_text and self.front_pred, f"front_pred {sees}"),
-            (in_text and self.reverse_pred, f"reverse_pred {sees}"),
+            (in_text and self.front_pred, f"front_pred {instead}"),
+            (in_text and self.reverse_pred, f"reverse_pred {instead}"),
+            (
+                in_text and self.last_token,
+                f"last_token contradicts {layout}, whose views end in the row; leave it out",
+            ),
             (
                 in_text and self.encoding == "rows",
                 f"encoding 'rows' can't express {layout}; use layout 'branched' or encoding 'tree'",
             ),
             (
-                in_text and self.last_token is not None,
-                f"last_token contradicts {layout}, whose views end inside the row; use layout 'branched'",
-            ),
-            (
-                in_text and self.pairs == "all" and self.pair_distance > 1,
+                in_text and self.pairs == "all" and distant,
                 f"pairs 'all' with pair_distance {self.pair_distance} overlap in {layout}; use layout 'branched'",
             ),
             (
-                self.pair_distance > 1 and self.mode != "step-jepa",
+                distant and self.mode != "step-jepa",
                 f"pair_distance {self.pair_distance} counts steps, and mode {self.mode} has none; leave it out",
             ),
             (
-                self.pooling == "mean" and self.last_token is not None,
+                self.pooling == "mean" and self.last_token,
                 "last_token names one token, and pooling 'mean' averages over several; leave one out",
             ),
             (
@@ -258,7 +201,7 @@ class JepaConfig:
                 "plain with labels 'all' trains the user's text alone, which has no steps; use labels 'assistant'",
             ),
             (
-                self.jepa_layer == 0 and self.predictors and not self.front_pred,
+                first_layer and self.predictors and not self.front_pred,
                 "jepa_layer 0 reads the token embedding of a predictor, always the same; use predictors 0 or layer 1",
             ),
             (

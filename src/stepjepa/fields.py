@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar, final
 
 from stepjepa.errors import UserError, shown
 from stepjepa.files import holds_half, read_json_object
@@ -16,11 +16,18 @@ _DEEPEST = 60
 _LARGEST = 1e60
 """Largest magnitude of a number: measured numbers are smaller, and its square is still a finite float."""
 
-_CALLED = {dict: "an object", list: "a list", type(None): "null"}
+
+T = TypeVar("T")
 
 
+def _or_none(read: Callable[[Fields, str], T]) -> Callable[[Fields, str], T | None]:
+    """The same method, which returns None for a field that is missing or null."""
+    return lambda self, name: None if self.values.get(name) is None else read(self, name)
+
+
+@final
 class Fields:
-    """The fields of a JSON object.
+    """The fields of a JSON object. A method with ``_or_none`` returns None for a field that is missing or null.
 
     Args:
         values: the object.
@@ -31,13 +38,7 @@ class Fields:
     """
 
     def __init__(
-        self,
-        values: Mapping[str, Any],
-        path: str | os.PathLike[str],
-        remedy: str,
-        *,
-        line: int | None = None,
-        within: str = "",
+        self, values: Mapping[str, Any], path: str | os.PathLike[str], remedy: str, line: int | None, within: str = ""
     ) -> None:
         self.values = values
         self._path, self._remedy, self._line, self._within = path, remedy, line, within
@@ -50,18 +51,11 @@ class Fields:
         return name in self.values
 
     def wrong(self, name: str, expected: str) -> UserError:
-        """The error for a missing or wrong field.
-
-        Args:
-            name: name of the field.
-            expected: description of a correct value.
-        """
-        place = shown(f"{self._within}{name}")
-        if name not in self.values:
-            return self.fault(f"{place} is missing, expected {expected}")
-        value = self.values[name]
-        told = _CALLED.get(type(value)) or (shown(value) if isinstance(value, str) else shown(repr(value))[1:-1])
-        return self.fault(f"{place} is {told}, expected {expected}")
+        """The error for a missing or wrong field, which says what is ``expected``."""
+        value = self.values.get(name)
+        told = "an object" if isinstance(value, dict) else "a list" if isinstance(value, list) else shown(value)
+        there = f"is {told}" if name in self.values else "is missing"
+        return self.fault(f"{shown(self._within + name)} {there}, expected {expected}")
 
     def fault(self, message: str) -> UserError:
         """An error with this message, the remedy and the place in the file."""
@@ -69,32 +63,16 @@ class Fields:
 
     def text(self, name: str) -> str:
         """The value of a string field."""
-        value = self.values.get(name)
-        if not isinstance(value, str):
+        if not isinstance(value := self.values.get(name), str):
             raise self.wrong(name, "a text")
         return value
 
-    def text_or_none(self, name: str) -> str | None:
-        """The value of a string field; None if the field is missing or null."""
-        return None if self.values.get(name) is None else self.text(name)
-
-    def whole(self, name: str, least: int | None = None) -> int:
-        """The value of an integer field.
-
-        Args:
-            name: name of the field.
-            least: the smallest allowed value.
-        """
+    def whole(self, name: str, least: int = -(10**60)) -> int:
+        """The value of an integer field, which is at least ``least``."""
         value = self.values.get(name)
-        if not isinstance(value, int) or isinstance(value, bool) or abs(value) > _LARGEST:
-            raise self.wrong(name, "a whole number" if least is None else f"a whole number of at least {least}")
-        if least is not None and value < least:
-            raise self.wrong(name, f"a whole number of at least {least}")
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= _LARGEST:
+            raise self.wrong(name, "a whole number" if least < -1 else f"a whole number of at least {least}")
         return value
-
-    def whole_or_none(self, name: str, least: int | None = None) -> int | None:
-        """The value of an integer field; None if the field is missing or null."""
-        return None if self.values.get(name) is None else self.whole(name, least)
 
     def number(self, name: str) -> float:
         """The value of a field that holds a finite number; true is 1 and false is 0."""
@@ -104,11 +82,9 @@ class Fields:
         return float(value)
 
     def number_or_none(self, name: str) -> float | None:
-        """A number; None if the field is missing, null, or not finite, as the loss of a diverged model is."""
+        """A number; None also if it is not finite, as the loss of a diverged model is."""
         value = self.values.get(name)
-        if value is None or (isinstance(value, float) and not math.isfinite(value)):
-            return None
-        return self.number(name)
+        return None if value is None or (isinstance(value, float) and not math.isfinite(value)) else self.number(name)
 
     def amount_or_none(self, name: str) -> float | None:
         """As :meth:`number_or_none`, for a count or a measurement: 0, or at least ``1 / _LARGEST`` (a safe divisor)."""
@@ -119,14 +95,13 @@ class Fields:
 
     def inner(self, name: str) -> Fields:
         """The fields of a nested object."""
-        value = self.values.get(name)
-        if not isinstance(value, dict):
+        if not isinstance(value := self.values.get(name), dict):
             raise self.wrong(name, "an object")
-        return Fields(value, self._path, self._remedy, line=self._line, within=f"{self._within}{name}.")
+        return Fields(value, self._path, self._remedy, self._line, f"{self._within}{name}.")
 
-    def inner_or_none(self, name: str) -> Fields | None:
-        """The fields of a nested object; None if the field is missing or null."""
-        return None if self.values.get(name) is None else self.inner(name)
+    text_or_none = _or_none(text)
+    whole_or_none = _or_none(whole)
+    inner_or_none = _or_none(inner)
 
 
 def read_fields(path: str | os.PathLike[str], what: str, remedy: str) -> Fields:
@@ -137,12 +112,8 @@ def read_fields(path: str | os.PathLike[str], what: str, remedy: str) -> Fields:
 def checked_fields(
     value: dict[str, Any], path: str | os.PathLike[str], remedy: str, *, line: int | None = None
 ) -> Fields:
-    """The fields of an object, after a check that the object can be written to JSON again.
-
-    Raises:
-        UserError: the object holds a lone surrogate, or is nested too deeply.
-    """
-    found = Fields(value, path, remedy, line=line)
+    """The fields of an object; ``UserError`` if it can't be written to JSON again."""
+    found = Fields(value, path, remedy, line)
     if holds_half(value):
         raise found.fault("is damaged: holds half of a character (a lone surrogate)")
     if _deeper(value, _DEEPEST):

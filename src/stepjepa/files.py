@@ -102,8 +102,7 @@ def _fault(error: Exception) -> str:
     if isinstance(error, UnicodeDecodeError):
         return f"not UTF-8 text (byte {error.start + 1} of the line); unpack or convert the file"
     if isinstance(error, json.JSONDecodeError):
-        problem = f"{error.msg.removesuffix(' at')} at column {error.colno}"
-        return f"not valid JSON ({problem}); every line must be one JSON object"
+        return f"not valid JSON ({error.msg} at column {error.colno}); every line must be one JSON object"
     # Python's own ValueError is about the digits of an integer.
     return _TOO_LONG if isinstance(error, RecursionError) or "digits" in str(error) else str(error)
 
@@ -146,10 +145,9 @@ def read_json_object(path: str | os.PathLike[str], what: str, remedy: str) -> di
     """
     found = existing_file(path, what)
     try:
-        value = json.loads(found.read_bytes().removeprefix(codecs.BOM_UTF8).decode())
+        value = json.loads(read_text(found))
     except (ValueError, RecursionError) as error:
-        line = error.lineno if isinstance(error, json.JSONDecodeError) else None
-        told = error.msg if isinstance(error, json.JSONDecodeError) else "not UTF-8, or nested too deeply"
+        told, line = getattr(error, "msg", "not UTF-8, or nested too deeply"), getattr(error, "lineno", None)
         raise UserError(f"is damaged: not valid JSON ({told}); {remedy}", path=found, line=line) from None
     if not isinstance(value, dict):
         raise UserError(f"is damaged: a JSON {type(value).__name__} instead of an object; {remedy}", path=found)
@@ -191,18 +189,14 @@ def read_yaml(path: Path) -> Any:
         raise
     except Exception as error:  # PyYAML's constructors raise errors of every kind for values that do not fit
         mark = getattr(error, "problem_mark", None)
-        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "a value does not fit its type"
+        problem = getattr(error, "problem", None) or "a value does not fit its type"
         told = f"not valid YAML ({problem}); check indentation and quotes"
         raise UserError(told, path=path, line=mark.line + 1 if mark else None) from None
 
 
 @contextmanager
 def naming_disk_errors(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Re-raise disk errors as ``OSError`` with the path being written, which the error itself lacks.
-
-    Raises:
-        OSError: the disk is full, can't be written to, or fails.
-    """
+    """Re-raise errors of a disk that is full or fails as ``OSError`` with the path being written, which they lack."""
     try:
         yield
     except Exception as error:
@@ -219,14 +213,11 @@ def naming_disk_errors(path: str | os.PathLike[str]) -> Iterator[None]:
 
 @contextmanager
 def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[Any]]:
-    """Open a temporary file that is renamed to its final name when the block ends without an error.
+    """Open a temporary file that is renamed to ``path`` when the block ends without an error.
 
     Args:
         path: the final name; its folder is created if missing.
         mode: ``"w"`` for UTF-8 text or ``"wb"`` for bytes.
-
-    Raises:
-        OSError: the file can't be written.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -280,12 +271,12 @@ def locked(folder: Path, what: str, patience: float = 0.5) -> Iterator[None]:
     """Hold the lock of a folder, a hidden file beside it, while the block runs; the kernel frees it after a kill.
 
     Args:
-        folder: the folder; it need not exist, and its parent is created if missing.
+        folder: the folder; it need not exist.
         what: name of this program, for the error that another program gets.
         patience: seconds to wait for a lock that another process holds.
 
     Raises:
-        UserError: another process holds the lock; the error names the process, its host and the time of locking.
+        UserError: another process holds the lock; the error names it, its host and the time of locking.
     """
     path = folder.absolute().with_name(f".{folder.absolute().name}.lock")
     path.parent.mkdir(parents=True, exist_ok=True)

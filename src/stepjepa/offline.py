@@ -12,6 +12,7 @@ import socket
 import sys
 import urllib.parse
 import urllib.request
+from contextlib import suppress
 from typing import Any
 
 NO_TELEMETRY = {"HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1"}
@@ -79,9 +80,8 @@ def _refuse(event: str, values: tuple[Any, ...]) -> None:
         return
     host = values[_CONNECTIONS[event]]
     if _CONNECTIONS[event]:
-        if not isinstance(host, tuple):
-            return  # a Unix socket, or a socket that is connected already
-        host = host[0]
+        # Anything but a tuple is a Unix socket, or a socket that is connected already.
+        host = host[0] if isinstance(host, tuple) else None
     if not _is_here(host):
         raise OSError(errno.ENETUNREACH, f"--offline: no connection to {host!r}")
 
@@ -89,9 +89,8 @@ def _refuse(event: str, values: tuple[Any, ...]) -> None:
 def _is_here(host: Any) -> bool:
     """Whether a host name or address belongs to this machine."""
     name = host.decode("ascii", "replace") if isinstance(host, bytes) else host
-    if name in (None, "", "localhost", "0.0.0.0", "::") or name == socket.gethostname():
+    if name in (None, "", "localhost", "0.0.0.0", "::", socket.gethostname()):
         return True
-    try:
+    with suppress(ValueError):
         return ipaddress.ip_address(str(name).partition("%")[0]).is_loopback
-    except ValueError:
-        return False
+    return False

@@ -27,11 +27,7 @@ PAPER: dict[str, dict[str, Any]] = {
 
 
 def preset_arguments(args: argparse.Namespace) -> list[str]:
-    """The flags that ``--preset`` stands for, to be put before all other flags, which override them.
-
-    Args:
-        args: the parsed flags of ``stepjepa train``.
-    """
+    """The flags that ``--preset`` stands for, to be put before all other flags of train, which override them."""
     if args.preset is None:
         return []
     mode = "step-jepa" if args.step_jepa else "regular" if args.regular else "llm-jepa"
@@ -66,10 +62,7 @@ class EvaluationFlags:
 
 
 def follow_training_flags(args: argparse.Namespace) -> None:
-    """Translate published training flags into ours.
-
-    Args:
-        args: parsed flags of ``stepjepa train``, with ``training``; changed in place.
+    """Translate published training flags into ours, in place.
 
     Raises:
         UserError: a flag has no counterpart here, or contradicts another one.
@@ -77,54 +70,33 @@ def follow_training_flags(args: argparse.Namespace) -> None:
     if args.linear_predictor:
         raise UserError("--linear_predictor: Semantic Tube Prediction has no predictor layer here; leave it out")
     if args.linear is not None:
-        _follow_tube(args)
+        if args.linear != "random_span":
+            raise UserError(f"--linear {args.linear}: only random_span is here; see --stp, or leave it out")
+        if named := [name for name in ("regular", "step_jepa", "stp") if getattr(args, name)]:
+            raise UserError(f"--linear random_span means --regular --stp; leave --{named[0]} out, or --linear")
+        weight = DEFAULTS["lbd"] if args.lbd is None else args.lbd
+        note(f"--linear random_span --lbd {weight} is --regular --stp {weight}")
+        args.regular, args.stp, args.lbd, args.linear = True, weight, None, None
     if args.eval_accuracy:
-        _follow_accuracy(args)
+        said = ""
+        if args.train_file is not None and args.eval_file is None:
+            args.data_file, args.train_file, args.split_seed = args.train_file, None, args.finetune_seed
+            said = f"--data_file {args.data_file} --eval_split {args.eval_split} --split_seed {args.split_seed} "
+        args.eval_accuracy, args.eval_generate = False, args.eval_generate or ANSWERED
+        note(f"--eval_accuracy is {said}--eval_generate {args.eval_generate}")
     for name, field, value in (
         ("wandb", "report_to", "wandb"),
         ("wandb_run_name", "run_name", args.wandb_run_name),
         ("no_save", "save_strategy", "no"),
     ):
-        if getattr(args, name):
-            named = args.training.setdefault(field, value)
-            if str(named) != value:
-                raise UserError(f"--{name} means --{field} {value}, and --{field} {named} is named too; leave one out")
+        if getattr(args, name) and str(args.training.setdefault(field, value)) != value:
+            raise UserError(f"--{name} means --{field} {value}, and another --{field} is named too; leave one out")
     if args.wandb_project is not None:
         os.environ["WANDB_PROJECT"] = args.wandb_project
 
 
-def _follow_tube(args: argparse.Namespace) -> None:
-    """Translate ``--linear random_span`` into ``--regular --stp`` with ``--lbd`` as the weight."""
-    if args.linear != "random_span":
-        raise UserError(f"--linear {args.linear}: only random_span is here; see --stp, or leave it out for LLM-JEPA")
-    for name in ("regular", "step_jepa", "stp"):
-        if getattr(args, name):
-            raise UserError(f"--linear random_span means --regular --stp; leave --{name} out, or --linear")
-    weight = DEFAULTS["lbd"] if args.lbd is None else args.lbd
-    note(f"--linear random_span --lbd {weight} is --regular --stp {weight}")
-    args.regular, args.stp, args.lbd, args.linear = True, weight, None, None
-
-
-def _follow_accuracy(args: argparse.Namespace) -> None:
-    """Translate ``--eval_accuracy`` into ``--eval_generate`` on records held out of the training file."""
-    said = ""
-    if args.train_file is not None and args.eval_file is None:
-        args.data_file, args.train_file, args.split_seed = args.train_file, None, args.finetune_seed
-        said = f"--data_file {args.data_file} --eval_split {args.eval_split} --split_seed {args.split_seed} "
-    args.eval_generate = ANSWERED if args.eval_generate is None else args.eval_generate
-    args.eval_accuracy = False
-    note(f"--eval_accuracy is {said}--eval_generate {args.eval_generate}")
-
-
 def follow_evaluation_flags(args: argparse.Namespace) -> None:
-    """Check the published evaluation flags, and print a note for those that are set.
-
-    Args:
-        args: the parsed flags of ``stepjepa evaluate``.
-
-    Raises:
-        UserError: ``--device_map`` names a device other than auto or cuda.
-    """
+    """Print a note for published evaluation flags; ``UserError`` for a ``--device_map`` other than auto or cuda."""
     if args.device_map is not None and args.device_map.split(":")[0] not in ("auto", "cuda"):
         raise UserError(
             f"--device_map {args.device_map}: expected auto or cuda; for the CPU set CUDA_VISIBLE_DEVICES to nothing"

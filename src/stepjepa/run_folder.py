@@ -52,16 +52,13 @@ def is_main_process() -> bool:
 def open_run_folder(
     path: str, resume: str | None, say: Callable[[str], None] = lambda line: None
 ) -> tuple[Path, str | None]:
-    """Check a run folder before a run starts, and find the checkpoint to resume from.
+    """Check a run folder before a run starts, and return it with the checkpoint to resume from, or None.
 
     Args:
         path: the folder; it need not exist.
         resume: a checkpoint folder; ``last`` (or ``true``) for the newest complete checkpoint in the folder; ``auto``
             for the same, or a start from scratch if there is none; None for a new run.
         say: called with one line for each checkpoint that is skipped, with the reason.
-
-    Returns:
-        The folder, and the checkpoint to resume from or None.
 
     Raises:
         UserError: the path is a file, a new run would write into a folder that is not empty, or the checkpoint is
@@ -108,13 +105,7 @@ def checkpoints(folder: Path) -> list[Path]:
 def last_checkpoint(
     folder: Path, say: Callable[[str], None] = lambda line: None, *, read_all: bool = False
 ) -> Path | None:
-    """The newest complete checkpoint of a run, or None.
-
-    Args:
-        folder: the run folder.
-        say: called with one line for each checkpoint that is skipped, with the reason.
-        read_all: also read every file and compare it with its saved checksum.
-    """
+    """The newest complete checkpoint of a run, or None; arguments as in :func:`open_run_folder` and below."""
     for path in checkpoints(folder):
         fault = checkpoint_fault(path, read_all=read_all)
         if fault is None:
@@ -124,12 +115,7 @@ def last_checkpoint(
 
 
 def checkpoint_fault(folder: Path, *, read_all: bool = False) -> str | None:
-    """Why a checkpoint can't be resumed; None if no fault is found.
-
-    Args:
-        folder: the checkpoint.
-        read_all: read every file and compare it with its checksum, rather than look for missing files only.
-    """
+    """Why a checkpoint can't be resumed, or None; see :func:`checksum_fault`."""
     if not (folder / "trainer_state.json").is_file():
         return "trainer_state.json is missing"
     return checksum_fault(folder, read_all=read_all, complete=True)
@@ -140,7 +126,7 @@ def checksum_fault(folder: Path, *, read_all: bool = True, complete: bool = Fals
 
     Args:
         folder: a checkpoint or run folder.
-        read_all: read every file.
+        read_all: read every file and compare its checksum.
         complete: a missing file is a fault.
     """
     try:
@@ -179,9 +165,6 @@ def save_whole(folder: Path, save: Callable[[str], None]) -> None:
     Args:
         folder: the run folder.
         save: called with the temporary folder to write into; on every process, as FSDP needs.
-
-    Raises:
-        OSError: the disk is full or can't be written to; the temporary folder is removed.
     """
     part = folder / PART
     if is_main_process():
@@ -244,12 +227,7 @@ def text_of_run(folder: Path) -> str | None:
 
 
 def put_back(folder: Path, before: str | None) -> None:
-    """Restore a run folder after a launch that trained nothing, so that the same command can be run again.
-
-    Args:
-        folder: the run folder.
-        before: the result of :func:`text_of_run` from before the launch.
-    """
+    """Restore a run folder (``before``: :func:`text_of_run`) after a launch that trained nothing."""
     if not is_main_process():
         return
     if before is not None:
@@ -271,11 +249,7 @@ _PARTS: dict[str, type] = {
 
 
 def read_run(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read ``run.json`` of a run folder.
-
-    Raises:
-        UserError: the file is missing or damaged.
-    """
+    """Read ``run.json`` of a run folder, or raise a :class:`UserError` if it is missing or damaged."""
     path = Path(folder) / RUN_FILE
     if not path.is_file():
         raise UserError(f"is no run folder (no {RUN_FILE} in it); check the path", path=Path(folder))
@@ -288,19 +262,10 @@ def read_run(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def run_of(model_path: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """Read ``run.json`` of the run that trained a model.
-
-    Args:
-        model_path: a run folder, a checkpoint folder in one, or any other path or hub id.
-
-    Returns:
-        The content of ``run.json``; None if there is no such file, as for a hub id.
-    """
+    """``run.json`` of the run that trained a model, a run folder or a checkpoint in one; None for other models."""
     folder = Path(model_path)
-    for place in (folder, folder.parent) if folder.name.startswith("checkpoint-") else (folder,):
-        if (place / RUN_FILE).is_file():
-            return read_run(place)
-    return None
+    places = (folder, folder.parent) if folder.name.startswith("checkpoint-") else (folder,)
+    return next((read_run(place) for place in places if (place / RUN_FILE).is_file()), None)
 
 
 def trained_objective(model_path: str | os.PathLike[str]) -> dict[str, Any] | None:
@@ -326,11 +291,7 @@ def earlier_launches(
         say: called with one line for each setting that has changed.
 
     Returns:
-        The ``launches`` of ``run.json``: seconds and last step of each launch. A launch that was killed has no entry.
-
-    Raises:
-        UserError: the run was started with other settings.
-        FinishedError: the run is finished.
+        ``launches`` of ``run.json``: seconds and last step of each launch that was not killed.
     """
     if not (folder / RUN_FILE).is_file():
         return []

@@ -19,12 +19,7 @@ _SAME = 2.0
 
 
 class Stopped(KeyboardInterrupt):
-    """A stop request, raised as an exception.
-
-    Args:
-        number: the signal number.
-        message: one line for the user.
-    """
+    """A stop request, raised as an exception: the number of the signal, and one line for the user."""
 
     def __init__(self, number: int, message: str = "interrupted") -> None:
         super().__init__(message)
@@ -32,15 +27,11 @@ class Stopped(KeyboardInterrupt):
 
 
 class Interruptions:
-    """A context manager in which stop signals are counted instead of ending the process.
-
-    Attributes:
-        count: number of stop requests so far.
-        first: number of the first signal, 0 before it arrives.
-    """
+    """A context manager in which stop signals are counted instead of ending the process."""
 
     def __init__(self) -> None:
-        self.count, self.first = 0, 0
+        self.count = 0  # stop requests so far
+        self.first = 0  # number of the first signal
         self._since = 0.0
         self._before: dict[int, Any] = {}
 
@@ -66,11 +57,7 @@ class Interruptions:
 
 
 class OneRequest(Interruptions):
-    """A context manager that handles the first stop request; the second one ends the process at once.
-
-    Args:
-        act: called with the number of the first signal.
-    """
+    """A context manager that calls ``act`` with the number of the first signal; the second request ends the process."""
 
     def __init__(self, act: Callable[[int], None]) -> None:
         super().__init__()
@@ -79,9 +66,9 @@ class OneRequest(Interruptions):
     def _note(self, number: int, frame: FrameType | None) -> None:
         before = self.count
         super()._note(number, frame)
-        if self.count == 1 and before == 0:
+        if before == 0:
             self._act(number)
-        elif self.count == 2:
+        elif self.count > before:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 

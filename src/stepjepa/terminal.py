@@ -58,8 +58,9 @@ def print_rows(rows: Sequence[tuple[str, str]]) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON document; numbers that are not finite, which JSON lacks, become null."""
-    print(json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False), flush=True)
+    """Print one JSON document: numbers that are not finite become null, unprintable characters are escaped."""
+    text = json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False)
+    print("".join(each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in text), flush=True)
 
 
 def finite(value: Any) -> Any:

@@ -102,6 +102,11 @@ def test_everything_is_where_it_belongs(name: str, options: dict[str, Any], trai
     flat = batch["input_ids"].flatten().numpy()
     for record, path in zip(records, members.paths, strict=True):
         assert flat[path].tolist() == record.ids.tolist()
+    assert bool(batch.get("isolates")) == (name == "in place")
+    starts = batch["start"].flatten().numpy() if name == "in place" else np.zeros(len(flat))
+    assert [isolated.tolist() for isolated in members.isolated] == [
+        np.flatnonzero(starts[path] > 0).tolist() for path in members.paths
+    ]
     assert members.draws == tuple((3, index) for index in range(len(records)))
     assert members.lines == tuple(record.line for record in records)
     assert members.lengths == tuple(sum(map(len, part)) for part in parts)
@@ -119,16 +124,6 @@ def test_tokens_are_counted_without_padding(name: str, trained_tokenizer: Any) -
     assert batch["members"].tokens == real
 
 
-def test_isolated_places_are_named(trained_tokenizer: Any) -> None:
-    config = CONFIGURATIONS["in place"]
-    batch = tiny.batch_of(trained_tokenizer, config, row_length=500)
-    starts = batch["start"].flatten().numpy()
-    for path, isolated in zip(batch["members"].paths, batch["members"].isolated, strict=True):
-        assert isolated.tolist() == np.flatnonzero(starts[path] > 0).tolist()
-    assert batch["isolates"] is True
-    assert tiny.batch_of(trained_tokenizer, CONFIGURATIONS["steps"])["isolates"] is False
-
-
 def test_sequences_beyond_the_models_positions_are_refused(trained_tokenizer: Any) -> None:
     config = CONFIGURATIONS["separate"]
     record = tiny.tokenized(trained_tokenizer, config)[0]
@@ -136,8 +131,6 @@ def test_sequences_beyond_the_models_positions_are_refused(trained_tokenizer: An
     # A row may be longer than the model's positions, a sequence may not.
     batch = tiny.collator(trained_tokenizer, config, positions=limit, row_length=10**4)([Item(record)])
     assert batch["input_ids"].shape[1] > limit
-    message = (
-        f"at most {limit - 1} tokens .*, got {limit} in the record at line 1; set max_length to {limit - 1} or less"
-    )
+    message = f"at most {limit - 1} tokens .*, got {limit} in line 1; set max_length to {limit - 1} or less"
     with pytest.raises(ValueError, match=message):
         tiny.collator(trained_tokenizer, config, positions=limit - 1)([Item(record)])

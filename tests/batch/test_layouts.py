@@ -11,9 +11,8 @@ import pytest
 
 import tiny
 from stepjepa.batch.layouts import LAYOUTS, Reading
-from stepjepa.batch.sequences import Pair, Readout, Sequence, TokenizedRecord, View, main_sequence
+from stepjepa.batch.sequences import Pair, Readout, Sequence, TokenizedRecord, View
 from stepjepa.cli import main
-from stepjepa.config import JepaConfig
 from stepjepa.errors import UserError
 from stepjepa.files import write_jsonl
 
@@ -100,31 +99,22 @@ CASES: list[tuple[str, View, View, Any, Reading, Read, Read]] = [
 def test_views_beside_the_text(
     first: View, second: View, predictors: Any, reading: Reading, source: Read, target: Read
 ) -> None:
-    sequences = LAYOUTS["separate"].place(record((first, second)), predictors, reading)
-    assert len(sequences) == 3
-    assert read(sequences, 0, "source") == source
-    assert read(sequences, 0, "target") == target
+    sequences = LAYOUTS["separate"].place(record((STEPS[1], STEPS[2]), (first, second)), predictors, reading)
+    assert len(sequences) == 5
+    assert read(sequences, 1, "source") == source
+    assert read(sequences, 1, "target") == target
     assert sequences[0].ids.tolist() == MAIN
     assert not sequences[0].readouts
 
 
-def test_pairs_are_numbered() -> None:
-    sequences = LAYOUTS["branched"].place(record((STEPS[0], STEPS[1]), (STEPS[1], STEPS[2])), PREDICTORS, Reading())
-    assert read(sequences, 1, "source") == ([*MAIN[:13], 90, 91, 92], 15, 16)
-    assert read(sequences, 1, "target") == ([13, 14], 1, 2)
-    assert len(sequences) == 5
-
-
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_without_pairs_there_is_the_text(name: str) -> None:
-    (sequence,) = LAYOUTS[name].place(record(), PREDICTORS, Reading())
-    plain = main_sequence(record((STEPS[0], STEPS[1])))
-    for found in (sequence, plain, main_sequence(record())):
-        assert found.ids.tolist() == found.text.tolist() == MAIN
-        # Position and token behind it.
-        assert found.labels.tolist() == [[place, place + 1] for place in range(7, 15)]
-        assert found.prompt.tolist() == [[place, place + 1] for place in range(2, 6)]
-        assert found.start is None or not found.start.any()
+    (found,) = LAYOUTS[name].place(record(), PREDICTORS, Reading())
+    assert found.ids.tolist() == found.text.tolist() == MAIN
+    # Position and token behind it.
+    assert found.labels.tolist() == [[place, place + 1] for place in range(7, 15)]
+    assert found.prompt.tolist() == [[place, place + 1] for place in range(2, 6)]
+    assert found.start is None or not found.start.any()
 
 
 def test_a_readout_before_the_view_is_refused() -> None:
@@ -186,18 +176,6 @@ def test_in_place_by_hand() -> None:
 
 
 # -- the register ------------------------------------------------------------------------------------------------------
-
-
-def test_the_configuration_takes_the_layouts_of_its_mode() -> None:
-    for mode in ("regular", "llm-jepa", "step-jepa"):
-        named = [name for name, each in LAYOUTS.items() if mode in each.modes]
-        assert JepaConfig(mode=mode).layout == named[0]
-        for name in LAYOUTS:
-            if name in named:
-                assert JepaConfig(mode=mode, layout=name).layout == name
-            else:
-                with pytest.raises(ValueError, match="layout"):
-                    JepaConfig(mode=mode, layout=name)
 
 
 def test_a_users_layout_is_named_on_the_command_line(

@@ -26,19 +26,6 @@ def real(rows: Rows) -> torch.Tensor:
     return torch.arange(rows.ids.shape[1]) < torch.from_numpy(rows.lengths)[:, None]
 
 
-@pytest.mark.parametrize("row_length", [11, NEVER])
-@pytest.mark.parametrize("isolated", [False, True])
-@pytest.mark.parametrize("seed", range(5))
-def test_the_mask_is_that_of_the_sequences(seed: int, isolated: bool, row_length: int) -> None:
-    sequences = random_sequences(seed, isolated=isolated, vocabulary=5)
-    rows = pack(sequences, row_length=row_length)
-    found, here = dense(trees_of(rows))[:, 0], real(rows)
-    assert torch.equal(found & here[:, :, None] & here[:, None, :], row_mask(sequences, rows))
-    # Padding is neither seen by what is real, nor does it see it, and no query is without a key.
-    assert not (found & (here[:, :, None] != here[:, None, :])).any()
-    assert found.any(-1).all()
-
-
 RULES: list[tuple[Any, Any]] = [
     (sliding_window_causal_mask_function(3), lambda query, key: query - key < 3),
     (chunked_causal_mask_function(4, torch.zeros(23, dtype=torch.long)), lambda query, key: query // 4 == key // 4),
@@ -54,23 +41,6 @@ def test_a_rule_of_the_model_counts_in_positions(seed: int, number: int) -> None
     found, here = dense(trees_of(rows), ours)[:, 0], real(rows)
     assert torch.equal(found & here[:, :, None] & here[:, None, :], row_mask(sequences, rows, slow))
     assert not torch.equal(found, dense(trees_of(rows))[:, 0]), "the rule takes nothing away"
-
-
-@pytest.mark.parametrize("isolated", [False, True])
-def test_longer_rows_show_what_they_showed(isolated: bool) -> None:
-    sequences = random_sequences(3, isolated=isolated)
-    rows = pack(sequences, row_length=13)
-    trees, size = trees_of(rows), rows.ids.shape[1]
-    longer = dense(padded(trees, size + 5))[:, 0]
-    here = real(rows)
-    assert torch.equal(
-        longer[:, :size, :size] & here[:, :, None] & here[:, None, :],
-        dense(trees)[:, 0] & here[:, :, None] & here[:, None, :],
-    )
-    assert not (longer[:, size:, :size] & here[:, None, :]).any()
-    assert not longer[:, :size, size:].any()
-    assert longer.any(-1).all()
-    assert padded(trees, size) is trees
 
 
 def long_rows(seed: int, *, isolated: bool = False) -> Rows:

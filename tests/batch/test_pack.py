@@ -1,4 +1,4 @@
-"""Rows of prefix trees: every sequence is there, every common beginning stands once, and the cut is the best one."""
+"""Rows of prefix trees: every sequence sees itself alone, every common beginning stands once, the cut is the best."""
 
 from __future__ import annotations
 
@@ -8,10 +8,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
-from slow_trees import random_sequences
-from stepjepa.batch.pack import Rows, cut, pack
+import tiny
+from slow_trees import random_records, random_sequences
+from stepjepa.batch.collate import Collator, Item
+from stepjepa.batch.mask import Trees, dense
+from stepjepa.batch.pack import Rows, cut, pack, pack_passes
 from stepjepa.batch.sequences import Sequence
+from stepjepa.models.attention import enable_trees
+from stepjepa.objectives.alignment import Alignment, InfoNCE
+from stepjepa.objectives.objective import Objective, jepa_loss
+from stepjepa.objectives.text import LMLoss, PromptLoss, Tube
+
+NEVER = 10**4
 
 
 def sequence(*ids: int, start: Many[int] | None = None) -> Sequence:
@@ -28,20 +39,63 @@ def prefixes(sequences: Many[Sequence]) -> set[tuple[tuple[int, int], ...]]:
     return found
 
 
-def check(sequences: Many[Sequence], rows: Rows) -> None:
-    """Every sequence is there, in one row, at ascending places, at its own positions."""
-    assert rows.ids.shape == rows.positions.shape == rows.start.shape == rows.end.shape
-    assert rows.ids.shape[1] == max(rows.lengths)
-    assert len(rows.paths) == len(sequences)
-    used = set()
-    for each, path in zip(sequences, rows.paths, strict=True):
-        assert rows.ids.ravel()[path].tolist() == each.ids.tolist()
-        assert rows.positions.ravel()[path].tolist() == list(range(len(each)))
-        assert (np.diff(path) > 0).all()
-        assert len(set(path // rows.ids.shape[1])) == 1
-        used |= set(path.tolist())
-    real = {row * rows.ids.shape[1] + place for row, size in enumerate(rows.lengths) for place in range(size)}
-    assert used == real, "a token that belongs to no sequence, or a sequence in the padding"
+def seen(rows: Rows) -> list[set[int]]:
+    """For each place of some rows the places that it sees; rows that need no mask are run without one."""
+    count, width = rows.ids.shape
+    trees = Trees(*map(torch.from_numpy, (rows.start, rows.end, rows.positions)), bool(rows.start.any()))
+    mask = dense(trees)[:, 0] if rows.branches else torch.ones(width, width).tril().bool().expand(count, -1, -1)
+    real = torch.arange(width) < torch.from_numpy(rows.lengths)[:, None]
+    assert mask.any(-1).all(), "a query without a key"
+    assert not (mask & real[:, :, None] & ~real[:, None, :]).any(), "padding is seen"
+    return [{row * width + int(k) for k in mask[row, q].nonzero()} for row in range(count) for q in range(width)]
+
+
+WAYS: list[dict[str, Any]] = [
+    {"row_length": 7},
+    {"row_length": NEVER},
+    {"row_length": 13, "attention_length": 5},
+    {"row_length": 13, "attention_length": 19},
+    {"row_length": 5, "one_each": True},
+    {"row_length": 5, "one_each": True, "attention_length": 5},
+    {"row_length": NEVER, "groups": True},
+]
+
+
+@pytest.mark.parametrize("options", WAYS, ids=str)
+@pytest.mark.parametrize(("isolated", "seed"), [(False, 0), (False, 1), (False, 2), (True, 3), (True, 4)])
+def test_every_token_sees_its_own_sequence_up_to_itself(seed: int, isolated: bool, options: dict[str, Any]) -> None:
+    sequences = random_sequences(seed, isolated=isolated and "one_each" not in options, vocabulary=3)
+    groups = [index % 3 for index in range(len(sequences))]
+    passes = pack_passes(sequences, **options | ({"groups": groups} if "groups" in options else {}))
+    first, paths = 0, passes[0].paths
+    used: set[int] = set()
+    for rows in passes:
+        visible, width = seen(rows), rows.ids.shape[1]
+        assert width == max(rows.lengths)
+        assert {row * width + place for row, size in enumerate(rows.lengths) for place in range(size)} == {
+            int(place) - first for path in paths for place in path if 0 <= place - first < rows.ids.size
+        }, "a token that belongs to no sequence, or a sequence in the padding"
+        for number, (each, path) in enumerate(zip(sequences, paths, strict=True)):
+            own = path - first
+            if 0 <= own[0] < rows.ids.size:
+                used.add(number)
+                assert rows.ids.ravel()[own].tolist() == each.ids.tolist()
+                assert rows.positions.ravel()[own].tolist() == list(range(len(each)))
+                starts = np.zeros(len(each), int) if each.start is None else each.start
+                for index, place in enumerate(own):
+                    assert visible[place] == set(own[starts[index] : index + 1].tolist())
+        first += rows.ids.size
+    assert used == set(range(len(sequences)))
+    if options.get("one_each"):
+        # None for a sequence that is a beginning of another, or equal to it.
+        ends = {tuple(s.ids.tolist()) for s in sequences}
+        alone = [end for end in ends if not any(len(o) > len(end) and o[: len(end)] == end for o in ends)]
+        assert sorted(size for rows in passes for size in rows.lengths) == sorted(map(len, alone))
+        assert not any(rows.branches for rows in passes)
+    elif options["row_length"] == NEVER:
+        shared = [[s for s, g in zip(sequences, groups, strict=True) if g == group] for group in range(3)]
+        parts = shared if "groups" in options else [sequences]
+        assert passes[0].lengths.tolist() == [sum(len(prefixes(part)) for part in parts)], "not all is shared"
 
 
 def test_by_hand() -> None:
@@ -56,58 +110,26 @@ def test_by_hand() -> None:
 
 
 def test_rows_repeat_what_they_need_and_are_padded_by_themselves() -> None:
-    rows = pack([sequence(1, 2, 3), sequence(1, 2, 4), sequence(1, 7)], row_length=4, pad_id=9)
+    sequences = [sequence(1, 2, 3), sequence(1, 2, 4), sequence(1, 7)]
+    rows = pack(sequences, row_length=4, pad_id=9)
     assert rows.ids.tolist() == [[1, 2, 3, 4], [1, 7, 9, 9]]
     assert rows.end.tolist() == [[4, 4, 3, 4], [2, 2, 4, 4]]
     assert rows.lengths.tolist() == [4, 2]
+    joined = pack(sequences, row_length=4, one_each=True, joined=True)
+    assert joined.ids.tolist() == [[1, 2, 3, 1, 2, 4, 1, 7]]
+    assert joined.positions.tolist() == [[0, 1, 2, 0, 1, 2, 0, 1]]
+    assert joined.lengths.tolist() == [3, 3, 2]
+    none = pack([], row_length=5, pad_id=7)
+    assert (none.ids.tolist(), none.end.tolist(), none.paths, none.lengths.sum()) == ([[7]], [[1]], [], 0)
 
 
 def test_a_prefix_is_common_only_where_it_sees_the_same() -> None:
-    seeing, cut_off = sequence(1, 2, 3), sequence(1, 2, 4, start=[0, 1, 0])
-    rows = pack([seeing, cut_off], row_length=11)
+    rows = pack([sequence(1, 2, 3), sequence(1, 2, 4, start=[0, 1, 0])], row_length=11)
     assert rows.ids.tolist() == [[1, 2, 3, 2, 4]]
     assert rows.start.tolist() == [[0, 0, 0, 3, 0]]
-    assert rows.branches
-
-
-@pytest.mark.parametrize("isolated", [False, True])
-@pytest.mark.parametrize("seed", range(11))
-def test_every_common_beginning_stands_once_in_one_long_row(seed: int, isolated: bool) -> None:
-    sequences = random_sequences(seed, isolated=isolated, vocabulary=3)
-    rows = pack(sequences, row_length=10**4)
-    check(sequences, rows)
-    assert rows.lengths.tolist() == [len(prefixes(sequences))]
-
-
-@pytest.mark.parametrize("options", [{"row_length": 7}, {"row_length": 13}, {"row_length": 5, "one_each": True}])
-@pytest.mark.parametrize("seed", range(5))
-def test_every_sequence_is_there(seed: int, options: dict[str, Any]) -> None:
-    sequences = random_sequences(seed, vocabulary=3)
-    rows = pack(sequences, **options)
-    check(sequences, rows)
-    if options.get("one_each"):
-        # None for a sequence that is a beginning of another, or equal to it.
-        ends = [tuple(s.ids.tolist()) for s in sequences]
-        alone = {end for end in ends if not any(len(o) > len(end) and o[: len(end)] == end for o in ends)}
-        assert sorted(rows.lengths) == sorted(map(len, alone))
-        assert not rows.branches
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_groups_share_nothing_with_each_other(seed: int) -> None:
-    sequences = random_sequences(seed, vocabulary=2)
-    groups = [index % 3 for index in range(len(sequences))]
-    rows = pack(sequences, row_length=10**4, groups=groups)
-    check(sequences, rows)
-    apart = [prefixes([s for s, g in zip(sequences, groups, strict=True) if g == group]) for group in range(3)]
-    assert rows.lengths.sum() == sum(map(len, apart))
-    for one, other in itertools.combinations(range(len(sequences)), 2):
-        if groups[one] != groups[other]:
-            assert not set(rows.paths[one]) & set(rows.paths[other])
 
 
 def test_plain_rows_have_no_branches() -> None:
-    assert not pack([sequence(1, 2, 3)], row_length=5).branches
     assert not pack([sequence(1, 2, 3), sequence(1, 2), sequence(1, 2, 3)], row_length=5).branches
     # Rows of one sequence each, of different lengths.
     assert not pack([sequence(1, 2, 3), sequence(4, 5)], row_length=3).branches
@@ -115,41 +137,72 @@ def test_plain_rows_have_no_branches() -> None:
     assert pack([sequence(1, 2, 3, start=[0, 1, 0])], row_length=5).branches
 
 
-def test_no_sequences_are_one_token_of_padding() -> None:
-    rows = pack([], row_length=5, pad_id=7)
-    assert rows.ids.tolist() == [[7]]
-    assert rows.end.tolist() == [[1]]
-    assert rows.paths == []
-    assert rows.lengths.sum() == 0
+# -- the best cut ------------------------------------------------------------------------------------------------------
 
 
-def sizes_of(bounds: Many[int], lengths: Many[int], shared: Many[int]) -> list[int]:
-    """Tokens of each row, one sequence after the other."""
-    found = []
-    for first, last in itertools.pairwise(bounds):
-        found.append(lengths[first] + sum(lengths[n] - shared[n] for n in range(first + 1, last)))
-    return found
+def every_cut(count: int) -> list[list[int]]:
+    """Where the parts begin of all cuts of some things in order, and the end of the last one."""
+    chosen = itertools.product([False, True], repeat=count - 1)
+    return [[0, *(place for place, here in enumerate(each, 1) if here), count] for each in chosen]
 
 
 @pytest.mark.parametrize("seed", range(17))
-def test_the_cut_is_the_best_of_all_cuts(seed: int) -> None:
-    """Where all lengths of rows can be tried, no other cut into rows of at most that many tokens has fewer cells."""
+def test_one_pass_has_the_fewest_cells_of_all_cuts(seed: int) -> None:
+    """Where all lengths of rows can be tried."""
     draw = np.random.default_rng(seed)
     count = int(draw.integers(1, 10))
     lengths = draw.integers(1, 12, count)
     shared = np.array([0, *(draw.integers(0, min(pair) + 1) for pair in itertools.pairwise(lengths))])
     row_length = int(draw.integers(2, 23))
+
+    def sizes(bounds: list[int]) -> list[int]:
+        return [int(lengths[a] + (lengths - shared)[a + 1 : b].sum()) for a, b in itertools.pairwise(bounds)]
+
     allowed = max(row_length, int(lengths.max()))
-    cells = []
-    for chosen in itertools.product([False, True], repeat=count - 1):
-        bounds = [0, *(place for place, here in enumerate(chosen, 1) if here), count]
-        sizes = sizes_of(bounds, lengths.tolist(), shared.tolist())
-        if max(sizes) <= allowed:
-            cells.append(len(sizes) * max(sizes))
+    cells = [len(bounds[1:]) * max(sizes(bounds)) for bounds in every_cut(count) if max(sizes(bounds)) <= allowed]
     bounds = cut(lengths, shared, row_length)
-    assert bounds[0] == 0
-    assert bounds[-1] == count
-    assert bounds == sorted(set(bounds))
-    sizes = sizes_of(bounds, lengths.tolist(), shared.tolist())
-    assert max(sizes) <= allowed
-    assert len(sizes) * max(sizes) == min(cells)
+    assert bounds in every_cut(count)
+    assert max(sizes(bounds)) <= allowed
+    assert len(bounds[1:]) * max(sizes(bounds)) == min(cells)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_several_passes_cost_least_of_all_cuts(seed: int) -> None:
+    """One length of row makes each pass, so that padding plays no part."""
+    sequences = random_sequences(seed, vocabulary=2, longest=6)[:7]
+
+    def cost(rows: Rows) -> float:
+        return float((rows.lengths * (1 + rows.lengths / 11 * (1.0 if rows.branches else 0.5))).sum())
+
+    ordered = sorted(sequences, key=lambda each: each.ids.astype(np.int64).tobytes())
+    every = [
+        sum(cost(pack(ordered[a:b], row_length=NEVER)) for a, b in itertools.pairwise(bounds))
+        for bounds in every_cut(len(ordered))
+    ]
+    assert sum(map(cost, pack_passes(sequences, row_length=NEVER, attention_length=11))) == pytest.approx(min(every))
+
+
+def test_rows_that_share_much_are_joined_and_others_stand_alone_by_length() -> None:
+    """By hand: two sequences with 40 tokens in common are one tree; two strangers of 300 run without a mask."""
+    ids = [[*range(40), 50], [*range(40), 51], list(range(60, 360)), list(range(400, 700))]
+    passes = pack_passes([sequence(*each) for each in ids], row_length=1000, attention_length=400)
+    assert [(rows.ids.shape, rows.branches) for rows in passes] == [((2, 300), False), ((1, 42), True)]
+
+
+@pytest.mark.parametrize("encoding", ["tree", "rows"])
+def test_losses_and_gradients_of_several_passes_are_those_of_one(encoding: Any) -> None:
+    model = tiny.make_model("llama")
+    enable_trees(model)
+    objective = Objective([LMLoss(), PromptLoss(0.3), Alignment(0.7, InfoNCE()), Tube(0.1)])
+    items = [Item(record, True, (0, index)) for index, record in enumerate(random_records(3, vocabulary=60))]
+
+    def run(attention_length: int | None) -> tuple[Tensor, dict[str, Tensor], int]:
+        how = {"encoding": encoding, "row_length": 97, "attention_length": attention_length, "prompt_labels": True}
+        batch = Collator("branched", np.array([61, 62], np.int32), **how)([*items, None])
+        loss = jepa_loss(model, batch, objective).loss
+        return loss.detach(), tiny.gradients(model, loss), len(batch.passes)
+
+    one, several = run(None), run(1)
+    assert one[2] == 1 < several[2]
+    tiny.assert_same(one[0], several[0])
+    tiny.assert_same_gradients(one[1], several[1])

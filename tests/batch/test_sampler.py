@@ -89,28 +89,22 @@ def test_views_are_dropped_by_whole_steps() -> None:
         assert np.mean(drawn) == pytest.approx(ratio, abs=0.0 if ratio in (0.0, 1.0) else 0.05)
 
 
+def test_records_of_like_length_come_together() -> None:
+    """Within a step, or by ``group_by_length`` in one step."""
+    spread = {}
+    for strategy in ("random", "group_by_length"):
+        keys = [key.record for key in epoch(strategy=strategy)]
+        chosen = [[LENGTHS[index] for index in keys[start : start + 8]] for start in range(0, COUNT, 8)]
+        assert all(lengths == sorted(lengths) for lengths in chosen)
+        spread[strategy] = sum(lengths[-1] - lengths[0] for lengths in chosen)
+    assert spread["group_by_length"] < 0.2 * spread["random"]
+
+
 def test_sequential_keeps_the_files_order_of_steps() -> None:
     keys = epoch(strategy="sequential")
     for number, start in enumerate(range(0, COUNT, 8)):
         chosen = [key.record for key in keys[start : start + 8]]
         assert sorted(chosen) == list(range(8 * number, min(8 * number + 8, COUNT)))
-        assert [LENGTHS[index] for index in chosen] == sorted(LENGTHS[index] for index in chosen)
-
-
-def padding(keys: list[Key], lengths: list[int], size: int) -> int:
-    batches = [[lengths[key.record] for key in keys[start : start + size]] for start in range(0, len(keys), size)]
-    return sum(max(batch) * len(batch) - sum(batch) for batch in batches)
-
-
-def test_sorting_saves_padding() -> None:
-    size = 4
-    lengths = np.random.default_rng(1).integers(5, 97, 400).tolist()
-    unsorted = [Key(int(index)) for index in np.random.default_rng(2).permutation(400)]
-    random = padding(epoch(lengths=lengths), lengths, size)
-    grouped = padding(epoch(lengths=lengths, strategy="group_by_length"), lengths, size)
-    assert grouped < 0.2 * padding(unsorted, lengths, size)
-    assert grouped < random
-    assert random < 0.8 * padding(unsorted, lengths, size)
 
 
 def test_the_order_is_the_one_of_published_runs() -> None:

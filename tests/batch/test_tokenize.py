@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ from stepjepa.chat.template import ChatTemplate
 from stepjepa.chat.tokens import predictor_ids
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
-from stepjepa.data.sources import read_records
 from stepjepa.errors import UserError
 
 CHAT = tiny.make_record("You solve.", "why?", "first step\n\nsecond step", "and now?", "third\n\nfourth", line=7)
@@ -196,14 +194,3 @@ def test_required_pairs_name_the_line(trained_tokenizer: Any) -> None:
     assert make(trained_tokenizer, [lone], mode="step-jepa")[0].pairs == ()
     with pytest.raises(UserError, match=r":3: the record has no usable pair of views"):
         make(trained_tokenizer, [lone], mode="step-jepa", require_pairs=True)
-
-
-def test_real_records(shared_data: Path, real_tokenizer: Callable[[str], Any]) -> None:
-    """The tokens of the main text are those of the template's own text."""
-    tokenizer = real_tokenizer("qwen2.5")
-    records = read_records(shared_data / "llm_jepa" / "spider_train.jsonl")[:50]
-    for found, record in zip(make(tokenizer, records), records, strict=True):
-        whole = ChatTemplate(tokenizer).render(record.messages)
-        text = whole.text[: whole.turn_ends[-1]]
-        assert found.ids.tolist() == tokenizer(text, add_special_tokens=False)["input_ids"]
-        assert decode(tokenizer, after(found, found.labels)) == text[whole.spans[-1][0] :]

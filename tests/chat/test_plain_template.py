@@ -8,7 +8,7 @@ import pytest
 
 import tiny
 from stepjepa.batch.collate import Collator, Item
-from stepjepa.batch.sequences import Sequence, TokenizedRecord
+from stepjepa.batch.sequences import Sequence
 from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.chat.template import ChatTemplate, PlainTemplate
 from stepjepa.chat.tokens import END_OF_TURN, PERCEPTION, add_plain_tokens
@@ -45,10 +45,6 @@ def ids_of(tokenizer: Any, *texts: str) -> list[int]:
     return [int(index) for text in texts for index in tokenizer(text, add_special_tokens=False)["input_ids"]]
 
 
-def make(tokenizer: Any, records: list[Record], **options: Any) -> list[TokenizedRecord]:
-    return RecordTokenizer(tokenizer, JepaConfig(plain=True, **options)).tokenize(records)
-
-
 def sequences(tokenizer: Any, records: list[Record], **options: Any) -> list[dict[str, Sequence]]:
     """The sequences of each record by what they are; each is read at its end."""
     config = JepaConfig(plain=True, **options)
@@ -73,8 +69,7 @@ def test_question_and_answer_by_hand(plain: Any) -> None:
 def test_of_a_longer_chat_the_last_exchange_is_kept_as_it_is(answers: bool, plain: Any) -> None:
     rendered = PlainTemplate(plain, answers=answers).render(LONGER)
     assert rendered.text == (" And? <|perception|>Red\n<|eot_id|>" if answers else " And? <|eot_id|>")
-    shown = [rendered.text[a:b] for a, b in rendered.spans]
-    assert shown == ["", "", "", " And? ", "Red\n" if answers else ""]
+    assert [rendered.text[a:b] for a, b in rendered.spans] == ["", "", "", " And? ", "Red\n" if answers else ""]
 
 
 def test_a_text_begins_as_the_tokenizer_begins_texts(beginning: Any) -> None:
@@ -97,21 +92,19 @@ def test_it_says_the_same_things_of_itself_as_a_chat_template(plain: Any) -> Non
 # -- records as tokens -------------------------------------------------------------------------------------------------
 
 
-def test_the_answer_and_its_end_are_taught(plain: Any) -> None:
-    for record, found in zip(tiny.records(), make(plain, tiny.records(), mode="regular"), strict=True):
-        question = record.messages[1]["content"]
-        taught = ids_of(plain, record.answer, END_OF_TURN)
-        assert found.ids.tolist() == ids_of(plain, question, PERCEPTION) + taught
-        assert found.ids[found.labels + 1].tolist() == taught
-        # The position that predicts the answer's first token is <|perception|>.
-        assert plain.convert_ids_to_tokens(int(found.ids[found.labels[0]])) == PERCEPTION
-
-
-def test_with_all_tokens_the_users_text_is_all_there_is(plain: Any) -> None:
-    for record, found in zip(tiny.records(), make(plain, tiny.records(), mode="regular", labels="all"), strict=True):
-        ids = ids_of(plain, record.messages[1]["content"], END_OF_TURN)
-        assert found.ids.tolist() == ids
-        assert found.ids[found.labels + 1].tolist() == ids[1:]
+def test_the_answer_and_its_end_are_taught_or_the_users_text(plain: Any) -> None:
+    for labels in ("assistant", "all"):
+        made = RecordTokenizer(plain, JepaConfig(mode="regular", plain=True, labels=labels))
+        for record, found in zip(tiny.records(), made.tokenize(tiny.records()), strict=True):
+            question = record.messages[1]["content"]
+            taught = ids_of(plain, record.answer, END_OF_TURN)
+            whole = (
+                ids_of(plain, question, PERCEPTION) + taught
+                if labels == "assistant"
+                else ids_of(plain, question, END_OF_TURN)
+            )
+            assert found.ids.tolist() == whole
+            assert found.ids[found.labels + 1].tolist() == (taught if labels == "assistant" else whole[1:])
 
 
 @pytest.mark.parametrize("labels", ["assistant", "all"])

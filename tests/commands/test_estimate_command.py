@@ -68,7 +68,7 @@ WRONG = [
     (["--device", "h200", "--mfu", "1.5"], "--mfu: expected a share"),
     (["--memory_gib", "nan"], "--memory_gib: expected "),
     (["--device", "h2000"], "--device: expected one of a100, b200"),
-    (["--dry_run"], "--dry_run has no effect on an estimate"),
+    (["--dry_run"], "--dry_run has no effect on this estimate"),
     (["--gpu", "8"], "did you mean --gpus"),
 ]
 

@@ -12,7 +12,7 @@ import pytest
 import tiny
 from stepjepa import cli
 from stepjepa.files import write_jsonl
-from stepjepa.objectives.lm import LMLoss
+from stepjepa.objectives.text import LMLoss
 from stepjepa.run_folder import read_run
 
 

@@ -61,7 +61,7 @@ def test_training_on_a_mixture_is_repeated_bit_for_bit(tmp_path: Path, capsys: p
     assert stepjepa("report", run, "--output_file", tmp_path / "page.html") == 0
     table.write_text(json.dumps(rows(13, "plums")), encoding="utf-8")
     assert stepjepa("rerun", run, "--output_dir", tmp_path / "third") == 2
-    assert "the records of --dataset have changed since" in capsys.readouterr().err
+    assert "--dataset has changed since" in capsys.readouterr().err
 
 
 def test_a_data_set_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

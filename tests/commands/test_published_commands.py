@@ -99,8 +99,8 @@ CONTRADICTIONS = [
     (["train", "--linear", "random_span", "--regular"], "leave --regular out"),
     (["train", "--linear", "random_span", "--step_jepa"], "leave --step_jepa out"),
     (["train", "--linear", "random_span", "--stp", "0.1"], "leave --stp out"),
-    (["train", "--wandb", "--report_to", "tensorboard"], "--report_to tensorboard is named too; leave one out"),
-    (["train", "--no_save", "--save_strategy", "epoch"], "--save_strategy epoch is named too; leave one out"),
+    (["train", "--wandb", "--report_to", "tensorboard"], "another --report_to is named too; leave one out"),
+    (["train", "--no_save", "--save_strategy", "epoch"], "another --save_strategy is named too; leave one out"),
     (["evaluate", "--device", "cpu"], "for the CPU set CUDA_VISIBLE_DEVICES to nothing"),
 ]
 

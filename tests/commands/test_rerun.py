@@ -112,10 +112,9 @@ def test_a_missing_file_and_other_versions(
     [
         ({"arguments": ["--lora", 3]}, "holds no 'arguments'"),
         ({"machine": {"processes": 5, "threads": 1, "device": "cpu"}}, "the run had 5 processes"),
-        ({"more": ["--trust_remote_code"]}, "the run had --trust_remote_code 'True', which runs code"),
+        ({"more": ["--trust_remote_code"]}, "--trust_remote_code 'True', which runs code"),
         ({"more": ["--eval_generate", "2", "--eval_task", "some:Task"]}, "the run had --eval_task 'some:Task', which"),
-        ({"more": ["--report_to", "wandb"]}, "or --report_to none"),
-        ({"more": ["--model_name", "somebody/model"]}, "the run had --model_name 'somebody/model', which"),
+        ({"more": ["--model_name", "somebody/model", "--term", "a:B"]}, "--model_name 'somebody/model', --term '["),
         ({"more": ["--attn_implementation", "some/kernel"]}, "--attn_implementation 'some/kernel', which"),
         ({"more": ["--no_such_flag"]}, "unknown argument '--no_such_flag'"),
     ],

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepjepa.data.prompts import count_system_prompts, share_trained_on, write_trained_prompts
+from stepjepa.data.prompts import share_trained_on, system_prompts, write_trained_prompts
 from stepjepa.data.records import Record, Step, as_records, find_steps, parse_record
 from stepjepa.data.sources import read_records
 from stepjepa.errors import UserError
@@ -130,7 +130,7 @@ def test_the_share_of_questions_that_were_trained_on(tmp_path: Path) -> None:
         return Record((*before, {"role": "user", "content": question}, ASSISTANT))
 
     trained = [record("What is 3 + 4?"), record("What is 2 + 5?", "Answer."), record("Why?", "")]
-    assert count_system_prompts(trained) == {None: 1, "Answer.": 1, "": 1}
+    assert system_prompts([*trained, trained[1]]) == ["Answer.", None, ""]
     write_trained_prompts(tmp_path, trained)
     test = [record("What is 3 + 4?", "Other."), record("what is  2 + 5?"), record("What is 3 + 5?")]
     expected = {"exact": 1 / 3, "normalised": 2 / 3}

@@ -7,7 +7,10 @@ import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from stepjepa.data.records import BadRecords
 from stepjepa.data.sources import FORMATS, read_any, read_records, read_rows
 from stepjepa.errors import UserError
 
@@ -61,10 +64,13 @@ def test_every_format_gives_the_same_rows(tmp_path, name):
 
 
 def test_rows_know_their_lines(tmp_path):
+    limit = csv.field_size_limit()
     lines = write(tmp_path / "a.jsonl", '\n{"a": 1}\n\n{"a": 2}\n')
     assert list(read_rows(lines)) == [(2, {"a": 1}), (4, {"a": 2})]
-    quoted = write(tmp_path / "a.csv", 'a,b\n"one\ntwo",1\n\nthree,2\n')
-    assert list(read_rows(quoted)) == [(2, {"a": "one\ntwo", "b": "1"}), (5, {"a": "three", "b": "2"})]
+    long = "x" * 300_000
+    quoted = write(tmp_path / "a.csv", f'a,b\n"one\ntwo",1\n\n{long},2\n')
+    assert list(read_rows(quoted)) == [(2, {"a": "one\ntwo", "b": "1"}), (5, {"a": long, "b": "2"})]
+    assert csv.field_size_limit() == limit
     assert [number for number, _ in read_rows(parquet(tmp_path / "a.parquet"))] == [1, 2, 3]
 
 
@@ -83,13 +89,6 @@ def test_rows_know_their_lines(tmp_path):
 )
 def test_tsv_comes_in_two_kinds(tmp_path, text, rows):
     assert [row for _, row in read_rows(write(tmp_path / "a.tsv", text))] == rows
-
-
-def test_a_long_field(tmp_path):
-    rows = [{"a": "x" * 300_000, "b": "y"}]
-    limit = csv.field_size_limit()
-    assert [row for _, row in read_rows(table(tmp_path / "a.csv", ",", rows))] == rows
-    assert csv.field_size_limit() == limit
 
 
 WRONG = [
@@ -215,3 +214,27 @@ def test_records_come_from_a_file_a_folder_and_the_hub_by_one_door(tmp_path, mon
     (tmp_path / "folder").mkdir()
     for source in (tmp_path / "set.jsonl", tmp_path / "folder", "some/name"):
         assert [record.answer for record in read_any(source)] == ["5"]
+
+
+@settings(
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(st.binary(max_size=211))
+def test_any_bytes_are_rows_or_an_error_that_names_the_file(tmp_path, data):
+    path = tmp_path / "any.jsonl"
+    path.write_bytes(data)
+    try:
+        assert all(isinstance(row, dict) for _, row in read_rows(path))
+    except UserError as error:
+        assert str(error).startswith(f"{path}:")
+    bad = BadRecords()
+    try:
+        rows = list(read_rows(path, bad=bad))
+    except UserError as error:
+        assert " is " in str(error), "only what is no text at all is an error now"
+    else:
+        assert len(rows) + bad.count <= data.count(b"\n") + 1

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from markdown_it import MarkdownIt
+
 ROOT = Path(__file__).resolve().parents[2]
 
 SHELL = ("bash", "sh", "shell", "console")
@@ -19,33 +21,47 @@ PROGRAMS = re.compile(
 )
 """What a line of an indented block starts with if it is a command; indented blocks without one are no commands."""
 
-_MARK = re.compile(r"<!-- (not run|slow): (.+?) -->")
-_FENCE = re.compile(r"^```(\w*)(?: title=\"([^\"]+)\")?\s*$")
+MEASURES = "measures for minutes, and what it prints depends on the machine"
+HUB = "reads a data set or a model of the hub"
+LONG = "trains for minutes"
+
+NOT_RUN: dict[str, list[tuple[str, str]]] = {
+    # page -> (what the command begins with, reason); other reasons stand beside the block in an HTML comment
+    "README.md": [("make", "run by CI"), ("pip install stepjepa", "make wheel-test installs the wheel")],
+    "docs/usage.md": [("stepjepa prepare gsm8k --dataset", HUB), ("stepjepa train --train_file ../shared", LONG)],
+    "docs/tutorial.md": [("make", "tests/examples runs it")],
+    "CONTRIBUTING.md": [("make", "run by CI")],
+    "SECURITY.md": [("make audit", "asks a database of vulnerabilities")],
+    "docs/log.md": [("", "the log says what was run; its commands are those of its day")],
+    "docs/results.md": [("", LONG)],
+    "docs/performance.md": [("", MEASURES)],
+    "docs/reliability.md": [("", "minutes of kills; the quick versions are tests")],
+    "docs/scale.md": [("stepjepa estimate", "needs a GPU, or a configuration of the hub")],
+    "docs/tasks.md": [("stepjepa prepare gsm8k", "needs the raw data set"), ("stepjepa prepare hellaswag", HUB)],
+    "docs/coming-from.md": [("", "models, data and services of the reader; every command of ours is parsed")],
+    "examples/README.md": [("", "tests/examples runs every example")],
+}
+
+
+def why_not(page: str, command: str) -> str | None:
+    """The reason not to run a command of a page, or None."""
+    return next((reason for start, reason in NOT_RUN.get(page, ()) if command.startswith(start)), None)
+
+
+_MARK = re.compile(r"<!-- (not run|slow): .+? -->")
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A block of code.
-
-    Attributes:
-        page: file name within the checkout.
-        line: its first line, counted from 1.
-        language: of the fence; empty if it is indented or the fence names none.
-        fenced: whether it stands between fences.
-        title: file that it is the text of.
-        text: what is in it.
-        mark: ``not run``, ``slow`` or nothing.
-        reason: of the mark.
-    """
+    """A block of code."""
 
     page: str
-    line: int
+    line: int  # its first line, counted from 1
     language: str
     fenced: bool
-    title: str
+    title: str  # the file whose text it is
     text: str
-    mark: str
-    reason: str
+    mark: str  # "not run", "slow" or nothing
 
     @property
     def place(self) -> str:
@@ -59,7 +75,6 @@ class Block:
         lines = re.sub(r"\\\n\s*", "", self.text).splitlines()
         found = []
         for line in (line.strip().removeprefix("$ ") for line in lines):
-            # A sentence in brackets, or an alternative to the line before.
             if line.startswith(("(", "#")) or not line:
                 continue
             try:
@@ -82,28 +97,13 @@ def documents() -> list[str]:
 
 def blocks(page: str) -> Iterator[Block]:
     """All blocks of code of one document, in their order."""
-    lines = (ROOT / page).read_text(encoding="utf-8").splitlines()
-    mark, number = ("", ""), 0
-    while number < len(lines):
-        line = lines[number]
-        fence = _FENCE.match(line)
-        indented = line.startswith("    ") and number > 0 and (not lines[number - 1].strip() or mark[0])
-        if fence or indented:
-            start = number + 1 if fence else number
-            end = start
-            while end < len(lines) and (
-                not lines[end].startswith("```") if fence else lines[end].startswith("    ") or not lines[end].strip()
-            ):
-                end += 1
-            text = "\n".join(line[0 if fence else 4 :] for line in lines[start:end])
-            language, title = (fence[1], fence[2] or "") if fence else ("", "")
-            yield Block(page, start + 1, language, bool(fence), title, text, *mark)
-            number, mark = end + bool(fence), ("", "")
-            continue
-        if line.startswith("```"):
-            raise ValueError(f"{page}:{number + 1}: expected a fence like ```bash, got '{line}'")
-        if said := _MARK.search(line):
-            mark = (said[1], said[2])
-        elif line.strip():
-            mark = ("", "")
-        number += 1
+    mark = ""
+    for token in MarkdownIt().parse((ROOT / page).read_text(encoding="utf-8")):
+        if token.type in ("fence", "code_block"):
+            title, fenced = re.search(r'title="(.+?)"', token.info), token.type == "fence"
+            line = token.map[0] + 1 if token.map else 0
+            text = token.content.rstrip("\n")
+            yield Block(page, line, token.info.partition(" ")[0], fenced, title[1] if title else "", text, mark)
+        # A mark stands right before its block.
+        found = _MARK.match(token.content) if token.type == "html_block" else None
+        mark = found[1] if found else ""

@@ -10,6 +10,7 @@ from pathlib import Path
 from document_blocks import ROOT
 from made_up_runs import make_run
 from stepjepa.cli import main, normalise
+from stepjepa.files import write_jsonl
 
 RECORDS = ("train.jsonl", "test.jsonl", "dev.jsonl", "data.jsonl", "corpus.jsonl", "mine.jsonl")
 
@@ -17,14 +18,7 @@ HUB_NAME = re.compile(r"^(?:M|(?:meta-llama|Qwen|HuggingFaceTB|google|allenai)/[
 
 # Command -> flags that are set, whatever the document says; None leaves a flag out.
 SMALL: dict[str, dict[str, str | None]] = {
-    "train": {
-        "--max_steps": "2",
-        "--batch_size": "4",
-        "--grad_accum": "1",
-        "--num_epochs": None,
-        "--report_to": "none",
-        "--bf16": None,
-    },
+    "train": {"--max_steps": "2", "--batch_size": "4", "--grad_accum": "1", "--num_epochs": None, "--bf16": None},
     "evaluate": {"--max_examples": "4", "--max_new_tokens": "3"},
     "estimate": {"--batch_size": "4"},
     "verify": {"--max_records": "8"},
@@ -33,26 +27,15 @@ SMALL: dict[str, dict[str, str | None]] = {
     "sweep": {"--dry_run": ""},
 }
 # Flag -> its value, where a document names it.
-SMALLER = {
-    "--size": "20",
-    "--train_size": "40",
-    "--test_size": "5",
-    "--eval_generate": "2",
-    "--eval_steps": "1",
-    "--save_steps": "1",
-    "--warmup_steps": "1",
-    "--num_samples": "2",
-}
+SMALLER = {"--size": "20", "--train_size": "40", "--test_size": "5", "--num_samples": "2", "--eval_generate": "2"}
+SMALLER |= dict.fromkeys(("--eval_steps", "--save_steps", "--warmup_steps"), "1")
 OUTPUTS = ("--output_dir", "--output_file", "--plot", "--png")
-USES = re.compile(r"^(?:runs|sweeps)/")
 
 
 class World:
-    """One page's folder; its commands find there what those before them made, or a stand-in.
+    """One page's folder, in which the process is; its commands find there what those before them made, or a stand-in.
 
-    Args:
-        folder: an empty one, which the process is in.
-        shared: from :func:`make_shared`.
+    ``shared`` is the folder of :func:`make_shared`.
     """
 
     def __init__(self, folder: Path, shared: Path) -> None:
@@ -60,13 +43,15 @@ class World:
         for name in RECORDS:
             shutil.copy(shared / ("data/test.jsonl" if name == "test.jsonl" else "data/train.jsonl"), folder / name)
         shutil.copytree(shared / "M", folder / "M")
+        rows = [f'What is {n} and 2?,"{n} + 2 = {n + 2}.\n\nThe answer is {n + 2}."' for n in range(9)]
+        (folder / "mine.csv").write_text("\n".join(["question,answer", *rows]), encoding="utf-8")
         # Where examples/sweep.yaml has its data.
         shutil.copytree(shared / "data", folder / "runs" / "sweep-data")
         for name in ("examples", "benchmarks"):
             (folder / name).symlink_to(ROOT / name)
         tested = [json.loads(line) for line in (folder / "test.jsonl").read_text(encoding="utf-8").splitlines()]
         said = [{"index": i, "generated": record["messages"][-1]["content"]} for i, record in enumerate(tested)]
-        (folder / "said.jsonl").write_text("".join(json.dumps(line) + "\n" for line in said), encoding="utf-8")
+        write_jsonl(folder / "said.jsonl", said)
         self._before: dict[str, list[str]] = {}
 
     def whole(self, words: list[str]) -> list[str]:
@@ -80,22 +65,36 @@ class World:
     def small(self, words: list[str]) -> list[str]:
         """The same command on small material."""
         name, *flags = normalise(words)
-        if name == "prepare" and flags[:1] != ["stepmath"]:
-            return [name, *_with(flags, {}, SMALLER)]
-        flags = ["M" if HUB_NAME.match(flag) else flag for flag in flags]
-        always = {} if {"--dry_run"} & {*flags} else SMALL.get(name, {})
-        return [name, *_with(flags, always, SMALLER)]
+        always = {} if name == "prepare" or "--dry_run" in flags else SMALL.get(name, {})
+        if "--same_flop" in flags:
+            always = {flag: value for flag, value in always.items() if flag != "--max_steps"}
+        kept, values = [], iter([*flags, "--"])
+        word = next(values)
+        while word != "--":
+            value = next(values)
+            if word in always or word in SMALLER:
+                kept += [] if word in always else [word, SMALLER[word]]
+                word = value if value.startswith("--") else next(values)
+            else:
+                kept.append("M" if HUB_NAME.match(word) else word)
+                word = value
+        return [
+            name,
+            *kept,
+            *(part for flag, value in always.items() if value is not None for part in (flag, value) if part),
+        ]
 
     def run(self, words: list[str]) -> int:
         """Run a command of ours, with globs followed and what it needs at its place."""
         output = {words[i + 1] for i, word in enumerate(words) if word in OUTPUTS}
         for word in words[1:]:
-            if USES.match(word) and word not in output and not _followed(word):
+            if re.match("(?:runs|sweeps)/", word) and word not in output and not list(Path().glob(word)):
                 self._stand_in(word)
-        for name in output:
-            self._remove(Path(name))
-        followed = [found for word in words for found in (_followed(word) if "*" in word else [word])]
-        return main(followed)
+        for path in map(Path, output):
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+            path.with_suffix(".summary.json").unlink(missing_ok=True)
+        followed = [sorted(map(str, Path().glob(word))) if "*" in word else [word] for word in words]
+        return main([word for found in followed for word in found])
 
     def _stand_in(self, word: str) -> None:
         """A trained and evaluated run, or two arms with two seeds each."""
@@ -110,37 +109,6 @@ class World:
         else:
             kind = "regular" if "regular" in word else "step-jepa"
             shutil.copytree(self._shared / kind, Path(*Path(word).parts[:2]))
-
-    @staticmethod
-    def _remove(path: Path) -> None:
-        if path.is_dir():
-            shutil.rmtree(path)
-        elif path.exists():
-            path.unlink()
-            path.with_suffix(".summary.json").unlink(missing_ok=True)
-
-
-def _followed(word: str) -> list[str]:
-    """What the shell makes of a relative path."""
-    return sorted(map(str, Path().glob(word)))
-
-
-def _with(flags: list[str], always: dict[str, str | None], named: dict[str, str]) -> list[str]:
-    kept, skip = [], False
-    for position, flag in enumerate(flags):
-        if skip:
-            skip = False
-            continue
-        if flag in always or flag in named:
-            skip = position + 1 < len(flags) and not flags[position + 1].startswith("--")
-            if flag not in always:
-                kept += [flag, named[flag]]
-            continue
-        kept.append(flag)
-    for flag, value in always.items():
-        if value is not None and not (flag == "--max_steps" and "--same_flop" in flags):
-            kept += [flag, value] if value else [flag]
-    return kept
 
 
 def make_shared(folder: Path) -> Path:

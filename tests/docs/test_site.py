@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -44,8 +45,6 @@ def test_the_reference_has_every_command_every_flag_and_every_name() -> None:
         assert f"## stepjepa {name}\n" in pages["cli.md"]
     for name in ("train_file", "predictors", "sigreg", "resume_from_checkpoint", "num_samples"):
         assert f"| `--{name}`" in pages["cli.md"]
-    assert "| `--step_jepa` | each reasoning step predicts the next |" in pages["cli.md"]
-    assert "### stepjepa prepare nl-rx" in pages["cli.md"]
     for name in set(stepjepa._HOME) - {"JepaConfig"}:
         assert re.search(rf"^::: stepjepa\.[\w.]+\.{name}$", pages["api.md"], re.MULTILINE), name
     assert "::: stepjepa.config.JepaConfig" in pages["config.md"]
@@ -54,8 +53,6 @@ def test_the_reference_has_every_command_every_flag_and_every_name() -> None:
 @pytest.mark.slow
 def test_the_site_is_built_without_a_warning_and_loads_nothing(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs")
-    import subprocess
-
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -10,7 +10,7 @@ from stepjepa.errors import UserError
 from stepjepa.files import fingerprint
 from stepjepa.tasks.base import TaskOptions
 from stepjepa.tasks.generic import GenericTask
-from stepjepa.tasks.registry import ReferenceTask, choose_task, load_task, users_source
+from stepjepa.tasks.registry import choose_task, load_task, users_source, with_published_rules
 
 
 @pytest.mark.parametrize(
@@ -45,4 +45,4 @@ def test_the_file_of_a_users_task_is_known_and_that_of_ours_does_not_count():
     users = choose_task("user_task:LastWord", question_records())
     assert users_source(users) == fingerprint(sys.modules["user_task"].__file__)
     assert users_source(GenericTask()) is None
-    assert users_source(ReferenceTask(GenericTask())) is None
+    assert users_source(with_published_rules(GenericTask())) is None

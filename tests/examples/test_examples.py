@@ -52,14 +52,6 @@ def test_quickstart(load: Load, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert (tmp_path / "a" / "report.html").exists()
 
 
-def test_the_table_is_pasted_between_its_marks(load: Load, tmp_path: Path) -> None:
-    document = tmp_path / "a.md"
-    document.write_text("x\n<!-- a -->\nold\n<!-- end -->\ny <!-- end -->\n", encoding="utf-8")
-    load("quickstart").paste(document, "a", "new")
-    expected = "x\n<!-- a -->\n```text\nnew\n```\n<!-- end -->\ny <!-- end -->\n"
-    assert document.read_text(encoding="utf-8") == expected
-
-
 @pytest.mark.slow
 def test_llm_jepa_with_lora(load: Load, summaries: Summaries, tmp_path: Path) -> None:
     load("llm_jepa_lora").run(tmp_path / "a", tiny=True)

@@ -18,11 +18,11 @@ from slow_trees import random_records
 from stepjepa.batch.collate import Collator, Item
 from stepjepa.cli import main
 from stepjepa.files import write_jsonl
+from stepjepa.models.architecture import attach_heads
 from stepjepa.models.attention import enable_trees
-from stepjepa.models.heads import attach_heads
-from stepjepa.objectives.lm import LMLoss
 from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.objectives.term import Context
+from stepjepa.objectives.text import LMLoss
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "terms"
 TERMS = {"nextlat": "NextLat", "multi_token": "MultiToken", "bag_of_tokens": "BagOfTokens"}

@@ -235,17 +235,15 @@ def test_names_and_baseline(runs, tmp_path):
     found = compare(runs, names=["plain", "ours"], baseline="ours")
     assert [arm.name for arm in found.arms] == ["ours", "plain"]
     assert found.differences["plain"].measures["headline"].mean == pytest.approx(-2 / 8)
-    with pytest.raises(UserError, match="--names: 1 for 2 arms, which are in this order: regular; llm-jepa"):
-        compare(runs, names=["plain"])
-    for names in (["same", "same"], ["one", ""]):
-        with pytest.raises(UserError, match="every arm needs a name of its own"):
+    for names in (["plain"], ["same", "same"], ["one", ""]):
+        with pytest.raises(UserError, match="--names: every arm needs a name of its own, in this order: regular; llm-"):
             compare(runs, names=names)
     with pytest.raises(UserError, match="--baseline: no arm 'regulr'; choose one of regular; llm-jepa"):
         compare(runs, baseline="regulr")
     with pytest.raises(UserError, match="differ in nothing but their seeds"):
         compare(runs[:3])
     others = [make_run(tmp_path / f"k{k}", "1" * 8, jepa={**LLM, "predictors": k}) for k in (1, 2)]
-    with pytest.raises(UserError, match=r"0 arms are regular; pass --baseline with one of llm-jepa K=1; llm-jepa K=2"):
+    with pytest.raises(UserError, match=r"0 arms are regular; choose one of llm-jepa K=1; llm-jepa K=2"):
         compare(others)
     quick = make_run(tmp_path / "quick", "1" * 8, training={"learning_rate": 1e-3})
     with pytest.raises(
@@ -301,7 +299,7 @@ def test_records_that_a_task_leaves_out(runs):
     assert str(caught.value).startswith(f"{runs[5]}: can't be compared with {runs[0]}")
     for wrong in ([0, 2, 3, 4, 5, 6, 8, 8], [2, 0, 3, 4, 5, 6, 8, 9]):
         renumber(runs[5], wrong)
-        with pytest.raises(UserError, match="its 8 lines are not the 8 examples"):
+        with pytest.raises(UserError, match="its 8 lines are not the examples"):
             compare(runs)
 
 
@@ -337,7 +335,7 @@ BROKEN = [
     ("test.summary.json", "{", r"test.summary.json:1: is damaged: not valid JSON \(.*\); evaluate"),
     ("test.jsonl", None, "test.jsonl: no such file of answers"),
     ("test.jsonl", "{}\n", "test.jsonl:1: 'index' is missing, expected a whole number of at least 0; evaluate"),
-    ("test.jsonl", '{"index": 0}\n', "its 1 lines are not the 8 examples of test.summary.json"),
+    ("test.jsonl", '{"index": 0}\n', "its 1 lines are not the examples of test.summary.json"),
 ]
 
 

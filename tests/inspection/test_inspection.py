@@ -5,6 +5,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,19 @@ from stepjepa.chat.tokens import add_predictor_tokens
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record, parse_record
 from stepjepa.errors import UserError
-from stepjepa.inspection.picture import write_png
-from stepjepa.inspection.record import Inspection, inspect_records, token_text, visible_matrix
-from stepjepa.inspection.view import COLOURS, EDGE, READ, show, title, visible_text
+from stepjepa.inspection.plots import write_png
+from stepjepa.inspection.record import (
+    COLOURS,
+    EDGE,
+    READ,
+    Inspection,
+    inspect_records,
+    show,
+    title,
+    token_text,
+    visible_matrix,
+    visible_text,
+)
 from stepjepa.models.presets import train_tokenizer
 
 MODES = [
@@ -133,8 +144,8 @@ def test_predictors_and_isolated_steps_in_place_have_branches_of_their_own(
     kinds = [branch.kind for branch in found.branches]
     assert kinds == ["main", *["source", "target"] * 3, "main"]
     assert [branch.isolated for branch in found.branches] == [kind == "target" for kind in kinds]
-    for branch, step in zip([b for b in found.branches if b.isolated], found.records[0].steps[1:], strict=True):
-        assert (branch.start, branch.end) == (step.start, step.end)
+    for branch, step in zip([b for b in found.branches if b.isolated], found.records[0]["steps"][1:], strict=True):
+        assert (branch.start, branch.end) == (step["start"], step["end"])
 
 
 @pytest.mark.parametrize("layout", ["branched", "inplace"])
@@ -142,12 +153,12 @@ def test_messages_and_steps_stand_at_the_positions_named(records: list[Record], 
     found = inspect_records(records, 0, tokenizer, _config("step-jepa", layout, pairs="all", predictors=2))
     main = [found.tokens[place] for place in _paths(found)[0]]
     (record,) = found.records
-    assert [part.text for part in record.steps] == ["3+4=7.\n\n", "7+5=12\n\n", "So it is\n\n", "12"]
-    system, user, assistant = record.messages
-    for part in (*record.steps, system, user):
-        assert "".join(token.text for token in main[part.start : part.end]) == part.text
-    assert [part.name for part in record.messages] == ["system", "user", "assistant"]
-    assert (assistant.start, assistant.end) == (record.steps[0].start, record.steps[-1].end)
+    assert [part["text"] for part in record["steps"]] == ["3+4=7.\n\n", "7+5=12\n\n", "So it is\n\n", "12"]
+    system, user, assistant = record["messages"]
+    for part in (*record["steps"], system, user):
+        assert "".join(token.text for token in main[part["start"] : part["end"]]) == part["text"]
+    assert [part["name"] for part in record["messages"]] == ["system", "user", "assistant"]
+    assert (assistant["start"], assistant["end"]) == (record["steps"][0]["start"], record["steps"][-1]["end"])
     labelled = "".join(text for token in main for text in token.label_texts)
     assert labelled == "3+4=7.\n\n7+5=12\n\nSo it is\n\n12<|im_end|>"
 
@@ -156,39 +167,41 @@ def test_counts_are_of_the_whole_file(records: list[Record], tokenizer: Any) -> 
     config = _config("step-jepa", "branched")
     found = inspect_records(records, 1, tokenizer, config)
     made = tiny.tokenized(tokenizer, config, records)
-    assert (found.path, found.index, found.records[0].line, found.file.lines) == ("sums.jsonl", 1, 2, 3)
-    assert [found.file.counts[name] for name in ("records", "pairs", "without a pair")] == [3, 2, 1]
-    assert found.file.tokens["main"] == sum(len(record.ids) for record in made)
+    assert (found.path, found.index, found.records[0]["line"], found.file["lines"]) == ("sums.jsonl", 1, 2, 3)
+    assert [found.file["counts"][name] for name in ("records", "pairs", "without a pair")] == [3, 2, 1]
+    assert found.file["tokens"]["main"] == sum(len(record.ids) for record in made)
     views = sum(len(pair.second.content) + 2 for record in made for pair in record.pairs)
-    assert found.file.tokens["all"] == found.file.tokens["main"] + views
-    assert found.file.notes == ()
+    assert found.file["tokens"]["all"] == found.file["tokens"]["main"] + views
+    assert found.file["notes"] == []
     assert found.template["system role"] == "yes"
 
 
 def test_a_record_too_long_is_shown_truncated_and_the_note_says_so(records: list[Record], tokenizer: Any) -> None:
     config = _config("step-jepa", "branched")
     (full,) = inspect_records(records, 0, tokenizer, config).records
-    assert full.full_tokens == full.main_tokens
-    found = inspect_records(records, 0, tokenizer, replace(config, max_length=full.main_tokens - 4))
+    assert full["full_tokens"] == full["main_tokens"]
+    found = inspect_records(records, 0, tokenizer, replace(config, max_length=full["main_tokens"] - 4))
     (cut,) = found.records
     assert found.config.over_length == "error"
-    assert (cut.full_tokens, cut.main_tokens) == (full.main_tokens, full.main_tokens - 4)
-    assert cut.steps[-1].cut
-    assert "over_length is 'error'" in found.file.notes[0]
-    assert found.file.counts["over length"] == found.file.counts["truncated"] > 0
+    assert (cut["full_tokens"], cut["main_tokens"]) == (full["main_tokens"], full["main_tokens"] - 4)
+    assert cut["steps"][-1]["cut"]
+    assert "over_length is 'error'" in found.file["notes"][0]
+    assert found.file["counts"]["over length"] == found.file["counts"]["truncated"] > 0
     assert "shown truncated" in _shown(found, 120)
 
 
 def test_records_that_training_leaves_out_are_errors_with_a_remedy(records: list[Record], tokenizer: Any) -> None:
-    with pytest.raises(UserError, match=r"sums.jsonl:1: .* max_length 11, and --over_length skip leaves it out"):
-        inspect_records(records, 0, tokenizer, _config("regular", "separate", max_length=11, over_length="skip"))
-    with pytest.raises(UserError, match=r"sums.jsonl:1: .* no answer to learn; raise --max_length"):
-        inspect_records(records, 0, tokenizer, _config("regular", "separate", max_length=5))
+    for options in ({"max_length": 11, "over_length": "skip"}, {"max_length": 5}):
+        with pytest.raises(UserError, match=r"sums.jsonl:1: .* max_length \d+ .* leaves it out; raise --max_length"):
+            inspect_records(records, 0, tokenizer, _config("regular", "separate", **options))
 
 
 def test_files_that_stop_training_are_noted(records: list[Record], tokenizer: Any) -> None:
     lone = inspect_records(records[2:], 0, tokenizer, _config("step-jepa", "branched", require_pairs=True))
-    assert [note.split(":")[0] for note in lone.file.notes] == ["require_pairs is on", "no record has a pair of views"]
+    assert [note.split(":")[0] for note in lone.file["notes"]] == [
+        "require_pairs is on",
+        "no record has a pair of views",
+    ]
 
 
 def test_white_space_is_made_visible_and_control_characters_are_escaped() -> None:
@@ -197,16 +210,11 @@ def test_white_space_is_made_visible_and_control_characters_are_escaped() -> Non
 
 
 def test_token_text_keeps_the_blank_of_sentence_pieces() -> None:
-    class Pieces:
-        def decode(self, ids: list[int], **options: bool) -> str:
-            return {0: "word", 1: ""}[ids[0]]
-
-        def convert_ids_to_tokens(self, index: int) -> str:
-            return {0: "\u2581word", 1: "<odd>"}[index]
-
-    pieces: Any = Pieces()
-    assert token_text(pieces, 0) == " word"
-    assert token_text(pieces, 1) == "<odd>"
+    pieces = SimpleNamespace(
+        decode=lambda ids, **_: {0: "word", 1: ""}[ids[0]],
+        convert_ids_to_tokens=lambda index: {0: "\u2581word", 1: "<odd>"}[index],
+    )
+    assert (token_text(pieces, 0), token_text(pieces, 1)) == (" word", "<odd>")
 
 
 def _shown(inspection: Any, width: int, color: Any = None, no_color: bool | None = None) -> str:
@@ -225,10 +233,12 @@ def _without_styles(text: str) -> str:
 @pytest.mark.parametrize(("width", "color"), [(37, None), (61, "truecolor"), (80, "standard")])
 def test_nothing_is_wider_than_the_terminal(records: list[Record], tokenizer: Any, color: Any, width: int) -> None:
     found = inspect_records(records, 0, tokenizer, _config("step-jepa", "branched", pairs="all"), count=2)
-    lines = _without_styles(_shown(found, width, color)).splitlines()
+    text = _shown(found, width, color)
+    assert ("\x1b[" in text) == (color is not None)
+    lines = _without_styles(text).splitlines()
     assert max(map(cell_len, lines)) <= width
     words = " ".join(" ".join(lines).split())
-    assert "source 1" in words and "step 2" in words and "begin of text" in words
+    assert all(each in words for each in ("source 1", "step 2", "begin of text", "tokens over regular", "⇥"))
 
 
 def test_tokens_are_told_apart_without_colour(records: list[Record], tokenizer: Any) -> None:
@@ -238,17 +248,6 @@ def test_tokens_are_told_apart_without_colour(records: list[Record], tokenizer: 
     lines = _without_styles(text).splitlines()
     assert lines == _shown(found, 120).splitlines()
     assert f"  <|predictor_1|>{EDGE}<|predictor_2|>{READ}" in lines
-
-
-def test_the_terminal_shows_labels_readouts_and_text_as_it_is(records: list[Record], tokenizer: Any) -> None:
-    found = inspect_records(records, 1, tokenizer, _config("step-jepa", "branched"))
-    text = _shown(found, 120)
-    assert "\x1b[" not in text
-    assert "bold]" in "".join(line.replace(EDGE, "") for line in text.splitlines())
-    assert "⇥" in text
-    assert "source 1" in text
-    assert "tokens over regular" in text
-    assert "\x1b[" in _shown(found, 120, "truecolor")
 
 
 def test_labels_of_several_records_at_one_position_are_counted(tokenizer: Any) -> None:

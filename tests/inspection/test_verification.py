@@ -51,19 +51,14 @@ def test_a_leaking_mask_fails(tiny_tokenizer: Any, monkeypatch: Any) -> None:
         rows, size = trees.start.shape
         return torch.ones(rows, 1, size, size, dtype=torch.bool).tril()
 
-    subject = Subject(tiny.make_model("llama"), tiny_tokenizer, CONFIGS["branched"], tiny.records())
-    monkeypatch.setattr(verification, "dense", all_earlier)
     monkeypatch.setattr("stepjepa.models.attention.dense", all_earlier)
-    found = {result.name: result for result in verify(subject)}
-    assert not found["mask against double loop"].passed
+    found = results(tiny.make_model("llama"), tiny_tokenizer, CONFIGS["branched"])
     assert not found["batch against separate passes"].passed
 
 
 def test_a_step_that_sees_what_is_before_it_fails(tiny_tokenizer: Any, monkeypatch: Any) -> None:
-    subject = Subject(tiny.make_model("llama"), tiny_tokenizer, CONFIGS["inplace"], tiny.records())
     monkeypatch.setattr("stepjepa.batch.mask.Trees.isolates", False)
-    found = {result.name: result for result in verify(subject)}
-    assert not found["mask against double loop"].passed
+    found = results(tiny.make_model("llama"), tiny_tokenizer, CONFIGS["inplace"])
     assert not found["batch against separate passes"].passed
 
 

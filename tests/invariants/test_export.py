@@ -81,11 +81,3 @@ def test_whole_model(plain_tokenizer: Any, data: Path, tmp_path: Path) -> None:
     assert plain.get_input_embeddings().weight.shape[0] == len(tokenizer)
     # Plain generate() must not produce what only training knows.
     assert plain.generation_config.suppress_tokens == all_predictor_ids(tokenizer)
-
-
-def test_export_writes_into_no_folder_that_holds_something(plain_tokenizer: Any, tmp_path: Path, capsys: Any) -> None:
-    make_base(tmp_path / "base", plain_tokenizer, tied=True, spare=True)
-    before = sorted(path.name for path in (tmp_path / "base").iterdir())
-    assert main(["export", "--model_path", str(tmp_path / "base"), "--output_dir", str(tmp_path / "base")]) == 2
-    assert "not empty" in capsys.readouterr().err
-    assert sorted(path.name for path in (tmp_path / "base").iterdir()) == before

@@ -82,17 +82,6 @@ def test_a_sequence_sees_itself_and_nothing_else(
         assert later[middle:].min() > HEARD, f"sequence {number} does not see itself"
 
 
-@pytest.mark.parametrize("name", ["step branched", "llm branched"])
-def test_a_branch_sees_the_text_that_it_goes_on_from(
-    name: str, tiny_model: ModelFactory, trained_tokenizer: Any
-) -> None:
-    tested = subject(tiny_model, "llama", "sdpa", trained_tokenizer, **LAYOUTS[name])
-    main, source = tested.rows.paths[:2]
-    assert set(source[:-2]) <= set(main)
-    for place in source[:-2]:
-        assert tested.change([place])[source[-2:]].min() > SILENT, f"the predictors do not see {place}"
-
-
 @each_model
 def test_inplace(architecture: str, attention: str, tiny_model: ModelFactory, trained_tokenizer: Any) -> None:
     tested = subject(
@@ -130,28 +119,3 @@ def test_random_trees_token_by_token(seed: int, isolated: bool, row_length: int,
         sees[row] = mask[row, :, column]
         assert moved[~sees.flatten()].max() <= SILENT if not sees.all() else True
         assert moved[sees.flatten()].min() > SILENT
-
-
-@pytest.mark.parametrize("options", [{"row_length": 10**4}, {"row_length": 97}, {"encoding": "rows"}])
-def test_records_of_a_batch_do_not_see_each_other(
-    options: dict[str, Any], tiny_model: ModelFactory, trained_tokenizer: Any
-) -> None:
-    """The answers of the others are other ones, and so is the padding. In double precision, since rows are cut anew."""
-    config = JepaConfig(mode="llm-jepa", layout="separate", predictors=2)
-    model = tiny_model("llama").double()
-    enable_trees(model)
-
-    def run(answer: str, padding: int) -> tuple[Tensor, Tensor]:
-        """All hidden states that the first record is read at, and those of the others."""
-        first, *others = tiny.records()
-        others = [tiny.make_record("Add.", other.messages[1]["content"], answer, line=other.line) for other in others]
-        batch = tiny.batch_of(trained_tokenizer, config, [first, *others], pad_id=padding, **options)
-        with torch.no_grad():
-            states = tiny.hidden_states(model, batch)
-        own = [torch.from_numpy(batch["members"].paths[0]), batch["source_index"][:1], batch["target_index"][:1]]
-        return states[torch.cat(own)], states[batch["target_index"][1:]]
-
-    (own, others), (same, changed), (padded, _) = run("Green", 0), run("Violet", 0), run("Green", 5)
-    assert (own - same).abs().max() <= SILENT
-    assert (others - changed).abs().max() > HEARD
-    assert (own - padded).abs().max() <= SILENT, "padding is seen"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, TrainerCallback, TrainingArguments
+from transformers import AutoModelForCausalLM, TrainerCallback
 
 import tiny
 from forked import Commands
@@ -87,29 +87,33 @@ FILES = {
 }
 
 
+def make_trainer(
+    tokenizer: Any, folder: Path, *, model: Any = None, objective: Any = None, **options: Any
+) -> JepaTrainer:
+    """A trainer of nine records; ``options`` are those of ``TrainingArguments``, and ``config``."""
+    config = options.pop("config", JepaConfig(mode="step-jepa"))
+    return JepaTrainer(
+        tiny.make_model("llama", seed=3) if model is None else model,
+        tiny.arguments(folder, save_strategy="steps", **options),
+        config,
+        train_dataset=(tiny.records() * 9)[:9],
+        processing_class=copy.deepcopy(tokenizer),
+        objective=objective,
+    )
+
+
 @pytest.mark.parametrize("lora", [False, True], ids=["whole model", "adapter"])
 @pytest.mark.parametrize("name", EXTRAS)
 def test_what_belongs_to_a_run_is_resumed_too(name: str, lora: bool, trained_tokenizer: Any, tmp_path: Path) -> None:
     def trainer(folder: Path) -> JepaTrainer:
         model: Any = tiny.make_model("llama", seed=3)
-        tokenizer = copy.deepcopy(trained_tokenizer)
         if lora:
             torch.manual_seed(5)
-            model = add_lora(model, LoraSettings(3), all_predictor_ids(tokenizer))
-        fixed = {"use_cpu": True, "disable_tqdm": True, "report_to": "none"}
-        arguments = TrainingArguments(
-            str(folder), max_steps=6, save_steps=3, logging_steps=1, per_device_train_batch_size=4, **fixed
-        )
+            model = add_lora(model, LoraSettings(3), all_predictor_ids(trained_tokenizer))
         config = JepaConfig(mode="step-jepa", lbd=0.7, **EXTRAS[name])
         objective = objective_with(config, *([NextLatent(0.6)] if name.startswith("a term") else []))
-        return JepaTrainer(
-            model,
-            arguments,
-            config,
-            train_dataset=(tiny.records() * 9)[:9],
-            processing_class=tokenizer,
-            objective=objective,
-        )
+        how: dict[str, Any] = {"max_steps": 6, "save_steps": 3, "per_device_train_batch_size": 4}
+        return make_trainer(trained_tokenizer, folder, model=model, objective=objective, config=config, **how)
 
     whole = trainer(tmp_path / "whole")
     begun = {key: value.clone() for key, value in whole.model.named_parameters() if value.requires_grad}
@@ -135,28 +139,15 @@ def test_what_belongs_to_a_run_is_resumed_too(name: str, lora: bool, trained_tok
 
 
 def test_a_finished_checkpoint_trains_no_further(trained_tokenizer: Any, tmp_path: Path) -> None:
-    def trainer(steps: int) -> JepaTrainer:
-        return JepaTrainer(
-            tiny.make_model("llama", seed=3),
-            tiny.arguments(
-                tmp_path, max_steps=steps, save_strategy="steps", save_steps=2, lr_scheduler_type="constant"
-            ),
-            JepaConfig(mode="step-jepa"),
-            train_dataset=tiny.records(),
-            processing_class=copy.deepcopy(trained_tokenizer),
-        )
+    def weights(steps: int, resume: str | None) -> list[torch.Tensor]:
+        trainer = make_trainer(trained_tokenizer, tmp_path, max_steps=steps, save_steps=2, lr_scheduler_type="constant")
+        trainer.train(resume_from_checkpoint=resume)
+        assert trainer.state.global_step == steps
+        return [value.detach().clone() for value in trainer.model.parameters()]
 
-    finished = trainer(4)
-    finished.train()
-    again = trainer(4)
-    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
-    assert again.state.global_step == 4
-    for (key, value), same in zip(finished.model.named_parameters(), again.model.parameters(), strict=True):
-        assert torch.equal(value, same), key
-    longer = trainer(5)
-    longer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
-    assert longer.state.global_step == 5
-    assert any(not torch.equal(*both) for both in zip(longer.model.parameters(), again.model.parameters(), strict=True))
+    finished, last = weights(4, None), str(tmp_path / "checkpoint-4")
+    assert all(map(torch.equal, finished, weights(4, last)))
+    assert not all(map(torch.equal, finished, weights(5, last)))
 
 
 def test_a_changed_rate_and_decay_take_effect_when_resumed(trained_tokenizer: Any, tmp_path: Path) -> None:
@@ -169,22 +160,17 @@ def test_a_changed_rate_and_decay_take_effect_when_resumed(trained_tokenizer: An
             self.groups.append((optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["weight_decay"]))
 
     def train(resume: str | None, **changed: Any) -> list[tuple[float, float]]:
-        fixed = {"use_cpu": True, "disable_tqdm": True, "report_to": "none", "lr_scheduler_type": "linear"}
-        arguments = TrainingArguments(str(tmp_path), per_device_train_batch_size=3, save_steps=2, **fixed, **changed)
-        trainer = JepaTrainer(
-            tiny.make_model("llama", seed=3),
-            arguments,
-            JepaConfig(mode="step-jepa"),
-            train_dataset=(tiny.records() * 9)[:9],
-            processing_class=copy.deepcopy(trained_tokenizer),
+        how: dict[str, Any] = {"max_steps": 5, "save_steps": 2, "lr_scheduler_type": "linear"}
+        trainer, seen = (
+            make_trainer(trained_tokenizer, tmp_path, per_device_train_batch_size=3, **how, **changed),
+            Seen(),
         )
-        seen = Seen()
         seen.groups = []
         trainer.add_callback(seen)
         trainer.train(resume_from_checkpoint=resume)
         return seen.groups
 
     # A linear schedule over 5 steps: 1, 4/5, 3/5 ... of the rate.
-    assert train(None, max_steps=5, learning_rate=1e-3, weight_decay=0.1)[:2] == [(1e-3, 0.1), (8e-4, 0.1)]
-    resumed = train(str(tmp_path / "checkpoint-2"), max_steps=5, learning_rate=2e-3, weight_decay=0.2)
+    assert train(None, learning_rate=1e-3, weight_decay=0.1)[:2] == [(1e-3, 0.1), (8e-4, 0.1)]
+    resumed = train(str(tmp_path / "checkpoint-2"), learning_rate=2e-3, weight_decay=0.2)
     assert resumed == [(pytest.approx(rate), 0.2) for rate in (1.2e-3, 8e-4, 4e-4)]

@@ -15,10 +15,9 @@ from slow_trees import logits_of, separately
 from stepjepa.batch.collate import Batch, Item
 from stepjepa.chat.tokens import all_predictor_ids
 from stepjepa.config import JepaConfig
-from stepjepa.models.architecture import find_decoder
+from stepjepa.models.architecture import PredictorHead, attach_heads, find_decoder
 from stepjepa.models.attention import enable_trees
 from stepjepa.models.encode import Encoded, encode, read
-from stepjepa.models.heads import PredictorHead, attach_heads
 from stepjepa.models.loading import LoraSettings, add_lora
 
 ModelFactory = Callable[..., Any]
@@ -82,6 +81,21 @@ def test_no_logits_of_the_whole_batch_are_made(tiny_model: ModelFactory, batch: 
     model.lm_head.register_forward_hook(lambda _module, _args, output: made.append(output.shape[-2]))
     run(model, batch)
     assert max(made) <= len(batch["head_index"]) < batch["input_ids"].numel()
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3_window"])
+def test_gradient_checkpointing_changes_no_gradient(architecture: str, tiny_model: ModelFactory, batch: Batch) -> None:
+    """The blocks run again in the backward pass, where no tree mask is set."""
+    found = []
+    for checkpointing in (False, True):
+        model = ready(tiny_model, architecture).train()
+        if checkpointing:
+            enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+            enable({"use_reentrant": False})
+        result = run(model, batch)
+        loss = result["loss"] + result["source"].square().sum() + result["target"].sum()
+        found.append(tiny.gradients(model, loss))
+    tiny.assert_same_gradients(found[1], found[0], 1e-6)
 
 
 @pytest.mark.parametrize("wrap", ["plain", "wrapped twice", "adapter"])
@@ -156,7 +170,7 @@ def test_no_hook_is_left(tiny_model: ModelFactory, batch: Batch) -> None:
         assert not module._forward_pre_hooks
 
 
-def test_a_model_that_does_not_use_its_head_is_refused(
+def test_a_model_without_a_head_or_a_decoder_is_refused(
     tiny_model: ModelFactory, batch: Batch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = ready(tiny_model)
@@ -165,8 +179,6 @@ def test_a_model_that_does_not_use_its_head_is_refused(
     with pytest.raises(ValueError, match="expected LlamaForCausalLM to call its LM head once in a pass, got 0 times"):
         run(model, batch)
 
-
-def test_a_model_without_a_decoder_is_refused() -> None:
     class Bare(nn.Module):
         def get_decoder(self) -> nn.Module:
             return self

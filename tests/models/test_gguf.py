@@ -75,9 +75,3 @@ def test_it_is_trained_and_loaded_again(lora: list[str], folder: Path, tmp_path:
     model, tokenizer = load_for_inference(tmp_path / "run")
     ids = torch.tensor([tokenizer("2 + 3")["input_ids"]])
     assert bool(torch.isfinite(model(ids).logits).all())
-
-
-def test_what_contradicts_it_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    given = ["--model_name", "preset:tiny", "--gguf_file", FILE, "--output_dir", str(tmp_path / "run")]
-    assert main(["train", "--train_file", "x.jsonl", *given]) == 2
-    assert "--gguf_file names trained weights" in capsys.readouterr().err

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -72,7 +71,6 @@ def test_weights_depend_on_the_seed_alone(bare: Path) -> None:
 def test_trained_weights_are_left_aside(base: Path) -> None:
     """As the family draws them: 0.02 by its initializer_range, far from the 0.3 of the trained ones."""
     model, _ = pretrain(base)
-    assert model.config.hidden_size == 33
     assert float(model.model.layers[0].mlp.up_proj.weight.detach().std()) == pytest.approx(0.02, rel=0.1)
 
 
@@ -108,26 +106,20 @@ def test_rows_for_the_tokenizer_of_the_folder(known: int, expected: int, tmp_pat
         assert len(model.get_input_embeddings().weight) == model.config.vocab_size == expected
 
 
-def test_special_ids_are_those_of_the_tokenizer(tmp_path: Path, plain_tokenizer: Any) -> None:
-    stale = {"eos_token_id": [5, 377], "bos_token_id": 381, "pad_token_id": 388}
-    folder = save_config(tmp_path / "folder", **stale)
-    plain_tokenizer.save_pretrained(folder)
-    model, tokenizer = pretrain(folder)
-    for settings in (model.config, model.generation_config):
-        assert settings.eos_token_id == tokenizer.eos_token_id == 2
-        assert settings.pad_token_id == tokenizer.pad_token_id == 0
-        assert settings.bos_token_id is None
-
-
-def test_padding_has_no_row_in_common_with_the_end_of_a_turn(tmp_path: Path, plain_tokenizer: Any) -> None:
-    """A padding row is zero at first and gets no gradient from what it is looked up for."""
+@pytest.mark.parametrize("pad_is_eos", [False, True])
+def test_special_ids_are_those_of_the_tokenizer(pad_is_eos: bool, tmp_path: Path, plain_tokenizer: Any) -> None:
+    """A padding row is zero and not trained, so it is no row that another token has as well."""
     tokenizer = copy.deepcopy(plain_tokenizer)
-    tokenizer.pad_token = tokenizer.eos_token
-    folder = save_config(tmp_path / "folder")
+    if pad_is_eos:
+        tokenizer.pad_token = tokenizer.eos_token
+    folder = save_config(tmp_path / "folder", eos_token_id=[5, 377], bos_token_id=381, pad_token_id=388)
     tokenizer.save_pretrained(folder)
-    model, _ = pretrain(folder)
-    assert model.config.pad_token_id is None
-    assert bool(model.get_input_embeddings().weight[tokenizer.eos_token_id].abs().sum() > 0)
+    model, same = pretrain(folder)
+    for settings in (model.config, model.generation_config):
+        assert settings.eos_token_id == same.eos_token_id == 2
+        assert settings.bos_token_id is None
+    assert model.config.pad_token_id == (None if pad_is_eos else 0)
+    assert bool(model.get_input_embeddings().weight[2].any())
 
 
 def test_generation_stops_at_every_end(tmp_path: Path, plain_tokenizer: Any) -> None:
@@ -176,13 +168,6 @@ def test_the_template_of_the_old_tokenizer_is_kept(
     assert new.end_of_turn_ids[0] in torch.tensor(model.generation_config.eos_token_id).reshape(-1).tolist()
 
 
-def test_a_template_file_wins(bare: Path, tmp_path: Path, plain_tokenizer: Any) -> None:
-    plain_tokenizer.save_pretrained(bare)
-    (tmp_path / "own.jinja").write_text(chat_templates.OPEN_ENDED, encoding="utf-8")
-    _, tokenizer = pretrain(bare, train_tokenizer=290, chat_template=str(tmp_path / "own.jinja"))
-    assert tokenizer.chat_template == chat_templates.OPEN_ENDED
-
-
 @pytest.mark.parametrize("name", ["llama", "qwen2", "gpt2"])
 def test_what_is_saved_is_loaded_again_as_it_was(name: str, tmp_path: Path) -> None:
     """Transformers gives some families' tokenizers a way of their own to cut texts into words, whatever was saved."""
@@ -201,49 +186,28 @@ def test_what_is_saved_is_loaded_again_as_it_was(name: str, tmp_path: Path) -> N
     assert tokenizer.convert_tokens_to_ids(END_OF_TURN) in whole.generation_config.eos_token_id
 
 
-# -- what is refused ---------------------------------------------------------------------------------------------------
-
-
-def test_a_tokenizer_without_room_for_bytes_is_refused(bare: Path) -> None:
-    with pytest.raises(UserError, match=r"of 258 tokens is too small: expected 259 or more, for bytes and special"):
+def test_what_is_missing_is_said(bare: Path, base: Path, tmp_path: Path, plain_tokenizer: Any) -> None:
+    with pytest.raises(UserError, match=r"of 258 tokens is too small: expected 259 or more"):
         pretrain(bare, train_tokenizer=258)
     assert len(pretrain(bare, train_tokenizer=259)[1]) == 259
-
-
-def test_no_template_and_no_plain(base: Path, plain_tokenizer: Any) -> None:
-    tokenizer = copy.deepcopy(plain_tokenizer)
-    tokenizer.chat_template = None
+    plain_tokenizer.save_pretrained(tmp_path / "words")
+    with pytest.raises(UserError, match="can't load a configuration from"):
+        pretrain(tmp_path / "words", train_tokenizer=290)
     (base / "chat_template.jinja").unlink()
-    tokenizer.save_pretrained(base)
     with pytest.raises(UserError, match=r"no chat template; .*--plain"):
         pretrain(base)
     assert PlainTemplate(pretrain(base, plain=True)[1]).end_of_turn == END_OF_TURN
 
 
-def test_no_configuration(tmp_path: Path, plain_tokenizer: Any) -> None:
-    plain_tokenizer.save_pretrained(tmp_path / "words")
-    with pytest.raises(UserError, match="can't load a configuration from"):
-        pretrain(tmp_path / "words", train_tokenizer=290)
-
-
-# -- tokens of the form without a chat ---------------------------------------------------------------------------------
-
-
-def test_load_model_adds_them(base: Path) -> None:
-    model, tokenizer = load_model(str(base), plain=True, predictors=3)
-    assert PlainTemplate(tokenizer).end_of_turn == END_OF_TURN
+@pytest.mark.parametrize("options", [None, {}, {"train_tokenizer": 290}], ids=["trained", "new", "new tokenizer"])
+def test_tokens_of_the_plain_format(options: dict[str, Any] | None, base: Path) -> None:
+    load = load_model if options is None else pretrain
+    model, tokenizer = load(base if options is not None else str(base), plain=True, predictors=3, **(options or {}))
     end = tokenizer.convert_tokens_to_ids(END_OF_TURN)
-    assert model.generation_config.eos_token_id == [2, end]
+    assert {*model.generation_config.eos_token_id} == {end, tokenizer.eos_token_id}
     assert tokenizer.convert_tokens_to_ids(PERCEPTION) == end - 1
     assert tokenizer.convert_tokens_to_ids("<|predictor_1|>") == end + 1
-
-
-@pytest.mark.parametrize("options", [{}, {"train_tokenizer": 290}])
-def test_new_models_of_that_form_stop_at_its_end(options: dict[str, Any], base: Path) -> None:
-    model, tokenizer = pretrain(base, plain=True, **options)
-    end = tokenizer.convert_tokens_to_ids(END_OF_TURN)
-    assert model.generation_config.eos_token_id == [end, tokenizer.eos_token_id]
-    assert model.config.vocab_size >= len(tokenizer) + SPARE_ROWS
+    assert len(model.get_input_embeddings().weight) >= len(tokenizer)
 
 
 # -- both stages through the command line ------------------------------------------------------------------------------
@@ -255,36 +219,24 @@ def run(line: str) -> int:
     return main(line.split())
 
 
-def chats_file(path: Path, *chats: tuple[str, ...]) -> Path:
-    """Records of a user's text and an answer, or of a system prompt, a user's text and an answer."""
-    roles = ("system", "user", "assistant")
-    records = [
-        {"messages": [{"role": role, "content": text} for role, text in zip(roles[-len(chat) :], chat, strict=True)]}
-        for chat in chats
-    ]
-    write_jsonl(path, records * 3)
-    return path
-
-
-def paraphrases(folder: Path) -> Path:
+def pairs_file(folder: Path) -> Path:
     pairs = [("The film is fun", "A fun film"), ("A fun film", "What fun it is"), ("It is dull", "How dull it is")]
-    return chats_file(folder / "paraphrases.jsonl", *pairs)
+    roles = ("user", "assistant")
+    chats = [[{"role": role, "content": text} for role, text in zip(roles, pair, strict=True)] for pair in pairs]
+    write_jsonl(folder / "pairs.jsonl", [{"messages": chat} for chat in chats * 3])
+    return folder / "pairs.jsonl"
 
 
-def test_two_stages(tmp_path: Path, bare: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first, second = tmp_path / "first", tmp_path / "second"
+def test_two_stages(tmp_path: Path, bare: Path) -> None:
+    first, second, data = tmp_path / "first", tmp_path / "second", pairs_file(tmp_path)
     assert not run(
-        f"train --train_file {paraphrases(tmp_path)} --model_name {bare} --pretrain --train_tokenizer 277 --plain "
-        f"--trainall --output_dir {first} --predictors 2 {FAST}"
+        f"train --train_file {data} --model_name {bare} --pretrain --train_tokenizer 277 --plain --trainall "
+        f"--output_dir {first} --predictors 2 {FAST}"
     )
-    facts = json.loads((first / "run.json").read_text(encoding="utf-8"))
-    assert (facts["jepa"]["labels"], facts["template"]["form"]) == ("all", "plain: user <|eot_id|>")
-    system = "Determine whether the comment is positive or negative"
-    said = [(system, "The film is fun", "Good"), (system, "It is dull", "Bad"), (system, "What fun it is", "Good")]
-    labelled = chats_file(tmp_path / "labelled.jsonl", *said)
-    assert not run(f"train --train_file {labelled} --model_name {first} --plain --regular --output_dir {second} {FAST}")
-    facts = json.loads((second / "run.json").read_text(encoding="utf-8"))
-    assert facts["template"]["form"] == "plain: user <|perception|> answer <|eot_id|>"
+    assert not run(f"train --train_file {data} --model_name {first} --plain --regular --output_dir {second} {FAST}")
+    forms = [json.loads((folder / "run.json").read_text(encoding="utf-8"))["template"] for folder in (first, second)]
+    wanted = ["plain: user <|eot_id|>", "plain: user <|perception|> answer <|eot_id|>"]
+    assert [form["form"] for form in forms] == wanted
     one, other = (AutoTokenizer.from_pretrained(str(folder)) for folder in (first, second))
     assert one.get_vocab() == other.get_vocab()
     weights = [AutoModelForCausalLM.from_pretrained(str(folder)) for folder in (first, second)]
@@ -293,26 +245,15 @@ def test_two_stages(tmp_path: Path, bare: Path, capsys: pytest.CaptureFixture[st
     # Stage two goes on from stage one: three steps do not lead far from where it stood.
     start, moved = (model.model.layers[0].mlp.up_proj.weight.detach() for model in weights)
     assert 0 < float((moved - start).norm()) < 0.1 * float(start.norm())
-    capsys.readouterr()
-    assert not run(
-        f"evaluate --model_path {second} --test_file {labelled} --output_file {tmp_path}/said.jsonl --plain "
-        "--startswith --max_new_tokens 5"
-    )
-    assert "task sentiment" in capsys.readouterr().out
-    lines = [json.loads(line) for line in (tmp_path / "said.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert [line["prompt"] for line in lines[:2]] == ["The film is fun<|perception|>", "It is dull<|perception|>"]
 
 
 def test_what_fits_not_together_is_said_in_one_line(
     tmp_path: Path, base: Path, bare: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = paraphrases(tmp_path)
+    data = pairs_file(tmp_path)
     wrong = {
-        f"--model_name {base} --train_tokenizer 290": "--train_tokenizer needs random weights",
         f"--model_name {bare} --pretrain": "holds no tokenizer",
         f"--model_name {bare} --pretrain --train_tokenizer 12": "expected 259 or more",
-        f"--model_name {base} --pretrain --lora": "--lora adapts a trained model",
-        f"--model_name {base} --plain --train_all --step_jepa": "which has no steps; use labels 'assistant'",
         f"--model_name {base} --train_all --labels assistant": "leave one out",
     }
     for flags, message in wrong.items():
@@ -343,14 +284,7 @@ def test_what_would_be_asked_of_the_hub() -> None:
 
 
 @pytest.mark.usefixtures("runs")
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("runs/regulr", "runs/regulr: no such model folder; did you mean runs/regular?"),
-        ("nowhere/at/all", "nowhere/at/all: no such model folder; check the path"),
-        ("prset:tiny", "prset:tiny: no such model folder; did you mean preset:tiny?"),
-    ],
-)
-def test_a_missing_folder_is_not_looked_for_elsewhere(name: str, said: str) -> None:
-    with pytest.raises(UserError, match=re.escape(said)):
+@pytest.mark.parametrize("name", ["runs/regulr", "nowhere/at/all", "prset:tiny"])
+def test_a_missing_folder_is_not_looked_for_elsewhere(name: str) -> None:
+    with pytest.raises(UserError, match=f"{name}: no such model folder"):
         refuse_missing(name)

@@ -87,7 +87,7 @@ def test_models_that_see_the_future_are_refused(family: str) -> None:
 def test_encoder_decoders_are_refused() -> None:
     with torch.device("meta"):
         t5 = AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model("t5"))
-    with pytest.raises(ValueError, match=r"encoder-decoder.*choose a causal language model"):
+    with pytest.raises(ValueError, match=r"encoder-decoder"):
         choose_encoding(t5, "rows")
 
 
@@ -114,11 +114,8 @@ def test_nothing_is_changed(attention: str, tiny_model: ModelFactory) -> None:
 def test_the_copy_is_made_once_for_a_configuration(tiny_model: ModelFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
     monkeypatch.setattr(probe, "shrink", lambda model: made.append(model) or shrink(model))
-    first, second = tiny_model("llama"), tiny_model("llama", seed=1)
-    for model in (first, second, first):
+    for model in (tiny_model("llama"), tiny_model("llama", seed=1), tiny_model("llama", sliding_window=7)):
         choose_encoding(model, "auto")
-    assert made == [first]
-    choose_encoding(tiny_model("llama", sliding_window=7), "auto")
     assert len(made) == 2
 
 
@@ -147,9 +144,7 @@ def test_flash_attention_runs_concatenated_sequences(tiny_model: ModelFactory) -
     why = "attention implementation 'flash_attention_2' is told where sequences begin"
     for wanted in ("auto", "rows"):
         assert choose_encoding(model, wanted) == ("concatenated", why)
-    with pytest.raises(
-        ValueError, match="does not take the mask of a prefix tree; use encoding 'rows', or attention implementation"
-    ):
+    with pytest.raises(ValueError, match=r"does not take the mask of a prefix tree.*use encoding 'rows'"):
         choose_encoding(model, "tree")
     # What carries past attention would hear the sequence before.
     model = tiny_model("lfm2")

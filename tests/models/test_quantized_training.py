@@ -16,8 +16,8 @@ from stepjepa.cli import main
 from stepjepa.config import JepaConfig
 from stepjepa.files import write_jsonl
 from stepjepa.models.loading import LoraSettings, add_lora, load_for_inference
-from stepjepa.models.quantization import compute_dtype, parameter_counts, quantization_options
 from stepjepa.models.token_rows import give_predictors
+from stepjepa.models.weights import compute_dtype, parameter_counts, quantization_options
 from stepjepa.run_folder import read_run
 from stepjepa.training.memory import kept_bytes, quantized_layers
 from stepjepa.training.trainer import JepaTrainer
@@ -126,7 +126,7 @@ def test_the_command_line(kind: str, base: Path, tmp_path: Path, capsys: pytest.
 def test_without_bitsandbytes_training_ends_with_one_line(
     base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stepjepa.models.quantization.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("stepjepa.models.weights.importlib.util.find_spec", lambda name: None)
     write_jsonl(tmp_path / "data.jsonl", [{"messages": record.messages} for record in tiny.records()])
     flags = ["train", "--train_file", tmp_path / "data.jsonl", "--model_name", base, "--output_dir", tmp_path / "run"]
     assert main([str(flag) for flag in [*flags, "--lora", "--load_in_4bit", "--use_cpu"]]) == 2

@@ -13,12 +13,10 @@ from torch import Tensor
 from stepjepa.batch.collate import Batch, Members
 from stepjepa.config import JepaConfig
 from stepjepa.errors import UserError
-from stepjepa.objectives.alignment import Alignment, Cosine, InfoNCE
-from stepjepa.objectives.lm import LMLoss, PromptLoss
+from stepjepa.objectives.alignment import Alignment, Cosine, Covariance, InfoNCE, SIGReg, Variance
 from stepjepa.objectives.objective import Objective
-from stepjepa.objectives.regularizers import Covariance, SIGReg, Variance
 from stepjepa.objectives.term import Context, load_term
-from stepjepa.objectives.tube import RandomSpan, Tube
+from stepjepa.objectives.text import LMLoss, PromptLoss, Tube
 
 
 class ByHand:
@@ -64,7 +62,6 @@ def batch(**changes: Any) -> Batch:
             draws=((0, 0),),
             paths=(np.arange(5),),
             isolated=(np.empty(0, np.int64),),
-            messages=(np.array([[1, 3, 0], [3, 5, 1]], np.int32),),
         ),
     }
     return Batch({**found, **changes})
@@ -108,25 +105,6 @@ def test_the_tube_by_hand() -> None:
     few = Members(**{**vars(members), "isolated": (np.array([0, 1, 2]),)})
     assert Tube().count(batch(members=few)) == 0
     assert sums(Tube(), members=few)["stp_loss"].item() == 0
-
-
-def test_the_random_span_by_hand() -> None:
-    """Moves (1, 0), (0, 1), (0, 2), (0, -1): any span against the rest of them; template tokens are no moves."""
-    moves = torch.tensor([[1.0, 0], [0, 1], [0, 2], [0, -1]])
-    spans = set()
-    for seed in range(40):
-        draw = np.random.default_rng((seed, 0, 0))
-        first = int(draw.integers(4))
-        last = int(draw.integers(first + 1, 5 if first else 4))
-        spans.add((first, last))
-        patch = moves[first:last].sum(0)
-        wanted = 1 - float(torch.cosine_similarity(patch, moves.sum(0) - patch, dim=0))
-        assert sums(RandomSpan(), context=Context(seed=seed))["stp_span_loss"].item() == pytest.approx(wanted, abs=1e-6)
-    assert spans == {(a, b) for a in range(4) for b in range(a + 1, 5)} - {(0, 4)}
-    members = batch()["members"]
-    one = Members(**{**vars(members), "messages": (np.array([[1, 2, 0]], np.int32),)})
-    assert RandomSpan().count(batch(members=one)) == 0
-    assert sums(RandomSpan(), members=one)["stp_span_loss"].item() == 0
 
 
 def test_regularizers_count_every_pair() -> None:
@@ -174,8 +152,6 @@ def test_from_config() -> None:
         Covariance(0.3),
         Tube(0.4),
     ]
-    span = JepaConfig(mode="regular", stp=0.4, stp_form="random_span")
-    assert Objective.from_config(span).terms["stp_span_loss"] == RandomSpan(0.4)
 
 
 def test_two_terms_of_one_name_are_refused() -> None:
@@ -187,10 +163,10 @@ def test_two_terms_of_one_name_are_refused() -> None:
     ("address", "settings", "words"),
     [
         ("no_such_module:Term", {}, "can't load 'no_such_module:Term'"),
-        ("stepjepa.objectives.lm:Nothing", {}, "can't load"),
+        ("stepjepa.objectives.text:Nothing", {}, "can't load"),
         ("stepjepa.objectives.alignment:Cosine", {}, "is no class derived from"),
-        ("stepjepa.objectives.lm:LMLoss", {"wait": 1}, "has no setting 'wait'; it has weight"),
-        ("stepjepa.objectives.lm:LMLoss", {"weight": -1.0}, "weight: expected 0 or more, got -1.0"),
+        ("stepjepa.objectives.text:LMLoss", {"wait": 1}, "has no setting 'wait'; it has weight"),
+        ("stepjepa.objectives.text:LMLoss", {"weight": -1.0}, "weight: expected 0 or more, got -1.0"),
     ],
 )
 def test_terms_that_can_not_be_loaded(address: str, settings: dict[str, Any], words: str) -> None:

@@ -27,9 +27,9 @@ def browser() -> Iterator[Any]:
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
     # A machine that is busy with other things takes its time.
-    driver.command_executor.client_config.timeout = 600
-    driver.set_page_load_timeout(600)
-    driver.set_script_timeout(600)
+    driver.command_executor.client_config.timeout = 240
+    driver.set_page_load_timeout(120)
+    driver.set_script_timeout(120)
     yield driver
     driver.quit()
 

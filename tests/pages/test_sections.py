@@ -138,17 +138,8 @@ def test_scores_and_errors(tmp_path):
 
 def test_arms_are_compared_over_seeds(arms):
     html = comparison_section(compare_runs(read_runs(arms))).html
-    found = charts(html)
-    means, seeds = found["arms-0"]["data"]
-    # Of four examples right: 1, 2, 1 and 2, 2, 3.
-    assert means["x"] == pytest.approx([100 / 3, 175 / 3])
-    assert seeds["x"] == [25, 50, 25, 50, 50, 75]
-    assert means["error_x"]["array"] == pytest.approx([14.43, 14.43], abs=0.01)
-    difference, _ = found["difference-0"]["data"]
+    assert html.index("no arm is shown to be better than regular") < html.index("<table") < html.index("data:image/svg")
     # Differences of 25, 0 and 50 points: mean 25, standard error 14.43, t of 2 degrees of freedom 4.303.
-    assert difference["x"] == [25]
-    assert difference["error_x"]["array"][0] == pytest.approx(62.10, abs=0.01)
-    assert html.index("no arm is shown to be better than regular") < html.index("<table")
     assert "+25.00 [-37.10, +87.10]" in html
 
 

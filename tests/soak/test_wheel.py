@@ -33,16 +33,8 @@ PYTHON = os.environ.get("STEPJEPA_WHEEL_PYTHON", sys.executable) if FULL else sy
 def call(*command: object, folder: Path) -> str:
     """Run a command; returns what it printed."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
-    done = subprocess.run(
-        [str(part) for part in command],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=1800,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
+    words = [str(part) for part in command]
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=1800, check=False)
     assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
     return done.stdout
 
@@ -83,26 +75,17 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as content:
         names = {name for name in content.namelist() if ".dist-info/" not in name}
-        others = {name.partition(".dist-info/")[2] for name in content.namelist() if ".dist-info/" in name}
     source = ROOT / "src"
     files = (path for path in (source / "stepjepa").rglob("*") if path.is_file() and path.suffix != ".pyc")
-    expected = {path.relative_to(source).as_posix() for path in files}
-    assert names == expected
-    assert {"stepjepa/py.typed", "stepjepa/cli.py"} <= names
-    assert any(name.startswith("stepjepa/pages/templates/") for name in names)
-    assert {"METADATA", "entry_points.txt", "licenses/LICENSE"} <= others
+    assert names == {path.relative_to(source).as_posix() for path in files}
+    assert "stepjepa/py.typed" in names
 
 
-def test_what_it_says_it_needs_is_enough(wheel: Path, installed: Path) -> None:
+def test_what_it_says_it_needs_is_enough(installed: Path) -> None:
     listed = "import importlib.metadata as m, json; print(json.dumps(m.requires('stepjepa')))"
-    requirements = [
-        Requirement(line) for line in json.loads(call(installed / "python", "-c", listed, folder=wheel.parent))
-    ]
-    needed = [requirement for requirement in requirements if requirement.marker is None]
-    assert {"torch", "transformers", "pyyaml", "sqlglot"} <= {requirement.name for requirement in needed}
-    if not FULL:
-        for requirement in needed:
-            assert requirement.specifier.contains(metadata.version(requirement.name), prereleases=True), requirement
+    requirements = map(Requirement, json.loads(call(installed / "python", "-c", listed, folder=installed)))
+    for requirement in (each for each in requirements if each.marker is None):
+        assert requirement.specifier.contains(metadata.version(requirement.name), prereleases=True), requirement
 
 
 def test_it_trains_inspects_and_evaluates_outside_the_checkout(installed: Path, tmp_path: Path) -> None:

@@ -24,20 +24,16 @@ CHOICES = "A man sits.\nA) one\nB) two\nC) three\nD) four"
     ("name", "answer", "more"),
     [
         ("gsm8k", "6 * 3 = 18\n#### 18", {}),
-        ("gsm8k", r"\boxed{18}", {"path": "folder/GSM8K_mine.jsonl"}),
         ("gsm8k", "18", {"system": Gsm8kTask.system_prompt}),
         ("boxed", r"\boxed{18}", {}),
         ("boxed", "6 * 3 = 18\n#### 18", {"ground_truth": "18"}),
         ("boxed", "steps", {"ground_truth": "18"}),
         ("generic", "18", {"system": f"{Gsm8kTask.system_prompt} Now."}),
         ("nl-rx", "dog", {"path": "data/synth_test.jsonl"}),
-        ("nl-rx", "dog", {"path": "other.jsonl", "system": NlRxTask.system_prompt}),
         ("generic", "dog", {"path": "synthetic_math.jsonl"}),
-        ("sentiment", "Good", {"system": SentimentTask.system_prompt}),
         ("sentiment", "Good", {"path": "/elsewhere/Rotten-Tomatoes.jsonl"}),
         ("generic", "Good", {"path": "yelp/other.jsonl"}),
         ("nq-open", "Amma", {"system": NqOpenTask.system_prompt}),
-        ("hellaswag", "A", {"path": "hellaswag_test.jsonl"}),
     ],
 )
 def test_auto_recognises_prompt_file_name_or_form_of_the_answer(name, answer, more):
@@ -52,9 +48,9 @@ def test_auto_refuses_a_mixture_and_names_the_first_stranger():
 
 
 def test_an_option_reaches_the_task_that_takes_it():
-    options = TaskOptions(last_number=True)
-    assert choose_task("auto", [record("#### 18")], options).options.last_number is True
-    with pytest.raises(UserError, match="--last_number does nothing with task 'boxed'"):
+    options = TaskOptions(time_limit=3.0)
+    assert choose_task("nl-rx", [record("dog")], options).options.time_limit == 3.0
+    with pytest.raises(UserError, match="--time_limit does nothing with task 'boxed'"):
         choose_task("boxed", [record("#### 18")], options)
 
 
@@ -62,8 +58,7 @@ def test_an_option_reaches_the_task_that_takes_it():
     ("task", "answer", "more", "message"),
     [
         (BoxedTask, "no mark", {}, "no answer to compare with.*ground_truth.*--task generic"),
-        (BoxedTask, "no mark", {"ground_truth": [18]}, "'ground_truth' is list"),
-        (BoxedTask, "no mark", {"ground_truth": "  "}, "'ground_truth' is empty"),
+        (BoxedTask, "no mark", {"ground_truth": [18]}, r"'ground_truth' is \[18\]"),
         (Gsm8kTask, "x", {"ground_truth": "Friday"}, "the right answer is 'Friday', no number; .*--task boxed"),
         (SentimentTask, "positive", {}, "'positive', expected Very Bad, Bad.*--task generic"),
         (NqOpenTask, "; ;", {}, "no answer in it"),
@@ -111,9 +106,9 @@ def test_gold_is_right_and_the_gold_of_another_record_is_not(shared_data, file, 
 @pytest.mark.parametrize(
     ("task", "text"),
     [
-        *((NqOpenTask, text) for text in (";" * 10**5, "1,000" * 10**5, "1" + "%" * 10**5)),
-        *((SentimentTask, text) for text in ("_" * 10**5, "very " * 10**5, "it is :" + " " * 10**5)),
-        *((HellaswagTask, text) for text in ("answer is " * 10**5, ":\n" * 10**5, "answer A" + "*" * 10**5)),
+        *((NqOpenTask, text * 10**5) for text in (";", "1,000", "%1", "a ", "\u0301")),
+        *((SentimentTask, text * 10**5) for text in ("_", "very ", "it is : ")),
+        *((HellaswagTask, text * 10**5) for text in ("answer is ", "answer A*", "A) ")),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else value[:10],
 )
@@ -121,7 +116,7 @@ def test_long_answers_take_no_longer_than_reading_them(task, text):
     truth = {NqOpenTask: "Amma; 1,000 years", SentimentTask: "Good", HellaswagTask: "A"}[task]
     begin = time.process_time()
     task().score(record(truth, CHOICES), Response(text))
-    assert time.process_time() - begin < 2
+    assert time.process_time() - begin < 4
 
 
 # Raw rows.
@@ -157,15 +152,8 @@ STORY = {"ctx": "c", "endings": list("abcd"), "label": "1"}
     [
         (Gsm8kTask.convert, {"answer": SOLUTION}, "no field 'question'"),
         (Gsm8kTask.convert, {"question": "q", "answer": "18"}, "'answer' does not end in a line '#### number'"),
-        (
-            lambda row: Gsm8kTask.convert(row, steps=True),
-            {"question": "q", "answer": "a\n#### 1"},
-            "fewer than two steps",
-        ),
-        (NqOpenTask.convert, {"answer": ["a"]}, "no field 'question'"),
         (SentimentTask.convert, {"text": "fine", "label": None}, "no label"),
         (SentimentTask.convert, {"text": "fine", "label": "Good"}, "the label is none of 0 to 1"),
-        (HellaswagTask.convert, {**STORY, "label": -1}, "no label"),
         (HellaswagTask.convert, {**STORY, "ctx": " "}, "'ctx' is empty"),
         (HellaswagTask.convert, {**STORY, "endings": "abcd"}, "not four endings"),
         (lambda row: make_record(*row), ("a", "(b"), "no regular expression of NL-RX"),

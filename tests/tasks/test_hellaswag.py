@@ -2,7 +2,6 @@
 
 import pytest
 
-from stepjepa.data.sources import read_records
 from stepjepa.tasks.base import NO_ANSWER, WRONG, Likelihood, Response
 from stepjepa.tasks.hellaswag import LETTERS, HellaswagTask, read_choices, read_letter
 from task_records import record
@@ -34,11 +33,8 @@ def likelihoods(letters, endings):
         ("B: rips level tiles off.", "B"),
         # Announced.
         ("Answer: B", "B"),
-        ("the best ending is C", "C"),
         ("The answer is B. Yes, option B.", "B"),
-        # Set apart as code, in a box, in wide letters, with what other programs leave behind it; said again.
         ("`B`", "B"),
-        ("```\nB\n```", "B"),
         ("B<|im_end|>", "B"),
         ("B?", None),
         # With a reason.
@@ -49,7 +45,6 @@ def likelihoods(letters, endings):
         ("rips level tiles off.", "B"),
         # Two letters are none.
         ("A or B", None),
-        ("a or b", None),
         ("The answer is A. No, the answer is B.", None),
         # No letter.
         ("", None),
@@ -84,7 +79,6 @@ def test_likelihoods_decide_where_there_are_any():
     [
         ("A list:\nA) apples\nB) pears", ("one", "two", "three", "four")),
         ("A list:\nA) apples\nB) pears\nC) plums\nD) figs", ("one", "two", "three", "four")),
-        ("Two lines\nof context", ("one\nand more", "two\n\nagain", "three", "four\nlines\n")),
         ("Letters inside", ("see B) there", "see A) there", "D) or C)", "see D) there")),
     ],
 )
@@ -92,17 +86,3 @@ def test_choices_are_read_whatever_they_hold(context, endings):
     user, expected = asked(context, endings), (context, tuple(ending.strip() for ending in endings))
     assert read_choices(record("B", user)) == expected
     assert read_choices(record("B", user, text=context, code=endings[1].strip())) == expected
-
-
-def test_real_file_gold_is_right_and_the_others_are_not(shared_data):
-    for each in read_records(shared_data / "llm_jepa" / "hellaswag_test.jsonl"):
-        truth, endings = TASK.truth(each), read_choices(each)[1]
-        for letter, ending in zip(LETTERS, endings, strict=True):
-            likely = [-1.0 if other == letter else -2.0 for other in LETTERS]
-            per_character = [value * len(text) for value, text in zip(likely, endings, strict=True)]
-            scored = TASK.score(each, Response(letter, likelihoods(likely, per_character)))
-            assert list(scored.scores.values()) == [letter == truth] * 3
-            for said in (letter, ending, f"{letter}) {ending}", f"The answer is {letter}."):
-                assert TASK.score(each, Response(said)).scores == dict.fromkeys(
-                    ("correct", "said_correct"), letter == truth
-                )

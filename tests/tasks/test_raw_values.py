@@ -1,10 +1,12 @@
-"""Lists and labels as raw data sets hold them."""
+"""Lists, labels and paraphrases as raw data sets hold them."""
 
 import json
 
 import numpy as np
 import pytest
 
+from stepjepa.errors import UserError
+from stepjepa.preparing.conversion import CONVERSIONS, convert_rows
 from stepjepa.tasks.raw_values import as_label, as_list
 
 
@@ -45,3 +47,66 @@ def test_anything_else_is_none(value):
 )
 def test_a_label_and_all_ways_of_writing_it(value, label):
     assert as_label(value) == label
+
+
+def made(*rows):
+    """(source, target, group, position) of the records, and what was dropped."""
+    records, counts = convert_rows(enumerate(rows, start=1), CONVERSIONS["paraphrase"].convert, path="raw.tsv")
+    assert all(record["messages"][0]["role"] == "system" for record in records)
+    return [
+        (record["messages"][1]["content"], record["messages"][2]["content"], record["group"], record["position"])
+        for record in records
+    ], dict(counts.dropped)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"sentence1": "one", "sentence2": "two"},
+        {"text": "one", "paraphrases": ["two"], "category": "question", "source": "quora"},
+        {"source": "one", "target": "two"},
+        {"sentence_1": " one ", "sentence_2": "two\n"},
+    ],
+)
+def test_forms_of_pairs(row):
+    assert made(row) == ([("one", "two", 1, 1)], {})
+
+
+def test_each_sentence_of_a_group_predicts_the_next():
+    expected = [("a", "b", 1, 1), ("b", "c", 1, 2), ("c", "d", 1, 3), ("x", "y", 2, 1)]
+    assert made({"set": ["a", "b", "c", "d"]}, {"set": ["x", "y"]}) == (expected, {})
+    assert made({"text1": "a", "text2": "b", "text10": "d", "text3": "c"}, {"text1": "x", "text2": "y"})[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("label", "reason"),
+    [
+        (1, None),
+        ("true", None),
+        ("0", "label 0: no paraphrases"),
+        (-1, "no label"),
+        ("entailment", "label neither 0 nor 1"),
+    ],
+)
+def test_only_pairs_labelled_1_are_paraphrases(label, reason):
+    records, dropped = made({"sentence1": "one", "sentence2": "two", "label": label})
+    assert len(records) == (reason is None)
+    assert dropped == ({reason: 1} if reason else {})
+
+
+def test_a_sentence_counts_once_whatever_its_case_and_spacing():
+    records, dropped = made({"set": ["a", "A ", "", None, "b", float("nan")]}, {"set": []}, {"set": ["same", "same"]})
+    assert records == [("a", "b", 1, 1)]
+    assert dropped == {"fewer than two different sentences": 2}
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([{"question": "q", "answer": "a"}], r"^raw\.tsv:1: the columns are question, answer; expected two sentences"),
+        ([{"set": "no list"}], "'set' is no list of sentences"),
+    ],
+)
+def test_unknown_forms_are_refused_with_the_row(rows, words):
+    with pytest.raises(UserError, match=words):
+        made(*rows)

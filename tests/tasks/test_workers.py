@@ -79,14 +79,6 @@ def test_each_call_has_its_own_limits_and_failure(make_workers):
     assert workers.map([(f"{number}",) for number in range(50)]) == [Outcome(f"{number}") for number in range(50)]
 
 
-def test_time_counts_from_the_beginning_of_a_call_and_late_calls_do_not_add_up(make_workers):
-    workers = make_workers(seconds=1)
-    assert [outcome.failure for outcome in workers.map([("sleep", 0.6)] * 6)] == [None] * 6
-    began = time.monotonic()
-    assert [outcome.failure for outcome in workers.map([("sleep", 60)] * 2)] == ["time"] * 2
-    assert 1 <= time.monotonic() - began < 3
-
-
 def test_processes_are_small_silent_and_used_again(make_workers, capfd):
     workers = make_workers()
     large = "ж\ud800" * 10**6
@@ -109,7 +101,7 @@ def test_close_ends_all_processes(make_workers):
 
 
 def test_too_little_memory_to_start_is_said(make_workers, capfd):
-    with pytest.raises(UserError, match=r"test_workers\.work ended before .* allow it more than 1 MiB of memory"):
+    with pytest.raises(UserError, match="allow it more than 1 MiB of memory"):
         make_workers(memory=1).map([("a",)])
 
 
@@ -121,42 +113,22 @@ def test_no_file_of_the_current_folder_takes_the_place_of_a_module(make_workers,
     assert not (tmp_path / "ran").exists()
 
 
-JOB = """
-import os, sys, time
-def modules(): return sorted(sys.modules)
+SCRIPT = """
+import os, time
 def forever(path):
     with open(path, "a") as stream: stream.write(f"{os.getpid()}\\n")
     while True: time.sleep(1)
 """
 
 
-def start(tmp_path, script):
-    """A program of its own that uses workers; it stands in for ``stepjepa evaluate`` or a user's script."""
-    (tmp_path / "job.py").write_text(JOB)
-    (tmp_path / "script.py").write_text("import job\nfrom stepjepa.tasks.workers import Workers\n" + script)
-    command = [sys.executable, "script.py"]
-    return subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
-    )
-
-
-def test_a_script_without_a_guard_is_not_run_again_by_its_processes(tmp_path):
-    program = start(
-        tmp_path,
-        "import decimal\nworkers = Workers(job.modules, seconds=20, memory=300, processes=1)\n"
-        "print('decimal' in workers.map([()])[0].value)\n",
-    )
-    # It forgets to close them, too.
-    assert program.communicate(timeout=60) == ("False\n", "")
-    assert program.returncode == 0
-
-
 @pytest.mark.parametrize("kill", [signal.SIGINT, signal.SIGKILL])
 def test_a_program_that_ends_leaves_no_process(tmp_path, kill):
-    program = start(
-        tmp_path,
-        "Workers(job.forever, seconds=60, memory=300, processes=2).map([('pids',)] * 5)\n",
-    )
+    """Nor is a script without a guard run again by its processes."""
+    (tmp_path / "job.py").write_text(SCRIPT)
+    run = "Workers(job.forever, seconds=60, memory=300, processes=2).map([('pids',)] * 5)"
+    (tmp_path / "script.py").write_text(f"import job\nfrom stepjepa.tasks.workers import Workers\n{run}\n")
+    command = [sys.executable, "script.py"]
+    program = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, process_group=0)
     pids = tmp_path / "pids"
     until = time.monotonic() + 30
     while not (pids.exists() and pids.read_text().count("\n") == 2):

@@ -1,7 +1,6 @@
 """Several processes: one dies and the run is resumed exactly; all must be given the same; all draw alike."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,53 +9,44 @@ from safetensors.torch import load_file
 
 import kills
 import tiny
-from ranks import Ranks
+from ranks import together
 from stepjepa.files import write_jsonl
 from stepjepa.run_folder import checkpoints
 
 STEPS = 6
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    running = Ranks()
-    yield running
-    running.close()
-
-
 @pytest.mark.slow
-def test_one_process_dies_and_the_run_is_resumed_exactly(ranks: Ranks, material: Path, tmp_path: Path) -> None:
+def test_one_process_dies_and_the_run_is_resumed_exactly(material: Path, tmp_path: Path) -> None:
     whole, run, log = tmp_path / "whole", tmp_path / "run", tmp_path / "log"
     train = ["train", *kills.train_flags(material, STEPS), "--resume_from_checkpoint", "auto", "--output_dir"]
-    assert ranks.together([*train, whole], log)[0] == [0, 0]
-    ended, said = ranks.together([*train, run], log, fault=(1, "kill", 6))
+    assert together([*train, whole], log)[0] == [0, 0]
+    ended, said = together([*train, run], log, fault=(1, "kill", 6))
     assert ended == [2, -9], said
     assert "checkpoint-2 is complete: resume with --resume_from_checkpoint last" in said[0]
     assert "Traceback" not in said[0]
     assert [path.name for path in checkpoints(run)] == ["checkpoint-2"]
     assert not kills.half_files(run)
-    assert ranks.together([*train, run], log)[0] == [0, 0]
+    assert together([*train, run], log)[0] == [0, 0]
     assert not kills.left_behind(run)
     assert (run / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
 
-def test_a_process_that_was_given_another_file_is_refused_by_all(ranks: Ranks, material: Path, tmp_path: Path) -> None:
+def test_a_process_that_was_given_another_file_is_refused_by_all(material: Path, tmp_path: Path) -> None:
     run, flags = tmp_path / "run", kills.train_flags(material, STEPS)
     (tmp_path / "other").mkdir()
     write_jsonl(tmp_path / "other" / "train.jsonl", [{"messages": list(each.messages)} for each in tiny.records()])
     given = [["--train_file", folder / "train.jsonl"] for folder in (material, tmp_path / "other")]
     position = flags.index("--train_file")
     common = ["train", *flags[:position], *flags[position + 2 :], "--output_dir", run]
-    ended, said = ranks.together(common, tmp_path / "log", of_each=given)
+    ended, said = together(common, tmp_path / "log", of_each=given)
     assert ended == [2, 2], said
     for each in said:
         assert "error: the processes were given different data" in each
     assert not (run / "run.json").exists()
 
 
-def test_three_processes_of_which_two_have_no_record_at_last(
-    ranks: Ranks, trained_tokenizer: Any, tmp_path: Path
-) -> None:
+def test_three_processes_of_which_two_have_no_record_at_last(trained_tokenizer: Any, tmp_path: Path) -> None:
     """Nor does it matter what else one of them has drawn: all draw alike what they must."""
     # Without dropout, of which each process draws its own.
     tiny.make_model("llama", seed=3).save_pretrained(tmp_path / "model")
@@ -70,7 +60,7 @@ def test_three_processes_of_which_two_have_no_record_at_last(
     runs = tmp_path / "one", tmp_path / "three"
     for count, run in zip((1, 3), runs, strict=True):
         given = [*common, "--batch_size", 3 // count, "--output_dir", run]
-        ended, said = ranks.together(given, tmp_path / "log", of_each=[[]] * count, fault=(1, "draws", 2))
+        ended, said = together(given, tmp_path / "log", of_each=[[]] * count, fault=(1, "draws", 2))
         assert ended == [0] * count, said
     one, three = (load_file(run / "model.safetensors") for run in runs)
     assert all((one[name] - three[name]).abs().max() <= 1e-5 for name in one)

@@ -13,15 +13,15 @@ from torch import nn
 import tiny
 from stepjepa.batch.collate import Batch, Collator, Item
 from stepjepa.batch.sequences import Pair, TokenizedRecord, View
+from stepjepa.models.architecture import attach_heads, without_heads
 from stepjepa.models.attention import enable_trees
 from stepjepa.models.ema import EmaEncoder
-from stepjepa.models.heads import attach_heads, without_heads
 from stepjepa.models.lm_head import LMHead
 from stepjepa.models.loading import LoraSettings, add_lora
 from stepjepa.objectives.alignment import Alignment
-from stepjepa.objectives.lm import LMLoss, PromptLoss
 from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.objectives.term import Context
+from stepjepa.objectives.text import LMLoss, PromptLoss
 from stepjepa.training.flops import FlopModel, Shape, counting
 
 pytestmark = [

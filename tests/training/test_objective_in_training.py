@@ -18,11 +18,10 @@ from slow_trees import separately
 from stepjepa.batch.collate import Item
 from stepjepa.batch.dataset import prepare
 from stepjepa.config import JepaConfig
-from stepjepa.objectives.lm import LMLoss
+from stepjepa.objectives.alignment import SIGReg
 from stepjepa.objectives.objective import Objective
-from stepjepa.objectives.regularizers import SIGReg
 from stepjepa.objectives.term import Context
-from stepjepa.objectives.tube import tube
+from stepjepa.objectives.text import LMLoss, tube
 from stepjepa.training.trainer import JepaTrainer
 
 

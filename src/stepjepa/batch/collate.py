@@ -130,21 +130,17 @@ class Collator:
         return cls(config.layout, np.asarray(predictors, np.int32), reading, **options)
 
     def sequences(self, item: Item) -> list[Sequence]:
-        """What a record becomes.
-
-        Raises:
-            ValueError: a sequence is longer than the model has positions.
-        """
+        """What a record becomes; ValueError if a sequence is longer than the model has positions."""
         if item.with_views:
             found = LAYOUTS[self.layout].place(item.record, self.predictors, self.reading)
         else:
             found = [main_sequence(item.record)]
         longest = max(map(len, found))
         if self.positions is not None and longest > self.positions:
-            raise ValueError(
-                f"expected sequences of at most {self.positions} tokens (the model's max_position_embeddings), got "
-                f"{longest} in the record at line {item.record.line}; set max_length to {self.positions} or less"
+            told = (
+                f"at most {self.positions} tokens (max_position_embeddings), got {longest} in line {item.record.line}"
             )
+            raise ValueError(f"expected sequences of {told}; set max_length to {self.positions} or less")
         return found
 
     def __call__(self, items: Iterable[Item | None]) -> Batch:

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import datasets
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute
 from numpy.typing import NDArray
 from torch.utils.data import Dataset, Sampler
 from tqdm.auto import tqdm
@@ -121,9 +120,7 @@ class StepSampler(Sampler[Key]):
 
 # -- tokens of records -------------------------------------------------------------------------------------------------
 
-# Of each view the length of its own text (-1 for the main text), start, end, predictors; ``texts`` are joined.
-_LISTS = ("ids", "labels", "prompt", "messages", "views", "texts")
-_SCHEMA = pa.schema([("line", pa.int64()), *((name, pa.list_(pa.int32())) for name in _LISTS)])
+_SCHEMA = pa.schema({"length": pa.int64(), "record": pa.list_(pa.int32())})
 
 
 class TokenizedDataset(Dataset[Item | None]):
@@ -136,56 +133,46 @@ class TokenizedDataset(Dataset[Item | None]):
 
     def __init__(self, source: str | pa.Buffer) -> None:
         self._source = source
-        self._table = pa.ipc.open_stream(pa.memory_map(source) if isinstance(source, str) else source).read_all()
-        self._lists = [self._table.column(name) for name in _LISTS]
+        table = pa.ipc.open_stream(pa.memory_map(source) if isinstance(source, str) else source).read_all()
+        self._records = table.column("record")
+        # [records] tokens of the main text of each record
+        self.lengths: NDArray[np.int64] = table.column("length").to_numpy()
 
     def __reduce__(self) -> Any:
         return TokenizedDataset, (self._source,)
 
     def __len__(self) -> int:
-        return len(self._table)
-
-    @property
-    def lengths(self) -> NDArray[np.int64]:
-        """Tokens of the main text of each record."""
-        return np.asarray(pyarrow.compute.list_value_length(self._table.column("ids")), np.int64)
+        return len(self._records)
 
     def __getitem__(self, key: int | Key) -> Item | None:
         """Look up a record; None for an empty place (``Key.record`` -1)."""
         number, with_views, epoch = key if isinstance(key, Key) else Key(int(key))
         if number < 0:
             return None
-        ids, labels, prompt, messages, places, texts = (column[number].values.to_numpy() for column in self._lists)
-        views, begin = [], 0
-        for length, start, end, predictors in places.reshape(-1, 4).tolist():
-            own = ids if length < 0 else texts[begin : begin + length]
-            views.append(View(own, start, end, length < 0, predictors))
-            begin += max(length, 0)
-        pairs, line = tuple(map(Pair, views[::2], views[1::2])), self._table.column("line")[number].as_py()
-        record = TokenizedRecord(ids, labels, prompt, pairs, line, messages.reshape(-1, 3))
-        return Item(record, with_views, (epoch, number))
+        return Item(_unflattened(self._records[number].values.to_numpy()), with_views, (epoch, number))
 
 
-def _as_table(records: Sequence[TokenizedRecord]) -> pa.Table:
-    views, texts = [], []
-    for record in records:
-        found = [view for pair in record.pairs for view in pair]
-        table = [(-1 if v.in_main else len(v.ids), v.start, v.end, v.predictors) for v in found]
-        views.append(np.array(table, np.int32).reshape(-1))
-        texts.append(np.concatenate([np.empty(0, np.int32), *(v.ids for v in found if not v.in_main)]))
-    lists = [
-        *([getattr(record, name) for record in records] for name in ("ids", "labels", "prompt")),
-        [record.messages.reshape(-1) for record in records],
-        views,
-        texts,
-    ]
-    lines = pa.array([record.line for record in records], pa.int64())
-    return pa.table([lines, *map(_as_lists, lists)], schema=_SCHEMA)
+def _flattened(record: TokenizedRecord) -> Ids:
+    """A record as one array: its line, the lengths of five parts, these, and the own texts of its views."""
+    views = [view for pair in record.pairs for view in pair]
+    # Of each view the length of its own text (-1 for the main text), start, end, predictors.
+    table = [(-1 if view.in_main else len(view.ids), view.start, view.end, view.predictors) for view in views]
+    parts = [record.ids, record.labels, record.prompt, record.messages.ravel(), np.array(table, np.int32).ravel()]
+    head = np.array([record.line, *map(len, parts)], np.int32)
+    return np.concatenate([head, *parts, *(view.ids for view in views if not view.in_main)])
 
 
-def _as_lists(arrays: Sequence[Ids]) -> pa.ListArray:
-    bounds = np.cumsum([0, *map(len, arrays)], dtype=np.int32)
-    return pa.ListArray.from_arrays(bounds, np.concatenate([np.empty(0, np.int32), *arrays]))
+def _unflattened(flat: Ids) -> TokenizedRecord:
+    line, *sizes = flat[:6].tolist()
+    ids, labels, prompt, messages, table, texts = np.split(flat[6:], np.cumsum(sizes))
+    views, begin = [], 0
+    for length, start, end, predictors in table.reshape(-1, 4).tolist():
+        own = ids if length < 0 else texts[begin : begin + length]
+        views.append(View(own, start, end, length < 0, predictors))
+        begin += max(length, 0)
+    return TokenizedRecord(
+        ids, labels, prompt, tuple(map(Pair, views[::2], views[1::2])), line, messages.reshape(-1, 3)
+    )
 
 
 # -- preparing ---------------------------------------------------------------------------------------------------------
@@ -236,8 +223,7 @@ def prepare(
         config: see ``JepaConfig``.
         what: names the data on the progress bar and in messages.
         views: gives the pairs of views of each record, instead of those of the mode (LLM-JEPA only).
-        cache_dir: where tokenised data is kept; nothing that ends in an error is. Of several processes the main one
-            writes.
+        cache_dir: where tokenised data is kept. Of several processes the main one writes.
         say: takes a line for people.
 
     Raises:
@@ -257,13 +243,22 @@ def prepare(
             yield record if views is None else replace(record, views=tuple(views(record)))
 
     def make(file: Path | None) -> Prepared:
-        made, bar = (
-            RecordTokenizer(tokenizer, config),
-            tqdm(range(0, len(rows), BLOCK), f"prepare {what}", disable=None),
-        )
-        dataset, tokens = _tokenize(records(), made, bar, source if len(rows) else what, file)
+        made, tokens, waiting = RecordTokenizer(tokenizer, config), Counter(all=0, main=0), records()
+        opened: Any = nullcontext(pa.BufferOutputStream()) if file is None else atomic_write(file, "wb")
+        gc.disable()  # no cyclic garbage is made here, and looking for it takes a third of the time
+        try:
+            with opened as sink, pa.ipc.new_stream(sink, _SCHEMA) as writer:
+                for _ in tqdm(range(0, len(rows), BLOCK), f"prepare {what}", disable=None):
+                    found = made.tokenize(islice(waiting, BLOCK))
+                    tokens.update(count_tokens(found, config))
+                    columns = [[len(each.ids) for each in found], list(map(_flattened, found))]
+                    writer.write_table(pa.table(columns, schema=_SCHEMA))
+                _refuse_useless(made.counts, config, source if len(rows) else what)
+        finally:
+            gc.enable()
+        dataset = TokenizedDataset(sink.getvalue() if file is None else str(file))
         counts = {name: made.counts[name] for name in COUNTS}
-        return Prepared(dataset, counts, tokens, made.template.describe(), source)
+        return Prepared(dataset, counts, dict(tokens), made.template.describe(), source)
 
     if cache_dir is False:
         return make(None)
@@ -273,40 +268,19 @@ def prepare(
         # The description is written last, and makes the table valid.
         about = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
         found = Prepared(TokenizedDataset(str(file)), **about, source=source)
-    except (OSError, ValueError, TypeError):
-        pass
-    else:
         say(f"cache: {what} as prepared before, from {file} (--no_cache prepares anew)")
         return found
-    if not is_main_process():
-        return make(None)
-    try:
-        found = make(file)
-        about = {"counts": found.counts, "tokens": found.tokens, "template": found.template}
-        write_json(file.with_suffix(".json"), about)
-    except OSError as error:
-        say(f"cache: nothing stored ({error}); --cache_dir names another folder, --no_cache does without")
-        return make(None)
-    return found
-
-
-def _tokenize(
-    records: Iterator[Record], made: RecordTokenizer, blocks: Iterable[int], source: str, file: Path | None
-) -> tuple[TokenizedDataset, dict[str, int]]:
-    """Tokenise records, a block after the other, into an Arrow file, or into memory."""
-    tokens = Counter(all=0, main=0)
-    opened: Any = nullcontext(pa.BufferOutputStream()) if file is None else atomic_write(file, "wb")
-    gc.disable()  # no cyclic garbage is made here, and looking for it takes a third of the time
-    try:
-        with opened as sink, pa.ipc.new_stream(sink, _SCHEMA) as writer:
-            for _ in blocks:
-                found = made.tokenize(islice(records, BLOCK))
-                tokens.update(count_tokens(found, made.config))
-                writer.write_table(_as_table(found))
-            _refuse_useless(made.counts, made.config, source)
-    finally:
-        gc.enable()
-    return TokenizedDataset(sink.getvalue() if file is None else str(file)), dict(tokens)
+    except (OSError, ValueError, TypeError):
+        pass
+    if is_main_process():
+        try:
+            found = make(file)
+            about = {"counts": found.counts, "tokens": found.tokens, "template": found.template}
+            write_json(file.with_suffix(".json"), about)
+            return found
+        except OSError as error:
+            say(f"cache: nothing stored ({error}); --cache_dir names another folder, --no_cache does without")
+    return make(None)
 
 
 def _refuse_useless(counts: Mapping[str, int], config: JepaConfig, source: str) -> None:

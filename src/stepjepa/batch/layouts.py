@@ -56,11 +56,7 @@ def layout(
 
 
 def name_layout(place: Place, address: str) -> None:
-    """Register a layout of the user's own under its address, too (``--layout module:function``).
-
-    Raises:
-        UserError: the function is not registered.
-    """
+    """Register a layout of the user's own under its address, too (``--layout module:function``)."""
     found = next((each for each in LAYOUTS.values() if each.place is place), None)
     if found is None:
         raise UserError(f"--layout: '{address}' is no layout; put @stepjepa.layout(...) above the function")
@@ -72,14 +68,12 @@ def separate(record: TokenizedRecord, predictors: Ids, reading: Reading) -> list
     """LLM-JEPA as published: the main sequence, and both views of each pair by themselves."""
     found = [main_sequence(record)]
     for number, (first, second) in enumerate(record.pairs):
-        # The first view sees the text before it, where it stands in the text; the second one sees itself alone.
-        seeing, none = _branch if first.in_main else _alone, predictors[:0]
-        if reading.reverse:
-            found.append(_alone(number, "source", second, predictors, reading))
-            found.append(seeing(number, "target", first, none, reading))
-        else:
-            found.append(seeing(number, "source", first, predictors, reading))
-            found.append(_alone(number, "target", second, none, reading))
+        source, target = (second, first) if reading.reverse else (first, second)
+        views: list[tuple[Kind, View, Ids]] = [("source", source, predictors), ("target", target, predictors[:0])]
+        for kind, view, added in views:
+            # The first view sees the text before it, where it stands in the text; the second one sees itself alone.
+            seeing = _branch if view is first and view.in_main else _alone
+            found.append(seeing(number, kind, view, added, reading))
     return found
 
 
@@ -94,27 +88,23 @@ def inplace(record: TokenizedRecord, predictors: Ids, reading: Reading) -> list[
     Later tokens see everything again. The last token of step 1 keeps its label, the first token of step 2; predictor
     tokens have none.
     """
-    text = main_sequence(record)
-    ids, moved = [], np.arange(len(record.ids), dtype=np.int32)  # place in the text -> place in the sequence
-    start = np.zeros(len(record.ids) + len(record.pairs) * len(predictors), np.int32)
-    readouts, done, length = [], 0, 0
+    text, count, places = main_sequence(record), len(predictors), np.arange(len(record.ids))
+    ends = np.array([first.end for first, _ in record.pairs], np.int64)
+    ids = np.insert(record.ids, np.repeat(ends, count), np.tile(predictors, len(ends)))
+    # [N] place in the text -> place in the sequence
+    moved = (places + count * ends.searchsorted(places, "right")).astype(np.int32)
+    start, readouts = np.zeros(len(ids), np.int32), []
     for number, (first, second) in enumerate(record.pairs):
-        ids += [record.ids[done : first.end], predictors, record.ids[max(first.end, done) : second.end]]
-        length += max(first.end - done, 0) + len(predictors)
-        source_end = length
-        length += second.end - max(first.end, done)
-        width = second.end - second.start
-        start[length - width : length] = length - width
-        moved[first.end :] += len(predictors)
+        source_end = int(moved[first.end - 1]) + 1 + count
+        begin, end = int(moved[second.start]), int(moved[second.end - 1]) + 1
+        start[begin:end] = begin
         readouts += [
-            Readout(number, "source", source_end - _averaged(first, len(predictors), reading), source_end),
-            Readout(number, "target", length - _averaged(second, 0, reading), length),
+            Readout(number, "source", source_end - _averaged(first, count, reading), source_end),
+            Readout(number, "target", end - _averaged(second, 0, reading), end),
         ]
-        done = second.end
-    joined = np.concatenate([*ids, record.ids[done:]])
     labels, prompt = text.labels.copy(), text.prompt.copy()
     labels[:, 0], prompt[:, 0] = moved[labels[:, 0]], moved[prompt[:, 0]]
-    return [Sequence(joined, labels, prompt, moved, start, tuple(readouts))]
+    return [Sequence(ids, labels, prompt, moved, start, tuple(readouts))]
 
 
 def _averaged(view: View, predictors: int, reading: Reading) -> int:
@@ -146,7 +136,6 @@ def _read(pair: int, kind: Kind, ids: Ids, averaged: int, reading: Reading) -> S
     """A sequence that ends where it is read."""
     end = len(ids) + (0 if reading.last_token is None else reading.last_token + 1)
     if end < 1:
-        raise UserError(
-            f"--last_token {reading.last_token} reaches before the start of a view; use a number nearer to -1"
-        )
+        told = f"--last_token {reading.last_token} reaches before the start of a view"
+        raise UserError(f"{told}; use a number nearer to -1")
     return Sequence(ids[:end], readouts=(Readout(pair, kind, end - averaged, end),))

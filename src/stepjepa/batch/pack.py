@@ -101,11 +101,8 @@ class _Sorted:
         self._order, self.shared = _sorted(sequences, groups)
         self.lengths = np.array([len(sequences[index]) for index in self._order], np.int64)
         self._added = np.concatenate([[0], np.cumsum(self.lengths - self.shared)])
-        # One that is no beginning of the next makes the tree branch; one that isolates tokens needs a mask anyway.
-        branches = np.append(False, self.shared[1:] < self.lengths[:-1])
         starts = [sequences[index].start for index in self._order]
-        isolates = [start is not None and start.any() for start in starts]
-        self._branches, self._isolates = (np.concatenate([[0], np.cumsum(each)]) for each in (branches, isolates))
+        self._isolating = np.cumsum([False, *(start is not None and start.any() for start in starts)])
         self._paths: list[Numbers] = [np.empty(0, np.int64)] * len(sequences)
         self._cells = 0
 
@@ -114,9 +111,9 @@ class _Sorted:
         return self._added[last] - self._added[first + 1] + self.lengths[first]
 
     def is_masked(self, first: Any, last: Any) -> Any:
-        """Whether such a row needs a mask."""
-        branches = self._branches[last] > self._branches[first + 1]
-        return branches | (self._isolates[last] > self._isolates[first])
+        """Whether such a row needs a mask: not all are beginnings of its last sequence, or some isolate tokens."""
+        branches = self.size(first, last) > self.lengths[last - 1]
+        return branches | (self._isolating[last] > self._isolating[first])
 
     def cheapest_rows(self, row_length: int, attention_length: int) -> list[tuple[int, int]]:
         """The rows that cost least, padding left aside."""
@@ -134,9 +131,8 @@ class _Sorted:
         width = int(sizes.sum() if joined else sizes.max())
         begins = np.cumsum(sizes) - sizes if joined else np.arange(len(rows)) * width
         cells = width if joined else len(rows) * width
-        ids, positions, start = np.full(cells, self._pad_id), np.zeros(cells, np.int64), np.zeros(cells, np.int64)
-        # Padding is causal text by itself, so that no query is left without a key.
-        end = np.full(cells, width, np.int64)
+        # Padding is causal text by itself, so that no query is left without a key: its subtree ends with the row.
+        ids, positions, start, end = (np.full(cells, value) for value in (self._pad_id, 0, 0, width))
         path = np.empty(int(self.lengths.max()), np.int64)  # where the tokens of the latest sequence stand
         for (first, last), begin in zip(rows, begins.tolist(), strict=True):
             place, before = begin, 0
@@ -153,8 +149,9 @@ class _Sorted:
                 place, before = place + length - shared, length
             end[path[:before]] = place - begin
         self._cells += cells
-        shaped = [each.reshape(-1, width) for each in (ids, positions, start, end)]
-        return Rows(*shaped, self._paths, sizes, any(self.is_masked(*row) for row in rows))
+        shape, branches = (-1, width), any(self.is_masked(*row) for row in rows)
+        ids, positions = ids.reshape(shape), positions.reshape(shape)
+        return Rows(ids, positions, start.reshape(shape), end.reshape(shape), self._paths, sizes, branches)
 
 
 def _sorted(sequences: Many[Sequence], groups: Many[int] | None) -> tuple[list[int], Numbers]:

@@ -59,21 +59,16 @@ def step_views(record: Record, main: Rendered, separator: str) -> list[ViewText]
     # Templates that trim a content also trim it in front: its characters stand earlier than the record says.
     shift = start - max(record.answer.find(main.text[start:end]), 0)
     places = [[min(max(shift + place, start), end) for place in step] for step in find_steps(record.answer, separator)]
-    return [ViewText(main, *place, in_main=True) for place in places]
+    return [ViewText(main, first, last, in_main=True) for first, last in places]
 
 
 class RecordTokenizer:
-    """Tokenises records for one tokenizer and one configuration.
+    """Tokenises records for one configuration.
 
     Args:
         tokenizer: fast, with a chat template or, for ``plain``, its tokens (``add_plain_tokens``); predictor tokens
             added (``add_predictor_tokens``).
         config: mode, layout, labels, limits.
-
-    Attributes:
-        template: writes the chats.
-        predictors: ``[K]`` ids of the predictor tokens.
-        counts: what was met so far, by the names of :data:`COUNTS`.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, config: JepaConfig) -> None:
@@ -83,8 +78,8 @@ class RecordTokenizer:
             PlainTemplate(tokenizer, answers=config.labels != "all") if config.plain else ChatTemplate(tokenizer)
         )
         wanted = (config.predictors or 0) if config.uses_views else 0
-        self.predictors: Ids = np.asarray(predictor_ids(tokenizer, wanted), np.int32)
-        self.counts: Counter[str] = Counter()
+        self.predictors: Ids = np.asarray(predictor_ids(tokenizer, wanted), np.int32)  # [K]
+        self.counts: Counter[str] = Counter()  # what was met so far, by the names of ``COUNTS``
         self._predictor_text = "".join(predictor_token(number) for number in range(1, wanted + 1))
         self._texts = TextTokenizer(tokenizer)
         padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
@@ -123,12 +118,10 @@ class RecordTokenizer:
     def pairs(self, record: Record, main: Rendered) -> ViewPairs:
         """The pairs of a record, the first view of each predicts the second (before ``reverse_pred``).
 
-        There are none where it has too few steps or an explicit view is empty.
-
         * Step-JEPA: steps of the last assistant message, each with the one ``pair_distance`` further on.
         * LLM-JEPA: each user message with the assistant message that answers it; the record's explicit views
           instead, where it has them. Layouts with ``views_in_text`` take the user's message where it stands in
-          the chat, except for explicit views, which do not stand there.
+          the chat.
         """
         config, found = self.config, ViewPairs()
         if config.mode == "step-jepa":

@@ -49,12 +49,6 @@ class ChatTemplate:
     Args:
         tokenizer: a fast tokenizer with a chat template; it is not changed.
 
-    Attributes:
-        has_system_role: the template accepts a system message; otherwise its text is put before the first user message.
-        lone_assistant: the template accepts an assistant message alone; otherwise it is rendered as a user turn.
-        end_of_turn: the special token that closes an assistant turn.
-        appends_end_of_turn: the template closes no assistant turn, so the tokenizer's eos token is appended.
-
     Raises:
         UserError: the tokenizer is slow, there is no chat template, it can't render a chat, or no token can end a turn.
     """
@@ -64,10 +58,8 @@ class ChatTemplate:
 
         _refuse_slow(tokenizer)
         if not tokenizer.chat_template:
-            raise UserError(
-                "the tokenizer has no chat template; use an instruction-tuned model, pass --chat_template FILE, or "
-                "train without one (--plain)"
-            )
+            remedy = "use an instruction-tuned model, pass --chat_template FILE, or train without one (--plain)"
+            raise UserError(f"the tokenizer has no chat template; {remedy}")
         self._tokenizer = tokenizer
         self._source = tokenizer.get_chat_template()
         # Rendered without the tokenizer's method, which takes longer than the template and passes no functions.
@@ -84,6 +76,8 @@ class ChatTemplate:
         except Exception as error:  # from Jinja's parser, or from constants evaluated while compiling
             raise UserError(f"the chat template can't be read: {_reason(error)}") from None
         self._skeletons: dict[tuple[str, ...], list[str] | None] = {}
+        # Without a system role its text is put before the first user message; an assistant message that is refused
+        # alone is rendered as a user turn.
         self.has_system_role = self._skeleton(("system", "user", "assistant")) is not None
         self.lone_assistant = self._skeleton(("assistant",)) is not None
         skeleton = self._skeleton(("user", "assistant"))
@@ -94,6 +88,7 @@ class ChatTemplate:
         # The longest token wins where one begins another. Without special tokens, (?!) matches nothing.
         longest_first = sorted({*specials, *tokenizer.all_special_tokens}, key=len, reverse=True)
         found = re.search("|".join(map(re.escape, longest_first)) or "(?!)", skeleton[-1])
+        # Where the template closes no assistant turn, the tokenizer's eos token is appended.
         self.appends_end_of_turn = found is None
         end_of_turn = found[0] if found else tokenizer.eos_token
         if end_of_turn is None:
@@ -102,14 +97,7 @@ class ChatTemplate:
         self.end_of_turn_ids = [int(tokenizer.convert_tokens_to_ids(self.end_of_turn))]
 
     def render(self, messages: Sequence[Message]) -> Rendered:
-        """Render a whole chat.
-
-        Args:
-            messages: of the chat.
-
-        Raises:
-            UserError: the template refuses the messages, or rewrites a content so that it can't be found in the text.
-        """
+        """Render a whole chat; UserError if the template refuses it, or a content can't be found in its text."""
         if not self.has_system_role and messages and messages[0]["role"] == "system":
             return self._render_folded(messages)
         contents = [message["content"] for message in messages]
@@ -126,19 +114,12 @@ class ChatTemplate:
         return Rendered(text, tuple(spans), tuple(ends))
 
     def render_alone(self, role: str, content: str) -> Rendered:
-        """Render one message by itself, as a view that sees nothing else.
-
-        An assistant message is rendered as a user turn if the template refuses it alone.
-        """
+        """Render one message by itself, as a view that sees nothing else."""
         role = "user" if role == "assistant" and not self.lone_assistant else role
         return self.render([{"role": role, "content": content}])
 
     def render_prompt(self, messages: Sequence[Message]) -> Rendered:
-        """Render what precedes the answer in training, which is the prompt for generation.
-
-        Args:
-            messages: the chat without its last assistant message.
-        """
+        """Render what precedes the answer in training: the chat up to where its last assistant message will begin."""
         whole = self.render([*messages, {"role": "assistant", "content": _OPEN}])
         # A blank before the answer is part of the answer's first token in most vocabularies.
         text = whole.text[: whole.spans[-1][0]].rstrip(" ")
@@ -171,10 +152,8 @@ class ChatTemplate:
         try:
             return str(self._compiled.render(self._variables, messages=messages))
         except Exception as error:  # a template is a program and can raise any error
-            raise UserError(
-                f"the chat template refuses these messages ({_reason(error)}); change them, or name another "
-                "--chat_template"
-            ) from None
+            told = f"the chat template refuses these messages ({_reason(error)})"
+            raise UserError(f"{told}; change them, or name another --chat_template") from None
 
     def _skeleton(self, roles: tuple[str, ...]) -> list[str] | None:
         """The template's own text before, between and after the contents; None if it refuses such a chat."""
@@ -219,13 +198,13 @@ class PlainTemplate:
     """The plain format, for records without a chat format: the user's text, ``<|perception|>``, the answer.
 
     Models that are pretrained from random weights in the published experiments use no chat template. Only the last
-    question and its answer are rendered. Where the loss is on all tokens, as in pretraining on paraphrases, the answer
-    is left out too: it is the other view of the same content, and has a record of its own. The interface is that of
+    question and its answer are rendered; any other message has the span ``(0, 0)``. The interface is that of
     :class:`ChatTemplate`.
 
     Args:
         tokenizer: a fast tokenizer with the token ``<|perception|>`` (``add_plain_tokens``); it is not changed.
-        answers: include the answer in a row; otherwise a row is the user's text and the end-of-turn token.
+        answers: False leaves the answer out, where the loss is on all tokens, as in pretraining on paraphrases: it is
+            the other view of the same content, and has a record of its own.
 
     Raises:
         UserError: the tokenizer lacks a token that this format needs, or has no fast version.
@@ -235,10 +214,8 @@ class PlainTemplate:
         _refuse_slow(tokenizer)
         known = tokenizer.get_vocab()
         if PERCEPTION not in known:
-            raise UserError(
-                f"--plain is for models trained without a chat format, but this tokenizer has no token '{PERCEPTION}'; "
-                "leave --plain out"
-            )
+            told = f"--plain is for models without a chat format, and this tokenizer has no token '{PERCEPTION}'"
+            raise UserError(f"{told}; leave --plain out")
         end = END_OF_TURN if END_OF_TURN in known else tokenizer.eos_token
         if end is None:
             raise UserError("the tokenizer has no token that could end an answer; give it an eos_token")
@@ -248,7 +225,7 @@ class PlainTemplate:
         self.begin = str(tokenizer.bos_token) if _begins_texts(tokenizer) else ""
 
     def render(self, messages: Sequence[Message]) -> Rendered:
-        """Render the last question and its answer; a message that is left out has the span ``(0, 0)``."""
+        """Render the last question and its answer."""
         prompt, answer = self.render_prompt(messages[:-1]), messages[-1]["content"]
         if not self.answers:
             text = prompt.text.removesuffix(PERCEPTION) + self.end_of_turn
@@ -306,10 +283,8 @@ def _spans_by_search(text: str, roles: tuple[str, ...], contents: Sequence[str])
         part = content.strip()
         start = text.rfind(part) if index == len(roles) - 1 else text.find(part, position)
         if start < position:
-            raise UserError(
-                f"the chat template rewrites the content of message {index} ({role}), so it can't be found; remove "
-                "what the template treats specially (such as think tags) from the content"
-            )
+            told = f"the chat template rewrites the content of message {index} ({role}), so it can't be found"
+            raise UserError(f"{told}; remove what the template treats specially, such as think tags, from the content")
         position = start + len(part)
         spans.append((start, position))
     return spans

@@ -1,10 +1,8 @@
 """Special tokens that training adds to a tokenizer, and texts to tokens without special tokens from users' contents.
 
-A user's text may hold ``<|im_end|>``, or even ``<|predictor_1|>``. Tokenised with the rest of the chat it would end the
-turn. ``split_special_tokens`` of transformers alone is no remedy, since it splits the template's own tokens too. So the
-template's tokens are replaced by stand-ins: tokens of the same length and with the same matching options that are not
-special, known only to a copy of the tokenizer. All other special tokens are split then, and the ids of the stand-ins
-are mapped back.
+A user's text may hold ``<|im_end|>``, which would end the turn. ``split_special_tokens`` of transformers alone splits
+the template's own tokens, too. So these are replaced by stand-ins: tokens of the same length and with the same matching
+options that are not special, known only to a copy of the tokenizer. The ids of the stand-ins are mapped back.
 """
 
 from __future__ import annotations
@@ -46,11 +44,7 @@ def add_predictor_tokens(tokenizer: PreTrainedTokenizerBase, count: int) -> list
 
 
 def predictor_ids(tokenizer: PreTrainedTokenizerBase, count: int) -> list[int]:
-    """The ids of ``<|predictor_1|>`` .. ``<|predictor_K|>``.
-
-    Raises:
-        ValueError: the tokenizer lacks one of them.
-    """
+    """The ids of ``<|predictor_1|>`` .. ``<|predictor_K|>``; ValueError if the tokenizer lacks one of them."""
     known = tokenizer.get_added_vocab()
     tokens = [predictor_token(number) for number in range(1, count + 1)]
     if missing := [token for token in tokens if token not in known]:
@@ -117,8 +111,6 @@ class TextTokenizer:
         # Of several tokens that match at one place the longest wins, as in the tokenizer.
         longest_first = sorted(self._special, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
-        # A token that crosses one end of a content has its first or its last character in the content.
-        self._ends = sorted({token[at] for token in longest_first for at in (0, -1)})
         self._copy: Any = None
         self._stands_for: dict[str, str] = {}  # special token -> the character that its stand-in repeats
         self._back: dict[int, int] = {}  # id of a stand-in -> id of the special token that it replaces
@@ -138,8 +130,6 @@ class TextTokenizer:
 
     def spelt(self, text: str, contents: Spans) -> bool:
         """Whether a content of a text contains a special token or part of one."""
-        if not any(text.find(end, start, stop) >= 0 for start, stop in contents for end in self._ends):
-            return False
         return any(
             found.start() < stop and start < found.end()
             for found in self._pattern.finditer(text)

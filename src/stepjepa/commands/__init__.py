@@ -35,45 +35,36 @@ class Command:
     """A sub-command: the constant of its name, in capitals, in a module of this package.
 
     Attributes:
-        run: runs it and returns the exit code.
+        run: runs it and returns the exit code; raises ``UserError`` for what the user can correct.
         flags: the dataclasses of its options, each with a heading.
         add: adds flags before those.
-        common: the options that ``--help`` shows; with none it shows all.
+        common: names of the options that ``--help`` shows; with none it shows all.
         epilog: text at the end of the help.
-        usage: the first line of the help, unless required flags and "[flags below]" say it all.
         parse: parses the arguments, for a command that takes flags which its parser does not know.
-        more_help: text at the end of ``--help_all``.
+        more_help: returns text for the end of ``--help_all``.
     """
 
     run: Callable[[argparse.Namespace], int]
     flags: tuple[tuple[type, str], ...] = ()
     add: Callable[[Parser], None] = lambda _: None
-    common: tuple[str, ...] = ()
+    common: str = ""
     epilog: str | None = None
-    usage: str | None = None
-    parse: Callable[[Parser, Sequence[str]], argparse.Namespace] | None = None
+    parse: Callable[[Parser, Sequence[str]], argparse.Namespace] = Parser.parse_args
     more_help: Callable[[], str] = str
 
 
 def load(name: str) -> Command:
     """Import a command by its name."""
-    module = importlib.import_module(f"stepjepa.commands.{_MODULES.get(name, name)}")
-    command: Command = getattr(module, name.upper())
+    command: Command = getattr(importlib.import_module(f"{__name__}.{_MODULES.get(name, name)}"), name.upper())
     return command
 
 
 def make_parser(name: str) -> Parser:
     """Create the parser of a command."""
     command = load(name)
-    parser = Parser(
-        prog=f"stepjepa {name}",
-        description=COMMANDS[name],
-        epilog=command.epilog,
-        usage=command.usage,
-        common=command.common,
-        more_help=command.more_help,
-        takes_others=command.parse is not None,
-    )
+    others = command.parse is not Parser.parse_args
+    about = {"prog": f"stepjepa {name}", "description": COMMANDS[name], "epilog": command.epilog}
+    parser = Parser(common=command.common.split(), more_help=command.more_help, takes_others=others, **about)
     command.add(parser)
     for settings, group in command.flags:
         parser.add(settings, group)
@@ -81,14 +72,5 @@ def make_parser(name: str) -> Parser:
 
 
 def parse(name: str, arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse the arguments of a command.
-
-    Args:
-        name: of the command.
-        arguments: the arguments behind it, with flags as ``cli.normalise`` writes them.
-
-    Raises:
-        UserError: an argument is unknown, wrong or missing.
-    """
-    parser, own = make_parser(name), load(name).parse
-    return parser.parse_args(list(arguments)) if own is None else own(parser, arguments)
+    """Parse the arguments behind the name of a command, with flags as ``cli.normalise`` writes them."""
+    return load(name).parse(make_parser(name), arguments)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import shlex
 
-from stepjepa.analysis.settings import AnalysisSettings
 from stepjepa.commands import Command
 from stepjepa.errors import visible
+from stepjepa.inspection.analysis import AnalysisSettings
 from stepjepa.options import from_args
 
 EPILOG = """\
@@ -18,23 +18,17 @@ singular_values.png/.svg to --output_dir. Several models share each picture."""
 
 
 def run(args: argparse.Namespace) -> int:
-    """Analyse the models, write the files and print the numbers.
+    """Analyse the models, write the files and print the numbers."""
+    from stepjepa.inspection.analysis import analyze, as_table, notes, output_files
 
-    Raises:
-        UserError: a flag, a file or a model is wrong.
-    """
-    from stepjepa.analysis.files import output_files
-    from stepjepa.analysis.numbers import as_markdown
-    from stepjepa.analysis.run import analyze, notes
-
-    analysis = analyze(from_args(AnalysisSettings, args))
-    for model in analysis.models:
-        count = model.config["predictors"]
+    models = analyze(from_args(AnalysisSettings, args))
+    for model in models:
+        count = model.config.predictors or 0
         where = f"behind {count} predictor token{'s' if count > 1 else ''}" if count else "at its own end"
         source, target = model.views
-        print(f"{model.name}: {model.config['mode']} views, source {source} read {where}, target {target}")
-    print(f"\n{as_markdown([each.name for each in analysis.models], [each.numbers for each in analysis.models])}\n")
-    for note in notes(analysis):
+        print(f"{model.name}: {model.config.mode} views, source {source} read {where}, target {target}")
+    print(f"\n{as_table(models)}\n")
+    for note in notes(models):
         print(f"note: {visible(note)}")
     print(f"written: {', '.join(map(str, output_files(args.output_dir)))}")
     runs = shlex.join(args.model_path)
@@ -45,9 +39,7 @@ def run(args: argparse.Namespace) -> int:
 ANALYZE = Command(
     run,
     flags=((AnalysisSettings, "files"),),
-    common=(
-        *("model_path", "test_file", "output_dir", "labels", "overwrite", "views", "pairs", "layer"),
-        *("t_sne_type", "projections", "max_examples", "batch_size", "dtype"),
-    ),
+    common="model_path test_file output_dir overwrite views pairs layer t_sne_type projections max_examples "
+    "batch_size dtype",
     epilog=EPILOG,
 )

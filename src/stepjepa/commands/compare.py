@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from stepjepa.commands import Command
 from stepjepa.errors import UserError
 from stepjepa.files import atomic_write, refuse_existing
-from stepjepa.options import option
+from stepjepa.options import option, refuse_both, refuse_without_effect
 from stepjepa.terminal import print_json, visible_lines
 
 if TYPE_CHECKING:
@@ -21,19 +21,16 @@ if TYPE_CHECKING:
 
 COMPARE_EPILOG = """\
 Runs that differ only in their seeds form an arm; each arm is paired with the
-baseline by seed. Over seeds: Student's paired t-test, one- and two-tailed, 95 %
-intervals, Holm's correction over all arms. Over examples: McNemar's exact test
-for each seed, and an exact permutation test over all seeds. Arms are grouped by
-what they share with the baseline: the number of optimizer steps, the FLOPs of
-training (within 2 %), or neither. Runs with other data or another evaluation
-are refused."""
+baseline by seed: Student's paired t-test with Holm's correction over all arms,
+McNemar's exact test for each seed, an exact permutation test over examples.
+Arms are grouped by what they share with the baseline: the number of optimizer
+steps, the FLOPs of training (within 2 %), or neither."""
 
 REPORT_EPILOG = """\
 Prints a table of the evaluated runs. With --output_file FILE.html it writes one
-file that opens by double click and loads nothing: comparison of the arms,
-settings, accuracy, losses, similarities and ranks over steps, errors, answers,
-records. Unfinished and unevaluated runs are included with what they have. The
-folder of a sweep stands for its finished trials."""
+file that loads nothing: comparison of the arms, settings, accuracy, losses,
+similarities and ranks over steps, errors, answers, records. Unfinished and
+unevaluated runs are included with what they have."""
 
 
 @dataclass
@@ -41,46 +38,33 @@ class CompareFlags:
     """What is compared, and where the tables go."""
 
     runs: list[str] = option(help="evaluated run folders, or folders of sweeps", positional=True, metavar="DIR")
-    evaluation: str | None = option(
-        None, "evaluation to compare, if a run has several: NAME.summary.json", metavar="NAME"
-    )
+    evaluation: str | None = option(None, "which one, if a run has several: NAME.summary.json", metavar="NAME")
     baseline: str | None = option(None, "name of the arm to compare with (the regular one)", metavar="ARM")
-    names: str | None = option(
-        None, "names of the arms, in the order of their first runs (the settings that differ)", metavar="A,B"
-    )
+    names: str | None = option(None, "names of the arms, in the order of their first runs", metavar="A,B")
     tails: Literal["one", "two"] = option("one", "one- or two-tailed p, to be corrected for the number of arms")
-    format: Literal["text", "markdown", "json"] = option("text", "format of the tables", group="output")
-    json: bool = option(False, "short for --format json", group="output")
-    output_file: str | None = option(None, "write the tables to this file", group="output", metavar="FILE")
-    plot: str | None = option(
-        None, "draw means, error bars and seeds: FILE.png or FILE.svg", group="output", metavar="FILE"
-    )
-    overwrite: bool = option(False, "replace --output_file and --plot", group="output")
+    format: Literal["text", "markdown", "csv", "latex", "json"] = option("text", "format of the tables")
+    json: bool = option(False, "short for --format json")
+    output_file: str | None = option(None, "write the tables to this file", metavar="FILE")
+    plot: str | None = option(None, "draw means, error bars and seeds: FILE.png or FILE.svg", metavar="FILE")
+    overwrite: bool = option(False, "replace --output_file and --plot")
 
 
 def compare(args: argparse.Namespace) -> int:
-    """Compare the runs; print the tables or write them to files.
-
-    Raises:
-        UserError: a folder or a flag is wrong, or the runs can't be compared.
-    """
+    """Compare the runs; print the tables or write them to files."""
     from stepjepa.experiments.plot import check_picture, write_picture
     from stepjepa.experiments.tables import FORMATS
 
     if args.json and args.format not in ("text", "json"):
         raise UserError(f"--json means --format json, and --format {args.format} is named too; leave one out")
-    written = [Path(file) for file in (args.output_file, args.plot) if file is not None]
+    written = [file for file in (args.output_file, args.plot) if file is not None]
     if args.plot is not None:
         check_picture(args.plot)
-    if len({file.resolve() for file in written}) < len(written):
-        raise UserError("--output_file and --plot are one file; name another", path=args.plot)
     for file in written:
         refuse_existing(file, args.overwrite)
     comparison = _comparison(args)
-    read = {file.resolve() for arm in comparison.arms for run in arm.runs for file in run.files}
-    for file in written:
-        if file.resolve() in read:
-            raise UserError("is an input of this comparison; name another file", path=file)
+    read = {str(file.resolve()) for arm in comparison.arms for run in arm.runs for file in run.files}
+    if lost := [file for file in written if str(Path(file).resolve()) in read]:
+        raise UserError("is an input of this comparison; name another file", path=lost[0])
     text = FORMATS["json" if args.json else args.format](comparison)
     if args.output_file is None:
         print(visible_lines(text), end="")
@@ -90,13 +74,13 @@ def compare(args: argparse.Namespace) -> int:
     if args.plot is not None:
         write_picture(comparison, args.plot)
     if written:
-        print(f"written: {', '.join(map(str, written))}", file=sys.stderr if args.output_file is None else sys.stdout)
+        print(f"written: {', '.join(written)}", file=sys.stderr if args.output_file is None else sys.stdout)
     return 0
 
 
 def _comparison(args: argparse.Namespace) -> Comparison:
     """Compare the runs, named by ``--names``, by the arms of their sweep, or by the settings in which they differ."""
-    from stepjepa.experiments.comparison import compare, compare_folders
+    from stepjepa.experiments.comparison import compare
     from stepjepa.experiments.evaluated_run import SUMMARY, find_run_folders
 
     places = find_run_folders(args.runs)
@@ -108,11 +92,8 @@ def _comparison(args: argparse.Namespace) -> Comparison:
         print(f"note: {visible_lines(str(waiting[0].folder))}{more}: not evaluated yet, left out", file=sys.stderr)
     if not places:
         raise UserError("none of its runs is evaluated yet; go on with the sweep", path=waiting[0].folder.parents[1])
-    settings = {"evaluation": args.evaluation, "tails": args.tails}
-    if args.names is None:
-        return compare_folders(places, args.baseline, **settings)
-    names = [" ".join(name.split()) for name in args.names.split(",")]
-    return compare([place.folder for place in places], names=names, baseline=args.baseline, **settings)
+    names = [] if args.names is None else [" ".join(name.split()) for name in args.names.split(",")]
+    return compare(places, names=names, evaluation=args.evaluation, baseline=args.baseline, tails=args.tails)
 
 
 @dataclass
@@ -121,31 +102,24 @@ class ReportFlags:
 
     runs: list[str] = option(help="run folders, or folders of sweeps", positional=True, metavar="RUN")
     json: bool = option(False, "the table for machines")
-    output_file: str | None = option(None, "gets the page", group="page", metavar="FILE.html")
-    title: str | None = option(None, "of the page (the names of the runs)", group="page")
+    output_file: str | None = option(None, "write a page", metavar="FILE.html")
+    title: str | None = option(None, "of the page (the names of the runs)", only_with="output_file")
     analysis: str | None = option(
-        None, "of 'stepjepa analyze' (the first one in a folder of the runs)", group="page", metavar="DIR"
+        None, "of 'stepjepa analyze' (the first one in a folder of the runs)", metavar="DIR", only_with="output_file"
     )
-    baseline: str | None = option(
-        None, "name of the arm to compare with (the regular one)", group="page", metavar="ARM"
-    )
-    overwrite: bool = option(False, "replace --output_file", group="page")
+    baseline: str | None = option(None, "arm to compare with (the regular one)", only_with="output_file", metavar="ARM")
+    overwrite: bool = option(False, "replace --output_file", only_with="output_file")
 
 
 def report(args: argparse.Namespace) -> int:
-    """Print the table or write the page.
-
-    Raises:
-        UserError: a folder or a flag is wrong, or the runs can't stand in one table.
-    """
+    """Print the table or write the page."""
+    refuse_without_effect(vars(args), ReportFlags)
+    refuse_both(args, ("json", "output_file"))
     if args.output_file is not None:
         return _write_page(args)
     from stepjepa.experiments.evaluated_run import find_run_folders
     from stepjepa.experiments.tables import report, report_text
 
-    for flag in ("title", "baseline", "analysis", "overwrite"):
-        if getattr(args, flag):
-            raise UserError(f"--{flag} is for a page; add --output_file FILE.html, or leave it out")
     rows = report([each.folder for each in find_run_folders(args.runs)])
     if args.json:
         print_json(rows)
@@ -155,18 +129,15 @@ def report(args: argparse.Namespace) -> int:
 
 
 def _write_page(args: argparse.Namespace) -> int:
-    from stepjepa.analysis.files import JSON_FILE
+    from stepjepa.inspection.analysis import JSON_FILE
     from stepjepa.pages.page import write_page
     from stepjepa.pages.runs import read_runs
 
-    target = Path(args.output_file)
-    if args.json:
-        raise UserError("--json prints the table, and --output_file writes the page; leave one of them out")
+    target, analysis = Path(args.output_file), args.analysis and Path(args.analysis)
     if target.suffix.lower() not in (".html", ".htm"):
         raise UserError("--output_file is an HTML page; end its name in .html", path=target)
     refuse_existing(target, args.overwrite)
-    analysis = None if args.analysis is None else Path(args.analysis)
-    if analysis is not None and not (analysis / JSON_FILE).is_file():
+    if analysis and not (analysis / JSON_FILE).is_file():
         raise UserError(f"holds no {JSON_FILE}; name an output folder of 'stepjepa analyze'", path=analysis)
     size = write_page(read_runs(args.runs), target, title=args.title, baseline=args.baseline, analysis=analysis)
     print(f"written: {visible_lines(str(target))} ({size / 1e6:.1f} MB); open it in a browser")

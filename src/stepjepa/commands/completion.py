@@ -29,11 +29,7 @@ class ShellFlag:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the script.
-
-    Raises:
-        UserError: shtab, which generates the script, is not installed.
-    """
+    """Print the script."""
     try:
         import shtab
     except ImportError:

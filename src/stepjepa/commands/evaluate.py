@@ -25,10 +25,7 @@ EPILOG = """\
 example: stepjepa evaluate --model_path runs/a --test_file test.jsonl \\
   --output_file runs/a/test.jsonl
 Writes one JSON line per example and a summary beside the file. The same command
-resumes an interrupted evaluation, and prints the summary of a finished one.
-Text answers have three scores: exact (the answer and nothing else), prefix (the
-answer first) and contains (the answer anywhere); 'stopped' is how often the
-model ended its turn by itself. docs/tasks.md describes the tasks."""
+resumes an interrupted evaluation. docs/tasks.md describes tasks and scores."""
 
 
 @dataclass
@@ -132,11 +129,8 @@ EVALUATE = Command(
         *((Sampling, "generation"), (ModelFlags, "generation")),
         (EvaluationFlags, "of the published scripts (docs/published.md)"),
     ),
-    common=(
-        *("model_path", "test_file", "output_file", "overwrite", "json", "task", "spider_path", "max_examples"),
-        *("similarity", "use_test_prompts", "max_new_tokens", "temperature", "num_samples", "batch_size"),
-        *("dtype", "load_in_4bit", "workers"),
-    ),
+    common="model_path test_file output_file overwrite json task spider_path max_examples similarity "
+    "use_test_prompts max_new_tokens temperature num_samples batch_size dtype load_in_4bit workers",
     epilog=EPILOG,
 )
 

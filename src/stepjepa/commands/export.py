@@ -17,11 +17,9 @@ from stepjepa.options import option, refuse_without_effect
 from stepjepa.run_folder import checksum_fault
 
 EPILOG = """\
-The folder loads with AutoModelForCausalLM.from_pretrained. Its model card has
-the data, the flags and the scores of the evaluations in the run folder. Without
---output_dir, --push_to_hub uploads the folder of --model_path as it is, an
-adapter as an adapter. The token is HF_TOKEN, or that of 'hf auth login'. See
-docs/ecosystem.md."""
+The folder loads with AutoModelForCausalLM.from_pretrained. Without --output_dir,
+--push_to_hub uploads the folder of --model_path as it is, an adapter as an
+adapter. The token is HF_TOKEN, or that of 'hf auth login'."""
 
 
 @dataclass
@@ -31,51 +29,36 @@ class ExportFlags:
     model_path: str = option(help="run or checkpoint folder", metavar="DIR")
     output_dir: str | None = option(None, "folder for the model; empty or new", metavar="DIR")
     dtype: Dtype = option("auto", "dtype of the weights", only_with="output_dir")
-    strip_predictors: bool = option(
-        False,
-        "remove predictor tokens and the rows added for them; inference does not need them",
-        only_with="output_dir",
-    )
+    strip_predictors: bool = option(False, "remove predictor tokens, which only train", only_with="output_dir")
     trust_remote_code: bool = option(False, "run code that comes with the model", only_with="output_dir")
-    push_to_hub: str | None = option(
-        None, "upload to this hub repository, created if missing", group="hub", metavar="ID"
-    )
-    hub_private_repo: bool = option(
-        False, "make the repository private (the owner's default)", group="hub", only_with="push_to_hub"
-    )
-    hub_revision: str | None = option(None, "branch (main)", group="hub", metavar="NAME", only_with="push_to_hub")
+    push_to_hub: str | None = option(None, "upload to this hub repository, created if missing", metavar="ID")
+    hub_private_repo: bool = option(False, "make the repository private", only_with="push_to_hub")
+    hub_revision: str | None = option(None, "branch (main)", metavar="NAME", only_with="push_to_hub")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Export the model, upload it, or both.
-
-    Raises:
-        UserError: a flag is missing or has no effect, or the folder can't be exported or uploaded.
-    """
+    """Export the model, upload it, or both."""
     if args.push_to_hub is None and args.output_dir is None:
         raise UserError("--output_dir is missing: a folder to export to; or --push_to_hub to upload what is there")
     refuse_without_effect(vars(args), ExportFlags)
+    from stepjepa.training import hub
+
     folder, name = Path(args.output_dir or args.model_path), None
     if args.push_to_hub is not None:
         # Fail before the model is loaded if the upload would be refused.
-        from stepjepa.training.hub import create_repository, refuse_lone_adapter, refuse_offline
-
-        refuse_offline()
-        files = ("config.json", "adapter_config.json")
-        if args.output_dir is None and not any((folder / file).is_file() for file in files):
-            told = f"holds no model ({' or '.join(files)}); a run that was stopped has its models in checkpoint-N"
-            raise UserError(told, path=folder)
+        hub.refuse_offline()
         if args.output_dir is None:
-            refuse_lone_adapter(folder)
-        name = create_repository(args.push_to_hub, private=args.hub_private_repo or None)
-    if args.output_dir is not None:
-        _export(args, name)
+            if not any(folder.glob("*config.json")):
+                raise UserError("holds no model; a run that was stopped has its models in checkpoint-N", path=folder)
+            hub.refuse_lone_adapter(folder)
+        name = hub.create_repository(args.push_to_hub, private=args.hub_private_repo or None)
+    if args.output_dir is None:
+        hub.write_card(folder, name=name)
     else:
-        from stepjepa.training.hub import write_card
-
-        write_card(folder, name=name)
+        _export(args, name)
     if name is not None:
-        _upload(args, folder, name)
+        address = hub.upload(folder, name, message="Exported by stepjepa", revision=args.hub_revision)
+        print(f"uploaded: {visible(address)}")
     return 0
 
 
@@ -117,14 +100,6 @@ def _export(args: argparse.Namespace, name: str | None) -> None:
         size = model.get_input_embeddings().weight.shape[0]
         print(f"stripped: {count} predictor tokens; {rows}; the vocabulary has {size} rows")
     print(f"exported to {folder}: load it with AutoModelForCausalLM.from_pretrained")
-
-
-def _upload(args: argparse.Namespace, folder: Path, name: str) -> None:
-    """Upload the folder."""
-    from stepjepa.training.hub import upload
-
-    address = upload(folder, name, message="Exported by stepjepa", revision=args.hub_revision)
-    print(f"uploaded: {visible(address)}")
 
 
 def _base_rows(model_path: str, run: dict[str, Any] | None) -> int | None:

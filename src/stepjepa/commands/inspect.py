@@ -8,16 +8,15 @@ import os
 import shutil
 import sys
 from dataclasses import dataclass
-from typing import Any
 
 from stepjepa.arguments import add_training_data, jepa_config
 from stepjepa.chat.tokens import add_plain_tokens, add_predictor_tokens
 from stepjepa.commands import Command
-from stepjepa.data.records import Record, bad_records, tell_bad_records
+from stepjepa.data.records import bad_records, tell_bad_records
 from stepjepa.data.sources import read_records
 from stepjepa.files import refuse_existing
 from stepjepa.models.presets import PREFIX, preset_tokenizer
-from stepjepa.options import FROM_ONE, option
+from stepjepa.options import FROM_ONE, Parser, option
 from stepjepa.terminal import make_console
 
 PIPE_WIDTH = 120
@@ -37,22 +36,24 @@ class ShowFlags:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show some records.
-
-    Raises:
-        UserError: a flag, the file or the model is wrong, or there is no such record.
-    """
+    """Show some records."""
     config = jepa_config(args)
     if args.png is not None:
         refuse_existing(args.png, args.overwrite)
     bad = bad_records(args.bad_records)
     records = read_records(args.train_file, bad=bad, columns=args.columns)
     tell_bad_records(bad)
-    tokenizer = _tokenizer(args, records)
-    assert config.predictors is not None
+    if args.model_name.startswith(PREFIX):
+        texts = (message["content"] for record in records for message in record.messages)
+        tokenizer = preset_tokenizer(args.model_name, texts, args.chat_template)
+    else:
+        from stepjepa.models.loading import load_tokenizer
+
+        own = {name: getattr(args, name) for name in ("chat_template", "trust_remote_code", "gguf_file")}
+        tokenizer = load_tokenizer(args.model_name, **own)
     if config.plain:
         add_plain_tokens(tokenizer)
-    add_predictor_tokens(tokenizer, config.predictors)
+    add_predictor_tokens(tokenizer, config.predictors or 0)
 
     from stepjepa.inspection.record import inspect_records
 
@@ -60,42 +61,31 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"model": args.model_name, **inspection.to_dict()}, ensure_ascii=False))
     else:
-        from stepjepa.inspection.view import show
+        from stepjepa.inspection.record import show
 
         known = sys.stdout.isatty() or "COLUMNS" in os.environ
         width = shutil.get_terminal_size().columns if known else PIPE_WIDTH
         show(inspection, make_console(width, colours=not args.no_color))
     if args.png is not None:
-        from stepjepa.inspection.picture import write_png
-        from stepjepa.inspection.view import title
+        from stepjepa.inspection.plots import write_png
+        from stepjepa.inspection.record import title
 
         write_png(inspection, args.png, title(inspection))
         print(f"wrote {args.png}", file=sys.stderr)
     return 0
 
 
-def _tokenizer(args: argparse.Namespace, records: list[Record]) -> Any:
-    """The tokenizer that training would use; a preset's is trained on the file's own texts."""
-    if args.model_name.startswith(PREFIX):
-        texts = (message["content"] for record in records for message in record.messages)
-        return preset_tokenizer(args.model_name, texts, args.chat_template)
-    from stepjepa.models.loading import load_tokenizer
-
-    return load_tokenizer(
-        args.model_name,
-        chat_template=args.chat_template,
-        trust_remote_code=args.trust_remote_code,
-        gguf_file=args.gguf_file,
-    )
+def add_flags(parser: Parser) -> None:
+    """Add the flags of data, of which two are required here, and model."""
+    add_training_data(parser)
+    parser.required += ["train_file", "model_name"]
 
 
 INSPECT = Command(
     run,
-    add=lambda parser: add_training_data(parser, required=("train_file", "model_name")),
+    add=add_flags,
     flags=((ShowFlags, "what to show"),),
-    common=(
-        *("train_file", "max_length", "model_name", "chat_template", "regular", "step_jepa", "layout", "predictors"),
-        *("pairs", "step_separator", "labels", "plain", "index", "records", "json", "png", "overwrite"),
-    ),
+    common="train_file max_length model_name chat_template regular step_jepa layout predictors pairs step_separator "
+    "labels plain index records json png overwrite",
     epilog="example: stepjepa inspect --train_file data.jsonl --model_name preset:tiny --step_jepa",
 )

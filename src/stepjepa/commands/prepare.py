@@ -6,23 +6,21 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from stepjepa.commands import Command
-from stepjepa.data.records import ASSISTANT, MOST_NAMES, USER, BadRecords, bad_records, tell_bad_records, to_messages
-from stepjepa.data.sources import FORMATS, Rows, read_rows
-from stepjepa.errors import UserError, visible
+from stepjepa.data.records import ASSISTANT, MOST_NAMES, USER, bad_records, tell_bad_records, to_messages
+from stepjepa.data.sources import FORMATS, read_rows
+from stepjepa.errors import UserError
 from stepjepa.files import atomic_write, existing_file, refuse_existing
 from stepjepa.options import FROM_ONE, Parser, from_args, option, refuse_both
 from stepjepa.preparing.conversion import (
     CONVERSIONS,
-    Conversion,
     Counts,
     StepOptions,
     convert_rows,
@@ -30,12 +28,6 @@ from stepjepa.preparing.conversion import (
     prepare_records,
 )
 from stepjepa.tasks import nl_rx, stepmath
-
-_MOST_LABELS = 10
-"""With at most this many distinct answers, the answers are class labels, and their counts are printed."""
-
-_LONGEST_NAME = 30
-"""Most characters of a column in a message: without a header, the texts of the first row are taken for names."""
 
 Files = Sequence[tuple[Path, Sequence[Mapping[str, Any]]]]
 
@@ -54,73 +46,6 @@ class SourceFlags:
     overwrite: bool = option(False, "replace files that are there already", group="output")
 
 
-class Source(NamedTuple):
-    """Rows of a source, not read yet, and the file that their records go to."""
-
-    name: str
-    rows: Rows
-    target: Path
-    bad: BadRecords | None
-
-
-def _open_source(args: argparse.Namespace) -> Source:
-    """Check :class:`SourceFlags` before anything is read."""
-    if (args.input_file is None) == (args.dataset is None):
-        raise UserError("name the source with either --input_file or --dataset")
-    if args.input_file is not None:
-        existing_file(args.input_file, "raw file")
-    name, bad = args.dataset or args.input_file, bad_records(args.bad_records)
-    rows = read_rows(name, split=args.split, subset=args.subset, bad=bad)
-    target = refuse_existing(args.output_file, args.overwrite)
-    if target.exists() and Path(name).exists() and target.samefile(name):
-        raise UserError("is both input and output; name another --output_file", path=target)
-    return Source(name, rows, target, bad)
-
-
-def _write(source: Source, records: Sequence[dict[str, Any]], counts: Counts, expected: str = "") -> int:
-    """Write the records and print what was kept, dropped and why; returns the exit code.
-
-    Raises:
-        UserError: there are no records; then the message says which fields were ``expected``.
-    """
-    reasons = counts.dropped.most_common()
-    skipped = source.bad.count if source.bad else 0
-    if not records:
-        told = [f"{reason}: {count}" for reason, count in reasons]
-        told += [source.bad.describe()] if source.bad and skipped else []
-        there = ", ".join(name[:_LONGEST_NAME] for name in counts.columns[:MOST_NAMES])
-        hint = f"; expected {expected}, got {there}" if there and expected else ""
-        raise UserError(f"no record could be kept ({'; '.join(told) or 'it is empty'}){hint}", path=source.name)
-    tell_bad_records(source.bad)
-    rows: list[tuple[str, object]] = [
-        ("read", counts.read),
-        ("kept", len(records)),
-        ("dropped", counts.dropped.total()),
-    ]
-    rows += [(f"  {reason}", count) for reason, count in reasons]
-    rows += [("bad, left out", skipped)] if skipped else []
-    _write_files([(source.target, records)], [*rows, *counts.changed.items()])
-    labels = Counter(record["messages"][-1]["content"] for record in records)
-    if len(labels) <= _MOST_LABELS < len(records):
-        print("answers: " + ", ".join(f"{visible(str(label))} {count}" for label, count in labels.most_common()))
-    return 0
-
-
-def _write_files(files: Files, rows: Sequence[tuple[str, object]] = ()) -> None:
-    """Write JSON Lines files that belong together: none gets its final name before all are written. Print counts."""
-    with ExitStack() as stack:
-        streams = [stack.enter_context(atomic_write(target)) for target, _ in files]
-        for stream, (_, records) in zip(streams, files, strict=True):
-            stream.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-            stream.flush()  # a full disk raises here, before any file has its final name
-    written = [(f"written to {target}", len(records)) for target, records in files]
-    steps = [record["total_steps"] for _, records in files for record in records if "total_steps" in record]
-    mean = [("steps per record", f"{sum(steps) / len(steps):.2f}")] if steps else []
-    shown = [*rows, *mean, *written]
-    width = max(len(name) for name, _ in shown)
-    print("\n".join(f"{name:<{width}}  {value:>7}" for name, value in shown))
-
-
 @dataclass
 class ChatFlags:
     """Columns of a table; without them 'messages' or 'conversations', or 'instruction' with 'input'."""
@@ -132,37 +57,13 @@ class ChatFlags:
     system_prompt: str | None = option(None, "one system prompt for all rows (none)")
 
 
-def _run_chat(args: argparse.Namespace) -> int:
-    refuse_both(args, ("system", "system_prompt"))
-    source, columns = _open_source(args), args.columns and tuple(args.columns)
-
-    def convert(row: Mapping[str, Any]) -> dict[str, Any]:
-        return {"messages": to_messages(row, columns, system=args.system, system_prompt=args.system_prompt)[0]}
-
-    return _write(
-        source, *convert_rows(source.rows, convert, limit=args.max_examples, path=source.name, bad=source.bad)
-    )
-
-
 @dataclass
 class SplitFlags:
     """How responses are split."""
 
-    custom: str | None = option(
-        None, "your own splitter: response in, list of steps out", metavar="MODULE:FUNCTION", group="steps"
-    )
+    custom: str | None = option(None, "your own splitter: response in, list of steps out", metavar="MODULE:FUNCTION")
     keep_thinking: bool = option(False, "keep text in <think>, with its tags; otherwise it is removed, and counted")
     think_steps: bool = option(False, "blocks of text in <think>, divided by blank lines, are the first steps")
-
-
-def _run_steps(args: argparse.Namespace) -> int:
-    refuse_both(args, ("keep_thinking", "think_steps"))
-    source = _open_source(args)
-    splitter = None if args.custom is None else load_splitter(args.custom)
-    thinking = "keep" if args.keep_thinking else "steps" if args.think_steps else "remove"
-    options = from_args(StepOptions, args, splitter=splitter, thinking=thinking)
-    found = prepare_records(source.rows, options, source.name, args.max_examples, source.bad)
-    return _write(source, *found, "--question_field and --response_field, steps divided by blank lines, or --custom")
 
 
 @dataclass
@@ -174,21 +75,75 @@ class Gsm8kFlags:
     calculator: Literal["keep", "strip"] = option("keep", "annotations such as <<48/2=24>>")
 
 
-def _run_conversion(conversion: Conversion, args: argparse.Namespace) -> int:
-    source, convert = _open_source(args), conversion.convert
-    if conversion is CONVERSIONS["gsm8k"]:
+def _run_rows(args: argparse.Namespace) -> int:
+    """Convert the rows of a source, write the records, and print what was kept, dropped and why."""
+    if (args.input_file is None) == (args.dataset is None):
+        raise UserError("name the source with either --input_file or --dataset")
+    make, expected = _maker(args)
+    name, bad = args.dataset or existing_file(args.input_file, "raw file"), bad_records(args.bad_records)
+    rows = read_rows(str(name), split=args.split, subset=args.subset, bad=bad)
+    target = refuse_existing(args.output_file, args.overwrite)
+    if target.exists() and Path(name).exists() and target.samefile(name):
+        raise UserError("is both input and output; name another --output_file", path=target)
+    records, counts = make(rows, path=str(name), limit=args.max_examples, bad=bad)
+    reasons = counts.dropped.most_common()
+    if not records:
+        told = [f"{reason}: {count}" for reason, count in reasons] + ([bad.describe()] if bad and bad.count else [])
+        hint = f"; expected {expected}, got {', '.join(counts.columns[:MOST_NAMES])}" if counts.columns else ""
+        raise UserError(f"no record could be kept ({'; '.join(told) or 'it is empty'}){hint}", path=name)
+    tell_bad_records(bad)
+    shown = [("read", counts.read), ("kept", len(records)), ("dropped", counts.dropped.total())]
+    shown += [(f"  {reason}", count) for reason, count in reasons]
+    shown += [("bad, left out", bad.count)] if bad and bad.count else []
+    _write_files([(target, records)], [*shown, *counts.changed.items()])
+    return 0
+
+
+def _maker(args: argparse.Namespace) -> tuple[Callable[..., tuple[list[dict[str, Any]], Counts]], str]:
+    """The function that makes records of rows, and the fields that it expects."""
+    kind = args.preparation.replace("_", "-")
+    if kind == "chat":
+        refuse_both(args, ("system", "system_prompt"))
+        columns = args.columns and tuple(args.columns)
+
+        def chat(row: Mapping[str, Any]) -> dict[str, Any]:
+            return {"messages": to_messages(row, columns, system=args.system, system_prompt=args.system_prompt)[0]}
+
+        return partial(convert_rows, convert=chat), "--columns"
+    if kind == "steps":
+        refuse_both(args, ("keep_thinking", "think_steps"))
+        splitter = None if args.custom is None else load_splitter(args.custom)
+        thinking = "keep" if args.keep_thinking else "steps" if args.think_steps else "remove"
+        options = from_args(StepOptions, args, splitter=splitter, thinking=thinking)
+        expected = "--question_field and --response_field, steps divided by blank lines, or --custom"
+        return partial(prepare_records, options=options), expected
+    convert = CONVERSIONS[kind].convert
+    if kind == "gsm8k":
         kept = {name: getattr(args, name) == "keep" for name in ("socratic", "calculator")}
         convert = partial(convert, **kept, steps=args.format == "steps")
-    found = convert_rows(source.rows, convert, limit=args.max_examples, path=source.name, bad=source.bad)
-    return _write(source, *found, conversion.rows)
+    return partial(convert_rows, convert=convert), CONVERSIONS[kind].rows
+
+
+def _write_files(files: Files, rows: Sequence[tuple[str, object]] = ()) -> None:
+    """Write JSON Lines files that belong together: none gets its final name before all are written. Print counts."""
+    with ExitStack() as stack:
+        streams = [stack.enter_context(atomic_write(target)) for target, _ in files]
+        for stream, (_, records) in zip(streams, files, strict=True):
+            stream.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+            stream.flush()  # a full disk raises here, before any file has its final name
+    steps = [record["total_steps"] for _, records in files for record in records if "total_steps" in record]
+    mean = [("steps per record", f"{sum(steps) / len(steps):.2f}")] if steps else []
+    shown = [*rows, *mean, *((f"written to {target}", len(records)) for target, records in files)]
+    width = max(len(name) for name, _ in shown)
+    print("\n".join(f"{name:<{width}}  {value:>7}" for name, value in shown))
 
 
 @dataclass(kw_only=True)
 class StepmathFlags:
     """Number of problems, and the seed."""
 
-    output_dir: str = option(help="gets train.jsonl and test.jsonl", metavar="DIR", group="output")
-    overwrite: bool = option(False, "replace files that are there already", group="output")
+    output_dir: str = option(help="gets train.jsonl and test.jsonl", metavar="DIR")
+    overwrite: bool = option(False, "replace files that are there already")
     train_size: int = option(8000, "records of train.jsonl", allowed=FROM_ONE)
     test_size: int = option(500, "records of test.jsonl", allowed=FROM_ONE)
     seed: int = option(0, "the same seed gives the same files")
@@ -196,8 +151,6 @@ class StepmathFlags:
 
 def _run_stepmath(args: argparse.Namespace) -> int:
     folder = Path(args.output_dir)
-    if folder.exists() and not folder.is_dir():
-        raise UserError("is a file where a folder is needed; name another --output_dir", path=folder)
     targets = [refuse_existing(folder / f"{part}.jsonl", args.overwrite) for part in ("train", "test")]
     level = _generate(from_args, stepmath.Difficulty, args)
     parts = _generate(stepmath.generate_split, args.train_size, args.test_size, args.seed, level)
@@ -217,9 +170,9 @@ def _generate(function: Callable[..., Any], *arguments: Any) -> Any:
 class NlRxFlags:
     """Size and seed of generated pairs."""
 
-    output_file: str = option(help="JSON lines with 'messages'", metavar="FILE", group="output")
-    test_file: str | None = option(None, "further records, to test with", metavar="FILE", group="output")
-    overwrite: bool = option(False, "replace files that are there already", group="output")
+    output_file: str = option(help="JSON lines with 'messages'", metavar="FILE")
+    test_file: str | None = option(None, "further records, to test with", metavar="FILE")
+    overwrite: bool = option(False, "replace files that are there already")
     size: int = option(10_000, "records", allowed=FROM_ONE)
     test_size: int | None = option(None, "records of --test_file", allowed=FROM_ONE)
     seed: int = option(0, "the same seed gives the same files")
@@ -228,7 +181,7 @@ class NlRxFlags:
 def _run_nl_rx(args: argparse.Namespace) -> int:
     if (args.test_size is None) != (args.test_file is None):
         raise UserError("give both --test_size and --test_file, or neither")
-    names = [args.output_file] if args.test_file is None else [args.output_file, args.test_file]
+    names = [name for name in (args.output_file, args.test_file) if name is not None]
     targets = [refuse_existing(name, args.overwrite) for name in names]
     if len({target.resolve() for target in targets}) < len(targets):
         raise UserError("is both --output_file and --test_file; name another", path=targets[0])
@@ -242,13 +195,13 @@ SOURCE = (SourceFlags, "source")
 STEPMATH = ((StepmathFlags, "options"), (stepmath.Difficulty, "difficulty"))
 
 KINDS: dict[str, tuple[str, tuple[tuple[type, str], ...], Callable[[argparse.Namespace], int]]] = {
-    "chat": ("any table of questions and answers, or of whole chats", (SOURCE, (ChatFlags, "columns")), _run_chat),
-    "steps": ("responses of a reasoning model", (SOURCE, (StepOptions, "steps"), (SplitFlags, "thinking")), _run_steps),
+    "chat": ("any table of questions and answers, or of whole chats", (SOURCE, (ChatFlags, "columns")), _run_rows),
+    "steps": ("responses of a reasoning model", (SOURCE, (StepOptions, "steps"), (SplitFlags, "steps")), _run_rows),
     **{
         name: (
             f"{each.summary}; rows with {each.rows}, as those of {', '.join(each.datasets)}",
             (SOURCE, (Gsm8kFlags, "solution")) if name == "gsm8k" else (SOURCE,),
-            partial(_run_conversion, each),
+            _run_rows,
         )
         for name, each in CONVERSIONS.items()
     },
@@ -270,11 +223,7 @@ def add_kinds(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the preparation that was chosen.
-
-    Raises:
-        UserError: an input is missing or wrong, an output is there already, or a setting is out of range.
-    """
+    """Run the preparation that was chosen."""
     return KINDS[args.preparation.replace("_", "-")][2](args)
 
 

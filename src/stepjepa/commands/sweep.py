@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from stepjepa.arguments import SHORT_LOSSES, objective_flags
+from stepjepa.arguments import SHORT_LOSSES, ShortFlags
 from stepjepa.commands import Command, make_parser, parse
-from stepjepa.config import NEEDS_VIEWS
+from stepjepa.config import NEEDS_VIEWS, JepaConfig
 from stepjepa.errors import UserError
 from stepjepa.files import existing_file
-from stepjepa.options import FROM_ONE, TRUE, Parser, option
+from stepjepa.options import FROM_ONE, TRUE, Parser, option, options_of
 
 if TYPE_CHECKING:
     from stepjepa.experiments.grid import Flags, Grid
@@ -37,32 +37,21 @@ The file is YAML:
   baseline: regular   # this one is added if it is missing
 
 Without a file, all other flags are those of train and evaluate; several values
-make a grid, and --same_flop adds an arm ARM-same-flop:
-  stepjepa sweep --output_dir sweeps/a --train_file train.jsonl \\
-    --test_file test.jsonl --model_name preset:tiny --step_jepa --lbd 0.1 0.5
-
-Each trial has a run folder, DIR/ARM_lbd0.5_predictors1/seed82, with a log
-beside it. The same command continues a sweep: it skips finished trials, resumes
-interrupted ones, and repeats failed ones with --retry_failed.
-
-With --engine slurm the trials are one job array, submitted by submitit:
-  stepjepa sweep --config grid.yaml --output_dir sweeps/a --engine slurm \\
-    --jobs 8 --slurm partition=gpu time=4:00:00 gpus_per_node=1 mem_gb=32
-
-Ctrl-C cancels the jobs. If the sweep's own process dies, the jobs continue, and
-the same command watches them again. A job that runs out of time is requeued and
-resumes from its last checkpoint."""
+make a grid, and --same_flop adds an arm ARM-same-flop. Each trial has a run
+folder, DIR/ARM_lbd0.5_predictors1/seed82, with a log beside it. The same command
+continues a sweep: it skips finished trials and resumes interrupted ones. With
+--engine slurm the trials are one job array, submitted by submitit."""
 
 OF_METHOD = {*NEEDS_VIEWS, *SHORT_LOSSES, "step_jepa", "additive_mask"}
 """Flags without effect in regular training, so that the baseline does not get them."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class SweepFlags:
     """The grid, and how its trials are run."""
 
     config: str | None = option(None, "YAML file with the grid", metavar="FILE")
-    output_dir: str | None = option(None, "folder of all run folders", metavar="DIR")
+    output_dir: str = option(help="folder of all run folders", metavar="DIR")
     seeds: list[int] | None = option(None, "seeds, instead of those of the file")
     jobs: int | None = option(None, "trials at a time (1, or one for each GPU; with SLURM its limit)", allowed=FROM_ONE)
     only: str | None = option(None, "arms, combinations, trials or seeds: 'regular,82' is one", metavar="NAME,...")
@@ -77,33 +66,26 @@ class SweepFlags:
 def parse_grid(parser: Parser, arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the flags of sweep into ``args``; without a grid file, all others into ``args.flags``, by name."""
     args, rest = parser.parse_known_args(arguments)
-    if args.output_dir is None:
-        parser.error("the following arguments are required: --output_dir")
-    if args.config is not None and rest:
-        parser.refuse(rest)
-    if args.config is None and not rest:
-        parser.error("name a grid with --config, or the flags of train and evaluate")
+    parser.refuse_missing(args, "output_dir")
     flags: dict[str, list[str]] = {}
     for argument in rest:
         name, equals, value = argument.partition("=")
-        if re.fullmatch(r"--[A-Za-z]\w*", name):
-            if name[2:] in flags:
-                parser.error(f"{name} is there twice; name it once, with all its values")
-            flags[name[2:]] = [value] if equals else []
-        elif flags:
-            flags[next(reversed(flags))].append(argument)
-        else:
+        if args.config is not None or (not flags and not name.startswith("--")):
             parser.refuse(rest)
+        elif not re.fullmatch(r"--[A-Za-z]\w*", name):
+            flags[next(reversed(flags))].append(argument)
+        elif name[2:] in flags:
+            parser.error(f"{name} is there twice; name it once, with all its values")
+        else:
+            flags[name[2:]] = [value] if equals else []
+    if args.config is None and not flags:
+        parser.error("name a grid with --config, or the flags of train and evaluate")
     args.flags = {name: value if value[1:] else value[0] if value else True for name, value in flags.items()}
     return args
 
 
 def _train_settings(arguments: list[str]) -> dict[str, Any]:
-    """Settings that arguments of ``stepjepa train`` stand for; equal if two spellings mean the same.
-
-    Raises:
-        UserError: one is unknown or wrong, they contradict each other, or a file is missing.
-    """
+    """Settings that arguments of ``stepjepa train`` stand for; equal if two spellings mean the same."""
     from stepjepa.commands.train import check
 
     args = parse("train", [*arguments, "--output_dir=."])
@@ -114,8 +96,8 @@ def _train_settings(arguments: list[str]) -> dict[str, Any]:
         if getattr(args, name) is not None:
             existing_file(getattr(args, name), f"--{name}")
     # ``jepa`` holds the whole objective; ``given`` and ``resolved`` only hold the spelling of the arguments.
-    left_out = {*objective_flags(), "given", "resolved"}
-    return {**{name: value for name, value in vars(args).items() if name not in left_out}, "jepa": config.to_dict()}
+    left_out = {each.name for each in options_of(JepaConfig, ShortFlags)} | {"given", "resolved"}
+    return {name: value for name, value in vars(args).items() if name not in left_out} | {"jepa": config.to_dict()}
 
 
 def _evaluate_settings(arguments: list[str]) -> dict[str, Any]:
@@ -177,25 +159,24 @@ def run(args: argparse.Namespace) -> int:
             for stage in ("train", "evaluate"):
                 print(f"  $ {shlex.join(folder.command(trial, stage))}")
         return 0
-    return _conclude(folder, grid, sweep(folder, chosen, engine, retry_failed=args.retry_failed), len(chosen))
+    return _conclude(folder, sweep(folder, chosen, engine, retry_failed=args.retry_failed), len(chosen))
 
 
 def _engine(args: argparse.Namespace, folder: SweepFolder) -> tuple[Engine, str]:
-    """The engine that runs the trials, and one line that describes it."""
-    if args.engine == "slurm":
-        from stepjepa.experiments.slurm import Slurm, read_options
+    """The engine that runs the trials, and what runs at a time."""
+    from stepjepa.experiments.slurm import Slurm, read_options
+    from stepjepa.experiments.sweep import Local, visible_gpus
 
+    if args.engine == "slurm":
         options = read_options(args.slurm or ())
         given = " ".join(f"{name}={value}" for name, value in options.items())
         return Slurm(folder, options, args.jobs), f"{args.jobs or 'all'} (SLURM, {given})"
-    from stepjepa.experiments.sweep import Local, visible_gpus
-
     gpus = visible_gpus()
     jobs = args.jobs or max(1, len(gpus))
     return Local(jobs, gpus), f"{jobs} ({f'{len(gpus)} GPUs' if gpus else 'no GPU'})"
 
 
-def _conclude(folder: SweepFolder, grid: Grid, outcome: Outcome, count: int) -> int:
+def _conclude(folder: SweepFolder, outcome: Outcome, count: int) -> int:
     """Print the table, the failures and the next command; return the exit code."""
     from stepjepa.experiments.sweep import table
 
@@ -209,12 +190,8 @@ def _conclude(folder: SweepFolder, grid: Grid, outcome: Outcome, count: int) -> 
         left = count - len(outcome.finished) - len(outcome.failed)
         print(f"stopped with {left} of {count} trials left; the same command goes on")
         return 128 + outcome.stopped
-    labels = list(dict.fromkeys(trial.label for trial in outcome.finished))
-    baselines = {trial.label for trial in outcome.finished if trial.arm == grid.baseline}
-    if len(labels) > 1 and len(baselines) == 1:
-        runs = [str(folder.run_folder(trial)) for trial in outcome.finished]
-        line = ["stepjepa", "compare", *runs, "--names", ",".join(labels), "--baseline", *baselines]
-        print(f"compare: {shlex.join(line)}")
+    if outcome.finished:
+        print(f"next: stepjepa compare {shlex.quote(str(folder.path))}")
     return 1 if outcome.failed else 0
 
 
@@ -222,6 +199,5 @@ SWEEP = Command(
     run,
     flags=((SweepFlags, "sweep"),),
     parse=parse_grid,
-    usage="stepjepa sweep --output_dir DIR [--config FILE] [flags below, or those of train and evaluate]",
     epilog=EPILOG,
 )

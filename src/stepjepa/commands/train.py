@@ -5,11 +5,11 @@
 from __future__ import annotations
 
 import argparse
-import math
 import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +25,7 @@ from stepjepa.arguments import (
 from stepjepa.commands import Command
 from stepjepa.config import Dtype, JepaConfig
 from stepjepa.errors import UserError
-from stepjepa.options import FROM_ONE, SHARE, Parser, Range, option, refuse_both, refuse_without_effect
+from stepjepa.options import FROM_ONE, PART, POSITIVE, SHARE, Parser, Range, option, refuse_both, refuse_without_effect
 from stepjepa.published import TrainingFlags, follow_training_flags, preset_arguments
 from stepjepa.run_folder import FinishedError, is_main_process, read_run
 from stepjepa.terminal import lines_to_stderr, print_json, print_rows
@@ -41,14 +41,15 @@ class TrainData:
     no_cache: bool = option(False, "do not use the cache of prepared data")
     eval_file: str | None = option(None, "held-out records, for losses during training", metavar="FILE")
     data_file: str | None = option(None, "one file to split, instead of --train_file, --eval_file", metavar="FILE")
-    dataset: list[str] | None = option(
-        None, "files, folders or hub data sets NAME:SUBSET:SPLIT, mixed; instead of --train_file", metavar="NAME"
-    )
+    dataset: list[str] | None = option(None, "files, folders or hub data sets NAME:SUBSET:SPLIT, mixed", metavar="NAME")
     dataset_weights: list[float] | None = option(
         None, "relative size of each data set; no record is repeated (all records)", metavar="W", only_with="dataset"
     )
     eval_split: float = option(0.2, "share of --data_file held out", allowed=SHARE, only_with="data_file")
     split_seed: int = option(42, "seed of the split, or of the mixture", only_with="data_file or dataset_weights")
+
+
+_lora = partial(option, only_with="lora")
 
 
 @dataclass
@@ -61,16 +62,19 @@ class TrainedModel(ModelFlags):
     train_tokenizer: int | None = option(None, "with --pretrain: train a tokenizer of SIZE tokens", metavar="SIZE")
     attn_implementation: str | None = option(None, "as in transformers: sdpa, eager ...", metavar="NAME")
     lora: bool = option(False, "train an adapter and the predictor rows; instead of all weights")
-    lora_rank: int = option(16, "rank of the adapter", metavar="R", only_with="lora", allowed=FROM_ONE)
-    lora_alpha: int | None = option(None, "scale of the adapter (twice the rank)", metavar="A", only_with="lora")
-    lora_dropout: float = option(0.0, "dropout on the adapter's input", metavar="P", only_with="lora")
-    lora_targets: str = option(
-        "all-linear", "layers that get an adapter; q_proj,v_proj ...", metavar="NAMES", only_with="lora"
+    lora_rank: int = _lora(16, "rank of the adapter", metavar="R", allowed=FROM_ONE)
+    lora_alpha: int | None = _lora(None, "scale of the adapter (twice the rank)", metavar="A")
+    lora_dropout: float = _lora(
+        0.0, "dropout on the adapter's input", metavar="P", allowed=(lambda p: 0 <= p < 1, "0 or more and less than 1")
     )
-    use_dora: bool = option(False, "DoRA instead of LoRA", only_with="lora")
-    use_rslora: bool = option(False, "rsLoRA: scale by the root of the rank", only_with="lora")
-    load_in_4bit: bool = option(False, "frozen weights in 4 bits, through bitsandbytes (QLoRA)", only_with="lora")
-    load_in_8bit: bool = option(False, "frozen weights in 8 bits, through bitsandbytes", only_with="lora")
+    lora_targets: str = _lora("all-linear", "layers that get an adapter; q_proj,v_proj ...", metavar="NAMES")
+    use_dora: bool = _lora(False, "DoRA instead of LoRA")
+    use_rslora: bool = _lora(False, "rsLoRA: scale by the root of the rank")
+    load_in_4bit: bool = _lora(False, "frozen weights in 4 bits, through bitsandbytes (QLoRA)")
+    load_in_8bit: bool = _lora(False, "frozen weights in 8 bits, through bitsandbytes")
+
+
+_answers = partial(option, only_with="eval_generate")
 
 
 @dataclass
@@ -78,19 +82,14 @@ class AnswerFlags:
     """Answers to held-out records during training."""
 
     eval_generate: int | None = option(
-        None,
-        "at every evaluation, answer N held-out records; and score the answers",
-        names=("max_eval_samples",),
-        allowed=FROM_ONE,
+        None, "answer and score N held-out records at every evaluation", names=("max_eval_samples",), allowed=FROM_ONE
     )
-    eval_task: str = option("auto", "as --task of 'stepjepa evaluate'", metavar="NAME", only_with="eval_generate")
-    eval_max_new_tokens: int = option(
-        256, "most tokens of an answer", names=("max_new_tokens_eval",), allowed=FROM_ONE, only_with="eval_generate"
+    eval_task: str = _answers("auto", "as --task of 'stepjepa evaluate'", metavar="NAME")
+    eval_max_new_tokens: int = _answers(
+        256, "most tokens of an answer", names=("max_new_tokens_eval",), allowed=FROM_ONE
     )
-    spider_path: str | None = option(None, "folder of Spider's databases", metavar="DIR", only_with="eval_generate")
-    missing_databases: Literal["error", "skip"] = option(
-        "error", "if the database of a record is missing; skip: leave the record out", only_with="eval_generate"
-    )
+    spider_path: str | None = _answers(None, "folder of Spider's databases", metavar="DIR")
+    missing_databases: Literal["error", "skip"] = _answers("error", "where a database is missing; skip: the record")
 
 
 @dataclass
@@ -111,9 +110,7 @@ class RunFlags:
     dry_run: bool = option(False, "print tokens, memory and FLOPs of a step, then stop")
     resume_from_checkpoint: str | None = option(None, "checkpoint folder, last, or auto (last if any)", metavar="DIR")
     allow_changes: bool = option(
-        False,
-        "resume with other data, order or objective; otherwise they must be those of the run",
-        only_with="resume_from_checkpoint",
+        False, "resume with other data, order or objective than before", only_with="resume_from_checkpoint"
     )
     json: bool = option(False, "one JSON document on standard output at the end; lines go to standard error")
     debug: int = option(0, "0 warnings, 1 progress, 2 details")
@@ -130,6 +127,7 @@ def add_flags(parser: Parser) -> None:
     parser.add(AnswerFlags, "answers during training")
     parser.add(RunFlags, "run")
     parser.add(TrainingFlags, "of the published scripts (docs/published.md)")
+    parser.required += ["train_file", "model_name", "output_dir"]
 
 
 def more_help() -> str:
@@ -143,48 +141,39 @@ def more_help() -> str:
     return "\ntransformers.TrainingArguments:\n" + inner.format_help().partition("options:")[2]
 
 
-def parse(parser: Parser, arguments: Sequence[str]) -> argparse.Namespace:
+def parse(parser: Parser, given: Sequence[str]) -> argparse.Namespace:
     """Parse our own flags into ``args``, and the fields of TrainingArguments that were named into ``args.training``.
 
     ``args.given`` is the command line as it was given; in ``args.resolved`` the flags that ``--preset`` and
     ``--config`` stand for come before it.
     """
-    given = arguments = list(arguments)
-    first, _ = parser.parse_known_args(given)
+    arguments = list(given)
+    first, _ = parser.parse_known_args(arguments)
     if first.config is not None:
-        arguments = [*arguments_of_file(parser, first.config, given), *given]
+        arguments = [*arguments_of_file(parser, first.config, given), *arguments]
         first, _ = parser.parse_known_args(arguments)
     arguments = [*preset_arguments(first), *arguments]
     args, rest = parser.parse_known_args(arguments)
-    args.given, args.resolved, args.training = given, arguments, named_training_fields(parser, rest)
-    if missing := [f"--{name}" for name in ("model_name", "output_dir") if getattr(args, name) is None]:
-        parser.error(f"the following arguments are required: {', '.join(missing)}")
+    args.given, args.resolved, args.training = list(given), arguments, named_training_fields(parser, rest)
+    parser.refuse_missing(args, "model_name", "output_dir")
     follow_training_flags(args)
     return args
 
 
 def check(args: argparse.Namespace) -> JepaConfig:
-    """Check the flags as far as possible without reading data or a model, and return the objective's settings.
-
-    Raises:
-        UserError: flags contradict each other, have no effect, or have a wrong value.
-    """
+    """Check the flags as far as possible without reading data or a model, and return the objective's settings."""
     config = jepa_config(args)
     refuse_without_effect(vars(args), *FLAGS)
     if sum(each is not None for each in (args.train_file, args.data_file, args.dataset)) != 1:
         raise UserError("name the data with one of --train_file, --data_file and --dataset")
-    exclusive = (("data_file", "eval_file"), ("no_cache", "cache_dir"), ("plain", "chat_template"))
-    refuse_both(args, *exclusive, ("load_in_4bit", "load_in_8bit"))
+    refuse_both(args, ("data_file", "eval_file"), ("no_cache", "cache_dir"), ("plain", "chat_template"))
+    refuse_both(args, ("load_in_4bit", "load_in_8bit"), ("gguf_file", "load_in_4bit"), ("gguf_file", "load_in_8bit"))
     if args.eval_generate is not None and args.eval_file is None and args.data_file is None:
         raise UserError("--eval_generate needs held-out records; add --eval_file or --data_file")
     untrained = args.pretrain or args.model_name.startswith("preset:")
     for name in ("lora", "gguf_file"):
         if untrained and getattr(args, name):
             raise UserError(f"--{name} needs trained weights, and presets have random weights, as with --pretrain")
-    if args.gguf_file is not None and (args.load_in_4bit or args.load_in_8bit):
-        raise UserError(
-            "--gguf_file names weights that are dequantised; leave it or --load_in_4bit, --load_in_8bit out"
-        )
     if args.train_tokenizer is not None and not untrained:
         raise UserError("--train_tokenizer needs random weights, which --pretrain makes; add it or leave both out")
     if args.same_flop and args.training.get("max_steps", -1) > 0:
@@ -230,13 +219,9 @@ TRAIN = Command(
     train,
     add=add_flags,
     parse=parse,
-    usage="stepjepa train --train_file FILE --model_name NAME --output_dir DIR [flags below]",
-    common=(
-        *("train_file", "eval_file", "max_length", "model_name", "dtype", "lora"),
-        *("regular", "step_jepa", "layout", "predictors", "lbd", "jepa_loss_type", "jepa_ratio", "eval_generate"),
-        *("output_dir", "batch_size", "grad_accum", "learning_rate", "num_epochs", "eval_steps", "finetune_seed"),
-        *("resume_from_checkpoint", "dry_run", "config"),
-    ),
+    common="train_file eval_file max_length model_name dtype lora regular step_jepa layout predictors lbd "
+    "jepa_loss_type jepa_ratio eval_generate output_dir batch_size grad_accum learning_rate num_epochs "
+    "eval_steps finetune_seed resume_from_checkpoint dry_run config",
     more_help=more_help,
     epilog="""\
 example: stepjepa train --train_file train.jsonl --model_name preset:tiny \\
@@ -254,32 +239,17 @@ DEVICES = {
 }
 """Device -> FLOP/s of dense bfloat16 matrix products and bytes of memory, from its data sheet."""
 
-POSITIVE: Range = (lambda value: 0 < value < math.inf, "a number above 0")
-
 
 @dataclass
 class DeviceFlags:
     """The devices to estimate for, and the size of the data set."""
 
     gpus: int = option(1, "number of processes, one device each", allowed=FROM_ONE)
-    device: str | None = option(
-        None, "take peak and memory from its data sheet; peak in bfloat16", choices=tuple(sorted(DEVICES))
-    )
-    peak_tflops: float | None = option(
-        None, "TFLOP/s of matrix products, instead of the data sheet's", metavar="T", allowed=POSITIVE
-    )
-    mfu: float = option(
-        0.35,
-        "share of the peak that training reaches",
-        metavar="S",
-        allowed=(lambda value: 0 < value <= 1, "a share above 0 and up to 1"),
-    )
-    memory_gib: float | None = option(
-        None, "GiB of a device, instead of the data sheet's", metavar="G", allowed=POSITIVE
-    )
-    records: int | None = option(
-        None, "the data set has N records, and --train_file is a sample of it", allowed=FROM_ONE
-    )
+    device: str | None = option(None, "take bfloat16 peak and memory from its data sheet", choices=(*sorted(DEVICES),))
+    peak_tflops: float | None = option(None, "TFLOP/s, instead of the data sheet's", metavar="T", allowed=POSITIVE)
+    mfu: float = option(0.35, "share of the peak that training reaches", metavar="S", allowed=PART)
+    memory_gib: float | None = option(None, "GiB, instead of the data sheet's", metavar="G", allowed=POSITIVE)
+    records: int | None = option(None, "the data set has N records; --train_file is a sample of it", allowed=FROM_ONE)
 
 
 def add_device_flags(parser: Parser) -> None:
@@ -296,11 +266,9 @@ def estimate(args: argparse.Namespace) -> int:
     The time is FLOPs / (processes x peak x MFU), without communication between processes.
     """
     config = check(args)
-    for name in ("dry_run", "resume_from_checkpoint"):
-        if getattr(args, name):
-            raise UserError(f"--{name} has no effect on an estimate; leave it out")
-    if args.records is not None and args.data_file is not None:
-        raise UserError("--records says how many --train_file stands for; with --data_file leave it out")
+    for name, reason in (("dry_run", True), ("resume_from_checkpoint", True), ("records", args.data_file)):
+        if getattr(args, name) and reason:
+            raise UserError(f"--{name} has no effect on this estimate; leave it out")
     from stepjepa.training.dry_run import GIB, dry_run
     from stepjepa.training.record import read_data
 
@@ -320,9 +288,9 @@ def estimate(args: argparse.Namespace) -> int:
             found["time"] = {"step_seconds": step, "run_seconds": run, "mfu": args.mfu, "peak": peak}
             print(f"time       {step:.3g} s a step, {run / 3600:.3g} h in all, at an MFU of {args.mfu}")
         if memory is not None:
-            found["device"] = {"bytes": memory, "fits": found["memory"]["peak"] <= memory}
-            words = "fits" if found["device"]["fits"] else "does NOT fit"
-            print(f"device     {memory / GIB:.1f} GiB: the memory above {words}")
+            fits = found["memory"]["peak"] <= memory
+            found["device"] = {"bytes": memory, "fits": fits}
+            print(f"device     {memory / GIB:.1f} GiB: the memory above {'fits' if fits else 'does NOT fit'}")
     if args.json:
         print_json(found)
     return 0
@@ -332,16 +300,10 @@ ESTIMATE = Command(
     estimate,
     add=add_device_flags,
     parse=parse,
-    usage="stepjepa estimate --model_name NAME --train_file FILE --gpus N [flags below, and those of train]",
-    common=(
-        *("train_file", "max_length", "model_name", "dtype", "lora", "regular", "step_jepa", "layout", "predictors"),
-        *("jepa_loss_type", "jepa_ratio", "batch_size", "grad_accum", "num_epochs", "config"),
-        *("gpus", "device", "peak_tflops", "mfu", "memory_gib", "records"),
-    ),
+    common="train_file max_length model_name dtype lora regular step_jepa layout predictors jepa_loss_type "
+    "jepa_ratio batch_size grad_accum num_epochs config gpus device peak_tflops mfu memory_gib records",
     more_help=more_help,
     epilog="""\
 Takes all flags of 'stepjepa train', and first prints the same as its --dry_run.
-The time is FLOPs / (processes x peak x MFU). MFU is the share of the peak that
-training reaches; pass your own, since it depends on model, kernels and network.
-Communication between processes is not included.""",
+The time is FLOPs / (processes x peak x MFU), without communication.""",
 )

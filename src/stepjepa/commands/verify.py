@@ -90,9 +90,7 @@ VERIFY = Command(
     run,
     add=lambda parser: add_training_data(parser, VerifiedModel),
     flags=((VerifyFlags, "verify"), (JsonFlags, "verify")),
-    common=(
-        *("train_file", "max_length", "model_name", "chat_template", "lora", "regular", "step_jepa", "layout"),
-        *("predictors", "labels", "plain", "jepa_loss_type", "max_records", "json", "finetune_seed"),
-    ),
+    common="train_file max_length model_name chat_template lora regular step_jepa layout predictors labels plain "
+    "jepa_loss_type max_records json finetune_seed",
     epilog="example: stepjepa verify --train_file data.jsonl --model_name preset:tiny --step_jepa",
 )

@@ -14,9 +14,6 @@ from stepjepa.data.records import Record
 from stepjepa.files import atomic_write
 from stepjepa.run_folder import PROMPTS_FILE, run_of
 
-MOST_PROMPTS = 10
-"""More distinct prompts than this are not system prompts but parts of the records."""
-
 FORMS: dict[str, Callable[[str], str]] = {
     "exact": lambda text: text,
     "normalised": lambda text: " ".join(text.casefold().split()),
@@ -24,18 +21,15 @@ FORMS: dict[str, Callable[[str], str]] = {
 """What counts as the same question: every character, or all but case and blanks."""
 
 
-def count_system_prompts(records: Sequence[Record]) -> Counter[str | None]:
-    """Number of records with each system prompt; the key None stands for no prompt."""
+def system_prompts(records: Sequence[Record]) -> list[str | None]:
+    """The ten most frequent system prompts of some records; None stands for having none. More are parts of records."""
     first = (record.messages[0] for record in records)
-    return Counter(message["content"] if message["role"] == "system" else None for message in first)
+    counts = Counter(message["content"] if message["role"] == "system" else None for message in first)
+    return [prompt for prompt, _ in counts.most_common(10)]
 
 
 def common_system_prompt(prompts: Sequence[str | None]) -> str | None:
-    """The only one of the distinct system prompts of some records, where None stands for no prompt.
-
-    Returns:
-        An empty text if no record had a prompt; None if there are several, none is known, or the only one is empty.
-    """
+    """The only one of the distinct system prompts of some records, an empty text for no prompt; otherwise None."""
     # An empty system message switches a template's default prompt off; such records are left as they are.
     return (prompts[0] or "") if len(prompts) == 1 and prompts[0] != "" else None
 
@@ -65,11 +59,11 @@ def write_trained_prompts(folder: Path, records: Iterable[Record]) -> None:
 
 
 def share_trained_on(model_path: str, records: Iterable[Record]) -> dict[str, float] | None:
-    """The share of test records, at least one, whose question was trained on, by each of ``FORMS``.
+    """The share of test records whose question was trained on, by each of ``FORMS``.
 
     Args:
         model_path: run folder, or checkpoint folder in one; for anything else the result is None.
-        records: with any system prompt: it does not count.
+        records: at least one.
     """
     folder = Path(model_path)
     place = folder.parent if folder.name.startswith("checkpoint-") else folder

@@ -31,23 +31,14 @@ Columns = Sequence[str] | None
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One example as read from a file.
+    """One example as read from a file."""
 
-    Attributes:
-        messages: the chat: dicts with ``role`` and ``content``.
-        views: explicit pairs of source and target view, where the file gives them; else None.
-        path: the file it came from, or a label where it came from memory.
-        line: its line there, counted from 1.
-        extra: the other fields of the line, untouched (``ground_truth``, ``answer`` ...).
-        columns: of the line, which the chat was made of.
-    """
-
-    messages: tuple[dict[str, Any], ...]
-    views: tuple[tuple[str, str], ...] | None = None
-    path: str = "<memory>"
-    line: int = 0
-    extra: dict[str, Any] = field(default_factory=dict)
-    columns: tuple[str, ...] = ("messages",)
+    messages: tuple[dict[str, Any], ...]  # the chat: dicts with ``role`` and ``content``
+    views: tuple[tuple[str, str], ...] | None = None  # explicit pairs of source and target view
+    path: str = "<memory>"  # of its file, or a label where it came from memory
+    line: int = 0  # its line there, counted from 1
+    extra: dict[str, Any] = field(default_factory=dict)  # the other fields of the line, untouched
+    columns: tuple[str, ...] = ("messages",)  # of the line, which the chat was made of
 
     @property
     def answer(self) -> str:
@@ -78,15 +69,12 @@ def parse_record(
     """Check one object and make a record of it.
 
     Args:
-        value: with ``messages``: optionally one system message first, then user and assistant in turn, an assistant
-            message last; or the chat in another form, see :func:`to_messages`. Optionally explicit views: ``views``, a
-            list of pairs of texts; or ``text`` and ``code``, each a text or a list of one message.
+        value: with ``messages``: optionally one system message first, then user and assistant in turn; or the chat in
+            another form, see :func:`to_messages`. Optionally explicit views: ``views``, a list of pairs of texts; or
+            ``text`` and ``code``, each a text or a list of one message.
         path: for error messages, as is ``line``.
         line: counted from 1.
         columns: of the user's and the assistant's message, where they have names of their own.
-
-    Raises:
-        UserError: the object does not have that form.
     """
     try:
         if columns is None and value.get("messages") is not None:
@@ -114,7 +102,7 @@ def describe_columns(record: Record) -> str | None:
 def to_messages(
     row: Mapping[str, Any], columns: Columns = None, *, system: str | None = None, system_prompt: str | None = None
 ) -> tuple[list[dict[str, Any]], set[str]]:
-    """The chat of a row.
+    """The chat of a row, and the columns that it was taken from.
 
     Args:
         row: by the names of its columns.
@@ -122,12 +110,6 @@ def to_messages(
             :data:`ASSISTANT` that the row has; in Alpaca's form ``instruction`` goes on with ``input``.
         system: column of the system prompt.
         system_prompt: the same for all rows.
-
-    Returns:
-        The messages, and the columns that they were taken from.
-
-    Raises:
-        UserError: a column is missing, or holds no text.
     """
     if columns is not None and len(columns) != 2:
         raise UserError(f"--columns: expected two names, USER ASSISTANT, got {' '.join(columns)}")
@@ -313,13 +295,10 @@ class Step(NamedTuple):
 
 
 def find_steps(text: str, separator: str = "blank") -> list[Step]:
-    """Split a text into reasoning steps that cover it without gaps; white space alone is no step.
+    """Split an assistant's content into reasoning steps that cover it without gaps; white space alone is no step.
 
-    The separator belongs to the step that it closes; one at the very start belongs to the first step.
-
-    Args:
-        text: the assistant's content, nothing of the chat template around it.
-        separator: ``blank`` (blank lines), ``line`` (line ends) or a literal string; repeats count once.
+    The separator is ``blank`` (lines), ``line`` (ends) or a literal string; repeats count once. It belongs to the step
+    that it closes; one at the very start belongs to the first step.
     """
     pattern = re.compile(_SEPARATORS.get(separator) or f"(?:{re.escape(separator)})+")
     ends = [*(match.span() for match in pattern.finditer(text)), (len(text), len(text))]

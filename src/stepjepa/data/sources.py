@@ -40,9 +40,6 @@ def read_rows(
         split: of a hub data set or folder; may be left out where there is only one.
         subset: its configuration, where it has several.
         bad: takes the rows that are wrong; None makes the first of them an error.
-
-    Raises:
-        UserError: the source, a split or a subset is missing, can't be read, or was named for a file.
     """
     path, name = Path(source).expanduser(), os.fspath(source)
     if path.is_dir() or not (path.exists() or _looks_like_a_path(name)):
@@ -56,32 +53,22 @@ def read_rows(
     return FORMATS[found.suffix.lower()](found, _taking(bad))
 
 
-def iterate_records(
-    path: str | os.PathLike[str], bad: BadRecords | None = None, columns: Columns = None
-) -> Iterator[Record]:
-    """The records of a file, one after the other: a table of :data:`FORMATS`, otherwise JSON lines.
+def read_records(
+    path: str | os.PathLike[str], *, bad: BadRecords | None = None, columns: Columns = None
+) -> list[Record]:
+    """The records of a file, at least one: a table of :data:`FORMATS`, otherwise JSON lines.
 
     Args:
         path: of the file.
         bad: takes the lines that are wrong; None makes the first of them an error.
         columns: of the user's and the assistant's message, where they have names of their own.
-
-    Raises:
-        UserError: the file is missing, no text, or one of its lines is wrong.
     """
     found, wrong = existing_file(path, "data file"), _taking(bad)
     reader = FORMATS.get(found.suffix.lower(), _read_json_lines)
     is_lines = reader is _read_json_lines or (reader is _read_json and not _is_list(found))
     # A record must be JSON that other programs can read, too.
     rows = _read_json_lines(found, wrong, finite=True) if is_lines else reader(found, wrong)
-    return _parse_each(rows, path, wrong, columns)
-
-
-def read_records(
-    path: str | os.PathLike[str], *, bad: BadRecords | None = None, columns: Columns = None
-) -> list[Record]:
-    """All records of a file, at least one; see :func:`iterate_records`."""
-    records = list(iterate_records(path, bad, columns))
+    records = list(_parse_each(rows, path, wrong, columns))
     if not records:
         none = "holds no records; expected one JSON object per line"
         told = f"holds no sound record; {bad.describe()}" if bad is not None and bad.count else none
@@ -92,10 +79,10 @@ def read_records(
 def read_any(source: str | os.PathLike[str], *, bad: BadRecords | None = None, columns: Columns = None) -> list[Record]:
     """The records of a file, of a folder that ``datasets`` can load, or of a data set on the hub.
 
-    The name of a data set may go on with subset and split: ``openai/gsm8k:main:train``. See :func:`iterate_records`.
+    The name of a data set may go on with subset and split: ``openai/gsm8k:main:train``. See :func:`read_records`.
     """
     path, name = Path(source).expanduser(), os.fspath(source)
-    if path.is_file() or not (path.is_dir() or not _looks_like_a_path(name)):
+    if path.is_file() or (_looks_like_a_path(name) and not path.is_dir()):
         return read_records(path, bad=bad, columns=columns)
     dataset, subset, split = (name, "", "") if path.is_dir() else (*name.split(":"), "", "")[:3]
     rows = read_rows(dataset, subset=subset or None, split=split or None)
@@ -103,7 +90,7 @@ def read_any(source: str | os.PathLike[str], *, bad: BadRecords | None = None, c
 
 
 def mix(parts: Sequence[Sequence[Record]], weights: Sequence[float] | None, seed: int) -> list[list[Record]]:
-    """What is taken of each of several data sets, in its order there.
+    """The largest mixture of several data sets in which each has its share and no record stands twice.
 
     Args:
         parts: the records of each.
@@ -111,10 +98,7 @@ def mix(parts: Sequence[Sequence[Record]], weights: Sequence[float] | None, seed
         seed: draws which records of a data set are taken.
 
     Returns:
-        The largest mixture of these shares in which no record stands twice.
-
-    Raises:
-        UserError: a weight is missing or not positive, or gives a data set no record.
+        What is taken of each, in its order there.
     """
     if weights is None:
         return [list(part) for part in parts]

@@ -46,23 +46,14 @@ class Question:
 def judge(
     task: Task, questions: Sequence[Question], answers: Sequence[Sequence[Answer]], headline: str | None = None
 ) -> list[dict[str, Any]]:
-    """Score answers.
+    """Score answers, equally many samples for each question, into one line per question.
 
-    Args:
-        task: scores the answers.
-        questions: the records that are answered.
-        answers: the samples of each question, the same number for all.
-        headline: the score that decides what is an error; by default that of the task.
+    ``headline`` is the score that decides what is an error, by default that of the task; UserError if it has none such.
 
-    Returns:
-        One line per question: ``index``, ``prompt``, ``truth``, ``generated``, ``extracted``, ``scores``, ``error``,
-        ``stopped``, ``new_tokens`` and, if there are any, ``likelihoods``. With several samples ``scores`` are their
-        means, beside ``pass@1`` (the mean of the headline), ``pass@n`` (one sample is right) and ``majority`` (the
-        majority answer is right); ``generated``, ``extracted`` and ``error`` are those of the majority answer, and
-        ``samples`` holds all of them.
-
-    Raises:
-        UserError: the task has no such score.
+    A line has ``index``, ``prompt``, ``truth``, ``generated``, ``extracted``, ``scores``, ``error``, ``stopped``,
+    ``new_tokens`` and, if there are any, ``likelihoods``. With several samples ``scores`` are their means, beside
+    ``pass@1`` (the mean of the headline), ``pass@n`` (one sample is right) and ``majority`` (the majority answer is
+    right); ``generated``, ``extracted`` and ``error`` are those of the majority answer, ``samples`` holds all of them.
     """
     flat = [(question, answer) for question, given in zip(questions, answers, strict=True) for answer in given]
     responses = [Response(answer.text, question.likelihoods) for question, answer in flat]
@@ -125,17 +116,9 @@ def _combine(samples: Sequence[dict[str, Any]], votes: Sequence[str | None], hea
 
 
 class Batcher:
-    """Lets a model answer records, and scores the answers.
+    """Lets a model answer records, given by index, and scores the answers.
 
-    Args:
-        task: scores the answers.
-        records: the records by index.
-        generator: generates answers and computes likelihoods.
-        batch_size: number of rows in a forward pass for likelihoods.
-        headline: the score that decides what is an error; by default that of the task.
-
-    Attributes:
-        examples: the tokenised records, longest prompts first, so that the first batch needs the most memory.
+    ``examples`` are the tokenised records, longest prompts first, so that the first batch needs the most memory.
 
     Raises:
         UserError: a record can't be rendered, or has more tokens than the model has positions.
@@ -172,18 +155,10 @@ class Batcher:
             )
 
     def lines(self, batch: Sequence[Example], number: int) -> list[dict[str, Any]]:
-        """The scored lines of a batch.
+        """The scored lines of a batch of ``examples``, whose number seeds sampling; UserError if a loss is not finite.
 
-        Args:
-            batch: some of :attr:`examples`.
-            number: the number of the batch, which seeds sampling.
-
-        Returns:
-            The lines of :func:`judge` with ``gold_loss``, the LM loss per token of the right answer, and
-            ``gold_tokens``.
-
-        Raises:
-            UserError: the loss is not finite.
+        They are the lines of :func:`judge` with ``gold_loss``, the LM loss per token of the right answer, and
+        ``gold_tokens``.
         """
         # Computed first: sampling from logits that overflow fails without naming the record.
         gold = self._log_probabilities([example.gold for example in batch])
@@ -219,16 +194,7 @@ def spread(records: Sequence[Record], count: int) -> list[Record]:
 
 
 class AnswerScores:
-    """Lets a model answer held-out records greedily while it trains, and sums up the scores.
-
-    Args:
-        records: records that the task can score, see ``tasks.registry.keep``.
-        task: scores the answers.
-        tokenizer: the tokenizer of the model.
-        max_new_tokens: greatest length of an answer.
-        batch_size: prompts per batch.
-        plain: render the records without a chat format.
-    """
+    """Lets a model answer held-out records, all of which the task can score, greedily while it trains."""
 
     def __init__(
         self,
@@ -252,10 +218,9 @@ class AnswerScores:
         return Batcher(self._task, self._records, generator, batch_size=self._batch_size)
 
     def __call__(self, model: Any, rank: int, world: int) -> dict[str, float]:
-        """The sums of the scores over the records of process ``rank`` of ``world``.
+        """Sums of the scores, of ``stopped`` and of :data:`COUNT` over the records of process ``rank`` of ``world``.
 
-        Returns:
-            The sum of each of the task's scores, of ``stopped`` and of :data:`COUNT`; the same names in every process.
+        The names are the same in every process.
         """
         batcher = self.check(model)
         # A process without records scores the first one to learn the names, and counts it as 0.

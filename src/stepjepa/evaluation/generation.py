@@ -27,16 +27,14 @@ class Generator:
     ``generation_config`` only the stop tokens are used, not sampling and penalties.
 
     Args:
-        model: the model in evaluation mode, perhaps with an adapter; it is not changed.
-        tokenizer: its tokenizer; it is not changed.
+        model: the model in evaluation mode, perhaps with an adapter; neither it nor the tokenizer is changed.
+        tokenizer: its tokenizer.
         sampling: settings of decoding.
         plain: records are rendered without a chat format.
 
     Attributes:
-        template: renders records.
         stop_ids: tokens that end an answer: the template's end of turn and every eos token.
         positions: number of tokens that the model has positions for; None for no limit.
-        max_new_tokens: greatest length of an answer.
     """
 
     def __init__(self, model: Any, tokenizer: Any, sampling: Sampling, *, plain: bool = False) -> None:
@@ -68,15 +66,7 @@ class Generator:
 
     @torch.inference_mode()
     def answer(self, prompts: Sequence[Sequence[int]], batch_number: int = 0) -> list[list[Answer]]:
-        """Generate answers until each has stopped or has ``max_new_tokens`` tokens.
-
-        Args:
-            prompts: token ids; padding costs least if their lengths are similar.
-            batch_number: seeds sampling, together with ``sampling.seed``.
-
-        Returns:
-            The samples of each prompt.
-        """
+        """The samples of each prompt; sampling is seeded by ``batch_number`` and ``sampling.seed``."""
         ids, mask = self._pad_rows(prompts, left=True)
         with _fresh_generation_config(self.model), _seeded(self.model.device, self.sampling.seed, batch_number):
             output = self.model.generate(input_ids=ids, attention_mask=mask, generation_config=self._config)

@@ -35,16 +35,13 @@ class OutputFile:
     """One JSON line per example; a complete file is in the order of the test file.
 
     Args:
-        path: the file of lines.
+        path: the file of lines; UserError if it belongs to another evaluation, or is damaged.
         indices: the indices of the examples, in the order of the test file.
         identity: settings that must be equal for lines to belong to one evaluation.
         overwrite: replace an existing file, once there are lines.
 
     Attributes:
         done: the finished lines by index.
-
-    Raises:
-        UserError: an existing file belongs to another evaluation, or is damaged.
     """
 
     def __init__(
@@ -175,17 +172,12 @@ def mean_with_interval(values: Sequence[bool | float]) -> dict[str, float | None
 
 
 def summarise(lines: Sequence[Mapping[str, Any]], headline: str) -> dict[str, Any]:
-    """The means of an evaluation.
-
-    Args:
-        lines: at least one line of ``answering.judge``, perhaps with ``gold_loss`` and ``gold_tokens``.
-        headline: the score that decides what is right.
+    """The means of at least one line of an evaluation; values that can't be computed from the lines are None.
 
     Returns:
         ``n``; ``headline``; ``scores`` (``mean``, ``low`` and ``high`` by name, including ``stopped`` if it is known);
         ``errors``, the number of errors of each kind; ``ran_on``, the share of answers cut off at ``max_new_tokens``;
-        ``gold_loss``, the LM loss per token of the right answers; ``gold_tokens``; ``generated_tokens``. Values that
-        can't be computed from the lines are None.
+        ``gold_loss``, the LM loss per token of the right answers; ``gold_tokens``; ``generated_tokens``.
     """
     scores = {name: mean_with_interval([line["scores"][name] for line in lines]) for name in lines[0]["scores"]}
     stopped, tokens = ([line[name] for line in lines] for name in ("stopped", "new_tokens"))

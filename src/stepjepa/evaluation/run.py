@@ -19,7 +19,7 @@ from stepjepa.evaluation.answering import Answer, Batcher, Question, judge
 from stepjepa.evaluation.output import OutputFile, meta_file, model_fingerprint, summarise, summary_file
 from stepjepa.evaluation.settings import EvaluationSettings, ScoreSettings, ScoringSettings
 from stepjepa.files import fingerprint, read_jsonl, write_json, write_jsonl
-from stepjepa.tasks.registry import ReferenceTask, choose_task, keep, users_source
+from stepjepa.tasks.registry import choose_task, keep, users_source, with_published_rules
 
 Loader = Callable[[], tuple[Any, Any]]
 
@@ -30,26 +30,15 @@ _CHUNK = 128
 
 
 class Selection:
-    """The task of a test file and the records that it can score.
+    """The task of a test file and the records that it can score, by position; UserError if there are none.
 
-    Args:
-        settings: of the evaluation.
-        records: all of the file.
-
-    Attributes:
-        task: scores the answers.
-        headline: the score that decides what is an error.
-        records: those that are evaluated, by position in the test file.
-        left_out: number of the others, by reason.
-        options: the task options that affect the scores.
-
-    Raises:
-        UserError: no record is left, or the task does not exist or lacks a setting.
+    ``headline`` is the score that decides what is an error, ``left_out`` the number of other records by reason, and
+    ``options`` are the task options that affect the scores.
     """
 
     def __init__(self, settings: ScoringSettings, records: Sequence[Record]) -> None:
         task = choose_task(settings.task, records, settings.task_options)
-        self.task = ReferenceTask(task) if settings.scoring == "reference" else task
+        self.task = with_published_rules(task) if settings.scoring == "reference" else task
         self.headline = self.task.beginning if settings.startswith else self.task.headline
         self.records, self.left_out = keep(self.task, records)
         self.options = {name: getattr(settings.task_options, name) for name in task.takes if name != "workers"}
@@ -66,11 +55,7 @@ class Evaluation:
     The output file grows batch by batch. The same settings resume an interrupted evaluation, with the same batches and
     so the same answers as an uninterrupted one.
 
-    Args:
-        settings: see :class:`~stepjepa.evaluation.settings.EvaluationSettings`.
-
     Attributes:
-        selection: the task, and the records that are evaluated.
         records: the records by position in the test file, with the system prompt that the model is shown.
         bad: the skipped lines of the test file; None if a bad line is an error.
         system_prompt: the system prompt of training, which replaces that of the test file; None if it does not.
@@ -127,16 +112,10 @@ class Evaluation:
         }
 
     def run(self, load: Loader | None = None) -> dict[str, Any]:
-        """Generate the missing lines and write the summary; a finished evaluation does not load the model.
+        """Generate the missing lines, and write and return the summary; a finished evaluation does not load the model.
 
-        Args:
-            load: returns model and tokenizer; by default they are loaded from ``settings.model_path``.
-
-        Returns:
-            The summary as written beside the lines: the keys of ``output.summarise``, and ``model_path``,
-            ``test_file``, ``test_fingerprint``, ``left_out``, ``task``, ``lenient``, ``details``, ``similarity``,
-            ``trained_on`` (see ``data.prompts``), ``settings``, ``generated_now``, ``seconds`` and
-            ``tokens_per_second``. The last three are those of this run; the speed is None if it generated nothing.
+        ``load`` returns model and tokenizer, by default those of ``settings.model_path``. In the summary
+        ``generated_now``, ``seconds`` and ``tokens_per_second`` are those of this run.
 
         Raises:
             UserError: the model can't be loaded, the batch needs too much memory, or a record has too many tokens.
@@ -185,7 +164,7 @@ class Evaluation:
 
     def _measure_similarity(self, load: Loader) -> Any:
         """Measure the similarity of the views of the test records."""
-        from stepjepa.analysis.similarity import compare_views, similarity_config
+        from stepjepa.inspection.embeddings import compare_views, similarity_config
 
         config = similarity_config(self.settings.model_path, str(self.settings.similarity))
         config = replace(config, plain=self.settings.plain)
@@ -219,7 +198,7 @@ class Evaluation:
 
 def _similarity_by_verdict(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Quantiles of the similarities of records with right and with wrong answers."""
-    from stepjepa.analysis.similarity import similarity_quantiles
+    from stepjepa.inspection.embeddings import similarity_quantiles
 
     return {
         name: similarity_quantiles(line["similarity"] for line in lines if (line["error"] is None) == right)
@@ -228,11 +207,7 @@ def _similarity_by_verdict(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def score_predictions(settings: ScoreSettings) -> dict[str, Any]:
-    """Score a file of answers, write lines and summary as ``stepjepa evaluate`` does, and return the summary.
-
-    Raises:
-        UserError: a file is wrong, or the predictions don't fit the test file.
-    """
+    """Score a file of answers, write lines and summary as ``stepjepa evaluate`` does, and return the summary."""
     records = read_records(settings.test_file)
     selection = Selection(settings, records)
     found = _read_answers(settings, len(records), selection.records)
@@ -268,11 +243,7 @@ def score_predictions(settings: ScoreSettings) -> dict[str, Any]:
 
 
 def _read_answers(settings: ScoreSettings, size: int, wanted: Collection[int]) -> dict[int, list[Answer]]:
-    """Read the answers by position in a test file of ``size`` records.
-
-    Raises:
-        UserError: a line is wrong, or, with ``missing="error"``, a wanted prediction is missing.
-    """
+    """Read the answers by position in a test file of ``size`` records; UserError if one is wrong or missing."""
     path = Path(settings.predictions)
     found: dict[int, list[Answer]] = {}
     for number, line in read_jsonl(path, "file of predictions"):

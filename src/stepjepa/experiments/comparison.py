@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stepjepa.errors import UserError
+from stepjepa.experiments import statistics
 from stepjepa.experiments.evaluated_run import (
     MEASURES,
     EvaluatedRun,
@@ -19,18 +20,7 @@ from stepjepa.experiments.evaluated_run import (
     read_evaluated_run,
     refuse_different,
 )
-from stepjepa.experiments.statistics import (
-    LEVEL,
-    POWER,
-    ExampleTest,
-    PairedT,
-    Spread,
-    detectable,
-    holm,
-    paired_t,
-    sign_flip,
-    spread,
-)
+from stepjepa.experiments.statistics import ExampleTest, PairedT, Spread
 
 TAILS = {"one": "p_greater", "two": "p_two_sided"}
 """Which p is corrected, to the name that it has in the tests."""
@@ -40,9 +30,6 @@ EQUAL = ("steps", "FLOPs")
 
 SAME_FLOPS = 0.02
 """Compute counts as equal within this share of the baseline's: a step is the smallest amount that can be added."""
-
-NOTHING_LEARNT = 0.01
-"""Runs that are all right on less than this share of the examples have learnt too little to be compared."""
 
 
 @dataclass(frozen=True)
@@ -55,27 +42,24 @@ class Arm:
 
     def spread(self, what: str) -> Spread | None:
         """Mean and standard deviation over all seeds of one of ``MEASURES`` or ``FIGURES``; None if one is unknown."""
-        values = [run.mean(what) for run in self.runs]
-        known = [value for value in values if value is not None]
-        return spread(known) if len(known) == len(values) else None
+        known = _all_known(run.mean(what) for run in self.runs)
+        return statistics.spread(known) if known else None
 
 
 @dataclass
 class Difference:
-    """An arm against the baseline, over the seeds that both have.
+    """An arm against the baseline, over the seeds that both have. What is not known or not tested is None.
 
     Attributes:
         seeds: those.
-        measures: for each of ``MEASURES`` the test over seeds; None if it is unknown, or no seed is shared.
+        measures: for each of ``MEASURES`` the test over seeds.
         by_seed: McNemar's test for each of the seeds; empty where the headline is not right or wrong.
-        by_example: the test over examples; None where ``by_seed`` is empty.
-        gained_lenient_before: of the examples gained, those that the baseline had right by the lenient score; None
-            where that is not right or wrong.
+        by_example: the test over examples.
+        gained_lenient_before: of the examples gained, those that the baseline had right by the lenient score.
         token_ratio: the arm's mean tokens of training to those of the baseline.
-        flops_ratio: the arm's compute of training to that of the baseline's run of the same seed, mean over the seeds;
-            None if it is unknown of a run.
+        flops_ratio: the arm's compute of training to that of the baseline's run of the same seed, mean over the seeds.
         equal: those of ``EQUAL`` that hold for every seed.
-        holm: the p of the headline over seeds, corrected for the number of all arms; None without a test.
+        holm: the p of the headline over seeds, corrected for the number of all arms.
         by_example_holm: that of ``by_example``.
     """
 
@@ -117,20 +101,8 @@ class Comparison:
         return self.arms[0]
 
 
-def compare_folders(places: Sequence[RunFolder], baseline: str | None = None, **settings: Any) -> Comparison:
-    """As :func:`compare`, under the names of the arms of the sweep that all the runs belong to, if there is one."""
-    folders = [place.folder for place in places]
-    names = list(dict.fromkeys(place.arm for place in places if place.arm is not None))
-    baselines = {place.arm for place in places if place.is_baseline}
-    if all(place.arm is not None for place in places) and len(baselines) == 1:
-        # Fails where several sweeps use one name for different arms, or several names for one.
-        with suppress(UserError):
-            return compare(folders, names=names, baseline=baseline or baselines.pop(), **settings)
-    return compare(folders, baseline=baseline, **settings)
-
-
 def compare(
-    folders: Sequence[str | os.PathLike[str]],
+    folders: Sequence[str | os.PathLike[str] | RunFolder],
     *,
     evaluation: str | None = None,
     names: Sequence[str] = (),
@@ -142,16 +114,23 @@ def compare(
     Args:
         folders: of the runs, in any order.
         evaluation: which one to take of each run; needed only where there are several.
-        names: of the arms, in the order in which ``folders`` first names a run of each; by default they are named by
-            what differs between them.
-        baseline: name of the arm to compare with; by default the regular one.
+        names: of the arms, in the order in which ``folders`` first names a run of each; by default those of the sweep
+            that all the runs belong to, or what differs between the arms.
+        baseline: name of the arm to compare with; by default that of the sweep, or the regular one.
         tails: key of ``TAILS``.
 
     Raises:
         UserError: a folder is no evaluated run, the runs can't be compared, an arm has a seed twice, there is only one
             arm, or none or several of them may be the baseline.
     """
-    runs = [read_evaluated_run(folder, evaluation) for folder in folders]
+    places = [each if isinstance(each, RunFolder) else RunFolder(Path(each)) for each in folders]
+    runs = [read_evaluated_run(place.folder, evaluation) for place in places]
+    arms = list(dict.fromkeys(place.arm for place in places))
+    baselines = {place.arm for place in places if place.is_baseline}
+    if not names and None not in arms and len(baselines) == 1:
+        # Fails where several sweeps use one name for different arms, or several names for one.
+        with suppress(UserError):
+            return compare_runs(runs, names=list(map(str, arms)), baseline=baseline or baselines.pop(), tails=tails)
     return compare_runs(runs, names=names, baseline=baseline, tails=tails)
 
 
@@ -166,26 +145,20 @@ def compare_runs(
     differences = {arm.name: _difference(arm, first) for arm in ordered[1:]}
     _correct(list(differences.values()), TAILS[tails])
     protocol = runs[0].protocol
-    return Comparison(
-        {name: protocol[name] for name in ("headline", "lenient")},
-        {
-            "task": protocol["task"],
-            "sha256": protocol["test file (sha256)"],
-            "examples": protocol["number of examples"],
-            "evaluation": ", ".join(sorted({run.evaluation for run in runs})),
-        },
-        ordered,
-        differences,
-        tails,
-        tuple(_notes(ordered, differences)),
-    )
+    test = {
+        "task": protocol["task"],
+        "sha256": protocol["test file (sha256)"],
+        "examples": protocol["number of examples"],
+        "evaluation": ", ".join(sorted({run.evaluation for run in runs})),
+    }
+    scores = {name: protocol[name] for name in ("headline", "lenient")}
+    return Comparison(scores, test, ordered, differences, tails, tuple(_notes(ordered, differences)))
 
 
 def _arms(runs: Sequence[EvaluatedRun], names: Sequence[str]) -> list[Arm]:
     groups: dict[str, dict[str, EvaluatedRun]] = {}
     for run in runs:
-        group = groups.setdefault(_json(run.settings), {})
-        other = group.setdefault(run.seed, run)
+        other = groups.setdefault(_json(run.settings), {}).setdefault(run.seed, run)
         if other is not run:
             raise UserError(
                 f"is of the same arm and seed ({run.seed}) as {other.folder}; leave one out", path=run.folder
@@ -194,10 +167,8 @@ def _arms(runs: Sequence[EvaluatedRun], names: Sequence[str]) -> list[Arm]:
     if len(settings) < 2:
         raise UserError("the runs differ in nothing but their seeds; add those of another arm to compare with")
     found = _names(settings)
-    if names and len(names) != len(found):
-        raise UserError(f"--names: {len(names)} for {len(found)} arms, which are in this order: {'; '.join(found)}")
-    if len(set(names)) < len(names) or not all(names):
-        raise UserError(f"--names: every arm needs a name of its own, got {', '.join(map(repr, names))}")
+    if names and (len(names) != len(found) or len(set(names)) < len(names) or not all(names)):
+        raise UserError(f"--names: every arm needs a name of its own, in this order: {'; '.join(found)}")
     return [
         Arm(name, each, tuple(sorted(group.values(), key=lambda run: [int(part) for part in run.seed.split("/")])))
         for name, each, group in zip(names or found, settings, groups.values(), strict=True)
@@ -205,51 +176,54 @@ def _arms(runs: Sequence[EvaluatedRun], names: Sequence[str]) -> list[Arm]:
 
 
 def _baseline(arms: Sequence[Arm], name: str | None) -> Arm:
-    listed = "; ".join(arm.name for arm in arms)
-    if name is not None:
-        named = [arm for arm in arms if arm.name == name]
-        if not named:
-            raise UserError(f"--baseline: no arm '{name}'; choose one of {listed}")
-        return named[0]
-    regular = [arm for arm in arms if arm.settings["mode"] == "regular"]
-    if len(regular) != 1:
-        raise UserError(f"{len(regular)} arms are regular; pass --baseline with one of {listed}")
-    return regular[0]
+    found = [arm for arm in arms if (arm.settings["mode"] == "regular" if name is None else arm.name == name)]
+    if len(found) != 1:
+        listed = "; ".join(arm.name for arm in arms)
+        fault = f"no arm '{name}'" if name is not None else f"{len(found)} arms are regular"
+        raise UserError(f"--baseline: {fault}; choose one of {listed}")
+    return found[0]
+
+
+def _all_known(values: Any) -> list[Any]:
+    """The values; none where one of them is None."""
+    found = list(values)
+    return [] if None in found else found
 
 
 def _difference(arm: Arm, baseline: Arm) -> Difference:
     theirs = {run.seed: run for run in baseline.runs}
     pairs = [(run, theirs[run.seed]) for run in arm.runs if run.seed in theirs]
+    sides = list(zip(*pairs, strict=True)) or [(), ()]
     measures: dict[str, PairedT | None] = {}
     for measure in MEASURES:
-        means = [(ours.mean(measure), other.mean(measure)) for ours, other in pairs]
-        known = [(one, two) for one, two in means if one is not None and two is not None]
-        measures[measure] = paired_t(*zip(*known, strict=True)) if known and len(known) == len(pairs) else None
-    judged = [(ours.verdicts("headline"), other.verdicts("headline")) for ours, other in pairs]
-    right = [(one, two) for one, two in judged if one is not None and two is not None]
-    if len(right) < len(pairs):
-        right = []
-    lenient = [easy for _, other in pairs if (easy := other.verdicts("lenient")) is not None]
-    before = None
-    if right and len(lenient) == len(pairs):
-        each = (zip(*both, easy, strict=True) for both, easy in zip(right, lenient, strict=True))
-        before = sum(ours and not theirs and easy for examples in each for ours, theirs, easy in examples)
-    tokens = [sum(run.figures["tokens"] or 0 for run in side) for side in zip(*pairs, strict=True)]
-    flops = [(ours.figures["flops"], other.figures["flops"]) for ours, other in pairs]
-    ratios = [one / two for one, two in flops if one and two]
-    ratios = ratios if len(ratios) == len(pairs) else []
+        ours, others = (_all_known(run.mean(measure) for run in side) for side in sides)
+        measures[measure] = statistics.paired_t(ours, others) if ours and others else None
+    ours, others = (_all_known(run.verdicts("headline") for run in side) for side in sides)
+    judged = list(zip(ours, others, strict=True)) if ours and others else []
+    lenient = _all_known(run.verdicts("lenient") for run in sides[1])
+    tokens = [sum(run.figures["tokens"] or 0 for run in side) for side in sides]
+    ratios = _all_known(
+        one.figures["flops"] / two.figures["flops"] if one.figures["flops"] and two.figures["flops"] else None
+        for one, two in pairs
+    )
     same = {
-        "steps": bool(pairs) and all(ours.steps == other.steps for ours, other in pairs),
+        "steps": bool(pairs) and all(one.steps == two.steps for one, two in pairs),
         "FLOPs": bool(ratios) and all(abs(ratio - 1) <= SAME_FLOPS for ratio in ratios),
     }
     return Difference(
         seeds=tuple(run.seed for run, _ in pairs),
         measures=measures,
-        by_seed={run.seed: sign_flip([each]) for (run, _), each in zip(pairs, right, strict=bool(right))},
-        by_example=sign_flip(right) if right else None,
-        gained_lenient_before=before,
-        token_ratio=tokens[0] / tokens[1] if tokens and tokens[1] else None,
-        flops_ratio=spread(ratios).mean if ratios else None,
+        by_seed={run.seed: statistics.sign_flip([each]) for (run, _), each in zip(pairs, judged, strict=bool(judged))},
+        by_example=statistics.sign_flip(judged) if judged else None,
+        gained_lenient_before=sum(
+            right and not wrong and easy
+            for (one, two), before in zip(judged, lenient, strict=True)
+            for right, wrong, easy in zip(one, two, before, strict=True)
+        )
+        if judged and lenient
+        else None,
+        token_ratio=tokens[0] / tokens[1] if tokens[1] else None,
+        flops_ratio=statistics.spread(ratios).mean if ratios else None,
         equal=tuple(what for what in EQUAL if same[what]),
     )
 
@@ -261,12 +235,12 @@ def _correct(differences: Sequence[Difference], p_name: str) -> None:
     depends on the data, and the size of a family must not. An arm with one seed is not tested at all.
     """
     tested = [each for each in differences if (test := each.measures["headline"]) is not None and test.n > 1]
-    p_values = [getattr(each.measures["headline"], p_name) for each in tested]
-    for each, p, corrected in zip(tested, p_values, holm([1.0 if p is None else p for p in p_values]), strict=True):
-        each.holm = None if p is None else corrected
+    found = [getattr(each.measures["headline"], p_name) for each in tested]
+    for each, p, holm in zip(tested, found, statistics.holm([1.0 if p is None else p for p in found]), strict=True):
+        each.holm = None if p is None else holm
     tested = [each for each in differences if each.by_example is not None]
-    for each, corrected in zip(tested, holm([getattr(each.by_example, p_name) for each in tested]), strict=True):
-        each.by_example_holm = corrected
+    for each, holm in zip(tested, statistics.holm([getattr(each.by_example, p_name) for each in tested]), strict=True):
+        each.by_example_holm = holm
 
 
 _FIRST = ("mode", "layout", "predictors", "lbd", "jepa_loss_type", "lora", "lora_rank")
@@ -305,37 +279,32 @@ def _json(value: Any) -> str:
 
 def _notes(arms: Sequence[Arm], differences: dict[str, Difference]) -> Iterator[str]:
     """What a reader must know of the runs, one sentence each."""
-    runs, baseline = [run for arm in arms for run in arm.runs], arms[0]
+    runs, baseline = [run for arm in arms for run in arm.runs], arms[0].name
+    steps = {arm.name: " or ".join(f"{each:,}" for each in sorted({run.steps for run in arm.runs})) for arm in arms}
     if len({run.steps for run in runs}) == 1:
-        yield f"compared at equal steps ({runs[0].steps:,}); tokens and FLOPs of training differ as the tables say"
+        yield f"compared at equal steps ({steps[baseline]}); tokens and FLOPs of training differ as the tables say"
     else:
-        steps = {arm.name: " or ".join(f"{each:,}" for each in sorted({run.steps for run in arm.runs})) for arm in arms}
         told = "; ".join(f"{name} {each}" for name, each in steps.items())
         yield f"not all arms are compared at equal steps: {told}"
     if any(run.figures["flops"] is None for run in runs):
         yield "FLOPs are not in all run folders (older versions did not count them), so less is said at equal FLOPs"
     if not any("FLOPs" in found.equal for found in differences.values()):
         yield (
-            f"nothing here is comparable at equal FLOPs (within {SAME_FLOPS:.0%} of {baseline.name}); add runs trained "
+            f"nothing here is comparable at equal FLOPs (within {SAME_FLOPS:.0%} of {baseline}); add runs trained "
             "with --same_flop, for as many steps as spend the compute of regular"
         )
-    if max(run.mean("headline") or 0 for run in runs) < NOTHING_LEARNT:
-        yield (
-            f"no run is right on {NOTHING_LEARNT:.0%} of the examples, so their differences say nothing yet; train "
-            "longer, or on more records"
-        )
+    if max(run.mean("headline") or 0 for run in runs) < 0.01:
+        yield "no run is right on 1% of the examples, so their differences say nothing yet; train longer"
     for arm in arms[1:]:
         seeds, test = differences[arm.name].seeds, differences[arm.name].measures["headline"]
-        for one, other in ((arm, baseline), (baseline, arm)):
+        for one, other in ((arm, arms[0]), (arms[0], arm)):
             alone = ", ".join(run.seed for run in one.runs if run.seed not in seeds)
             if alone:
                 yield f"{one.name}: {other.name} has no run with seed {alone}; skipped in the differences"
-        if len(seeds) < 2:
-            yield f"{arm.name}: {len(seeds)} seeds in common with {baseline.name}, so there is no t-test"
-        elif test is not None and test.t is None:
+        if len(seeds) > 1 and test is not None and test.t is None:
             yield (
-                f"{arm.name}: its differences from {baseline.name} are equal for all seeds, so there is no t-test; "
-                "with scores this coarse, equal differences are no evidence"
+                f"{arm.name}: its differences from {baseline} are equal for all seeds, so there is no t-test; with "
+                "scores this coarse, equal differences are no evidence"
             )
     yield from _doubts(runs)
 
@@ -353,8 +322,8 @@ def _doubts(runs: Sequence[EvaluatedRun]) -> Iterator[str]:
     for run in runs:
         if run.trained_on is not None:
             yield f"{run.folder}: {run.trained_on}"
-        if run.model is not None and (other := models.setdefault(run.model, run)) is not run:
-            yield f"the very same model was evaluated in {other.folder} and in {run.folder}; is that intended?"
+        if run.model is not None and (known := models.setdefault(run.model, run)) is not run:
+            yield f"the very same model was evaluated in {known.folder} and in {run.folder}; is that intended?"
 
 
 def _shown(value: Any) -> str:
@@ -368,10 +337,9 @@ def groups(comparison: Comparison) -> dict[str, list[str]]:
 
     An arm with equal steps and equal FLOPs is in both groups. Empty groups are omitted.
     """
-    found = {
-        f"equal {what}": [name for name, each in comparison.differences.items() if what in each.equal] for what in EQUAL
-    }
-    found["neither equal steps nor FLOPs"] = [name for name, each in comparison.differences.items() if not each.equal]
+    differences = comparison.differences.items()
+    found = {f"equal {what}": [name for name, each in differences if what in each.equal] for what in EQUAL}
+    found["neither equal steps nor FLOPs"] = [name for name, each in differences if not each.equal]
     return {heading: names for heading, names in found.items() if names}
 
 
@@ -387,24 +355,21 @@ def verdict(comparison: Comparison) -> str:
         name: f"{name} by {100 * test.mean:+.2f} points [{100 * test.low:+.2f}, {100 * test.high:+.2f}] over {test.n} "
         f"seeds ({tails}-tailed Holm p {p:.4f})"
         for name, test in tests.items()
-        if (p := comparison.differences[name].holm) is not None and p < 1 - LEVEL
+        if (p := comparison.differences[name].holm) is not None and p < 1 - statistics.LEVEL
         if test is not None and test.mean > 0 and test.low is not None and test.high is not None
     }
     parts = []
     for heading, names in groups(comparison).items():
         found = " and ".join(better[name] for name in names if name in better)
-        said = (
-            f"better than {base} in {score}: {found}"
-            if found
-            else f"no arm is shown to be better than {base} in {score}"
-        )
-        parts.append(f"at {heading}, {said}")
+        what = f"better than {base} in {score}"
+        parts.append(f"at {heading}, {what}: {found}" if found else f"at {heading}, no arm is shown to be {what}")
     known = [test for test in tests.values() if test is not None and test.n > 1]
-    sizes = [100 * size for test in known if (size := detectable(test, tails, len(known))) is not None]
+    sizes = [100 * size for test in known if (size := statistics.detectable(test, tails, len(known))) is not None]
     if sizes:
         seeds = " or ".join(map(str, sorted({test.n for test in known})))
         size = f"{min(sizes):.1f}" + (f" to {max(sizes):.1f}" if len(sizes) > 1 else "")
-        parts.append(f"{seeds} seeds could have shown a difference of {size} points (in {POWER:.0%} of cases)")
+        share = f"{statistics.POWER:.0%} of cases"
+        parts.append(f"{seeds} seeds could have shown a difference of {size} points (in {share})")
     elif known:
         parts.append("differences that are equal for all seeds can't be tested")
     else:

@@ -14,7 +14,7 @@ from stepjepa.config import NEEDS_VIEWS, JepaConfig
 from stepjepa.errors import UserError, shown
 from stepjepa.evaluation.output import describe_trained_on, model_fingerprint
 from stepjepa.fields import Fields, checked_fields, read_fields
-from stepjepa.files import read_json_object, read_jsonl
+from stepjepa.files import read_jsonl
 from stepjepa.run_folder import RUN_FILE, read_run
 
 SUMMARY = ".summary.json"
@@ -65,28 +65,26 @@ def find_run_folders(folders: Sequence[str | os.PathLike[str]]) -> list[RunFolde
     Raises:
         UserError: a folder is named twice, or is a sweep without a finished trial.
     """
-    found = [each for folder in folders for each in _expand_sweep(Path(folder))]
-    paths = [each.folder.resolve() for each in found]
-    for place, path in enumerate(paths):
-        if path in paths[:place]:
-            raise UserError("is named twice; leave it out once", path=found[place].folder)
-    return found
+    found: dict[Path, RunFolder] = {}
+    for folder in map(Path, folders):
+        is_sweep = (folder / SWEEP_FILE).is_file() and not (folder / RUN_FILE).is_file()
+        for each in _finished_trials(folder) if is_sweep else [RunFolder(folder)]:
+            if found.setdefault(each.folder.resolve(), each) is not each:
+                raise UserError("is named twice; leave it out once", path=each.folder)
+    return list(found.values())
 
 
-def _expand_sweep(folder: Path) -> list[RunFolder]:
-    if (folder / RUN_FILE).is_file() or not (folder / SWEEP_FILE).is_file():
-        return [RunFolder(folder)]
-    sweep = read_json_object(folder / SWEEP_FILE, "file of a sweep", "start the sweep again")
-    grid, trials = sweep.get("grid"), sweep.get("trials")
-    baseline = grid.get("baseline") if isinstance(grid, dict) else None
+def _finished_trials(folder: Path) -> list[RunFolder]:
+    sweep = read_fields(folder / SWEEP_FILE, "file of a sweep", "start the sweep again")
+    baseline, trials = sweep.inner("grid").text("baseline"), sweep.values.get("trials")
     found = []
-    for trial in trials if isinstance(trials, list) else ():
-        name, arm, label = (trial.get(key) if isinstance(trial, dict) else None for key in ("name", "arm", "label"))
-        run = folder / str(name)
+    for values in trials if isinstance(trials, list) else ():
+        trial = checked_fields(values if isinstance(values, dict) else {}, folder / SWEEP_FILE, "start the sweep again")
+        run = folder / trial.text("name")
         # A sweep file from another machine must not name folders outside of the sweep.
         inside = run.resolve().is_relative_to(folder.resolve())
         if inside and (run / RUN_FILE).is_file() and read_run(run).get("status") == "finished":
-            found.append(RunFolder(run, label if isinstance(label, str) else None, arm is not None and arm == baseline))
+            found.append(RunFolder(run, trial.text("label"), trial.text("arm") == baseline))
     if not found:
         raise UserError("none of the trials of this sweep is finished; go on with it, or name run folders", path=folder)
     return found
@@ -94,13 +92,13 @@ def _expand_sweep(folder: Path) -> list[RunFolder]:
 
 def run_names(folders: Sequence[Path]) -> list[str]:
     """Name each run by as many of the last parts of its path as tell all apart (``seed82`` alone says too little)."""
-    parts = [folder.resolve().parts[1:] or ("/",) for folder in folders]
-    fewest = 2 if any(each[-1].startswith("seed") for each in parts) else 1
-    for count in range(fewest, max(map(len, parts), default=0) + 1):
-        names = ["/".join(each[-count:]) for each in parts]
+    paths = [folder.resolve() for folder in folders]
+    fewest = 2 if any(path.name.startswith("seed") for path in paths) else 1
+    for count in range(fewest, max((len(path.parts) for path in paths), default=0)):
+        names = ["/".join(path.parts[1:][-count:]) for path in paths]
         if len(set(names)) == len(names):
             return names
-    return [str(folder.resolve()) for folder in folders]
+    return [str(path) for path in paths]
 
 
 @dataclass(frozen=True)
@@ -220,14 +218,13 @@ def _summary_file(folder: Path, evaluation: str | None) -> Path:
             f"holds several evaluations ({there}); leave one in it, or name one where the command takes --evaluation",
             path=folder,
         )
-    wanted = (evaluation or (names or [""])[0]).removesuffix(SUMMARY).removesuffix(".jsonl")
+    wanted = evaluation or (names or [""])[0]
+    wanted = wanted.removesuffix(SUMMARY).removesuffix(".jsonl")
     if wanted not in names:
-        which = f" '{wanted}'" if wanted else ""
-        raise UserError(
-            f"holds no finished evaluation{which} (there is {there}); run 'stepjepa evaluate' with an --output_file in "
-            "the run folder",
-            path=folder,
+        which = (
+            f"holds no finished evaluation '{wanted}' (there is {there})" if wanted else "holds no finished evaluation"
         )
+        raise UserError(f"{which}; run 'stepjepa evaluate' with an --output_file in it", path=folder)
     return folder / f"{wanted}{SUMMARY}"
 
 
@@ -257,7 +254,7 @@ def _settings(run: Fields) -> dict[str, Any]:
             settings["lora_alpha"] = 2 * lora.whole("rank", 1)
     loaded = run.inner_or_none("loaded")
     for name in ("pretrain", "train_tokenizer", "quantized"):
-        settings[name] = (loaded.values.get(name) if loaded is not None else None) or False
+        settings[name] = (loaded and loaded.values.get(name)) or False
     training = run.inner("training")
     kept = _WITH_BEST if training.values.get("load_best_model_at_end") else ()
     for name, value in training.values.items():
@@ -310,23 +307,19 @@ def _examples(file: Path, summary: Fields) -> tuple[list[int], dict[str, list[fl
         for number, value in read_jsonl(path, "file of answers")
     ]
     indices = [line.whole("index", 0) for line in lines]
-    count = summary.whole("n", 1)
-    if len(lines) != count or indices != sorted(set(indices)):
-        raise UserError(
-            f"its {len(lines)} lines are not the {count} examples of {file.name}; {_EVALUATE_AGAIN}", path=path
-        )
-    names = {"headline": summary.text("headline"), "lenient": summary.text("lenient"), "stopped": "stopped"}
-    found: dict[str, list[float] | None] = {
-        measure: [line.inner("scores").number(names[measure]) for line in lines] for measure in MEASURES[:2]
-    }
-    stopped = [line.number_or_none("stopped") for line in lines]
-    known = [value for value in stopped if value is not None]
-    found["stopped"] = known if len(known) == len(stopped) else None
-    for measure, values in found.items():
-        if values is not None:
-            mean = summary.inner("scores").inner(names[measure]).number("mean")
-            if not math.isclose(math.fsum(values) / len(values), mean, abs_tol=1e-9):
-                raise UserError(f"its lines don't give the mean of {file.name}; {_EVALUATE_AGAIN}", path=path)
+    if len(lines) != summary.whole("n", 1) or indices != sorted(set(indices)):
+        raise UserError(f"its {len(lines)} lines are not the examples of {file.name}; {_EVALUATE_AGAIN}", path=path)
+    found: dict[str, list[float] | None] = {}
+    for measure in MEASURES:
+        name = "stopped" if measure == "stopped" else summary.text(measure)
+        holders = lines if measure == "stopped" else [line.inner("scores") for line in lines]
+        if measure == "stopped" and any(line.values.get(name) is None for line in lines):
+            found[measure] = None
+            continue
+        found[measure] = values = [holder.number(name) for holder in holders]
+        mean = summary.inner("scores").inner(name).number("mean")
+        if not math.isclose(math.fsum(values) / len(values), mean, abs_tol=1e-9):
+            raise UserError(f"its lines don't give the mean of {file.name}; {_EVALUATE_AGAIN}", path=path)
     return indices, found
 
 

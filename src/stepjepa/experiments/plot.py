@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stepjepa.errors import UserError
 from stepjepa.experiments.comparison import Comparison
@@ -27,15 +28,23 @@ def check_picture(path: str | os.PathLike[str]) -> None:
 
 def write_picture(comparison: Comparison, path: str | os.PathLike[str]) -> None:
     """Draw a comparison into a file, atomically; the same data gives the same bytes."""
+    with atomic_write(path, "wb") as stream:
+        stream.write(_picture(comparison, Path(path).suffix.lower()[1:]))
+
+
+def svg(comparison: Comparison) -> bytes:
+    """The picture as a document of its own."""
+    return _picture(comparison, "svg")
+
+
+def _picture(comparison: Comparison, kind: str) -> bytes:
     from matplotlib import rc_context
 
-    kind = Path(path).suffix.lower()[1:]
-    metadata: dict[str, Any] = {"Date": None} if kind == "svg" else {}
+    content = io.BytesIO()
     # Names are the user's and no formulas.
     with rc_context({"svg.hashsalt": "stepjepa", "text.parse_math": False}):
-        figure = draw(comparison)
-        with atomic_write(path, "wb") as stream:
-            figure.savefig(stream, format=kind, dpi=150, metadata=metadata)
+        draw(comparison).savefig(content, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else {})
+    return content.getvalue()
 
 
 def draw(comparison: Comparison) -> Figure:

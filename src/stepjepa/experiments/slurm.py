@@ -166,6 +166,7 @@ class Slurm:
         if not left:
             return
         for trial in left:
+            # Until its job begins, a trial to be tried again has not failed.
             if folder.read_record(trial).get("status") == FAILED:
                 folder.record(trial, INTERRUPTED)
         place = SweepFolder(folder.path.resolve(), [], {}, folder.launcher)

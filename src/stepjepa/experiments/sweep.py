@@ -20,7 +20,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -119,11 +119,6 @@ class SweepFolder:
         """Whether a trial is trained and evaluated."""
         return self.is_trained(trial) and bool(_read(self.run_folder(trial) / f"test{SUMMARY}"))
 
-    def write_grid(self) -> None:
-        """Write ``sweep.json``."""
-        trials = [asdict(trial) for trial in self.trials]
-        write_json(self.path / SWEEP_FILE, {"grid": self.grid, "trials": trials, "versions": versions()})
-
     def read_record(self, trial: Trial) -> dict[str, Any]:
         """The flags of a trial and how it ended; empty where it was not begun."""
         return _read(self.path / f"{trial.name}.trial.json")
@@ -140,9 +135,9 @@ class SweepFolder:
     def last_line(self, trial: Trial) -> str:
         """The last line that a trial has written."""
         log = self.log_file(trial)
-        text = log.read_bytes()[-65536:].decode(errors="replace") if log.exists() else ""
-        lines = [" ".join(line.split()) for line in text.split("\n") if line.strip()]
-        return visible(lines[-1][:300]) if lines and not lines[-1].startswith("$ ") else "no output"
+        lines = log.read_bytes()[-65536:].decode(errors="replace").split("\n") if log.exists() else []
+        said = [" ".join(line.split()) for line in lines if line.strip() and not line.startswith("$ ")]
+        return visible(said[-1][:300]) if said else "no output"
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -175,16 +170,10 @@ class Engine(Protocol):
 
 @dataclass
 class Outcome:
-    """What became of the trials.
+    """Trials that are evaluated, now or before; the others with the reason; the signal that ended the sweep, or 0."""
 
-    Attributes:
-        finished: those that are trained and evaluated, now or before.
-        failed: those that are not, each with the reason, on one line.
-        stopped: the signal that ended the sweep, 0 if none did.
-    """
-
-    finished: list[Trial] = field(default_factory=list)
-    failed: dict[str, str] = field(default_factory=dict)
+    finished: list[Trial]
+    failed: dict[str, str]
     stopped: int = 0
 
 
@@ -207,26 +196,29 @@ def sweep(
     folder.path.mkdir(parents=True, exist_ok=True)
     with locked(folder.path, "stepjepa sweep"), Interruptions() as asked:
         states = folder.states(trials)
-        outcome = Outcome([trial for trial in trials if states[trial.name] == FINISHED])
-        if not retry_failed:
-            outcome.failed = {t.name: folder.reason(t) for t in trials if states[t.name] == FAILED}
+        done = {FINISHED} if retry_failed else {FINISHED, FAILED}
+        left = [trial for trial in trials if states[trial.name] not in done]
         # Seed by seed, so that a sweep that is stopped early has all arms to compare.
         seeds = list(dict.fromkeys(trial.seed for trial in trials))
-        left = [trial for trial in trials if trial not in outcome.finished and trial.name not in outcome.failed]
         left.sort(key=lambda trial: seeds.index(trial.seed))
-        folder.write_grid()
+        outcome = Outcome(
+            [trial for trial in trials if states[trial.name] == FINISHED],
+            {t.name: folder.reason(t) for t in trials if states[t.name] == FAILED and t not in left},
+        )
+        versioned = {"grid": folder.grid, "trials": [asdict(trial) for trial in folder.trials], "versions": versions()}
+        write_json(folder.path / SWEEP_FILE, versioned)
         try:
             engine.begin(folder, left)
-            while len(outcome.finished) + len(outcome.failed) < len(trials) and not asked.count:
+            while left and not asked.count:
                 for trial in engine.ended():
+                    left.remove(trial)
                     said = FINISHED
                     if folder.read_record(trial).get("status") == FINISHED:
                         outcome.finished.append(trial)
                     else:
                         outcome.failed[trial.name] = folder.reason(trial)
                         said = f"{folder.reason(trial)} (log: {folder.log_file(trial)})"
-                    count = len(outcome.finished) + len(outcome.failed)
-                    print(f"[{count}/{len(trials)}] {trial.name}: {said}", flush=True)
+                    print(f"[{len(trials) - len(left)}/{len(trials)}] {trial.name}: {said}", flush=True)
                 time.sleep(0.05)
         finally:
             engine.end(asked)
@@ -351,10 +343,8 @@ def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
     if "CUDA_VISIBLE_DEVICES" in environment:
         names = [name.strip() for name in environment["CUDA_VISIBLE_DEVICES"].split(",")]
         return [name for name in names if name not in ("", "-1")]
-    program = shutil.which("nvidia-smi", path=environment.get("PATH"))
-    if program is None:
-        return []
-    listed = subprocess.run([program, "-L"], capture_output=True, text=True, check=False).stdout
+    program = shutil.which("nvidia-smi")
+    listed = subprocess.run([program, "-L"], capture_output=True, text=True, check=False).stdout if program else ""
     return [str(number) for number in range(sum(line.startswith("GPU ") for line in listed.splitlines()))]
 
 

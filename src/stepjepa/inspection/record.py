@@ -1,4 +1,4 @@
-"""What records become, token by token, and what a whole file holds: plain data for people and for machines.
+"""What records become, token by token, and what a whole file holds: as plain data, and as text for a terminal.
 
 Sequences and rows are those that training itself would build; nothing is worked out a second time here.
 """
@@ -6,32 +6,31 @@ Sequences and rows are those that training itself would build; nothing is worked
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Sequence as Many
-from dataclasses import asdict, dataclass, replace
-from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import asdict, dataclass, field, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
 
 from stepjepa.batch.collate import Collator, Item
 from stepjepa.batch.dataset import BLOCK, count_tokens
-from stepjepa.batch.mask import Trees, dense
 from stepjepa.batch.pack import pack
-from stepjepa.batch.sequences import Sequence, TokenizedRecord
+from stepjepa.batch.sequences import Sequence
 from stepjepa.batch.tokenize import COUNTS, RecordTokenizer, step_views
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-Kind = Literal["shared", "main", "source", "target"]
+from stepjepa.terminal import PALETTE
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TokenInfo:
     """One token of the rows, which stand behind each other without padding.
 
@@ -41,13 +40,13 @@ class TokenInfo:
     place: int  # its index
     id: int
     text: str
-    branch: int  # index of its branch
     position: int  # its position id, the depth in the tree
     start: int  # first token that it sees
     end: int  # one past the last token that sees it
-    labels: tuple[int, ...]  # ids of the tokens that this position must predict, one for each label
-    label_texts: tuple[str, ...]
-    readouts: tuple[str, ...]  # what is read here, such as 'source 1' for the source of pair 1
+    branch: int = 0  # index of its branch
+    labels: list[int] = field(default_factory=list)  # ids of the tokens that this position must predict
+    label_texts: list[str] = field(default_factory=list)
+    readouts: list[str] = field(default_factory=list)  # what is read here, such as 'source 1' for the source of pair 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ class BranchInfo:
 
     index: int
     row: int
-    kind: Kind  # 'shared' if several sequences pass through it, else what it is part of
+    kind: str  # 'shared' if several sequences pass through it, else 'main', 'source' or 'target'
     sequences: tuple[int, ...]  # indices of those
     parent: int | None  # index of the branch before it in its sequences; None where they begin
     isolated: bool  # it sees only itself (layout 'inplace')
@@ -69,44 +68,10 @@ class SequenceInfo:
     """Token ids that the model reads as if by themselves."""
 
     name: str  # such as 'main' or 'source 1', with the record's line if several records are shown
-    kind: Kind
+    kind: str  # 'main', 'source' or 'target'
     tokens: int  # how many it has
     shared: int  # how many of them other sequences pass through as well
     places: tuple[tuple[int, int], ...]  # ranges [start, end) of the tokens on its path through the tree
-
-
-@dataclass(frozen=True, slots=True)
-class PartInfo:
-    """A message or a step of a record."""
-
-    name: str  # the role, or 'step 1' and so on
-    text: str  # as the record has it
-    start: int | None  # position of its first token in the main sequence; None where nothing of it is left there
-    end: int | None  # one past the position of its last token
-    cut: bool  # truncation took some of it
-
-
-@dataclass(frozen=True, slots=True)
-class RecordInfo:
-    """What was found in a record."""
-
-    line: int  # in the file, counted from 1
-    messages: tuple[PartInfo, ...]
-    steps: tuple[PartInfo, ...]  # of the last assistant message
-    pairs: int  # usable pairs of views
-    pairs_cut: int  # pairs lost to truncation
-    main_tokens: int  # of the main text: what plain fine-tuning runs
-    full_tokens: int  # the same before truncation
-
-
-@dataclass(frozen=True, slots=True)
-class FileInfo:
-    """What is in the whole file."""
-
-    lines: int  # records in the file, skipped ones included
-    counts: dict[str, int]  # see tokenize.COUNTS
-    tokens: dict[str, int]  # 'main' and 'all', see dataset.Prepared
-    notes: tuple[str, ...]  # where this differs from what training would do
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +81,16 @@ class Inspection:
     path: str
     index: int  # of the first record, counted from 0
     config: JepaConfig
-    tokens: tuple[TokenInfo, ...]  # of all rows
-    branches: tuple[BranchInfo, ...]  # in the order of their tokens
-    sequences: tuple[SequenceInfo, ...]  # in the order of their records
-    records: tuple[RecordInfo, ...]
-    file: FileInfo
+    tokens: list[TokenInfo]  # of all rows
+    branches: list[BranchInfo]  # in the order of their tokens
+    sequences: list[SequenceInfo]  # in the order of their records
+    # Of each record: 'line'; 'messages' and 'steps', each with 'name', 'text', positions 'start' to 'end' in the main
+    # sequence (None where nothing is left there) and whether truncation 'cut' some; usable 'pairs', and 'pairs_cut' by
+    # truncation; 'main_tokens' of the main text as trained on, and 'full_tokens' before truncation.
+    records: list[dict[str, Any]]
+    # Of the whole file: 'lines'; 'counts', see tokenize.COUNTS; 'tokens', see dataset.Prepared; 'notes', where this
+    # differs from what training would do.
+    file: dict[str, Any]
     template: dict[str, str]  # what was derived from the chat template
 
     def to_dict(self) -> dict[str, Any]:
@@ -129,104 +99,84 @@ class Inspection:
 
 
 def inspect_records(
-    records: Many[Record], index: int, tokenizer: PreTrainedTokenizerBase, config: JepaConfig, count: int = 1
+    records: Many[Record], index: int, tokenizer: Any, config: JepaConfig, count: int = 1
 ) -> Inspection:
-    """Pack some records as one micro-batch and describe it, with the counts of the whole file.
+    """Pack ``count`` records of a file from ``index`` on as one micro-batch and describe it, and the whole file.
 
     A record that would stop training (too long, or without a pair where one is required) does not stop the
     inspection: it is shown truncated, and counted. Without ``row_length`` there is one row.
-
-    Args:
-        records: of one file.
-        index: the first one to show, counted from 0.
-        tokenizer: with predictor tokens and a chat template.
-        config: see ``JepaConfig``.
-        count: how many to show, or as many as there are.
 
     Raises:
         UserError: there is no such record, training skips it, or a record can't be rendered.
     """
     if not 0 <= index < len(records):
         path = records[0].path if records else None
-        raise UserError(
-            f"--index {index}: the file has {len(records)} records; choose 0 to {len(records) - 1}", path=path
-        )
-    lenient = replace(
-        config, over_length="truncate" if config.over_length == "error" else config.over_length, require_pairs=False
-    )
+        told = f"--index {index}: the file has {len(records)} records; choose 0 to {len(records) - 1}"
+        raise UserError(told, path=path)
+    over = config.over_length
+    lenient = replace(config, over_length="truncate" if over == "error" else over, require_pairs=False)
     made = RecordTokenizer(tokenizer, lenient)
     collator = Collator.of(config, made.predictors.tolist())
-    parts: list[list[Sequence]] = []
-    infos: list[RecordInfo] = []
+    parts, infos = [], []
     for record in records[index : index + count]:
-        found, lost = made.tokenize([record]), made.counts["pairs cut by truncation"]
+        lost = made.counts["pairs cut by truncation"]
+        found = made.tokenize([record])
         if not found:
-            raise UserError(_why_skipped(lenient), path=record.path, line=record.line)
+            remedy = "training leaves it out; raise --max_length, or pass --over_length truncate"
+            told = f"the record has more tokens than max_length {config.max_length} and no answer in them: {remedy}"
+            raise UserError(told, path=record.path, line=record.line)
         parts.append(collator.sequences(Item(found[0])))
-        infos.append(_describe(record, found[0], made, parts[-1][0], lost - sum(info.pairs_cut for info in infos)))
-    tree = _describe_tree(parts, [info.line for info in infos], config, tokenizer)
-    counted = _count_file(records, tokenizer, config, lenient)
-    return Inspection(
-        records[index].path, index, config, *tree, records=tuple(infos), file=counted, template=made.template.describe()
-    )
+        info = _describe_record(record, made, parts[-1][0].text.tolist())
+        info |= {"pairs": len(found[0].pairs), "pairs_cut": made.counts["pairs cut by truncation"] - lost}
+        infos.append(info | {"main_tokens": len(found[0].ids)})
+    tokens, branches, sequences = _describe_tree(parts, [info["line"] for info in infos], config, tokenizer)
+    file = _count_file(records, tokenizer, config, lenient)
+    template = made.template.describe()
+    return Inspection(records[index].path, index, config, tokens, branches, sequences, infos, file, template)
 
 
 def visible_matrix(inspection: Inspection) -> NDArray[np.bool_]:
     """``[T, T]``: the query (dim 0) sees the key (dim 1)."""
-    integers = [(token.start, token.end, token.position) for token in inspection.tokens]
-    start, end, position = torch.tensor(integers).T[:, None]
-    found: NDArray[np.bool_] = dense(Trees(start, end, position, isolates=True))[0, 0].numpy()
+    start, end = np.array([(token.start, token.end) for token in inspection.tokens]).T
+    place = np.arange(len(start))
+    found: NDArray[np.bool_] = (start[:, None] <= place) & (place <= place[:, None]) & (place[:, None] < end)
     return found
 
 
-def token_text(tokenizer: PreTrainedTokenizerBase, index: int) -> str:
+def token_text(tokenizer: Any, index: int) -> str:
     """The text of one token, its leading blank included; a part of a character stays a replacement mark."""
     text = str(tokenizer.decode([index], skip_special_tokens=False, clean_up_tokenization_spaces=False))
     piece = str(tokenizer.convert_ids_to_tokens(index))
     # Vocabularies that mark a word's start with U+2581 lose the blank when a token is decoded by itself.
-    if piece.startswith("\u2581") and not text.startswith(" "):
-        return f" {text}"
-    return text or piece
+    return f" {text}" if piece.startswith("\u2581") and not text.startswith(" ") else text or piece
 
 
-def _why_skipped(config: JepaConfig) -> str:
-    if config.over_length == "skip":
-        remedy = "and --over_length skip leaves it out; pass --over_length truncate, or raise --max_length"
-    else:
-        remedy = "and what is left after truncation has no answer to learn; raise --max_length"
-    return f"the record has more tokens than max_length {config.max_length}, {remedy}"
-
-
-def _describe(
-    record: Record, tokenized: TokenizedRecord, made: RecordTokenizer, main: Sequence, pairs_cut: int
-) -> RecordInfo:
-    """The messages and the steps of a record with the positions they stand at."""
+def _describe_record(record: Record, made: RecordTokenizer, text: list[int]) -> dict[str, Any]:
+    """Messages and steps of a record at their positions in the main ``text``, and its tokens before truncation."""
     whole = made.template.render(record.messages)
     tokens = made.tokens(whole)
-    text = main.text.tolist()
 
-    def part(name: str, content: str, first: int, last: int) -> PartInfo:
-        kept, cut = min(last, len(text)), last > len(text)
-        if first >= kept:
-            return PartInfo(name, content, None, None, cut)
-        return PartInfo(name, content, text[first], text[kept - 1] + 1, cut)
+    def part(name: str, content: str, first: int, last: int) -> dict[str, Any]:
+        kept = text[first:last]
+        start, end = (kept[0], kept[-1] + 1) if kept else (None, None)
+        return {"name": name, "text": content, "start": start, "end": end, "cut": last > len(text)}
 
-    messages = tuple(
+    messages = [
         part(message["role"], message["content"], tokens.first_overlapping(start), tokens.first_from(end))
         for message, (start, end) in zip(record.messages, whole.spans, strict=True)
-    )
-    steps = tuple(
+    ]
+    steps = [
         part(f"step {number}", whole.text[step.start : step.end], *step.place(tokens))
         for number, step in enumerate(step_views(record, whole, made.config.step_separator), start=1)
-    )
+    ]
     # Behind the last turn a template may write what teaches nothing.
     full = tokens.first_from(whole.turn_ends[-1]) if made.config.labels == "assistant" else len(tokens.ids)
-    return RecordInfo(record.line, messages, steps, len(tokenized.pairs), pairs_cut, len(tokenized.ids), full)
+    return {"line": record.line, "messages": messages, "steps": steps, "full_tokens": full}
 
 
 def _describe_tree(
-    parts: Many[Many[Sequence]], lines: Many[int], config: JepaConfig, tokenizer: PreTrainedTokenizerBase
-) -> tuple[tuple[TokenInfo, ...], tuple[BranchInfo, ...], tuple[SequenceInfo, ...]]:
+    parts: Many[Many[Sequence]], lines: Many[int], config: JepaConfig, tokenizer: Any
+) -> tuple[list[TokenInfo], list[BranchInfo], list[SequenceInfo]]:
     """The sequences of some records (``parts``) in rows that stand behind each other without padding."""
     owners = [number for number, part in enumerate(parts) for _ in part]
     everything = [sequence for part in parts for sequence in part]
@@ -236,87 +186,72 @@ def _describe_tree(
         groups=None if config.share_prefixes else owners,
         one_each=config.encoding == "rows",
     )
-    width = rows.ids.shape[1]
-    kept = np.concatenate([row * width + np.arange(length) for row, length in enumerate(rows.lengths)])
-    numbers = np.full(rows.ids.size, -1)
-    numbers[kept] = np.arange(len(kept))
-    row_of = np.repeat(np.arange(len(rows.lengths)), rows.lengths)
-    first = (np.cumsum(rows.lengths) - rows.lengths)[row_of]
-    ids, positions = rows.ids.ravel()[kept].tolist(), rows.positions.ravel()[kept].tolist()
-    starts, ends = ((each.ravel()[kept] + first).tolist() for each in (rows.start, rows.end))
-    # Of each token its sequences, the token before it in them, and whether layout 'inplace' made it part of a view.
-    passing: list[list[int]] = [[] for _ in kept]
-    before = np.full(len(kept), -1)
-    inside: list[Kind | None] = [None] * len(kept)
-    labels: list[list[int]] = [[] for _ in kept]
-    readouts: list[list[str]] = [[] for _ in kept]
-    paths = [numbers[path] for path in rows.paths]
-    suffixes = ["" if len(lines) == 1 else f" of line {lines[owner]}" for owner in owners]
-    kinds: list[Kind] = ["main" if len(each.text) else each.readouts[0].kind for each in everything]
-    for number, (sequence, path, suffix) in enumerate(zip(everything, paths, suffixes, strict=True)):
-        before[path[1:]] = path[:-1]
+    tokens: list[TokenInfo] = []
+    row_of: list[int] = []
+    place_of: dict[int, int] = {}  # flat place in the padded rows -> place
+    for row, length in enumerate(rows.lengths.tolist()):
+        first = len(tokens)
+        columns = (each[row, :length].tolist() for each in (rows.ids, rows.positions, rows.start, rows.end))
+        for column, (index, position, start, end) in enumerate(zip(*columns, strict=True)):
+            place_of[row * rows.ids.shape[1] + column] = len(tokens)
+            row_of.append(row)
+            about = (index, token_text(tokenizer, index), position)
+            tokens.append(TokenInfo(len(tokens), *about, first + start, first + end))
+    paths = [[place_of[flat] for flat in path.tolist()] for path in rows.paths]
+    passing: list[list[int]] = [[] for _ in tokens]
+    before: list[int | None] = [None] * len(tokens)
+    inside: list[str | None] = [None] * len(tokens)  # the view that layout 'inplace' made a part of the main text
+    names: list[str] = []
+    kinds: list[str] = []
+    for number, (sequence, path, owner) in enumerate(zip(everything, paths, owners, strict=True)):
+        suffix = "" if len(lines) == 1 else f" of line {lines[owner]}"
         text = set(sequence.text.tolist())
-        for step, place in enumerate(path.tolist()):
+        own: str = "main" if text else sequence.readouts[0].kind
+        kinds.append(own)
+        names.append(f"{own if text else f'{own} {sequence.readouts[0].pair + 1}'}{suffix}")
+        for step, place in enumerate(path):
             passing[place].append(number)
+            before[place] = path[step - 1] if step else None
             if text and step not in text:
                 inside[place] = "source"
             elif sequence.start is not None and sequence.start[step]:
                 inside[place] = "target"
         for step, label in sequence.labels.tolist():
-            labels[path[step]].append(label)
+            tokens[path[step]].labels.append(label)
+            tokens[path[step]].label_texts.append(token_text(tokenizer, label))
         for pair, kind, start, end in sequence.readouts:
             mean = f" (mean of {end - start} tokens)" if end - start > 1 else ""
-            readouts[path[end - 1]].append(f"{kind} {pair + 1}{suffix}{mean}")
-    keys = list(zip(passing, inside, starts, strict=True))
-    bounds = [place for place in range(len(keys)) if not place or keys[place] != keys[place - 1]]
-    branch_of = np.repeat(np.arange(len(bounds)), np.diff([*bounds, len(keys)])).tolist()
-    branches = []
-    for index, (start, end) in enumerate(zip(bounds, [*bounds[1:], len(keys)], strict=True)):
-        own = inside[start] or ("shared" if len(passing[start]) > 1 else kinds[passing[start][0]])
-        parent = branch_of[before[start]] if before[start] >= 0 else None
-        isolated = inside[start] == "target"
-        row = int(row_of[start])
-        branches.append(BranchInfo(index, row, own, tuple(passing[start]), parent, isolated, start, end))
-    texts = {index: token_text(tokenizer, index) for index in {*ids, *chain.from_iterable(labels)}}
-    tokens = [
-        TokenInfo(
-            place=place,
-            id=index,
-            text=texts[index],
-            branch=branch_of[place],
-            position=positions[place],
-            start=starts[place],
-            end=ends[place],
-            labels=tuple(labels[place]),
-            label_texts=tuple(texts[label] for label in labels[place]),
-            readouts=tuple(readouts[place]),
-        )
-        for place, index in enumerate(ids)
-    ]
+            tokens[path[end - 1]].readouts.append(f"{kind} {pair + 1}{suffix}{mean}")
+    branches: list[BranchInfo] = []
+    for (through, view, _), group in groupby(
+        tokens, lambda token: (passing[token.place], inside[token.place], token.start)
+    ):
+        inner = list(group)
+        for token in inner:
+            token.branch = len(branches)
+        first = inner[0].place
+        behind = before[first]
+        own = view or ("shared" if len(through) > 1 else kinds[through[0]])
+        parent = None if behind is None else tokens[behind].branch
+        isolated, end = view == "target", inner[-1].place + 1
+        branches.append(BranchInfo(len(branches), row_of[first], own, tuple(through), parent, isolated, first, end))
     sequences = []
-    for sequence, path, suffix, own in zip(everything, paths, suffixes, kinds, strict=True):
-        name = own if own == "main" else f"{own} {sequence.readouts[0].pair + 1}"
-        shared = sum(len(passing[place]) > 1 for place in path)
+    for name, own, path in zip(names, kinds, paths, strict=True):
         runs = np.split(path, np.flatnonzero(np.diff(path) != 1) + 1)
         ranges = tuple((int(run[0]), int(run[-1]) + 1) for run in runs)
-        sequences.append(SequenceInfo(f"{name}{suffix}", own, len(sequence), shared, ranges))
-    return tuple(tokens), tuple(branches), tuple(sequences)
+        sequences.append(SequenceInfo(name, own, len(path), sum(len(passing[place]) > 1 for place in path), ranges))
+    return tokens, branches, sequences
 
 
-def _count_file(
-    records: Many[Record], tokenizer: PreTrainedTokenizerBase, config: JepaConfig, lenient: JepaConfig
-) -> FileInfo:
+def _count_file(records: Many[Record], tokenizer: Any, config: JepaConfig, lenient: JepaConfig) -> dict[str, Any]:
     """The counts of all records, with nothing in ``lenient`` that stops at one."""
     from tqdm.auto import tqdm
 
     made = RecordTokenizer(tokenizer, lenient)
-    tokens = {"main": 0, "all": 0}
-    with tqdm(total=len(records), desc="count", unit="rec", leave=False, disable=not sys.stderr.isatty()) as bar:
-        for start in range(0, len(records), BLOCK):
-            block = records[start : start + BLOCK]
-            for name, count in count_tokens(made.tokenize(block), lenient).items():
-                tokens[name] += count
-            bar.update(len(block))
+    tokens = Counter({"main": 0, "all": 0})
+    starts = range(0, len(records), BLOCK)
+    for start in tqdm(starts, desc=f"count, {BLOCK} at a time", leave=False, disable=not sys.stderr.isatty()):
+        tokens.update(count_tokens(made.tokenize(records[start : start + BLOCK]), lenient))
     counts = {name: made.counts[name] for name in COUNTS}
     notes = []
     if config.over_length != lenient.over_length and counts["over length"]:
@@ -325,4 +260,120 @@ def _count_file(
         notes.append("require_pairs is on: training stops at the first record without a pair")
     if config.uses_views and not counts["pairs"]:
         notes.append("no record has a pair of views: training refuses this file")
-    return FileInfo(len(records), counts, tokens, tuple(notes))
+    return {"lines": len(records), "counts": counts, "tokens": dict(tokens), "notes": notes}
+
+
+class Colours(NamedTuple):
+    """The colours of a kind of tokens."""
+
+    meaning: str  # the kind in words
+    strong: str  # for pictures
+    shades: tuple[str, str]  # terminal backgrounds of neighbouring tokens; distinct also with sixteen colours
+
+
+COLOURS = {
+    "shared": Colours("shared by several sequences", PALETTE[3], ("magenta", "bright_magenta")),
+    "main": Colours("main text", PALETTE[0], ("cyan", "bright_cyan")),
+    "source": Colours("source view", PALETTE[4], ("yellow", "bright_yellow")),
+    "target": Colours("target view", PALETTE[2], ("green", "bright_green")),
+}
+READ = "◂"
+"""Behind a token whose state is read."""
+TRAINED = "→"
+"""Behind a token that is trained to predict the next one, or what stands after the arrow."""
+EDGE = "│"
+"""Between other tokens where there are no colours."""
+
+_VISIBLE = str.maketrans({" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"})
+
+
+def visible_text(text: str) -> str:
+    """A text with white space made visible and unprintable characters escaped."""
+    shown = text.translate(_VISIBLE)
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" if ord(c) < 256 else f"\\u{ord(c):04x}" for c in shown)
+
+
+def title(inspection: Inspection) -> str:
+    """File, records and objective on one line."""
+    config, first, count = inspection.config, inspection.index, len(inspection.records)
+    views = "" if not config.uses_views else f" · {config.layout} · K = {config.predictors}"
+    lines = ", ".join(str(record["line"]) for record in inspection.records)
+    where = f"index {_ranged(first, first + count)} (line{'s' if count > 1 else ''} {lines})"
+    return f"{Path(inspection.path).name} · {where} · {config.mode}{views}"
+
+
+def _ranged(start: int, end: int) -> str:
+    """``start`` up to, not including, ``end``."""
+    return f"{start}" if end == start + 1 else f"{start}–{end - 1}"
+
+
+def passing(inspection: Inspection, branch: BranchInfo) -> str:
+    """The sequences that pass through a branch, the first three by name."""
+    names = [inspection.sequences[number].name for number in branch.sequences]
+    return ", ".join(names) if len(names) <= 3 else f"{', '.join(names[:3])} and {len(names) - 3} more"
+
+
+def show(inspection: Inspection, console: Console) -> None:
+    """Print the tree as running text and what was found in records and file, at any width.
+
+    Every branch stands on a new line, indented by its depth, and so does what follows a line end.
+    """
+    coloured = console.color_system is not None and not console.no_color
+    edge = "" if coloured else EDGE
+    console.print(Text(title(inspection), "bold"))
+    told = "every shade a token" if coloured else f"{EDGE} between tokens"
+    console.print(Text(f"(· blank, ⏎ line end; {told}; {TRAINED} trained to predict; {READ} read here)\n"))
+    depths: list[int] = []
+    for branch in inspection.branches:
+        depths.append(0 if branch.parent is None else depths[branch.parent] + 1)
+        row = f"row {branch.row}, " if inspection.branches[-1].row else ""
+        heading = f"{row}{_ranged(branch.start, branch.end)} {branch.kind}: {passing(inspection, branch)}"
+        lines = [Text(f"{heading}{' (sees only itself)' if branch.isolated else ''}", "italic"), Text()]
+        for number, token in enumerate(inspection.tokens[branch.start : branch.end]):
+            style = f"black on {COLOURS[branch.kind].shades[number % 2]}"
+            lines[-1].append(visible_text(token.text), f"{style} bold underline" if token.readouts else style)
+            behind = inspection.tokens[token.place + 1] if token.place + 1 < branch.end else None
+            lines[-1].append(
+                f"{READ if token.readouts else ''}{_predicted(token, behind) or (behind and edge) or ''}", style
+            )
+            if token.text.endswith("\n"):
+                lines.append(Text())
+        for line in filter(None, lines):
+            # Deep trees must leave room for text.
+            console.print(Padding.indent(line, min(2 * depths[-1], console.width // 4)), overflow="fold")
+    console.print()
+    for name, found in _findings(inspection):
+        console.print(Text(f"{name}: {found}"), overflow="fold")
+    for note in inspection.file["notes"]:
+        console.print(Text(f"note: {note}", "bold"))
+
+
+def _predicted(token: TokenInfo, behind: TokenInfo | None) -> str:
+    """An arrow where a token is trained, with what it must predict unless that is the token behind it."""
+    if not token.labels or (behind is not None and token.labels == [behind.id]):
+        return TRAINED if token.labels else ""
+    labels = Counter(map(visible_text, token.label_texts))
+    return f"{TRAINED}[{', '.join(each if n == 1 else f'{each} ×{n}' for each, n in labels.items())}]"
+
+
+def _findings(inspection: Inspection) -> list[tuple[str, str]]:
+    """What was found in the records, in the whole file and in the chat template, by name."""
+    found, file = [], inspection.file
+    for record in inspection.records:
+        where = f"line {record['line']}, " if len(inspection.records) > 1 else ""
+        for part in (*record["messages"], *record["steps"]):
+            told = "not in the text" if part["start"] is None else f"positions {_ranged(part['start'], part['end'])}"
+            found.append((f"{where}{part['name']}", f"{told}{', cut by truncation' if part['cut'] else ''}"))
+        lost = f", {record['pairs_cut']} cut by truncation" if record["pairs_cut"] else ""
+        found.append((f"{where}pairs of views", f"{record['pairs']}{lost}"))
+        over = ", shown truncated" if record["full_tokens"] > inspection.config.max_length else ""
+        limit = f"max_length {inspection.config.max_length}{over}"
+        found.append((f"{where}length", f"{record['full_tokens']} tokens, {limit}"))
+    main, packed = sum(record["main_tokens"] for record in inspection.records), len(inspection.tokens)
+    apart = sum(each.tokens for each in inspection.sequences)
+    shared = f"{packed}, {apart} if nothing were shared; {packed / main:.2f} of regular without sharing"
+    found += [("tokens", shared), ("records in the file", f"{file['lines']:,}")]
+    found += [(name, f"{number:,}") for name, number in file["counts"].items()]
+    ratio = file["tokens"]["all"] / max(file["tokens"]["main"], 1)
+    found.append(("tokens over regular", f"{ratio:.2f} ({file['tokens']['all']:,}, nothing shared between records)"))
+    return found + list(inspection.template.items())

@@ -1,11 +1,24 @@
-"""Find parts of a model under its wrappers (PEFT, DDP, FSDP) by their types and attributes, not by the model's name."""
+"""Parts of a model: its decoder, under any wrapper, and the trained heads of terms beside it.
+
+Parts are found by their types and attributes, not by the model's name. Heads are trained with a model, but never saved
+as part of it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from transformers import PreTrainedModel
+
+HEADS = "term_heads"
+"""Name of the submodule of a model that holds the heads, each under its own name."""
 
 
 def base_model(model: Any) -> Any:
@@ -21,7 +34,7 @@ def causal_model(model: nn.Module) -> Any:
 
 
 def find_decoder(model: nn.Module) -> PreTrainedModel:
-    """The decoder of a causal language model (everything below its head), under any wrapper.
+    """The decoder of a causal language model (everything below its LM head), under any wrapper.
 
     Raises:
         ValueError: the model has no decoder.
@@ -39,3 +52,92 @@ def find_decoder(model: nn.Module) -> PreTrainedModel:
 def has_experts(model: nn.Module) -> bool:
     """Whether a model has mixture-of-experts layers, so that a step may leave some weights unused."""
     return any(name.rpartition(".")[2] == "experts" for name, _ in model.named_modules())
+
+
+# -- Heads of terms ----------------------------------------------------------------------------------------------------
+
+
+class PredictorHead(nn.Module):
+    """``[P, D]`` to ``[P, D]``: one ``linear`` layer, or an ``mlp`` of two with a GELU and inner width ``2 * D``."""
+
+    def __init__(self, kind: str, width: int) -> None:
+        super().__init__()
+        if kind not in ("linear", "mlp"):
+            raise ValueError(f"predictor_head: expected linear or mlp, got '{kind}'")
+        layers = [nn.Linear(width, width)]
+        if kind == "mlp":
+            # Drawn behind the layer that they replace, so that earlier runs can be repeated.
+            layers = [nn.Linear(width, 2 * width), nn.Linear(2 * width, width)]
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, source: Tensor) -> Tensor:
+        values = source.to(self.layers[0].weight.dtype)  # type: ignore[arg-type]  # a Linear's weight
+        for index, layer in enumerate(self.layers):
+            values = layer(nn.functional.gelu(values) if index else values)
+        return values
+
+
+def attach_heads(model: nn.Module, heads: Mapping[str, nn.Module]) -> None:
+    """Make heads submodules of a model, replacing earlier ones: they are trained, sharded and moved with it."""
+    model._modules.pop(HEADS, None)
+    if not heads:
+        return
+    embedding = model.get_input_embeddings().weight  # type: ignore[operator]  # a method of every PreTrainedModel
+    trained = {parameter.dtype for parameter in model.parameters() if parameter.requires_grad}
+    # The dtype of the weights trained beside them: an adapter is in float32 even if its base is not.
+    dtype = torch.float32 if torch.float32 in trained else embedding.dtype
+    model.add_module(HEADS, nn.ModuleDict(dict(heads)).to(device=embedding.device, dtype=dtype))
+
+
+def find_heads(model: nn.Module) -> nn.ModuleDict | None:
+    """The heads of a model, under any wrapper; None if it has none."""
+    for name, module in model.named_modules():
+        if name.rpartition(".")[2] == HEADS and isinstance(module, nn.ModuleDict):
+            return module
+    return None
+
+
+@contextmanager
+def without_heads(model: nn.Module) -> Iterator[nn.ModuleDict | None]:
+    """Remove the heads of a model while the model alone is saved or loaded; yields the heads, or None."""
+    heads = model._modules.pop(HEADS, None)
+    try:
+        yield heads  # type: ignore[misc]  # attach_heads put it there
+    finally:
+        if heads is not None:
+            model.add_module(HEADS, heads)
+
+
+def split_state(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Split a model's weights into those outside the heads, and those of the heads (named as in the heads)."""
+    rest = {name: value for name, value in state.items() if not name.startswith(f"{HEADS}.")}
+    return rest, {name.removeprefix(f"{HEADS}."): value for name, value in state.items() if name not in rest}
+
+
+def save_heads(state: Mapping[str, Tensor], folder: str | Path) -> None:
+    """Write the weights of heads into a model's folder, one file per head (``predictor_head.safetensors``)."""
+    heads: dict[str, dict[str, Tensor]] = {}
+    for name, value in state.items():
+        head, _, inner = name.partition(".")
+        heads.setdefault(head, {})[inner] = value.detach().cpu().contiguous()
+    for head, own in heads.items():
+        save_file(own, Path(folder) / f"{head}.safetensors")
+
+
+def load_heads(heads: nn.ModuleDict, folder: str | Path) -> None:
+    """Read the weights of heads from a model's folder.
+
+    Raises:
+        ValueError: the folder lacks a head, or has one of another kind or width.
+    """
+    for name, head in heads.items():
+        path = Path(folder) / f"{name}.safetensors"
+        if not path.is_file():
+            raise ValueError(f"expected {path.name} in {folder}, got none; the checkpoint was made without this head")
+        state: dict[str, Any] = load_file(path)
+        found, wanted = (
+            {key: tuple(value.shape) for key, value in each.items()} for each in (state, head.state_dict())
+        )
+        if found != wanted:
+            raise ValueError(f"expected a head of the same kind and width in {path}, {wanted}, got {found}")
+        set_model_state_dict(head, state, options=StateDictOptions(full_state_dict=True))

@@ -1,4 +1,4 @@
-"""Add the mask of prefix trees to any model that uses transformers' attention interface.
+"""The mask of prefix trees for any model that uses transformers' attention interface.
 
 Registers ``tree_sdpa``, ``tree_eager`` and ``tree_flex``. They compute what ``sdpa``, ``eager`` and ``flex_attention``
 compute, under a mask that combines the model's own rule (causal, sliding window, chunked; distances counted in
@@ -9,24 +9,30 @@ soft caps, eager.
 
 from __future__ import annotations
 
+import functools
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import BlockMask
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_mask
 
-from stepjepa.batch.mask import Rule, Trees, dense
-from stepjepa.models.flex import block_mask, flex_forward, uses_flex
+from stepjepa.batch.mask import BLOCK, Rule, Trees, blocks, dense, padded, sees, static_length, under
 
 SDPA, EAGER = "tree_sdpa", "tree_eager"
 FLEX, FLEX_UNFUSED = "tree_flex", "tree_flex_unfused"
+
+SHAPES = 256
+"""Most shapes that FlexAttention is compiled for; beyond torch's default of 8 it would silently run uncompiled."""
 
 _current: ContextVar[Trees | None] = ContextVar("tree_mask", default=None)
 
@@ -45,13 +51,32 @@ def tree_mask(trees: Trees | None) -> Iterator[None]:
         _current.reset(token)
 
 
+def enable_trees(model: PreTrainedModel) -> None:
+    """Switch a model to the registered attention implementation that suits it.
+
+    FlexAttention if the model was loaded with it; otherwise sdpa, or eager if the model was loaded with eager or
+    refuses sdpa. Whether the model can run trees at all is tested by :mod:`stepjepa.models.probe`.
+    """
+    sdpa = getattr(model, "_supports_sdpa", False)
+    if uses_flex(model):
+        # Releases of transformers that run Gemma-2 with sdpa omit its soft cap there; FlexAttention applies it.
+        caps = getattr(model.config.get_text_config(), "attn_logit_softcapping", None) is not None
+        model.set_attn_implementation(FLEX if sdpa and not caps else FLEX_UNFUSED)
+    else:
+        eager = not sdpa or "eager" in (model.config._attn_implementation or "")
+        model.set_attn_implementation(EAGER if eager else SDPA)
+
+
+# -- Dense masks -------------------------------------------------------------------------------------------------------
+
+
 def _own_rule(mask_function: Rule) -> Rule | None:
     # The trees' rule shows a query no token at a later position, so the causal rule removes nothing.
     return None if mask_function is causal_mask_function else mask_function
 
 
-def _register_dense(name: str, plain_mask: Any, attention: Any, hidden: Callable[[torch.dtype], float]) -> None:
-    """Register attention under an additive mask ``[R, 1, T, T]``: 0 where a key is seen, else ``hidden(dtype)``."""
+def _register(name: str, attention: Any, plain_mask: Any, mask_of_trees: Callable[..., Any]) -> None:
+    """Register attention whose mask is ``mask_of_trees(trees, rule, dtype)`` inside ``tree_mask``, else plain."""
 
     def mask(
         *args: Any, mask_function: Rule = causal_mask_function, dtype: torch.dtype = torch.float32, **kwargs: Any
@@ -59,30 +84,24 @@ def _register_dense(name: str, plain_mask: Any, attention: Any, hidden: Callable
         trees = _current.get()
         if trees is None:
             return plain_mask(*args, mask_function=mask_function, dtype=dtype, **kwargs)
-        # Not a boolean mask: eager attention would add it to the scores as 0 and 1 (silently wrong), and fused
-        # attention would convert it to an additive mask in every layer and keep each copy until the backward pass.
-        allowed = dense(trees, _own_rule(mask_function))
+        return mask_of_trees(trees, _own_rule(mask_function), dtype)
+
+    AttentionInterface.register(name, attention)
+    AttentionMaskInterface.register(name, mask)
+
+
+def _additive(hidden: Callable[[torch.dtype], float]) -> Callable[[Trees, Rule | None, torch.dtype], Tensor]:
+    """A mask ``[R, 1, T, T]``: 0 where a key is seen, else ``hidden(dtype)``.
+
+    Not a boolean mask: eager attention would add it to the scores as 0 and 1 (silently wrong), and fused attention
+    would convert it to an additive mask in every layer and keep each copy until the backward pass.
+    """
+
+    def mask(trees: Trees, rule: Rule | None, dtype: torch.dtype) -> Tensor:
+        allowed = dense(trees, rule)
         return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, hidden(dtype))
 
-    AttentionInterface.register(name, attention)
-    AttentionMaskInterface.register(name, mask)
-
-
-def _register_flex(name: str, plain_mask: Any, plain_attention: Any) -> None:
-    def mask(*args: Any, mask_function: Rule = causal_mask_function, **kwargs: Any) -> Any:
-        trees = _current.get()
-        if trees is None:
-            return plain_mask(*args, mask_function=mask_function, **kwargs)
-        return block_mask(trees, _own_rule(mask_function))
-
-    def attention(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
-    ) -> Any:
-        forward = flex_forward if isinstance(attention_mask, BlockMask) else plain_attention
-        return forward(module, query, key, value, attention_mask, **kwargs)
-
-    AttentionInterface.register(name, attention)
-    AttentionMaskInterface.register(name, mask)
+    return mask
 
 
 def _sdpa(
@@ -99,23 +118,150 @@ def _eager(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return sys.modules[type(module).__module__].eager_attention_forward(module, *args, **kwargs)
 
 
-_register_dense(SDPA, sdpa_mask, _sdpa, lambda dtype: -torch.inf)
-_register_dense(EAGER, eager_mask, _eager, lambda dtype: torch.finfo(dtype).min)
-_register_flex(FLEX, sdpa_mask, sdpa_attention_forward)
-_register_flex(FLEX_UNFUSED, eager_mask, _eager)
+# -- FlexAttention -----------------------------------------------------------------------------------------------------
 
 
-def enable_trees(model: PreTrainedModel) -> None:
-    """Switch a model to the registered attention implementation that suits it.
+def uses_flex(model: PreTrainedModel) -> bool:
+    """Whether a model's attention is FlexAttention, transformers' own or the trees'."""
+    return "flex" in (model.config._attn_implementation or "")
 
-    FlexAttention if the model was loaded with it; otherwise sdpa, or eager if the model was loaded with eager or
-    refuses sdpa. Whether the model can run trees at all is tested by :mod:`stepjepa.models.probe`.
-    """
-    sdpa = getattr(model, "_supports_sdpa", False)
-    if uses_flex(model):
-        # Releases of transformers that run Gemma-2 with sdpa omit its soft cap there; FlexAttention applies it.
-        caps = getattr(model.config.get_text_config(), "attn_logit_softcapping", None) is not None
-        model.set_attn_implementation(FLEX if sdpa and not caps else FLEX_UNFUSED)
+
+def refuse_flex_training(model: PreTrainedModel, device: torch.device) -> None:
+    """Raise ValueError if FlexAttention can't train a model: on a CPU, or with dropout of attention."""
+    if not uses_flex(model):
         return
-    eager = not sdpa or "eager" in (model.config._attn_implementation or "")
-    model.set_attn_implementation(EAGER if eager else SDPA)
+    if device.type == "cpu":
+        raise ValueError(
+            "FlexAttention has no backward pass on a CPU; train with attention implementation 'sdpa' there "
+            "(--attn_implementation sdpa), or on a GPU"
+        )
+    config = model.config.get_text_config()
+    for name in ("attention_dropout", "attn_pdrop"):
+        if getattr(config, name, 0.0):
+            raise ValueError(f"FlexAttention has no dropout; set {name} to 0 in the model's configuration, or use sdpa")
+
+
+def block_mask(trees: Trees, rule: Rule | None = None) -> BlockMask:
+    """The FlexAttention mask of a batch, over rows of ``static_length(T)`` tokens.
+
+    Args:
+        trees: of the batch, on the model's device.
+        rule: of the model, over positions; None for the ordinary causal one. The blocks are found without evaluating
+            it, so a window or an isolated token skips none.
+    """
+    length = static_length(trees.start.shape[1])
+    longer = padded(trees, length)
+    # The kernel reads 32-bit integers faster.
+    small = Trees(longer.start.int(), longer.end.int(), longer.position_ids.int(), trees.isolates)
+    found = blocks(small, exact=rule is None and not trees.isolates)
+    return BlockMask.from_kv_blocks(
+        *_listed(found.partial),
+        *_listed(found.full),
+        BLOCK_SIZE=BLOCK,
+        mask_mod=sees(small) if rule is None else under(rule, small),
+        seq_lengths=(length, length),
+    )
+
+
+def _listed(dense: Tensor) -> tuple[Tensor, Tensor]:
+    """For each block of queries: the number of key blocks that it sees, and all key blocks, those first."""
+    dense = dense[:, None]  # [B, 1, N, N], for all heads
+    order = dense.int().argsort(dim=-1, descending=True, stable=True)
+    return dense.sum(-1, dtype=torch.int32), order.int().contiguous()
+
+
+@functools.cache
+def _compiled() -> Any:
+    # With dynamic shapes the kernel would be recompiled, or run many times slower.
+    return torch.compile(flex_attention, dynamic=False)
+
+
+def _on_cpu(query: Tensor) -> bool:
+    return query.device.type == "cpu"
+
+
+def _run_flex(query: Tensor, *args: Any, **kwargs: Any) -> Any:
+    if torch.compiler.is_compiling():
+        return flex_attention(query, *args, **kwargs)
+    if _on_cpu(query):
+        # Evaluation of a few rows of many lengths: compiling takes longer than running them.
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
+            return flex_attention(query, *args, **kwargs)
+    with torch._dynamo.config.patch(recompile_limit=SHAPES):
+        return _compiled()(query, *args, **kwargs)
+
+
+def flex_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: BlockMask,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Attention with the signature that transformers calls, under the mask of :func:`block_mask`.
+
+    The kernel is compiled for one shape at a time, so its inputs are padded to one of a few row lengths.
+
+    Args:
+        module: the attention layer.
+        query: ``[B, H, T, d]``.
+        key: ``[B, G, T, d]``, H a multiple of G.
+        value: ``[B, G, T, d]``.
+        attention_mask: the block mask.
+        scaling: factor of the scores; None for ``d ** -0.5``.
+        dropout: must be 0, else ValueError.
+        softcap: bound of the scores, applied by tanh; None for no bound.
+        s_aux: ``[H]`` attention sinks: additional scores that take a share of the softmax and have no value.
+
+    Returns:
+        ``[B, T, H, d]``, and None in place of the attention weights.
+    """
+    if dropout:
+        raise ValueError(f"FlexAttention has no dropout, got {dropout}; set it to 0 in the model's configuration")
+    grouped = query.shape[1] != key.shape[1]
+    if isinstance(query, FakeTensor) and not torch.compiler.is_compiling():
+        # A dry run, for shapes and memory: use those of a fused kernel without a mask tensor.
+        found = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
+        return found.transpose(1, 2).contiguous(), None
+    length = query.shape[2]
+    if more := attention_mask.seq_lengths[0] - length:
+        query, key, value = (F.pad(tensor, (0, 0, 0, more)) for tensor in (query, key, value))
+    found = _run_flex(
+        query,
+        key,
+        value,
+        score_mod=None if softcap is None else lambda score, *_: softcap * torch.tanh(score / softcap),
+        block_mask=attention_mask,
+        scale=scaling,
+        enable_gqa=grouped,
+        return_aux=None if s_aux is None else AuxRequest(lse=True),
+    )
+    if s_aux is not None:
+        found, extra = found
+        found = (found * torch.sigmoid(extra.lse - s_aux[:, None])[..., None]).to(query.dtype)
+    return found[:, :, :length].transpose(1, 2).contiguous(), None
+
+
+def _flex_or(plain: Any) -> Any:
+    """FlexAttention inside ``tree_mask``, whose masks are block masks, else plain attention."""
+
+    def attention(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
+    ) -> Any:
+        forward = flex_forward if isinstance(attention_mask, BlockMask) else plain
+        return forward(module, query, key, value, attention_mask, **kwargs)
+
+    return attention
+
+
+_register(SDPA, _sdpa, sdpa_mask, _additive(lambda dtype: -torch.inf))
+_register(EAGER, _eager, eager_mask, _additive(lambda dtype: torch.finfo(dtype).min))
+_register(FLEX, _flex_or(sdpa_attention_forward), sdpa_mask, lambda trees, rule, _: block_mask(trees, rule))
+_register(FLEX_UNFUSED, _flex_or(_eager), eager_mask, lambda trees, rule, _: block_mask(trees, rule))

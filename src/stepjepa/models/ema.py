@@ -25,20 +25,16 @@ class EmaEncoder:
     Frozen weights, such as those below an adapter, are shared with the model and take no memory.
 
     Args:
-        model: not wrapped by DDP, and without heads of terms (``heads.attach_heads``).
-        decay: weight of the previous average in every update.
+        model: not wrapped by DDP, and without heads of terms (``architecture.attach_heads``).
+        decay: weight of the previous average in every update, at least 0 and below 1.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
-        if not 0 <= decay < 1:
-            raise ValueError(f"ema_decay: expected 0 or more and less than 1, got {decay}")
         self.decay = decay
         trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
         shared = {id(p): p for name, p in model.named_parameters() if name not in trained}
         self._model = copy.deepcopy(model, dict(shared)).eval()
-        self._weights = {name: p for name, p in self._model.named_parameters() if name in trained}
-        for parameter in self._weights.values():
-            parameter.requires_grad_(False)
+        self._weights = {name: p.requires_grad_(False) for name, p in self._model.named_parameters() if name in trained}
         # In half precision most of an update would be rounded away, so the average is kept in float32.
         self._average = {name: p.detach().float() for name, p in self._weights.items()}
 
@@ -48,12 +44,7 @@ class EmaEncoder:
         for name, parameter in model.named_parameters():
             if name in self._average:
                 self._average[name].lerp_(parameter.detach().float(), 1 - self.decay)
-        self._copy_down()
-
-    def _copy_down(self) -> None:
-        for name, value in self._average.items():
-            if self._weights[name].dtype != torch.float32:
-                self._weights[name].copy_(value)
+                self._weights[name].copy_(self._average[name])
 
     @torch.no_grad()
     def states(self, batch: Batch, layer: int = -1) -> Tensor:
@@ -66,16 +57,13 @@ class EmaEncoder:
 
     def save(self, folder: str | Path) -> None:
         """Write the averaged weights into a checkpoint folder."""
-        state = {name: value.detach().cpu().contiguous().clone() for name, value in self._average.items()}
-        save_file(state, Path(folder) / EMA_FILE)
+        save_file(
+            {name: value.cpu().contiguous().clone() for name, value in self._average.items()}, Path(folder) / EMA_FILE
+        )
 
     @torch.no_grad()
     def load(self, folder: str | Path) -> None:
-        """Read the averaged weights from a checkpoint folder.
-
-        Raises:
-            ValueError: the folder has no averaged weights, or those of another model.
-        """
+        """Read the averaged weights from a checkpoint folder; ValueError if it has none, or those of another model."""
         path = Path(folder) / EMA_FILE
         if not path.is_file():
             raise ValueError(
@@ -86,16 +74,14 @@ class EmaEncoder:
             raise ValueError(f"expected the averages of {len(self._average)} weights in {path}, got {len(state)}")
         for name, value in state.items():
             self._average[name].copy_(value)
-        self._copy_down()
+            self._weights[name].copy_(value)
 
 
 class EmaCallback(TrainerCallback):
     """Updates the averaged weights after every optimizer step."""
 
     def __init__(self, encoder: EmaEncoder, model: nn.Module) -> None:
-        self._encoder = encoder
-        self._model = model
+        self._encoder, self._model = encoder, model
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Update the averaged weights."""
         self._encoder.update(self._model)

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from stepjepa.batch.collate import Batch
-from stepjepa.models.architecture import causal_model, find_decoder
+from stepjepa.models.architecture import causal_model, find_decoder, find_heads
 from stepjepa.models.attention import tree_mask
-from stepjepa.models.heads import find_heads
 from stepjepa.models.lm_head import LMHead
-
-Result = TypeVar("Result")
 
 
 class Encoded:
@@ -137,8 +134,7 @@ def encode(
         if len(caught) == len(passes):
             # Flat positions count on from pass to pass.
             joined = {each: torch.cat([found[each] for found in caught]) for each in wanted if len(caught) > 1}
-            states = joined or caught[0]
-            results.append(evaluate(Encoded(states, batch, layer, head, find_heads(model))))
+            results.append(evaluate(Encoded(joined or caught[0], batch, layer, head, find_heads(model))))
         return (args[0][:, :0],)
 
     def show(_module: nn.Module, _args: Any, output: Any) -> Any:
@@ -169,13 +165,8 @@ def encode(
 
 def decoder_inputs(batch: Batch, layers: Sequence[int] = (-1,)) -> dict[str, Any]:
     """Keyword arguments of a model for a batch; a batch of trees must be run under ``attention.tree_mask``."""
-    inputs: dict[str, Any] = {
-        "input_ids": batch["input_ids"],
-        "attention_mask": batch["attention_mask"],
-        "use_cache": False,
-    }
-    if "position_ids" in batch:
-        inputs["position_ids"] = batch["position_ids"]
+    names = ("input_ids", "attention_mask", "position_ids")
+    inputs: dict[str, Any] = {name: batch[name] for name in names if name in batch} | {"use_cache": False}
     if "cu_seq_lens" in batch:
         bounds, longest = batch["cu_seq_lens"], batch["longest"]
         inputs |= {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "attention_mask": None}
@@ -186,11 +177,7 @@ def decoder_inputs(batch: Batch, layers: Sequence[int] = (-1,)) -> dict[str, Any
 
 
 def flat_states(output: Any, layer: int) -> Tensor:
-    """Hidden states of one layer from a decoder's output, ``[R * T, D]``.
-
-    Raises:
-        ValueError: the output has no such layer.
-    """
+    """Hidden states of one layer from a decoder's output, ``[R * T, D]``; ValueError if it has no such layer."""
     states = output[0]
     if layer != -1:
         check_layer(len(output.hidden_states) - 1, layer)
@@ -200,10 +187,6 @@ def flat_states(output: Any, layer: int) -> Tensor:
 
 
 def check_layer(last: int, layer: int) -> None:
-    """Refuse a hidden state that a model of ``last`` layers does not have.
-
-    Raises:
-        ValueError: ``layer`` is out of range.
-    """
+    """Raise ValueError for a hidden state that a model of ``last`` layers does not have."""
     if not -last - 1 <= layer <= last:
         raise ValueError(f"jepa_layer: expected {-last - 1} to {last} for a model of {last} layers, got {layer}")

@@ -58,22 +58,19 @@ class _SummedCrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, *labels: Any) -> Tensor:
         label_ids, rows, chunk, differentiate = labels
         wanted = [differentiate and needed for needed in ctx.needs_input_grad[:3]]
-        device = states.device.type
         dtype = multiplies_in(states)
-        several = len(states) > chunk
-        starts = range(0, len(states), chunk)
         # Not bincount: the shape of its result depends on values, which a dry run does not have.
         ones = torch.ones_like(rows, dtype=torch.float32)
         shared = ones.new_zeros(len(states)).index_add_(0, rows, ones)[:, None]
-        with torch.autocast(device, enabled=False):
+        with torch.autocast(states.device.type, enabled=False):
             values, matrix = states.to(dtype), weight.to(dtype)
             total = states.new_zeros((), dtype=torch.float32)
             # In 16 bits the contributions of later chunks would be rounded away.
-            summed = torch.float32 if several else dtype
+            summed = torch.float32 if len(states) > chunk else dtype
             by_state = torch.empty_like(values) if wanted[0] else None
             by_weight = torch.zeros(weight.shape, dtype=summed, device=weight.device) if wanted[1] else None
             by_bias = torch.zeros(len(weight), dtype=torch.float32, device=weight.device) if wanted[2] else None
-            for start in starts:
+            for start in range(0, len(states), chunk):
                 part = slice(start, start + chunk)
                 logits = F.linear(values[part], matrix, None if bias is None else bias.to(dtype)).float()
                 # Mask the labels of other chunks: selecting the chunk's own would need a device synchronisation.
@@ -98,10 +95,9 @@ class _SummedCrossEntropy(torch.autograd.Function):
                 elif by_weight is not None:
                     by_weight += errors.T @ values[part]
                 del logits, errors
-        ctx.gradients = [
-            None if gradient is None else gradient.to(like.dtype)
-            for gradient, like in ((by_state, states), (by_weight, weight), (by_bias, weight if bias is None else bias))
-        ]
+        dtypes = states.dtype, weight.dtype, (weight if bias is None else bias).dtype
+        found = zip((by_state, by_weight, by_bias), dtypes, strict=True)
+        ctx.gradients = [None if gradient is None else gradient.to(own) for gradient, own in found]
         return total
 
     @staticmethod
@@ -120,18 +116,14 @@ def multiplies_in(states: Tensor) -> torch.dtype:
 
 
 class LMHead:
-    """The LM head of a model, including the model's own scaling and capping of logits.
+    """The LM head of a causal language model, including the model's own scaling and capping of logits.
 
     Use it inside the model's forward pass, where sharded weights are gathered; see ``encode.encode``.
-
-    Args:
-        model: a causal language model, possibly wrapped.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._causal = causal_model(model)
         self.module: nn.Module = self._causal.get_output_embeddings()
-        # Some models scale or cap their logits; this is detected by a pass of one token, once per model.
         if self._causal not in _plain:
             _plain[self._causal] = _gives_out_its_logits(self._causal, self.module)
         self.is_plain = _plain[self._causal]
@@ -139,10 +131,7 @@ class LMHead:
     def logits(self, states: Tensor) -> Tensor:
         """``[..., D]`` hidden states to ``[..., V]`` logits."""
         flat = states.reshape(1, -1, states.shape[-1])
-        if self.is_plain:
-            found: Tensor = self.module.forward(flat)
-        else:
-            found = self._by_the_model(flat)
+        found: Tensor = self.module.forward(flat) if self.is_plain else self._by_the_model(flat)
         return found.reshape(*states.shape[:-1], found.shape[-1])
 
     def cross_entropy(self, states: Tensor, label_ids: Tensor, rows: Tensor | None = None) -> Tensor:
@@ -165,10 +154,12 @@ class LMHead:
     def _by_the_model(self, states: Tensor) -> Tensor:
         """Logits from the model's own forward pass, with its decoder replaced by the given hidden states."""
         base = base_model(self._causal)
-        decoder = find_decoder(base)
         stand_in = {"forward": lambda *_, **__: BaseModelOutputWithPast(last_hidden_state=states)}
         ids = torch.zeros((1, states.shape[1]), dtype=torch.long, device=states.device)
-        with _replaced(decoder, **stand_in, _forward_hooks={}), _replaced(self.module, _forward_pre_hooks={}):
+        with (
+            _replaced(find_decoder(base), **stand_in, _forward_hooks={}),
+            _replaced(self.module, _forward_pre_hooks={}),
+        ):
             found: Tensor = base.forward(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
         return found
 
@@ -187,16 +178,15 @@ def _replaced(module: nn.Module, **attributes: Any) -> Iterator[None]:
 
 
 def _gives_out_its_logits(model: nn.Module, head: nn.Module) -> bool:
+    """Whether a model neither scales nor caps its head's output, by a pass of one token."""
     made: list[Tensor] = []
     handle = head.register_forward_hook(lambda _module, _args, output: made.append(output))
-    modes = [(module, module.training) for module in model.modules()]
+    training = model.training
     try:
-        model.eval()
         with torch.no_grad():
             ids = torch.zeros((1, 1), dtype=torch.long, device=next(model.parameters()).device)
-            given = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
+            given = model.eval()(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
     finally:
         handle.remove()
-        for module, mode in modes:
-            module.training = mode
+        model.train(training)
     return len(made) == 1 and given is made[0]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,19 +20,186 @@ from stepjepa.errors import UserError
 from stepjepa.files import read_json_object
 from stepjepa.models import presets
 from stepjepa.models.presets import PREFIX, read_template, refuse_missing
-from stepjepa.models.quantization import quantization_options
 from stepjepa.models.token_rows import give_plain_tokens, give_predictors, grow, keep_rows_alone
-from stepjepa.models.weights import load_adapter, load_weights
+from stepjepa.models.weights import load_adapter, load_weights, quantization_options
 from stepjepa.run_folder import run_of
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 TOKENIZER_FILES = ("tokenizer*", "vocab.*", "spiece.model")
 """Patterns of file names; every folder with a tokenizer has a file that matches one of them."""
 
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack")
 """File endings of weight formats other than safetensors. Reading some of them can run code that they contain."""
+
+
+# -- Training ----------------------------------------------------------------------------------------------------------
+
+
+def load_model(
+    name: str,
+    *,
+    texts: Iterable[str] = (),
+    predictors: int = 0,
+    seed: int = 42,
+    dtype: str = "float32",
+    chat_template: str | None = None,
+    attn_implementation: str | None = None,
+    trust_remote_code: bool = False,
+    pretrain: bool = False,
+    train_tokenizer: int | None = None,
+    plain: bool = False,
+    quantization: dict[str, Any] | None = None,
+    allow_missing_weights: bool = False,
+    gguf_file: str | None = None,
+) -> tuple[Any, Any]:
+    """Load or build a causal language model for training, with its tokenizer.
+
+    Args:
+        name: a folder, a hub id, or ``preset:NAME`` for a small model with random weights.
+        texts: training texts of a new tokenizer, that of a preset or of ``train_tokenizer``.
+        predictors: K, the number of predictor tokens to add.
+        seed: of random weights and of new embedding rows.
+        dtype: of the weights: ``float32``, ``bfloat16``, ``float16`` or ``auto``, the checkpoint's own.
+        chat_template: a Jinja file that replaces the tokenizer's template.
+        attn_implementation: as in transformers.
+        trust_remote_code: run code that comes with the model.
+        pretrain: take only configuration and tokenizer from ``name``, and draw random weights; a preset always does.
+        train_tokenizer: with random weights only: train a tokenizer of at most this many tokens, see
+            ``presets.train_tokenizer``. The tokens of ``plain`` and predictor tokens come on top.
+        plain: add the tokens of ``chat.template.PlainTemplate``, and stop generation at its end of turn.
+        quantization: from ``weights.quantization_options``, to load trained weights in 4 or 8 bits.
+        allow_missing_weights: draw weights that ``name`` lacks at random, instead of refusing it.
+        gguf_file: a GGUF file of ``name`` with weights and tokenizer; the weights are dequantised.
+
+    Returns:
+        The model, in training mode, and the tokenizer.
+
+    Raises:
+        UserError: ``name`` does not exist, can't be loaded, is an adapter, or has weights in other formats only.
+    """
+    if (Path(name) / "adapter_config.json").is_file():
+        raise UserError(
+            "is an adapter; training starts from a whole model: run 'stepjepa export' on it first", path=Path(name)
+        )
+    options: dict[str, Any] = {"attn_implementation": attn_implementation, "trust_remote_code": trust_remote_code}
+    if pretrain or name.startswith(PREFIX):
+        tokenizer, config = new_config(
+            name, texts, train_tokenizer, chat_template=chat_template, trust_remote_code=trust_remote_code, plain=plain
+        )
+        ends = add_plain_tokens(tokenizer)[1:] if plain else list(ChatTemplate(tokenizer).end_of_turn_ids)
+        ends += [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+        with reported(f"can't build a model from '{name}'"):
+            model = presets.random_model(config, tokenizer, ends, seed, dtype=new_dtype(config, dtype), **options)
+    else:
+        refuse_pickled(name)
+        tokenizer = load_tokenizer(
+            name, chat_template=chat_template, trust_remote_code=trust_remote_code, gguf_file=gguf_file
+        )
+        options |= quantization or {}
+        with reported(f"can't load a model from '{name}'"):
+            model = load_weights(name, allow_missing=allow_missing_weights, gguf_file=gguf_file, dtype=dtype, **options)
+        if plain:
+            give_plain_tokens(model, tokenizer, seed)
+    give_predictors(model, tokenizer, predictors, seed)
+    model.train()
+    return model, tokenizer
+
+
+def load_tokenizer(
+    name: str, *, chat_template: str | None = None, trust_remote_code: bool = False, gguf_file: str | None = None
+) -> Any:
+    """Load the tokenizer of a folder or hub id, or of a GGUF file in it; UserError if it can't be loaded.
+
+    ``chat_template`` names a Jinja file to use instead of the tokenizer's own template.
+    """
+    from transformers import AutoTokenizer
+
+    refuse_missing(name)
+    with reported(f"can't load a tokenizer from '{name}'"):
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code, gguf_file=gguf_file)
+    if chat_template is not None:
+        tokenizer.chat_template = read_template(chat_template)
+    return tokenizer
+
+
+def load_config(name: str, *, trust_remote_code: bool, gguf_file: str | None = None) -> Any:
+    """Load the configuration of a folder or hub id; UserError if there is none."""
+    from transformers import AutoConfig
+
+    refuse_missing(name)
+    with reported(f"can't load a configuration from '{name}'"):
+        return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code, gguf_file=gguf_file)
+
+
+def new_config(
+    name: str,
+    texts: Iterable[str],
+    vocabulary: int | None,
+    *,
+    chat_template: str | None,
+    trust_remote_code: bool,
+    plain: bool,
+) -> tuple[Any, Any]:
+    """The tokenizer and the configuration of a model with random weights, fitted to each other."""
+    if name.startswith(PREFIX):
+        config = presets.preset_config(name)
+        tokenizer = presets.preset_tokenizer(name, texts, chat_template, vocabulary)
+    else:
+        config, folder = load_config(name, trust_remote_code=trust_remote_code), Path(name)
+        tokenizer = None
+        if not folder.is_dir() or any(path for file in TOKENIZER_FILES for path in folder.glob(file)):
+            tokenizer = load_tokenizer(name, chat_template=chat_template, trust_remote_code=trust_remote_code)
+        elif vocabulary is None:
+            raise UserError("holds no tokenizer; put one there, or train one with --train_tokenizer SIZE", path=folder)
+        if vocabulary is not None:
+            tokenizer = presets.train_tokenizer(texts, vocabulary, tokenizer)
+            if chat_template is not None:
+                tokenizer.chat_template = read_template(chat_template)
+            tokenizer = presets.as_loaded(tokenizer, config, trust_remote_code=trust_remote_code)
+    if plain:
+        add_plain_tokens(tokenizer)
+    presets.fit_config(config, tokenizer, anew=vocabulary is not None or name.startswith(PREFIX))
+    return tokenizer, config
+
+
+def new_dtype(config: Any, name: str) -> torch.dtype:
+    """The dtype of a model built from a configuration; ``auto`` takes the configuration's, or else float32."""
+    dtype: torch.dtype = (config.dtype or torch.float32) if name == "auto" else getattr(torch, name)
+    return dtype
+
+
+def load_named(model: Any, tokenizer: Any, data: Any, *, predictors: int, seed: int) -> tuple[Any, Any, Any]:
+    """Load a model and data that may be given by name; return the model, its tokenizer and the data.
+
+    Args:
+        model: a model, or a name for :func:`load_model`.
+        tokenizer: None for the model's own.
+        data: records, or a path for ``sources.read_any``; a preset's tokenizer is trained on them.
+        predictors: number of predictor tokens to add to a model that is loaded here.
+        seed: of random weights.
+
+    Raises:
+        ValueError: no tokenizer is given for a model that was not loaded from anywhere, or a preset gets no list.
+    """
+    if isinstance(data, str | os.PathLike):
+        data = read_any(data)
+    if isinstance(model, str):
+        texts: list[str] = []
+        if model.startswith(PREFIX):
+            if not isinstance(data, Sequence):
+                raise ValueError(f"'{model}' learns its tokenizer from the records; expected a list or a file of them")
+            data = [*as_records(data)]
+            texts = [message["content"] for record in data for message in record.messages]
+        model, own = load_model(model, texts=texts, predictors=predictors, seed=seed)
+        return model, own if tokenizer is None else tokenizer, data
+    if tokenizer is None:
+        name = str(getattr(model.config, "_name_or_path", ""))
+        if not name:
+            raise ValueError("processing_class: expected a tokenizer, since the model has no name to load one from")
+        tokenizer = load_tokenizer(name)
+    return model, tokenizer, data
+
+
+# -- LoRA --------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -55,240 +222,14 @@ class LoraSettings:
     dora: bool = False
     rslora: bool = False
 
-    def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise ValueError(f"lora_rank: expected 1 or more, got {self.rank}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"lora_dropout: expected a share below 1, got {self.dropout}")
 
+def add_lora(model: Any, settings: LoraSettings, trainable_ids: Sequence[int]) -> nn.Module:
+    """Wrap a model that has its predictor tokens with a LoRA adapter that also trains the given embedding rows.
 
-def new_dtype(config: Any, name: str) -> torch.dtype:
-    """The dtype of a model built from a configuration; ``auto`` takes the configuration's, or else float32."""
-    dtype: torch.dtype = (config.dtype or torch.float32) if name == "auto" else getattr(torch, name)
-    return dtype
-
-
-def load_tokenizer(
-    name: str, *, chat_template: str | None = None, trust_remote_code: bool = False, gguf_file: str | None = None
-) -> Any:
-    """Load the tokenizer of a folder or hub id, optionally with the chat template of a Jinja file instead of its own.
-
-    ``gguf_file`` names a file of the folder or hub id that holds the tokenizer.
+    Those are the rows of new tokens (``token_rows.adapter_ids``), which plain LoRA neither trains nor saves.
 
     Raises:
-        UserError: there is no tokenizer, or it can't be read.
-    """
-    from transformers import AutoTokenizer
-
-    refuse_missing(name)
-    with reported(f"can't load a tokenizer from '{name}'"):
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code, gguf_file=gguf_file)
-    if chat_template is not None:
-        tokenizer.chat_template = read_template(chat_template)
-    return tokenizer
-
-
-def load_model(
-    name: str,
-    *,
-    texts: Iterable[str] = (),
-    predictors: int = 0,
-    seed: int = 42,
-    dtype: str = "float32",
-    chat_template: str | None = None,
-    attn_implementation: str | None = None,
-    trust_remote_code: bool = False,
-    pretrain: bool = False,
-    train_tokenizer: int | None = None,
-    plain: bool = False,
-    quantization: dict[str, Any] | None = None,
-    allow_missing_weights: bool = False,
-    gguf_file: str | None = None,
-) -> tuple[PreTrainedModel, Any]:
-    """Load or build a causal language model for training, with its tokenizer.
-
-    Args:
-        name: a folder, a hub id, or ``preset:NAME`` for a small model with random weights.
-        texts: training texts of a new tokenizer, that of a preset or of ``train_tokenizer``.
-        predictors: K, the number of predictor tokens to add.
-        seed: of random weights and of new embedding rows.
-        dtype: of the weights: ``float32``, ``bfloat16``, ``float16`` or ``auto``, the checkpoint's own.
-        chat_template: a Jinja file that replaces the tokenizer's template.
-        attn_implementation: as in transformers.
-        trust_remote_code: run code that comes with the model.
-        pretrain: take only configuration and tokenizer from ``name``, and draw random weights; a preset always does.
-        train_tokenizer: with random weights only: train a tokenizer of at most this many tokens, see
-            ``presets.train_tokenizer``. The tokens of ``plain`` and predictor tokens come on top.
-        plain: add the tokens of ``chat.template.PlainTemplate``, and stop generation at its end of turn.
-        quantization: from ``quantization.quantization_options``, to load trained weights in 4 or 8 bits.
-        allow_missing_weights: draw weights that ``name`` lacks at random, instead of refusing it.
-        gguf_file: a GGUF file of ``name`` with weights and tokenizer; the weights are dequantised.
-
-    Returns:
-        The model, in training mode, and the tokenizer.
-
-    Raises:
-        UserError: ``name`` does not exist, can't be loaded, is an adapter, or has weights in other formats only.
-    """
-    tokenizer: Any
-    if (Path(name) / "adapter_config.json").is_file():
-        raise UserError(
-            "is an adapter; training starts from a whole model: run 'stepjepa export' on it first", path=Path(name)
-        )
-    if pretrain or name.startswith(PREFIX):
-        tokenizer, config = new_config(
-            name, texts, train_tokenizer, chat_template=chat_template, trust_remote_code=trust_remote_code, plain=plain
-        )
-        ends = add_plain_tokens(tokenizer)[1:] if plain else list(ChatTemplate(tokenizer).end_of_turn_ids)
-        ends += [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-        with reported(f"can't build a model from '{name}'"):
-            model = presets.random_model(
-                config,
-                tokenizer,
-                ends,
-                seed,
-                dtype=new_dtype(config, dtype),
-                attn_implementation=attn_implementation,
-                trust_remote_code=trust_remote_code,
-            )
-    else:
-        refuse_pickled(name)
-        tokenizer = load_tokenizer(
-            name, chat_template=chat_template, trust_remote_code=trust_remote_code, gguf_file=gguf_file
-        )
-        with reported(f"can't load a model from '{name}'"):
-            model = load_weights(
-                name,
-                allow_missing=allow_missing_weights,
-                gguf_file=gguf_file,
-                dtype=dtype,
-                attn_implementation=attn_implementation,
-                trust_remote_code=trust_remote_code,
-                **(quantization or {}),
-            )
-        if plain:
-            give_plain_tokens(model, tokenizer, seed)
-    give_predictors(model, tokenizer, predictors, seed)
-    model.train()
-    return model, tokenizer
-
-
-def load_config(name: str, *, trust_remote_code: bool, gguf_file: str | None = None) -> Any:
-    """Load the configuration of a folder or hub id; UserError if there is none."""
-    from transformers import AutoConfig
-
-    refuse_missing(name)
-    with reported(f"can't load a configuration from '{name}'"):
-        return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code, gguf_file=gguf_file)
-
-
-def load_named(model: Any, tokenizer: Any, data: Any, *, predictors: int, seed: int) -> tuple[Any, Any, Any]:
-    """Load a model and data that may be given by name; return the model, its tokenizer and the data.
-
-    Args:
-        model: a model, or a name for :func:`load_model`.
-        tokenizer: None for the model's own.
-        data: records, or a path for ``sources.read_any``; a preset's tokenizer is trained on them.
-        predictors: number of predictor tokens to add to a model that is loaded here.
-        seed: of random weights.
-
-    Raises:
-        ValueError: no tokenizer is given for a model that was not loaded from anywhere, or a preset gets no list.
-    """
-    if isinstance(data, str | os.PathLike):
-        data = read_any(data)
-    if isinstance(model, str):
-        texts: Iterable[str] = ()
-        if model.startswith(PREFIX):
-            if not isinstance(data, Sequence):
-                raise ValueError(f"'{model}' learns its tokenizer from the records; expected a list or a file of them")
-            data = [*as_records(data)]
-            texts = [message["content"] for record in data for message in record.messages]
-        model, own = load_model(model, texts=texts, predictors=predictors, seed=seed)
-        tokenizer = own if tokenizer is None else tokenizer
-    elif tokenizer is None:
-        name = str(getattr(model.config, "_name_or_path", ""))
-        if not name:
-            raise ValueError("processing_class: expected a tokenizer, since the model has no name to load one from")
-        tokenizer = load_tokenizer(name)
-    return model, tokenizer, data
-
-
-def new_config(
-    name: str,
-    texts: Iterable[str],
-    vocabulary: int | None,
-    *,
-    chat_template: str | None,
-    trust_remote_code: bool,
-    plain: bool,
-) -> tuple[Any, Any]:
-    """The tokenizer and the configuration of a model with random weights, fitted to each other."""
-    tokenizer: Any = None
-    if name.startswith(PREFIX):
-        config = presets.preset_config(name)
-        tokenizer = presets.preset_tokenizer(name, texts, chat_template, vocabulary)
-    else:
-        config, folder = load_config(name, trust_remote_code=trust_remote_code), Path(name)
-        if not folder.is_dir() or any(path for file in TOKENIZER_FILES for path in folder.glob(file)):
-            tokenizer = load_tokenizer(name, chat_template=chat_template, trust_remote_code=trust_remote_code)
-        elif vocabulary is None:
-            raise UserError("holds no tokenizer; put one there, or train one with --train_tokenizer SIZE", path=folder)
-        if vocabulary is not None:
-            tokenizer = presets.train_tokenizer(texts, vocabulary, tokenizer)
-            if chat_template is not None:
-                tokenizer.chat_template = read_template(chat_template)
-            tokenizer = presets.as_loaded(tokenizer, config, trust_remote_code=trust_remote_code)
-    if plain:
-        add_plain_tokens(tokenizer)
-    presets.fit_config(config, tokenizer, anew=vocabulary is not None or name.startswith(PREFIX))
-    return tokenizer, config
-
-
-def refuse_pickled(folder: str | os.PathLike[str]) -> None:
-    """Refuse a model or checkpoint folder that has weights, but none as safetensors.
-
-    Raises:
-        UserError: all weights are in formats of which some can run code when they are read.
-    """
-    found = Path(folder)
-    kind = "adapter_model" if (found / "adapter_config.json").is_file() else "model"
-    if any((found / f"{kind}.safetensors{ending}").is_file() for ending in ("", ".index.json")):
-        return
-    if weights := sorted(file.name for file in found.glob("*model*") if file.suffix in PICKLED):
-        raise UserError(
-            f"holds its weights as {weights[0]}, and only safetensors are read, since other formats can run code; "
-            "where you trust it, convert it: from_pretrained(FOLDER).save_pretrained(NEW_FOLDER), transformers or PEFT",
-            path=found,
-        )
-
-
-@contextmanager
-def reported(what: str) -> Iterator[None]:
-    """Re-raise the libraries' errors about a model that can't be loaded as a ``UserError`` of one line."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:  # a broken folder can raise any error, a truncated tokenizer a bare Exception
-        remedy = "; pass --trust_remote_code if you trust it" if "trust_remote_code" in str(error) else ""
-        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        if "couldn't connect to" in line or "outgoing traffic has been disabled" in line:
-            # Not transformers' message: it sends a user who mistyped a folder, or set --offline, to look for a network.
-            line = "neither a folder here nor in the hub's cache, and the hub was not reached; check the name"
-        raise UserError(f"{what}: {line.rstrip(' .') if remedy else line}{remedy}") from None
-
-
-def add_lora(model: PreTrainedModel, settings: LoraSettings, trainable_ids: Sequence[int]) -> nn.Module:
-    """Wrap a model with a LoRA adapter that also trains the given embedding rows.
-
-    Args:
-        model: the base model, with its predictor tokens.
-        settings: of the adapter.
-        trainable_ids: of the new tokens (``token_rows.adapter_ids``), whose rows plain LoRA neither trains nor saves.
-
-    Raises:
-        UserError: the model has no layer with these names.
+        UserError: the model has no layer with the names of ``settings.targets``.
     """
     from peft import LoraConfig, get_peft_model
 
@@ -311,6 +252,9 @@ def add_lora(model: PreTrainedModel, settings: LoraSettings, trainable_ids: Sequ
     return wrapped
 
 
+# -- Trained models ----------------------------------------------------------------------------------------------------
+
+
 def load_for_inference(
     path: str | os.PathLike[str],
     *,
@@ -318,7 +262,7 @@ def load_for_inference(
     quantization: str | None = None,
     device: str | torch.device | None = None,
     trust_remote_code: bool = False,
-) -> tuple[PreTrainedModel, Any]:
+) -> tuple[Any, Any]:
     """Load a trained model in evaluation mode, with its tokenizer; an adapter is merged into its base model.
 
     Args:
@@ -361,3 +305,33 @@ def load_for_inference(
         device = torch.accelerator.current_accelerator(check_available=True) or "cpu"
     # Quantized weights are on their device already.
     return (model if options else model.to(device)).eval(), tokenizer
+
+
+def refuse_pickled(folder: str | os.PathLike[str]) -> None:
+    """Raise UserError for a model or checkpoint folder that has weights, but none as safetensors."""
+    found = Path(folder)
+    kind = "adapter_model" if (found / "adapter_config.json").is_file() else "model"
+    if any((found / f"{kind}.safetensors{ending}").is_file() for ending in ("", ".index.json")):
+        return
+    if weights := sorted(file.name for file in found.glob("*model*") if file.suffix in PICKLED):
+        raise UserError(
+            f"holds its weights as {weights[0]}, and only safetensors are read, since other formats can run code; "
+            "where you trust it, convert it: from_pretrained(FOLDER).save_pretrained(NEW_FOLDER), transformers or PEFT",
+            path=found,
+        )
+
+
+@contextmanager
+def reported(what: str) -> Iterator[None]:
+    """Re-raise the libraries' errors about a model that can't be loaded as a ``UserError`` of one line."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # a broken folder can raise any error, a truncated tokenizer a bare Exception
+        remedy = "; pass --trust_remote_code if you trust it" if "trust_remote_code" in str(error) else ""
+        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        if "couldn't connect to" in line or "outgoing traffic has been disabled" in line:
+            # Not transformers' message: it sends a user who mistyped a folder, or set --offline, to look for a network.
+            line = "neither a folder here nor in the hub's cache, and the hub was not reached; check the name"
+        raise UserError(f"{what}: {line.rstrip(' .') if remedy else line}{remedy}") from None

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stepjepa.errors import UserError
 from stepjepa.files import existing_file
 from stepjepa.offline import use_cache_if_unreachable
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 PREFIX = "preset:"
 
@@ -60,7 +56,26 @@ def find_preset(name: str) -> dict[str, Any]:
     return PRESETS[key]
 
 
-def train_tokenizer(texts: Iterable[str], vocabulary: int, old: Any = None) -> PreTrainedTokenizerFast:
+def preset_config(name: str) -> Any:
+    """The transformers configuration of a preset, to be fitted to a tokenizer by :func:`fit_config`."""
+    from transformers import AutoConfig
+
+    shape = find_preset(name)
+    heads = shape["num_hidden_layers"]
+    return AutoConfig.for_model(
+        **shape,
+        num_attention_heads=heads,
+        num_key_value_heads=heads // 4,
+        head_dim=shape["hidden_size"] // heads,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+    )
+
+
+# -- Tokenizers --------------------------------------------------------------------------------------------------------
+
+
+def train_tokenizer(texts: Iterable[str], vocabulary: int, old: Any = None) -> Any:
     """Train a tokenizer on texts.
 
     Args:
@@ -86,7 +101,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int, old: Any = None) -> P
     return tokenizer
 
 
-def _train_chatml(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenizerFast:
+def _train_chatml(texts: Iterable[str], vocabulary: int) -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -115,14 +130,10 @@ def _train_chatml(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenizerF
 
 def preset_tokenizer(
     name: str, texts: Iterable[str], chat_template: str | None = None, vocabulary: int | None = None
-) -> PreTrainedTokenizerFast:
-    """Train the tokenizer of a preset on texts.
+) -> Any:
+    """Train the tokenizer of a preset, of its own size unless ``vocabulary`` names one.
 
-    Args:
-        name: such as ``preset:tiny``.
-        texts: what merges are learnt from.
-        chat_template: a Jinja file instead of ChatML.
-        vocabulary: maximum number of tokens; None for the preset's own.
+    ``chat_template`` names a Jinja file to use instead of ChatML.
 
     Raises:
         UserError: there is no such preset or file, or the vocabulary is too small.
@@ -138,23 +149,7 @@ def read_template(path: str) -> str:
     return existing_file(path, "chat template").read_text(encoding="utf-8")
 
 
-def preset_config(name: str) -> PretrainedConfig:
-    """The transformers configuration of a preset, to be fitted to a tokenizer by :func:`fit_config`."""
-    from transformers import AutoConfig
-
-    shape = find_preset(name)
-    heads = shape["num_hidden_layers"]
-    return AutoConfig.for_model(
-        **shape,
-        num_attention_heads=heads,
-        num_key_value_heads=heads // 4,
-        head_dim=shape["hidden_size"] // heads,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-    )
-
-
-def as_loaded(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, *, trust_remote_code: bool) -> Any:
+def as_loaded(tokenizer: Any, config: Any, *, trust_remote_code: bool) -> Any:
     """Reload a new tokenizer as transformers will load it from the folder of a model with this configuration.
 
     Some model families (such as Qwen2) split texts into words in their own way, whatever was saved. A model must be
@@ -176,19 +171,18 @@ def as_loaded(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, *, t
             f"a new tokenizer of the family '{config.model_type}' would not keep all texts as they are; leave "
             "--train_tokenizer out"
         )
-    # The loaded name is the path of the temporary folder.
-    loaded.name_or_path = ""
+    loaded.name_or_path = ""  # not that of the temporary folder
     return loaded
 
 
-def fit_config(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, *, anew: bool) -> None:
-    """Set the vocabulary size and the special token ids of a configuration from a tokenizer.
+# -- Models ------------------------------------------------------------------------------------------------------------
 
-    Args:
-        config: changed in place.
-        tokenizer: with all tokens except predictor tokens, which use the spare rows.
-        anew: the tokenizer is newly trained, so the number of rows follows from it alone; otherwise a configuration
-            with enough rows keeps its own number.
+
+def fit_config(config: Any, tokenizer: Any, *, anew: bool) -> None:
+    """Set the vocabulary size and the special token ids of a configuration, in place, from a tokenizer.
+
+    The tokenizer has all tokens except predictor tokens, which use the spare rows. If it is trained ``anew``, the
+    number of rows follows from it alone; otherwise a configuration with enough rows keeps its own number.
     """
     decoder = config.get_text_config(decoder=True)
     rows = len(tokenizer) + SPARE_ROWS
@@ -202,9 +196,7 @@ def fit_config(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, *, 
         part.bos_token_id, part.eos_token_id, part.pad_token_id = (*used, pad)
 
 
-def random_model(
-    config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, ends: Sequence[int], seed: int, **options: Any
-) -> PreTrainedModel:
+def random_model(config: Any, tokenizer: Any, ends: Sequence[int], seed: int, **options: Any) -> Any:
     """Build a causal language model with random weights, initialised as its model family does.
 
     The weights depend on the seed alone, so they are equal on all processes; the state of the global generator is kept.
@@ -221,21 +213,23 @@ def random_model(
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, **options)
-    settings: Any = model.generation_config
+        model = AutoModelForCausalLM.from_config(config, **options)
+    settings = model.generation_config
     settings.bos_token_id, settings.pad_token_id = tokenizer.bos_token_id, tokenizer.pad_token_id
     settings.eos_token_id = None
     add_ends(model, ends)
     return model
 
 
-def add_ends(model: PreTrainedModel, ends: Sequence[int]) -> None:
+def add_ends(model: Any, ends: Sequence[int]) -> None:
     """Add tokens at which a model's generation stops to its generation configuration, in place."""
-    settings: Any = model.generation_config
-    known = settings.eos_token_id
+    known = model.generation_config.eos_token_id
     every = [*known] if isinstance(known, list) else [] if known is None else [known]
     every += [end for end in dict.fromkeys(ends) if end not in every]
-    settings.eos_token_id = every[0] if len(every) == 1 else every
+    model.generation_config.eos_token_id = every[0] if len(every) == 1 else every
+
+
+# -- Names -------------------------------------------------------------------------------------------------------------
 
 
 def is_hub_id(name: str) -> bool:
@@ -249,22 +243,13 @@ def is_hub_id(name: str) -> bool:
 
 
 def refuse_missing(name: str) -> None:
-    """Refuse a missing folder or misspelt preset before transformers looks for it on the hub.
+    """Raise UserError for a missing folder or misspelt preset, before transformers looks for it on the hub.
 
     For a hub id, switch to the local cache if the hub does not answer.
-
-    Raises:
-        UserError: the name is neither a folder nor a possible hub id.
     """
-    if Path(name).is_dir():
-        return
     if is_hub_id(name):
         use_cache_if_unreachable()
-        return
-    parent = Path(name).expanduser().parent
-    folders = [str(Path(name).parent / path.name) for path in parent.iterdir()] if parent.is_dir() else []
-    near = difflib.get_close_matches(name, [*(PREFIX + preset for preset in PRESETS), *folders], n=1)
-    remedy = (
-        f"did you mean {near[0]}?" if near else f"check the path; presets begin with {PREFIX}, such as {PREFIX}tiny"
-    )
-    raise UserError(f"no such model folder; {remedy}", path=name)
+    elif not Path(name).is_dir():
+        raise UserError(
+            f"no such model folder; check the path; presets begin with {PREFIX}, such as {PREFIX}tiny", path=name
+        )

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, TypeGuard
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 import torch
@@ -35,7 +33,6 @@ ROUNDING = 1e-3
 LIMIT, TABLE, VOCABULARY = 5, 24, 97
 """Sizes in the copy: LIMIT of windows, chunks and the like; TABLE of the position table, longer than any sequence of
 the probe and shorter than their tree; VOCABULARY of the vocabulary."""
-MOST_LAYERS = 16
 MOST_PARAMETERS = 6 * 10**7
 
 _LARGEST = {
@@ -55,19 +52,12 @@ BOUNDS = "probe_bounds"
 """Attention that stands in for FlashAttention: it raises if it does not get the bounds of concatenated sequences."""
 
 
-@dataclass(frozen=True)
-class Findings:
-    """Reasons why a model can't be run in some way; None where it can.
+class Findings(NamedTuple):
+    """Reasons why a model can't be run in some way; None where it can."""
 
-    Attributes:
-        no_rows: on plain causal rows; such a model can't be trained at all.
-        no_tree: on trees.
-        no_bounds: on concatenated sequences, under FlashAttention.
-    """
-
-    no_rows: str | None = None
-    no_tree: str | None = None
-    no_bounds: str | None = None
+    no_rows: str | None = None  # on plain causal rows; such a model can't be trained at all
+    no_tree: str | None = None  # on trees
+    no_bounds: str | None = None  # on concatenated sequences, under FlashAttention
 
 
 _found: dict[str, Findings] = {}
@@ -75,49 +65,50 @@ _found: dict[str, Findings] = {}
 
 
 def choose_encoding(model: PreTrainedModel, wanted: str) -> tuple[str, str]:
-    """Choose the encoding of a model's micro-batches.
-
-    Args:
-        model: the transformers model itself, not a PEFT wrapper; on any device, also meta. It is not run.
-        wanted: ``auto``, ``tree`` or ``rows``.
+    """Choose the encoding of a transformers model's micro-batches; the model itself, on any device, is not run.
 
     Returns:
         The encoding (``collate.Encoding``; ``concatenated`` for rows under FlashAttention) and the reason in words.
 
     Raises:
-        ValueError: the model does not support what is wanted; the message names the remedy.
+        ValueError: the model does not support what is ``wanted`` (``auto``, ``tree`` or ``rows``).
     """
     found = probe(model)
     if found.no_rows is not None:
         raise ValueError(f"{found.no_rows}; no encoding can train it, choose a causal language model")
     attention = model.config._attn_implementation or "sdpa"
-    no_tree, remedy = found.no_tree, "use encoding 'rows'"
+    no_tree = found.no_tree
     if no_tree is None and not (attention in ("sdpa", "eager", "flex_attention") or attention.startswith("tree_")):
-        no_tree = f"attention implementation '{attention}' does not take the mask of a prefix tree"
-        remedy += ", or attention implementation 'sdpa'"
+        no_tree = f"attention implementation '{attention}' does not take the mask of a prefix tree, as 'sdpa' does"
     if wanted == "tree" and no_tree is not None:
-        raise ValueError(f"{no_tree}; {remedy}")
+        raise ValueError(f"{no_tree}; use encoding 'rows'")
+    asked = "as asked for"
     if wanted != "rows" and no_tree is None:
         same = f"a probe of {type(model).__name__} found the states of a tree to be those of plain rows"
-        return "tree", "as asked for" if wanted == "tree" else same
+        return "tree", asked if wanted == "tree" else same
     # Whatever makes a tree inexact (a recurrent layer) also passes state between concatenated sequences.
     if "flash" in attention and found.no_tree is None:
         if found.no_bounds is None:
             return "concatenated", f"attention implementation '{attention}' is told where sequences begin"
         no_tree = found.no_bounds
-    return "rows", "as asked for" if wanted == "rows" else str(no_tree)
+    return "rows", asked if wanted == "rows" else str(no_tree)
 
 
 def probe(model: PreTrainedModel) -> Findings:
     """What a model's architecture supports; probed once for each class and configuration."""
-    kind = type(model)
     if getattr(model.config, "is_encoder_decoder", False):
-        return Findings(no_rows=f"{kind.__name__} is an encoder-decoder")
-    described = [kind.__module__, kind.__qualname__, model.config.to_dict(), _plain_attention(model)]
+        return Findings(no_rows=f"{type(model).__name__} is an encoder-decoder")
+    described = [str(type(model)), model.config.to_dict(), _plain_attention(model)]
     key = json.dumps(described, sort_keys=True, default=str)
     if key not in _found:
-        with _apart():
-            _found[key] = _check(model)
+        verbosity = logging.get_verbosity()
+        logging.set_verbosity(logging.CRITICAL)  # it warns of small configurations
+        try:
+            with torch.random.fork_rng(devices=[]):
+                torch.default_generator.manual_seed(0)
+                _found[key] = _check(model)
+        finally:
+            logging.set_verbosity(verbosity)
     return _found[key]
 
 
@@ -125,45 +116,37 @@ def probe(model: PreTrainedModel) -> Findings:
 
 
 def _check(model: PreTrainedModel) -> Findings:
-    name = type(model).__name__
+    name, sequences = type(model).__name__, _sequences()
+    changed, place = sequences[0].copy(), len(sequences[0]) * 2 // 3
+    changed[place] += 1
+    # An unknown architecture may raise anything.
     try:
         small = shrink(model)
-        sequences = _sequences()
         alone = [_states(small, [sequence], "rows")[0] for sequence in sequences]
-        no_rows = _why_no_rows(small, sequences, alone)
-    except Exception as error:  # whatever an unknown architecture raises
+        *rows, other = _states(small, [*sequences, changed], "rows")
+    except Exception as error:
         return Findings(no_tree=f"no small copy of {name} could be probed ({type(error).__name__}: {error})")
-    if no_rows is not None:
-        return Findings(no_rows=f"{name} {no_rows}")
+    if (seen := _difference([other[:place]], [rows[0][:place]])) > ROUNDING:
+        return Findings(f"{name} is not causal: a later token changes earlier states (by {seen:.1%})")
+    if (leaked := _difference(rows, alone)) > ROUNDING:
+        return Findings(
+            f"{name} gives rows padded on the right other states than the sequences alone (by {leaked:.1%})"
+        )
     if not getattr(model, "_supports_attention_backend", False):
         return Findings(no_tree=f"{name} does not use transformers' attention interface, which brings masks to layers")
     no_tree = no_bounds = None
     try:
         enable_trees(small)
-        difference = _difference(_states(small, sequences, "tree"), alone)
-        if difference > ROUNDING:
-            no_tree = (
-                f"{name} computes other hidden states for a prefix tree than for plain rows ({difference:.1%} apart)"
-            )
-    except Exception as error:  # whatever an unknown architecture raises
+        if (parted := _difference(_states(small, sequences, "tree"), alone)) > ROUNDING:
+            no_tree = f"{name} computes other hidden states for a prefix tree than for plain rows ({parted:.1%} apart)"
+    except Exception as error:
         no_tree = f"{name} fails on prefix trees ({type(error).__name__}: {error})"
     try:
         small.set_attn_implementation(BOUNDS)
         _states(small, sequences, "concatenated")
-    except Exception as error:  # whatever an unknown architecture raises
+    except Exception as error:
         no_bounds = f"{name} fails on concatenated sequences ({type(error).__name__}: {error})"
     return Findings(None, no_tree, no_bounds)
-
-
-def _why_no_rows(model: PreTrainedModel, sequences: Sequence[Ids], alone: Sequence[Tensor]) -> str | None:
-    changed, place = sequences[0].copy(), len(sequences[0]) * 2 // 3
-    changed[place] += 1
-    *rows, other = _states(model, [*sequences, changed], "rows")
-    if (seen := _difference([other[:place]], [rows[0][:place]])) > ROUNDING:
-        return f"is not causal: a later token changes earlier states (by {seen:.1%})"
-    if (leaked := _difference(rows, alone)) > ROUNDING:
-        return f"gives rows padded on the right other states than the sequences alone (by {leaked:.1%})"
-    return None
 
 
 def _sequences() -> list[Ids]:
@@ -204,33 +187,19 @@ AttentionInterface.register(BOUNDS, _asks_for_bounds)
 AttentionMaskInterface.register(BOUNDS, sdpa_mask)
 
 
-@contextmanager
-def _apart() -> Iterator[None]:
-    """Leave the global random state unchanged, and suppress warnings about small configurations."""
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity(logging.CRITICAL)
-    try:
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(0)
-            yield
-    finally:
-        logging.set_verbosity(verbosity)
-
-
 # -- The small copy ----------------------------------------------------------------------------------------------------
 
 
 def shrink(model: PreTrainedModel) -> PreTrainedModel:
     """Make a small copy of a model's architecture with random weights: float32, on the CPU, in evaluation mode.
 
-    Its number of layers is doubled from 2 until it has every kind of part that the model has. Head sizes are kept, and
-    with them everything derived from them.
+    It has 2, 4, 8 or 16 layers, the fewest with every kind of part that the model has. Head sizes are kept, and with
+    them everything derived from them.
 
     Raises:
-        ValueError: the copy would be too large, or need more than ``MOST_LAYERS`` layers.
+        ValueError: the copy would be too large, or need more layers.
     """
-    layers = 2
-    while True:
+    for layers in (2, 4, 8, 16):
         config = copy.deepcopy(model.config)
         _shrink_config(config, layers)
         config._attn_implementation = _plain_attention(model)
@@ -238,9 +207,8 @@ def shrink(model: PreTrainedModel) -> PreTrainedModel:
             trial = type(model)(copy.deepcopy(config))
         if not (missing := _kinds(model) - _kinds(trial)):
             break
-        layers *= 2
-        if layers > MOST_LAYERS:
-            raise ValueError(f"with {MOST_LAYERS} layers it lacks {', '.join(sorted(missing))}")
+    if missing:
+        raise ValueError(f"with {layers} layers it lacks {', '.join(sorted(missing))}")
     size = sum(parameter.numel() for parameter in trial.parameters())
     if size > MOST_PARAMETERS:
         raise ValueError(f"it would have {size / 1e6:.0f} million parameters")
@@ -262,10 +230,9 @@ def _kinds(model: PreTrainedModel) -> set[str]:
 def _redraw(model: PreTrainedModel) -> None:
     """Draw weights large enough that attention is far from uniform and no gate is closed."""
     for module in model.modules():
-        if isinstance(module, nn.Linear):
-            module.weight.normal_(std=1.5 * module.in_features**-0.5)
-        elif isinstance(module, Conv1D):
-            module.weight.normal_(std=1.5 * len(module.weight) ** -0.5)
+        if isinstance(module, nn.Linear | Conv1D):
+            inputs = module.in_features if isinstance(module, nn.Linear) else len(module.weight)
+            module.weight.normal_(std=1.5 * inputs**-0.5)
         elif isinstance(module, nn.Embedding):
             module.weight.normal_()
     for parameter in model.parameters():
@@ -274,7 +241,7 @@ def _redraw(model: PreTrainedModel) -> None:
 
 
 def _shrink_config(config: Any, layers: int) -> None:
-    """Shrink a configuration, and those inside it, in place."""
+    """Shrink a configuration, and those inside it, in place: fewer heads of the same size, widths in proportion."""
     for name in config.sub_configs:
         if getattr(config, name, None) is not None:
             _shrink_config(getattr(config, name), layers)
@@ -285,36 +252,31 @@ def _shrink_config(config: Any, layers: int) -> None:
     for name, most in {**LARGEST, "num_hidden_layers": layers}.items():
         if _is_size(value := getattr(config, name, None)):
             setattr(config, name, min(value, most))
-    for name, value in list(vars(config).items()):
-        if isinstance(value, list) and len(value) == total:
-            setattr(config, name, value[:layers])
-        elif "vocab" in name and _is_size(value):
-            setattr(config, name, VOCABULARY if name == "vocab_size" else min(value, VOCABULARY))
-        elif name.endswith("token_id") and _is_size(value) and value >= VOCABULARY:
-            setattr(config, name, 3)
-    _narrow(config)
-
-
-def _narrow(config: Any) -> None:
-    """Reduce the number of heads, but not their size, and the widths in proportion."""
     named = ("hidden_size", "num_attention_heads", "num_key_value_heads")
     width, heads, groups = (getattr(config, name, None) for name in named)
-    if not _is_size(width) or not _is_size(heads):
-        return
-    fewer = min(groups, 2) * 2 if _is_size(groups) and groups < heads else min(heads, 4)
+    fewer = 0  # heads are not known
+    if _is_size(width) and _is_size(heads):
+        fewer = min(groups, 2) * 2 if _is_size(groups) and groups < heads else min(heads, 4)
     for name, value in list(vars(config).items()):
-        if "intermediate" in name and isinstance(value, list):
-            setattr(config, name, [64] * len(value))
-        elif not _is_size(value):
-            continue
-        elif value == width:
-            setattr(config, name, width // heads * fewer)
-        elif name.endswith(("hidden_size", "d_ssm")):
-            setattr(config, name, value * fewer // heads)
-        elif ("heads" in name and not name.startswith("index")) or name == "n_head":
-            setattr(config, name, max(value * fewer // heads, 1))
-        elif "intermediate" in name or "ffn" in name or name == "n_inner":
-            setattr(config, name, 64)
+        if isinstance(value, list):
+            setattr(config, name, [64] * len(value) if fewer and "intermediate" in name else value)
+            if len(value) == total:
+                setattr(config, name, getattr(config, name)[:layers])
+        elif _is_size(value):
+            setattr(config, name, _smaller(name, value, width, heads, fewer))
+
+
+def _smaller(name: str, value: int, width: Any, heads: Any, fewer: int) -> int:
+    if "vocab" in name:
+        return VOCABULARY if name == "vocab_size" else min(value, VOCABULARY)
+    if name.endswith("token_id"):
+        return value if value < VOCABULARY else 3
+    if fewer and ("intermediate" in name or "ffn" in name or name == "n_inner"):
+        return 64
+    heads_of_its_own = ("heads" in name and not name.startswith("index")) or name == "n_head"
+    if fewer and (value == width or heads_of_its_own or name.endswith(("hidden_size", "d_ssm"))):
+        return max(value * fewer // heads, 1)
+    return value
 
 
 def _is_size(value: Any) -> TypeGuard[int]:

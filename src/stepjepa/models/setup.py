@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stepjepa.batch.layouts import LAYOUTS
-from stepjepa.chat.tokens import add_plain_tokens, predictor_ids
+from stepjepa.chat.tokens import predictor_ids
 from stepjepa.config import JepaConfig
 from stepjepa.models.architecture import base_model
-from stepjepa.models.attention import enable_trees
+from stepjepa.models.attention import enable_trees, uses_flex
 from stepjepa.models.encode import check_layer
-from stepjepa.models.flex import uses_flex
 from stepjepa.models.probe import choose_encoding
 from stepjepa.models.token_rows import give_plain_tokens, give_predictors, train_rows
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 CPU_ROW, DENSE_ROW, FLEX_ROW = 1024, 2048, 8192
 """Default tokens per row: under a dense mask the cost of attention grows with the square of a row's length."""
@@ -25,8 +21,8 @@ CPU_ATTENTION = 2.8
 layer (measured on ``preset:tiny``: attention takes a quarter of a step at 250 tokens without a mask)."""
 
 
-def set_up(model: Any, tokenizer: PreTrainedTokenizerBase, config: JepaConfig, seed: int = 42) -> tuple[str, str]:
-    """Prepare a model for training with an objective; ``heads.attach_heads`` attaches the heads of its terms.
+def set_up(model: Any, tokenizer: Any, config: JepaConfig, seed: int = 42) -> tuple[str, str]:
+    """Prepare a model for training with an objective; ``architecture.attach_heads`` attaches the heads of its terms.
 
     Args:
         model: a causal language model, or a PEFT wrapper of one; changed in place.
@@ -41,13 +37,13 @@ def set_up(model: Any, tokenizer: PreTrainedTokenizerBase, config: JepaConfig, s
         ValueError: the model can't be trained with this objective; the message names the remedy.
     """
     base = base_model(model)
-    assert config.predictors is not None
+    new: list[int] = []
     if config.plain:
-        give_plain_tokens(base, tokenizer, seed)
+        new += give_plain_tokens(base, tokenizer, seed)
     if config.uses_views:
+        assert config.predictors is not None
         give_predictors(base, tokenizer, config.predictors, seed)
-    new = predictor_ids(tokenizer, config.predictors if config.uses_views else 0)
-    new += add_plain_tokens(tokenizer) if config.plain else []
+        new += predictor_ids(tokenizer, config.predictors)
     if hasattr(model, "peft_config") and new:
         train_rows(model, new)
     return set_up_attention(model, config)
@@ -56,7 +52,7 @@ def set_up(model: Any, tokenizer: PreTrainedTokenizerBase, config: JepaConfig, s
 def set_up_attention(model: Any, config: JepaConfig) -> tuple[str, str]:
     """The part of :func:`set_up` that reads no weights, so that it also works for a model on the meta device.
 
-    Arguments, result and errors are those of :func:`set_up`; the model must have rows for all tokens of the objective.
+    The model must have rows for all tokens of the objective.
     """
     base = base_model(model)
     encoding, reason = choose_encoding(base, config.encoding)
@@ -71,19 +67,14 @@ def set_up_attention(model: Any, config: JepaConfig) -> tuple[str, str]:
 
 
 def packing(model: Any, config: JepaConfig, device_type: str, processes: int = 1) -> dict[str, Any]:
-    """How the sequences of a micro-batch are packed, as arguments of ``collate.Collator``.
+    """How the sequences of a micro-batch are packed for a model after :func:`set_up`: arguments of ``Collator``.
 
-    Args:
-        model: after :func:`set_up`; a PEFT wrapper or not.
-        config: the objective.
-        device_type: type of the training device, such as ``cpu`` or ``cuda``.
-        processes: number that train together. All must run equally many passes, so if there are several, each runs one.
+    Processes that train together must all run equally many passes, so if there are several, each runs one.
     """
-    decoder = base_model(model).config.get_text_config()
-    on_cpu = device_type == "cpu"
-    row_length = CPU_ROW if on_cpu else FLEX_ROW if uses_flex(base_model(model)) else DENSE_ROW
+    base = base_model(model)
+    decoder, on_cpu = base.config.get_text_config(), device_type == "cpu"
     return {
-        "row_length": config.row_length or row_length,
+        "row_length": config.row_length or (CPU_ROW if on_cpu else FLEX_ROW if uses_flex(base) else DENSE_ROW),
         "attention_length": round(CPU_ATTENTION * decoder.hidden_size) if on_cpu and processes == 1 else None,
         "share_prefixes": config.share_prefixes,
         "positions": getattr(decoder, "max_position_embeddings", None),

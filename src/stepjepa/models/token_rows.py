@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -14,20 +14,14 @@ from stepjepa.chat.tokens import add_plain_tokens, add_predictor_tokens, all_pre
 from stepjepa.errors import UserError
 from stepjepa.models.presets import add_ends
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
 TOKEN_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 """Tokenizer files that list added tokens."""
 
 
-def give_plain_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, seed: int = 42) -> list[int]:
+def give_plain_tokens(model: Any, tokenizer: Any, seed: int = 42) -> list[int]:
     """Add the plain format's tokens to a tokenizer and rows for them to a model, and stop generation at ``<|eot_id|>``.
 
-    Args:
-        model: changed in place, as by :func:`give_predictors`.
-        tokenizer: changed in place.
-        seed: of the new rows.
+    Rows are as in :func:`give_predictors`.
 
     Returns:
         The ids of ``<|perception|>`` and ``<|eot_id|>``.
@@ -39,18 +33,12 @@ def give_plain_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
     return ids
 
 
-def give_predictors(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, count: int, seed: int = 42) -> None:
+def give_predictors(model: Any, tokenizer: Any, count: int, seed: int = 42) -> None:
     """Add ``<|predictor_1|>`` .. ``<|predictor_count|>`` to a tokenizer and rows for them to a model.
 
     The embedding is enlarged only if its rows beyond the tokenizer do not suffice. New rows, and spare ones that can't
     be told apart (all zeros, or all alike), are drawn around the mean of the others, so that the K tokens get different
     embeddings. New rows of a separate head are set to the mean: no predictor token is ever a label.
-
-    Args:
-        model: changed in place.
-        tokenizer: changed in place.
-        count: K.
-        seed: of the new rows.
     """
     if count == 0:
         return
@@ -59,7 +47,7 @@ def give_predictors(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, 
     _fill_rows(model, len(tokenizer), [index for index in ids if index not in known], seed)
 
 
-def grow(model: PreTrainedModel, rows: int) -> bool:
+def grow(model: Any, rows: int) -> bool:
     """Enlarge the embedding if needed (True if so); new rows of a separate head are the mean of the others."""
     known = model.get_input_embeddings().weight.shape[0]
     if known >= rows:
@@ -72,27 +60,27 @@ def grow(model: PreTrainedModel, rows: int) -> bool:
     return True
 
 
-def _fill_rows(model: PreTrainedModel, rows: int, new: Sequence[int], seed: int) -> None:
+@torch.no_grad()
+def _fill_rows(model: Any, rows: int, new: Sequence[int], seed: int) -> None:
     """Rows for new tokens: spare rows that differ are kept; else rows are drawn from the distribution of the others."""
     resized = grow(model, rows)
     if not new:
         return
-    with torch.no_grad():
-        weight = model.get_input_embeddings().weight
-        old, fresh = weight[: min(new)].float(), weight[list(new)].float()
-        mean, spread = old.mean(0), old.std(0)
-        scale = spread.norm()
-        distances = torch.cdist(fresh, fresh) + torch.eye(len(new), device=fresh.device) * scale
-        told_apart = bool(distances.min() > 0.5 * scale and (fresh.norm(dim=-1) > 0.5 * scale).all())
-        if resized or not told_apart:
-            noise = torch.randn(fresh.shape, generator=torch.Generator().manual_seed(seed)).to(fresh.device)
-            weight[list(new)] = (mean + spread * noise).to(weight.dtype)
+    weight = model.get_input_embeddings().weight
+    old, fresh = weight[: min(new)].float(), weight[list(new)].float()
+    mean, spread = old.mean(0), old.std(0)
+    scale = spread.norm()
+    distances = torch.cdist(fresh, fresh) + torch.eye(len(new), device=fresh.device) * scale
+    told_apart = bool(distances.min() > 0.5 * scale and (fresh.norm(dim=-1) > 0.5 * scale).all())
+    if resized or not told_apart:
+        noise = torch.randn(fresh.shape, generator=torch.Generator().manual_seed(seed)).to(fresh.device)
+        weight[list(new)] = (mean + spread * noise).to(weight.dtype)
 
 
 # -- Adapters ----------------------------------------------------------------------------------------------------------
 
 
-def adapter_ids(tokenizer: PreTrainedTokenizerBase, *, plain: bool) -> list[int]:
+def adapter_ids(tokenizer: Any, *, plain: bool) -> list[int]:
     """Tokens whose rows an adapter must train and save, since its base, loaded again, does not have them.
 
     They are the predictor tokens and, for a run in the plain format (``plain``), that format's tokens.
@@ -106,11 +94,7 @@ def keep_rows_alone(model: Any) -> None:
 
 
 def train_rows(model: Any, ids: Sequence[int]) -> None:
-    """Make the active adapter of a PEFT model train and save the embedding rows of some tokens.
-
-    Args:
-        model: a PEFT wrapper of a model that has these rows; changed in place.
-        ids: of the tokens.
+    """Make the active adapter of a PEFT model train and save the embedding rows of some tokens that the model has.
 
     Raises:
         ValueError: this type of adapter can't train rows, or the adapter trains other rows already.
@@ -140,14 +124,11 @@ def train_rows(model: Any, ids: Sequence[int]) -> None:
 # -- Export ------------------------------------------------------------------------------------------------------------
 
 
-def strip_rows(model: PreTrainedModel, tokenizer: Any, base_rows: int | None = None) -> int:
-    """Remove the rows that were added for predictor tokens from the embedding and the head.
+def strip_rows(model: Any, tokenizer: Any, base_rows: int | None = None) -> int:
+    """Remove the rows that were added for predictor tokens from the embedding and the head, in place.
 
-    Args:
-        model: changed in place; its generation configuration no longer suppresses the removed tokens.
-        tokenizer: with the predictor tokens.
-        base_rows: rows of the base model, which are kept; None if unknown: then rows are removed only if those of the
-            predictor tokens are the last.
+    ``base_rows`` is the number of rows of the base model, which are kept; if it is unknown (None), rows are removed
+    only if those of the predictor tokens are the last. Generation no longer suppresses the removed tokens.
 
     Returns:
         How many rows were removed.
@@ -175,12 +156,7 @@ def strip_rows(model: PreTrainedModel, tokenizer: Any, base_rows: int | None = N
 
 
 def strip_tokenizer(folder: str | Path, tokenizer: Any, load: Callable[[str], Any]) -> None:
-    """Remove the predictor tokens from the tokenizer files of a folder.
-
-    Args:
-        folder: where ``tokenizer`` was saved; changed in place.
-        tokenizer: with the predictor tokens.
-        load: loads the tokenizer of a folder.
+    """Remove the predictor tokens from the files of a folder where ``tokenizer`` was saved; ``load`` loads it again.
 
     Raises:
         UserError: the tokenizer still has the tokens afterwards, since its format stores them in other files.

@@ -1,6 +1,4 @@
-"""The alignment loss: a distance between the two embeddings of each pair, summed over the pairs of a micro-batch.
-
-Terms that act on one set of embeddings, against collapse, are in ``regularizers``.
+"""Terms on the pairs of embeddings: their distance, and what keeps them from collapsing to one vector.
 
 An embedding without a direction (of length 0) has no cosine: a pair with one adds exactly 0 to a loss that compares
 directions, and gets exactly 0 as its gradient.
@@ -9,66 +7,54 @@ directions, and gets exactly 0 as its gradient.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stepjepa.config import DEFAULTS
-from stepjepa.models.heads import PredictorHead
+from stepjepa.models.architecture import PredictorHead
 from stepjepa.objectives.term import Context, Term, term
 
 if TYPE_CHECKING:
     from stepjepa.batch.collate import Batch
-    from stepjepa.config import LbdSchedule
     from stepjepa.models.encode import Encoded
 
 SHORTEST = 1e-8
-"""Length up to which a vector counts as one without a direction. Its gradient would be the inverse of its length."""
+"""Length up to which a vector has no direction. Its gradient would be the inverse of its length."""
 
 
 def directions(vectors: Tensor) -> tuple[Tensor, Tensor]:
-    """Vectors divided by their lengths, with zeros, and gradients of zero, for those that have no direction.
-
-    Args:
-        vectors: ``[..., D]``.
+    """Vectors ``[..., D]`` divided by their lengths, with zeros, and gradients of zero, for those without a direction.
 
     Returns:
         ``[..., D]`` float32, and ``[...]`` bool: which of them have a direction.
     """
     values = vectors.float()
     lengths = torch.linalg.vector_norm(values, dim=-1, keepdim=True)
-    # Not 'longer than': a length that is no number must not pass for none.
+    # Not 'longer than': a length of NaN must not pass for none.
     none = lengths <= SHORTEST
-    # Put in before the division: what is taken out after it would still come back as 0 * inf in the gradient.
-    found = values.masked_fill(none, 0) / lengths.masked_fill(none, 1)
-    return found, ~none[..., 0]
+    # Masked before the division: masked after it, it would come back as 0 * inf in the gradient.
+    return values.masked_fill(none, 0) / lengths.masked_fill(none, 1), ~none[..., 0]
 
 
 def apart(first: Tensor, second: Tensor) -> Tensor:
-    """``1 - cos`` of vectors, exactly 0 and without a gradient where one of them has no direction.
-
-    Args:
-        first: ``[..., D]``.
-        second: the same shape.
-
-    Returns:
-        ``[...]`` float32.
-    """
+    """``1 - cos`` of vectors ``[..., D]``, exactly 0 and without a gradient where one of them has no direction."""
     (first, here), (second, there) = directions(first), directions(second)
     return (1 - (first * second).sum(-1)).masked_fill(~(here & there), 0)
 
 
-class Distance(Protocol):
-    """Source and target embeddings ``[P, D]`` of P pairs to the sum of their losses, a float32 scalar."""
-
-    def __call__(self, source: Tensor, target: Tensor) -> Tensor: ...
+Distance = Callable[[Tensor, Tensor], Tensor]
+"""Source and target embeddings ``[P, D]`` of P pairs to the sum of their losses, a float32 scalar."""
 
 
 @dataclass(frozen=True)
 class Cosine:
-    """``1 - cos(s, t)`` for each pair: the loss of LLM-JEPA (arXiv 2509.14252, eq. 3).
+    """``1 - cos(s, t)`` of each pair: the loss of LLM-JEPA (arXiv 2509.14252, eq. 3).
 
     Minimised by any constant map as well; watch the shuffled similarity.
     """
@@ -87,7 +73,7 @@ class L2:
 
 @dataclass(frozen=True)
 class MSE:
-    """Mean over the D dimensions of ``(s - t)^2`` for each pair."""
+    """Mean over the D dimensions of ``(s - t)^2`` of each pair."""
 
     def __call__(self, source: Tensor, target: Tensor) -> Tensor:
         return (source.float() - target.float()).square().mean(dim=-1).sum()
@@ -97,23 +83,14 @@ class MSE:
 class InfoNCE:
     """Cross-entropy of finding each source's target among all targets of the batch (van den Oord et al., 2018).
 
-    Logits are cosines over a temperature. Unlike the others it can't be minimised by a constant; it depends on which
+    Logits are cosines over ``temperature``. Unlike the others it can't be minimised by a constant; it depends on which
     pairs share a batch, and is 0 where a batch holds one pair.
-
-    Args:
-        temperature: divides the cosines.
     """
 
     temperature: float = DEFAULTS["infonce_temperature"]
 
     def __call__(self, source: Tensor, target: Tensor, first: int = 0) -> Tensor:
-        """Sum over the sources.
-
-        Args:
-            source: ``[P, D]``.
-            target: ``[Q, D]``; those that belong to no source are negatives only.
-            first: the target of source i is row ``first + i``.
-        """
+        """Sum over the sources ``[P, D]``; row ``first + i`` of the targets ``[Q, D]`` is that of source i."""
         (source, here), (target, there) = directions(source), directions(target)
         logits = source @ target.T / self.temperature
         wanted = torch.arange(first, first + len(logits), device=logits.device)
@@ -127,9 +104,17 @@ def make_distance(name: str, temperature: float = DEFAULTS["infonce_temperature"
     return losses[name]
 
 
+@dataclass
+class _OfPairs(Term):
+    of_pairs = True
+
+    def count(self, batch: Batch) -> int:
+        return batch.pairs
+
+
 @term("jepa_loss", "alignment loss")
 @dataclass
-class Alignment(Term):
+class Alignment(_OfPairs):
     """Mean distance between source and target embedding: the second term of LLM-JEPA (arXiv 2509.14252, eq. 2).
 
     Attributes:
@@ -139,30 +124,23 @@ class Alignment(Term):
         schedule: of the weight over the run: ``constant``; ``warmup`` rises from 0 over the first share of the run;
             ``cosine`` falls to 0 along half a cosine.
         warmup: that share.
-        head: kind of the predictor head on the source, see ``heads.PredictorHead``; None for none.
+        head: kind of the predictor head on the source, see ``PredictorHead``; None for none.
     """
 
-    of_pairs = True
     head_name = "predictor_head"
 
     weight: float = 0.1
     distance: Distance = field(default_factory=Cosine)
     through_target: bool = True
-    schedule: LbdSchedule = "constant"
+    schedule: str = "constant"
     warmup: float = 0.1
     head: str | None = None
 
     @property
-    def compares_pairs(self) -> bool:
-        """InfoNCE finds the target among those of all pairs."""
+    def compares_pairs(self) -> bool:  # type: ignore[override]  # depends on a setting here
         return isinstance(self.distance, InfoNCE)
 
-    def count(self, batch: Batch) -> int:
-        """Pairs."""
-        return batch.pairs
-
     def __call__(self, encoded: Encoded, batch: Batch, context: Context) -> Tensor:
-        """Distances, summed over the pairs."""
         source, target = encoded.pairs
         if not self.through_target:
             target = target.detach()
@@ -172,7 +150,6 @@ class Alignment(Term):
         return self.distance(source, target)
 
     def weight_at(self, progress: float | None) -> float:
-        """By the schedule."""
         if progress is None or self.schedule == "constant":
             return self.weight
         if self.schedule == "warmup":
@@ -181,9 +158,93 @@ class Alignment(Term):
 
     @property
     def logged_weight(self) -> str | None:
-        """``lbd``, if it has a schedule."""
         return None if self.schedule == "constant" else "lbd"
 
     def modules(self, config: Any) -> nn.Module | None:
-        """The predictor head."""
         return None if self.head is None else PredictorHead(self.head, int(config.hidden_size))
+
+
+@dataclass
+class Regularizer(_OfPairs):
+    """A term against collapse on all source and all target embeddings of a micro-batch, over all processes.
+
+    The values of both sides are added up, or averaged for SIGReg, as their papers do; they are 0 for less than two
+    embeddings.
+    """
+
+    compares_pairs = True
+
+    def value(self, embeddings: Tensor, context: Context) -> Tensor:
+        """What is to be small, of one side's embeddings ``[P, D]``: a float32 scalar."""
+        values = embeddings.float()
+        return self._of_several(values, context) if len(values) > 1 else values.sum() * 0
+
+    @abstractmethod
+    def _of_several(self, values: Tensor, context: Context) -> Tensor: ...
+
+    def __call__(self, encoded: Encoded, batch: Batch, context: Context) -> Tensor:
+        source, target = (self.value(context.gather(side)[0], context) for side in encoded.pairs)
+        # Each process adds its own share of pairs, so that all together count every pair once.
+        return (source + target) * batch.pairs
+
+
+@term("sigreg_loss", "SIGReg")
+@dataclass
+class SIGReg(Regularizer):
+    """Sketched isotropic Gaussian regularisation (LeJEPA, arXiv 2511.08544).
+
+    Projects on random directions and averages the Epps-Pulley statistic of each projection, the distance between its
+    characteristic function and that of the standard normal distribution:
+    ``N * integral |mean exp(itx) - exp(-t^2/2)|^2 exp(-t^2/2) dt`` over -3 to 3, by the trapezoidal rule at 33 points.
+
+    Attributes:
+        directions: M, drawn anew at every step, by seed and step alone: every process draws the same.
+    """
+
+    weight: float = 0.05
+    directions: int = 256
+
+    def __call__(self, encoded: Encoded, batch: Batch, context: Context) -> Tensor:
+        return super().__call__(encoded, batch, context) / 2
+
+    def _of_several(self, values: Tensor, context: Context) -> Tensor:
+        count, width = values.shape
+        # Drawn on the CPU: other devices have other generators.
+        generator = torch.Generator().manual_seed(context.seed * 1_000_003 + context.step)
+        sketch = torch.randn((width, self.directions), generator=generator).to(values.device)
+        projected = values @ F.normalize(sketch, dim=0)  # [P, M]
+        # The integrand is even, so half the line will do.
+        t = torch.linspace(0, 3, 17, device=values.device)
+        normal = torch.exp(-(t**2) / 2)
+        angles = projected[:, :, None] * t  # [P, M, 17]
+        difference = (angles.cos().mean(0) - normal) ** 2 + angles.sin().mean(0) ** 2  # [M, 17]
+        return (2 * count * torch.trapezoid(difference * normal, t, dim=-1)).mean()
+
+
+@term("variance_loss", "variance")
+@dataclass
+class Variance(Regularizer):
+    """Hinge on the standard deviation of every dimension: ``mean_d max(0, 1 - sqrt(var_d + 1e-4))``.
+
+    The variance term of VICReg (arXiv 2105.04906, eq. 1 and 2, with gamma 1).
+    """
+
+    def _of_several(self, values: Tensor, context: Context) -> Tensor:
+        return F.relu(1 - torch.sqrt(values.var(dim=0) + 1e-4)).mean()
+
+
+@term("covariance_loss", "covariance")
+@dataclass
+class Covariance(Regularizer):
+    """Squares of the covariances between different dimensions, summed and divided by D.
+
+    The covariance term of VICReg (arXiv 2105.04906, eq. 3 and 4).
+    """
+
+    def _of_several(self, values: Tensor, context: Context) -> Tensor:
+        count, width = values.shape
+        centred = values - values.mean(0)
+        # The squares of all D x D entries, from the smaller of two products: |Z'Z|^2 = |ZZ'|^2.
+        products = centred @ centred.T if width > count else centred.T @ centred
+        own = centred.square().sum(0).square().sum()
+        return (products.square().sum() - own) / (count - 1) ** 2 / width

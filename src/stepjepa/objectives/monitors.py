@@ -1,6 +1,6 @@
-"""Is it collapsing? Similarities of matched and shuffled pairs, effective rank, retrieval: what a loss hides.
+"""Signs of collapse: similarities of matched and shuffled pairs, effective rank, retrieval.
 
-A falling alignment loss is no sign of success, since a constant embedding has none at all. What tells is the distance
+A falling alignment loss is no sign of success, since constant embeddings have none at all. The signs are the distance
 between matched and shuffled similarity, and the uncentred effective rank.
 """
 
@@ -16,11 +16,11 @@ COLLAPSE_SIMILARITY = 0.99
 """Mean cosine of *unrelated* pairs from which on embeddings count as one constant direction."""
 
 COLLAPSE_RANK = 1.5
-"""Uncentred effective rank up to which embeddings count as one line: that two opposite vectors are dissimilar on
-average hides such a collapse from the similarity."""
+"""Uncentred effective rank up to which embeddings count as one line. The similarity does not show a collapse to two
+opposite vectors, whose mean cosine is small."""
 
 COLLAPSE_PAIRS = 16
-"""Pairs that a rank must be of to be judged: few pairs span few directions."""
+"""Fewest pairs that a rank is judged by: few pairs span few directions."""
 
 REMEDIES = (
     "try --jepa_loss_type infonce with a small --lbd, --sigreg 0.05, or --variance 1 --covariance 0.04 (--target_grad "
@@ -36,11 +36,9 @@ def pair_similarity(source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def effective_rank(embeddings: Tensor, *, centred: bool = False) -> float:
-    """Exponential of the entropy of the normalised singular values (Roy & Vetterli, 2007).
+    """Exponential of the entropy of the normalised singular values (Roy & Vetterli, 2007) of embeddings ``[P, D]``.
 
-    Args:
-        embeddings: ``[P, D]``.
-        centred: subtract the mean first; that hides a collapse to one vector.
+    ``centred`` subtracts the mean first; that hides a collapse to one vector.
 
     Returns:
         Between 1 (one direction) and ``min(P, D)``; 0 for no embeddings or for zeros; NaN if any number is not finite.
@@ -53,11 +51,8 @@ def effective_rank(embeddings: Tensor, *, centred: bool = False) -> float:
     if not bool(torch.isfinite(matrix).all()):
         return math.nan
     values = torch.linalg.svdvals(matrix)
-    total = values.sum()
-    if total <= 0:
-        return 0.0
-    share = values / total
-    return float(torch.exp(-torch.special.xlogy(share, share).sum()))
+    share = values / values.sum()
+    return float(torch.exp(-torch.special.xlogy(share, share).sum())) if values.any() else 0.0
 
 
 def retrieval_top1(source: Tensor, target: Tensor) -> float:
@@ -75,7 +70,7 @@ def share(name: str, amount: float, count: float) -> dict[str, float]:
 
 
 class Window:
-    """What was seen since the last log line. Adding to it never waits for the device.
+    """Sums and pairs since the last log line; adding to it never waits for the device.
 
     Args:
         keep: how many of the latest pairs the ranks and the retrieval are computed on.
@@ -89,24 +84,21 @@ class Window:
         """Start a new window."""
         self._sums: dict[str, Tensor | float] = {}
         self._pairs: list[tuple[Tensor, Tensor]] = []
-        self._held = 0
 
     def add(self, **values: Tensor | float) -> None:
         """Add to running sums, created at first use; tensors are detached and stay on their device."""
         for name, value in values.items():
-            amount = value.detach() if isinstance(value, Tensor) else value
-            self._sums[name] = self._sums[name] + amount if name in self._sums else amount
+            self._sums[name] = self._sums.get(name, 0.0) + (value.detach() if isinstance(value, Tensor) else value)
 
     def add_pairs(self, source: Tensor, target: Tensor) -> None:
-        """Take in the embeddings of a batch, ``[P, D]`` each."""
+        """Add the embeddings of a batch, ``[P, D]`` each."""
         source, target = source.detach(), target.detach()
         matched, shuffled = pair_similarity(source, target)
         count = len(source)
         self.add(matched=matched, shuffled=shuffled, pairs=count, crossings=count * (count - 1))
         self._pairs.append((source, target))
-        self._held += count
-        while self._held - len(self._pairs[0][0]) >= self._keep:
-            self._held -= len(self._pairs.pop(0)[0])
+        while sum(len(first) for first, _ in self._pairs[1:]) >= self._keep:
+            self._pairs.pop(0)
 
     def totals(self, names: list[str]) -> list[float]:
         """The running sums by name; 0 for what was never added. Waits for the device."""
@@ -114,10 +106,9 @@ class Window:
 
     def geometry(self) -> dict[str, float]:
         """Effective ranks and retrieval of the latest pairs of this process, and how many; empty for less than two."""
-        if self._held < 2:
+        if sum(len(first) for first, _ in self._pairs) < 2:
             return {}
-        source = torch.cat([first for first, _ in self._pairs])[-self._keep :].float()
-        target = torch.cat([second for _, second in self._pairs])[-self._keep :].float()
+        source, target = (torch.cat(side)[-self._keep :].float() for side in zip(*self._pairs, strict=True))
         return {
             "source_rank": effective_rank(source),
             "target_rank": effective_rank(target),

@@ -12,14 +12,12 @@ from stepjepa.batch.collate import Batch
 from stepjepa.config import JepaConfig
 from stepjepa.errors import UserError
 from stepjepa.models.encode import Encoded, encode
-from stepjepa.objectives.alignment import Alignment, make_distance
-from stepjepa.objectives.lm import LMLoss, PromptLoss
+from stepjepa.objectives.alignment import Alignment, Covariance, SIGReg, Variance, make_distance
 from stepjepa.objectives.monitors import Window, share
-from stepjepa.objectives.regularizers import Covariance, SIGReg, Variance
 from stepjepa.objectives.term import TERMS, Context, Term, load_term
-from stepjepa.objectives.tube import RandomSpan, Tube
+from stepjepa.objectives.text import LMLoss, PromptLoss, Tube
 
-for kind in (LMLoss, PromptLoss, Alignment, SIGReg, Variance, Covariance, Tube, RandomSpan):
+for kind in (LMLoss, PromptLoss, Alignment, SIGReg, Variance, Covariance, Tube):
     # In the order in which they are logged, whatever the order of imports.
     TERMS[kind.name] = TERMS.pop(kind.name)
 
@@ -42,7 +40,7 @@ def _terms(config: JepaConfig) -> Iterator[Term]:
             if weight:
                 yield kind(weight)
     if config.stp:
-        yield (Tube if config.stp_form == "paper" else RandomSpan)(config.stp, config.jepa_layer)
+        yield Tube(config.stp, config.jepa_layer)
     for each in config.terms:
         yield load_term(each["term"], each["args"])
 
@@ -72,21 +70,17 @@ class Objective:
 
     @classmethod
     def from_config(cls, config: JepaConfig) -> Objective:
-        """The objective that a configuration describes.
-
-        Raises:
-            UserError: a term of the user's own can't be loaded.
-        """
+        """The objective that a configuration describes; UserError if a term of the user's own can't be loaded."""
         return cls(_terms(config), config.jepa_layer)
 
     @property
     def names(self) -> list[str]:
-        """The terms that are switched on."""
+        """Names of the terms."""
         return list(self.terms)
 
     @property
     def of_pairs(self) -> list[str]:
-        """Those that are means over pairs."""
+        """Names of those that are means over pairs."""
         return [name for name, each in self.terms.items() if each.of_pairs]
 
     @property
@@ -101,18 +95,13 @@ class Objective:
 
     def counts(self, batches: Iterable[Batch]) -> dict[str, float]:
         """What the means of the terms are over, summed over micro-batches."""
-        found = dict.fromkeys(self.terms, 0.0)
-        for batch in batches:
-            for name, each in self.terms.items():
-                found[name] += each.count(batch)
-        return found
+        batches = list(batches)
+        return {name: float(sum(map(each.count, batches))) for name, each in self.terms.items()}
 
     def heads(self, config: object, seed: int = 42) -> dict[str, nn.Module]:
         """The trained modules of the terms, by the names under which they are saved.
 
-        Args:
-            config: of the model's decoder.
-            seed: of their weights, which draw nothing from what else is random.
+        Their weights depend on the seed and the decoder's configuration alone.
         """
         found: dict[str, nn.Module] = {}
         with torch.random.fork_rng(devices=[]):
@@ -127,12 +116,9 @@ class Objective:
         return {name: each(encoded, batch, context) for name, each in self.terms.items()}
 
     def means(self, sums: Mapping[str, Tensor], counts: Counts, progress: float | None = None) -> dict[str, Tensor]:
-        """Divide by the counts of the step and weigh.
+        """Divide sums by the counts of the whole optimizer step (0 counts as 1), and weigh.
 
-        Args:
-            sums: of this micro-batch, or of several added up.
-            counts: of the whole optimizer step; 0 counts as 1.
-            progress: share of the run that is over, for schedules; None for the weights themselves.
+        ``progress`` is the share of the run that is over, for schedules; None for the weights themselves.
 
         Returns:
             The mean of each term, and ``loss``, their weighted sum.
@@ -143,7 +129,7 @@ class Objective:
 
 
 class Losses(NamedTuple):
-    """What :func:`jepa_loss` gives."""
+    """The result of :func:`jepa_loss`."""
 
     loss: Tensor  # the weighted sum of the terms' means, a scalar to call ``backward()`` on
     parts: dict[str, Tensor]  # term -> its mean
@@ -153,13 +139,9 @@ class Losses(NamedTuple):
 
     @property
     def monitors(self) -> dict[str, float]:
-        """Similarities, effective ranks and retrieval of the pairs, as they are logged; empty without pairs.
-
-        Waits for the device.
-        """
-        window = Window(len(self.source))
-        if len(self.source):
-            window.add_pairs(self.source, self.target)
+        """Similarities, effective ranks and retrieval of the pairs, as they are logged; waits for the device."""
+        window = Window(max(len(self.source), 1))
+        window.add_pairs(self.source, self.target)
         matched, shuffled, pairs, crossings = window.totals(["matched", "shuffled", "pairs", "crossings"])
         similarity = share("matched_similarity", matched, pairs) | share("shuffled_similarity", shuffled, crossings)
         return similarity | window.geometry()
@@ -178,13 +160,12 @@ def jepa_loss(
         model: a causal language model, possibly wrapped (PEFT, DDP, FSDP), prepared by ``models.setup.set_up``.
         batch: of ``batch.collate.Collator``, on the model's device.
         objective: the terms.
-        counts: of the whole optimizer step, over accumulation and processes; None takes those of this micro-batch.
+        counts: of the whole optimizer step, over accumulation and processes; None for those of this micro-batch.
             Gradients of several micro-batches then add up to that of the step's mean; DDP and FSDP average over
             processes, so multiply by their number there.
         context: step, progress and so on.
     """
     context = context or Context()
-    counts = objective.counts([batch]) if counts is None else counts
 
     def evaluate(encoded: Encoded) -> dict[str, Tensor]:
         if context.averaged is not None:
@@ -194,5 +175,5 @@ def jepa_loss(
 
     found = encode(model, batch, evaluate, layer=objective.layer, layers=objective.layers)
     source, target = found.pop("source"), found.pop("target")
-    parts = objective.means(found, counts, context.progress)
+    parts = objective.means(found, objective.counts([batch]) if counts is None else counts, context.progress)
     return Losses(parts.pop("loss"), parts, found, source, target)

@@ -1,4 +1,4 @@
-"""The interface of every loss: what it is a mean over, and its sum on a micro-batch."""
+"""The interface of every loss: what its mean is over, and its sum on a micro-batch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -15,10 +15,6 @@ from torch import Tensor, nn
 
 from stepjepa.errors import UserError
 from stepjepa.own_code import load_class
-
-if TYPE_CHECKING:
-    from stepjepa.batch.collate import Batch
-    from stepjepa.models.encode import Encoded
 
 
 def alone(rows: Tensor) -> tuple[Tensor, int]:
@@ -54,7 +50,7 @@ class Context:
 
     Attributes:
         step: number of the optimizer step, from 0.
-        seed: of the run; what a term draws at random must depend on it, the step and ``Members.draws`` alone, so that a
+        seed: of the run. What a term draws at random must depend on it, the step and ``Members.draws`` alone, so that a
             resumed run draws the same.
         progress: share of the run that is over, 0 to 1; None outside training, where weights have no schedule.
         gather: brings in rows of other processes, see :func:`gather_rows`; to be called equally often on each.
@@ -65,7 +61,7 @@ class Context:
     seed: int = 42
     progress: float | None = None
     gather: Callable[[Tensor], tuple[Tensor, int]] = alone
-    averaged: Callable[[Batch, int], Tensor] | None = None
+    averaged: Callable[[Any, int], Tensor] | None = None
 
 
 @dataclass
@@ -83,28 +79,31 @@ class Term(ABC):
     name: ClassVar[str]
     """Name in logs, such as ``lm_loss``; :func:`term` sets it."""
     words: ClassVar[str]
-    """What people are told that it is."""
+    """Name on the screen."""
     layers: ClassVar[tuple[int, ...]] = (-1,)
     """Hidden states that it reads with ``Encoded.at``."""
     of_pairs: ClassVar[bool] = False
     """It is a mean over pairs of views: there is none in regular training and in steps without views."""
+    compares_pairs: ClassVar[bool] = False
+    """It depends on which pairs share a micro-batch."""
     head_name: ClassVar[str | None] = None
-    """What its own weights are called; None for its name."""
+    """Name of its own weights; None for the term's name."""
 
     weight: float = 1.0
 
     @abstractmethod
-    def count(self, batch: Batch) -> int:
-        """What the mean is over: labels, pairs, tokens ...; known before the forward pass."""
+    def count(self, batch: Any) -> int:
+        """What the mean is over in a ``collate.Batch``: labels, pairs, tokens ...; known before the forward pass."""
 
     @abstractmethod
-    def __call__(self, encoded: Encoded, batch: Batch, context: Context) -> Tensor:
-        """The sum over the micro-batch, a float32 scalar; with gradient 0, not none, where there is nothing to sum."""
+    def __call__(self, encoded: Any, batch: Any, context: Context) -> Tensor:
+        """The sum over the micro-batch, a float32 scalar; with gradient 0, not none, where there is nothing to sum.
 
-    @property
-    def compares_pairs(self) -> bool:
-        """Whether it depends on which pairs share a micro-batch."""
-        return False
+        Args:
+            encoded: the ``encode.Encoded`` hidden states.
+            batch: the ``collate.Batch``.
+            context: step, seed and the like.
+        """
 
     def weight_at(self, progress: float | None) -> float:
         """The weight at a share of the run, 0 to 1; None for the weight itself."""
@@ -112,13 +111,13 @@ class Term(ABC):
 
     @property
     def logged_weight(self) -> str | None:
-        """Under which name the weight is logged where it changes over the run; None where it does not."""
+        """The column of the weight, if it changes over the run."""
         return None
 
     def modules(self, config: Any) -> nn.Module | None:
-        """Weights of its own, trained and resumed with the model and no part of what is saved as the model.
+        """Weights of its own, trained and resumed with the model, but not saved as part of it.
 
-        They are found again in ``encoded.heads[name]`` (or ``head_name``).
+        They are found in ``encoded.heads`` under ``head_name``.
 
         Args:
             config: of the model's decoder (``model.config.get_text_config()``).
@@ -131,12 +130,7 @@ TERMS: dict[str, type[Term]] = {}
 
 
 def term(name: str, words: str | None = None) -> Callable[[type[Term]], type[Term]]:
-    """Register a class of terms.
-
-    Args:
-        name: in logs.
-        words: what people are told; None for the name.
-    """
+    """Register a class of terms under its name in logs, with its name on the screen (None for the same)."""
 
     def register(cls: type[Term]) -> type[Term]:
         cls.name, cls.words = name, words or name
@@ -147,11 +141,7 @@ def term(name: str, words: str | None = None) -> Callable[[type[Term]], type[Ter
 
 
 def load_term(address: str, settings: Mapping[str, Any]) -> Term:
-    """A term of the user's own (``--term``, ``--term_args``).
-
-    Args:
-        address: ``module:Class``; the working folder is looked in, too.
-        settings: fields of the class.
+    """Make a term of the user's own class ``module:Class`` with these fields (``--term``, ``--term_args``).
 
     Raises:
         UserError: there is no such class, it has no name, or it does not take these settings.
@@ -160,8 +150,8 @@ def load_term(address: str, settings: Mapping[str, Any]) -> Term:
     if not hasattr(kind, "name"):
         raise UserError(f"--term: '{address}' has no name; put @stepjepa.term('my_loss') above the class")
     known = [each.name for each in fields(kind) if each.init]
-    if unknown := [name for name in settings if name not in known]:
-        raise UserError(f"--term_args: '{address}' has no setting '{unknown[0]}'; it has {', '.join(known)}")
+    if unknown := settings.keys() - known:
+        raise UserError(f"--term_args: '{address}' has no setting '{min(unknown)}'; it has {', '.join(known)}")
     try:
         made = kind(**settings)
         if not 0 <= made.weight < math.inf:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from html import escape
 from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -105,79 +105,6 @@ def chart(name: str, label: str, traces: Sequence[Any], *, height: int = 280, **
     drawn = {"data": [trace.to_plotly_json() for trace in traces], "layout": go.Layout(**layout).to_plotly_json()}
     element = '<div class="chart" id="{}" role="img" aria-label="{}" style="height:{}px"></div>{}'
     return Markup(element).format(name, label, height, json_block(f"{name}-data", drawn))
-
-
-class Dot(NamedTuple):
-    """A named row of a chart: a value in percent, its interval, and single values beside it."""
-
-    name: str
-    mean: float
-    low: float
-    high: float
-    rings: Sequence[float] = ()
-
-
-def comparison_charts(prefix: str, comparison: Comparison) -> list[tuple[str, Markup]]:
-    """Titles and charts: the mean and deviation of each arm with its seeds; the differences with their intervals."""
-    score, means, differences = comparison.scores["headline"], [], []
-    for arm in comparison.arms:
-        found, seeds = arm.spread("headline"), [100 * (run.mean("headline") or 0) for run in arm.runs]
-        if found is not None:
-            mean, std = 100 * found.mean, 100 * (found.std or 0)
-            means.append(Dot(arm.name, mean, mean - std, mean + std, seeds))
-    for name, difference in comparison.differences.items():
-        test = difference.measures["headline"]
-        if test is not None and test.low is not None and test.high is not None:
-            differences.append(Dot(name, 100 * test.mean, 100 * test.low, 100 * test.high))
-    title = f"{score}, mean ± standard deviation; rings are seeds"
-    drawn = [(title, _dots(f"arms-{prefix}", title, means, means[0].mean, "% of answers"))]
-    if differences:
-        title = f"{score}: difference from {comparison.baseline.name}, 95 % interval over seeds"
-        drawn.append((title, _dots(f"difference-{prefix}", title, differences, 0.0, "percentage points")))
-    return drawn
-
-
-def _dots(name: str, label: str, dots: Sequence[Dot], line: float, unit: str) -> Markup:
-    """A chart with a named row for each dot, and a dashed vertical line where the baseline is."""
-    from plotly import graph_objects as go
-
-    rows = list(range(len(dots)))
-    found = go.Scatter(
-        mode="markers",
-        x=[dot.mean for dot in dots],
-        y=rows,
-        text=[f"{chart_text(dot.name)}<br>{dot.mean:.2f} [{dot.low:.2f}, {dot.high:.2f}]" for dot in dots],
-        hovertemplate="%{text}<extra></extra>",
-        error_x={
-            "type": "data",
-            "symmetric": False,
-            "array": [dot.high - dot.mean for dot in dots],
-            "arrayminus": [dot.mean - dot.low for dot in dots],
-            # Visible on either background.
-            "color": PALETTE[-1],
-        },
-        marker={"size": 10, "symbol": "diamond", "color": [PALETTE[row % len(PALETTE)] for row in rows]},
-    )
-    rings = go.Scatter(
-        mode="markers",
-        x=[ring for dot in dots for ring in dot.rings],
-        y=[row for row, dot in enumerate(dots) for _ in dot.rings],
-        hovertemplate="%{x:.2f}<extra></extra>",
-        marker={"size": 6, "symbol": "circle-open", "color": PALETTE[-1]},
-    )
-    style = {"color": PALETTE[0], "dash": "dash", "width": 1}
-    # Long names lose their beginning, in which they are most alike.
-    names = [chart_text(dot.name if len(dot.name) <= 28 else f"…{dot.name[-27:]}") for dot in dots]
-    return chart(
-        name,
-        label,
-        [found, rings],
-        height=100 + 34 * len(dots),
-        showlegend=False,
-        xaxis={"title": {"text": unit}},
-        yaxis={"tickvals": rows, "ticktext": names, "range": [len(dots) - 0.5, -0.5]},
-        shapes=[{"type": "line", "yref": "paper", "x0": line, "x1": line, "y0": 0, "y1": 1, "line": style}],
-    )
 
 
 def looks(runs: Sequence[Run], comparisons: Sequence[Comparison | None]) -> Look:

@@ -16,14 +16,14 @@ from markupsafe import Markup
 
 from stepjepa import __version__, terminal
 from stepjepa.errors import UserError
-from stepjepa.experiments.comparison import Comparison, compare_folders, verdict
+from stepjepa.experiments.comparison import Comparison, compare, verdict
 from stepjepa.experiments.evaluated_run import settings_of
+from stepjepa.experiments.plot import svg
 from stepjepa.experiments.tables import Table, tables
 from stepjepa.files import atomic_write, read_jsonl
 from stepjepa.pages.charts import (
     UNKNOWN,
     Look,
-    comparison_charts,
     curves,
     json_block,
     looks,
@@ -159,7 +159,7 @@ def compare_runs(runs: Sequence[Run], baseline: str | None = None) -> list[tuple
         if len(finished) < 2:
             continue
         try:
-            found.append((name, compare_folders(finished, baseline, evaluation=name), ""))
+            found.append((name, compare(finished, baseline=baseline, evaluation=name), ""))
         except UserError as error:
             if baseline is not None:
                 raise
@@ -168,16 +168,21 @@ def compare_runs(runs: Sequence[Run], baseline: str | None = None) -> list[tuple
 
 
 def comparison_section(compared: Sequence[tuple[str, Comparison | None, str]]) -> Section | None:
-    """The verdict, the tables and the charts of each comparison; None where there was nothing to compare."""
+    """The verdict, the tables and the picture of each comparison; None where there was nothing to compare."""
     parts: list[dict[str, Any]] = []
-    for place, (name, comparison, reason) in enumerate(compared):
+    for name, comparison, reason in compared:
         part: dict[str, Any] = {"name": name, "reason": reason}
         if comparison is not None:
             said = verdict(comparison)
             part |= {"verdict": f"{said[0].upper()}{said[1:]}.", "notes": comparison.notes}
-            part |= {"tables": tables(comparison), "charts": comparison_charts(str(place), comparison)}
+            part |= {"tables": tables(comparison), "picture": _embedded("svg+xml", svg(comparison))}
         parts.append(part)
     return Section("arms", "Arms over seeds", render("arms.html", parts=parts)) if parts else None
+
+
+def _embedded(kind: str, content: bytes) -> str:
+    """A picture as an address that holds it."""
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
 
 
 def accuracy_section(runs: Sequence[Run]) -> Section | None:
@@ -265,10 +270,7 @@ def embedding_section(runs: Sequence[Run], analysis: Path | None = None) -> Sect
     inside = (file.parent for run in runs for file in sorted(run.folder.glob("*/analysis.json")))
     folder = analysis or next(inside, None)
     pictures = [] if folder is None else sorted(folder.glob("*.png"), key=lambda file: file.name != "projection.png")
-    shown = [
-        (file.stem.replace("_", " "), f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}")
-        for file in pictures
-    ]
+    shown = [(file.stem.replace("_", " "), _embedded("png", file.read_bytes())) for file in pictures]
     return Section("embeddings", "Embeddings of the views", render("pictures.html", pictures=shown)) if shown else None
 
 

@@ -58,17 +58,10 @@ def convert_rows(
     path: object = "<memory>",
     bad: BadRecords | None = None,
 ) -> tuple[list[dict[str, Any]], Counts]:
-    """Convert rows to records, dropping those that are unusable.
+    """Convert at most ``limit`` rows of the file ``path`` to records, dropping those that are unusable.
 
-    Args:
-        rows: line numbers and rows.
-        convert: converts a row; several records of one row get its line number as the field ``group``.
-        limit: stop after this number of records.
-        path: for error messages.
-        bad: collects invalid rows, which are skipped; None raises an error for the first one.
-
-    Raises:
-        UserError: a row or its record is invalid, and ``bad`` is None.
+    Several records of one row get its line number as the field ``group``. Invalid rows are collected by ``bad`` and
+    skipped; without it the first one raises a UserError.
     """
     counts = Counts()
 
@@ -176,13 +169,10 @@ def prepare_records(
     limit: int | None = None,
     bad: BadRecords | None = None,
 ) -> tuple[list[dict[str, Any]], Counts]:
-    """Convert responses of a reasoning model to records whose steps are separated by blank lines.
+    """Convert responses of a model to records with a blank line between steps; arguments as of :func:`convert_rows`.
 
-    For ``limit``, ``path`` and ``bad`` see :func:`convert_rows`.
-
-    Returns:
-        The records, each with ``question``, ``total_steps``, ``messages`` and, if known, ``answer`` and
-        ``ground_truth`` (by default the marked answer in ``answer``, or ``answer`` if it is a number); and the counts.
+    Each has ``question``, ``total_steps``, ``messages`` and, if known, ``answer`` and ``ground_truth`` (by default the
+    marked answer in ``answer``, or ``answer`` if it is a number).
     """
     records, counts = convert_rows(rows, partial(_prepare, options=options), limit=limit, path=path, bad=bad)
     if changed := sum(record.pop(_THINKING) for record in records):

@@ -185,12 +185,9 @@ def _paragraphs(
 
 
 def _marked_steps(paragraphs: list[str], marked: Sequence[int], in_list: bool) -> list[str]:
-    """Steps that begin at markers, and the paragraphs behind them; empty if the markers number no steps.
+    """Steps that begin at the ``marked`` paragraphs, and those behind them; empty if the markers number no steps.
 
-    Args:
-        paragraphs: see :func:`_paragraphs`; those before marker 1 introduce the first step.
-        marked: indices of those with a marker.
-        in_list: the markers are those of a list, "1.", which ends before an unindented paragraph with content.
+    Paragraphs before marker 1 introduce the first step. A list, "1.", ends before an unindented paragraph with content.
     """
     last = paragraphs[marked[-1] :]
     # The last step ends before the conclusion of the response.
@@ -215,13 +212,7 @@ def split_response(text: str) -> list[str]:
 
     Steps begin at markers if the response numbers them consecutively ("**Step 2:**", "Step 2:", "### Step 2", "2.");
     otherwise blank lines separate them. Pieces without content of their own (headings, lead-ins, a lone formula, a bare
-    answer) are joined to the step they belong to, and horizontal rules are dropped.
-
-    Args:
-        text: the response without its thinking.
-
-    Returns:
-        Steps without blank lines in them; an empty list for an empty text.
+    answer) are joined to the step they belong to, and horizontal rules are dropped. Steps have no blank lines in them.
     """
     lines = _trim(_unix_lines(text)).split("\n")
     inside = _block_lines(lines)

@@ -115,12 +115,7 @@ def _boxes(text: str, offset: int) -> Iterator[tuple[int, str]]:
 
 
 class Number(NamedTuple):
-    """A number with its unit.
-
-    Attributes:
-        value: the exact value; 0.1 is a tenth.
-        unit: the words of the unit in the singular and lower case; empty if there is none.
-    """
+    """An exact value, 0.1 is a tenth, and the words of its unit in the singular and lower case."""
 
     value: Fraction
     unit: tuple[str, ...]
@@ -128,31 +123,27 @@ class Number(NamedTuple):
 
 # Digits in groups of three, or, as in India, of two before the last three.
 _INTEGER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,2}(?:,[0-9]{2})+,[0-9]{3}|[0-9]+)"
-_DECIMAL = rf"(?:{_INTEGER}(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{{1,2}})?"
-_FRACTION = (
-    rf"\\frac\s*(?:\{{\s*(?P<over>[+-]?{_INTEGER})\s*\}}\s*\{{\s*(?P<under>{_INTEGER})\s*\}}"
-    rf"|(?P<digit_over>[0-9])\s*(?P<digit_under>[0-9]))"
-    rf"|(?P<left>{_INTEGER})\s*/\s*(?P<right>{_INTEGER})"
-)
 _NUMBER = re.compile(
-    r"(?P<sign>[+-]?)\s*(?P<currency>(?:[$€£¥₹]|(?i:usd|eur|gbp|jpy|inr|rs\.?))?)\s*(?P<inner_sign>[+-]?)\s*"
-    rf"(?:(?:(?P<whole>{_INTEGER})(?:\s+|(?=\\frac)))?(?:{_FRACTION})|(?P<decimal>{_DECIMAL}))"
+    r"(?:(?:≈|\\approx\b|(?i:about|approximately|approx\.?|roughly|around)\s)\s*)?"
+    r"(?P<sign>[+-]?)\s*(?P<currency>[$€£¥₹]?)\s*(?P<inner_sign>[+-]?)\s*"
+    rf"(?:(?:(?P<whole>{_INTEGER})\s+)?(?P<over>{_INTEGER})\s*/\s*(?P<under>{_INTEGER})"
+    rf"|(?P<decimal>(?:{_INTEGER}(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{{1,2}})?))"
     # The number must not continue, as in 1,2 or 1.2.3 or 1/2/3.
     r"(?![0-9]|[.,/]\s*[0-9])"
 )
-_ABOUT = re.compile(r"^(?:≈|\\approx\b|(?i:about|approximately|approx\.?|roughly|around)\s)\s*")
+_PARTS = ("whole", "over", "under", "decimal")
 _WORD = r"[^\W\d_]+(?:\^\{?-?[0-9]\}?|[²³])?"
-_UNIT = re.compile(rf"(?P<sign>[%$€£¥₹]?)\s*(?P<words>(?:{_WORD}(?:[ .·*-]+{_WORD})*)?)")
-
+_UNIT = re.compile(rf"(?P<sign>[%$€£¥₹]?)\s*(?P<words>(?:{_WORD}(?:[ .·*-]+{_WORD}){{0,4}})?)")
 _SIGNS = {"$": "dollar", "€": "euro", "£": "pound", "¥": "yen", "₹": "rupee", "%": "percent"}
-_CURRENCIES = {"usd": "dollar", "eur": "euro", "gbp": "pound", "jpy": "yen", "inr": "rupee", "rs": "rupee"}
+_CODES = {"usd": "dollar", "eur": "euro", "gbp": "pound", "jpy": "yen", "inr": "rupee"}
 _SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 # Any other letter behind a number is algebra (5x, 2n) or a scale (3k, 2M), but in a script without capitals (5元).
 _LETTER_UNITS = frozenset("mglLshWVJ")
 # "18 or more" and "3 to one" do not mean the number before these words.
-_NOT_UNITS = re.compile(r"\b(?:or|and|to|not|plus|minus|times|by|over|out|if|but|is|are|was|were)\b")
-_POWERS = ("squared", "cubed", "factorial")
-_LONGEST_UNIT = 5
+_NOT_UNITS = re.compile(
+    r"\b(?:or|and|to|not|plus|minus|times|by|over|out|if|but|is|are|was|were)\b|^(?:squared|cubed|factorial)\b",
+    re.IGNORECASE,
+)
 # Numbers of characters above any real number, or sentence that states one; they limit the time.
 _LONGEST_NUMBER = 120
 _LONGEST_STATEMENT = 400
@@ -161,7 +152,7 @@ _LONGEST_TEXT = 2000
 
 _WRAPPER = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|mbox|operatorname)\s*\{([^{}]*)\}")
 _REPLACEMENTS = (
-    (r"\\[dt]frac", r"\\frac"),
+    (r"\\[dt]?frac\s*(?:\{([^{}]*)\}\s*\{([^{}]*)\}|([0-9])\s*([0-9]))", r" \1\3/\2\4 "),
     (r"\\left(?![a-z])|\\right(?![a-z])", ""),
     (r"\{,\}", ","),
     # Narrow spaces group digits; an escaped space or a tie separates words.
@@ -209,52 +200,27 @@ def parse_number(text: str) -> Number | None:
     for values.
     """
     text = _clean(text)
-    if len(text) > _LONGEST_NUMBER:
-        return None
-    text = _ABOUT.sub("", text, count=1)
-    match = _NUMBER.match(text)
+    match = _NUMBER.match(text) if len(text) <= _LONGEST_NUMBER else None
     if match is None or (match["sign"] and match["inner_sign"]):
         return None
-    unit = _parse_unit(text[match.end() :].replace("/", " per ").strip())
-    value = _value(match)
-    if unit is None or value is None:
+    unit = _UNIT.fullmatch(text[match.end() :].replace("/", " per ").strip())
+    if unit is None or _NOT_UNITS.search(unit["words"]):
         return None
-    words, scale = unit
-    if match["currency"]:
-        sign = match["currency"].lower().rstrip(".")
-        words = (_SIGNS.get(sign) or _CURRENCIES[sign], *words)
-    negative = "-" in (match["sign"], match["inner_sign"])
-    return Number((-value if negative else value) * scale, words)
-
-
-def _value(match: re.Match[str]) -> Fraction | None:
-    if match["decimal"] is not None:
-        return Fraction(Decimal(match["decimal"].replace(",", "")))
-    over = match["over"] or match["digit_over"] or match["left"]
-    under = match["under"] or match["digit_under"] or match["right"]
-    numerator, denominator = (int(part.replace(",", "")) for part in (over, under))
-    if denominator == 0 or (match["whole"] and numerator < 0):
-        return None
-    return int((match["whole"] or "0").replace(",", "")) + Fraction(numerator, denominator)
-
-
-def _parse_unit(text: str) -> tuple[tuple[str, ...], int] | None:
-    """The words of a unit and the factor of its scale words; None for text that is no unit."""
-    match = _UNIT.fullmatch(text)
-    if match is None:
-        return None
-    words = re.split(r"[ .·*-]+", match["words"]) if match["words"] else []
+    words = re.split(r"[ .·*-]+", unit["words"]) if unit["words"] else []
     letter = words[0] if len(words) == 1 and len(words[0]) == 1 else None
     if letter and letter not in _LETTER_UNITS and unicodedata.category(letter) != "Lo":
         return None
-    words = [word.lower() for word in words]
-    scale = 1
-    while words and words[0] in _SCALES:
-        scale *= _SCALES[words.pop(0)]
-    if len(words) > _LONGEST_UNIT or _NOT_UNITS.search(text.lower()) or text.lower().startswith(_POWERS):
+    parts = {name: Fraction(Decimal((match[name] or "0").replace(",", ""))) for name in _PARTS}
+    if match["under"] and parts["under"] == 0:
         return None
-    singular = [_CURRENCIES.get(word) or (word.removesuffix("s") if len(word) > 2 else word) for word in words]
-    return (*([_SIGNS[match["sign"]]] if match["sign"] else []), *singular), scale
+    value = parts["whole"] + parts["over"] / parts["under"] if match["under"] else parts["decimal"]
+    words = [word.lower() for word in words]
+    while words and words[0] in _SCALES:
+        value *= _SCALES[words.pop(0)]
+    singular = [_CODES.get(word) or (word.removesuffix("s") if len(word) > 2 else word) for word in words]
+    signs = [_SIGNS[sign] for sign in (match["currency"], unit["sign"]) if sign]
+    negative = "-" in (match["sign"], match["inner_sign"])
+    return Number(-value if negative else value, (*signs, *singular))
 
 
 _VERBS = r"\b(?:is|are|was|were|equals)\b"
@@ -318,21 +284,3 @@ def canonical(answer: str) -> str:
     """
     number = stated_number(answer)
     return "".join(_clean(answer).split()) if number is None else str(number.value)
-
-
-def last_number(text: str) -> str | None:
-    """The last number of a text as written, with its sign or as a fraction: a guess at an answer that is not marked.
-
-    None if there is none or the last one is unclear (``1.2.3``).
-    """
-    text = plain_characters(text)
-    end = max(map(text.rfind, "0123456789")) + 1
-    # Search only as far back as a number can reach; LaTeX spaces and braces that group digits become commas.
-    near = re.sub(r"\{,\}|\\,", ",", text[max(0, end - _LONGEST_NUMBER) : end])
-    runs = list(re.finditer(r"[0-9][0-9.,/]*", near))
-    if not runs or (runs[-1].start() == 0 and end > _LONGEST_NUMBER):
-        return None
-    before = near[: runs[-1].start()].rstrip("$€£¥")
-    sign = "-" if re.search(r"(?:^|[^\w)\]])[-−]$", before) else ""
-    written = sign + runs[-1][0].rstrip(".,/")
-    return written if parse_number(written) is not None else None

@@ -23,7 +23,7 @@ WRONG = "wrong answer"
 FAILED = "execution failed"
 TIMED_OUT = "timed out"
 
-# At most a day in seconds and a pebibyte in MiB, which operating systems accept as limits.
+# Operating systems accept these as limits.
 _SECONDS: Range = (lambda value: 0 < value <= 86400, "more than 0 and at most 86400")
 _MEBIBYTES: Range = (lambda value: 0 < value <= 2**30, f"more than 0 and at most {2**30}")
 
@@ -35,13 +35,7 @@ def record_error(record: Record, message: str) -> UserError:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """A text whose likelihood a task asks for.
-
-    Attributes:
-        label: names it in :attr:`Response.likelihoods`.
-        text: the continuation.
-        context: what comes before, as plain text; None for the record's own prompt in the chat template.
-    """
+    """A text whose likelihood a task asks for, behind a context: plain text, or None for the record's own prompt."""
 
     label: str
     text: str
@@ -57,11 +51,9 @@ class Likelihood(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What a model answered to a record.
+    """What a model answered to a record, without special tokens, and the likelihoods of :meth:`Task.continuations`.
 
-    Attributes:
-        text: generated before the model stopped, without special tokens.
-        likelihoods: of :meth:`Task.continuations`, by label; None for answers that another program generated.
+    These are by label; None for answers that another program generated.
     """
 
     text: str
@@ -91,7 +83,6 @@ class TaskOptions:
     missing_databases: Literal["error", "skip"] = option(
         "error", "records whose database is not there; skip: leave them out, and count them"
     )
-    last_number: bool = option(False, "also score the last number of an answer that marks none")
     time_limit: float = option(
         10.0, "for running a query or comparing two regular expressions", metavar="SEC", allowed=_SECONDS
     )

@@ -9,7 +9,6 @@ from typing import Any
 from stepjepa.data.records import Record
 from stepjepa.tasks.answers import (
     canonical,
-    last_number,
     marked_answers,
     parse_number,
     same_answer,
@@ -113,11 +112,9 @@ def _ground_truth(record: Record) -> str | None:
 class Gsm8kTask(BoxedTask):
     """GSM8K: the last marked answer as a number, ``#### 18``, or a box where that comes later or alone.
 
-    Scores: those of :class:`BoxedTask`, which count marked answers only; with ``--last_number`` also
-    ``last_number_correct``, where a response that marks no answer is judged by its last number.
+    Scores: those of :class:`BoxedTask`.
     """
 
-    takes = ("last_number",)
     system_prompt = "Answer the math question, show steps."
     file_names = ("gsm8k",)
 
@@ -141,15 +138,6 @@ class Gsm8kTask(BoxedTask):
     def marked(self, text: str) -> list[str]:
         """The answers that a response marks, in order; without a digit a line with ``####`` is a heading."""
         return [answer for answer in marked_answers(text) if re.search("[0-9]", answer)]
-
-    def score(self, record: Record, response: Response) -> Scored:
-        scored = super().score(record, response)
-        if self.options.last_number:
-            answer = scored.extracted["answer"]
-            guess = last_number(response.text) if answer is None else answer
-            scored.scores["last_number_correct"] = guess is not None and same_answer(guess, self.truth(record))
-            scored.extracted["answer_or_last_number"] = guess
-        return scored
 
     @classmethod
     def convert(

@@ -19,23 +19,18 @@ def read_choices(record: Record) -> tuple[str, tuple[str, ...]]:
     """Context and four endings of a user message: the context, then lines that begin ``A) `` to ``D) ``.
 
     Where such a beginning stands several times, the last one that leaves room for the others counts, so that a
-    context may have lines like ``A) `` of its own. A record with a ``text`` view says itself where its context ends.
-
-    Raises:
-        UserError: there are no four endings, or one of them or the context is empty.
+    context may have lines like ``A) `` of its own. UserError where one of the five is missing.
     """
     message = record.messages[-2]["content"]
-    source = record.views[0][0] if record.views else None
-    known = source is not None and message.startswith(f"{source}\nA) ")
     endings: list[str] = []
     end = len(message)
     for letter in reversed(LETTERS):
         mark = f"\n{letter}) "
-        start = len(source or "") if known and letter == "A" else message.rfind(mark, 0, end)
+        start = message.rfind(mark, 0, end)
         ending = message[start + len(mark) : end].strip()
         if start < 0 or not ending:
-            told = f"the user message has no ending '{letter}) ...'"
-            raise record_error(record, f"{told}; expected the context and then four lines that begin 'A) ' to 'D) '")
+            told = f"the user message has no ending '{letter}) ...'; expected a context, then 'A) ' to 'D) '"
+            raise record_error(record, told)
         endings.insert(0, ending)
         end = start
     if not message[:end].strip():
@@ -84,9 +79,9 @@ class HellaswagTask(Task):
 
     Scores: ``correct``, the letter that the model finds most probable as its answer is the true one;
     ``ending_correct``, the ending most probable per character behind the bare context is the true one
-    (lm-evaluation-harness calls that acc_norm, but rewrites the ``[header]`` marks of the contexts, which are left as
-    they are here); ``said_correct``, the letter read from what the model said, see :func:`read_letter`. Without
-    likelihoods, as for answers of another program, ``correct`` is ``said_correct`` and there is no ``ending_correct``.
+    (acc_norm of lm-evaluation-harness, but for the ``[header]`` of contexts, which it rewrites); ``said_correct``, the
+    letter read from what the model said. Without likelihoods, as for answers of another program, ``correct`` is
+    ``said_correct`` and there is no ``ending_correct``.
     """
 
     headline = "correct"

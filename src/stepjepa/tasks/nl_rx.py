@@ -1,9 +1,8 @@
-r"""NL-RX: a sentence about lines becomes a regular expression; the data sets synth and turk, and such data generated.
+"""NL-RX: a sentence about lines becomes a regular expression; the data sets synth and turk, and such data generated.
 
-A generated description is a tree of productions under the word "lines"; each has a wording and an expression, into
-which those of its parts are put (``nl_rx_grammar.yaml``). Trees are drawn as for the published NL-RX-Synth (Locascio et
-al., 2016), so many of them that the frequent ones come up again and again and only the rare ones are still new; each
-description counts once. Phrases, productions and depths are as frequent as in the published set.
+A generated description is a tree of productions (``nl_rx_grammar.yaml``) under the word "lines". Trees are drawn as for
+the published NL-RX-Synth (Locascio et al., 2016), so many of them that the frequent ones come up again and again and
+only the rare ones are still new. Phrases, productions and depths are as frequent as in the published set.
 """
 
 from __future__ import annotations
@@ -31,16 +30,14 @@ _ERRORS = {"different": WRONG, "malformed": WRONG, "empty": NO_ANSWER, "undecide
 _TRIVIAL = {"no line": "~(.*)", "every line": ".*", "every line but the empty one": ".+"}
 _LONGEST_EXAMPLE = 60
 
-Verdict = tuple[str, str | None]
-"""``same text``, ``equivalent``, ``different``, ``malformed``, ``undecided`` or ``empty``; and why.
 
-The reason is, if different, a line on which the two differ; if malformed, what is wrong; if undecided, which limit was
-reached; if equivalent, what both describe where that is no line at all or every line.
-"""
+def judge(answer: str, truth: str) -> tuple[str, str | None]:
+    """Compare any text with an expression; without a limit of time, so to be run by :meth:`Task.run_within_limits`.
 
-
-def judge(answer: str, truth: str) -> Verdict:
-    """Compare any text with an expression; without a limit of time, so to be run by :meth:`Task.run_within_limits`."""
+    Returns:
+        ``malformed`` and what is wrong; ``different`` and a line on which the two differ; or ``equivalent``, and what
+        both describe where that is no line at all or every line.
+    """
     try:
         parse(answer)
     except RegexSyntaxError as error:
@@ -55,14 +52,10 @@ def judge(answer: str, truth: str) -> Verdict:
 class NlRxTask(Task):
     """The truth is the assistant message, an expression of NL-RX's dialect (see ``tasks.regex``).
 
-    Scores: ``equivalent`` (the whole answer is an expression that describes the same lines as the truth), ``exact``
-    (it is the same text, as in the published figures), ``prefix`` (it begins with the truth, perhaps the model ran on),
-    ``contains``, and ``undecided`` (the limits were reached before equivalence was decided; not counted as right).
-    White space around the answer does not count; for ``equivalent`` neither does the fence of code around it.
-
-    The headline is ``equivalent``, since one description has many right expressions and the published files hold one
-    of them. Of the 10,000 published expressions 1503 describe no line at all, 493 every line and 217 every line but the
-    empty one; whatever says as little is equivalent to them, and the details count such answers.
+    Scores: ``equivalent`` (the whole answer, without white space and a fence of code around it, describes the same
+    lines as the truth, of which the published files hold one of many expressions), ``exact`` (it is the same text, as
+    in the published figures), ``prefix`` (it begins with the truth, perhaps the model ran on), ``contains``, and
+    ``undecided`` (the limits were reached before equivalence was decided; not counted as right).
     """
 
     headline = "equivalent"
@@ -89,13 +82,12 @@ class NlRxTask(Task):
 
     def score_all(self, records: Sequence[Record], responses: Sequence[Response]) -> list[Scored]:
         """Compare as text, then in processes with limits whatever differs."""
-        answers = [strip_code_fence(response.text) for response in responses]
-        pairs = [(answer, self.truth(record)) for answer, record in zip(answers, records, strict=True)]
-        verdicts: dict[tuple[str, str], Verdict] = {}
-        for answer, truth in pairs:
-            if not answer or answer == truth:
-                verdicts[answer, truth] = ("same text" if answer else "empty", None)
+        both = zip(responses, records, strict=True)
+        pairs = [(strip_code_fence(response.text), self.truth(record)) for response, record in both]
         # Samples of one record often agree; each pair is decided once.
+        verdicts: dict[tuple[str, str], tuple[str, str | None]] = {
+            pair: ("same text" if pair[0] else "empty", None) for pair in pairs if pair[0] in ("", pair[1])
+        }
         waiting = [pair for pair in dict.fromkeys(pairs) if pair not in verdicts]
         outcomes = self.run_within_limits(judge, waiting, self.options.time_limit) if waiting else []
         for pair, outcome in zip(waiting, outcomes, strict=True):
@@ -109,21 +101,11 @@ class NlRxTask(Task):
         return scored
 
     def details(self, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """How the answers were decided.
-
-        ``verdicts`` counts them; ``trivially_equivalent`` are the equivalent ones that differ as text from a truth that
-        describes no line, or every line; ``equivalent_at_least`` and ``equivalent_at_most`` are the bounds of the true
-        share where some are undecided.
-        """
+        """``verdicts``, counted; ``trivially_equivalent``, those that differ as text from a truth that is trivial."""
         verdicts = [(line["extracted"]["verdict"], line["extracted"]["reason"]) for line in lines]
         counts = Counter(verdict for verdict, _ in verdicts)
-        right = sum(counts[verdict] for verdict in _RIGHT)
         trivial = sum(verdict == "equivalent" and reason is not None for verdict, reason in verdicts)
-        details: dict[str, Any] = {"verdicts": dict(counts.most_common()), "trivially_equivalent": trivial}
-        if undecided := counts["undecided"]:
-            details["equivalent_at_least"] = right / len(lines)
-            details["equivalent_at_most"] = (right + undecided) / len(lines)
-        return details
+        return {"verdicts": dict(counts.most_common()), "trivially_equivalent": trivial}
 
 
 def make_record(sentence: str, regex: str) -> dict[str, Any]:
@@ -138,17 +120,8 @@ def make_record(sentence: str, regex: str) -> dict[str, Any]:
     return chat_record(NlRxTask.system_prompt, sentence, regex)
 
 
-class Production(NamedTuple):
-    """One way to make a description out of others, see ``nl_rx_grammar.yaml``."""
-
-    wording: str
-    regex: str
-    parts: Sequence[str] = ()
-    negated: str | None = None
-
-
 _GRAMMAR = yaml.safe_load(resources.files("stepjepa.tasks").joinpath("nl_rx_grammar.yaml").read_text("utf-8"))
-PRODUCTIONS = {name: Production(**fields) for name, fields in _GRAMMAR["productions"].items()}
+PRODUCTIONS = _GRAMMAR["productions"]
 _LITERALS = _GRAMMAR["literals"]
 _MODIFIERS = [*_GRAMMAR["repetitions"], "containing only"]
 _NO_LITERAL = _GRAMMAR["functions"] + _GRAMMAR["compositions"] + _MODIFIERS
@@ -163,8 +136,8 @@ _TRIPLES = {"and, and", "either, or"}
 # What the strings of a description are, in their order.
 STRINGS = ("dog", "truck", "ring", "lake")
 
-# So many draws give about 10,000 pairs, as the published set has, and small and large ones in its proportion, each with
-# the depth and size that :func:`_draw_parts` knows. Of the small ones hardly any is new at the end.
+# So many draws of a depth and size (see _draw_parts) give about 10,000 pairs, as the published set has, and small and
+# large ones in its proportion. Of the small ones hardly any is new at the end.
 _LARGE = (3, 7)
 _DRAWS = {(2, 5): 600_000, _LARGE: 60_000}
 # Draws in a row that bring nothing new before the grammar counts as used up.
@@ -191,8 +164,8 @@ def describe(tree: Tree) -> str:
     def word(tree: Tree, negated: bool) -> str:
         production = PRODUCTIONS[tree.name]
         parts = [word(part, negated or tree.name == "not") for part in tree.parts]
-        wording = production.negated if negated and production.negated else production.wording
-        return wording.format(*parts, times=tree.times)
+        wording = production.get("negated" if negated else "wording", production["wording"])
+        return str(wording).format(*parts, times=tree.times)
 
     description = f"lines {word(tree, False)}"
     for clumsy, smoother in _GRAMMAR["smoother"]:
@@ -204,7 +177,7 @@ def express(tree: Tree) -> str:
     """The regular expression that a tree stands for."""
 
     def expression(tree: Tree) -> str:
-        return PRODUCTIONS[tree.name].regex.format(*map(expression, tree.parts), times=tree.times)
+        return str(PRODUCTIONS[tree.name]["regex"]).format(*map(expression, tree.parts), times=tree.times)
 
     return _name_strings(expression(tree))
 
@@ -232,11 +205,11 @@ def _draw_parts(
             return None
         name = candidates[int(draw.random() * len(candidates))]
         names.append(name)
-        size -= 1 + len(PRODUCTIONS[name].parts)
+        size -= 1 + len(PRODUCTIONS[name].get("parts", ()))
         compositions -= name in ("and", "or")
     trees = []
     for name in names:
-        parts = _draw_parts(PRODUCTIONS[name].parts, draw, depth - 1, size, compositions)
+        parts = _draw_parts(PRODUCTIONS[name].get("parts", ()), draw, depth - 1, size, compositions)
         if parts is None:
             return None
         trees.append(Tree(name, parts, draw.randint(2, 7) if name == "or more times" else None))
@@ -270,42 +243,38 @@ def _draw_pairs(seed: int) -> Iterator[tuple[str, str]]:
     known: set[Tree] = set()
     pairs: dict[str, str] = {}
 
-    def new_pair(depth: int, size: int) -> tuple[str, str] | None:
+    def draw_pair(depth: int, size: int) -> bool:
+        """Whether one more draw brings a new pair."""
         parts = _draw_parts(("no literal",), draw, depth, size)
         # There are so many sets of three literals that half of them are skipped.
-        if parts is None or (_TRIPLES.intersection(parts[0].names()) and draw.random() < 0.5):
-            return None
-        tree = parts[0]
-        if tree in known:
-            return None
-        known.add(tree)
-        if not is_sound(tree) or (description := describe(tree)) in pairs:
-            return None
-        pairs[description] = express(tree)
-        return description, pairs[description]
+        if parts is None or (_TRIPLES.intersection(parts[0].names()) and draw.random() < 0.5) or parts[0] in known:
+            return False
+        known.update(parts)
+        description = describe(parts[0]) if is_sound(parts[0]) else None
+        if description is None or description in pairs:
+            return False
+        pairs[description] = express(parts[0])
+        return True
 
     for room, draws in _DRAWS.items():
         for _ in range(draws):
-            new_pair(*room)
+            draw_pair(*room)
     first = list(pairs.items())
     draw.shuffle(first)
     yield from first
     failures = 0
     while failures < _PATIENCE:
-        pair = new_pair(*_LARGE)
-        failures = failures + 1 if pair is None else 0
-        if pair is not None:
-            yield pair
+        failures += 1
+        if draw_pair(*_LARGE):
+            failures = 0
+            yield next(reversed(pairs.items()))
 
 
 def generate_split(size: int, test_size: int, seed: int) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
     """Pairs of a description and its regular expression to train on, and others to test with.
 
-    No description occurs twice, and no expression of a test pair in a training pair. The same seed gives the same
-    pairs, a smaller size the first of them, and the test pairs do not depend on the size of the training set.
-
-    Raises:
-        ValueError: a size is larger than the number of descriptions in the grammar.
+    No description occurs twice, and no expression of a test pair in a training pair. More pairs begin with the same,
+    and the test pairs do not depend on the size of the training set. ValueError if the grammar has not so many.
     """
     pairs = _draw_pairs(seed)
 

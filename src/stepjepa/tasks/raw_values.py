@@ -91,14 +91,10 @@ def convert_paraphrases(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     Args:
         row: two sentences or more (``sentence1``, ``sentence2``; ``text``, ``paraphrase``), perhaps with a ``label`` or
             ``is_duplicate``, of which only 1 is kept; or a list of sentences (``set``, ``sentences``,
-            ``paraphrases``), perhaps with a first one beside it (``text``).
+            ``paraphrases``), perhaps with a first one beside it (``text``). UserError for others.
 
     Returns:
         The records, with ``position``, that of the user's sentence, from 1.
-
-    Raises:
-        Unusable: the row is labelled as no paraphrases, or has fewer than two different sentences.
-        UserError: it has none of these forms.
     """
     columns = {str(key).strip().lower(): value for key, value in row.items()}
     label = as_label(columns.get("label", columns.get("is_duplicate", 1)))

@@ -9,17 +9,13 @@ They are those of textbooks with two operators more, ``&`` and ``~``, and descri
     complement    = '~' complement | atom
     atom          = '(' union ')' | '()' | '[' class ']' | '.' | '\b' | escape | character
 
-The precedence is that of the automaton library with which the authors of the data compared expressions. ``^`` and ``$``
-are characters only behind a backslash. ``\d``, ``\w``, ``\s`` and their capitals are classes of ASCII characters.
+``^`` and ``$`` are characters only behind a backslash. ``\d``, ``\w``, ``\s`` and their capitals are ASCII classes.
 
 Equivalence is decided exactly, by Brzozowski derivatives: both expressions are followed through all lines at once, and
-they are equivalent if no line leads to a pair of derivatives of which only one accepts the end. Expressions can be
-written with billions of such pairs, so untrusted ones need a limit of time.
-
-The derivative of an expression by a character describes what may come after it. ``\b`` takes no characters, so what it
-describes depends on what stands before and behind. Therefore a derivative is taken after a given kind of character, and
-whether a term accepts the empty text is known for each of the four surroundings (word character before or not, behind
-or not). That is all that ``\b`` needs, also under ``&``, ``~`` and repetition.
+they are equivalent if no line leads to a pair of derivatives of which only one accepts the end. There may be billions
+of such pairs, so untrusted expressions need a limit of time. What ``\b`` describes depends on what stands before and
+behind. Therefore a derivative is taken after a given kind of character, and whether a term accepts the empty text is
+known for each of the four surroundings (word character before or not, behind or not).
 """
 
 from __future__ import annotations
@@ -52,10 +48,7 @@ class RegexSyntaxError(ValueError):
 
 
 class Node(NamedTuple):
-    """A part of a parsed expression; ``ranges`` is for ``characters``, ``bounds`` for ``repetition``.
-
-    A concatenation without parts is the empty text.
-    """
+    """A part of an expression: ``characters`` have ranges, a ``repetition`` bounds; no parts to join are empty text."""
 
     kind: Kind
     parts: tuple[Node, ...] = ()
@@ -101,12 +94,7 @@ _MEMBER = re.compile(r"(\\.|[^\\])(?:-(\\.|[^\\]))?")
 
 
 def parse(text: str) -> Node:
-    """The tree of an expression, a text without white space around it.
-
-    Raises:
-        RegexSyntaxError: it is empty, has several lines, more than :data:`LONGEST` characters or brackets nested
-            deeper than :data:`DEEPEST`, or is not of the dialect.
-    """
+    """The tree of an expression; :class:`RegexSyntaxError` for another text, or one that is too long or too deep."""
     if len(text) > LONGEST:
         raise RegexSyntaxError(f"expected at most {LONGEST} characters, got {len(text)}")
     if "\n" in text:
@@ -231,10 +219,7 @@ def equivalent(left: str, right: str) -> bool:
 def find_difference(left: str, right: str) -> str | None:
     """A shortest line that one of two expressions describes and the other does not; None if they are equivalent.
 
-    A line is a text of any characters but the newline. Word characters are the ASCII letters and digits and ``_``.
-
-    Raises:
-        RegexSyntaxError: one of them is no expression.
+    A line is any text without a newline. Word characters are the ASCII letters and digits and ``_``.
     """
     trees = parse(left), parse(right)
     examples, blocks = _alphabet(_character_sets(trees[0]) | _character_sets(trees[1]))
@@ -269,8 +254,7 @@ def _holds(ranges: Ranges, code: int) -> bool:
 def _alphabet(character_sets: set[Ranges]) -> tuple[list[str], dict[Ranges, int]]:
     """The characters of lines in blocks that two expressions do not tell apart.
 
-    Returns:
-        An example of each block, and the blocks of each set of characters as bits.
+    An example of each block, and the blocks of each set of characters as bits.
     """
     sets = [_ANY, *sorted(character_sets - {_ANY})]
     # Between two neighbouring cuts all characters are in the same sets.
@@ -296,13 +280,9 @@ _AT_BOUNDARIES = 0b0110
 
 @dataclass(eq=False, slots=True)
 class _Term:
-    """An expression over blocks of characters; equal ones are one object.
+    """An expression over blocks of characters; equal ones are one object, numbered in the order of making.
 
-    Attributes:
-        kind: ``none`` describes no text at all, ``empty`` the empty text.
-        blocks: of characters, as bits.
-        accepts: in which surroundings it describes the empty text, as bits.
-        number: in the order of making.
+    ``blocks`` are its characters, ``accepts`` the surroundings in which it describes the empty text, both as bits.
     """
 
     kind: Kind
@@ -315,11 +295,7 @@ class _Term:
 
 
 class _Terms:
-    """Makes terms, in a form simple enough that following derivatives comes back to known ones soon.
-
-    Args:
-        is_word: for each block of characters 1 if they are word characters, else 0.
-    """
+    """Makes terms, so simple that derivatives come back to known ones soon; ``is_word`` is 0 or 1 for each block."""
 
     def __init__(self, is_word: list[int]) -> None:
         self._is_word = is_word

@@ -7,33 +7,21 @@ import importlib
 import re
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any
 
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
 from stepjepa.files import fingerprint
 from stepjepa.own_code import load_class
-from stepjepa.tasks.base import REGISTERED, WRONG, Continuation, Response, Scored, Task, TaskOptions, record_error
+from stepjepa.tasks.base import REGISTERED, WRONG, Response, Scored, Task, TaskOptions, record_error
 
 AUTO = "auto"
 FALLBACK = "generic"
+TASKS = ("nl-rx", "spider", "gsm8k", "nq-open", "hellaswag", "sentiment", "stepmath", "boxed", FALLBACK)
+"""In the order in which 'auto' asks them. Each is in the module of its name with ``_``, loaded when it is needed."""
 
-_MODULES = {
-    "nl-rx": "nl_rx",
-    "spider": "spider",
-    "gsm8k": "generic",
-    "nq-open": "nq_open",
-    "hellaswag": "hellaswag",
-    "sentiment": "sentiment",
-    "stepmath": "stepmath",
-    "boxed": "generic",
-    FALLBACK: "generic",
-}
-TASKS = tuple(_MODULES)
-"""In the order in which 'auto' asks them; a module is loaded when it is needed."""
-
+_OTHER_MODULES = {"gsm8k": "generic", "boxed": "generic"}
 ALIASES = {"synth": "nl-rx", "turk": "nl-rx", "rotten-tomatoes": "sentiment", "yelp": "sentiment"}
 """The data sets by their own names."""
 
@@ -42,8 +30,8 @@ def load_task(name: str) -> type[Task]:
     """The class of a task: one of :data:`TASKS` or :data:`ALIASES`, or ``module:Class``; UserError for another."""
     known = name.replace("_", "-")
     known = ALIASES.get(known, known)
-    if known in _MODULES:
-        importlib.import_module(f"stepjepa.tasks.{_MODULES[known]}")
+    if known in TASKS:
+        importlib.import_module(f"stepjepa.tasks.{_OTHER_MODULES.get(known, known.replace('-', '_'))}")
         return REGISTERED[known]
     if ":" in name:
         found = load_class("--task", name, Task)  # type: ignore[type-abstract]
@@ -58,7 +46,7 @@ def load_task(name: str) -> type[Task]:
 
 def users_source(task: Task) -> str | None:
     """The fingerprint of the file that a user's task is written in; None for a task of this package."""
-    module = type(getattr(task, "task", task)).__module__
+    module = type(task).__module__
     if module.startswith("stepjepa."):
         return None
     file = getattr(sys.modules[module], "__file__", None)
@@ -68,9 +56,7 @@ def users_source(task: Task) -> str | None:
 def choose_task(name: str, records: Sequence[Record], options: TaskOptions | None = None) -> Task:
     """The task of a name, or with ``auto`` the first that recognises the records.
 
-    Raises:
-        UserError: there is no such task; ``auto`` recognises some of the records but not all; or an option is set that
-            the task has no use for.
+    UserError if ``auto`` recognises some of the records but not all, or an option is set that the task has no use for.
     """
     kind = _recognise(records) if name == AUTO else load_task(name)
     options = options or TaskOptions()
@@ -104,8 +90,7 @@ def _recognise(records: Sequence[Record]) -> type[Task]:
 def keep(task: Task, records: Sequence[Record]) -> tuple[dict[int, Record], dict[str, int]]:
     """The records that a task evaluates, by their position, and how many it leaves out for which reason.
 
-    Raises:
-        UserError: none is left, or one has no truth that the task can use.
+    UserError if none is left, or one has no truth that the task can use.
     """
     kept: dict[int, Record] = {}
     left_out: Counter[str] = Counter()
@@ -124,67 +109,43 @@ def keep(task: Task, records: Sequence[Record]) -> tuple[dict[int, Record], dict
     return kept, dict(left_out)
 
 
-class ReferenceTask(Task):
-    """A task with the verdict of the published LLM-JEPA evaluation put first, and its own scores beside it.
+def with_published_rules(task: Task) -> Task:
+    """A task that puts the verdict of the published LLM-JEPA evaluation first, and its own scores beside it.
 
-    ``reference`` follows the script where it is right and where it is not (:meth:`_put_first`); ``reference_prefix`` is
-    its ``--startswith``: for every task, the answer begins with the truth. Two things are not reproduced: the script
-    cuts prompts, and runs queries in a shell that may write.
-
-    Args:
-        task: the task to score with. It is closed together with this one.
+    ``reference`` follows the script where it is right and where it is not; ``reference_prefix`` is its
+    ``--startswith``: for every task, the answer begins with the truth. Two things are not reproduced: the script cuts
+    prompts, and runs queries in a shell that may write.
     """
 
-    headline = "reference"
-    lenient = beginning = "reference_prefix"
+    class Reference(type(task)):  # type: ignore[misc]
+        name = f"{task.name}-reference"
+        headline = "reference"
+        lenient = beginning = "reference_prefix"
+        __module__ = type(task).__module__
 
-    def __init__(self, task: Task) -> None:
-        self.task = task
-        # The same class stands for many tasks; results of one must not be taken for those of another.
-        self.name = f"{task.name}-reference"  # type: ignore[misc]
-        self.takes = task.takes  # type: ignore[misc]
+        def score_all(self, records: Sequence[Record], responses: Sequence[Response]) -> list[Scored]:
+            own = super().score_all(records, responses)
+            return [_published_first(task.name, *each) for each in zip(records, responses, own, strict=True)]
 
-    def left_out(self, record: Record) -> str | None:
-        return self.task.left_out(record)
+    return Reference.from_options(task.options)
 
-    def truth(self, record: Record) -> str:
-        return self.task.truth(record)
 
-    def continuations(self, record: Record) -> Sequence[Continuation]:
-        return self.task.continuations(record)
-
-    def vote(self, scored: Scored, response: Response) -> str | None:
-        return self.task.vote(scored, response)
-
-    def details(self, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        return self.task.details(lines)
-
-    def close(self) -> None:
-        self.task.close()
-
-    def score(self, record: Record, response: Response) -> Scored:
-        return self.score_all([record], [response])[0]
-
-    def score_all(self, records: Sequence[Record], responses: Sequence[Response]) -> list[Scored]:
-        own = self.task.score_all(records, responses)
-        return [self._put_first(*each) for each in zip(records, responses, own, strict=True)]
-
-    def _put_first(self, record: Record, response: Response, own: Scored) -> Scored:
-        said = response.text.strip().removesuffix("<|end|>").strip()
-        if self.task.name == "hellaswag" and response.likelihoods is not None:
-            said = own.extracted["answer"] or ""
-        match self.task.name:
-            case "nq-open":
-                # So an empty answer is right, and so is "a".
-                verdict = any(part in record.answer for part in said.split("; "))
-            case "gsm8k":
-                # Nothing marked equals nothing marked. Without MULTILINE, the marked line must be the last one.
-                marked, true = (re.search(r"\n#### (.+)$", text) for text in (said, record.answer))
-                verdict = (marked and marked[1]) == (true and true[1])
-            case "spider":
-                # What the sqlite3 shell prints: a query that fails prints nothing, as one that finds nothing.
-                verdict = own.extracted["truth_output"] == own.extracted["answer_output"]
-            case _:
-                verdict = said == record.answer
-        scores = {"reference": verdict, "reference_prefix": said.startswith(record.answer), **own.scores}
-        return Scored(scores, own.extracted, None if verdict else own.error or WRONG)
+def _published_first(name: str, record: Record, response: Response, own: Scored) -> Scored:
+    said = response.text.strip().removesuffix("<|end|>").strip()
+    if name == "hellaswag" and response.likelihoods is not None:
+        said = own.extracted["answer"] or ""
+    match name:
+        case "nq-open":
+            # So an empty answer is right, and so is "a".
+            verdict = any(part in record.answer for part in said.split("; "))
+        case "gsm8k":
+            # Nothing marked equals nothing marked. Without MULTILINE, the marked line must be the last one.
+            marked, true = (re.search(r"\n#### (.+)$", text) for text in (said, record.answer))
+            verdict = (marked and marked[1]) == (true and true[1])
+        case "spider":
+            # What the sqlite3 shell prints: a query that fails prints nothing, as one that finds nothing.
+            verdict = own.extracted["truth_output"] == own.extracted["answer_output"]
+        case _:
+            verdict = said == record.answer
+    scores = {"reference": verdict, "reference_prefix": said.startswith(record.answer), **own.scores}
+    return Scored(scores, own.extracted, None if verdict else own.error or WRONG)

@@ -44,10 +44,9 @@ class SpiderTask(Task):
 
     Scores: ``execution``, the whole answer, run on the database, finds the rows that the true query finds, as often
     and, where the true query orders them, in its order; the order of the columns does not count, as in the test-suite
-    evaluation of Spider (``sql_execution.same_result``). ``same_columns``: also with the columns in the same order.
-    ``first_statement``: the answer or the first statement in it does so, see :func:`first_statement`. ``exact_text``:
-    the text is the same after normalisation (``sql_text.same_text``) and, where the true query works, finds the same.
-    ``exact``, ``prefix``, ``contains`` of the text as it stands.
+    evaluation of Spider (``sql_execution.compare``). ``same_columns``: also with the columns in the same order.
+    ``first_statement``: the answer or the first statement in it does so, see :func:`first_statement`. ``exact``,
+    ``prefix``, ``contains`` of the text.
 
     A query that fails is wrong, whatever the true one finds. Where the true query itself fails every answer is wrong;
     ``details`` says how many such records there are and what the figure is without them.
@@ -105,13 +104,10 @@ class SpiderTask(Task):
 
     def score_all(self, records: Sequence[Record], responses: Sequence[Response]) -> list[Scored]:
         """Run answers in parallel, in processes of their own."""
-        from stepjepa.tasks.sql_text import orders_rows
-
         pairs = []
         for record, response in zip(records, responses, strict=True):
             gold = self.truth(record)
-            # One that can't be parsed is taken to order its rows: rather too strict than too lenient.
-            query = _Query(str(self._database(record)), gold, None, orders_rows(gold) is not False)
+            query = _Query(str(self._database(record)), gold, None, orders_rows(gold))
             answers = whole_answer(response.text), first_statement(response.text)
             pairs.append([query._replace(sql=sql or None) for sql in answers])
         verdicts = self._judge([query for pair in pairs for query in pair])
@@ -122,25 +118,20 @@ class SpiderTask(Task):
 
     @staticmethod
     def _scored(query: _Query, text: str, whole: Verdict, first: Verdict) -> Scored:
-        from stepjepa.tasks.sql_text import same_text
-
         scores: dict[str, bool | float] = {
             "execution": whole.right,
             "same_columns": whole.same_columns,
             "first_statement": whole.right or first.right,
-            # Only what runs is parsed, unless nothing is known about what runs.
-            "exact_text": (whole.right or whole.gold_failure is not None) and same_text(query.sql or "", query.gold),
             **text_scores(text, query.gold),
         }
-        failure = None if whole.failure is None else f"{whole.failure}: {whole.message}"
         extracted = {
             "sql": query.sql,
-            "failure": failure,
+            "failure": whole.failure,
             "gold_failure": whole.gold_failure,
             "truth_output": whole.gold_output or None,
             "answer_output": whole.output or None,
         }
-        reason = failure or whole.gold_failure
+        reason = whole.failure or whole.gold_failure
         failed = WRONG if reason is None else TIMED_OUT if _kind(reason) in ("time", "memory") else FAILED
         return Scored(scores, extracted, None if whole.right else failed if query.sql else NO_ANSWER)
 
@@ -156,49 +147,33 @@ class SpiderTask(Task):
         for query, outcome in zip(wanted, outcomes, strict=True):
             if outcome.failure is None:
                 verdicts[query] = outcome.value
-            elif query.sql is None:
-                verdicts[query] = Verdict(gold_failure=f"{outcome.failure}: {outcome.message}")
-            else:
+                continue
+            failure = f"{outcome.failure}: {outcome.message}"
+            verdicts[query] = Verdict(gold_failure=failure)
+            if query.sql is not None:
                 # Which of the two ended the process? The answer, where the true query works alone.
                 alone = query._replace(sql=None)
                 gold = self._judge([alone])[alone]
-                failed = gold._replace(failure=outcome.failure, message=outcome.message)
-                verdicts[query] = gold if gold.gold_failure else failed
+                verdicts[query] = gold if gold.gold_failure else gold._replace(failure=failure)
         return verdicts
 
     def vote(self, scored: Scored, response: Response) -> str | None:
-        """The query in its normal form; one that fails does not vote, for that needs no knowledge of the truth."""
-        from stepjepa.tasks.sql_text import normal_form
-
+        """The query, whatever its white space; one that fails does not vote: that needs no knowledge of the truth."""
         sql = scored.extracted["sql"]
-        return None if sql is None or scored.extracted["failure"] is not None else normal_form(sql) or sql
+        return None if sql is None or scored.extracted["failure"] is not None else " ".join(sql.split())
 
     def details(self, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """How hard the questions were, and what failed.
+        """``failures`` of answers and ``gold_failures`` of true queries, counted by reason.
 
-        ``by_hardness`` has for each level of ``sql_text.hardness`` (``unknown`` for a true query that can't be parsed)
-        the number of records, ``n``, and the share that is right. ``failures`` of answers and ``gold_failures`` of true
-        queries are counted by reason; ``execution_without_gold_failures`` is the share among the others.
+        ``execution_without_gold_failures`` is the share that is right where the true query works.
         """
-        from stepjepa.tasks.sql_text import LEVELS, hardness
-
-        right = [line["scores"]["execution"] for line in lines]
-        levels = [hardness(line["truth"]) or "unknown" for line in lines]
-        counts, reached = Counter(levels), Counter()
-        for level, value in zip(levels, right, strict=True):
-            reached[level] += value
         failures = Counter(_kind(line["extracted"]["failure"]) for line in lines if line["extracted"]["failure"])
         golds = [line["extracted"]["gold_failure"] for line in lines]
-        details = {
-            "by_hardness": {
-                name: {"n": counts[name], "execution": reached[name] / counts[name]}
-                for name in (*LEVELS, "unknown")
-                if counts[name]
-            },
+        details: dict[str, Any] = {
             "failures": dict(failures.most_common()),
             "gold_failures": dict(Counter(filter(None, golds)).most_common()),
         }
-        fine = [value for value, gold in zip(right, golds, strict=True) if gold is None]
+        fine = [line["scores"]["execution"] for line, gold in zip(lines, golds, strict=True) if gold is None]
         if 0 < len(fine) < len(lines):
             details["execution_without_gold_failures"] = sum(fine) / len(fine)
         return details
@@ -243,3 +218,16 @@ def first_statement(text: str) -> str:
         text = _LANGUAGE.sub("", text.partition("```")[2], count=1).strip()
     ends = (match.start() for match in _END.finditer(text) if match["end"])
     return text[: next(ends, len(text))].strip()
+
+
+_PART = re.compile(r"'[^']*'|\"[^\"]*\"|--[^\n]*|[()]|\border\s+by\b", re.IGNORECASE)
+
+
+def orders_rows(sql: str) -> bool:
+    """Whether the rows of a query have an order: an ``ORDER BY`` of its own, not of a part in brackets."""
+    depth = 0
+    for part in _PART.findall(sql):
+        depth += (part == "(") - (part == ")")
+        if depth == 0 and part[0] in "oO":
+            return True
+    return False

@@ -93,7 +93,7 @@ def _choices(level: Difficulty, moves: list[_Move]) -> dict[str, list[_Move]]:
         amounts = range(2, (level.max_amount if sign in "-/" else level.max_quantity) + 1)
         # Twice and half have words of their own, so sharing among two and taking two times are left to them.
         numbers = range(1 if sign in "+-" else 3, level.max_quantity + 1)
-        found = [
+        choices[operation] = [
             move
             for amount in ([moves[-1].result] if moves else amounts)
             for number in ([2] if operation in ("double", "halve") else numbers)
@@ -102,9 +102,7 @@ def _choices(level: Difficulty, moves: list[_Move]) -> dict[str, list[_Move]]:
             and number not in results
             and move.result not in {*used, amount, number}
         ]
-        if found:
-            choices[operation] = found
-    return choices
+    return {operation: found for operation, found in choices.items() if found}
 
 
 def _draw_moves(draw: random.Random, first: dict[str, list[_Move]], level: Difficulty) -> list[_Move] | None:
@@ -118,40 +116,30 @@ def _draw_moves(draw: random.Random, first: dict[str, list[_Move]], level: Diffi
     return None
 
 
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun if number == 1 else _plural(noun)}"
-
-
-def _plural(noun: str) -> str:
-    return str(_WORDS["plurals"].get(noun, f"{noun}s"))
-
-
-def _tell(draw: random.Random, moves: list[_Move]) -> tuple[str, list[str]]:
-    """A story for the moves: the question, and one sentence a step."""
+def _tell(draw: random.Random, moves: list[_Move]) -> tuple[str, str]:
+    """A story for the moves: the question, and a solution of one sentence a step."""
     names = draw.sample(_WORDS["names"], len(_WORDS["names"]))
-    thing = draw.choice(_WORDS["things"])
-    box = draw.choice(_WORDS["boxes"])
+    thing, box = draw.choice(_WORDS["things"]), draw.choice(_WORDS["boxes"])
     who = names.pop()
-    sentences: list[str] = []
-    steps: list[str] = []
+    sentences, steps = [], []
+
+    def counted(number: int, noun: str) -> str:
+        return f"{number} {noun if number == 1 else plural(noun)}"
+
+    def plural(noun: str) -> str:
+        return str(_WORDS["plurals"].get(noun, f"{noun}s"))
+
     for position, move in enumerate(moves):
         story, _, solution = draw.choice(_WORDS["turns" if position else "openings"][move.operation]).partition(" | ")
-        words = {
-            "who": who,
-            "other": names.pop(),
-            "things": _plural(thing),
-            "box": box,
-            "n": move.number,
-            "a_things": _counted(move.amount, thing),
-            "n_things": _counted(move.number, thing),
-            "n_boxes": _counted(move.number, box),
-        }
+        words = {"who": who, "other": names.pop(), "things": plural(thing), "box": box, "n": move.number}
+        words |= {"a_things": counted(move.amount, thing), "n_things": counted(move.number, thing)}
+        words |= {"n_boxes": counted(move.number, box)}
         sentences.append(story.format(**words))
-        steps.append(f"{solution.format(**words)}: {move.equation} = {_counted(move.result, thing)}.")
+        steps.append(f"{solution.format(**words)}: {move.equation} = {counted(move.result, thing)}.")
         if solution.startswith("{other}"):
-            who = str(words["other"])
-    sentences.append(draw.choice(_WORDS["questions"]).format(who=who, things=_plural(thing)))
-    return " ".join(sentences), steps
+            who = words["other"]
+    sentences.append(draw.choice(_WORDS["questions"]).format(who=who, things=plural(thing)))
+    return " ".join(sentences), "\n\n".join(steps) + f" The answer is \\boxed{{{moves[-1].result}}}."
 
 
 def _draw_records(
@@ -172,31 +160,24 @@ def _draw_records(
         if moves is None:
             continue
         chain = ", ".join(move.equation for move in moves)
-        question, steps = _tell(draw, moves)
+        question, solution = _tell(draw, moves)
         if chain in avoid or (once and chain in chains) or question in records:
             continue
-        answer = str(moves[-1].result)
-        solution = "\n\n".join(steps) + f" The answer is \\boxed{{{answer}}}."
-        fields = {"question": question, "answer": solution, "ground_truth": answer, "total_steps": len(steps)}
-        records[question] = chat_record(StepmathTask.system_prompt, question, solution, **fields)
+        fields = {"question": question, "answer": solution, "ground_truth": str(moves[-1].result)}
+        prompt = StepmathTask.system_prompt
+        records[question] = chat_record(prompt, question, solution, **fields, total_steps=len(moves))
         chains.add(chain)
         failures = 0
     if len(records) < size:
-        raise ValueError(
-            f"{name}: expected a size that this difficulty has problems for, got {size} and found {len(records)}; "
-            "ask for fewer, or allow more steps, larger numbers or more operations"
-        )
+        told = f"{name}: expected a size that this difficulty has problems for, got {size} and found {len(records)}"
+        raise ValueError(f"{told}; ask for fewer, or allow more steps, larger numbers or more operations")
     return list(records.values()), chains
 
 
 def generate(size: int, seed: int, difficulty: Difficulty | None = None) -> list[dict[str, Any]]:
-    """Make problems with different questions; the same seed gives the same, a smaller size the first of them.
+    """Records of different problems, more of which begin with the same; ValueError if there are not so many.
 
-    Returns:
-        Records with ``messages``, ``question``, ``answer`` (the full solution), ``ground_truth`` and ``total_steps``.
-
-    Raises:
-        ValueError: the size is larger than the number of problems of that difficulty.
+    They have ``messages``, ``question``, ``answer`` (the full solution), ``ground_truth`` and ``total_steps``.
     """
     return _draw_records(size, f"stepmath {seed}", difficulty or Difficulty(), "size")[0]
 
@@ -204,11 +185,10 @@ def generate(size: int, seed: int, difficulty: Difficulty | None = None) -> list
 def generate_split(
     train_size: int, test_size: int, seed: int, difficulty: Difficulty | None = None
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Make problems to train on and problems to test with, none in both; raises as :func:`generate`.
+    """Records to train on and records to test with; raises as :func:`generate`.
 
-    Two problems are the same if their equations are, whatever the story: a test problem's chain of equations occurs
-    in no training record, and in no other test record. The test records depend on ``test_size``, not on
-    ``train_size``, so training sets of several sizes share one test set.
+    A test problem's chain of equations occurs in no training record, and in no other test record, whatever the story.
+    The test records do not depend on ``train_size``, so training sets of several sizes share one test set.
     """
     level = difficulty or Difficulty()
     test, chains = _draw_records(test_size, f"stepmath {seed} test", level, "test_size", once=True)

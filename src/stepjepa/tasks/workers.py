@@ -9,12 +9,12 @@ import sys
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.context import SpawnContext, SpawnProcess
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from stepjepa.errors import UserError
 
-_MOST_WORKERS = 8
 # Exit code of a process that ran out of memory; a number that neither Python nor shells use.
 _OUT_OF_MEMORY = 113
 _LONGEST_MESSAGE = 500
@@ -29,16 +29,15 @@ class Outcome(NamedTuple):
 
 
 class Workers:
-    """A pool of processes that run one function.
+    """A pool of processes that run one function; if a call reaches a limit, only its own process is ended.
 
-    If a call reaches a limit, only its own process is ended. The processes are spawned, not forked, and import only the
-    function's module, so they stay small even if this process holds a model.
+    The processes are spawned and import only the function's module, so they stay small even if this one holds a model.
 
     Args:
-        function: a function at the top level of a module that is quick to import and has no side effects.
+        function: at the top level of a module that is quick to import.
         seconds: time limit of a call, counted from its own beginning.
         memory: memory limit of a call in MiB, beyond what its process uses at the start; enforced only on Linux.
-        processes: number of processes; None for one per CPU core, at most 8.
+        processes: how many; None for one per CPU core, at most 8.
     """
 
     def __init__(
@@ -48,20 +47,11 @@ class Workers:
 
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
         self._function, self._seconds, self._memory = function, seconds, memory
-        self._pool = ProcessPool(
-            processes or min(cores, _MOST_WORKERS),
-            initializer=_set_limits,
-            initargs=(memory, os.getpid()),
-            context=_Context(),
-        )
+        number, limits = processes or min(cores, 8), (memory, os.getpid())
+        self._pool = ProcessPool(number, initializer=_set_limits, initargs=limits, context=_Context())
 
     def map(self, calls: Sequence[tuple[Any, ...]]) -> list[Outcome]:
-        """Call the function with each tuple of arguments, in parallel, and wait for all.
-
-        Raises:
-            UserError: a process can't start, most likely because the memory limit is too low.
-            RuntimeError: the pool is closed.
-        """
+        """Call the function with each tuple of arguments, in parallel; UserError if a process can't start."""
         try:
             with _replaced(os.environ, "PYTHONSAFEPATH", "1"):
                 futures = [self._pool.schedule(_call, (self._function, each), timeout=self._seconds) for each in calls]
@@ -84,8 +74,7 @@ class Workers:
         try:
             return Outcome(future.result())
         except BrokenProcessPool:
-            name = f"{self._function.__module__}.{self._function.__name__}"
-            told = f"a process for {name} ended before it got work; allow it more than {self._memory} MiB of memory"
+            told = f"a process ended before it got work; allow it more than {self._memory} MiB of memory"
             raise UserError(told) from None
         except ProcessExpired as error:
             if error.exitcode == _OUT_OF_MEMORY:
@@ -99,22 +88,17 @@ class Workers:
 
 @contextmanager
 def _replaced(mapping: MutableMapping[str, Any], key: str, value: Any) -> Iterator[None]:
-    before = mapping.get(key)
+    before = {key: mapping[key]} if key in mapping else {}
     mapping[key] = value
     try:
         yield
     finally:
-        if before is None:
-            del mapping[key]
-        else:
-            mapping[key] = before
+        del mapping[key]
+        mapping.update(before)
 
 
 class _Process(SpawnProcess):
-    """A spawned process that does not search the working folder for modules.
-
-    Nor does it run the main script again, which may import torch or lack a main guard.
-    """
+    """A process without modules of the working folder, or the main script, which may import torch or lack a guard."""
 
     @staticmethod
     def _Popen(process_obj: Any) -> Any:  # noqa: N802  # the name that multiprocessing calls
@@ -141,8 +125,7 @@ def _set_limits(memory: int, parent: int) -> None:
     ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
-    with open("/proc/self/statm", encoding="ascii") as statistics:
-        used = int(statistics.read().split()[0]) * resource.getpagesize()
+    used = int(Path("/proc/self/statm").read_text("ascii").split()[0]) * resource.getpagesize()
     limit = used + memory * 2**20
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 

@@ -25,13 +25,12 @@ from stepjepa.chat.tokens import add_plain_tokens, add_predictor_tokens
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
-from stepjepa.models.architecture import base_model
-from stepjepa.models.heads import attach_heads
+from stepjepa.models.architecture import attach_heads, base_model
 from stepjepa.models.loading import add_lora, load_config, load_tokenizer, new_config, new_dtype, reported
 from stepjepa.models.presets import PREFIX
-from stepjepa.models.quantization import parameter_counts, quantized
 from stepjepa.models.setup import set_up_attention
 from stepjepa.models.token_rows import adapter_ids, grow
+from stepjepa.models.weights import parameter_counts, quantized
 from stepjepa.objectives.objective import Objective
 from stepjepa.run_folder import is_main_process
 from stepjepa.terminal import print_rows

@@ -28,8 +28,7 @@ from transformers import AttentionMaskInterface
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from stepjepa.batch.collate import Batch
-from stepjepa.models.architecture import base_model, find_decoder
-from stepjepa.models.heads import find_heads
+from stepjepa.models.architecture import base_model, find_decoder, find_heads
 
 SMALL = 5 * 10**7
 """Number of parameters below which a real pass is cheaper than one on fake tensors."""

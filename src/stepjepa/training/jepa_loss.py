@@ -14,8 +14,7 @@ from stepjepa.batch.collate import Batch, Item
 from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record, as_records
-from stepjepa.models.architecture import base_model
-from stepjepa.models.heads import attach_heads, without_heads
+from stepjepa.models.architecture import attach_heads, base_model, without_heads
 from stepjepa.models.setup import set_up
 from stepjepa.objectives.objective import Counts, Losses, Objective, jepa_loss
 from stepjepa.objectives.term import Context, alone, gather_rows

@@ -8,7 +8,7 @@ import math
 import os
 import random
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,13 @@ import torch
 
 from stepjepa.batch.dataset import Prepared
 from stepjepa.config import JepaConfig
-from stepjepa.data.prompts import MOST_PROMPTS, count_system_prompts
 from stepjepa.data.records import Record, bad_records, tell_bad_records
 from stepjepa.data.sources import mix, read_any, read_records
 from stepjepa.errors import UserError
 from stepjepa.evaluation.output import model_fingerprint
 from stepjepa.files import fingerprint
 from stepjepa.models.architecture import base_model
-from stepjepa.models.quantization import parameter_counts, quantized
+from stepjepa.models.weights import parameter_counts, quantized
 from stepjepa.options import without_flags
 from stepjepa.run_folder import METRICS_FILE, RUN_FILE, is_main_process, versions
 from stepjepa.terminal import duration
@@ -95,11 +94,6 @@ def _tell_overlap(train_records: list[Record], eval_records: list[Record]) -> No
             "measured on them is no measure of new ones; take them out of one",
             file=sys.stderr,
         )
-
-
-def prompts_of(records: Sequence[Record]) -> list[str | None]:
-    """The different system prompts of some records, the most frequent first; None stands for having none."""
-    return [prompt for prompt, _ in count_system_prompts(records).most_common(MOST_PROMPTS)]
 
 
 # -- run.json ----------------------------------------------------------------------------------------------------------

@@ -25,14 +25,14 @@ from stepjepa import run_folder
 from stepjepa.batch.dataset import CacheDir, prepare
 from stepjepa.chat.tokens import all_predictor_ids
 from stepjepa.config import JepaConfig
-from stepjepa.data.prompts import common_system_prompt, with_system_prompt, write_trained_prompts
+from stepjepa.data.prompts import common_system_prompt, system_prompts, with_system_prompt, write_trained_prompts
 from stepjepa.data.records import Record, describe_columns
 from stepjepa.errors import UserError
 from stepjepa.evaluation.answering import AnswerScores, spread
 from stepjepa.files import DISK_ERRORS, locked
 from stepjepa.models.loading import LoraSettings, add_lora, load_model
-from stepjepa.models.quantization import compute_dtype, quantization_options, quantized
 from stepjepa.models.token_rows import adapter_ids
+from stepjepa.models.weights import compute_dtype, quantization_options, quantized
 from stepjepa.run_folder import is_main_process, write_run
 from stepjepa.signals import OneRequest, Stopped
 from stepjepa.tasks.base import TaskOptions
@@ -42,7 +42,7 @@ from stepjepa.training.callbacks import StopCallback
 from stepjepa.training.dry_run import dry_run
 from stepjepa.training.hub import upload, write_card
 from stepjepa.training.plan import EqualComputeCallback, equal_compute
-from stepjepa.training.record import describe_run, first_screen, prompts_of, read_data
+from stepjepa.training.record import describe_run, first_screen, read_data
 from stepjepa.training.saving import way_back
 from stepjepa.training.settings import lora_settings, training_arguments
 from stepjepa.training.trainer import JepaTrainer
@@ -109,7 +109,7 @@ def _train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | Non
         **describe_run(args, trainer),
         "lora": vars(lora) if lora else None,
         "data": files,
-        "system_prompts": prompts_of(train_records),
+        "system_prompts": system_prompts(train_records),
         "same_flop": asdict(equal) if equal else None,
     }
     _refuse_disagreement(
@@ -223,7 +223,7 @@ def _answer_scores(
         kept, _ = keep(task, records)
         asked = spread(list(kept.values()), args.eval_generate)
         # As 'stepjepa evaluate' will ask the trained model.
-        prompt = common_system_prompt(prompts_of(trained))
+        prompt = common_system_prompt(system_prompts(trained))
         scores = AnswerScores(
             asked if prompt is None else with_system_prompt(asked, prompt),
             task,

@@ -69,11 +69,8 @@ def training_arguments(args: argparse.Namespace, has_eval: bool) -> TrainingArgu
 
 def lora_settings(args: argparse.Namespace) -> LoraSettings | None:
     """Of the adapter that ``--lora`` asks for; None without."""
-    try:
-        chosen = (args.lora_rank, args.lora_alpha, args.lora_dropout, args.lora_targets, args.use_dora, args.use_rslora)
-        return LoraSettings(*chosen) if args.lora else None
-    except ValueError as error:
-        raise UserError(f"--{error}") from None
+    chosen = (args.lora_rank, args.lora_alpha, args.lora_dropout, args.lora_targets, args.use_dora, args.use_rslora)
+    return LoraSettings(*chosen) if args.lora else None
 
 
 # -- processes that train together -------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""FlexAttention over trees: against separate passes, its blocks against torch's own, its kernel against sdpa."""
+"""Attention under the mask of trees: dense masks, FlexAttention, and plain attention outside of trees."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._higher_order_ops import flex_attention
 from torch.nn.attention.flex_attention import BlockMask
+from transformers import AttentionMaskInterface
 from transformers.masking_utils import (
     causal_mask_function,
     chunked_causal_mask_function,
@@ -20,13 +21,23 @@ from transformers.masking_utils import (
 )
 
 import tiny
-from slow_trees import batch_of, random_sequences, separate_states
+from slow_trees import batch_of, random_sequences, row_mask, separate_states
 from stepjepa.batch.mask import BLOCK, Trees, dense, padded, static_length
 from stepjepa.batch.pack import Rows, pack
 from stepjepa.batch.sequences import Sequence
-from stepjepa.models import flex
-from stepjepa.models.attention import FLEX, FLEX_UNFUSED, enable_trees
-from stepjepa.models.flex import block_mask, flex_forward, refuse_flex_training
+from stepjepa.config import JepaConfig
+from stepjepa.models import attention
+from stepjepa.models.attention import (
+    EAGER,
+    FLEX,
+    FLEX_UNFUSED,
+    SDPA,
+    block_mask,
+    enable_trees,
+    flex_forward,
+    refuse_flex_training,
+    tree_mask,
+)
 from stepjepa.training.trainer import JepaTrainer
 
 ModelFactory = Callable[..., Any]
@@ -56,7 +67,81 @@ def drawn(shape: tuple[int, ...], *, heads: tuple[int, int] = (3, 1), width: int
     return [torch.randn(size, generator=draw, requires_grad=True) for size in sizes]
 
 
-# -- the mask ----------------------------------------------------------------------------------------------------------
+# -- plain and dense ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("architecture", "given", "wanted"),
+    [
+        ("llama", "sdpa", SDPA),
+        ("llama", "eager", EAGER),
+        ("llama", "flex_attention", FLEX),
+        ("gemma2_window", "eager", EAGER),
+        ("gemma2_window", "flex_attention", FLEX_UNFUSED),
+        ("gpt2", "sdpa", SDPA),
+    ],
+)
+def test_outside_the_block_the_model_is_plain(
+    architecture: str, given: str, wanted: str, tiny_model: ModelFactory
+) -> None:
+    """Generation and evaluation run the same model without trees, padding on the left included; gradients, too."""
+    plain, model = tiny_model(architecture, "eager"), tiny_model(architecture, given)
+    for _ in range(2):
+        enable_trees(model)
+        assert model.config._attn_implementation == wanted
+    ids = torch.randint(0, tiny.VOCABULARY, (2, 13), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    mask[1, :4] = 0
+    first, second = (each(ids, attention_mask=mask).logits[mask.bool()] for each in (model, plain))
+    tiny.assert_same(first, second)
+    gradients = [tiny.gradients(each, logits.square().sum()) for each, logits in ((model, first), (plain, second))]
+    tiny.assert_same_gradients(*gradients)
+    answers = [each.generate(ids[:1], max_new_tokens=5, do_sample=False) for each in (model, plain)]
+    assert torch.equal(*answers)
+
+
+def test_the_block_ends_also_with_an_error(trained_tokenizer: Any) -> None:
+    trees = tiny.batch_of(trained_tokenizer, JepaConfig()).trees
+    with pytest.raises(RuntimeError, match="inside"), tree_mask(trees):
+        with tree_mask(None):
+            assert attention._current.get() is None
+        assert attention._current.get() is trees
+        raise RuntimeError("inside")
+    assert attention._current.get() is None
+
+
+@pytest.mark.parametrize("kind", [SDPA, EAGER])
+@pytest.mark.parametrize("window", [None, 3])
+def test_masks_are_numbers_and_show_what_the_sequences_see(kind: str, window: int | None) -> None:
+    """A boolean mask would be added to the scores by eager attention: silently wrong."""
+    sequences = random_sequences(2, isolated=True)
+    rows = pack(sequences, row_length=17)
+    rule = {} if window is None else {"mask_function": sliding_window_causal_mask_function(window)}
+    with tree_mask(Trees(*map(torch.from_numpy, (rows.start, rows.end, rows.positions)), isolates=True)):
+        mask = AttentionMaskInterface()[kind](dtype=torch.bfloat16, **rule)
+    count, length = rows.ids.shape
+    assert (mask.shape, mask.dtype) == ((count, 1, length, length), torch.bfloat16)
+    seen = row_mask(sequences, rows, lambda query, key: window is None or query - key < window)
+    here = torch.arange(length) < torch.from_numpy(rows.lengths)[:, None]
+    real = here[:, :, None] & here[:, None, :]
+    assert torch.equal((mask[:, 0] == 0) & real, seen)
+    hidden = mask[:, 0][real & ~seen]
+    assert (hidden == (-torch.inf if kind == SDPA else torch.finfo(torch.bfloat16).min)).all()
+
+
+def test_layers_of_another_dtype_than_the_model(tiny_model: ModelFactory, trained_tokenizer: Any) -> None:
+    """Under autocast the mask follows the queries."""
+    model = tiny_model("llama")
+    enable_trees(model)
+    batch = tiny.batch_of(trained_tokenizer, JepaConfig())
+    with torch.no_grad():
+        exact = tiny.hidden_states(model, batch)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            half = tiny.hidden_states(model, batch)
+    assert 0 < float((half - exact).norm() / exact.norm()) < 0.05
+
+
+# -- block masks -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("isolated", [False, True])
@@ -174,7 +259,7 @@ def test_attention_sinks() -> None:
 def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The kernel is compiled, as on a GPU; uncompiled it never looks at the lists of blocks."""
     torch._dynamo.reset()
-    monkeypatch.setattr(flex, "_on_cpu", lambda _: False)
+    monkeypatch.setattr(attention, "_on_cpu", lambda _: False)
     yield
     torch._dynamo.reset()
 
@@ -206,8 +291,8 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     torch._dynamo.reset()
     counter = CompileCounter()
     kernel = torch.compile(torch_flex.flex_attention, dynamic=False, backend=counter)
-    monkeypatch.setattr(flex, "_compiled", lambda: kernel)
-    monkeypatch.setattr(flex, "_on_cpu", lambda _: False)
+    monkeypatch.setattr(attention, "_compiled", lambda: kernel)
+    monkeypatch.setattr(attention, "_on_cpu", lambda _: False)
     yield counter
     torch._dynamo.reset()
 
@@ -231,17 +316,6 @@ def test_batches_of_one_size_are_compiled_once(counted: Any, tiny_model: ModelFa
     assert frames(2, 2 * BLOCK) > before
 
 
-def test_many_lengths_do_not_run_uncompiled(counted: Any) -> None:
-    """Torch gives up compiling after eight shapes unless it is told otherwise."""
-    for blocks in range(1, 11):
-        before, length = counted.frame_count, blocks * BLOCK
-        place = torch.arange(length)[None]
-        mask = block_mask(Trees(torch.zeros_like(place), torch.full_like(place, length), place))
-        states = torch.randn(1, 1, length, 4)
-        flex_forward(torch.nn.Identity(), states, states, states, mask)
-        assert counted.frame_count > before
-
-
 # -- errors, dry runs --------------------------------------------------------------------------------------------------
 
 
@@ -250,21 +324,18 @@ def test_training_on_a_cpu_is_refused(tiny_model: ModelFactory, tiny_tokenizer: 
     with pytest.raises(ValueError, match="no backward pass on a CPU; train with attention implementation 'sdpa'"):
         JepaTrainer(tiny_model("llama", "flex_attention"), train_dataset=tiny.records(), **given)
     losses = []
-    for attention in ("sdpa", "flex_attention"):
-        trainer = JepaTrainer(tiny_model("llama", attention), eval_dataset=tiny.records(), **given)
+    for kind in ("sdpa", "flex_attention"):
+        trainer = JepaTrainer(tiny_model("llama", kind), eval_dataset=tiny.records(), **given)
         losses.append(trainer.evaluate()["eval_loss"])
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
-def test_what_flex_can_not_do_is_said(tiny_model: ModelFactory) -> None:
+def test_dropout_is_refused(tiny_model: ModelFactory) -> None:
     model = tiny_model("llama", "flex_attention", attention_dropout=0.25)
     enable_trees(model)
     with pytest.raises(ValueError, match="set attention_dropout to 0"):
         refuse_flex_training(model, torch.device("cuda"))
-    batch = batch_of(packed(1)[1])
     with pytest.raises(ValueError, match=r"no dropout, got 0\.25"):
-        tiny.hidden_states(model.train(), batch)
-    with pytest.raises(ValueError, match="no backward pass on a CPU"):
-        tiny.hidden_states(model.eval(), batch)
+        tiny.hidden_states(model.train(), batch_of(packed(1)[1]))
     refuse_flex_training(tiny_model("llama"), torch.device("cpu"))
     refuse_flex_training(tiny_model("llama", "flex_attention"), torch.device("cuda"))

@@ -7,9 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepjepa.analysis import numbers
-from stepjepa.analysis.numbers import analyse, as_markdown, linear_map, singular_values
-from stepjepa.analysis.representations import ViewEmbeddings
+from stepjepa.inspection import embeddings as numbers
+from stepjepa.inspection.embeddings import (
+    ViewEmbeddings,
+    analyse,
+    linear_map,
+    similarity_quantiles,
+    singular_values,
+    within_and_between,
+)
 
 
 def views(source: Any, target: Any, record: Any = None) -> ViewEmbeddings:
@@ -88,7 +94,7 @@ def test_the_error_of_the_map_is_that_of_the_normal_equations() -> None:
     with_one = np.column_stack([x, np.ones(50)])
     weights = np.linalg.inv(with_one.T @ with_one) @ with_one.T @ y
     missed = ((with_one @ weights - y) ** 2).sum() / ((y - y.mean(0)) ** 2).sum()
-    assert found["relative"] == pytest.approx(missed, rel=1e-6)
+    assert found["relative"] == pytest.approx(missed, rel=1e-5)
     assert found["relative"] < found["held_out"] < 1
 
 
@@ -98,7 +104,6 @@ def test_a_linear_map_is_found_and_an_intercept_is_no_error() -> None:
     assert found["error"] < 1e-3 and moved["error"] > 100
     for each in (found, moved):
         assert each["relative"] < 1e-6 and each["held_out"] < 1e-6
-        assert each["fitted_pairs"] == 100
 
 
 def test_unrelated_views_are_told_from_too_few_of_them() -> None:
@@ -110,13 +115,9 @@ def test_unrelated_views_are_told_from_too_few_of_them() -> None:
     assert numbers["notes"] == []
     numbers = analyse(few)
     assert numbers["linear_map"]["error"] < 1e-3
-    assert numbers["linear_map"]["relative"] < 1e-9
+    assert numbers["linear_map"]["relative"] < 1e-4
     assert numbers["linear_map"]["held_out"] > 1
-    assert [note.partition(":")[0] for note in numbers["notes"]] == [
-        "18 pairs in 20 dimensions",
-        "the held-out map was fitted on 9 pairs in 20 dimensions, too few to find a linear map that may be there; "
-        "take 80 pairs or more",
-    ]
+    assert numbers["notes"][0].startswith("18 pairs in 20 dimensions are too few")
 
 
 def test_pairs_of_one_record_are_never_on_both_sides() -> None:
@@ -125,22 +126,20 @@ def test_pairs_of_one_record_are_never_on_both_sides() -> None:
     records = np.repeat(np.arange(20), 10)
     source = np.eye(20)[records] + 1e-3 * generator.normal(size=(200, 20))
     target = generator.normal(size=(20, 20))[records]
-    assert linear_map(views(source, target))["held_out"] < 0.1  # as if each pair were a record of its own
+    shuffled = generator.permutation(200)
+    assert linear_map(views(source[shuffled], target[shuffled]))["held_out"] < 0.1  # as if each pair were a record
     assert linear_map(views(source, target, records))["held_out"] > 0.9
-    assert linear_map(views(source, target, records))["fitted_pairs"] == 100
 
 
 def test_what_can_not_be_measured_is_none() -> None:
     one = analyse(views([[1.0, 2.0]], [[2.0, 1.0]]))
     assert one["shuffled"] == {"n": 0}
     assert one["matched"]["mean"] == pytest.approx(0.8)
-    nothing = {"relative": None, "held_out": None, "fitted_pairs": 0}
-    assert one["linear_map"] == {"error": pytest.approx(0, abs=1e-6), **nothing}
+    assert one["linear_map"] == {"error": pytest.approx(0, abs=1e-6), "relative": None, "held_out": None}
     assert "source_rank" not in one
     same = analyse(views(np.random.default_rng(0).normal(size=(9, 2)), np.ones((9, 2))))
     assert (same["linear_map"]["relative"], same["linear_map"]["held_out"]) == (None, None)
-    for column in (one, same):
-        assert "–" in as_markdown(["m"], [column])
+    assert similarity_quantiles([None]) == similarity_quantiles([]) == {"n": 0}
 
 
 def test_rounding_is_no_direction() -> None:
@@ -152,27 +151,29 @@ def test_rounding_is_no_direction() -> None:
     numbers = linear_map(views(source, target))
     assert numbers["relative"] == pytest.approx(1 / 3, abs=0.08)
     assert numbers["held_out"] == pytest.approx(1 / 3, abs=0.08)
-    assert linear_map(views(np.ones((400, 3)), generator.normal(size=(400, 3))))["held_out"] == pytest.approx(1)
+    assert linear_map(views(np.ones((400, 3)), generator.normal(size=(400, 3))))["held_out"] == pytest.approx(
+        1, abs=0.02
+    )
 
 
 def test_a_collapse_is_said() -> None:
-    generator = np.random.default_rng(0)
-    near = 1 + 1e-3 * generator.normal(size=(2, 400, 4))
+    near = 1 + 1e-3 * np.random.default_rng(0).normal(size=(2, 400, 4))
     numbers = analyse(views(*near))
     assert numbers["notes"] == ["unrelated pairs are as alike as related ones: the embeddings are one direction"]
     assert numbers["source_rank"] < 1.1
 
 
-def test_table_has_a_column_for_each_model() -> None:
-    found = [analyse(random_views(30, 4, seed)) for seed in (0, 1)]
-    groups = {"groups": {"within": 0.5, "between": None, "groups": 1200}}
-    lines = as_markdown(["first", "second model"], [{**each, **groups} for each in found]).splitlines()
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    assert cells[0] == ["", "first", "second model"]
-    assert len({len(line) for line in lines}) == 1
-    table = {row[0]: row[1:] for row in cells}
-    assert table["pairs"] == ["30", "30"]
-    assert table["cosine, matched"] == [f"{each['matched']['mean']:.3f}" for each in found]
-    assert table["share of the spread of Y that it misses"] == [f"{n['linear_map']['relative']:.3f}" for n in found]
-    assert table["cosine within groups (1,200 groups)"] == ["0.500", "0.500"]
-    assert table["cosine between groups (1,200 groups)"] == ["–", "–"]
+@pytest.mark.parametrize(("size", "width", "count"), [(2, 3, 1), (7, 5, 3), (61, 4, 61)])
+def test_similarity_in_and_between_groups_is_that_of_the_double_loop(size: int, width: int, count: int) -> None:
+    random = np.random.default_rng(size)
+    embeddings = random.normal(size=(size, width)) + 0.3
+    groups = [f"group {number}" for number in random.permutation(size) % count]
+    cosines: dict[str, list[float]] = {"within": [], "between": []}
+    for one, other in itertools.combinations(range(size), 2):
+        kind = "within" if groups[one] == groups[other] else "between"
+        cosines[kind].append(cosine(embeddings[one], embeddings[other]))
+    found = within_and_between(embeddings, groups)
+    assert found["groups"] == count
+    for name, values in cosines.items():
+        assert found[f"{name}_pairs"] == len(values)
+        assert found[name] == (pytest.approx(np.mean(values), abs=1e-12) if values else None)

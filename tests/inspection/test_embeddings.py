@@ -1,26 +1,36 @@
 """Embeddings of views: where training reads them, and at any layer what separate plain passes give."""
 
+import json
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 import tiny
-from stepjepa.analysis.representations import Reading, ViewEmbeddings, embed_views
+from slow_trees import separately
+from stepjepa.batch.collate import Item
 from stepjepa.chat.tokens import predictor_ids
+from stepjepa.cli import main
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
+from stepjepa.files import write_jsonl
+from stepjepa.inspection.embeddings import ViewEmbeddings, compare_views, embed_views, similarity_config
 from stepjepa.models.attention import enable_trees
 from stepjepa.objectives.objective import Objective, jepa_loss
+from stepjepa.run_folder import trained_objective
 
 STEPS = {"mode": "step-jepa", "pairs": "all"}
 
 
-def embed(model: Any, tokenizer: Any, config: JepaConfig, *reading: Any, batch_size: int = 16) -> ViewEmbeddings:
-    return embed_views(model, tokenizer, tiny.records(), config, Reading(*reading), batch_size=batch_size)
+def embed(
+    model: Any, tokenizer: Any, config: JepaConfig, layer: int | None = None, pooling: str = "trained", **options: Any
+) -> ViewEmbeddings:
+    return embed_views(model, tokenizer, tiny.records(), config, layer=layer, pooling=pooling, **options)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +51,7 @@ def test_the_default_reading_is_that_of_training(
     enable_trees(model)
     with torch.no_grad():
         outputs = jepa_loss(model, tiny.batch_of(trained_tokenizer, config), Objective.from_config(config))
-    assert len(found) == len(outputs.source) > 2
+    assert len(found.record) == len(outputs.source) > 2
     tiny.assert_same(torch.from_numpy(found.source), outputs.source)
     tiny.assert_same(torch.from_numpy(found.target), outputs.target)
 
@@ -112,7 +122,7 @@ def compare_with_separate_passes(
     slow = Slow(model, tokenizer, config, *reading)
     expected = [pair for record in tiny.records() for pair in slow.pairs(record)]
     found = embed(model, tokenizer, config, *reading)
-    assert len(found) == len(expected) > 2
+    assert len(found.record) == len(expected) > 2
     for fast, each in zip((found.source, found.target), zip(*expected, strict=True), strict=True):
         tiny.assert_same(torch.from_numpy(fast), torch.from_numpy(np.stack(each)), tolerance)
 
@@ -162,12 +172,81 @@ def test_what_can_not_be_embedded(tiny_model: Any, trained_tokenizer: Any) -> No
     config = JepaConfig(mode="llm-jepa", predictors=1)
     for layer in (3, -4):
         with pytest.raises(UserError, match=rf"--layer: expected -3 to 2 for a model of 2 layers, got {layer}"):
-            embed_views(model, trained_tokenizer, records, config, Reading(layer))
+            embed_views(model, trained_tokenizer, records, config, layer=layer)
     with pytest.raises(UserError, match=r"memory.jsonl: none of 1 records has a pair of step-jepa views; see --step"):
         embed_views(model, trained_tokenizer, records[2:], JepaConfig(**STEPS))
     deep = JepaConfig(mode="llm-jepa", layout="branched", predictors=1, last_token=-12)
     with pytest.raises(UserError, match="--pooling mean: the readout stands outside its view"):
-        embed_views(model, trained_tokenizer, [tiny.make_record("Add.", "3", "4" * 30)], deep, Reading(-1, "mean"))
+        embed_views(model, trained_tokenizer, [tiny.make_record("Add.", "3", "4" * 30)], deep, pooling="mean")
     model.get_input_embeddings().weight.data[:] = float("nan")
     with pytest.raises(UserError, match=r"not finite.*--dtype float32"):
         embed_views(model, trained_tokenizer, records, config)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: Any, trained_tokenizer: Any) -> dict[str, Path]:
+    """A regular and a Step-JEPA run on the same records, each evaluated on them."""
+    folder = tmp_path_factory.mktemp("runs")
+    tiny.make_model("llama").save_pretrained(folder / "base")
+    trained_tokenizer.save_pretrained(folder / "base")
+    write_jsonl(folder / "data.jsonl", [{"messages": list(record.messages)} for record in tiny.records()])
+    shared = ["--train_file", folder / "data.jsonl", "--model_name", folder / "base", "--use_cpu", "--max_steps", "2"]
+    found = {}
+    for name, flags in {"regular": ["--regular"], "step": ["--step_jepa", "--layout", "inplace"]}.items():
+        run = folder / name
+        assert main(list(map(str, ["train", *shared, "--output_dir", run, "--save_strategy", "no", *flags]))) == 0
+        evaluate = ["evaluate", "--model_path", run, "--test_file", folder / "data.jsonl", "--task", "generic"]
+        evaluate += ["--output_file", run / "test.jsonl", "--max_new_tokens", 5, "--similarity", "step-jepa"]
+        assert main(list(map(str, evaluate))) == 0
+        found[name] = run
+    return found
+
+
+def test_similarity_is_that_of_separate_passes(tiny_tokenizer: Any) -> None:
+    model, records = tiny.make_model("llama"), tiny.records()
+    config = JepaConfig(mode="step-jepa", predictors=3, pairs="all")
+    made = tiny.tokenized(tiny_tokenizer, config, records)
+    collate = tiny.collator(tiny_tokenizer, config)
+    with torch.no_grad():
+        slow = separately(model, [collate.sequences(Item(record)) for record in made])
+    owners = [index for index, record in enumerate(made) for _ in record.pairs]
+    cosines = torch.stack([torch.stack([F.cosine_similarity(s, t, dim=0) for t in slow.target]) for s in slow.source])
+    found = compare_views(model, tiny_tokenizer, records, config)
+    count = len(owners)
+    assert found.totals["pairs"] == count == 4
+    assert found.totals["matched_similarity"] == pytest.approx(float(cosines.diag().mean()), abs=1e-5)
+    off = (cosines.sum() - cosines.diag().sum()) / (count * (count - 1))
+    assert found.totals["shuffled_similarity"] == pytest.approx(float(off), abs=1e-5)
+    # One number for each record: the mean of its three pairs, its one pair, none.
+    assert owners == [0, 0, 0, 1]
+    expected = [float(cosines.diag()[:3].mean()), float(cosines.diag()[3])]
+    assert found.per_record[:2] == pytest.approx(expected, abs=1e-5)
+    assert found.per_record[2:] == [None]
+
+
+def test_a_model_is_read_where_it_was_trained_to_be_read(runs: dict[str, Path], tmp_path: Path) -> None:
+    step = similarity_config(runs["step"], "step-jepa")
+    assert (step.mode, step.layout, step.predictors) == ("step-jepa", "branched", 2)
+    assert similarity_config(runs["regular"], "step-jepa").predictors == 0
+    other = similarity_config(runs["step"], "llm-jepa")
+    assert (other.mode, other.layout, other.predictors) == ("llm-jepa", "separate", 0)
+    with pytest.raises(UserError, match="no run folder"):
+        similarity_config(tmp_path, "step-jepa")
+    # A checkpoint is read as the run that it lies in, a folder of any other name is not.
+    for name, known in (("checkpoint-2", True), ("other", False)):
+        (runs["step"] / name).mkdir()
+        objective = trained_objective(runs["step"] / name)
+        assert (objective is not None) == known
+    assert similarity_config(runs["step"] / "checkpoint-2", "step-jepa") == step
+
+
+def test_right_and_wrong_answers_are_told_apart(runs: dict[str, Path]) -> None:
+    lines = [json.loads(line) for line in (runs["step"] / "test.jsonl").read_text().splitlines()]
+    found = json.loads((runs["step"] / "test.summary.json").read_text())["similarity"]
+    measured = [line["similarity"] for line in lines if line["similarity"] is not None]
+    # Tiny models know nothing, so all that has a pair of steps is on one side.
+    assert {line["error"] is None for line in lines} == {False}
+    assert len(measured) == found["wrong"]["n"] == found["pairs"] < len(lines)
+    assert found["wrong"]["mean"] == pytest.approx(sum(measured) / len(measured))
+    assert found["wrong"]["mean"] == pytest.approx(found["matched_similarity"], abs=1e-6)
+    assert found["right"] == {"n": 0}

@@ -1,0 +1,344 @@
+"""Embeddings of the views of records, read off a model from the sequences that training runs, and what they say."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from accelerate.utils import send_to_device
+from numpy.typing import NDArray
+from torch import Tensor
+
+from stepjepa.batch.collate import Collator, Item
+from stepjepa.batch.dataset import BLOCK
+from stepjepa.batch.sequences import Sequence as Tokens
+from stepjepa.batch.tokenize import RecordTokenizer
+from stepjepa.config import JepaConfig, changes_text
+from stepjepa.data.records import Record
+from stepjepa.errors import UserError, naming_batch_size
+from stepjepa.models.encode import Encoded, check_layer, encode
+from stepjepa.models.setup import packing, set_up_attention
+from stepjepa.objectives.monitors import COLLAPSE_SIMILARITY, Window, share
+from stepjepa.run_folder import RUN_FILE, run_of, trained_objective
+
+QUANTILES = (0.1, 0.2, 0.5, 0.8, 0.9)
+TOP = 100
+"""How many of the largest singular values are averaged, as in the LLM-JEPA paper (arXiv 2509.14252)."""
+CROSSED = 2000
+"""Most pairs that are crossed with each other for the quantiles of shuffled pairs."""
+
+Matrix = NDArray[np.float32] | NDArray[np.float64]
+
+
+def reading_config(trained: dict[str, Any] | None, views: str) -> JepaConfig:
+    """How the views (``llm-jepa`` or ``step-jepa``) of a model are read, from its ``run_folder.trained_objective``.
+
+    A model trained on these views is read where it was trained to be read; any other, ``regular`` runs among them, at
+    the end of the source view, with no predictor token, which it has never seen.
+    """
+    chosen: dict[str, Any] = {"over_length": "skip", "mode": views, "predictors": 0}
+    if trained is not None:
+        kept = ["step_separator", "max_length", "labels"]
+        if trained["mode"] == views:
+            kept += ["layout", "predictors", "pairs", "front_pred", "reverse_pred", "last_token"]
+            kept += ["pair_distance", "pooling", "jepa_layer"]
+        # Runs of earlier versions do not know all.
+        chosen |= {name: trained[name] for name in kept if name in trained}
+        if trained.get("plain"):
+            # Also where the user's text alone was trained on: the answer is a view of its own.
+            chosen |= {"plain": True, "labels": "assistant"}
+        if changes_text(chosen.get("layout", "branched")):
+            # The same views, in a main sequence without predictor tokens and isolated steps.
+            chosen["layout"] = "branched"
+    return JepaConfig(**chosen)
+
+
+def similarity_config(run_folder: str | os.PathLike[str], views: str) -> JepaConfig:
+    """The :func:`reading_config` of a run folder; UserError if it is none, or :func:`refuse_stripped`."""
+    refuse_stripped(run_folder)
+    trained = trained_objective(run_folder)
+    if trained is None:
+        raise UserError(f"is no run folder (no {RUN_FILE} that tells how the model was trained)", path=Path(run_folder))
+    return reading_config(trained, views)
+
+
+def refuse_stripped(run_folder: str | os.PathLike[str]) -> None:
+    """Refuse, as a UserError, a model exported without the predictor tokens at which its views are read."""
+    if (run_of(run_folder) or {}).get("stripped_predictors"):
+        raise UserError(
+            "was exported without the predictor tokens at which its views are read (--strip_predictors); name the run "
+            "it was exported from",
+            path=Path(run_folder),
+        )
+
+
+@dataclass(frozen=True)
+class ViewEmbeddings:
+    """The embeddings of all P pairs of some records, in the records' order."""
+
+    source: NDArray[np.float32]  # [P, D]
+    target: NDArray[np.float32]  # [P, D]
+    record: NDArray[np.int64]  # [P], index of the record that a pair is of
+    pair: NDArray[np.int64]  # [P], which of its record's pairs, from 1; for Step-JEPA the number of the source step
+
+
+def embed_views(
+    model: Any,
+    tokenizer: Any,
+    records: Sequence[Record],
+    config: JepaConfig,
+    *,
+    layer: int | None = None,
+    pooling: str = "trained",
+    batch_size: int = 16,
+) -> ViewEmbeddings:
+    """Embed the views of all pairs of some records; those without a pair, or over length, have none.
+
+    Args:
+        model: in evaluation mode, not wrapped.
+        tokenizer: with the predictor tokens that ``config`` asks for.
+        records: the records.
+        config: a mode with views, in a layout other than ``inplace``.
+        layer: index of ``hidden_states``: 0 is the embedding layer, -1 the last layer after the final norm; by default
+            the layer of training. A predictor head is no part of Enc and is not applied.
+        pooling: ``last`` takes the readout, ``mean`` the mean over the view up to the readout (the template around it
+            where the view stands alone, and its predictor tokens, are parts of it), ``trained`` what
+            ``config.pooling`` says.
+        batch_size: records per batch.
+
+    Raises:
+        UserError: no record has a pair, the model can't be run on views or has no such layer, its numbers overflow, or
+            the memory is too small.
+    """
+    from tqdm.auto import tqdm
+
+    layer = config.jepa_layer if layer is None else layer
+    try:
+        encoding, _ = set_up_attention(model, replace(config, encoding="auto", jepa_layer=-1))
+        check_layer(model.config.get_text_config().num_hidden_layers, layer)
+    except ValueError as error:
+        raise UserError(str(error).replace("jepa_layer:", "--layer:")) from None
+    made = RecordTokenizer(tokenizer, config)
+    blocks = (made.tokenize_each(records[start : start + BLOCK]) for start in range(0, len(records), BLOCK))
+    tokenized = enumerate(chain.from_iterable(blocks))
+    found = {index: record for index, record in tokenized if record is not None and record.pairs}
+    if not found:
+        raise UserError(
+            f"none of {len(records)} records has a pair of {config.mode} views; see --step_separator and --max_length",
+            path=records[0].path if records else None,
+        )
+    options = packing(model, config, model.device.type)
+    collator = _Reader.of(config, made.predictors.tolist(), encoding=encoding, pooling=pooling, **options)
+    # Long ones first, so that memory problems show at once; like lengths together, so that there is little padding.
+    order = sorted(found, key=lambda index: -len(found[index].ids))
+    embeddings: dict[int, NDArray[np.float32]] = {}  # [pairs of the record, 2, D]
+    bar = tqdm(total=len(order), desc="embed", unit="rec", file=sys.stderr, disable=not sys.stderr.isatty())
+    with bar, torch.inference_mode(), naming_batch_size(batch_size):
+        for start in range(0, len(order), batch_size):
+            some = order[start : start + batch_size]
+            batch = send_to_device(collator(Item(found[index]) for index in some), model.device)
+            both = encode(model, batch, _both, layer=layer)["both"]
+            parts = both.split([len(found[index].pairs) for index in some])
+            embeddings.update(zip(some, (part.cpu().numpy() for part in parts), strict=True))
+            bar.update(len(some))
+    joined = np.concatenate([embeddings[index] for index in found])  # [P, 2, D]
+    if not np.isfinite(joined).all():
+        raise UserError("some embeddings are not finite; the model's numbers overflow: try --dtype float32")
+    return ViewEmbeddings(
+        np.ascontiguousarray(joined[:, 0]),
+        np.ascontiguousarray(joined[:, 1]),
+        np.asarray([index for index, record in found.items() for _ in record.pairs]),
+        np.asarray([number for record in found.values() for number in range(1, len(record.pairs) + 1)]),
+    )
+
+
+def _both(encoded: Encoded) -> dict[str, Tensor]:
+    """``[P, 2, D]``: source and target embeddings."""
+    return {"both": torch.stack(encoded.pairs, dim=1).float()}
+
+
+@dataclass(frozen=True)
+class _Reader(Collator):
+    """Collates the views of records alone, and pools them as :func:`embed_views` says."""
+
+    pooling: str = "trained"
+
+    def sequences(self, item: Item) -> list[Tokens]:
+        """What is read of a record."""
+        found = [sequence for sequence in super().sequences(item) if sequence.readouts]
+        if self.pooling == "trained":
+            return found
+        pooled = []
+        for sequence in found:
+            readouts = []
+            for read in sequence.readouts:
+                first = item.record.pairs[read.pair].first
+                # The first view of a pair may stand in the main text, behind what is no part of it; others stand alone.
+                in_text = first.in_main and (read.kind == "target") == self.reading.reverse
+                start = read.end - 1 if self.pooling == "last" else first.start if in_text else 0
+                if start >= read.end:
+                    told = "--pooling mean: the readout stands outside its view, by --last_token; use --pooling last"
+                    raise UserError(told)
+                readouts.append(read._replace(start=start))
+            pooled.append(replace(sequence, readouts=tuple(readouts)))
+        return pooled
+
+
+class Similarity(NamedTuple):
+    """What :func:`compare_views` finds."""
+
+    totals: dict[str, float]  # see similarity_totals
+    per_record: list[float | None]  # mean cosine of each record's pairs; None without a pair
+
+
+def compare_views(
+    model: Any, tokenizer: Any, records: Sequence[Record], config: JepaConfig, *, batch_size: int = 16
+) -> Similarity:
+    """Embed all pairs of some records as training does, and compare them; for the arguments see :func:`embed_views`."""
+    embeddings = embed_views(model, tokenizer, records, config, batch_size=batch_size)
+    cosines = pair_cosines(embeddings)
+    per_record: list[float | None] = [None] * len(records)
+    for index in np.unique(embeddings.record).tolist():
+        per_record[index] = float(cosines[embeddings.record == index].mean())
+    return Similarity(similarity_totals(embeddings), per_record)
+
+
+def unit_rows(matrix: Matrix) -> NDArray[np.float64]:
+    """Rows of length 1; a row of zeros stays as it is."""
+    wide = matrix.astype(np.float64)
+    return wide / np.maximum(np.linalg.norm(wide, axis=1, keepdims=True), np.finfo(np.float64).tiny)
+
+
+def pair_cosines(embeddings: ViewEmbeddings) -> NDArray[np.float64]:
+    """``[P]``: the cosine of each matched pair."""
+    return (unit_rows(embeddings.source) * unit_rows(embeddings.target)).sum(axis=1)
+
+
+def similarity_totals(embeddings: ViewEmbeddings) -> dict[str, float]:
+    """``pairs``, ``matched_similarity``, ``shuffled_similarity`` (over all P * (P - 1) wrong partners; missing for a
+    single pair) and what ``monitors.Window.geometry`` gives, of all pairs."""
+    window = Window(keep=len(embeddings.record))
+    window.add_pairs(torch.from_numpy(embeddings.source), torch.from_numpy(embeddings.target))
+    matched, shuffled, pairs, crossings = window.totals(["matched", "shuffled", "pairs", "crossings"])
+    shares = share("matched_similarity", matched, pairs) | share("shuffled_similarity", shuffled, crossings)
+    return {"pairs": pairs, **shares, **window.geometry()}
+
+
+def similarity_quantiles(values: Iterable[float | None]) -> dict[str, Any]:
+    """``n``, ``mean``, ``std`` and ``quantiles`` (by share) of cosines, of which None was not measured."""
+    measured = np.asarray([value for value in values if value is not None], np.float64)
+    if not len(measured):
+        return {"n": 0}
+    quantiles = {str(q): float(v) for q, v in zip(QUANTILES, np.quantile(measured, QUANTILES), strict=True)}
+    return {
+        "n": len(measured),
+        "mean": float(measured.mean()),
+        "std": float(measured.std()),
+        "quantiles": quantiles,
+    }
+
+
+def analyse(embeddings: ViewEmbeddings, *, seed: int = 0) -> dict[str, Any]:
+    """All numbers of one model; ``seed`` draws the sample behind the quantiles of many shuffled pairs.
+
+    Returns:
+        ``pairs``, ``records``, ``dimensions``; cosines of ``matched`` and ``shuffled`` pairs, both means over all;
+        effective ranks and ``retrieval_top1`` (missing for a single pair); the singular values of the ``difference`` of
+        source and target, and of the ``unit_difference`` of the same scaled to length 1; ``linear_map``; ``notes``,
+        sentences about what these numbers can't say.
+    """
+    totals, source, target = similarity_totals(embeddings), embeddings.source, embeddings.target
+    chosen = np.arange(len(source))
+    if len(chosen) > CROSSED:
+        chosen = np.random.default_rng(seed).choice(chosen, CROSSED, replace=False)
+    crossed = (unit_rows(source[chosen]) @ unit_rows(target[chosen]).T)[~np.eye(len(chosen), dtype=np.bool_)]
+    cosines = {
+        "matched": similarity_quantiles(pair_cosines(embeddings)),
+        "shuffled": similarity_quantiles(crossed),
+    }
+    for kind, found in cosines.items():
+        if (mean := totals.pop(f"{kind}_similarity", None)) is not None:
+            found["mean"] = mean
+    pairs, dimensions = source.shape
+    notes = []
+    if cosines["shuffled"].get("mean", 0.0) > COLLAPSE_SIMILARITY:
+        notes.append("unrelated pairs are as alike as related ones: the embeddings are one direction")
+    if pairs < 4 * dimensions:
+        notes.append(
+            f"{pairs} pairs in {dimensions} dimensions are too few to tell a linear map, and {dimensions} or fewer are "
+            f"fitted by one without error, whatever they are; take {4 * dimensions} pairs or more"
+        )
+    return {
+        **totals,
+        "pairs": pairs,
+        "records": len(np.unique(embeddings.record)),
+        "dimensions": dimensions,
+        **cosines,
+        "difference": singular_values(source - target),
+        "unit_difference": singular_values(unit_rows(source) - unit_rows(target)),
+        "linear_map": linear_map(embeddings),
+        "notes": notes,
+    }
+
+
+def singular_values(matrix: Matrix) -> dict[str, Any]:
+    """``values``, all singular values of a matrix ``[P, D]``, not centred; ``top``, how many ``top_mean`` averages."""
+    values = np.linalg.svd(matrix.astype(np.float64), compute_uv=False)
+    top = min(TOP, len(values))
+    return {"values": values.tolist(), "top": top, "top_mean": float(values[:top].mean())}
+
+
+def linear_map(embeddings: ViewEmbeddings) -> dict[str, Any]:
+    """How near the targets Y are to a linear map W of the sources X.
+
+    Returns:
+        ``error``: the smallest ``||X W - Y||`` (Frobenius), as in the LLM-JEPA paper; zero by itself where there are
+        no more pairs than dimensions. ``relative``: the square of the same for a ridge regression with an intercept,
+        over ``||Y - mean of Y||^2``: between 0 and 1. ``held_out``: that ratio where each half of the records is
+        predicted from the other; 1 is no better than the mean, and there is no upper end. None where a ratio can't be
+        formed.
+    """
+    from sklearn.linear_model import Ridge
+    from sklearn.model_selection import GroupKFold, cross_val_predict
+
+    source, target = embeddings.source.astype(np.float64), embeddings.target.astype(np.float64)
+    # Directions below the rounding of the float32 embeddings are noise, which an exact solution would blow up.
+    rounding = float(np.finfo(np.float32).eps)
+    weights = np.linalg.lstsq(source, target, rcond=rounding * max(source.shape))[0]
+    ridge = Ridge(alpha=rounding * float((source**2).sum()))
+    spread = float(((target - target.mean(0)) ** 2).sum())
+    relative = held_out = None
+    if spread > 0:
+        relative = float(((ridge.fit(source, target).predict(source) - target) ** 2).sum()) / spread
+        if len(np.unique(embeddings.record)) > 1:
+            # Pairs of one record are never on both sides.
+            found = cross_val_predict(ridge, source, target, groups=embeddings.record, cv=GroupKFold(2))
+            held_out = float(((found - target) ** 2).sum()) / spread
+    return {"error": float(np.linalg.norm(source @ weights - target)), "relative": relative, "held_out": held_out}
+
+
+def within_and_between(embeddings: Matrix, groups: Sequence[str]) -> dict[str, float | int | None]:
+    """Mean cosine of all pairs of different rows ``[N, D]`` in a group and across groups, and how many pairs there are.
+
+    Linear in N: the cosines of all pairs of unit vectors add up to (|their sum|^2 - their number) / 2.
+    """
+    rows = unit_rows(embeddings)
+    _, members, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+    sums = np.zeros((len(sizes), rows.shape[1]))  # [groups, D]
+    np.add.at(sums, members, rows)
+    pairs = {"within": int((sizes * (sizes - 1)).sum()) // 2}
+    pairs["between"] = len(rows) * (len(rows) - 1) // 2 - pairs["within"]
+    squared = float((sums**2).sum())
+    found = {
+        "within": (squared - float((rows**2).sum())) / 2,
+        "between": (float((sums.sum(axis=0) ** 2).sum()) - squared) / 2,
+    }
+    means = {name: amount / pairs[name] if pairs[name] else None for name, amount in found.items()}
+    return {**means, **{f"{name}_pairs": count for name, count in pairs.items()}, "groups": len(sizes)}

@@ -1,0 +1,208 @@
+"""Documents: every block of commands and of Python is run on small material, or marked; flags, files, links exist."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from document_blocks import LANGUAGES, ROOT, blocks, documents, why_not
+from document_world import World, make_shared
+from stepjepa.arguments import training_fields
+from stepjepa.batch.layouts import LAYOUTS
+from stepjepa.cli import main, normalise
+from stepjepa.commands import COMMANDS, make_parser, parse
+from stepjepa.commands.train import check
+from stepjepa.files import write_jsonl
+from stepjepa.objectives.term import TERMS
+from stepjepa.tasks.registry import TASKS, load_task
+
+PAGES = [page for page in documents() if any(block.commands() or block.language for block in blocks(page))]
+QUICK = {"README.md", "docs/tutorial.md", "docs/design.md", "docs/tasks.md"}
+"""Pages whose commands ``make test`` runs; ``make test-slow`` runs those of all others."""
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_shared(tmp_path_factory.mktemp("documents"))
+
+
+@pytest.fixture
+def world(tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before, modules = dict(os.environ), set(sys.modules)
+    registered: list[tuple[dict[str, Any], dict[str, Any]]] = [(known, dict(known)) for known in (LAYOUTS, TERMS)]
+    yield World(tmp_path, shared)
+    # Pages add layouts and terms of their own, and name their own modules alike.
+    for known, those_before in registered:
+        known.clear()
+        known.update(those_before)
+    for name in set(sys.modules) - modules:
+        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.mark.parametrize(
+    ("page", "slow"),
+    [
+        *(pytest.param(page, False, marks=[] if page in QUICK else pytest.mark.slow) for page in PAGES),
+        *(
+            pytest.param(page, True, marks=pytest.mark.slow)
+            for page in PAGES
+            if any(block.mark == "slow" for block in blocks(page))
+        ),
+    ],
+)
+def test_the_commands_of_a_document_run(
+    page: str, slow: bool, world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for block in blocks(page):
+        if block.title:
+            target = world.folder / block.title
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(block.text + "\n", encoding="utf-8")
+        wanted = not block.mark or (block.mark == "slow" and slow)
+        if block.language == "python" and not block.title and wanted and why_not(page, "") is None:
+            code = re.sub(r"max_steps=\d+", 'max_steps=2, use_cpu=True, report_to="none"', block.text)
+            exec(compile(code, block.place, "exec"), {"__name__": "__main__"})
+        for words in block.commands():
+            command = world.whole(words[1:]) if words[0] == "stepjepa" else words
+            if not wanted or why_not(page, " ".join(words)) is not None:
+                continue
+            assert words[0] == "stepjepa", f"{block.place}: nobody knows how to run '{words[0]}'; mark it with a reason"
+            small = world.small(command)
+            code = world.run(small)
+            said = capsys.readouterr().err
+            assert code == 0, f"{block.place}: stepjepa {' '.join(small)}: exit code {code}\n{said[-1500:]}"
+
+
+def flags_of(words: list[str]) -> set[str]:
+    """The flags that a command of ours, or its sub-command, knows."""
+    parser: argparse.ArgumentParser = make_parser(words[0])
+    if words[0] == "prepare" and len(words) > 1:
+        (kinds,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+        parser = kinds.choices[words[1]]
+    known = {*parser._option_string_actions}
+    if words[0] in ("train", "estimate", "sweep"):
+        # These hand flags on: to TrainingArguments, to train and evaluate.
+        known |= {f"--{name}" for name in training_fields()}
+    if words[0] in ("estimate", "sweep"):
+        known |= flags_of(["train"]) | flags_of(["evaluate"])
+    return known
+
+
+def test_flags_files_targets_and_extras_of_every_command_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    with (ROOT / "pyproject.toml").open("rb") as stream:
+        extras = set(tomllib.load(stream)["project"]["optional-dependencies"])
+    found = [(block, words) for page in documents() for block in blocks(page) for words in block.commands()]
+    for block, words in found:
+        # The log names commands and files of its day.
+        if block.page == "docs/log.md":
+            continue
+        if words[0] == "make":
+            assert {word for word in words[1:] if "=" not in word} <= targets, block.place
+        if words[0].startswith("python") and "/" in words[1]:
+            assert (ROOT / words[1]).is_file(), block.place
+        assert set(re.findall(r"stepjepa\[(\w+)\]", " ".join(words))) <= extras, block.place
+        if re.search(r"(^|-m )stepjepa [a-z]", " ".join(words)):
+            inner = words[words.index("stepjepa") + 1 :]
+            assert inner[0] in COMMANDS, block.place
+            flags = {word.partition("=")[0] for word in normalise(inner) if word.startswith("--")}
+            assert flags <= flags_of(inner), f"{block.place}: {sorted(flags - flags_of(inner))}"
+
+
+def test_commands_for_users_of_other_tools_mean_something() -> None:
+    """Their data and models are the reader's, so each is parsed and checked but not run."""
+    for block in blocks("docs/coming-from.md"):
+        for words in block.commands():
+            if words[:2] == ["stepjepa", "train"] and "--push_to_hub" not in words:
+                with contextlib.chdir(ROOT):
+                    check(parse("train", normalise(words[2:])))
+    page = (ROOT / "docs" / "coming-from.md").read_text(encoding="utf-8")
+    ours = [line.split(" | ", 1)[1] for line in page.splitlines() if line.startswith("| ") and " | " in line]
+    named = {flag for cell in ours for flag in re.findall(r"`?(--[\w-]+)", cell)}
+    known = flags_of(["train"]) | flags_of(["export"]) | flags_of(["evaluate"]) | {"--dataset", "--columns"}
+    assert len(named) > 40
+    assert named <= known, named - known
+
+
+def test_fences_name_a_language_and_hold_it() -> None:
+    for page in documents():
+        for block in blocks(page):
+            if not block.fenced:
+                continue
+            assert block.language in LANGUAGES, f"{block.place}: '{block.language}'"
+            if block.language == "yaml":
+                yaml.safe_load(block.text)
+            if block.language == "json":
+                for line in block.text.splitlines() if block.title.endswith(".jsonl") else [block.text]:
+                    json.loads(line)
+
+
+def test_links_and_tests_that_documents_name_exist() -> None:
+    for name in [*documents(), "CHANGELOG.md"]:
+        text = (ROOT / name).read_text(encoding="utf-8")
+        for link in re.findall(r"\]\((?!http)([^)#]+)\)", text):
+            assert (ROOT / name).parent.joinpath(link).exists(), f"{name} links to {link}"
+    # Each promise has a test.
+    for line in (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8").splitlines():
+        place = ROOT
+        for path in re.findall(r"`([\w/]+\.py)`", line):
+            place = (ROOT / path).parent if "/" in path else place
+            assert (ROOT / path if "/" in path else place / path).is_file(), line
+
+
+def test_the_files_from_the_command_line_to_the_loss_exist() -> None:
+    page = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    rows = page.partition("## From the command line to the loss")[2].partition("\n## ")[0].splitlines()
+    named = [re.findall(r"`([\w/]+\.py)`", row.split("|")[1])[0] for row in rows if row.startswith("| `")]
+    assert 5 < len(named) <= 10
+    for path in named:
+        assert (ROOT / "src" / "stepjepa" / path).is_file(), path
+
+
+def test_the_page_of_tasks_has_every_task_and_an_own_one_that_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (ROOT / "docs" / "tasks.md").read_text(encoding="utf-8")
+    table = page.partition("| task | data sets |")[2].partition("\n\n")[0].splitlines()[2:]
+    rows = {
+        cells[0].strip("`"): cells
+        for cells in ([cell.strip() for cell in line.strip("|").split(" | ")] for line in table)
+    }
+    assert list(rows) == list(TASKS)
+    for name, cells in rows.items():
+        task = load_task(name)
+        assert cells[4].startswith(f"`{task.headline}`")
+        assert cells[6] == f"`{task.lenient}`"
+        assert cells[3] == (task.system_prompt or "–")
+    monkeypatch.chdir(tmp_path)
+    Path("my_task.py").write_text(page.partition("```python\n")[2].partition("```")[0], encoding="utf-8")
+    chat = [{"role": "user", "content": "What is the capital of Peru?"}, {"role": "assistant", "content": "Lima"}]
+    write_jsonl("test.jsonl", [{"messages": chat}] * 3)
+    said = ["Lima, of course", "It is Lima", ""]
+    write_jsonl("said.jsonl", [{"index": i, "generated": text} for i, text in enumerate(said)])
+    command = "score --task my_task:Capital --test_file test.jsonl --predictions said.jsonl --output_file scored.jsonl"
+    assert main(command.split()) == 0
+    lines = [json.loads(line) for line in Path("scored.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [list(line["scores"].values()) for line in lines] == [[True, True], [False, True], [False, False]]
+    assert [line["error"] for line in lines] == [None, "wrong answer", "no answer found"]
+
+
+def test_the_table_of_performance_is_that_of_the_committed_results() -> None:
+    subprocess.run([sys.executable, str(ROOT / "benchmarks" / "tables.py"), "--check"], check=True)

@@ -1,0 +1,183 @@
+"""What is drawn of an analysis and in which colour; pictures show what the data holds; the folder keeps all of it."""
+
+from itertools import product
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_rgba
+
+import tiny
+from stepjepa.errors import UserError
+from stepjepa.inspection.analysis import AnalysisSettings, choose_points, group_of, view_names
+from stepjepa.inspection.embeddings import ViewEmbeddings
+from stepjepa.inspection.plots import (
+    PALETTE,
+    Points,
+    choose_classes,
+    draw_projection,
+    draw_singular_values,
+    project,
+    save_figure,
+)
+from stepjepa.inspection.record import COLOURS
+
+# -- points ------------------------------------------------------------------------------------------------------------
+
+# Three pairs of record 1, one of record 0 and one of record 2; the numbers in the vectors say which is which.
+RECORD = np.asarray([0, 1, 1, 1, 2])
+PAIR = np.asarray([1, 1, 2, 3, 1])
+VALUES = (10 * RECORD + PAIR)[:, None].astype(np.float32)
+EMBEDDINGS = ViewEmbeddings(VALUES, -VALUES, RECORD, PAIR)
+RECORDS = [
+    tiny.make_record("", "q", answer, group=group)
+    for answer, group in (("Good", 3), (" Bad\nfilm ", "b"), ("x" * 50, 3))
+]
+
+
+def points(colouring: str, views: tuple[str, str] = ("text", "code"), **options: Any) -> Points:
+    settings = AnalysisSettings(["run"], "t.jsonl", "out", t_sne_type=colouring, **options)
+    return choose_points(EMBEDDINGS, RECORDS, views, settings)
+
+
+def drawn(found: Points) -> list[tuple[float, str]]:
+    return [(float(vector[0]), label) for vector, label in zip(found.vectors, found.labels, strict=True)]
+
+
+def test_views_are_both_drawn() -> None:
+    found = points("in_n_out")
+    sources = [(value, "Enc(text)") for value in (1, 11, 12, 13, 21)]
+    assert drawn(found) == sources + [(-value, "Enc(code)") for value, _ in sources]
+    assert found.is_target.tolist() == [False] * 5 + [True] * 5
+    sample = points("in_n_out", max_points=2, seed=1)
+    assert (sample.vectors[:2] == -sample.vectors[2:]).all()
+
+
+def test_labels_of_the_record_colour_the_text_alone() -> None:
+    answers = [(1, "Good"), *[(value, "Bad film") for value in (11, 12, 13)], (21, "x" * 50)]
+    assert drawn(points("rotten_tomatoes")) == answers
+    assert [label for _, label in drawn(points("paraphrase"))] == ["group 3", *["group b"] * 3, "group 3"]
+    # Where the code predicts the text, the text is the target.
+    reverse = points("rotten_tomatoes", view_names("llm-jepa", True))
+    assert drawn(reverse) == [(-value, label) for value, label in answers]
+    with pytest.raises(UserError, match=r"memory.jsonl:7: no field 'group'.*prepare paraphrase"):
+        group_of(tiny.make_record("", "q", "a", line=7))
+
+
+@pytest.mark.parametrize(("reverse", "steps"), [(False, [1, 2, 2, 3, 4]), (True, [2, 3, 1, 2, 3])])
+def test_a_target_is_the_step_after_its_source(reverse: bool, steps: list[int]) -> None:
+    found = dict(drawn(points("steps", view_names("step-jepa", reverse))))
+    assert [found[place] for place in (11, 12, -11, -12, -13)] == [f"step {n}" for n in steps]
+
+
+def test_the_largest_classes_have_a_colour() -> None:
+    labels = [f"group {letter}" for number, letter in enumerate("ihgfedcba") for _ in range(9 - number)]
+    assert choose_classes(labels, "paraphrase") == [f"group {letter}" for letter in "cdefghi"]
+    numbered = [f"group {number}" for number in (10, 2, 1, 11)]
+    assert choose_classes(numbered, "paraphrase") == [f"group {number}" for number in (1, 2, 10, 11)]
+    steps = [f"step {number}" for number in (10, 9, 2, 1, 3, 4, 5, 6, 7) for _ in range(number)]
+    assert choose_classes(steps, "steps") == [f"step {number}" for number in range(1, 8)]
+
+
+def test_projections() -> None:
+    vectors = np.random.default_rng(1).normal(size=(41, 7)).astype(np.float32)
+    plane, caption = project("pca", vectors, 0)
+    centred = vectors.astype(np.float64) - vectors.mean(0, dtype=np.float64)
+    _, values, right = np.linalg.svd(centred)
+    assert np.abs(plane) == pytest.approx(np.abs(centred @ right[:2].T), abs=1e-6)
+    assert caption["variance"] == pytest.approx(values[:2] ** 2 / (values**2).sum(), abs=1e-6)
+    first, caption = project("tsne", vectors[:30], 3)
+    assert np.array_equal(first, project("tsne", vectors[:30], 3)[0])
+    assert caption == {"perplexity": 29 / 3}
+    for name, fewest in (("pca", 2), ("tsne", 4)):
+        with pytest.raises(UserError, match=f"{name} needs {fewest} points or more"):
+            project(name, vectors[: fewest - 1], 0)
+        # Rounding is not blown up to a picture.
+        noise = np.random.default_rng(0).normal(size=(50, 8))
+        plane, caption = project(name, (7 + 1e-6 * noise).astype(np.float32), 0)
+        assert not plane.any() and caption == {}
+        assert project(name, (7 + 1e-2 * noise).astype(np.float32), 0)[0].any()
+
+
+# -- pictures ----------------------------------------------------------------------------------------------------------
+
+LABELS = {
+    "in_n_out": ("Enc(text)",) * 10 + ("Enc(code)",) * 10,
+    # Names that a font lacks, that Matplotlib would read as formulas, that would drop out of a legend.
+    "paraphrase": ("_group b", "group $c_2$ 日") * 6 + tuple(f"group {n}" for n in range(8)),
+    "steps": ("step 1", "step 2", "step 3", "step 4") * 5,
+}
+
+
+def draw(kind: str, count: int = 2, vectors: Any = None) -> tuple[list[Points], Any]:
+    settings = AnalysisSettings(["run"], "t.jsonl", "out", t_sne_type=kind)
+    both = np.arange(20) >= (10 if kind != "paraphrase" else 20)
+    made = [np.random.default_rng(seed).normal(size=(20, 6)) if vectors is None else vectors for seed in range(count)]
+    found = [Points(each.astype(np.float32), both, LABELS[kind]) for each in made]
+    return found, draw_projection([f"model {n} $x" for n in range(count)], found, settings, "t.jsonl, last layer")
+
+
+@pytest.mark.parametrize("kind", LABELS)
+def test_every_point_is_drawn_in_the_colour_that_the_legend_gives_its_label(kind: str) -> None:
+    found, figure = draw(kind)
+    (legend,) = figure.legends
+    texts = [text.get_text().strip() for text in legend.get_texts()]
+    colours = dict(zip(texts, (to_rgba(each.get_color())[:3] for each in legend.legend_handles), strict=True))
+    assert len(figure.axes) == 4
+    for axes, (name, each) in zip(figure.axes, product(("pca", "tsne"), found), strict=True):
+        shown = {
+            (float(x), float(y)): (*colour[:3], number)
+            for number, part in enumerate(axes.collections)
+            for (x, y), colour in zip(part.get_offsets(), part.get_facecolors(), strict=True)
+        }
+        plane, _ = project(name, each.vectors, 42)
+        for (x, y), label, target in zip(plane.tolist(), each.labels, each.is_target.tolist(), strict=True):
+            wanted = colours.get(label.replace("日", "▯").replace("$", r"\$"), colours.get("all others"))
+            assert shown[x, y] == pytest.approx((*wanted, int(target)))
+    extra = ["all others"] if kind == "paraphrase" else ["read as source", "read as target"]
+    assert texts[-len(extra) :] == extra
+
+
+def test_titles_and_labels_are_in_the_picture() -> None:
+    _, figure = draw("in_n_out")
+    assert figure.get_suptitle() == "Embeddings of views, coloured by view\nt.jsonl, last layer"
+    first, _, below, _ = figure.axes
+    assert "% of variance)" in first.get_ylabel()
+    assert (below.get_xlabel(), below.get_ylabel()) == ("t-SNE 1 (perplexity 6.33)", "t-SNE 2")
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        box = axes.yaxis.label.get_window_extent()
+        assert box.x0 >= 0 and box.y0 >= 0 and box.y1 <= figure.bbox.y1
+    _, figure = draw("in_n_out", 1, np.ones((20, 6)))
+    assert [text.get_text() for axes in figure.axes for text in axes.texts] == ["all points are one point"] * 2
+
+
+def test_singular_values_are_drawn_down_to_rounding(tmp_path: Path) -> None:
+    one = {"difference": {"values": [3.0, 2.0], "top": 2, "top_mean": 2.5}}
+    one["unit_difference"] = {"values": [1.0, 1e-9], "top": 2, "top_mean": 0.5}
+    figure = draw_singular_values({"_a $b": one, "c": one}, ("text", "code"), "t.jsonl")
+    for axes, values in zip(figure.axes, ([3.0, 2.0], [1.0]), strict=True):
+        assert axes.get_yscale() == "log"
+        assert [list(line.get_ydata()) for line in axes.lines] == [values] * 2
+        assert [text.get_text().strip()[:6] for text in axes.get_legend().get_texts()] == [r"_a \$b"[:6], "c (mea"]
+    assert figure.axes[0].get_title() == "Enc(text) - Enc(code)"
+    save_figure(figure, tmp_path / "a.svg")
+    assert ElementTree.fromstring((tmp_path / "a.svg").read_bytes()).tag.endswith("svg")
+
+
+@pytest.mark.parametrize("palette", [PALETTE, [colours.strong for colours in COLOURS.values()]])
+def test_colours_of_pictures_are_told_apart_by_the_colour_blind(palette: Any) -> None:
+    """Through the usual linear model of missing red or green receptors."""
+    rgb = np.asarray([to_rgba(colour)[:3] for colour in palette]) ** 2.2
+    to_lms = np.asarray([[17.8824, 43.5161, 4.11935], [3.45565, 27.1554, 3.86714], [0.0299566, 0.184309, 1.46709]])
+    seen = {
+        "protan": [[0, 2.02344, -2.52581], [0, 1, 0], [0, 0, 1]],
+        "deutan": [[1, 0, 0], [0.494207, 0, 1.24827], [0, 0, 1]],
+    }
+    for matrix in seen.values():
+        simulated = rgb @ (np.linalg.inv(to_lms) @ np.asarray(matrix) @ to_lms).T
+        simulated = np.clip(simulated, 0, 1) ** (1 / 2.2)
+        distance = np.linalg.norm(simulated[:, None] - simulated[None], axis=2) + 9 * np.eye(len(palette))
+        assert distance.min() > 0.1

@@ -1,0 +1,109 @@
+"""Answers compared as text, answers that a solution marks, GSM8K, and verdicts on solutions that a model wrote."""
+
+import json
+from collections import Counter
+
+import pytest
+
+from stepjepa.data.sources import read_records
+from stepjepa.tasks.base import NO_ANSWER, WRONG, Response
+from stepjepa.tasks.generic import BoxedTask, GenericTask, Gsm8kTask
+from task_records import record
+
+
+def judge(task, example, text):
+    return task.score(example, Response(text))
+
+
+def test_generic_tells_exact_from_ran_on_from_mentioned():
+    said = ("[0-9]+\n", "[0-9]+[0-9]+", "try [0-9]+", "[0-9]", " ")
+    judged = [judge(GenericTask(), record("[0-9]+"), text) for text in said]
+    reached = [[name for name, score in scored.scores.items() if score] for scored in judged]
+    assert reached == [["exact", "prefix", "contains"], ["prefix", "contains"], ["contains"], [], []]
+    assert [scored.error for scored in judged] == [None, WRONG, WRONG, WRONG, NO_ANSWER]
+
+
+@pytest.mark.parametrize(
+    ("text", "reached", "answers", "error"),
+    [
+        (r"so \boxed{18}", (True, True, True, False), ("18", "18"), None),
+        ("#### 18\nuser\n#### 25", (False, True, True, False), ("25", "18"), WRONG),
+        ("#### 25\nno\n#### 18", (True, False, True, False), ("18", "25"), None),
+        ("6 * 3 = 18\n#### 18\nuser\n#### 25", (False, True, True, True), ("25", "18"), WRONG),
+        ("6 * 3 = 18", (False, False, False, False), (None, None), NO_ANSWER),
+    ],
+)
+def test_boxed_reads_marked_answers_and_tells_the_first_from_the_last(text, reached, answers, error):
+    scored = judge(BoxedTask(), record("6 * 3 = 18\n#### 18"), text)
+    names = ("correct", "first_correct", "answered", "prefix")
+    assert tuple(scored.scores[name] for name in names) == reached
+    assert scored.extracted == {"truth": "18", "answer": answers[0], "first_answer": answers[1]}
+    assert scored.error == error
+
+
+def test_boxed_votes_are_counted_by_value():
+    task, example = BoxedTask(), record(r"\boxed{18}")
+    said = [r"\boxed{18.0}", "#### $18", r"\boxed{ \text{a b}}", "18"]
+    votes = [task.vote(judge(task, example, text), Response(text)) for text in said]
+    assert votes == ["18", "18", "ab", None]
+
+
+@pytest.mark.parametrize(
+    ("answer", "given", "truth"),
+    [
+        ("#### 17", None, "17"),
+        ("#### 17", 18, "18"),
+        ("no mark", "steps\n#### 18", "18"),
+        (r"\boxed{4}, rather \boxed{5}", None, "5"),
+    ],
+)
+def test_ground_truth_goes_before_the_text(answer, given, truth):
+    assert BoxedTask().truth(record(answer, ground_truth=given)) == truth
+
+
+SOLUTION = (
+    "Janet sells 16 - 3 - 4 = <<16-3-4=9>>9 duck eggs a day.\nShe makes 9 * 2 = $<<9*2=18>>18 every day.\n#### 18"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (SOLUTION, None),
+        ("####18", None),
+        ("#### Janet's total in dollars is 18", None),
+        (r"\boxed{18 \text{ dollars}}", None),
+        ("#### 17\nNo: \\boxed{18}", None),
+        ("```\n#### 18\n```", None),
+        ("#### 18 19", WRONG),
+        ("#### not 18", WRONG),
+        ("\\boxed{18}\n#### 17", WRONG),
+        ("18", NO_ANSWER),
+        ("#### eighteen", NO_ANSWER),
+        (r"\boxed{}", NO_ANSWER),
+        ("They eat **####** 18", NO_ANSWER),
+    ],
+)
+def test_an_answer_is_judged_where_it_is_marked(text, error):
+    scored = judge(Gsm8kTask(), record(SOLUTION), text)
+    assert scored.error == error
+    assert scored.scores["correct"] is (error is None)
+    assert scored.scores["answered"] is (error != NO_ANSWER) is (scored.extracted["answer"] is not None)
+
+
+def test_agrees_with_the_verdicts_on_solutions_that_a_model_wrote(shared_data):
+    traces = json.loads((shared_data / "traces" / "star_repo_star.detailed_results.json").read_text(encoding="utf-8"))
+    records = read_records(shared_data / "llm_jepa" / "gsm8k_test.jsonl")
+    verdicts = Counter(
+        (judge(Gsm8kTask(), example, trace["full_response"]).error, trace["is_correct"])
+        for example, trace in zip(records, traces, strict=True)
+    )
+    # The published verdicts guess at the last number of a response that marks none. 1199 marks "8 / 3 = 2 with a
+    # remainder", then the right 2; the 8 was read.
+    assert verdicts == {
+        (None, True): 747,
+        (None, False): 1,
+        (WRONG, False): 371,
+        (NO_ANSWER, True): 89,
+        (NO_ANSWER, False): 111,
+    }
