@@ -202,29 +202,23 @@ def _estimate(
 
 def describe(found: dict[str, Any]) -> list[tuple[str, str]]:
     """Rows for people."""
-    data, step, memory, checkpoint = (found[name] for name in ("data", "step", "memory", "checkpoint"))
-    parts, shape, flops = memory["parts"], memory["largest_batch"], found["flops"]
-    compute = "not known: this model can't be run on shapes alone"
-    if flops["step"] is not None:
-        share = flops["step"] / flops["regular_step"]
-        compute = (
-            f"{flops['step']:.4g} FLOPs a step, {flops['step'] * found['steps']:.4g} in all; {share:.3f} of regular"
-        )
-    unknown = [f"without {part}: not known" for part in ("activations", "optimizer states") if part not in parts]
-    sizes = [f"{name} {size / GIB:.3f}" for name, size in {**parts, "sum": memory["peak"]}.items()]
-    largest = f"the largest micro-batch has {shape['rows']} rows of {shape['length']} tokens, {shape['labels']} labels"
+
+    def words(part: dict[str, Any]) -> str:
+        told = {key: "not known" if each is None else each for key, each in part.items()}
+        shown = {key: each if isinstance(each, str) else f"{each:,.6g}" for key, each in told.items()}
+        return ", ".join(f"{key.replace('_', ' ')} {each}" for key, each in shown.items())
+
+    memory, checkpoint = found["memory"], found["checkpoint"]
+    parts = {"activations": None, "optimizer states": None, **memory["parts"], "sum": memory["peak"]}
     short = "; NOT ENOUGH" if checkpoint["bytes"] * checkpoint["kept"] > checkpoint["free"] else ""
-    size, free = checkpoint["bytes"] / GIB, checkpoint["free"] / GIB
     return [
-        ("model", found["model"]),
-        ("encoding", found["encoding"]),
-        ("data", f"{data['records']:,} records, {data['all_tokens']:,} tokens, {data['longest']:,} in the longest"),
-        ("step", f"{step['records']}: {step['tokens']:,.0f} tokens on average, {step['most_tokens']:,} at most"),
-        ("padding", f"{1 - step['text_share']:.1%} of the tokens; {step['plain_tokens']:,.0f} as plain rows"),
+        *((name, found[name]) for name in ("model", "encoding")),
+        *((name, words(found[name])) for name in ("data", "step")),
         ("run", f"{found['steps']:,} steps, {found['steps_per_epoch']:,} an epoch"),
-        ("memory", f"GiB of each process: {', '.join(sizes + unknown)}; {largest}"),
-        ("compute", compute),
-        ("disk", f"{checkpoint['kept']} checkpoints of {size:.3f} GiB; {free:.1f} GiB free{short}"),
+        ("GiB of a process", words({name: size and size / GIB for name, size in parts.items()})),
+        ("largest batch", words(memory["largest_batch"])),
+        ("FLOPs", words(found["flops"])),
+        ("checkpoints", words(checkpoint) + short),
     ]
 
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from stepjepa.batch.dataset import Prepared
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record, bad_records, tell_bad_records
 from stepjepa.data.sources import mix, read_any, read_records
@@ -174,36 +173,33 @@ def first_screen(
 ) -> list[Row]:
     """The rows to print before the first step of a ``JepaTrainer``; ``told`` are rows of other origin."""
     config, held_out, training = trainer.jepa, trainer.prepared_eval, trainer.args
-    batch, accumulated, processes = training.train_batch_size, training.gradient_accumulation_steps, training.world_size
-    (trainable, total), kind = parameter_counts(trainer.model), type(base_model(trainer.model)).__name__
-    where = f"{quantized(args) or args.dtype} on {training.device.type}"
+    trainable, total = parameter_counts(trainer.model)
+    where = f"{type(base_model(trainer.model)).__name__}, {quantized(args) or args.dtype} on {training.device.type}"
     defaults = JepaConfig(mode=config.mode).to_dict()
-    main = ("layout", "predictors", "pairs", "jepa_loss_type", "lbd") if config.uses_views else ()
-    shown = [f"{k} {v}" for k, v in config.to_dict().items() if k in main or (k != "mode" and v != defaults[k])]
-    epoch = trainer.plan.steps_per_epoch
+    main = ("mode", "layout", "predictors", "pairs", "jepa_loss_type", "lbd") if config.uses_views else ("mode",)
+    objective = {name: value for name, value in config.to_dict().items() if name in main or value != defaults[name]}
+    plan = trainer.plan
+    epoch, accumulated = plan.steps_per_epoch, training.gradient_accumulation_steps
     steps = training.max_steps if training.max_steps > 0 else math.ceil(training.num_train_epochs * epoch)
-    length = f"{steps:,}, {steps / epoch:.3g} epochs of {epoch:,}"
-    if equal is not None:
-        length = f"same FLOPs as {training.num_train_epochs:g} regular epochs: {equal.describe()}"
-    schedule = getattr(training.lr_scheduler_type, "value", training.lr_scheduler_type)
     rows = {
-        "model": f"{args.model_name} ({kind}), {trainable:,} of {total:,} parameters trained, {where}",
-        "objective": ", ".join([config.mode, *shown]),
+        "model": f"{args.model_name} ({where}), {trainable:,} of {total:,} parameters trained",
+        "objective": _words(objective),
         "loss": args.why_loss,
         "encoding": f"{trainer.encoding} ({trainer.encoding_reason})" if config.uses_views else None,
-        "data": f"{Path(trainer.source).name}: {_counts(trainer.prepared)}",
-        "held out": _counts(held_out) if held_out is not None else None,
-        "each step": f"{batch * accumulated * processes} records ({batch} a batch x {accumulated} accumulated x "
-        f"{processes} process{'es' * (processes > 1)})",
-        "steps": f"{length}; learning rate {training.learning_rate:g} ({schedule}); seed {training.seed}",
+        "data": f"{Path(trainer.source).name}: {_words(trainer.prepared.counts)}",
+        "held out": _words(held_out.counts) if held_out is not None else None,
+        "each step": f"{plan.records_per_step} records ({plan.batch_size} a batch x {accumulated} accumulated x "
+        f"{training.world_size} processes), learning rate {training.learning_rate:g}, seed {training.seed}",
+        "steps": f"{steps:,}, {steps / epoch:.3g} epochs of {epoch:,}",
+        "same FLOPs": equal and equal.describe(),
         "output": args.output_dir,
         **told,
     }
     return [(name, text) for name, text in rows.items() if text is not None]
 
 
-def _counts(prepared: Prepared) -> str:
-    return ", ".join(f"{count:,} {name}" for name, count in prepared.counts.items() if count or name == "records")
+def _words(part: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in part.items())
 
 
 def next_command(args: argparse.Namespace) -> list[str]:

@@ -30,8 +30,8 @@ from stepjepa.models.loading import load_named, refuse_pickled
 from stepjepa.models.setup import set_up
 from stepjepa.objectives.objective import Losses, Objective, jepa_loss
 from stepjepa.objectives.term import Context, alone, gather_rows
-from stepjepa.training import callbacks as beside
 from stepjepa.training import saving, settings
+from stepjepa.training.callbacks import BarCallback, EpochCallback, LogCallback, NonfiniteGuard
 from stepjepa.training.flops import FlopModel
 from stepjepa.training.hub import write_card
 from stepjepa.training.meter import Meter, measure
@@ -119,7 +119,7 @@ class JepaTrainer(Trainer):
             train_dataset=self.prepared.dataset if self.prepared else None,
             eval_dataset=self.prepared_eval.dataset if self.prepared_eval else None,
             processing_class=processing_class,
-            callbacks=[beside.LogCallback(), *callbacks],
+            callbacks=[LogCallback(), *callbacks],
             optimizers=optimizers,
         )
         # Versions that do not know loss_is_scaled_for_ga take the same from this.
@@ -130,7 +130,7 @@ class JepaTrainer(Trainer):
         self.answer_scores = answer_scores
         self.evaluated: dict[int, dict[str, float]] = {}  # the last evaluation, by its step
         self.meter = Meter(self.objective, self.total, self.accelerator.num_processes)
-        self.guard = beside.NonfiniteGuard(self)
+        self.guard = NonfiniteGuard(self)
         self.ema: EmaEncoder | None = None
         if self.jepa.target_grad == "ema":
             with without_heads(self.model):
@@ -142,8 +142,8 @@ class JepaTrainer(Trainer):
         self.tracker = FlopTracker(self.flops, self.total, say) if track_flop else None
         self.remove_callback(PrinterCallback if args.disable_tqdm else ProgressCallback)
         if not args.disable_tqdm:
-            self.add_callback(beside.BarCallback())
-        for callback in (self.guard, beside.EpochCallback(self)):
+            self.add_callback(BarCallback())
+        for callback in (self.guard, EpochCallback(self)):
             self.add_callback(callback)
 
     def _prepare(self, data: Data | Prepared | None, tokenizer: Any, what: str) -> Prepared | None:
