@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -102,28 +101,19 @@ def test_stop_names_step_part_and_records_and_changes_no_weight(
     assert same(load_file(tmp_path / "checkpoint-1" / "model.safetensors"), weights(trainer))
 
 
-def test_overflows_of_fp16_are_the_scalers(
-    tiny_tokenizer: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_overflows_of_fp16_are_the_scalers(tiny_tokenizer: Any, tmp_path: Path) -> None:
     """torch's own, on the CPU: steps that it skips are no errors, and losses that are not finite stay ours."""
 
     def run(bad: Sequence[int], scale: float, folder: Path) -> JepaTrainer:
         trainer = trainer_of(tiny_tokenizer, folder, made(16, bad), "loss", max_steps=8)
         accelerator, scaler = trainer.accelerator, torch.amp.GradScaler("cpu", init_scale=scale)
         accelerator.scaler = scaler
-
-        def unscale(*_: Any) -> None:
-            for optimizer in accelerator._optimizers:
-                scaler.unscale_(optimizer.optimizer)
-
-        accelerator.unscale_gradients = unscale
+        accelerator.unscale_gradients = lambda *_: [scaler.unscale_(each.optimizer) for each in accelerator._optimizers]
         trainer.train()
         return trainer
 
-    with caplog.at_level(logging.WARNING):
-        first = run([], 2.0**127, tmp_path / "a")
+    first = run([], 2.0**127, tmp_path / "a")
     assert 1 <= round(127 - math.log2(first.accelerator.scaler.get_scale())) < 8
-    assert not [record for record in caplog.records if record.name.startswith("stepjepa")]
     assert all(bool(torch.isfinite(value).all()) for value in weights(first).values())
     with pytest.raises(UserError, match="step 2: LM loss is nan"):
         run([3], 2.0**7, tmp_path / "b")

@@ -23,15 +23,8 @@ def write(path: Path, *questions: int) -> str:
 
 
 def given(**changes: Any) -> Namespace:
-    fields = {
-        "data_file": None,
-        "dataset": None,
-        "train_file": None,
-        "eval_file": None,
-        "columns": None,
-        "bad_records": "error",
-    }
-    return Namespace(**{**fields, "training": {}, **changes})
+    files = dict.fromkeys(("data_file", "dataset", "train_file", "eval_file", "columns"))
+    return Namespace(**{**files, "bad_records": "error", **changes})
 
 
 @pytest.mark.parametrize(("held_out", "said"), [((7, 8), ""), ((2, 7, 3), "note: 2 of 3 held-out records are among")])

@@ -161,18 +161,11 @@ class BarCallback(ProgressCallback):
 
 
 class NonfiniteGuard(TrainerCallback):
-    """Stops the run before an optimizer step on a gradient that is not finite, on all processes alike.
-
-    Args:
-        trainer: the ``JepaTrainer`` whose steps are guarded.
-
-    Attributes:
-        batches: the micro-batches of the step that is being computed.
-    """
+    """Stops a ``JepaTrainer`` before an optimizer step on a gradient that is not finite, on all processes alike."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self.batches: list[Batch] = []
+        self.batches: list[Batch] = []  # of the step that is being computed
         self._parts: list[dict[str, Tensor]] = []
 
     def begin_step(self) -> None:

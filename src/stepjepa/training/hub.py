@@ -68,8 +68,8 @@ def write_card(
 
     Args:
         folder: of the model.
-        name: under which the model will be loaded; the folder's by default.
-        source: run or checkpoint folder that the model came from; ``folder`` by default.
+        name: to load it by; the folder's by default.
+        source: run or checkpoint folder that it came from; ``folder`` by default.
         run: parts of ``run.json``; read from ``source`` by default.
     """
     path, source = folder / CARD_FILE, Path(source or folder)

@@ -72,11 +72,9 @@ class JepaLoss:
         self._collator = make_collator(model, tokenizer, config, self.objective, **how)
 
     def collate(self, records: Iterable[Record | dict[str, Any]], *, views: bool = True) -> Batch:
-        """The batch of some records; fit for ``DataLoader(..., collate_fn=...)``.
+        """The batch of some records, or dicts with ``messages``; fit for ``DataLoader(..., collate_fn=...)``.
 
-        Args:
-            records: as ``read_records`` gives them, or dicts with ``messages``.
-            views: False leaves out all that is run for pairs of views, as a step of regular training.
+        ``views=False`` leaves out all that is run for pairs of views, as in regular training.
 
         Raises:
             UserError: a record is wrong, or too long for ``config.over_length``.

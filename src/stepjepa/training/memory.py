@@ -71,13 +71,13 @@ def kept_bytes(
     quantized: str | None = None,
     ema: bool = False,
 ) -> dict[str, int]:
-    """Bytes that a process keeps between steps, by part.
+    """Bytes that a process keeps between steps, by part; without the states of an optimizer not in :data:`OPTIMIZERS`.
 
     Args:
-        model: on any device, meta included; neither sharded nor quantized.
-        optim: as ``TrainingArguments.optim``; the states of an optimizer not in :data:`OPTIMIZERS` are left out.
+        model: on any device, meta included; neither sharded nor quantized yet.
+        optim: as ``TrainingArguments.optim``.
         processes: number of processes.
-        sharding: see :class:`Sharding`.
+        sharding: of them.
         quantized: ``4bit`` or ``8bit``, or None.
         ema: the target is encoded with averaged weights.
     """
@@ -113,16 +113,10 @@ def quantized_layers(model: nn.Module) -> list[nn.Linear]:
 
 
 def activations(model: nn.Module, tokens: int, *, mixed: bool = False, checkpointing: bool = False) -> int | None:
-    """Bytes kept between the forward and the backward pass, by the formula of the module's docstring.
+    """Bytes kept between the forward and the backward pass of a micro-batch of so many ``tokens``, padding included.
 
-    Args:
-        model: a causal language model or a PEFT wrapper of one, on any device, meta included.
-        tokens: T, of the largest micro-batch, padding included.
-        mixed: the pass runs in 16 bits, whatever the weights' dtype.
-        checkpointing: gradient checkpointing.
-
-    Returns:
-        The bytes; None for a mixture of experts, of which it is not known which token meets which.
+    ``mixed`` where the pass runs in 16 bits, whatever the weights' dtype. None for a mixture of experts, of which it is
+    not known which token meets which.
     """
     decoder: Any = find_decoder(model)
     if has_experts(model):

@@ -153,11 +153,9 @@ def equal_compute(plan: Plan, epochs: float) -> EqualCompute:
 
 
 def equal_steps(costs: Iterable[float], budgets: Sequence[float]) -> EqualCompute:
-    """The number of steps whose cumulative cost is nearest to a budget; of two equally near, the smaller.
+    """The number of steps whose cumulative ``costs`` are nearest to a budget; of two equally near, the smaller.
 
-    Args:
-        costs: FLOPs of each step of the run, for at least as many steps as reach the last budget.
-        budgets: cumulative FLOPs at the ends of the regular run's epochs, ascending; the last is the whole run.
+    ``budgets`` are the cumulative FLOPs at the ends of the regular run's epochs; the last is the whole run's.
     """
     remaining = iter(costs)
     spent = [0.0]
@@ -193,12 +191,9 @@ class FlopTracker:
 
     Args:
         flops: derives them.
-        total: sums each number of a list over all processes; every process must call it at the same steps.
+        total: sums numbers over all processes.
         say: prints a line.
         steps: number of steps to measure; 10 as in the published scripts.
-
-    Attributes:
-        measured: FLOPs of each measured step, by torch's counter.
     """
 
     def __init__(
