@@ -74,22 +74,7 @@ def test_a_command_whose_upload_is_refused_keeps_its_run_and_says_how_to_go_on(
     assert hub.names("me/mine", "dev") == MODEL
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--push_to_hub", "--offline"], "--push_to_hub needs a connection, and --offline"),
-        (["--push_to_hub"], "--push_to_hub needs a connection, and --offline (or HF_HUB_OFFLINE)"),
-        (["--hub_token", "hf_sEcReT", "--push_to_hub"], "--hub_token would be read by others"),
-    ],
-)
-def test_flags_that_can_not_be(
-    flags: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if "--offline" in flags:
-        # A command that follows --offline does so for as long as its process lives.
-        monkeypatch.setattr("stepjepa.cli.go_offline", lambda: monkeypatch.setenv("STEPJEPA_OFFLINE", "1"))
-    line = command(tmp_path, "--model_name", "preset:tiny")
-    line.remove("--push_to_hub")
-    assert main([*line, *flags]) == 2
-    assert words in capsys.readouterr().err
+def test_offline_it_is_refused_before_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command(tmp_path, "--model_name", "preset:tiny")) == 2
+    assert "--push_to_hub needs a connection, and --offline (or HF_HUB_OFFLINE)" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
