@@ -28,7 +28,7 @@ from stepjepa.errors import UserError
 from stepjepa.models.architecture import attach_heads, base_model
 from stepjepa.models.loading import add_lora, load_config, load_tokenizer, new_config, new_dtype, reported
 from stepjepa.models.presets import PREFIX
-from stepjepa.models.setup import set_up_attention
+from stepjepa.models.setup import make_collator, set_up_attention
 from stepjepa.models.token_rows import adapter_ids, grow
 from stepjepa.models.weights import parameter_counts, quantized
 from stepjepa.objectives.objective import Objective
@@ -36,7 +36,7 @@ from stepjepa.run_folder import is_main_process
 from stepjepa.terminal import print_rows
 from stepjepa.training.flops import FlopModel, Shape
 from stepjepa.training.memory import Sharding, activations, kept_bytes
-from stepjepa.training.plan import Plan, equal_compute, make_collator
+from stepjepa.training.plan import Plan, equal_compute
 from stepjepa.training.settings import (
     check_positions,
     lora_settings,

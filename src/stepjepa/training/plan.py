@@ -21,24 +21,8 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from stepjepa.batch.collate import Batch, Collator
 from stepjepa.batch.dataset import Key, StepSampler, TokenizedDataset
-from stepjepa.chat.tokens import predictor_ids
 from stepjepa.config import JepaConfig
-from stepjepa.models.setup import packing
 from stepjepa.training.flops import FlopModel, counting
-
-
-def make_collator(
-    model: Any, tokenizer: Any, config: JepaConfig, objective: Any, *, encoding: str, device: str, processes: int
-) -> Collator:
-    """The collator of a run of so many processes on devices of a type, for a model that is set up for the objective."""
-    return Collator.of(
-        config,
-        predictor_ids(tokenizer, (config.predictors or 0) if config.uses_views else 0),
-        encoding=encoding,
-        prompt_labels="prompt_loss" in objective.terms,
-        **packing(model, config, device, processes),
-        pad_id=tokenizer.pad_token_id or 0,
-    )
 
 
 @dataclass(frozen=True)

@@ -21,13 +21,12 @@ from stepjepa.batch.dataset import Prepared, StepSampler, prepare
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Data, Views
 from stepjepa.errors import UserError, is_out_of_memory
-from stepjepa.evaluation.answering import answer_means
 from stepjepa.models.architecture import attach_heads, base_model, without_heads
 from stepjepa.models.attention import refuse_flex_training
 from stepjepa.models.encode import EmaCallback, EmaEncoder
 from stepjepa.models.lm_head import LMHead
 from stepjepa.models.loading import load_named, refuse_pickled
-from stepjepa.models.setup import set_up
+from stepjepa.models.setup import make_collator, set_up
 from stepjepa.objectives.objective import Losses, Objective, jepa_loss
 from stepjepa.objectives.term import Context, alone, gather_rows
 from stepjepa.training import saving, settings
@@ -35,7 +34,7 @@ from stepjepa.training.callbacks import BarCallback, EpochCallback, LogCallback,
 from stepjepa.training.flops import FlopModel
 from stepjepa.training.hub import write_card
 from stepjepa.training.meter import Meter, measure
-from stepjepa.training.plan import FlopTracker, Plan, make_collator
+from stepjepa.training.plan import FlopTracker, Plan
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
@@ -61,7 +60,8 @@ class JepaTrainer(Trainer):
         callbacks: further callbacks.
         optimizers: as in Trainer.
         objective: terms instead of those that ``jepa`` describes; mode, layout and readouts are still its.
-        answer_scores: scores generated answers in ``evaluate``, see ``evaluation.answering``.
+        answer_scores: lets the model answer in ``evaluate``, see ``AnswerScores``: the sums of its scores over the
+            records of a process, and ``answers``, how many they are.
         track_flop: measure the FLOPs of the first steps and print them beside the derived ones.
 
     Raises:
@@ -298,7 +298,10 @@ class JepaTrainer(Trainer):
         model.eval()
         metrics, records = measure(self, chosen, run)
         if self.answer_scores is not None and chosen is self.prepared_eval:
-            metrics |= answer_means(self.answer_scores, self)
+            sums = self.answer_scores(self.model, self.accelerator.process_index, self.accelerator.num_processes)
+            totals = dict(zip(sums, self.total(list(sums.values())), strict=True))
+            count = totals.pop("answers")
+            metrics |= {f"answer_{name}": total / count for name, total in totals.items()}
         model.train()
         self.meter.pause(time.time() - start)
         named = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
