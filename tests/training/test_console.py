@@ -87,7 +87,7 @@ def test_the_last_lines_say_where_everything_is(tmp_path: Path) -> None:
     results = {"steps": 1, "tokens": 4321.0, "train_seconds": 187.0, "last_log": {"lm_loss": 1.25}, "eval_lm_loss": 2}
     record = {"status": "finished", "results": results}
     assert last_lines(tmp_path, record) == [
-        ("done", "1 steps, 4,321 tokens in 3 min 07 s; LM loss 1.2500; held out 2.0000"),
+        ("done", "1 step, 4,321 tokens in 3 min 07 s; LM loss 1.2500; held out 2.0000"),
         ("run folder", f"{tmp_path} (the model, run.json, metrics.jsonl)"),
     ]
     found = finished_json(arguments("runs/a b"), record)

@@ -222,7 +222,8 @@ def last_lines(folder: Path, record: Mapping[str, Any]) -> list[Row]:
     results = record["results"]
     losses = [("LM loss", results["last_log"].get("lm_loss")), ("held out", results.get("eval_lm_loss"))]
     told = [f"{name} {value:.4f}" for name, value in losses if value is not None]
-    taken = f"{results['steps']:,} steps, {results['tokens']:,.0f} tokens in {duration(results['train_seconds'])}"
+    steps = f"{results['steps']:,} step{'s' * (results['steps'] != 1)}"
+    taken = f"{steps}, {results['tokens']:,.0f} tokens in {duration(results['train_seconds'])}"
     return [("done", "; ".join([taken, *told])), ("run folder", f"{folder} (the model, {RUN_FILE}, {METRICS_FILE})")]
 
 

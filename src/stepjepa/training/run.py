@@ -199,7 +199,11 @@ def _build(
     told = {"columns": describe_columns(train_records[0])}
     scores = None
     if args.eval_generate is not None:
-        scores, told["answers"] = _answer_scores(args, eval_records, train_records, model, tokenizer)
+        try:
+            scores, told["answers"] = _answer_scores(args, eval_records, train_records, model, tokenizer)
+        except UserError as error:
+            # Worded for 'stepjepa evaluate', whose flags have other names here.
+            raise UserError(re.sub(r"--(task|max_new_tokens)\b", r"--eval_\1", str(error))) from None
     trainer = JepaTrainer(
         model,
         training,
@@ -217,25 +221,14 @@ def _answer_scores(
     args: argparse.Namespace, records: list[Record], trained: list[Record], model: Any, tokenizer: Any
 ) -> tuple[AnswerScores, str]:
     """What answers and scores during training, checked on the model as it is before; and what to say of it."""
-    options = TaskOptions(spider_path=args.spider_path, missing_databases=args.missing_databases)
-    try:
-        task = choose_task(args.eval_task, records, options)
-        kept, _ = keep(task, records)
-        asked = spread(list(kept.values()), args.eval_generate)
-        # As 'stepjepa evaluate' will ask the trained model.
-        prompt = common_system_prompt(system_prompts(trained))
-        scores = AnswerScores(
-            asked if prompt is None else with_system_prompt(asked, prompt),
-            task,
-            tokenizer,
-            max_new_tokens=args.eval_max_new_tokens,
-            batch_size=args.batch_size,
-            plain=args.plain,
-        )
-        scores.check(model)
-    except UserError as error:
-        # Worded for that command, whose flags have other names here.
-        raise UserError(re.sub(r"--(task|max_new_tokens)\b", r"--eval_\1", str(error))) from None
+    task = choose_task(args.eval_task, records, TaskOptions(args.spider_path, args.missing_databases))
+    asked = spread(list(keep(task, records)[0].values()), args.eval_generate)
+    # As 'stepjepa evaluate' will ask the trained model.
+    if (prompt := common_system_prompt(system_prompts(trained))) is not None:
+        asked = with_system_prompt(asked, prompt)
+    limits = {"max_new_tokens": args.eval_max_new_tokens, "batch_size": args.batch_size, "plain": args.plain}
+    scores = AnswerScores(asked, task, tokenizer, **limits)
+    scores.check(model)
     return scores, f"to {len(asked):,} records at every evaluation, task {task.name}"
 
 

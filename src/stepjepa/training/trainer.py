@@ -39,11 +39,10 @@ from stepjepa.training.plan import FlopTracker, Plan
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 
+# What to do where a step needs more memory than there is: first what a resumed run may be given.
 SMALLER_STEP = (
-    "pass --gradient_checkpointing true or --bf16 true, or begin again with a smaller --batch_size (and a larger "
-    "--grad_accum), --per_device_eval_batch_size or --max_length, or --lora"
+    "pass --gradient_checkpointing true or --bf16 true, or begin again with a smaller --batch_size or --max_length"
 )
-"""What to do where a step needs more memory than there is: first what a resumed run may be given."""
 
 
 class JepaTrainer(Trainer):
