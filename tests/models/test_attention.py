@@ -313,3 +313,54 @@ def test_a_dry_run_takes_the_memory_of_a_fused_kernel(tiny_model: ModelFactory, 
         losses = jepa_loss(empty, empty_batch(batch), Objective.from_config(JepaConfig()))
         assert losses.source.shape == (batch.pairs, model.config.hidden_size)
         losses.loss.backward()
+
+
+# -- on a GPU (pytest -m cuda); before anything is measured there, this must pass -----------------------------------------
+
+# The compiled kernel takes heads of 16 and more.
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama": {"head_dim": 16},
+    "qwen2_window": {"hidden_size": 48, "sliding_window": 41},
+    "gemma2_window": {"head_dim": 16, "sliding_window": 41},
+}
+KINDS = [(name, kind) for name in SHAPES for kind in ("sdpa", "eager", "flex_attention")]
+KINDS.remove(("gemma2_window", "sdpa"))  # transformers refuses it: soft cap
+
+
+def states_and_gradients(model: Any, *, together: bool) -> tuple[Tensor, dict[str, Tensor]]:
+    """Hidden states of trees, or of a plain pass for each sequence, and the gradients of a scalar."""
+    sequences, rows = packed(1)
+    if together:
+        flat = tiny.hidden_states(model, batch_of(rows).to("cuda"))
+        found = torch.cat([flat[torch.from_numpy(path).to("cuda")] for path in rows.paths])
+    else:
+        ids = [torch.from_numpy(each.ids).long()[None].to("cuda") for each in sequences]
+        passes = [model.get_decoder()(input_ids=each, use_cache=False).last_hidden_state[0] for each in ids]
+        found = torch.cat(passes)
+    weights = torch.randn(found.shape, generator=torch.Generator().manual_seed(7)).to(found)
+    return found.detach().float(), tiny.gradients(model, (found * weights).sum())
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+# torch.compile looks at gradients, and its own code uses what is deprecated.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor", "ignore::DeprecationWarning")
+@pytest.mark.parametrize(("architecture", "kind"), KINDS)
+def test_on_cuda(architecture: str, kind: str, tiny_model: ModelFactory) -> None:
+    """Equal to separate passes, and in half precision as far from them as separate passes in half precision are."""
+    plain = tiny_model(architecture, "eager", **SHAPES[architecture]).to("cuda")
+    model = tiny_model(architecture, kind, **SHAPES[architecture]).to("cuda")
+    enable_trees(model)
+    wanted, gradients = states_and_gradients(plain, together=False)
+    found, other = states_and_gradients(model, together=True)
+    tiny.assert_same(found, wanted, 1e-4)
+    tiny.assert_same_gradients(other, gradients, 3e-4)
+
+    def errors(states: Tensor, found: dict[str, Tensor]) -> list[float]:
+        both = torch.cat([(found[name].float() - value).flatten() for name, value in gradients.items()])
+        size = torch.cat([value.flatten() for value in gradients.values()]).norm()
+        return [float((states - wanted).norm() / wanted.norm()), float(both.norm() / size)]
+
+    ours = errors(*states_and_gradients(model.bfloat16(), together=True))
+    theirs = errors(*states_and_gradients(plain.bfloat16(), together=False))
+    assert all(0 < mine < 1.5 * other for mine, other in zip(ours, theirs, strict=True)), (ours, theirs)
