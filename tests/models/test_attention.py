@@ -315,7 +315,7 @@ def test_a_dry_run_takes_the_memory_of_a_fused_kernel(tiny_model: ModelFactory, 
         losses.loss.backward()
 
 
-# -- on a GPU (pytest -m cuda); before anything is measured there, this must pass -----------------------------------------
+# -- on a GPU (pytest -m cuda); before anything is measured there, this must pass --------------------------------------
 
 # The compiled kernel takes heads of 16 and more.
 SHAPES: dict[str, dict[str, Any]] = {

@@ -56,15 +56,6 @@ def test_infonce_by_hand(temperature: float) -> None:
     assert found.item() == pytest.approx(first + second, rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ["cosine", "l2", "mse", "infonce"])
-def test_order_does_not_matter_and_halves_are_summed_in_single_precision(name: str) -> None:
-    source, target = torch.randn(7, 5).bfloat16(), torch.randn(7, 5).bfloat16()
-    order, loss = torch.randperm(7), make_distance(name)
-    found = loss(source, target)
-    assert found.dtype == torch.float32
-    assert loss(source[order], target[order]).item() == pytest.approx(found.item(), rel=1e-5)
-
-
 def test_a_constant_map_minimises_all_but_infonce() -> None:
     constant = torch.ones(5, 3)
     for name in ("cosine", "l2", "mse"):
@@ -118,19 +109,6 @@ def test_sigreg_draws_by_seed_and_step() -> None:
     assert first not in (step, seed)
 
 
-@pytest.mark.parametrize("term", [SIGReg(), Variance()], ids=lambda term: type(term).__name__)
-def test_a_constant_is_pushed_apart(term: SIGReg | Variance) -> None:
-    """From embeddings that are all but one vector, gradient descent finds a set that is spread."""
-    noise = torch.randn((31, 5), generator=torch.Generator().manual_seed(0))
-    values = (torch.ones((31, 5)) + 1e-3 * noise).requires_grad_()
-    optimizer = torch.optim.SGD([values], lr=1.0)
-    for step in range(200):
-        optimizer.zero_grad()
-        term.value(values, Context(step=step)).backward()
-        optimizer.step()
-    assert values.detach().std(0).min() > 0.5
-
-
 # -- nothing to compare ------------------------------------------------------------------------------------------------
 
 
@@ -168,6 +146,7 @@ def test_alignment_is_finite_forward_and_backward(name: str, dtype: torch.dtype)
     for seed in SEEDS:
         drawn = Drawn(seed, dtype=dtype)
         loss = make_distance(name)(drawn.source, drawn.target)
+        assert loss.dtype == torch.float32
         assert bool(torch.isfinite(loss)), seed
         for gradient in torch.autograd.grad(loss, [drawn.source, drawn.target]):
             assert bool(torch.isfinite(gradient).all()), seed
