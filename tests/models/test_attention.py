@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.attention.flex_attention as torch_flex
-import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionMaskInterface
 from transformers.masking_utils import (
@@ -216,34 +214,6 @@ def test_attention_sinks() -> None:
         scores = torch.cat([scores, sinks[None, :, None, None].expand(count, 3, length, 1)], -1)
         wanted = scores.softmax(-1)[..., :-1] @ value
     tiny.assert_same(found, wanted.transpose(1, 2))
-
-
-@pytest.fixture
-def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The kernel is compiled, as on a GPU; uncompiled it never looks at the lists of blocks."""
-    torch._dynamo.reset()
-    monkeypatch.setattr(attention, "_on_cpu", lambda _: False)
-    yield
-    torch._dynamo.reset()
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("compiled")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's compiler
-def test_the_compiled_kernel_reads_the_blocks_and_equals_sdpa() -> None:
-    """Branches of a long trunk, of which later blocks see the first one whole, and a tree of its own; two rows."""
-    trunk = torch.arange(2 * BLOCK + 50, dtype=torch.int32).numpy()
-    sequences = [Sequence(np.concatenate([trunk[:at], trunk[:90] + at])) for at in (300, 290, 200)]
-    rows = pack([*sequences, Sequence(trunk[7:] * 2)], row_length=5 * BLOCK)
-    trees = padded(trees_of(rows), static_length(rows.ids.shape[1]))
-    mask = block_mask(trees)
-    assert 0 < mask.sparsity() < 100
-    assert int(mask.full_kv_num_blocks.sum()) > 0, "no block is seen whole"
-    with torch.no_grad():
-        states = [each.detach() for each in drawn(tuple(trees.start.shape))]
-        wanted = F.scaled_dot_product_attention(*states, attn_mask=dense(trees), scale=0.3, enable_gqa=True)
-        found, _ = flex_forward(torch.nn.Identity(), *states, mask, scaling=0.3)
-        tiny.assert_same(found, wanted.transpose(1, 2))
 
 
 @pytest.fixture

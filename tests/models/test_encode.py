@@ -147,21 +147,6 @@ def test_a_head_maps_the_source_alone(tiny_model: ModelFactory, batch: Batch) ->
         assert all(torch.equal(value, wanted[name]) for name, value in run(model, batch).items())
 
 
-def test_targets_are_replaced_without_a_gradient(tiny_model: ModelFactory, batch: Batch) -> None:
-    model = ready(tiny_model)
-    other = tiny.hidden_states(tiny_model("llama", seed=5), batch).requires_grad_()
-
-    def evaluate(encoded: Encoded) -> dict[str, Tensor]:
-        source = encoded.pairs[0]
-        encoded.replace_targets(lambda _batch, layer: other if layer == -1 else other * 0)
-        assert encoded.pairs[0] is source
-        return {"target": encoded.pairs[1]}
-
-    found = encode(model, batch, evaluate)["target"]
-    assert torch.equal(found, other[batch["target_index"]])
-    assert not found.requires_grad
-
-
 def test_no_hook_is_left(tiny_model: ModelFactory, batch: Batch) -> None:
     model = ready(tiny_model)
     run(model, batch)
