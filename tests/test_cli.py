@@ -93,7 +93,7 @@ BAD_FLAGS = [
     (["--learning_rate", "-1"], "training can't start: Invalid learning rate"),
     (["--report_to", "wandb"], "requires wandb"),
     (["--deepspeed", "nowhere.json"], "--deepspeed requires deepspeed, which is not installed: pip install deepspeed"),
-    (["--attn_implementation", "flex_attention"], "train with attention implementation 'sdpa' there"),
+    (["--attn_implementation", "flex_attention"], "no backward pass on a CPU"),
     (["--include_num_input_tokens_seen", "True"], "has no effect with this trainer"),
     (["--label_smoothing_factor", "0.1"], "label_smoothing_factor: expected 0"),
     (["--step_jepa", "--step_separator", "§"], "has a pair"),
