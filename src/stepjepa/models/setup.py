@@ -35,13 +35,11 @@ def set_up(model: Any, tokenizer: Any, config: JepaConfig, seed: int = 42) -> tu
         ValueError: the model can't be trained with this objective; the message names the remedy.
     """
     base = base_model(model)
-    new: list[int] = []
-    if config.plain:
-        new += give_plain_tokens(base, tokenizer, seed)
+    new = give_plain_tokens(base, tokenizer, seed) if config.plain else []
     if config.uses_views:
         assert config.predictors is not None
         give_predictors(base, tokenizer, config.predictors, seed)
-        new += predictor_ids(tokenizer, config.predictors)
+        new = [*predictor_ids(tokenizer, config.predictors), *new]
     if hasattr(model, "peft_config") and new:
         train_rows(model, new)
     return set_up_attention(model, config)
