@@ -335,7 +335,7 @@ def test_a_model_that_says_the_right_answer_gets_full_marks(
     records = read_records(path)
     tokenizer = train_tokenizer([record.answer for record in records], 599)
     model = make_model("llama", vocab_size=len(tokenizer))
-    examples = make_examples(records, tokenizer, ChatTemplate(tokenizer))
+    examples = make_examples(enumerate(records), tokenizer, ChatTemplate(tokenizer))
     gold = {tuple(example.prompt_ids): example.gold.ids for example in examples}
 
     def oracle(self, prompts, batch_number):

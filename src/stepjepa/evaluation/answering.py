@@ -9,10 +9,9 @@ from dataclasses import KW_ONLY, dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from stepjepa.chat.tokens import TextTokenizer
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
-from stepjepa.evaluation.prompts import Answer, Example, Span, make_example
+from stepjepa.evaluation.prompts import Answer, Example, Span, make_examples
 from stepjepa.evaluation.settings import Sampling
 from stepjepa.tasks.base import WRONG, Likelihood, Response, Scored, Task, record_error
 
@@ -122,11 +121,8 @@ class Batcher:
     headline: str | None = None  # the score that decides what is an error; by default that of the task
 
     def __post_init__(self) -> None:
-        texts, template = TextTokenizer(self.generator.tokenizer), self.generator.template
-        self.examples = [
-            make_example(index, record, texts, template, self.task.continuations(record))
-            for index, record in self.records.items()
-        ]
+        tokenizer, template = self.generator.tokenizer, self.generator.template
+        self.examples = make_examples(self.records.items(), tokenizer, template, self.task.continuations)
         for example in self.examples:
             self._check_length(example)
         self.examples.sort(key=lambda example: (-len(example.prompt_ids), example.index))
