@@ -16,17 +16,7 @@ from typing import Any
 from markupsafe import Markup
 
 from stepjepa import terminal
-from stepjepa.compare.charts import (
-    UNKNOWN,
-    Look,
-    curves,
-    json_block,
-    looks,
-    number,
-    plain,
-    read_template,
-    render,
-)
+from stepjepa.compare.charts import UNKNOWN, Look, curves, json_block, looks, number, plain, read_template, render
 from stepjepa.compare.comparison import Comparison, compare, verdict
 from stepjepa.compare.evaluated_run import settings_of
 from stepjepa.compare.logged_run import Evaluation, Run, is_number

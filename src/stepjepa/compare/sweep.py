@@ -158,11 +158,14 @@ def _by_flag(arguments: Any) -> set[str]:
 class Engine(Protocol):
     """Runs trials: :class:`Local` on this machine, ``slurm.Slurm`` on a cluster."""
 
+    pause: float
+    """Seconds between two calls of :meth:`ended`."""
+
     def begin(self, folder: SweepFolder, trials: Sequence[Trial]) -> None:
         """Take the unfinished trials of a folder, in the order in which to begin them."""
 
     def ended(self) -> list[Trial]:
-        """Those that have ended since the last call, a moment ago; their records say how."""
+        """Those that have ended since the last call; their records say how."""
 
     def end(self, asked: Interruptions) -> None:
         """The sweep ends, because all is done or because it was asked to."""
@@ -219,7 +222,7 @@ def sweep(
                         outcome.failed[trial.name] = folder.reason(trial)
                         said = f"{folder.reason(trial)} (log: {folder.log_file(trial)})"
                     print(f"[{len(trials) - len(left)}/{len(trials)}] {trial.name}: {said}", flush=True)
-                time.sleep(0.05)
+                time.sleep(engine.pause)
         finally:
             engine.end(asked)
     outcome.stopped = asked.first
@@ -302,6 +305,8 @@ class TrialRun:
 
 class Local:
     """Trials in processes of this machine, ``jobs`` at a time, spread over the GPUs that are named."""
+
+    pause = 0.05
 
     def __init__(self, jobs: int = 1, gpus: Sequence[str] = ()) -> None:
         self._jobs, self._gpus = jobs, gpus

@@ -326,9 +326,5 @@ def as_json(comparison: Comparison) -> str:
     return json.dumps(finite(as_dict(comparison)), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-FORMATS: dict[str, Callable[[Comparison], str]] = {
-    "text": as_text,
-    "markdown": as_markdown,
-    "json": as_json,
-}
+FORMATS: dict[str, Callable[[Comparison], str]] = {"text": as_text, "markdown": as_markdown, "json": as_json}
 """What a comparison can be written as."""
