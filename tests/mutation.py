@@ -104,7 +104,7 @@ def noticed(mutation: Mutation, workers: int) -> bool:
 
 def main() -> int:
     """Run drawn mutations; the share that is noticed, and the survivors."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--count", type=int, default=200, help="mutations drawn (200)")
     options.add_argument("--seed", type=int, default=42, help="of the draw (42)")
     options.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="of pytest (all cores)")

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -27,13 +25,3 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
     monkeypatch.syspath_prepend(str(EXAMPLES))
     monkeypatch.setattr(sweep_module, "Child", InProcess)
     return importlib.import_module
-
-
-@pytest.fixture
-def summaries() -> Callable[[Path], dict[str, Any]]:
-    """``summaries(folder)``: what evaluations below a folder found, by the name of their run."""
-
-    def read(folder: Path) -> dict[str, Any]:
-        return {path.parent.name: json.loads(path.read_text()) for path in folder.rglob("*.summary.json")}
-
-    return read

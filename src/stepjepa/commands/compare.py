@@ -5,16 +5,17 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from stepjepa.commands import Command
 from stepjepa.errors import UserError
 from stepjepa.files import atomic_write, refuse_existing
 from stepjepa.options import option, refuse_both, refuse_without_effect
-from stepjepa.terminal import print_json, visible_lines
+from stepjepa.terminal import visible_lines
 
 if TYPE_CHECKING:
     from stepjepa.compare.comparison import Comparison
@@ -49,7 +50,7 @@ class CompareFlags:
     overwrite: bool = option(False, "replace --output_file and --plot")
 
 
-def compare(args: argparse.Namespace) -> int:
+def compare(args: argparse.Namespace) -> Any:
     """Compare the runs; print the tables or write them to files."""
     from stepjepa.compare.plot import check_picture, write_picture
     from stepjepa.compare.tables import FORMATS
@@ -66,16 +67,16 @@ def compare(args: argparse.Namespace) -> int:
     if lost := [file for file in written if str(Path(file).resolve()) in read]:
         raise UserError("is an input of this comparison; name another file", path=lost[0])
     text = FORMATS["json" if args.json else args.format](comparison)
-    if args.output_file is None:
-        print(visible_lines(text), end="")
-    else:
+    if args.output_file is not None:
         with atomic_write(args.output_file) as stream:
             stream.write(text)
+    elif not args.json:
+        print(visible_lines(text), end="")
     if args.plot is not None:
         write_picture(comparison, args.plot)
     if written:
         print(f"written: {', '.join(written)}", file=sys.stderr if args.output_file is None else sys.stdout)
-    return 0
+    return json.loads(text) if args.json and args.output_file is None else 0
 
 
 def _comparison(args: argparse.Namespace) -> Comparison:
@@ -111,7 +112,7 @@ class ReportFlags:
     overwrite: bool = option(False, "replace --output_file", only_with="output_file")
 
 
-def report(args: argparse.Namespace) -> int:
+def report(args: argparse.Namespace) -> Any:
     """Print the table or write the page."""
     refuse_without_effect(vars(args), ReportFlags)
     refuse_both(args, ("json", "output_file"))
@@ -121,11 +122,9 @@ def report(args: argparse.Namespace) -> int:
     from stepjepa.compare.tables import report, report_text
 
     rows = report([each.folder for each in find_run_folders(args.runs)])
-    if args.json:
-        print_json(rows)
-    else:
+    if not args.json:
         print(visible_lines(report_text(rows)))
-    return 0
+    return rows
 
 
 def _write_page(args: argparse.Namespace) -> int:
