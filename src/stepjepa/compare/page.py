@@ -233,7 +233,9 @@ def representation_section(runs: Sequence[Run], look: Look) -> Section | None:
         logged = [line for line in run.metrics if is_number(line.get("shuffled_similarity"))]
         if logged and (found := collapse({name: each for name, each in logged[-1].items() if is_number(each)})):
             collapsed.append((run.name, f"step {logged[-1]['step']:g}: {found}; {REMEDIES}"))
-    columns = [name for name in _columns(runs) if any(part in name for part in ("similarity", "rank", "retrieval"))]
+    # What a rank is of, rank_pairs, is no sign of anything.
+    signs = ("similarity", "_rank", "retrieval")
+    columns = [name for name in _columns(runs) if any(part in name for part in signs)]
     title = "Similarity and effective rank over steps"
     return _over_steps("representations", title, runs, look, columns, collapsed=collapsed)
 
@@ -272,7 +274,11 @@ def overview_section(runs: Sequence[Run]) -> Section:
         ]
         found.append(Table("Settings in which the runs differ", ("run", *differing), rows))
     texts = [
-        (run.name, shlex.join(["stepjepa", *map(str, run.get("command") or ())]), json.dumps(run.run, indent=2))
+        (
+            run.name,
+            shlex.join(["stepjepa", *map(str, run.get("command") or ())]),
+            json.dumps(run.run, indent=2, ensure_ascii=False),
+        )
         for run in runs
     ]
     return Section("overview", "What was trained", render("overview.html", tables=found, runs=texts))
