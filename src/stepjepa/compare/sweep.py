@@ -55,13 +55,9 @@ if os.getppid() == int(sys.argv[1]):
 
 
 class SweepFolder:
-    """The trials of a grid in one folder: what has been done of each, and how it continues.
+    """The trials of a grid in one folder, and what has been done of each.
 
-    Args:
-        path: where the run folders are, or will be.
-        trials: all of them.
-        grid: is written into ``sweep.json`` beside the trials.
-        launcher: program and first arguments that ``train ...`` and ``evaluate ...`` follow.
+    ``launcher`` is the program and its first arguments, which ``train ...`` and ``evaluate ...`` follow.
     """
 
     def __init__(
@@ -74,7 +70,7 @@ class SweepFolder:
         return self.path / trial.name
 
     def log_file(self, trial: Trial) -> Path:
-        """Where the output of a trial's processes is."""
+        """What a trial's processes have written."""
         return self.path / f"{trial.name}.log"
 
     def command(self, trial: Trial, stage: str) -> list[str]:
@@ -204,12 +200,11 @@ def sweep(
         # Seed by seed, so that a sweep that is stopped early has all arms to compare.
         seeds = list(dict.fromkeys(trial.seed for trial in trials))
         left.sort(key=lambda trial: seeds.index(trial.seed))
-        outcome = Outcome(
-            [trial for trial in trials if states[trial.name] == FINISHED],
-            {t.name: folder.reason(t) for t in trials if states[t.name] == FAILED and t not in left},
-        )
-        versioned = {"grid": folder.grid, "trials": [asdict(trial) for trial in folder.trials], "versions": versions()}
-        write_json(folder.path / SWEEP_FILE, versioned)
+        finished = [trial for trial in trials if states[trial.name] == FINISHED]
+        failed = {t.name: folder.reason(t) for t in trials if states[t.name] == FAILED and t not in left}
+        outcome = Outcome(finished, failed)
+        told = [asdict(trial) for trial in folder.trials]
+        write_json(folder.path / SWEEP_FILE, {"grid": folder.grid, "trials": told, "versions": versions()})
         try:
             engine.begin(folder, left)
             while left and not asked.count:
