@@ -176,7 +176,11 @@ def _scores_and_errors(name: str, evaluated: Sequence[tuple[Run, Evaluation]]) -
     scores |= dict.fromkeys(score for _, each in evaluated for score in each.summary["scores"])
     kinds = dict.fromkeys(kind for _, each in evaluated for kind in each.summary.get("errors") or ())
     rows, errors = [], []
-    about: dict[str, None] = {}
+    about = dict.fromkeys(
+        f"{number(each.summary['n'])} examples of {plain(each.summary.get('test_file'))}, task "
+        f"{plain(each.summary.get('task'))}, decided by {each.summary['headline']}"
+        for _, each in evaluated
+    )
     for run, each in evaluated:
         summary, similarity = each.summary, each.summary.get("similarity") or {}
         cells = [_interval(summary["scores"].get(score)) for score in scores]
@@ -185,10 +189,6 @@ def _scores_and_errors(name: str, evaluated: Sequence[tuple[Run, Evaluation]]) -
         rows.append((run.name, *cells))
         counts = [(summary.get("errors") or {}).get(kind, 0) for kind in kinds]
         errors.append((run.name, *(f"{number(count)} ({count / summary['n']:.1%})" for count in counts)))
-        about[
-            f"{number(summary['n'])} examples of {plain(summary.get('test_file'))}, task {plain(summary.get('task'))}, "
-            f"decided by {summary['headline']}"
-        ] = None
     title = f"Evaluation {name}: {'; '.join(about)}. Intervals are of 95 % (Wilson), for the choice of examples"
     heads = ("run", *("stopped by itself" if score == "stopped" else score for score in scores))
     found = [Table(title, (*heads, "LM loss on right answers", "cosine, matched", "cosine, shuffled"), rows)]
