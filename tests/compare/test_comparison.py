@@ -151,10 +151,6 @@ NAMES = [
         [{"mode": "step-jepa", "step_separator": "\n"}, {"mode": "step-jepa", "step_separator": "line"}],
         ['step-jepa step_separator="\\n"', "step-jepa step_separator=line"],
     ),
-    (
-        [{"mode": "llm-jepa", "last_token": -2}, {"mode": "llm-jepa"}],
-        ["llm-jepa last_token=-2", "llm-jepa last_token=null"],
-    ),
 ]
 
 
