@@ -63,7 +63,7 @@ class FakeHub:
             error.response = SimpleNamespace(status_code=403)
             raise error
 
-    def _create(self, repo_id: str, *, token: str | None, private: bool | None, exist_ok: bool) -> Any:
+    def _create(self, repo_id: str, *, token: str | None = None, private: bool | None, exist_ok: bool) -> Any:
         validate_repo_id(repo_id)
         assert exist_ok and token is None
         self._meet("create", self.refuse == "create")

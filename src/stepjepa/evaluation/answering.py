@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -224,11 +224,3 @@ class AnswerScores:
     def close(self) -> None:
         """End the processes of the task."""
         self._task.close()
-
-
-def answer_means(score: Callable[[Any, int, int], dict[str, float]], trainer: Any) -> dict[str, float]:
-    """The mean of each score, from ``score`` such as :class:`AnswerScores`, over all processes of a ``JepaTrainer``."""
-    sums = score(trainer.model, trainer.accelerator.process_index, trainer.accelerator.num_processes)
-    totals = dict(zip(sums, trainer.total(list(sums.values())), strict=True))
-    count = totals.pop(COUNT)
-    return {f"answer_{name}": total / count for name, total in totals.items()}

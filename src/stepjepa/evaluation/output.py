@@ -233,7 +233,7 @@ def format_summary(summary: Mapping[str, Any]) -> str:
 
 
 def describe_trained_on(shares: Mapping[str, float] | None) -> str | None:
-    """State the share of test prompts that was trained on (see ``data.trained_prompts``); None if zero or unknown."""
+    """State the share of test prompts that was trained on (see ``data.prompts``); None if zero or unknown."""
     if not shares or not shares["normalised"]:
         return None
     return (
