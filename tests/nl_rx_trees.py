@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from stepjepa.tasks.nl_rx import GROUPS, PRODUCTIONS, STRINGS, Tree, describe, express
+from stepjepa.tasks.nl_rx import GROUPS, PRODUCTIONS, STRINGS, Tree, describe
 
 
 def find_trees(description, regex):
@@ -10,9 +10,7 @@ def find_trees(description, regex):
     anonymous = regex
     for string in STRINGS:
         anonymous = anonymous.replace(string, "WORD")
-    return [
-        tree for tree in _trees(anonymous, "no literal") if express(tree) == regex and describe(tree) == description
-    ]
+    return [tree for tree in _trees(anonymous, "no literal") if describe(tree) == (description, regex)]
 
 
 @cache

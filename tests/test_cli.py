@@ -59,7 +59,7 @@ BAD_LINES = [
     (json.dumps(messages(("user", 3), ("assistant", "x"))), "messages[0].content is int"),
     (json.dumps(messages(("user", "x"), ("assistant", ""))), "messages[1].content (assistant) is empty"),
     (json.dumps(messages(("human", "x"), ("assistant", "x"))), "'human', expected one of"),
-    (json.dumps(messages(("user", "x"), ("user", "x"))), "no assistant message"),
+    (json.dumps(messages(("user", "x"), ("user", "x"))), "the turns are user, user"),
     (json.dumps(messages(("user", "x"), ("system", "x"), ("assistant", "x"))), "not the first"),
     (json.dumps(changed(text="x")), "explicit view 'text' stands alone"),
     (json.dumps(changed(text="x", code=3)), "'code' must be a string"),

@@ -164,17 +164,6 @@ def test_in_place(pairs: list[tuple[int, int]], predictors: Any, mean: bool) -> 
     assert len(found.readouts) == 2 * len(pairs)
 
 
-def test_in_place_by_hand() -> None:
-    (found,) = LAYOUTS["inplace"].place(record((STEPS[0], STEPS[1])), PREDICTORS[:1], Reading())
-    assert found.ids.tolist() == [*MAIN[:11], 90, *MAIN[11:]]
-    assert found.start is not None
-    assert found.start.tolist() == [0] * 12 + [12, 12] + [0] * 3
-    # The last token of step 1 is still trained to predict the first of step 2; the predictor is not trained.
-    assert [10, 11] in found.labels.tolist()
-    assert 11 not in found.labels[:, 0]
-    assert [12, 12] in found.labels.tolist()
-
-
 # -- the register ------------------------------------------------------------------------------------------------------
 
 

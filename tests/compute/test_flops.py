@@ -15,7 +15,7 @@ from stepjepa.batch.sequences import Pair, TokenizedRecord, View
 from stepjepa.compute.flops import FlopModel, Shape, measure
 from stepjepa.models.architecture import attach_heads, without_heads
 from stepjepa.models.attention import enable_trees
-from stepjepa.models.ema import EmaEncoder
+from stepjepa.models.encode import EmaEncoder
 from stepjepa.models.lm_head import LMHead
 from stepjepa.models.loading import LoraSettings, add_lora
 from stepjepa.objectives.alignment import Alignment

@@ -11,12 +11,10 @@ from questions import NEW, push, question_records
 from stepjepa.chat.template import ChatTemplate
 from stepjepa.chat.tokens import TextTokenizer
 from stepjepa.data.sources import read_records
-from stepjepa.errors import UserError
 from stepjepa.evaluation import prompts
 from stepjepa.evaluation.generation import Generator
 from stepjepa.evaluation.prompts import Span, make_example
 from stepjepa.evaluation.settings import Sampling
-from stepjepa.models.loading import load_for_inference
 from stepjepa.tasks.base import Continuation
 from tiny import make_model
 
@@ -184,12 +182,3 @@ def test_likelihoods_are_those_of_a_plain_loop_over_tokens(model, tokenizer):
                 logits = model(torch.tensor([span.ids[:at]])).logits[0, -1]
             expected += float(torch.log_softmax(logits, -1)[span.ids[at]])
         assert value == pytest.approx(expected, rel=1e-4)
-
-
-@pytest.mark.parametrize("kind", ["4bit", "8bit"])
-def test_quantized_weights_need_bitsandbytes(kind, model, tokenizer, monkeypatch, tmp_path):
-    tokenizer.save_pretrained(tmp_path)
-    model.save_pretrained(tmp_path)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=f"--load_in_{kind} needs bitsandbytes, which is not installed"):
-        load_for_inference(tmp_path, quantization=kind)

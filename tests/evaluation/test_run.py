@@ -159,14 +159,6 @@ def test_what_does_not_belong_together_is_not_mixed(loaded, test_file):
     assert (test_file.parent / "out.jsonl").read_bytes() == before
 
 
-def test_lines_made_of_other_columns_are_not_mixed(loaded, test_file):
-    write_jsonl(test_file, [{"question": question, "answer": "4", "other": "5"} for question in QUESTIONS])
-    run(loaded, test_file, columns=["question", "answer"])
-    for columns in (["question", "other"], None):
-        with pytest.raises(UserError, match="begun with another prompt"):
-            Evaluation(settings(test_file, columns=columns))
-
-
 def test_lines_scored_by_an_older_version_of_a_users_task_are_not_taken_up(loaded, test_file, monkeypatch):
     source = "from stepjepa.tasks.generic import GenericTask\nclass Mine(GenericTask):\n    name = 'mine'\n"
     module = test_file.with_name("edited_task.py")

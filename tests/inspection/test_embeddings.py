@@ -8,18 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 
 import tiny
-from slow_trees import separately
-from stepjepa.batch.collate import Item
 from stepjepa.chat.tokens import predictor_ids
 from stepjepa.cli import main
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
 from stepjepa.files import write_jsonl
-from stepjepa.inspection.embeddings import ViewEmbeddings, compare_views, embed_views, similarity_config
+from stepjepa.inspection.embeddings import ViewEmbeddings, embed_views, similarity_config
 from stepjepa.models.attention import enable_trees
 from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.run_folder import trained_objective
@@ -200,28 +197,6 @@ def runs(tmp_path_factory: Any, trained_tokenizer: Any) -> dict[str, Path]:
         assert main(list(map(str, evaluate))) == 0
         found[name] = run
     return found
-
-
-def test_similarity_is_that_of_separate_passes(tiny_tokenizer: Any) -> None:
-    model, records = tiny.make_model("llama"), tiny.records()
-    config = JepaConfig(mode="step-jepa", predictors=3, pairs="all")
-    made = tiny.tokenized(tiny_tokenizer, config, records)
-    collate = tiny.collator(tiny_tokenizer, config)
-    with torch.no_grad():
-        slow = separately(model, [collate.sequences(Item(record)) for record in made])
-    owners = [index for index, record in enumerate(made) for _ in record.pairs]
-    cosines = torch.stack([torch.stack([F.cosine_similarity(s, t, dim=0) for t in slow.target]) for s in slow.source])
-    found = compare_views(model, tiny_tokenizer, records, config)
-    count = len(owners)
-    assert found.totals["pairs"] == count == 4
-    assert found.totals["matched_similarity"] == pytest.approx(float(cosines.diag().mean()), abs=1e-5)
-    off = (cosines.sum() - cosines.diag().sum()) / (count * (count - 1))
-    assert found.totals["shuffled_similarity"] == pytest.approx(float(off), abs=1e-5)
-    # One number for each record: the mean of its three pairs, its one pair, none.
-    assert owners == [0, 0, 0, 1]
-    expected = [float(cosines.diag()[:3].mean()), float(cosines.diag()[3])]
-    assert found.per_record[:2] == pytest.approx(expected, abs=1e-5)
-    assert found.per_record[2:] == [None]
 
 
 def test_a_model_is_read_where_it_was_trained_to_be_read(runs: dict[str, Path], tmp_path: Path) -> None:

@@ -8,14 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 import tiny
-from slow_trees import random_records
-from stepjepa.batch.collate import Batch, Collator, Item
+from stepjepa.batch.collate import Batch, Item
 from stepjepa.config import JepaConfig
 from stepjepa.models.attention import enable_trees
 from stepjepa.objectives.alignment import L2, Alignment, InfoNCE
@@ -78,39 +76,6 @@ def test_rows_of_any_kind_in_any_order(
         shapes.add(batch["input_ids"].shape)
         same(model, jepa_loss(model, batch, TERMS), jepa_loss(model, expected, TERMS))
     assert len(shapes) >= 3
-
-
-@pytest.mark.parametrize("options", WAYS.values(), ids=WAYS)
-def test_records_that_begin_alike_count_each(options: dict[str, Any], tiny_model: ModelFactory) -> None:
-    """Equal records, and beginnings of others: the mean is over all their tokens, not over distinct ones."""
-    records = random_records(5)
-    model = ready(tiny_model)
-    none = np.empty(0, np.int32)
-    objective = Objective([LMLoss(), PromptLoss(0.3)])
-    collator = Collator("separate", none, prompt_labels=True, **options)
-    single = [collator([Item(record)]) for record in records]
-    counts = objective.counts(single)
-    apart = torch.stack([jepa_loss(model, batch, objective, counts).loss for batch in single]).sum()
-    together = jepa_loss(model, collator(map(Item, records)), objective)
-    assert counts == {
-        "lm_loss": sum(len(r.labels) for r in records),
-        "prompt_loss": sum(len(r.prompt) for r in records),
-    }
-    tiny.assert_same(together.loss, apart, EXACT)
-    tiny.assert_same_gradients(tiny.gradients(model, together.loss), tiny.gradients(model, apart), EXACT)
-
-
-@pytest.mark.parametrize("name", [name for name in CONFIGURATIONS if name != "regular"])
-def test_each_record_keeps_its_own_embeddings(name: str, tiny_model: ModelFactory, trained_tokenizer: Any) -> None:
-    """Not only sums: every embedding, in the order of the records."""
-    model, config = ready(tiny_model, "qwen3"), CONFIGURATIONS[name]
-    order = [2, 0, 1]
-    with torch.no_grad():
-        together = jepa_loss(model, collated(trained_tokenizer, config, order), TERMS)
-        single = [jepa_loss(model, collated(trained_tokenizer, config, [index]), TERMS) for index in order]
-    for side in ("source", "target"):
-        wanted = torch.cat([getattr(losses, side) for losses in single])
-        tiny.assert_same(getattr(together, side), wanted, 1e-12, side)
 
 
 def test_infonce_depends_on_the_batch(tiny_model: ModelFactory, trained_tokenizer: Any) -> None:

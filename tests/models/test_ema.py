@@ -13,8 +13,7 @@ import tiny
 from stepjepa.chat.tokens import all_predictor_ids
 from stepjepa.config import JepaConfig
 from stepjepa.models.attention import enable_trees
-from stepjepa.models.ema import EmaEncoder
-from stepjepa.models.encode import read
+from stepjepa.models.encode import EmaEncoder, read
 from stepjepa.models.loading import LoraSettings, add_lora
 from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.training.trainer import JepaTrainer

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import tiny
-from slow_trees import logits_of, separately
-from stepjepa.batch.collate import Batch, Item
+from slow_trees import logits_of
+from stepjepa.batch.collate import Batch
 from stepjepa.chat.tokens import all_predictor_ids
 from stepjepa.config import JepaConfig
 from stepjepa.models.architecture import PredictorHead, attach_heads, find_decoder
@@ -139,10 +139,8 @@ def test_a_head_maps_the_source_alone(tiny_model: ModelFactory, batch: Batch) ->
     with torch.no_grad():
         without = run(model, batch)
         attach_heads(model, {"predictor_head": PredictorHead("mlp", 33)})
-        found = run(model, batch)
-        assert torch.equal(found["source"], model.term_heads["predictor_head"](without["source"]))
-    for name in ("target", "loss", "logits"):
-        assert torch.equal(found[name], without[name])
+        wanted = without | {"source": model.term_heads["predictor_head"](without["source"])}
+        assert all(torch.equal(value, wanted[name]) for name, value in run(model, batch).items())
 
 
 def test_targets_are_replaced_without_a_gradient(tiny_model: ModelFactory, batch: Batch) -> None:
@@ -176,7 +174,7 @@ def test_a_model_without_a_head_or_a_decoder_is_refused(
     model = ready(tiny_model)
     run(model, batch)
     monkeypatch.setattr(model, "forward", model.model.forward)
-    with pytest.raises(ValueError, match="expected LlamaForCausalLM to call its LM head once in a pass, got 0 times"):
+    with pytest.raises(ValueError, match="expected LlamaForCausalLM to call its LM head once in a pass, got 0 calls"):
         run(model, batch)
 
     class Bare(nn.Module):
@@ -205,33 +203,3 @@ def test_read_averages_some_tokens() -> None:
     assert half.dtype == torch.bfloat16
     assert half.tolist() == [[6.0, 7.0], [18.0, 19.0], [0.0, 1.0]]
     assert read(states, Batch(source_index=index[:0]), "source").shape == (0, 2)
-
-
-CASES = {
-    "separate": JepaConfig(mode="llm-jepa", predictors=3, pooling="mean"),
-    "branched": JepaConfig(mode="llm-jepa", layout="branched", predictors=2, reverse_pred=True, pooling="mean"),
-    "steps": JepaConfig(mode="step-jepa", pairs="all", predictors=3, pooling="mean"),
-}
-
-
-@pytest.mark.parametrize("encoding", ["tree", "rows"])
-@pytest.mark.parametrize("layer", [-1, 0])
-@pytest.mark.parametrize("name", CASES)
-def test_means_of_any_layer_are_those_of_separate_passes(
-    name: str, layer: int, encoding: str, trained_tokenizer: Any
-) -> None:
-    config = CASES[name]
-    records = tiny.tokenized(trained_tokenizer, config)
-    collator = tiny.collator(trained_tokenizer, config, encoding=encoding)
-    items = [Item(record) for record in records]
-    model = tiny.make_model("llama")
-    with torch.no_grad():
-        slow = separately(model, [collator.sequences(item) for item in items], layer)
-        enable_trees(model)
-
-        def evaluate(encoded: Encoded) -> dict[str, torch.Tensor]:
-            return dict(zip(("source", "target"), encoded.pairs, strict=True))
-
-        found = encode(model, collator(items), evaluate, layer=layer)
-    tiny.assert_same(found["source"], slow.source)
-    tiny.assert_same(found["target"], slow.target)

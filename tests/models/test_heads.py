@@ -52,25 +52,19 @@ def test_weights_depend_on_the_seed_alone() -> None:
 def test_attached_found_taken_out_and_replaced() -> None:
     model = tiny.make_model("llama")
     names = set(model.state_dict())
-    assert find_heads(model) is None
     attach_heads(model, {"one": nn.Linear(3, 5), "two": nn.Linear(5, 3)})
     wrapped = nn.Sequential(model)
     found = find_heads(wrapped)
     assert found is not None
-    assert set(found) == {"one", "two"}
     with without_heads(model) as taken:
         assert taken is found
         assert find_heads(wrapped) is None
         assert set(model.state_dict()) == names
     assert find_heads(model) is found
     attach_heads(model, {"one": nn.Linear(7, 5)})
-    again = find_heads(model)
-    assert again is not None
-    assert list(again) == ["one"]
+    assert list(find_heads(model) or ()) == ["one"]
     attach_heads(model, {})
     assert set(model.state_dict()) == names
-    with without_heads(model) as none:
-        assert none is None
 
 
 @pytest.mark.parametrize(("lora", "wanted"), [(False, torch.bfloat16), (True, torch.float32)])

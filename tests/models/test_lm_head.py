@@ -70,8 +70,7 @@ def test_in_chunks_as_at_once(chunk: int | None, bias: bool) -> None:
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("chunk", [5, STATES])
-@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize(("chunk", "autocast"), [(5, False), (STATES, True)])
 def test_in_sixteen_bits(chunk: int, autocast: bool) -> None:
     """As near to single precision as what autograd makes of it, and in the dtypes of what is trained."""
     states, head, labels, rows = drawn(torch.float32 if autocast else torch.bfloat16)
@@ -107,13 +106,6 @@ def test_only_what_is_trained_gets_a_gradient() -> None:
         loss.backward()
 
 
-def test_nothing_to_predict() -> None:
-    states, head, labels, rows = drawn()
-    loss = summed_cross_entropy(states[:0], head, labels[:0], rows[:0])
-    assert loss.item() == 0
-    assert not any(gradient.any() for gradient in gradients(loss + 0 * states.sum(), states, head))
-
-
 @pytest.mark.parametrize("chunk", [1, 5])
 def test_tokens_that_are_impossible(chunk: int) -> None:
     """Logits of minus infinity are probabilities of 0: no NaN while they are not to be predicted, and infinite then."""
@@ -141,10 +133,6 @@ def test_logits_of_one_chunk_at_a_time(monkeypatch: Any) -> None:
     monkeypatch.setattr(F, "linear", lambda rows, *rest: sizes.append(len(rows)) or linear(rows, *rest))
     summed_cross_entropy(states, head, labels, rows, 5)
     assert sizes == [5, 5, 3]
-    sizes.clear()
-    monkeypatch.setattr(lm_head, "FEWEST_LOGITS", 6 * VOCABULARY)
-    summed_cross_entropy(states, head, labels, rows)
-    assert sizes == [6, 6, 1]
 
 
 # -- the heads of models -----------------------------------------------------------------------------------------------

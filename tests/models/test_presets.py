@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,7 @@ import chat_templates
 import tiny
 from stepjepa.chat.template import ChatTemplate, PlainTemplate
 from stepjepa.chat.tokens import END_OF_TURN, PERCEPTION
-from stepjepa.cli import main
 from stepjepa.errors import UserError
-from stepjepa.files import write_jsonl
 from stepjepa.models.loading import load_for_inference, load_model
 from stepjepa.models.presets import CHAT_TEMPLATE, SPARE_ROWS, is_hub_id, refuse_missing
 from stepjepa.models.presets import train_tokenizer as new_tokenizer
@@ -187,6 +184,8 @@ def test_what_is_saved_is_loaded_again_as_it_was(name: str, tmp_path: Path) -> N
 
 
 def test_what_is_missing_is_said(bare: Path, base: Path, tmp_path: Path, plain_tokenizer: Any) -> None:
+    with pytest.raises(UserError, match="holds no tokenizer"):
+        pretrain(bare)
     with pytest.raises(UserError, match=r"of 258 tokens is too small: expected 259 or more"):
         pretrain(bare, train_tokenizer=258)
     assert len(pretrain(bare, train_tokenizer=259)[1]) == 259
@@ -210,81 +209,18 @@ def test_tokens_of_the_plain_format(options: dict[str, Any] | None, base: Path) 
     assert len(model.get_input_embeddings().weight) >= len(tokenizer)
 
 
-# -- both stages through the command line ------------------------------------------------------------------------------
-
-FAST = "--max_steps 3 --batch_size 2 --grad_accum 1 --save_strategy no --use_cpu true --report_to none"
-
-
-def run(line: str) -> int:
-    return main(line.split())
-
-
-def pairs_file(folder: Path) -> Path:
-    pairs = [("The film is fun", "A fun film"), ("A fun film", "What fun it is"), ("It is dull", "How dull it is")]
-    roles = ("user", "assistant")
-    chats = [[{"role": role, "content": text} for role, text in zip(roles, pair, strict=True)] for pair in pairs]
-    write_jsonl(folder / "pairs.jsonl", [{"messages": chat} for chat in chats * 3])
-    return folder / "pairs.jsonl"
-
-
-def test_two_stages(tmp_path: Path, bare: Path) -> None:
-    first, second, data = tmp_path / "first", tmp_path / "second", pairs_file(tmp_path)
-    assert not run(
-        f"train --train_file {data} --model_name {bare} --pretrain --train_tokenizer 277 --plain --trainall "
-        f"--output_dir {first} --predictors 2 {FAST}"
-    )
-    assert not run(f"train --train_file {data} --model_name {first} --plain --regular --output_dir {second} {FAST}")
-    forms = [json.loads((folder / "run.json").read_text(encoding="utf-8"))["template"] for folder in (first, second)]
-    wanted = ["plain: user <|eot_id|>", "plain: user <|perception|> answer <|eot_id|>"]
-    assert [form["form"] for form in forms] == wanted
-    one, other = (AutoTokenizer.from_pretrained(str(folder)) for folder in (first, second))
-    assert one.get_vocab() == other.get_vocab()
-    weights = [AutoModelForCausalLM.from_pretrained(str(folder)) for folder in (first, second)]
-    end = one.convert_tokens_to_ids(END_OF_TURN)
-    assert all(end in model.generation_config.eos_token_id for model in weights)
-    # Stage two goes on from stage one: three steps do not lead far from where it stood.
-    start, moved = (model.model.layers[0].mlp.up_proj.weight.detach() for model in weights)
-    assert 0 < float((moved - start).norm()) < 0.1 * float(start.norm())
-
-
-def test_what_fits_not_together_is_said_in_one_line(
-    tmp_path: Path, base: Path, bare: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data = pairs_file(tmp_path)
-    wrong = {
-        f"--model_name {bare} --pretrain": "holds no tokenizer",
-        f"--model_name {bare} --pretrain --train_tokenizer 12": "expected 259 or more",
-        f"--model_name {base} --train_all --labels assistant": "leave one out",
-    }
-    for flags, message in wrong.items():
-        assert run(f"train --train_file {data} --output_dir {tmp_path}/run {flags} {FAST}") == 2
-        error = capsys.readouterr().err.strip()
-        assert message in error
-        assert len(error.splitlines()) == 1
-        assert not (tmp_path / "run").exists()
-
-
 # -- names -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["runs/regulr", "nowhere/at/all", "prset:tiny"])
+def test_what_would_be_asked_of_the_hub(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "runs" / "regular").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-
-
-@pytest.mark.usefixtures("runs")
-def test_what_would_be_asked_of_the_hub() -> None:
-    assert is_hub_id("gpt2")
-    assert is_hub_id("Qwen/Qwen2.5-0.5B")
-    for name in ("preset:tiny", "runs/regular", "runs/regulr", "./one", "~/one", "one/two/three"):
-        assert not is_hub_id(name)
-    for name in ("gpt2", "Qwen/Qwen2.5-0.5B", "runs/regular"):
-        refuse_missing(name)
-
-
-@pytest.mark.usefixtures("runs")
-@pytest.mark.parametrize("name", ["runs/regulr", "nowhere/at/all", "prset:tiny"])
-def test_a_missing_folder_is_not_looked_for_elsewhere(name: str) -> None:
+    for known in ("gpt2", "Qwen/Qwen2.5-0.5B"):
+        assert is_hub_id(known)
+        refuse_missing(known)
+    refuse_missing("runs/regular")
+    for path in ("preset:tiny", "runs/regular", "./one", "~/one", name):
+        assert not is_hub_id(path)
     with pytest.raises(UserError, match=f"{name}: no such model folder"):
         refuse_missing(name)

@@ -36,7 +36,6 @@ ROWS: dict[str, tuple[str, dict[str, Any], str]] = {
     "deepseek_v32": ("deepseek_v32", {}, TREE),
     "roberta": ("roberta", {"is_decoder": True}, TREE),
 }
-REFUSED = ["xlm", "cpmant", "bert", "roberta"]
 
 
 @pytest.fixture(autouse=True)
@@ -76,19 +75,14 @@ def test_others_run_rows(case: str) -> None:
     assert choose_encoding(model, "rows") == ("rows", "as asked for")
 
 
-@pytest.mark.parametrize("family", REFUSED)
+@pytest.mark.parametrize("family", ["xlm", "cpmant", "bert", "roberta", "t5"])
 def test_models_that_see_the_future_are_refused(family: str) -> None:
-    model = of_full_size(family)
-    for wanted in ("auto", "tree", "rows"):
-        with pytest.raises(ValueError, match=r"later token changes earlier states.*choose a causal language model"):
-            choose_encoding(model, wanted)
-
-
-def test_encoder_decoders_are_refused() -> None:
     with torch.device("meta"):
-        t5 = AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model("t5"))
-    with pytest.raises(ValueError, match=r"encoder-decoder"):
-        choose_encoding(t5, "rows")
+        kind = AutoModelForSeq2SeqLM if family == "t5" else AutoModelForCausalLM
+        model = kind.from_config(AutoConfig.for_model(family))
+    for wanted in ("auto", "tree", "rows"):
+        with pytest.raises(ValueError, match=r"(later token changes|encoder-decoder).*choose a causal language model"):
+            choose_encoding(model, wanted)
 
 
 @pytest.mark.parametrize("name", tiny.ARCHITECTURES)
@@ -132,7 +126,7 @@ def test_what_can_not_be_copied_runs_rows(tiny_model: ModelFactory, monkeypatch:
     monkeypatch.setattr(probe, "MOST_PARAMETERS", 1000)
     encoding, reason = choose_encoding(tiny_model("llama"), "auto")
     assert encoding == "rows"
-    assert "no small copy of LlamaForCausalLM could be probed (ValueError: it would have" in reason
+    assert "no small copy of LlamaForCausalLM could be probed" in reason
 
 
 # -- FlashAttention ----------------------------------------------------------------------------------------------------
@@ -179,8 +173,3 @@ def test_the_copy_is_small_with_every_kind_of_layer_and_short_limits() -> None:
     assert shrink(of_full_size("llama", vocab_size=31)).config.vocab_size == probe.VOCABULARY
     # Every eighth layer of Jamba is attention.
     assert shrink(of_full_size("jamba")).config.num_hidden_layers == 8
-
-
-@pytest.mark.parametrize("family", ["llama", "deepseek_v3", "qwen3_next", "llama4_text"])
-def test_the_copy_has_few_parameters(family: str) -> None:
-    assert sum(parameter.numel() for parameter in shrink(of_full_size(family)).parameters()) < 2 * 10**7

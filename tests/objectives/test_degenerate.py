@@ -16,17 +16,14 @@ import tiny
 from stepjepa.config import JepaConfig
 from stepjepa.models.attention import enable_trees
 from stepjepa.objectives.alignment import (
-    SHORTEST,
     Covariance,
     InfoNCE,
     Regularizer,
     SIGReg,
     Variance,
-    apart,
-    directions,
     make_distance,
 )
-from stepjepa.objectives.monitors import effective_rank, pair_similarity, retrieval_top1
+from stepjepa.objectives.monitors import SHORTEST, apart, directions, effective_rank, pair_similarity, retrieval_top1
 from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.objectives.term import Context
 from stepjepa.objectives.text import tube

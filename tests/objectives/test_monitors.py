@@ -22,6 +22,8 @@ def test_rank_by_hand() -> None:
     # Singular values 3 and 1: shares 3/4 and 1/4.
     entropy = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
     assert effective_rank(torch.diag(torch.tensor([3.0, 1.0]))) == pytest.approx(math.exp(entropy), rel=1e-5)
+    assert effective_rank(torch.empty(0, 5)) == effective_rank(torch.zeros(3, 5)) == 0
+    assert math.isnan(effective_rank(torch.tensor([[1.0, math.nan], [1.0, 1.0]])))
 
 
 def test_centring_hides_a_collapse_to_one_vector() -> None:
@@ -29,12 +31,6 @@ def test_centring_hides_a_collapse_to_one_vector() -> None:
     collapsed = 1000 + 0.1 * noise
     assert effective_rank(collapsed) < 1.1
     assert effective_rank(collapsed, centred=True) > 8
-
-
-def test_rank_of_nothing() -> None:
-    assert effective_rank(torch.empty(0, 5)) == effective_rank(torch.zeros(3, 5)) == 0
-    assert effective_rank(torch.ones(3, 5), centred=True) == 0
-    assert math.isnan(effective_rank(torch.tensor([[1.0, math.nan], [1.0, 1.0]])))
 
 
 @pytest.mark.parametrize("pairs", [0, 1, 2, 7])
@@ -63,16 +59,6 @@ def test_retrieval_by_hand() -> None:
     assert retrieval_top1(torch.ones(5, 3), torch.ones(5, 3)) == pytest.approx(1 / 5)
 
 
-def test_window_sums_and_resets() -> None:
-    window = Window()
-    window.add(loss=torch.tensor(2.0, requires_grad=True), tokens=3)
-    window.add(loss=torch.tensor(0.5), tokens=4)
-    assert window.totals(["tokens", "loss", "other"]) == [7, 2.5, 0]
-    assert window.geometry() == {}
-    window.reset()
-    assert window.totals(["tokens", "loss"]) == [0, 0]
-
-
 def test_window_goes_back_to_its_mark() -> None:
     """As if what came after it had never been, pairs that it pushed out among it."""
     window, other = Window(keep=4), Window(keep=4)
@@ -95,31 +81,21 @@ def test_window_goes_back_to_its_mark() -> None:
     assert window.totals(names) == [0] * 6
 
 
-def test_window_takes_in_pairs() -> None:
-    window = Window()
-    batches = [(torch.randn(n, 5), torch.randn(n, 5)) for n in (2, 3)]
-    for source, target in batches:
-        window.add_pairs(source, target)
-    matched, shuffled, pairs, crossings = window.totals(["matched", "shuffled", "pairs", "crossings"])
-    expected = [pair_similarity(*batch) for batch in batches]
-    assert matched == pytest.approx(sum(float(first) for first, _ in expected), abs=1e-5)
-    assert shuffled == pytest.approx(sum(float(second) for _, second in expected), abs=1e-5)
-    assert (pairs, crossings) == (5, 2 + 6)
-    source, target = (torch.cat(side) for side in zip(*batches, strict=True))
-    geometry = window.geometry()
-    assert geometry["source_rank"] == pytest.approx(effective_rank(source))
-    assert geometry["target_rank_centred"] == pytest.approx(effective_rank(target, centred=True))
-    assert geometry["retrieval_top1"] == retrieval_top1(source, target)
-    assert geometry["rank_pairs"] == 5
-
-
-def test_window_keeps_the_latest_pairs() -> None:
-    window = Window(keep=4)
-    rows = torch.randn(9, 5)
-    for start in range(0, 9, 3):
-        window.add_pairs(rows[start : start + 3], rows[start : start + 3])
-    assert window.geometry()["source_rank"] == pytest.approx(effective_rank(rows[5:]), rel=1e-5)
-    assert window.totals(["pairs"]) == [9]
+def test_window_holds_sums_and_the_latest_pairs() -> None:
+    window, rows = Window(keep=4), torch.randn(9, 5)
+    expected = [pair_similarity(rows[at : at + 3], rows[at : at + 3].flip(0)) for at in (0, 3, 6)]
+    for at in (0, 3, 6):
+        window.add_pairs(rows[at : at + 3], rows[at : at + 3].flip(0))
+    window.add(loss=torch.tensor(2.0, requires_grad=True), tokens=3)
+    window.add(loss=torch.tensor(0.5), tokens=4)
+    assert window.totals(["tokens", "loss", "other", "pairs", "crossings"]) == [7, 2.5, 0, 9, 18]
+    sums = [sum(float(side[index]) for side in expected) for index in (0, 1)]
+    assert window.totals(["matched", "shuffled"]) == pytest.approx(sums, abs=1e-5)
+    geometry, target = window.geometry(), torch.cat([rows[3:6].flip(0), rows[6:].flip(0)])[2:]
+    assert geometry["source_rank"] == pytest.approx(effective_rank(rows[5:]), rel=1e-5)
+    assert geometry["target_rank_centred"] == pytest.approx(effective_rank(target, centred=True), rel=1e-5)
+    assert geometry["retrieval_top1"] == retrieval_top1(rows[5:], target)
+    assert geometry["rank_pairs"] == 4
 
 
 def test_what_was_not_measured_is_not_there() -> None:

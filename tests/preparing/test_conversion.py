@@ -1,7 +1,8 @@
 """Rows and responses become records or are counted by reason; every kind of published rows is understood."""
 
 import json
-import re
+import math
+import sys
 from itertools import count
 
 import pytest
@@ -58,38 +59,6 @@ def test_several_records_of_a_row_are_a_group_and_bad_rows_are_passed_over():
     assert [record["group"] for record in records] == [2, 2]
     assert bad.count == 1
     assert len(convert_rows(rows(good), paraphrase, limit=1)[0]) == 1
-
-
-# A row as the hub has it, and the answer in the record.
-SAMPLES = {
-    "gsm8k": ({"question": "How many?", "answer": "1+1=2\n#### 2"}, "1+1=2\n#### 2"),
-    "spider": (
-        {
-            "db_id": "store_1",
-            "query": "SELECT name FROM playlists;",
-            "question": "What are the names of all the playlists?",
-            "query_toks": ["SELECT", "name", "FROM", "playlists", ";"],
-        },
-        "SELECT name FROM playlists;",
-    ),
-    "nq-open": ({"question": "where is it", "answer": ["Vancouver", "Canada"]}, "Vancouver; Canada"),
-    "hellaswag": (
-        {"ctx": "A man", "endings": ["sits.", "runs.", "is.", "was."], "label": "1", "activity_label": "Man"},
-        "B",
-    ),
-    "rotten-tomatoes": ({"text": "lovely .", "label": 1}, "Good"),
-    "yelp": ({"text": "Lovely.", "label": 4}, "Very Good"),
-    "yelp-polarity": ({"text": "Lovely.", "label": 1}, "Good"),
-    "paraphrase": ({"sentence1": "It rains.", "sentence2": "Rain falls.", "label": 1}, "Rain falls."),
-}
-
-
-@pytest.mark.parametrize("name", CONVERSIONS)
-def test_every_kind_takes_rows_of_the_hub(name):
-    row, answer = SAMPLES[name]
-    records, counts = convert_rows(rows(row, row | dict.fromkeys(row)), CONVERSIONS[name].convert)
-    assert [parse_record(record).answer for record in records] == [answer]
-    assert (counts.read, counts.dropped.total()) == (2, 1)
 
 
 def raw_row(name, record):
@@ -184,6 +153,7 @@ def test_thinking_is_removed_and_counted_or_kept(thinking, steps, removed):
         ("#### 7", "5", "5"),
         ("#### 7", " ", "7"),
         (None, "3 + 2\n#### 5", "5"),
+        (math.nan, 5, "5"),
     ],
 )
 def test_ground_truth(answer, ground_truth, expected):
@@ -194,8 +164,8 @@ def test_ground_truth(answer, ground_truth, expected):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"question": None}, "no field 'question'"),
         ({"deepseek_response": None}, "no field 'deepseek_response'"),
+        ({"question": 5}, "'question' is int, not text"),
         ({"deepseek_response": "<think>never ends"}, "'deepseek_response' holds only thinking"),
         ({"deepseek_response": "It is \\boxed{5}."}, "fewer than two steps"),
     ],
@@ -224,18 +194,6 @@ def test_require_correct(changes, reason):
     assert len(prepare(raw(**changes))[0]) == 1
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"question": 5}, "raw.jsonl:2: 'question' is int, expected a string"),
-        ({"answer": True}, "raw.jsonl:2: 'answer' is bool, expected a string or a finite number"),
-    ],
-)
-def test_a_field_of_the_wrong_type_is_an_error(changes, message):
-    with pytest.raises(UserError, match=re.escape(message)):
-        prepare(raw(), raw(**changes))
-
-
 def test_a_splitter_of_ones_own():
     seen = []
 
@@ -256,19 +214,10 @@ def test_what_a_splitter_gives_is_checked(result, got):
 
 
 def test_load_splitter(tmp_path, monkeypatch):
-    (tmp_path / "lines_splitter.py").write_text("NUMBER = 3\n\n\ndef split(text):\n    return text.splitlines()\n")
-    (tmp_path / "broken_splitter.py").write_text("def split(:\n")
-    monkeypatch.syspath_prepend(tmp_path / "elsewhere")
+    (tmp_path / "lines_splitter.py").write_text("def split(text):\n    return text.splitlines()\n")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
     assert load_splitter("lines_splitter:split")("a\nb") == ["a", "b"]
-    for name, message in (
-        ("lines_splitter", "module:function"),
-        ("no_such_splitter:split", "can't load 'no_such_splitter:split'"),
-        ("broken_splitter:split", "can't load 'broken_splitter:split'"),
-        ("lines_splitter:NUMBER", "'lines_splitter:NUMBER' is int; expected module:function"),
-    ):
-        with pytest.raises(UserError, match=message):
-            load_splitter(name)
 
 
 def test_real_traces_become_records(shared_data):

@@ -27,12 +27,10 @@ CHOICES = "A man sits.\nA) one\nB) two\nC) three\nD) four"
         ("gsm8k", "18", {"system": Gsm8kTask.system_prompt}),
         ("boxed", r"\boxed{18}", {}),
         ("boxed", "6 * 3 = 18\n#### 18", {"ground_truth": "18"}),
-        ("boxed", "steps", {"ground_truth": "18"}),
         ("generic", "18", {"system": f"{Gsm8kTask.system_prompt} Now."}),
         ("nl-rx", "dog", {"path": "data/synth_test.jsonl"}),
         ("generic", "dog", {"path": "synthetic_math.jsonl"}),
         ("sentiment", "Good", {"path": "/elsewhere/Rotten-Tomatoes.jsonl"}),
-        ("generic", "Good", {"path": "yelp/other.jsonl"}),
         ("nq-open", "Amma", {"system": NqOpenTask.system_prompt}),
     ],
 )
@@ -44,7 +42,6 @@ def test_auto_refuses_a_mixture_and_names_the_first_stranger():
     records = [record(r"\boxed{1}"), record("Good", line=2), record(r"\boxed{3}", line=3)]
     with pytest.raises(UserError, match=r"test\.jsonl:2: .*2 of 3 records look like 'boxed'.*--task generic"):
         choose_task("auto", records)
-    assert choose_task("generic", records).name == "generic"
 
 
 def test_an_option_reaches_the_task_that_takes_it():
@@ -121,24 +118,19 @@ def test_long_answers_take_no_longer_than_reading_them(task, text):
 
 # Raw rows.
 
-SOLUTION = "She sells 16 - 7 = <<16-7=9>>9 eggs.\nShe makes 9 * 2 = $<<9*2=18>>18.\n#### 18"
 SOCRATIC = "How many? ** 16 - 7 = <<16-7=9>>9.\nHow much? ** 9 * 2 = $<<9*2=18>>18.\n#### 18"
 
 
 @pytest.mark.parametrize(
-    ("solution", "options", "expected"),
+    ("options", "expected"),
     [
-        (SOCRATIC, {"socratic": False}, "16 - 7 = <<16-7=9>>9.\n9 * 2 = $<<9*2=18>>18.\n#### 18"),
-        (SOCRATIC, {"socratic": False, "calculator": False}, "16 - 7 = 9.\n9 * 2 = $18.\n#### 18"),
-        (
-            SOCRATIC,
-            {"calculator": False, "steps": True},
-            "How many? ** 16 - 7 = 9.\n\nHow much? ** 9 * 2 = $18.\n#### 18",
-        ),
+        ({"socratic": False}, "16 - 7 = <<16-7=9>>9.\n9 * 2 = $<<9*2=18>>18.\n#### 18"),
+        ({"socratic": False, "calculator": False}, "16 - 7 = 9.\n9 * 2 = $18.\n#### 18"),
+        ({"calculator": False, "steps": True}, "How many? ** 16 - 7 = 9.\n\nHow much? ** 9 * 2 = $18.\n#### 18"),
     ],
 )
-def test_questions_annotations_and_steps_of_gsm8k(solution, options, expected):
-    converted = Gsm8kTask.convert({"question": "q", "answer": solution}, **options)
+def test_questions_annotations_and_steps_of_gsm8k(options, expected):
+    converted = Gsm8kTask.convert({"question": "q", "answer": SOCRATIC}, **options)
     assert converted["messages"][-1]["content"] == expected
     if "steps" in options:
         assert converted["total_steps"] == len(find_steps(expected)) == 2
@@ -150,11 +142,9 @@ STORY = {"ctx": "c", "endings": list("abcd"), "label": "1"}
 @pytest.mark.parametrize(
     ("convert", "row", "reason"),
     [
-        (Gsm8kTask.convert, {"answer": SOLUTION}, "no field 'question'"),
+        (Gsm8kTask.convert, {"answer": SOCRATIC}, "no field 'question'"),
         (Gsm8kTask.convert, {"question": "q", "answer": "18"}, "'answer' does not end in a line '#### number'"),
-        (SentimentTask.convert, {"text": "fine", "label": None}, "no label"),
         (SentimentTask.convert, {"text": "fine", "label": "Good"}, "the label is none of 0 to 1"),
-        (HellaswagTask.convert, {**STORY, "ctx": " "}, "'ctx' is empty"),
         (HellaswagTask.convert, {**STORY, "endings": "abcd"}, "not four endings"),
         (lambda row: make_record(*row), ("a", "(b"), "no regular expression of NL-RX"),
     ],

@@ -31,8 +31,6 @@ def likelihoods(letters, endings):
         ("B", "B"),
         ("(b)", "B"),
         ("B: rips level tiles off.", "B"),
-        # Announced.
-        ("Answer: B", "B"),
         ("The answer is B. Yes, option B.", "B"),
         ("`B`", "B"),
         ("B<|im_end|>", "B"),
@@ -46,8 +44,6 @@ def likelihoods(letters, endings):
         # Two letters are none.
         ("A or B", None),
         ("The answer is A. No, the answer is B.", None),
-        # No letter.
-        ("", None),
         ("The answer is a man on a roof", None),
         # An ending that is not one of them, one that is not the letter's, and one that goes on.
         ("rips level tiles", None),

@@ -13,10 +13,8 @@ TASK = SentimentTask()
 @pytest.mark.parametrize(
     ("truth", "said", "expected"),
     [
-        # The label.
+        # The label, alone, in more words, or with more behind it.
         ("Good", "Good", "cefps"),
-        ("Good", "Good.", "cfps"),
-        # In more words, or with more behind it.
         ("Good", "Good movie", "cfps"),
         ("Good", "The sentiment of the comment is: Good", "c_s"),
         ("Good", "This is a good review", "c_s"),
@@ -27,7 +25,6 @@ TASK = SentimentTask()
         ("Very Bad", "Bad", "s"),
         # Both, or none.
         ("Good", "Good or Bad", "fp"),
-        ("Good", "Bad? No, Good", ""),
         ("Good", "", ""),
         ("Good", "Good-natured", "p"),
         ("Good", "A film that has a good cast", ""),

@@ -50,6 +50,7 @@ COUNT = "SELECT count(*) FROM singer"
 PAIRS = "SELECT name, age FROM singer WHERE country = 'France'"
 BY_AGE = "SELECT name FROM singer ORDER BY age"
 NONE = "SELECT name FROM singer WHERE age > 90"
+ENDLESS = "WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c) SELECT max(n) FROM c"
 JOINED = 'SELECT T1.name FROM singer AS T1 JOIN song AS T2 ON T1.id = T2.singer WHERE T2.title = "Moon"'
 
 # truth, answer, then e: execution, c: same_columns, f: first_statement; then the error.
@@ -59,7 +60,6 @@ ANSWERS = [
     (COUNT, "SELECT count(id) FROM singer", "ecf", None),
     (COUNT, f"```sql\n{COUNT};\n```", "ecf", None),
     (JOINED, "SELECT name FROM singer WHERE id IN (SELECT singer FROM song WHERE title = 'Moon')", "ecf", None),
-    (BY_AGE, "SELECT name FROM singer ORDER BY age ASC", "ecf", None),
     (NONE, "SELECT name FROM singer WHERE age > 99", "ecf", None),
     # Two columns in either order, where the question names both.
     (PAIRS, "SELECT age, name FROM singer WHERE country = 'France'", "e-f", None),
@@ -72,7 +72,6 @@ ANSWERS = [
     (COUNT, f"Answer: {COUNT}", "---", FAILED),
     # Nearly right.
     (COUNT, "SELECT count(country) FROM singer", "---", WRONG),
-    (NAMES, "SELECT name FROM singer UNION ALL SELECT name FROM singer", "---", WRONG),
     (BY_AGE, NAMES, "---", WRONG),
     (PAIRS, "SELECT age, age FROM singer WHERE country = 'France'", "---", WRONG),
     ("SELECT country FROM singer WHERE id = 5", "SELECT 0", "---", WRONG),
@@ -80,11 +79,10 @@ ANSWERS = [
     (NONE, "SELECT nme FROM singer WHERE age > 90", "---", FAILED),
     (NONE, "SELECT name FROM", "---", FAILED),
     (NONE, "DELETE FROM singer WHERE age > 90", "---", FAILED),
-    (NONE, "PRAGMA table_info(singer)", "---", FAILED),
     # Nothing.
     (NONE, "", "---", NO_ANSWER),
     # Without end.
-    (COUNT, "WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c) SELECT max(n) FROM c", "---", TIMED_OUT),
+    (COUNT, ENDLESS, "---", TIMED_OUT),
     (COUNT, "SELECT hex(zeroblob(1000000000))", "---", TIMED_OUT),
 ]
 
@@ -108,7 +106,7 @@ def test_the_verdict_of_a_person(judged, place):
     assert scored.extracted["gold_failure"] is None
 
 
-def test_true_queries_that_fail_are_counted_apart(databases, task):
+def test_true_queries_that_fail_are_counted_apart(task, judged):
     truths = ["SELECT nme FROM singer", "SELECT count(*) FROM singer", "SELECT nme FROM singer"]
     said = ["SELECT nme FROM singer;", "SELECT 5", "SELECT name FROM singer"]
     scored = task.score_all([record(truth) for truth in truths], [Response(text) for text in said])
@@ -116,34 +114,20 @@ def test_true_queries_that_fail_are_counted_apart(databases, task):
     assert [each.error for each in scored] == [FAILED, None, FAILED]
     assert scored[0].extracted["gold_failure"] == "other: no such column: nme"
     assert scored[0].extracted["failure"] is None
-    details = task.details(lines(truths, scored))
+    scored += judged
+    details = task.details([{"scores": each.scores, "extracted": each.extracted} for each in scored])
     assert details["gold_failures"] == {"other: no such column: nme": 2}
-    assert details["execution_without_gold_failures"] == 1.0
-    assert details["failures"] == {}
-
-
-def lines(truths, scored):
-    return [
-        {"truth": truth, "scores": each.scores, "extracted": each.extracted}
-        for truth, each in zip(truths, scored, strict=True)
-    ]
+    right = [each.scores["execution"] for each in scored if each.extracted["gold_failure"] is None]
+    assert details["execution_without_gold_failures"] == sum(right) / len(right)
+    assert set(details["failures"]) == {"syntax", "other", "denied", "time", "memory"}
 
 
 def test_a_true_query_without_end_is_no_fault_of_the_answer(databases):
     impatient = make_task(str(databases), time_limit=0.2, memory_limit=512, workers=1)
-    endless = "WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c) SELECT max(n) FROM c"
-    try:
-        scored = impatient.score(record(endless), Response("SELECT 1"))
-    finally:
-        impatient.close()
+    scored = impatient.score(record(ENDLESS), Response("SELECT 1"))
+    impatient.close()
     assert (scored.error, scored.extracted["gold_failure"]) == (TIMED_OUT, "time: interrupted")
     assert scored.extracted["failure"] is None
-
-
-def test_details_count_failures_by_kind(task, judged):
-    failures = task.details(lines([truth for truth, *_ in ANSWERS], judged))["failures"]
-    assert failures["denied"] == sum(answer.startswith(("DELETE", "PRAGMA")) for _, answer, *_ in ANSWERS)
-    assert set(failures) == {"syntax", "other", "denied", "time", "memory"}
 
 
 @pytest.mark.parametrize(
@@ -162,27 +146,18 @@ def test_whether_the_rows_are_ordered(sql, ordered):
 
 def test_the_published_rules_find_what_a_shell_would_print(task):
     reference = with_published_rules(task)
-    pairs = [
-        (NAMES, NAMES),
-        (NAMES, BY_AGE),
-        (NONE, "no query"),
-        (NONE, NAMES),
-        (PAIRS, "SELECT age, name FROM singer WHERE country = 'France'"),
-    ]
+    pairs = {(NAMES, NAMES): True, (NAMES, BY_AGE): False, (NONE, "no query"): True, (NONE, NAMES): False}
     scored = reference.score_all([record(truth) for truth, _ in pairs], [Response(answer) for _, answer in pairs])
     reference.close()
-    verdicts = [each.scores["reference"] for each in scored]
-    assert verdicts == [True, False, True, False, False]
+    assert [each.scores["reference"] for each in scored] == list(pairs.values())
 
 
 def test_a_worker_that_dies_costs_one_answer(databases):
     # More than the process may take, in one value that SQLite allows.
     tight = make_task(str(databases), time_limit=2, memory_limit=64, workers=1)
     large = " UNION ALL ".join(["SELECT hex(zeroblob(8000000))"] * 3)
-    try:
-        scored = tight.score_all([record(COUNT)] * 3, [Response(text) for text in (COUNT, large, COUNT)])
-    finally:
-        tight.close()
+    scored = tight.score_all([record(COUNT)] * 3, [Response(text) for text in (COUNT, large, COUNT)])
+    tight.close()
     assert [each.error for each in scored] == [None, TIMED_OUT, None]
     # The true query is known to work alone.
     assert scored[1].extracted["truth_output"] == "5"
@@ -218,12 +193,8 @@ def test_every_true_query_of_the_real_files_is_right_and_no_file_is_touched(shar
         if task.left_out(record) is None
     ]
     assert len(records) == 342 + 1614
-    before = contents(folder)
+    before = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
     scored = task.score_all(records, [Response(example.answer) for example in records])
     task.close()
     assert all(all(each.scores.values()) and each.error is None for each in scored)
-    assert contents(folder) == before
-
-
-def contents(folder):
-    return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    assert {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()} == before

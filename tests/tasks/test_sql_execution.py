@@ -1,10 +1,9 @@
 """Queries that nobody has vouched for: what they find, what is refused, and that no byte is ever written."""
 
-import random
 import sqlite3
 import time
 from collections import Counter
-from itertools import permutations
+from itertools import permutations, product
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,6 @@ def make_database(path):
         CREATE TABLE singer (id INTEGER PRIMARY KEY, name TEXT, age INTEGER, country TEXT, pay REAL);
         INSERT INTO singer VALUES (1, 'Joe', 52, 'Netherlands', 0.1), (2, 'Tim', 32, 'United States', 0.2),
             (3, 'Rose', 41, 'France', 0.3), (4, 'Tim', 43, 'France', NULL);
-        CREATE INDEX by_age ON singer (age);
         CREATE TABLE numbers (n INTEGER);
         INSERT INTO numbers WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c WHERE n < 1000)
             SELECT n FROM c;
@@ -60,8 +58,7 @@ def run(database, sql, seconds=5.0, **limits):
 @pytest.mark.parametrize(
     ("sql", "rows"),
     [
-        ("SELECT name FROM singer WHERE age > 50", [("Joe",)]),
-        ("VALUES (1, NULL)", [(1, None)]),
+        ("VALUES (1, NULL);", [(1, None)]),
         ('WITH f AS (SELECT * FROM singer WHERE country = "France") SELECT min(age) FROM f', [(41,)]),
         ("SELECT name FROM french ORDER BY name", [("Rose",), ("Tim",)]),
         ("SELECT json_extract('[7]', '$[0]')", [(7,)]),
@@ -80,50 +77,36 @@ def test_reading_is_allowed(database, sql, rows):
         ("ATTACH DATABASE '/tmp/should-not-be-there.sqlite' AS x", "denied"),
         ("VACUUM INTO '/tmp/should-not-be-there.sqlite'", "denied"),
         ("PRAGMA journal_mode = WAL", "denied"),
-        ("SELECT fts3_tokenizer('simple')", "denied"),
+        ("SELECT Fts3_tokenizer('simple')", "denied"),
         ("SELECT 1; SELECT 2", "syntax"),
         ("-- nothing", "syntax"),
         ("SELEC name FROM singer", "syntax"),
+        ("word " * 200_000, "syntax"),
         ("SELECT nme FROM singer", "other"),
         ("SELECT '\x00'", "other"),
         ("SELECT '\ud800'", "other"),
+        ("WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c) SELECT count(*) FROM c", "time"),
+        ("SELECT a.n, b.n FROM numbers a, numbers b, numbers c", "rows"),
+        ("SELECT zeroblob(1000000000)", "memory"),
+        ("SELECT * FROM (SELECT zeroblob(10000000 + n) AS b FROM numbers) ORDER BY b", "memory"),
+        ("SELECT * FROM " + " JOIN ".join(["numbers"] * 100), "other"),
     ],
 )
-def test_everything_else_fails(database, sql, failure):
+def test_everything_else_fails_within_the_limits_and_writes_nothing(database, sql, failure):
     before = state(database.parent)
-    assert run(database, sql) == failure
+    started = time.monotonic()
+    assert run(database, sql, seconds=1.0 if failure == "time" else 30.0, most_rows=10_000) == failure
+    assert time.monotonic() - started < 15
     assert state(database.parent) == before
     assert not Path("/tmp/should-not-be-there.sqlite").exists()
 
 
-BOUNDLESS = [
-    ("WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c) SELECT count(*) FROM c", "time"),
-    ("SELECT a.n, b.n FROM numbers a, numbers b, numbers c", "rows"),
-    ("SELECT zeroblob(1000000000)", "memory"),
-    ("SELECT * FROM (SELECT zeroblob(10000000 + n) AS b FROM numbers) ORDER BY b", "memory"),
-    ("SELECT * FROM " + " JOIN ".join(["numbers"] * 100), "other"),
-    ("word " * 200_000, "syntax"),
-]
-
-
-@pytest.mark.parametrize(("sql", "failure"), BOUNDLESS, ids=[sql[:50].strip() for sql, _ in BOUNDLESS])
-def test_work_without_bounds_ends_within_the_limits(database, sql, failure):
-    before = state(database.parent)
-    started = time.monotonic()
-    result = run(database, sql, seconds=1.0 if failure == "time" else 30.0, most_rows=10_000)
-    # A deep query is refused by the parser in some versions of SQLite and by the limit on its depth in others.
-    assert result in ({failure} if failure not in ("syntax", "other") else {"syntax", "other"}), result
-    assert time.monotonic() - started < 15
-    assert state(database.parent) == before
-
-
 def test_a_call_that_cannot_be_interrupted_is_ended_with_its_process(database):
     # One call of one function that takes long: SQLite does not look at the clock before it is over.
-    slow = f"SELECT hex(zeroblob({{}})) LIKE '%{'0' * 900}1%'"
-    assert run(database, slow.format(200_000), seconds=0.1) == "time"
+    slow = f"SELECT hex(zeroblob(8000000)) LIKE '%{'0' * 900}1%'"
     calls = [
         (str(database), "SELECT 1", sql, False, 0.5, 100)
-        for sql in (slow.format(8_000_000), "SELECT count(*) FROM numbers a, numbers b, numbers c", "SELECT 1")
+        for sql in (slow, "SELECT count(*) FROM numbers a, numbers b, numbers c", "SELECT 1")
     ]
     workers = Workers(judge, seconds=1.5, memory=400, processes=1)
     try:
@@ -151,24 +134,19 @@ def test_names_that_mean_something_in_an_address(tmp_path, name):
     assert [entry.name for entry in tmp_path.rglob("*")] == [name, f"{name}.sqlite"]
 
 
-def test_a_missing_file_is_not_made_and_what_is_no_database_fails(tmp_path):
+def test_no_file_is_made_or_touched_whatever_the_database_is(tmp_path):
     (tmp_path / "text.sqlite").write_text("no database, but long enough to have a header " * 10)
     (tmp_path / "empty.sqlite").touch()
-    before = state(tmp_path)
-    for name in ("none.sqlite", ".", "text.sqlite", "empty.sqlite"):
-        assert run(tmp_path / name, "SELECT 1 FROM singer") == "other"
-    assert state(tmp_path) == before
-
-
-def test_a_database_with_a_log_of_writes_is_read_without_touching_it(tmp_path):
-    file = make_database(tmp_path / "log.sqlite")
-    writer = sqlite3.connect(file)
+    # One with a log of writes beside it.
+    writer = sqlite3.connect(make_database(tmp_path / "log.sqlite"))
     writer.execute("PRAGMA journal_mode = WAL").fetchone()
     writer.execute("DELETE FROM singer WHERE id = 1")
     writer.commit()
     before = state(tmp_path)
     assert (tmp_path / "log.sqlite-wal").stat().st_size > 0
-    assert run(file, "SELECT count(*) FROM singer") == [(4,)]
+    for name in ("none.sqlite", ".", "text.sqlite", "empty.sqlite"):
+        assert run(tmp_path / name, "SELECT 1 FROM singer") == "other"
+    assert run(tmp_path / "log.sqlite", "SELECT count(*) FROM singer") == [(4,)]
     assert state(tmp_path) == before
     writer.close()
 
@@ -195,56 +173,35 @@ def found(*rows):
         ([(2459580.5000115740,)], [(2459580.5000231480,)], False, False, False),
         # Floats that are nearly the same must not change which rows belong together.
         ([(0.1 + 0.2, "a"), (0.3, "b")], [(0.3, "a"), (0.3, "b")], True, True, True),
+        # Many equal columns, of which one stands elsewhere.
+        ([(0,) * 30 + (1,)], [(0,) * 5 + (1,) + (0,) * 25], True, True, False),
     ],
 )
 def test_the_same_result_as_a_person_would_say(gold, answer, unordered, ordered, same_columns):
     for first, second in [(gold, answer), (answer, gold)]:
-        first, second = found(*first), found(*second)  # noqa: PLW2901
-        assert compare(first, second, ordered=False) == (unordered, unordered and same_columns)
-        assert compare(first, second, ordered=True)[0] is ordered
+        assert compare(found(*first), found(*second), ordered=False) == (unordered, unordered and same_columns)
+        assert compare(found(*first), found(*second), ordered=True)[0] is ordered
 
 
 def test_rearranged_columns_are_found_exactly_where_trying_all_finds_them():
-    chance = random.Random(5)
     outcomes = Counter()
-    for _ in range(1500):
-        width, height = chance.randint(1, 4), chance.randint(1, 4)
-        gold = [tuple(chance.choice([1, 2, None]) for _ in range(width)) for _ in range(height)]
-        order = chance.sample(range(width), width)
-        answer = [tuple(row[place] for place in order) for row in chance.sample(gold, height)]
-        if chance.random() < 0.6:
-            row, column = chance.randrange(height), chance.randrange(width)
-            other, place = chance.randrange(height), chance.randrange(width)
-            changed = [list(cells) for cells in answer]
-            changed[row][column], changed[other][place] = changed[other][place], changed[row][column]
-            answer = [tuple(cells) for cells in changed]
-        for ordered in (False, True):
-            expected = any(
-                moved == gold if ordered else Counter(moved) == Counter(gold)
-                for moved in (
-                    [tuple(row[place] for place in order) for row in answer] for order in permutations(range(width))
-                )
-            )
-            assert compare(found(*gold), found(*answer), ordered=ordered)[0] is expected, (gold, answer, ordered)
-            outcomes[ordered, expected] += 1
+    tables = [cells for cells in product([1, None], repeat=6) if sum(map(bool, cells)) < 4]
+    for cells, others, ordered in product(tables, tables, (False, True)):
+        gold, answer = ([each[:3], each[3:]] for each in (cells, others))
+        rearranged = [[tuple(row[place] for place in order) for row in answer] for order in permutations(range(3))]
+        expected = any(rows == gold if ordered else Counter(rows) == Counter(gold) for rows in rearranged)
+        assert compare(found(*gold), found(*answer), ordered=ordered)[0] is expected, (gold, answer, ordered)
+        outcomes[ordered, expected] += 1
     assert len(outcomes) == 4
-    assert min(outcomes.values()) > 100
 
 
 @pytest.mark.parametrize(
     ("gold", "sql", "right", "failure", "outputs"),
     [
         ("SELECT pay FROM singer LIMIT 2", "SELECT pay FROM singer WHERE id <= 2", True, None, ("0.1\n0.2",) * 2),
-        (
-            "SELECT name FROM singer WHERE id > 9",
-            "SELECT nme FROM singer",
-            False,
-            "other: no such column: nme",
-            ("", ""),
-        ),
+        ("SELECT name FROM singer WHERE id > 9", "SELECT nme", False, "other: no such column: nme", ("", "")),
         ("SELECT name FROM singer WHERE id > 9", "SELECT name FROM singer", False, None, ("", "more than 0 rows")),
         ("SELECT pay, 1.0, NULL, x'61' FROM singer WHERE id = 1", None, False, None, ("0.1|1.0||a", "")),
-        ("SELECT name FROM singer", "SELECT 1 UNION SELECT 2", False, None, ("Joe\nTim\nRose\nTim", "1\n2")),
     ],
 )
 def test_a_verdict_says_what_was_found(database, gold, sql, right, failure, outputs):

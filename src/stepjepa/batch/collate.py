@@ -97,31 +97,18 @@ class Batch(dict[str, Any]):
 
 @dataclass(frozen=True)
 class Collator:
-    """Makes the micro-batch of some records.
+    """Makes the micro-batch of some records."""
 
-    Args:
-        layout: name in ``layouts.LAYOUTS``.
-        predictors: ``[K]`` ids of the predictor tokens.
-        reading: how embeddings are read.
-        encoding: see :data:`Encoding`.
-        row_length: most tokens of a row of trees.
-        attention_length: run a micro-batch in several passes, see ``pack.pack_passes``; None for one pass.
-        share_prefixes: share common beginnings over the whole micro-batch, not only within a record.
-        prompt_labels: also label the tokens of the prompt.
-        positions: most tokens of a sequence that the model has positions for; None for no limit.
-        pad_id: token id of padding; any does, since nothing sees padding and it has no labels.
-    """
-
-    layout: str
-    predictors: Ids
-    reading: Reading = field(default_factory=Reading)
+    layout: str  # name in ``layouts.LAYOUTS``
+    predictors: Ids  # [K] ids of the predictor tokens
+    reading: Reading = field(default_factory=Reading)  # how embeddings are read
     encoding: Encoding = "tree"
-    row_length: int = 512
-    attention_length: int | None = None
-    share_prefixes: bool = True
-    prompt_labels: bool = False
-    positions: int | None = None
-    pad_id: int = 0
+    row_length: int = 512  # most tokens of a row of trees
+    attention_length: int | None = None  # run a micro-batch in several passes, see ``pack.pack_passes``
+    share_prefixes: bool = True  # over the whole micro-batch, not only within a record
+    prompt_labels: bool = False  # also label the tokens of the prompt
+    positions: int | None = None  # most tokens of a sequence that the model has positions for
+    pad_id: int = 0  # any token does, since nothing sees padding and it has no labels
 
     @classmethod
     def of(cls, config: Any, predictors: Many[int], **options: Any) -> Collator:
@@ -137,10 +124,8 @@ class Collator:
             found = [main_sequence(item.record)]
         longest = max(map(len, found))
         if self.positions is not None and longest > self.positions:
-            told = (
-                f"at most {self.positions} tokens (max_position_embeddings), got {longest} in line {item.record.line}"
-            )
-            raise ValueError(f"expected sequences of {told}; set max_length to {self.positions} or less")
+            told = f"expected sequences of at most {self.positions} tokens (max_position_embeddings), got {longest}"
+            raise ValueError(f"{told} in line {item.record.line}; set max_length to {self.positions} or less")
         return found
 
     def __call__(self, items: Iterable[Item | None]) -> Batch:

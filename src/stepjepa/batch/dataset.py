@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import KW_ONLY, dataclass, field, replace
 from importlib.metadata import version
@@ -237,13 +237,11 @@ def prepare(
     # A record knows its line, and not in which of several files.
     paths = {"<memory>"} if isinstance(rows, datasets.Dataset) else {record.path for record in rows}
     source = paths.pop() if len(paths) == 1 else "<several files>"
-
-    def records() -> Iterator[Record]:
-        for record in as_records(rows):
-            yield record if views is None else replace(record, views=tuple(views(record)))
+    if views is not None:
+        rows = [replace(record, views=tuple(views(record))) for record in as_records(rows)]
 
     def make(file: Path | None) -> Prepared:
-        made, tokens, waiting = RecordTokenizer(tokenizer, config), Counter(all=0, main=0), records()
+        made, tokens, waiting = RecordTokenizer(tokenizer, config), Counter(all=0, main=0), as_records(rows)
         opened: Any = nullcontext(pa.BufferOutputStream()) if file is None else atomic_write(file, "wb")
         gc.disable()  # no cyclic garbage is made here, and looking for it takes a third of the time
         try:
@@ -253,7 +251,15 @@ def prepare(
                     tokens.update(count_tokens(found, config))
                     columns = [[len(each.ids) for each in found], list(map(_flattened, found))]
                     writer.write_table(pa.table(columns, schema=_SCHEMA))
-                _refuse_useless(made.counts, config, source if len(rows) else what)
+                kept, where = made.counts["records"], source if len(rows) else what
+                if not kept:
+                    skipped = made.counts["skipped"]
+                    raise UserError(f"none of the {skipped} records can be trained on; check --max_length", path=where)
+                if config.uses_views and not made.counts["pairs"]:
+                    told = (
+                        f"none of the {kept} records has a pair; check --step_separator (blank, line or a string) and"
+                    )
+                    raise UserError(f"{told} --max_length, or use --regular", path=where)
         finally:
             gc.enable()
         dataset = TokenizedDataset(sink.getvalue() if file is None else str(file))
@@ -263,14 +269,14 @@ def prepare(
     if cache_dir is False:
         return make(None)
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stepjepa"
-    file = Path(cache_dir or folder) / f"prepared-{fingerprint(records(), tokenizer, config)}.arrow"
+    file = Path(cache_dir or folder) / f"prepared-{fingerprint(as_records(rows), tokenizer, config)}.arrow"
     try:
         # The description is written last, and makes the table valid.
         about = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
         found = Prepared(TokenizedDataset(str(file)), **about, source=source)
         say(f"cache: {what} as prepared before, from {file} (--no_cache prepares anew)")
         return found
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, LookupError):
         pass
     if is_main_process():
         try:
@@ -281,17 +287,6 @@ def prepare(
         except OSError as error:
             say(f"cache: nothing stored ({error}); --cache_dir names another folder, --no_cache does without")
     return make(None)
-
-
-def _refuse_useless(counts: Mapping[str, int], config: JepaConfig, source: str) -> None:
-    found, skipped = counts["records"], counts["skipped"]
-    if not found:
-        raise UserError(f"none of the {skipped} records can be trained on; check --max_length", path=source)
-    if config.uses_views and not counts["pairs"]:
-        remedy = (
-            "check --step_separator (blank, line or a string)" if config.mode == "step-jepa" else "check --max_length"
-        )
-        raise UserError(f"none of the {found} records has a pair; {remedy}, or use --regular", path=source)
 
 
 def fingerprint(records: Iterable[Record], tokenizer: PreTrainedTokenizerBase, config: JepaConfig) -> str:

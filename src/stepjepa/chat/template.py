@@ -100,11 +100,9 @@ class ChatTemplate:
         """Render a whole chat; UserError if the template refuses it, or a content can't be found in its text."""
         if not self.has_system_role and messages and messages[0]["role"] == "system":
             return self._render_folded(messages)
-        contents = [message["content"] for message in messages]
-        roles = tuple([message["role"] for message in messages])
         text = self._apply(messages)
-        spans = self._spans_by_skeleton(text, roles, contents) or _spans_by_search(text, roles, contents)
-        if self.appends_end_of_turn and roles[-1] == "assistant":
+        spans = self._spans(text, messages)
+        if self.appends_end_of_turn and messages[-1]["role"] == "assistant":
             text = text[: spans[-1][1]] + self.end_of_turn
         limits = [start for start, _ in spans[1:]] + [len(text)]
         ends = []
@@ -168,19 +166,24 @@ class ChatTemplate:
             self._skeletons[roles] = None if found is None else list(found.groups())
         return self._skeletons[roles]
 
-    def _spans_by_skeleton(self, text: str, roles: tuple[str, ...], contents: Sequence[str]) -> list[Span] | None:
-        """Match the text with the skeleton and the contents, trimmed or not; None where they differ."""
-        skeleton = self._skeleton(roles)
-        if skeleton is None or not text.startswith(skeleton[0]):
-            return None
-        spans, position = [], len(skeleton[0])
-        for content, behind in zip(contents, skeleton[1:], strict=True):
-            found = next((part for trim in _TRIMS if text.startswith((part := trim(content)) + behind, position)), None)
-            if found is None:
-                return None
+    def _spans(self, text: str, messages: Sequence[Message]) -> list[Span]:
+        """Match a text with the skeleton and the contents, trimmed or not.
+
+        Contents are not searched for: one may stand earlier in the template's own text, or in another message.
+        """
+        skeleton = self._skeleton(tuple([message["role"] for message in messages])) or []
+        spans, position = [], len(skeleton[0]) if skeleton and text.startswith(skeleton[0]) else -1
+        for message, behind in zip(messages, skeleton[1:], strict=False):
+            parts = (trim(message["content"]) for trim in _TRIMS)
+            found = next((part for part in parts if text.startswith(part + behind, position)), None)
+            if position < 0 or found is None:
+                break
             spans.append((position, position + len(found)))
             position += len(found) + len(behind)
-        return spans if position == len(text) else None
+        if len(spans) < len(messages) or position != len(text):
+            told = "the chat template rewrites a message, so that its content can't be found"
+            raise UserError(f"{told}; remove what it treats specially, such as think tags, from the content")
+        return spans
 
     def _render_folded(self, messages: Sequence[Message]) -> Rendered:
         """For templates without a system role: put the system text before the first user content."""
@@ -274,17 +277,3 @@ def _reason(error: Exception) -> str:
     line = getattr(error, "lineno", None) or (frames[-1].lineno if frames else None)
     told = str(error).strip() or type(error).__name__
     return told if line is None else f"line {line}: {told}"
-
-
-def _spans_by_search(text: str, roles: tuple[str, ...], contents: Sequence[str]) -> list[Span]:
-    """Search for each content, the last from the right: for templates whose own text depends on the contents."""
-    spans, position = [], 0
-    for index, (role, content) in enumerate(zip(roles, contents, strict=True)):
-        part = content.strip()
-        start = text.rfind(part) if index == len(roles) - 1 else text.find(part, position)
-        if start < position:
-            told = f"the chat template rewrites the content of message {index} ({role}), so it can't be found"
-            raise UserError(f"{told}; remove what the template treats specially, such as think tags, from the content")
-        position = start + len(part)
-        spans.append((start, position))
-    return spans

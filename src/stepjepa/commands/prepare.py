@@ -201,7 +201,7 @@ KINDS: dict[str, tuple[str, tuple[tuple[type, str], ...], Callable[[argparse.Nam
     "steps": ("responses of a reasoning model", (SOURCE, (StepOptions, "steps"), (SplitFlags, "steps")), _run_rows),
     **{
         name: (
-            f"{each.summary}; rows with {each.rows}, as those of {', '.join(each.datasets)}",
+            f"{each.summary}; rows with {each.rows}, as those of {each.datasets}",
             (SOURCE, (Gsm8kFlags, "solution")) if name == "gsm8k" else (SOURCE,),
             _run_rows,
         )

@@ -56,9 +56,8 @@ Views = Callable[[Record], Iterable[tuple[str, str]]]
 def as_records(values: Iterable[Record | dict[str, Any]]) -> Iterator[Record]:
     """Records from memory: dicts in the form of a file's lines, or records as they are."""
     if isinstance(values, Mapping):
-        raise UserError(
-            f"expected records, got an object with the keys {', '.join(map(str, values))}; pass one of them"
-        )
+        keys = ", ".join(map(str, values))
+        raise UserError(f"expected records, got an object with the keys {keys}; pass one of them")
     for position, value in enumerate(values, start=1):
         yield value if isinstance(value, Record) else parse_record(value, line=position)
 
@@ -184,11 +183,8 @@ def _check_messages(messages: Any) -> tuple[dict[str, Any], ...]:
     if "system" in roles[1:]:
         raise UserError("a system message that is not the first; move it to the front")
     turns = roles[roles[0] == "system" :]
-    for role in ("user", "assistant"):
-        if role not in turns:
-            raise UserError(f"'messages' has no {role} message; every record needs one")
-    if turns != ["user", "assistant"] * (len(turns) // 2):
-        told = ", ".join(turns[:8]) + (", ..." if len(turns) > 8 else "")
+    if not turns or turns != ["user", "assistant"] * (len(turns) // 2):
+        told = (", ".join(turns[:8]) or "none") + (", ..." if len(turns) > 8 else "")
         raise UserError(f"the turns are {told}; expected user and assistant in turn, assistant last")
     return checked
 

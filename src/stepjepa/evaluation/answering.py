@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from stepjepa.chat.tokens import TextTokenizer
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
-from stepjepa.evaluation.prompts import Example, Span, make_example
+from stepjepa.evaluation.prompts import Answer, Example, Span, make_example
 from stepjepa.evaluation.settings import Sampling
 from stepjepa.tasks.base import WRONG, Likelihood, Response, Scored, Task, record_error
 
@@ -22,14 +22,6 @@ if TYPE_CHECKING:
 RAN_ON = "ran on"
 COUNT = "answers"
 """The name under which :class:`AnswerScores` returns the number of records."""
-
-
-class Answer(NamedTuple):
-    """A generated answer."""
-
-    text: str  # before the first stop token, without special tokens
-    stopped: bool | None = None  # whether the model ended its turn by itself; None if unknown
-    new_tokens: int | None = None  # number of generated tokens, including the stop token; None if unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +63,8 @@ def judge(
             # Where likelihoods decide, a text that was cut off is not the reason of an error.
             samples.append(_sample(answer, scored, name, by_text=question.likelihoods is None))
             votes.append(task.vote(scored, response) if len(given) > 1 else None)
-        line: dict[str, Any] = {
-            "index": question.index,
-            "prompt": question.prompt,
-            "truth": task.truth(question.record),
-        }
+        truth = task.truth(question.record)
+        line: dict[str, Any] = {"index": question.index, "prompt": question.prompt, "truth": truth}
         line |= samples[0] if len(samples) == 1 else _combine(samples, votes, name)
         if question.likelihoods is not None:
             line["likelihoods"] = {label: list(found) for label, found in question.likelihoods.items()}
@@ -168,8 +157,7 @@ class Batcher:
                 raise record_error(self._records[example.index], message)
         answers = self._generator.answer([example.prompt_ids for example in batch], number)
         questions = [
-            Question(example.index, self._records[example.index], example.prompt, self._likelihoods(example))
-            for example in batch
+            Question(each.index, self._records[each.index], each.prompt, self._likelihoods(each)) for each in batch
         ]
         lines = judge(self._task, questions, answers, self._headline)
         for line, example, value in zip(lines, batch, gold, strict=True):

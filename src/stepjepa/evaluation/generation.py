@@ -14,8 +14,7 @@ from torch.nn import functional as F
 from transformers import GenerationConfig
 
 from stepjepa.chat.tokens import all_predictor_ids
-from stepjepa.evaluation.answering import Answer
-from stepjepa.evaluation.prompts import Span, make_template
+from stepjepa.evaluation.prompts import Answer, Span, make_template
 from stepjepa.evaluation.settings import Sampling
 
 

@@ -27,6 +27,14 @@ def trained_plain(model_path: str | os.PathLike[str]) -> bool:
     return bool((trained_objective(model_path) or {}).get("plain", False))
 
 
+class Answer(NamedTuple):
+    """A generated answer."""
+
+    text: str  # before the first stop token, without special tokens
+    stopped: bool | None = None  # whether the model ended its turn by itself; None if unknown
+    new_tokens: int | None = None  # number of generated tokens, including the stop token; None if unknown
+
+
 class Span(NamedTuple):
     """A row of tokens whose tokens from ``start`` (1 or more) on are scored by their likelihood."""
 

@@ -15,8 +15,9 @@ from stepjepa.data.prompts import share_trained_on, training_system_prompt, with
 from stepjepa.data.records import Record, bad_records
 from stepjepa.data.sources import read_records
 from stepjepa.errors import UserError, naming_batch_size
-from stepjepa.evaluation.answering import Answer, Batcher, Question, judge
+from stepjepa.evaluation.answering import Batcher, Question, judge
 from stepjepa.evaluation.output import OutputFile, meta_file, model_fingerprint, summarise, summary_file
+from stepjepa.evaluation.prompts import Answer
 from stepjepa.evaluation.settings import EvaluationSettings, ScoreSettings, ScoringSettings
 from stepjepa.files import fingerprint, read_jsonl, write_json, write_jsonl
 from stepjepa.tasks.registry import choose_task, keep, users_source, with_published_rules

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from accelerate.utils import send_to_device
 from numpy.typing import NDArray
-from torch import Tensor
 
 from stepjepa.batch.collate import Collator, Item
 from stepjepa.batch.dataset import BLOCK
@@ -23,7 +22,7 @@ from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.config import JepaConfig, changes_text
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError, naming_batch_size
-from stepjepa.models.encode import Encoded, check_layer, encode
+from stepjepa.models.encode import check_layer, encode
 from stepjepa.models.setup import packing, set_up_attention
 from stepjepa.objectives.monitors import COLLAPSE_SIMILARITY, Window, share
 from stepjepa.run_folder import RUN_FILE, run_of, trained_objective
@@ -104,18 +103,13 @@ def embed_views(
     Args:
         model: in evaluation mode, not wrapped.
         tokenizer: with the predictor tokens that ``config`` asks for.
-        records: the records.
+        records: the records; UserError if none has a pair.
         config: a mode with views, in a layout other than ``inplace``.
         layer: index of ``hidden_states``: 0 is the embedding layer, -1 the last layer after the final norm; by default
             the layer of training. A predictor head is no part of Enc and is not applied.
-        pooling: ``last`` takes the readout, ``mean`` the mean over the view up to the readout (the template around it
-            where the view stands alone, and its predictor tokens, are parts of it), ``trained`` what
-            ``config.pooling`` says.
+        pooling: ``last`` takes the readout, ``mean`` the mean over the view up to the readout, with the template around
+            a view that stands alone and its predictor tokens; ``trained`` what ``config.pooling`` says.
         batch_size: records per batch.
-
-    Raises:
-        UserError: no record has a pair, the model can't be run on views or has no such layer, its numbers overflow, or
-            the memory is too small.
     """
     from tqdm.auto import tqdm
 
@@ -144,8 +138,10 @@ def embed_views(
         for start in range(0, len(order), batch_size):
             some = order[start : start + batch_size]
             batch = send_to_device(collator(Item(found[index]) for index in some), model.device)
-            both = encode(model, batch, _both, layer=layer)["both"]
-            parts = both.split([len(found[index].pairs) for index in some])
+            both = encode(model, batch, lambda encoded: {"both": torch.stack(encoded.pairs, dim=1)}, layer=layer)[
+                "both"
+            ]
+            parts = both.float().split([len(found[index].pairs) for index in some])
             embeddings.update(zip(some, (part.cpu().numpy() for part in parts), strict=True))
             bar.update(len(some))
     joined = np.concatenate([embeddings[index] for index in found])  # [P, 2, D]
@@ -157,11 +153,6 @@ def embed_views(
         np.asarray([index for index, record in found.items() for _ in record.pairs]),
         np.asarray([number for record in found.values() for number in range(1, len(record.pairs) + 1)]),
     )
-
-
-def _both(encoded: Encoded) -> dict[str, Tensor]:
-    """``[P, 2, D]``: source and target embeddings."""
-    return {"both": torch.stack(encoded.pairs, dim=1).float()}
 
 
 @dataclass(frozen=True)

@@ -333,9 +333,8 @@ def show(inspection: Inspection, console: Console) -> None:
             style = f"black on {COLOURS[branch.kind].shades[number % 2]}"
             lines[-1].append(visible_text(token.text), f"{style} bold underline" if token.readouts else style)
             behind = inspection.tokens[token.place + 1] if token.place + 1 < branch.end else None
-            lines[-1].append(
-                f"{READ if token.readouts else ''}{_predicted(token, behind) or (behind and edge) or ''}", style
-            )
+            mark = _predicted(token, behind) or (edge if behind else "")
+            lines[-1].append(f"{READ if token.readouts else ''}{mark}", style)
             if token.text.endswith("\n"):
                 lines.append(Text())
         for line in filter(None, lines):

@@ -34,11 +34,7 @@ def causal_model(model: nn.Module) -> Any:
 
 
 def find_decoder(model: nn.Module) -> PreTrainedModel:
-    """The decoder of a causal language model (everything below its LM head), under any wrapper.
-
-    Raises:
-        ValueError: the model has no decoder.
-    """
+    """The decoder of a causal language model (everything below its LM head), under any wrapper."""
     causal = causal_model(model)
     decoder = causal.get_decoder()
     if decoder is causal or not isinstance(decoder, PreTrainedModel):
@@ -54,9 +50,6 @@ def has_experts(model: nn.Module) -> bool:
     return any(name.rpartition(".")[2] == "experts" for name, _ in model.named_modules())
 
 
-# -- Heads of terms ----------------------------------------------------------------------------------------------------
-
-
 class PredictorHead(nn.Module):
     """``[P, D]`` to ``[P, D]``: one ``linear`` layer, or an ``mlp`` of two with a GELU and inner width ``2 * D``."""
 
@@ -66,7 +59,7 @@ class PredictorHead(nn.Module):
             raise ValueError(f"predictor_head: expected linear or mlp, got '{kind}'")
         layers = [nn.Linear(width, width)]
         if kind == "mlp":
-            # Drawn behind the layer that they replace, so that earlier runs can be repeated.
+            # Drawn after the layer that they replace, so that earlier runs can be repeated.
             layers = [nn.Linear(width, 2 * width), nn.Linear(2 * width, width)]
         self.layers = nn.ModuleList(layers)
 
@@ -125,11 +118,7 @@ def save_heads(state: Mapping[str, Tensor], folder: str | Path) -> None:
 
 
 def load_heads(heads: nn.ModuleDict, folder: str | Path) -> None:
-    """Read the weights of heads from a model's folder.
-
-    Raises:
-        ValueError: the folder lacks a head, or has one of another kind or width.
-    """
+    """Read the weights of heads from a model's folder; ValueError if it lacks one, or has one of another shape."""
     for name, head in heads.items():
         path = Path(folder) / f"{name}.safetensors"
         if not path.is_file():

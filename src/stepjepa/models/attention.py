@@ -70,11 +70,6 @@ def enable_trees(model: PreTrainedModel) -> None:
 # -- Dense masks -------------------------------------------------------------------------------------------------------
 
 
-def _own_rule(mask_function: Rule) -> Rule | None:
-    # The trees' rule shows a query no token at a later position, so the causal rule removes nothing.
-    return None if mask_function is causal_mask_function else mask_function
-
-
 def _register(name: str, attention: Any, plain_mask: Any, mask_of_trees: Callable[..., Any]) -> None:
     """Register attention whose mask is ``mask_of_trees(trees, rule, dtype)`` inside ``tree_mask``, else plain."""
 
@@ -84,24 +79,22 @@ def _register(name: str, attention: Any, plain_mask: Any, mask_of_trees: Callabl
         trees = _current.get()
         if trees is None:
             return plain_mask(*args, mask_function=mask_function, dtype=dtype, **kwargs)
-        return mask_of_trees(trees, _own_rule(mask_function), dtype)
+        # The trees' rule shows a query no token at a later position, so the causal rule removes nothing.
+        return mask_of_trees(trees, None if mask_function is causal_mask_function else mask_function, dtype)
 
     AttentionInterface.register(name, attention)
     AttentionMaskInterface.register(name, mask)
 
 
-def _additive(hidden: Callable[[torch.dtype], float]) -> Callable[[Trees, Rule | None, torch.dtype], Tensor]:
-    """A mask ``[R, 1, T, T]``: 0 where a key is seen, else ``hidden(dtype)``.
+def _additive(given: tuple[Trees, Rule | None, torch.dtype], hidden: float) -> Tensor:
+    """A mask ``[R, 1, T, T]``: 0 where a key is seen, else ``hidden``.
 
     Not a boolean mask: eager attention would add it to the scores as 0 and 1 (silently wrong), and fused attention
     would convert it to an additive mask in every layer and keep each copy until the backward pass.
     """
-
-    def mask(trees: Trees, rule: Rule | None, dtype: torch.dtype) -> Tensor:
-        allowed = dense(trees, rule)
-        return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, hidden(dtype))
-
-    return mask
+    trees, rule, dtype = given
+    allowed = dense(trees, rule)
+    return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, hidden)
 
 
 def _sdpa(
@@ -128,26 +121,18 @@ def uses_flex(model: PreTrainedModel) -> bool:
 
 def refuse_flex_training(model: PreTrainedModel, device: torch.device) -> None:
     """Raise ValueError if FlexAttention can't train a model: on a CPU, or with dropout of attention."""
-    if not uses_flex(model):
-        return
-    if device.type == "cpu":
-        raise ValueError(
-            "FlexAttention has no backward pass on a CPU; train with attention implementation 'sdpa' there "
-            "(--attn_implementation sdpa), or on a GPU"
-        )
     config = model.config.get_text_config()
-    for name in ("attention_dropout", "attn_pdrop"):
-        if getattr(config, name, 0.0):
-            raise ValueError(f"FlexAttention has no dropout; set {name} to 0 in the model's configuration, or use sdpa")
+    if uses_flex(model) and device.type == "cpu":
+        raise ValueError("FlexAttention has no backward pass on a CPU; train with --attn_implementation sdpa there")
+    if uses_flex(model) and any(getattr(config, name, 0.0) for name in ("attention_dropout", "attn_pdrop")):
+        raise ValueError("FlexAttention has no dropout; set attention_dropout to 0 in the model's configuration")
 
 
 def block_mask(trees: Trees, rule: Rule | None = None) -> BlockMask:
     """The FlexAttention mask of a batch, over rows of ``static_length(T)`` tokens.
 
-    Args:
-        trees: of the batch, on the model's device.
-        rule: of the model, over positions; None for the ordinary causal one. The blocks are found without evaluating
-            it, so a window or an isolated token skips none.
+    ``rule`` is the model's own, over positions; None for the ordinary causal one. The blocks are found without
+    evaluating it, so a window or an isolated token skips none.
     """
     length = static_length(trees.start.shape[1])
     longer = padded(trees, length)
@@ -207,21 +192,9 @@ def flex_forward(
 ) -> tuple[Tensor, None]:
     """Attention with the signature that transformers calls, under the mask of :func:`block_mask`.
 
-    The kernel is compiled for one shape at a time, so its inputs are padded to one of a few row lengths.
-
-    Args:
-        module: the attention layer.
-        query: ``[B, H, T, d]``.
-        key: ``[B, G, T, d]``, H a multiple of G.
-        value: ``[B, G, T, d]``.
-        attention_mask: the block mask.
-        scaling: factor of the scores; None for ``d ** -0.5``.
-        dropout: must be 0, else ValueError.
-        softcap: bound of the scores, applied by tanh; None for no bound.
-        s_aux: ``[H]`` attention sinks: additional scores that take a share of the softmax and have no value.
-
-    Returns:
-        ``[B, T, H, d]``, and None in place of the attention weights.
+    Query ``[B, H, T, d]``, key and value ``[B, G, T, d]``, H a multiple of G, to ``[B, T, H, d]``. They are padded to
+    one of a few row lengths, since the kernel is compiled for one shape at a time. ``s_aux`` ``[H]`` are attention
+    sinks: additional scores that take a share of the softmax and have no value.
     """
     if dropout:
         raise ValueError(f"FlexAttention has no dropout, got {dropout}; set it to 0 in the model's configuration")
@@ -250,7 +223,7 @@ def flex_forward(
 
 
 def _flex_or(plain: Any) -> Any:
-    """FlexAttention inside ``tree_mask``, whose masks are block masks, else plain attention."""
+    """FlexAttention under the block masks of trees, else plain attention."""
 
     def attention(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
@@ -261,7 +234,7 @@ def _flex_or(plain: Any) -> Any:
     return attention
 
 
-_register(SDPA, _sdpa, sdpa_mask, _additive(lambda dtype: -torch.inf))
-_register(EAGER, _eager, eager_mask, _additive(lambda dtype: torch.finfo(dtype).min))
+_register(SDPA, _sdpa, sdpa_mask, lambda *given: _additive(given, -torch.inf))
+_register(EAGER, _eager, eager_mask, lambda *given: _additive(given, torch.finfo(given[2]).min))
 _register(FLEX, _flex_or(sdpa_attention_forward), sdpa_mask, lambda trees, rule, _: block_mask(trees, rule))
 _register(FLEX_UNFUSED, _flex_or(_eager), eager_mask, lambda trees, rule, _: block_mask(trees, rule))

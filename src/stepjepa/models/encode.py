@@ -1,18 +1,27 @@
-"""One forward pass of a micro-batch, with the terms of the objective evaluated inside it."""
+"""One forward pass of a micro-batch, with the terms of the objective evaluated inside it.
+
+Target embeddings may be encoded with an exponential moving average of the trained weights (as in BYOL and I-JEPA).
+"""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from transformers import TrainerCallback
 
 from stepjepa.batch.collate import Batch
 from stepjepa.models.architecture import causal_model, find_decoder, find_heads
 from stepjepa.models.attention import tree_mask
 from stepjepa.models.lm_head import LMHead
+
+EMA_FILE = "ema.safetensors"
 
 
 class Encoded:
@@ -30,18 +39,12 @@ class Encoded:
     def __init__(
         self, states: dict[int, Tensor], batch: Batch, layer: int, head: LMHead, heads: nn.ModuleDict | None = None
     ) -> None:
-        self._states = states
-        self._batch = batch
-        self._layer = layer
+        self._states, self._batch, self._layer = states, batch, layer
         self.head = head
         self.heads = nn.ModuleDict() if heads is None else heads
 
     def at(self, index: Tensor, layer: int = -1) -> Tensor:
-        """Hidden states of a layer at flat positions: ``[...]`` to ``[..., D]``.
-
-        Raises:
-            ValueError: no term names this layer in ``Term.layers``.
-        """
+        """Hidden states at flat positions, ``[...]`` to ``[..., D]``, of a layer that a term names in ``layers``."""
         if layer not in self._states:
             known = ", ".join(map(str, self._states))
             raise ValueError(f"expected a layer that a term names in 'layers' ({known}), got {layer}")
@@ -64,12 +67,10 @@ class Encoded:
         self.pairs = source, found.detach()
 
     def token_loss(self, index: Tensor, token_ids: Tensor, rows: Tensor | None = None) -> Tensor:
-        """Summed cross-entropy of next tokens, a float32 scalar, without the logits of the whole batch.
+        """Summed cross-entropy of tokens ``[N]``, a float32 scalar, without the logits of the whole batch.
 
-        Args:
-            index: ``[U]`` flat positions whose last hidden states go through the LM head.
-            token_ids: ``[N]`` tokens to be predicted.
-            rows: ``[N]`` number in ``index`` of the position that predicts each token; None for one token per position.
+        ``index`` ``[U]`` are flat positions whose last hidden states go through the LM head, and ``rows`` ``[N]`` which
+        of them predicts each token; None for one token per position.
         """
         return self.head.cross_entropy(self._states[-1][index], token_ids, rows)
 
@@ -107,12 +108,9 @@ def encode(
         model: a causal language model, possibly wrapped (PEFT, DDP, FSDP); prepared by ``attention.enable_trees`` if
             the batch is one of trees.
         batch: from ``collate.Collator``, on the model's device.
-        evaluate: called once, inside the last pass; its result must hold every tensor that gradients flow through.
+        evaluate: its result, which is returned, must hold every tensor that gradients flow through.
         layer: the layer that embeddings are read from.
         layers: other layers that are read.
-
-    Returns:
-        The result of ``evaluate``.
 
     Raises:
         ValueError: the model lacks one of the layers, or does not call its LM head exactly once in a pass.
@@ -126,9 +124,9 @@ def encode(
     def catch(_module: nn.Module, _args: Any, output: Any) -> Any:
         caught.append({each: flat_states(output, each) for each in wanted})
         last = output[0][:1, :1]
-        return (
-            (last, *output[1:]) if isinstance(output, tuple) else type(output)(**{**output, "last_hidden_state": last})
-        )
+        if isinstance(output, tuple):
+            return last, *output[1:]
+        return type(output)(**{**output, "last_hidden_state": last})
 
     def before_head(_module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         if len(caught) == len(passes):
@@ -157,9 +155,8 @@ def encode(
         for handle in handles:
             handle.remove()
     if len(results) != 1:
-        raise ValueError(
-            f"expected {type(model).__name__} to call its LM head once in a pass, got {len(results)} times"
-        )
+        name = type(model).__name__
+        raise ValueError(f"expected {name} to call its LM head once in a pass, got {len(results)} calls")
     return results[0]
 
 
@@ -190,3 +187,67 @@ def check_layer(last: int, layer: int) -> None:
     """Raise ValueError for a hidden state that a model of ``last`` layers does not have."""
     if not -last - 1 <= layer <= last:
         raise ValueError(f"jepa_layer: expected {-last - 1} to {last} for a model of {last} layers, got {layer}")
+
+
+class EmaEncoder:
+    """A copy of a model whose weights are an exponential moving average of the model's.
+
+    Frozen weights, such as those below an adapter, are shared with the model and take no memory. The model must not be
+    wrapped by DDP, nor have heads of terms yet. ``decay`` is the weight of the previous average in every update.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay = decay
+        trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+        shared = {id(p): p for name, p in model.named_parameters() if name not in trained}
+        self._model = copy.deepcopy(model, dict(shared)).eval()
+        self._weights = {name: p.requires_grad_(False) for name, p in self._model.named_parameters() if name in trained}
+        # In half precision most of an update would be rounded away, so the average is kept in float32.
+        self._average = {name: p.detach().float() for name, p in self._weights.items()}
+
+    @torch.no_grad()
+    def update(self, model: nn.Module) -> None:
+        """Set ``average = decay * average + (1 - decay) * weight``; call it after an optimizer step."""
+        for name, parameter in model.named_parameters():
+            if name in self._average:
+                self._average[name].lerp_(parameter.detach().float(), 1 - self.decay)
+                self._weights[name].copy_(self._average[name])
+
+    @torch.no_grad()
+    def states(self, batch: Batch, layer: int = -1) -> Tensor:
+        """``[R * T, D]`` hidden states under the averaged weights: one more pass of the decoder, without gradients."""
+        decoder, states = find_decoder(self._model), []
+        for each in batch.passes:
+            with tree_mask(each.trees):
+                states.append(flat_states(decoder(**decoder_inputs(each, [layer])), layer))
+        return torch.cat(states)
+
+    def save(self, folder: str | Path) -> None:
+        """Write the averaged weights into a checkpoint folder."""
+        save_file(
+            {name: value.cpu().contiguous().clone() for name, value in self._average.items()}, Path(folder) / EMA_FILE
+        )
+
+    @torch.no_grad()
+    def load(self, folder: str | Path) -> None:
+        """Read the averaged weights from a checkpoint folder; ValueError if it has none, or those of another model."""
+        path = Path(folder) / EMA_FILE
+        if not path.is_file():
+            raise ValueError(f"expected {EMA_FILE} in {folder}; the checkpoint was made without --target_grad ema")
+        state = load_file(path)
+        if state.keys() != self._average.keys():
+            raise ValueError(f"expected the averages of {len(self._average)} weights in {path}, got {len(state)}")
+        for name, value in state.items():
+            self._average[name].copy_(value)
+            self._weights[name].copy_(value)
+
+
+class EmaCallback(TrainerCallback):
+    """Updates the averaged weights after every optimizer step, unless the step was skipped (``taken()`` is False)."""
+
+    def __init__(self, encoder: EmaEncoder, model: nn.Module, taken: Callable[[], bool]) -> None:
+        self._encoder, self._model, self._taken = encoder, model, taken
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._taken():
+            self._encoder.update(self._model)

@@ -31,16 +31,9 @@ def summed_cross_entropy(
 ) -> Tensor:
     """``cross_entropy(head(states)[rows], label_ids, reduction="sum")`` in float32, in chunks of states.
 
-    Args:
-        states: ``[U, D]``, hidden states.
-        head: the LM head, its weight ``[V, D]``; its gradient is computed if it is trained.
-        label_ids: ``[N]`` int64, the tokens to be predicted.
-        rows: ``[N]`` int64, the number of the state at which each label is read.
-        chunk: states per chunk; None for a quarter of D, so that a chunk of logits is small beside the head's weight,
-            but at least ``FEWEST_LOGITS`` logits.
-
-    Returns:
-        A float32 scalar. It can be differentiated once.
+    States ``[U, D]``, head ``[V, D]``, labels ``[N]``, and ``rows`` ``[N]``, the state at which each label is read.
+    The default ``chunk`` is a quarter of D states, so that a chunk of logits is small beside the head's weight, but at
+    least ``FEWEST_LOGITS`` logits. The sum, a float32 scalar, can be differentiated once.
     """
     if chunk is None:
         vocabulary, width = head.weight.shape
@@ -135,13 +128,7 @@ class LMHead:
         return found.reshape(*states.shape[:-1], found.shape[-1])
 
     def cross_entropy(self, states: Tensor, label_ids: Tensor, rows: Tensor | None = None) -> Tensor:
-        """Summed cross-entropy of labels, a float32 scalar.
-
-        Args:
-            states: ``[U, D]``.
-            label_ids: ``[N]`` tokens to be predicted.
-            rows: ``[N]`` number of the state at which each label is read; None for one label per state.
-        """
+        """Summed cross-entropy of labels ``[N]``, a float32 scalar; ``rows`` as in :func:`summed_cross_entropy`."""
         if rows is None:
             rows = torch.arange(len(label_ids), device=label_ids.device)
         # In float16 small gradients underflow unless scaled, and the loss scale arrives only in the backward pass.

@@ -25,10 +25,10 @@ from stepjepa.models.weights import load_adapter, load_weights, quantization_opt
 from stepjepa.run_folder import run_of
 
 TOKENIZER_FILES = ("tokenizer*", "vocab.*", "spiece.model")
-"""Patterns of file names; every folder with a tokenizer has a file that matches one of them."""
+"""Every folder with a tokenizer has a file that matches one of these."""
 
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack")
-"""File endings of weight formats other than safetensors. Reading some of them can run code that they contain."""
+"""File endings of other weight formats than safetensors; reading some of them can run code that they contain."""
 
 
 # -- Training ----------------------------------------------------------------------------------------------------------
@@ -63,8 +63,7 @@ def load_model(
         attn_implementation: as in transformers.
         trust_remote_code: run code that comes with the model.
         pretrain: take only configuration and tokenizer from ``name``, and draw random weights; a preset always does.
-        train_tokenizer: with random weights only: train a tokenizer of at most this many tokens, see
-            ``presets.train_tokenizer``. The tokens of ``plain`` and predictor tokens come on top.
+        train_tokenizer: with random weights only: train a tokenizer of at most this many tokens, and further ones.
         plain: add the tokens of ``chat.template.PlainTemplate``, and stop generation at its end of turn.
         quantization: from ``weights.quantization_options``, to load trained weights in 4 or 8 bits.
         allow_missing_weights: draw weights that ``name`` lacks at random, instead of refusing it.
@@ -77,9 +76,7 @@ def load_model(
         UserError: ``name`` does not exist, can't be loaded, is an adapter, or has weights in other formats only.
     """
     if (Path(name) / "adapter_config.json").is_file():
-        raise UserError(
-            "is an adapter; training starts from a whole model: run 'stepjepa export' on it first", path=Path(name)
-        )
+        raise UserError("is an adapter; training starts from a whole model: run 'stepjepa export' on it", path=name)
     options: dict[str, Any] = {"attn_implementation": attn_implementation, "trust_remote_code": trust_remote_code}
     if pretrain or name.startswith(PREFIX):
         tokenizer, config = new_config(
@@ -113,9 +110,7 @@ def load_tokenizer(
     """
     from transformers import AutoTokenizer
 
-    refuse_missing(name)
-    with reported(f"can't load a tokenizer from '{name}'"):
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code, gguf_file=gguf_file)
+    tokenizer = _described(AutoTokenizer, "tokenizer", name, trust_remote_code, gguf_file)
     if chat_template is not None:
         tokenizer.chat_template = read_template(chat_template)
     return tokenizer
@@ -125,9 +120,13 @@ def load_config(name: str, *, trust_remote_code: bool, gguf_file: str | None = N
     """Load the configuration of a folder or hub id; UserError if there is none."""
     from transformers import AutoConfig
 
+    return _described(AutoConfig, "configuration", name, trust_remote_code, gguf_file)
+
+
+def _described(kind: Any, what: str, name: str, trust_remote_code: bool, gguf_file: str | None) -> Any:
     refuse_missing(name)
-    with reported(f"can't load a configuration from '{name}'"):
-        return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code, gguf_file=gguf_file)
+    with reported(f"can't load a {what} from '{name}'"):
+        return kind.from_pretrained(name, trust_remote_code=trust_remote_code, gguf_file=gguf_file)
 
 
 def new_config(
@@ -168,35 +167,25 @@ def new_dtype(config: Any, name: str) -> torch.dtype:
 
 
 def load_named(model: Any, tokenizer: Any, data: Any, *, predictors: int, seed: int) -> tuple[Any, Any, Any]:
-    """Load a model and data that may be given by name; return the model, its tokenizer and the data.
+    """Load what a caller gave by name: a model, its tokenizer (None for the model's own), and records.
 
-    Args:
-        model: a model, or a name for :func:`load_model`.
-        tokenizer: None for the model's own.
-        data: records, or a path for ``sources.read_any``; a preset's tokenizer is trained on them.
-        predictors: number of predictor tokens to add to a model that is loaded here.
-        seed: of random weights.
-
-    Raises:
-        ValueError: no tokenizer is given for a model that was not loaded from anywhere, or a preset gets no list.
+    A preset's tokenizer is trained on the records. A model that is loaded here gets ``predictors`` predictor tokens.
     """
     if isinstance(data, str | os.PathLike):
         data = read_any(data)
+    own, texts = tokenizer, []
     if isinstance(model, str):
-        texts: list[str] = []
         if model.startswith(PREFIX):
             if not isinstance(data, Sequence):
                 raise ValueError(f"'{model}' learns its tokenizer from the records; expected a list or a file of them")
             data = [*as_records(data)]
             texts = [message["content"] for record in data for message in record.messages]
         model, own = load_model(model, texts=texts, predictors=predictors, seed=seed)
-        return model, own if tokenizer is None else tokenizer, data
-    if tokenizer is None:
-        name = str(getattr(model.config, "_name_or_path", ""))
-        if not name:
+    elif tokenizer is None:
+        if not (name := str(getattr(model.config, "_name_or_path", ""))):
             raise ValueError("processing_class: expected a tokenizer, since the model has no name to load one from")
-        tokenizer = load_tokenizer(name)
-    return model, tokenizer, data
+        own = load_tokenizer(name)
+    return model, own if tokenizer is None else tokenizer, data
 
 
 # -- LoRA --------------------------------------------------------------------------------------------------------------
@@ -204,32 +193,20 @@ def load_named(model: Any, tokenizer: Any, data: Any, *, predictors: int, seed: 
 
 @dataclass(frozen=True)
 class LoraSettings:
-    """Settings of a LoRA adapter.
-
-    Attributes:
-        rank: r.
-        alpha: scale; None for twice the rank.
-        dropout: on the adapter's input.
-        targets: comma-separated names of the layers that get an adapter, or ``all-linear``.
-        dora: train the magnitude of each weight apart from its direction (DoRA, arXiv 2402.09353).
-        rslora: scale by alpha / sqrt(rank) (rsLoRA, arXiv 2312.03732).
-    """
+    """Settings of a LoRA adapter."""
 
     rank: int = 16
-    alpha: int | None = None
-    dropout: float = 0.0
-    targets: str = "all-linear"
-    dora: bool = False
-    rslora: bool = False
+    alpha: int | None = None  # scale; None for twice the rank
+    dropout: float = 0.0  # on the adapter's input
+    targets: str = "all-linear"  # or comma-separated names of the layers that get an adapter
+    dora: bool = False  # train the magnitude of each weight apart from its direction (DoRA, arXiv 2402.09353)
+    rslora: bool = False  # scale by alpha / sqrt(rank) (rsLoRA, arXiv 2312.03732)
 
 
 def add_lora(model: Any, settings: LoraSettings, trainable_ids: Sequence[int]) -> nn.Module:
     """Wrap a model that has its predictor tokens with a LoRA adapter that also trains the given embedding rows.
 
     Those are the rows of new tokens (``token_rows.adapter_ids``), which plain LoRA neither trains nor saves.
-
-    Raises:
-        UserError: the model has no layer with the names of ``settings.targets``.
     """
     from peft import LoraConfig, get_peft_model
 
@@ -248,7 +225,9 @@ def add_lora(model: Any, settings: LoraSettings, trainable_ids: Sequence[int]) -
     except ValueError as error:
         raise UserError(f"--lora_targets {settings.targets}: {error}") from None
     keep_rows_alone(wrapped)
-    wrapped.enable_input_require_grads()  # gradient checkpointing needs a gradient at the frozen embedding's output
+    # Gradient checkpointing needs a gradient at the frozen embedding's output. That is all that quantized weights need,
+    # too: peft.prepare_model_for_kbit_training would also make a large embedding float32.
+    wrapped.enable_input_require_grads()
     return wrapped
 
 
@@ -267,7 +246,7 @@ def load_for_inference(
 
     Args:
         path: run folder, checkpoint folder or hub id.
-        dtype: see ``config.DTYPES``.
+        dtype: as in :func:`load_model`.
         quantization: ``4bit`` or ``8bit`` through bitsandbytes, None for neither.
         device: where to put the model; None for the accelerator if there is one, else the CPU.
         trust_remote_code: run code that comes with the model.
@@ -280,11 +259,7 @@ def load_for_inference(
         raise UserError(f"'{name}' has random weights; name the folder of a run that trained it")
     adapter = Path(name) / "adapter_config.json"
     if Path(name).is_dir() and not adapter.is_file() and not (Path(name) / "config.json").is_file():
-        raise UserError(
-            "holds no model (neither config.json nor adapter_config.json); a run that was stopped has its models in "
-            "checkpoint-N",
-            path=name,
-        )
+        raise UserError("holds no model; a run that was stopped has its models in checkpoint-N", path=name)
     refuse_pickled(name)
     tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
     base, file = name, None
@@ -314,9 +289,9 @@ def refuse_pickled(folder: str | os.PathLike[str]) -> None:
     if any((found / f"{kind}.safetensors{ending}").is_file() for ending in ("", ".index.json")):
         return
     if weights := sorted(file.name for file in found.glob("*model*") if file.suffix in PICKLED):
+        remedy = "where you trust it, convert it with from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)"
         raise UserError(
-            f"holds its weights as {weights[0]}, and only safetensors are read, since other formats can run code; "
-            "where you trust it, convert it: from_pretrained(FOLDER).save_pretrained(NEW_FOLDER), transformers or PEFT",
+            f"holds its weights as {weights[0]}, and only safetensors are read, since others can run code; {remedy}",
             path=found,
         )
 

@@ -19,10 +19,9 @@ _SIZES = {
     "small": {"vocab_size": 1024, "hidden_size": 256, "num_hidden_layers": 4, "intermediate_size": 704},
     "base": {"vocab_size": 4096, "hidden_size": 512, "num_hidden_layers": 8, "intermediate_size": 1408},
 }
-PRESETS = {
-    f"{size}{suffix}": {"model_type": family, **shape}
-    for suffix, family in (("", "llama"), ("-qwen", "qwen3"))
-    for size, shape in _SIZES.items()
+_FAMILIES = {"": "llama", "-qwen": "qwen3"}
+PRESETS: dict[str, dict[str, Any]] = {
+    size + suffix: {"model_type": _FAMILIES[suffix], **shape} for suffix in _FAMILIES for size, shape in _SIZES.items()
 }
 """Preset name -> configuration. A preset has as many attention heads as layers, and a quarter as many key-value heads;
 ``vocab_size`` is the maximum size of the tokenizer that is trained for it."""
@@ -48,19 +47,14 @@ _LONG_WORD = re.compile(r"\S{200}")
 _MIXED_TEXT = "It's 3,145.92  km\n\n\tto A\u00df\u4e2d: don't\n"
 
 
-def find_preset(name: str) -> dict[str, Any]:
-    """The configuration of a preset such as ``preset:tiny``; UserError if there is none."""
+def preset_config(name: str) -> Any:
+    """The transformers configuration of a preset such as ``preset:tiny``, to be fitted to a tokenizer."""
+    from transformers import AutoConfig
+
     key = name.removeprefix(PREFIX)
     if key not in PRESETS:
         raise UserError(f"no preset '{key}'; choose one of {', '.join(PREFIX + known for known in PRESETS)}")
-    return PRESETS[key]
-
-
-def preset_config(name: str) -> Any:
-    """The transformers configuration of a preset, to be fitted to a tokenizer by :func:`fit_config`."""
-    from transformers import AutoConfig
-
-    shape = find_preset(name)
+    shape = PRESETS[key]
     heads = shape["num_hidden_layers"]
     return AutoConfig.for_model(
         **shape,
@@ -76,17 +70,10 @@ def preset_config(name: str) -> Any:
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int, old: Any = None) -> Any:
-    """Train a tokenizer on texts.
+    """Train a tokenizer of at most ``vocabulary`` tokens on texts; UserError if there is no room for the 256 bytes.
 
-    Args:
-        texts: what merges are learnt from.
-        vocabulary: maximum number of tokens, including special tokens and the 256 bytes.
-        old: the tokenizer to replace: its type, special tokens and chat template are kept. None for byte-level BPE with
-            ChatML, in which every digit is a token of its own, as arithmetic needs, and which adds no token before or
-            after a text.
-
-    Raises:
-        UserError: the vocabulary has no room for special tokens and bytes.
+    It has type, special tokens and chat template of the ``old`` one. None for byte-level BPE with ChatML, in which
+    every digit is a token of its own, as arithmetic needs, and which adds no token before or after a text.
     """
     texts = (_LONG_WORD.sub(r"\g<0> ", text) for text in texts)
     if old is None:
@@ -94,10 +81,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int, old: Any = None) -> A
     else:
         tokenizer = old.train_new_from_iterator(texts, vocabulary, show_progress=False)
     if len(tokenizer) > vocabulary:
-        raise UserError(
-            f"a tokenizer of {vocabulary} tokens is too small: expected {len(tokenizer)} or more, for bytes and "
-            "special tokens"
-        )
+        raise UserError(f"a tokenizer of {vocabulary} tokens is too small: expected {len(tokenizer)} or more")
     return tokenizer
 
 
@@ -105,19 +89,18 @@ def _train_chatml(texts: Iterable[str], vocabulary: int) -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
+    words = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), words])
     tokenizer.decoder = decoders.ByteLevel()
+    pad, start, end = SPECIAL_TOKENS
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
-        special_tokens=list(SPECIAL_TOKENS),
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        special_tokens=[pad, start, end],
+        initial_alphabet=sorted(words.alphabet()),
         show_progress=False,
     )
     tokenizer.train_from_iterator([*ROLE_WORDS, *texts], trainer)
-    pad, start, end = SPECIAL_TOKENS
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=pad,
@@ -134,11 +117,8 @@ def preset_tokenizer(
     """Train the tokenizer of a preset, of its own size unless ``vocabulary`` names one.
 
     ``chat_template`` names a Jinja file to use instead of ChatML.
-
-    Raises:
-        UserError: there is no such preset or file, or the vocabulary is too small.
     """
-    tokenizer = train_tokenizer(texts, vocabulary or find_preset(name)["vocab_size"])
+    tokenizer = train_tokenizer(texts, vocabulary or preset_config(name).vocab_size)
     if chat_template is not None:
         tokenizer.chat_template = read_template(chat_template)
     return tokenizer
@@ -153,10 +133,7 @@ def as_loaded(tokenizer: Any, config: Any, *, trust_remote_code: bool) -> Any:
     """Reload a new tokenizer as transformers will load it from the folder of a model with this configuration.
 
     Some model families (such as Qwen2) split texts into words in their own way, whatever was saved. A model must be
-    trained on the tokens that it will get later.
-
-    Raises:
-        UserError: the family's tokenizer loses tokens of this vocabulary, or does not reproduce texts.
+    trained on the tokens that it will get later. UserError if those lose parts of texts.
     """
     from transformers import AutoTokenizer
 
@@ -167,10 +144,7 @@ def as_loaded(tokenizer: Any, config: Any, *, trust_remote_code: bool) -> Any:
     ids = loaded(_MIXED_TEXT, add_special_tokens=False)["input_ids"]
     # Additional tokens, which some families add, are harmless.
     if not tokenizer.get_vocab().items() <= loaded.get_vocab().items() or loaded.decode(ids) != _MIXED_TEXT:
-        raise UserError(
-            f"a new tokenizer of the family '{config.model_type}' would not keep all texts as they are; leave "
-            "--train_tokenizer out"
-        )
+        raise UserError(f"--train_tokenizer: a new tokenizer of '{config.model_type}' would not keep all texts")
     loaded.name_or_path = ""  # not that of the temporary folder
     return loaded
 
@@ -200,13 +174,7 @@ def random_model(config: Any, tokenizer: Any, ends: Sequence[int], seed: int, **
     """Build a causal language model with random weights, initialised as its model family does.
 
     The weights depend on the seed alone, so they are equal on all processes; the state of the global generator is kept.
-
-    Args:
-        config: fitted to the tokenizer.
-        tokenizer: gives the special ids of generation.
-        ends: tokens at which generation stops.
-        seed: of the weights.
-        options: of ``AutoModelForCausalLM.from_config``.
+    Generation has the tokenizer's special tokens and stops at ``ends``. ``options`` are those of ``from_config``.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -250,6 +218,4 @@ def refuse_missing(name: str) -> None:
     if is_hub_id(name):
         use_cache_if_unreachable()
     elif not Path(name).is_dir():
-        raise UserError(
-            f"no such model folder; check the path; presets begin with {PREFIX}, such as {PREFIX}tiny", path=name
-        )
+        raise UserError(f"no such model folder; check the path (presets are such as {PREFIX}tiny)", path=name)

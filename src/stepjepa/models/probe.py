@@ -1,9 +1,7 @@
 """Test by running it whether a model can be trained on prefix trees, on plain rows only, or not at all.
 
 The probe runs a small copy of the architecture with random weights, in which every limit on what a token sees is short.
-It checks that a later token changes no earlier state, that rows padded on the right give the same states as sequences
-run alone, that a tree gives these states too, and that attention layers get the bounds of concatenated sequences. No
-list of model names is kept. ``docs/design.md`` has a table of the model types that fail each check.
+``docs/design.md`` describes the checks and has a table of the model types that fail each of them.
 """
 
 from __future__ import annotations
@@ -60,8 +58,7 @@ class Findings(NamedTuple):
     no_bounds: str | None = None  # on concatenated sequences, under FlashAttention
 
 
-_found: dict[str, Findings] = {}
-"""Findings by class and configuration."""
+_found: dict[str, Findings] = {}  # by class and configuration
 
 
 def choose_encoding(model: PreTrainedModel, wanted: str) -> tuple[str, str]:
@@ -82,16 +79,16 @@ def choose_encoding(model: PreTrainedModel, wanted: str) -> tuple[str, str]:
         no_tree = f"attention implementation '{attention}' does not take the mask of a prefix tree, as 'sdpa' does"
     if wanted == "tree" and no_tree is not None:
         raise ValueError(f"{no_tree}; use encoding 'rows'")
-    asked = "as asked for"
+    asked = None if wanted == "auto" else "as asked for"
     if wanted != "rows" and no_tree is None:
         same = f"a probe of {type(model).__name__} found the states of a tree to be those of plain rows"
-        return "tree", asked if wanted == "tree" else same
-    # Whatever makes a tree inexact (a recurrent layer) also passes state between concatenated sequences.
+        return "tree", asked or same
+    # A layer that makes a tree inexact, such as a recurrent one, also passes state between concatenated sequences.
     if "flash" in attention and found.no_tree is None:
         if found.no_bounds is None:
             return "concatenated", f"attention implementation '{attention}' is told where sequences begin"
         no_tree = found.no_bounds
-    return "rows", asked if wanted == "rows" else str(no_tree)
+    return "rows", asked or str(no_tree)
 
 
 def probe(model: PreTrainedModel) -> Findings:
@@ -112,15 +109,11 @@ def probe(model: PreTrainedModel) -> Findings:
     return _found[key]
 
 
-# -- The checks --------------------------------------------------------------------------------------------------------
-
-
 def _check(model: PreTrainedModel) -> Findings:
     name, sequences = type(model).__name__, _sequences()
     changed, place = sequences[0].copy(), len(sequences[0]) * 2 // 3
     changed[place] += 1
-    # An unknown architecture may raise anything.
-    try:
+    try:  # an unknown architecture may raise anything
         small = shrink(model)
         alone = [_states(small, [sequence], "rows")[0] for sequence in sequences]
         *rows, other = _states(small, [*sequences, changed], "rows")
@@ -129,9 +122,7 @@ def _check(model: PreTrainedModel) -> Findings:
     if (seen := _difference([other[:place]], [rows[0][:place]])) > ROUNDING:
         return Findings(f"{name} is not causal: a later token changes earlier states (by {seen:.1%})")
     if (leaked := _difference(rows, alone)) > ROUNDING:
-        return Findings(
-            f"{name} gives rows padded on the right other states than the sequences alone (by {leaked:.1%})"
-        )
+        return Findings(f"{name} gives rows padded on the right other states than sequences alone (by {leaked:.1%})")
     if not getattr(model, "_supports_attention_backend", False):
         return Findings(no_tree=f"{name} does not use transformers' attention interface, which brings masks to layers")
     no_tree = no_bounds = None
@@ -153,8 +144,7 @@ def _sequences() -> list[Ids]:
     """Sequences with shared prefixes of several lengths, all sequences longer than ``LIMIT``."""
     # The first few ids are often special tokens, which some models treat differently.
     ids = np.random.default_rng(0).integers(5, VOCABULARY - 1, 46).astype(np.int32)
-    first, second, third, fourth = np.split(ids, [19, 28, 39])
-    return [first, np.concatenate([first[:8], second]), np.concatenate([first[:3], third]), fourth]
+    return [ids[:19], np.r_[ids[:8], ids[19:28]], np.r_[ids[:3], ids[28:39]], ids[39:]]
 
 
 def _states(model: PreTrainedModel, sequences: Sequence[Ids], encoding: Encoding) -> list[Tensor]:
@@ -187,9 +177,6 @@ AttentionInterface.register(BOUNDS, _asks_for_bounds)
 AttentionMaskInterface.register(BOUNDS, sdpa_mask)
 
 
-# -- The small copy ----------------------------------------------------------------------------------------------------
-
-
 def shrink(model: PreTrainedModel) -> PreTrainedModel:
     """Make a small copy of a model's architecture with random weights: float32, on the CPU, in evaluation mode.
 
@@ -209,8 +196,7 @@ def shrink(model: PreTrainedModel) -> PreTrainedModel:
             break
     if missing:
         raise ValueError(f"with {layers} layers it lacks {', '.join(sorted(missing))}")
-    size = sum(parameter.numel() for parameter in trial.parameters())
-    if size > MOST_PARAMETERS:
+    if (size := trial.num_parameters()) > MOST_PARAMETERS:
         raise ValueError(f"it would have {size / 1e6:.0f} million parameters")
     with torch.device("cpu"):
         small = type(model)(config).float().eval()
@@ -221,9 +207,8 @@ def shrink(model: PreTrainedModel) -> PreTrainedModel:
 def _kinds(model: PreTrainedModel) -> set[str]:
     """Class names of the parts of a model's architecture, and the layer types in its configuration."""
     ours = "transformers.models.", type(model).__module__
-    parts = {type(part) for part in model.modules()}
     told = getattr(model.config.get_text_config(), "layer_types", None) or ()
-    return {part.__name__ for part in parts if part.__module__.startswith(ours)} | set(told)
+    return {type(part).__name__ for part in model.modules() if type(part).__module__.startswith(ours)} | set(told)
 
 
 @torch.no_grad()

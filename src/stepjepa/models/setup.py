@@ -22,13 +22,10 @@ layer (measured on ``preset:tiny``: attention takes a quarter of a step at 250 t
 
 
 def set_up(model: Any, tokenizer: Any, config: JepaConfig, seed: int = 42) -> tuple[str, str]:
-    """Prepare a model for training with an objective; ``architecture.attach_heads`` attaches the heads of its terms.
+    """Prepare a causal language model, or a PEFT wrapper of one, and its tokenizer for an objective, in place.
 
-    Args:
-        model: a causal language model, or a PEFT wrapper of one; changed in place.
-        tokenizer: changed in place if it lacks tokens of the objective.
-        config: the objective.
-        seed: of new embedding rows.
+    Adds tokens that they lack, with rows drawn by the seed, and switches attention to trees if the model can run them.
+    ``architecture.attach_heads`` attaches the heads of terms.
 
     Returns:
         The encoding, see ``collate.Encoding``, and the reason for it.
@@ -67,14 +64,12 @@ def set_up_attention(model: Any, config: JepaConfig) -> tuple[str, str]:
 
 
 def packing(model: Any, config: JepaConfig, device_type: str, processes: int = 1) -> dict[str, Any]:
-    """How the sequences of a micro-batch are packed for a model after :func:`set_up`: arguments of ``Collator``.
-
-    Processes that train together must all run equally many passes, so if there are several, each runs one.
-    """
+    """How the sequences of a micro-batch are packed for a model after :func:`set_up`: arguments of ``Collator``."""
     base = base_model(model)
     decoder, on_cpu = base.config.get_text_config(), device_type == "cpu"
     return {
         "row_length": config.row_length or (CPU_ROW if on_cpu else FLEX_ROW if uses_flex(base) else DENSE_ROW),
+        # Processes that train together must all run equally many passes, so if there are several, each runs one.
         "attention_length": round(CPU_ATTENTION * decoder.hidden_size) if on_cpu and processes == 1 else None,
         "share_prefixes": config.share_prefixes,
         "positions": getattr(decoder, "max_position_embeddings", None),

@@ -21,10 +21,7 @@ TOKEN_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.js
 def give_plain_tokens(model: Any, tokenizer: Any, seed: int = 42) -> list[int]:
     """Add the plain format's tokens to a tokenizer and rows for them to a model, and stop generation at ``<|eot_id|>``.
 
-    Rows are as in :func:`give_predictors`.
-
-    Returns:
-        The ids of ``<|perception|>`` and ``<|eot_id|>``.
+    Rows are as in :func:`give_predictors`. Returns the ids of ``<|perception|>`` and ``<|eot_id|>``.
     """
     known = len(tokenizer)
     ids = add_plain_tokens(tokenizer)
@@ -77,9 +74,6 @@ def _fill_rows(model: Any, rows: int, new: Sequence[int], seed: int) -> None:
         weight[list(new)] = (mean + spread * noise).to(weight.dtype)
 
 
-# -- Adapters ----------------------------------------------------------------------------------------------------------
-
-
 def adapter_ids(tokenizer: Any, *, plain: bool) -> list[int]:
     """Tokens whose rows an adapter must train and save, since its base, loaded again, does not have them.
 
@@ -96,42 +90,32 @@ def keep_rows_alone(model: Any) -> None:
 def train_rows(model: Any, ids: Sequence[int]) -> None:
     """Make the active adapter of a PEFT model train and save the embedding rows of some tokens that the model has.
 
-    Raises:
-        ValueError: this type of adapter can't train rows, or the adapter trains other rows already.
+    ValueError if this type of adapter can't train rows, or trains other rows already.
     """
     from peft.utils.other import set_additional_trainable_modules
 
     config = model.active_peft_config
     embedding = model.get_input_embeddings()
     if any(parameter.requires_grad for name, parameter in embedding.named_parameters() if "token_adapter" not in name):
-        return  # The whole embedding is trained.
+        return  # the whole embedding is trained
     named = getattr(config, "trainable_token_indices", None)
     known = {index for part in (named.values() if isinstance(named, dict) else [named or ()]) for index in part}
     if known.issuperset(ids):
         return
-    wants = "call add_lora(load_model(..., predictors=K)[0], settings, all_predictor_ids(tokenizer)) instead"
-    if known:
-        raise ValueError(f"expected an adapter that trains the rows {sorted(ids)}, got one that trains others; {wants}")
-    if not hasattr(config, "trainable_token_indices"):
+    if known or not hasattr(config, "trainable_token_indices"):
         kind = getattr(config.peft_type, "value", config.peft_type)
-        raise ValueError(f"an adapter of type {kind} can't train the rows of new tokens; take LoRA: {wants}")
+        raise ValueError(f"this adapter of type {kind} can't train the rows of new tokens; wrap with add_lora instead")
     base = model.get_base_model()
     config.trainable_token_indices = list(ids)
     keep_rows_alone(model)
     set_additional_trainable_modules(base, config, base.config.to_dict(), model.active_adapter)
 
 
-# -- Export ------------------------------------------------------------------------------------------------------------
-
-
 def strip_rows(model: Any, tokenizer: Any, base_rows: int | None = None) -> int:
-    """Remove the rows that were added for predictor tokens from the embedding and the head, in place.
+    """Remove the rows that were added for predictor tokens from embedding and head, in place; returns how many.
 
     ``base_rows`` is the number of rows of the base model, which are kept; if it is unknown (None), rows are removed
     only if those of the predictor tokens are the last. Generation no longer suppresses the removed tokens.
-
-    Returns:
-        How many rows were removed.
 
     Raises:
         UserError: there are no predictor tokens, or other tokens behind them would change their ids.
@@ -140,10 +124,8 @@ def strip_rows(model: Any, tokenizer: Any, base_rows: int | None = None) -> int:
     if not ids:
         raise UserError("--strip_predictors: the tokenizer has no predictor tokens; leave it out")
     if behind := sorted(set(range(ids[0], known)) - set(ids)):
-        raise UserError(
-            f"--strip_predictors: {len(behind)} tokens stand behind the predictor tokens (the first is "
-            f"{tokenizer.convert_ids_to_tokens(behind[0])!r}) and would change their ids; leave it out"
-        )
+        token = tokenizer.convert_ids_to_tokens(behind[0])
+        raise UserError(f"--strip_predictors would change the ids of later tokens, such as {token!r}; leave it out")
     rows = int(model.get_input_embeddings().weight.shape[0])
     if base_rows is None:
         base_rows = ids[0] if rows == known else rows
@@ -156,10 +138,9 @@ def strip_rows(model: Any, tokenizer: Any, base_rows: int | None = None) -> int:
 
 
 def strip_tokenizer(folder: str | Path, tokenizer: Any, load: Callable[[str], Any]) -> None:
-    """Remove the predictor tokens from the files of a folder where ``tokenizer`` was saved; ``load`` loads it again.
+    """Remove the predictor tokens from the files of a folder where ``tokenizer`` was saved.
 
-    Raises:
-        UserError: the tokenizer still has the tokens afterwards, since its format stores them in other files.
+    UserError if they are still there when it is loaded again (``load``), since its format stores them in other files.
     """
     names = frozenset(tokenizer.convert_ids_to_tokens(all_predictor_ids(tokenizer)))
     for path in (Path(folder) / name for name in TOKEN_FILES):
@@ -167,10 +148,8 @@ def strip_tokenizer(folder: str | Path, tokenizer: Any, load: Callable[[str], An
             content = _without(json.loads(path.read_text(encoding="utf-8")), names)
             path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     if names & set(load(str(folder)).get_added_vocab()):
-        raise UserError(
-            f"--strip_predictors: a {type(tokenizer).__name__} names its tokens in files that can't be changed here; "
-            "leave it out"
-        )
+        kind = type(tokenizer).__name__
+        raise UserError(f"--strip_predictors: the files of a {kind} can't be changed here; leave it out")
 
 
 def _without(value: Any, names: frozenset[str]) -> Any:

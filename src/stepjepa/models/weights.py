@@ -1,9 +1,7 @@
 """Read weights completely or not at all, in full or quantized.
 
 Weights that the libraries would fill with random numbers are refused. Weights in 4 or 8 bits (bitsandbytes) are for
-training an adapter on them (QLoRA, arXiv 2305.14314) or for inference. ``peft.prepare_model_for_kbit_training`` is not
-needed: PEFT freezes everything but the adapter, and ``loading.add_lora`` lets gradients reach the embedding's output.
-That function also converts norms, embedding and head to float32, which costs gigabytes with a large vocabulary.
+training an adapter on them (QLoRA, arXiv 2305.14314) or for inference.
 """
 
 from __future__ import annotations
@@ -24,16 +22,13 @@ from stepjepa.errors import UserError, shown
 
 
 def load_weights(name: str, *, allow_missing: bool = False, gguf_file: str | None = None, **options: Any) -> Any:
-    """Load a causal language model from safetensors, with all of its weights.
+    """Load a causal language model from the safetensors of a folder or hub id, or from a GGUF file in it (dequantised).
 
-    Args:
-        name: folder or hub id.
-        allow_missing: draw missing weights at random, as the library does.
-        gguf_file: a GGUF file of ``name`` to read and dequantise, instead of safetensors.
-        options: of ``AutoModelForCausalLM.from_pretrained``.
+    ``options`` are those of ``AutoModelForCausalLM.from_pretrained``.
 
     Raises:
-        UserError: weights are missing, belong to layers that the configuration lacks, or are not finite.
+        UserError: weights are missing (unless ``allow_missing``: then they are drawn at random), belong to layers that
+            the configuration lacks, or are not finite.
     """
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
@@ -49,17 +44,14 @@ def load_weights(name: str, *, allow_missing: bool = False, gguf_file: str | Non
     finally:
         logging.set_verbosity(level)
     if found["missing_keys"] and not allow_missing:
-        raise UserError(
-            f"the weights of '{name}' lack {_named(found['missing_keys'])}, which would be initialised at random; get "
-            "the complete weights (or pass --allow_missing_weights to 'stepjepa train')"
-        )
+        lost = _named(found["missing_keys"])
+        raise UserError(f"the weights of '{name}' lack {lost}; complete them, or pass --allow_missing_weights to train")
     # Refuse layers beyond the configuration's, for example; ignore other single tensors (buffers, other heads).
-    kinds = {_kind(key) for key in model.state_dict()}
-    if further := [key for key in found["unexpected_keys"] if _kind(key) in kinds]:
-        raise UserError(
-            f"the weights of '{name}' have {_named(further)}, which the model of its config.json does not have; "
-            "correct the number of layers there"
-        )
+    number = re.compile(r"\.\d+(?=\.)")
+    kinds = {number.sub("", key) for key in model.state_dict()}
+    if further := [key for key in found["unexpected_keys"] if number.sub("", key) in kinds]:
+        remedy = "correct the number of layers in its config.json"
+        raise UserError(f"the weights of '{name}' have {_named(further)}, which the model has not; {remedy}")
     _refuse_nonfinite(model, name)
     if gguf_file is None:
         return model
@@ -81,8 +73,7 @@ def load_adapter(model: Any, folder: str) -> Any:
     except KeyError as error:  # PEFT looks up the rows of trained tokens by name
         lost = [str(error.args[0])]
     if lost:
-        told = f"the adapter lacks {_named(lost)}, which would keep random initial values; get the complete file"
-        raise UserError(told, path=folder)
+        raise UserError(f"the adapter lacks {_named(lost)}; get the complete file", path=folder)
     _refuse_nonfinite(wrapped, folder)
     return wrapped
 
@@ -106,38 +97,21 @@ def _refuse_nonfinite(model: nn.Module, name: str) -> None:
             raise UserError(f"the weights of '{name}' are not finite ({key}); take an earlier checkpoint")
 
 
-def _kind(key: str) -> str:
-    """The name of a weight, with ``N`` for layer numbers."""
-    return re.sub(r"\.\d+(?=\.)", ".N", key)
-
-
 def _named(keys: Iterable[str]) -> str:
     first, *others = sorted(keys)
     return shown(first) + (f" and {len(others)} more" if others else "")
 
 
-# -- Quantized weights -------------------------------------------------------------------------------------------------
-
-
 def quantization_options(
     kind: str, compute: torch.dtype | None = None, device: str | torch.device | None = None
 ) -> dict[str, Any]:
-    """Arguments of ``from_pretrained`` that quantize weights; the embedding and the head keep their dtype.
+    """Arguments of ``from_pretrained`` for ``4bit`` (NF4, doubly quantized scales) or ``8bit``, but embedding and head.
 
-    Args:
-        kind: ``4bit`` (NF4 with doubly quantized scales) or ``8bit``.
-        compute: dtype of products with 4-bit weights; None for bfloat16 if there is an accelerator, else float32.
-            Products with 8-bit weights choose their own.
-        device: where the weights go; None for the accelerator, or the CPU if there is none.
-
-    Raises:
-        UserError: bitsandbytes is not installed.
+    ``compute`` is the dtype of products with 4-bit weights; None for bfloat16 if there is an accelerator, else float32.
+    The weights go to ``device``; None for the accelerator, or the CPU if there is none.
     """
     if importlib.util.find_spec("bitsandbytes") is None:
-        raise UserError(
-            f"--load_in_{kind} needs bitsandbytes, which is not installed; run 'pip install bitsandbytes' or leave the "
-            "flag out"
-        )
+        raise UserError(f"--load_in_{kind} needs bitsandbytes, which is not installed; run 'pip install bitsandbytes'")
     from transformers import BitsAndBytesConfig
 
     accelerator = torch.accelerator.current_accelerator(check_available=True)
@@ -156,12 +130,11 @@ def quantization_options(
 def parameter_counts(model: nn.Module) -> tuple[int, int]:
     """Number of trained parameter values, and of all; two 4-bit values that share a byte count as two."""
 
-    def size(parameter: nn.Parameter) -> int:
-        state = getattr(parameter, "quant_state", None)
-        return parameter.numel() if state is None else math.prod(state.shape)
-
-    parameters = list(model.parameters())
-    return sum(size(p) for p in parameters if p.requires_grad), sum(map(size, parameters))
+    sizes = [
+        (math.prod(getattr(getattr(parameter, "quant_state", None), "shape", parameter.shape)), parameter.requires_grad)
+        for parameter in model.parameters()
+    ]
+    return sum(size for size, trained in sizes if trained), sum(size for size, _ in sizes)
 
 
 def compute_dtype(dtype: str, *, bf16: bool, fp16: bool) -> torch.dtype:

@@ -1,8 +1,4 @@
-"""Terms on the pairs of embeddings: their distance, and what keeps them from collapsing to one vector.
-
-An embedding without a direction (of length 0) has no cosine: a pair with one adds exactly 0 to a loss that compares
-directions, and gets exactly 0 as its gradient.
-"""
+"""Terms on the pairs of embeddings: their distance, and what keeps them from collapsing to one vector."""
 
 from __future__ import annotations
 
@@ -18,35 +14,11 @@ from torch import Tensor, nn
 
 from stepjepa.config import DEFAULTS
 from stepjepa.models.architecture import PredictorHead
+from stepjepa.objectives.monitors import apart, directions
 from stepjepa.objectives.term import Context, Term, term
 
 if TYPE_CHECKING:
     from stepjepa.batch.collate import Batch
-    from stepjepa.models.encode import Encoded
-
-SHORTEST = 1e-8
-"""Length up to which a vector has no direction. Its gradient would be the inverse of its length."""
-
-
-def directions(vectors: Tensor) -> tuple[Tensor, Tensor]:
-    """Vectors ``[..., D]`` divided by their lengths, with zeros, and gradients of zero, for those without a direction.
-
-    Returns:
-        ``[..., D]`` float32, and ``[...]`` bool: which of them have a direction.
-    """
-    values = vectors.float()
-    lengths = torch.linalg.vector_norm(values, dim=-1, keepdim=True)
-    # Not 'longer than': a length of NaN must not pass for none.
-    none = lengths <= SHORTEST
-    # Masked before the division: masked after it, it would come back as 0 * inf in the gradient.
-    return values.masked_fill(none, 0) / lengths.masked_fill(none, 1), ~none[..., 0]
-
-
-def apart(first: Tensor, second: Tensor) -> Tensor:
-    """``1 - cos`` of vectors ``[..., D]``, exactly 0 and without a gradient where one of them has no direction."""
-    (first, here), (second, there) = directions(first), directions(second)
-    return (1 - (first * second).sum(-1)).masked_fill(~(here & there), 0)
-
 
 Distance = Callable[[Tensor, Tensor], Tensor]
 """Source and target embeddings ``[P, D]`` of P pairs to the sum of their losses, a float32 scalar."""
@@ -83,8 +55,8 @@ class MSE:
 class InfoNCE:
     """Cross-entropy of finding each source's target among all targets of the batch (van den Oord et al., 2018).
 
-    Logits are cosines over ``temperature``. Unlike the others it can't be minimised by a constant; it depends on which
-    pairs share a batch, and is 0 where a batch holds one pair.
+    Logits are cosines over ``temperature``. A constant does not minimise it. It depends on which pairs share a batch,
+    and is 0 for a batch of one pair.
     """
 
     temperature: float = DEFAULTS["infonce_temperature"]
@@ -117,30 +89,24 @@ class _OfPairs(Term):
 class Alignment(_OfPairs):
     """Mean distance between source and target embedding: the second term of LLM-JEPA (arXiv 2509.14252, eq. 2).
 
-    Attributes:
-        weight: lambda of the paper.
-        distance: between the embeddings of pairs, summed.
-        through_target: train the model through the target embedding, too.
-        schedule: of the weight over the run: ``constant``; ``warmup`` rises from 0 over the first share of the run;
-            ``cosine`` falls to 0 along half a cosine.
-        warmup: that share.
-        head: kind of the predictor head on the source, see ``PredictorHead``; None for none.
+    The weight, lambda of the paper, follows a schedule over the run: ``constant``; ``warmup`` rises from 0 over the
+    first share ``warmup`` of the run; ``cosine`` falls to 0 along half a cosine.
     """
 
     head_name = "predictor_head"
 
     weight: float = 0.1
     distance: Distance = field(default_factory=Cosine)
-    through_target: bool = True
+    through_target: bool = True  # train the model through the target embedding, too
     schedule: str = "constant"
     warmup: float = 0.1
-    head: str | None = None
+    head: str | None = None  # kind of the predictor head on the source, see ``PredictorHead``; None for none
 
     @property
     def compares_pairs(self) -> bool:  # type: ignore[override]  # depends on a setting here
         return isinstance(self.distance, InfoNCE)
 
-    def __call__(self, encoded: Encoded, batch: Batch, context: Context) -> Tensor:
+    def __call__(self, encoded: Any, batch: Batch, context: Context) -> Tensor:
         source, target = encoded.pairs
         if not self.through_target:
             target = target.detach()
@@ -152,9 +118,8 @@ class Alignment(_OfPairs):
     def weight_at(self, progress: float | None) -> float:
         if progress is None or self.schedule == "constant":
             return self.weight
-        if self.schedule == "warmup":
-            return self.weight * min(1.0, progress / self.warmup)
-        return self.weight * 0.5 * (1 + math.cos(math.pi * progress))
+        warm, cosine = min(1.0, progress / self.warmup), 0.5 * (1 + math.cos(math.pi * progress))
+        return self.weight * (warm if self.schedule == "warmup" else cosine)
 
     @property
     def logged_weight(self) -> str | None:
@@ -168,8 +133,7 @@ class Alignment(_OfPairs):
 class Regularizer(_OfPairs):
     """A term against collapse on all source and all target embeddings of a micro-batch, over all processes.
 
-    The values of both sides are added up, or averaged for SIGReg, as their papers do; they are 0 for less than two
-    embeddings.
+    The values of both sides are added up, or averaged for SIGReg, as in their papers; 0 for less than two embeddings.
     """
 
     compares_pairs = True
@@ -182,7 +146,7 @@ class Regularizer(_OfPairs):
     @abstractmethod
     def _of_several(self, values: Tensor, context: Context) -> Tensor: ...
 
-    def __call__(self, encoded: Encoded, batch: Batch, context: Context) -> Tensor:
+    def __call__(self, encoded: Any, batch: Batch, context: Context) -> Tensor:
         source, target = (self.value(context.gather(side)[0], context) for side in encoded.pairs)
         # Each process adds its own share of pairs, so that all together count every pair once.
         return (source + target) * batch.pairs
@@ -204,7 +168,7 @@ class SIGReg(Regularizer):
     weight: float = 0.05
     directions: int = 256
 
-    def __call__(self, encoded: Encoded, batch: Batch, context: Context) -> Tensor:
+    def __call__(self, encoded: Any, batch: Batch, context: Context) -> Tensor:
         return super().__call__(encoded, batch, context) / 2
 
     def _of_several(self, values: Tensor, context: Context) -> Tensor:

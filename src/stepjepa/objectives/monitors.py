@@ -1,7 +1,10 @@
-"""Signs of collapse: similarities of matched and shuffled pairs, effective rank, retrieval.
+"""Directions of embeddings, and signs of their collapse: similarities of pairs, effective rank, retrieval.
 
 A falling alignment loss is no sign of success, since constant embeddings have none at all. The signs are the distance
 between matched and shuffled similarity, and the uncentred effective rank.
+
+An embedding without a direction (of length 0) has no cosine: a pair with one adds exactly 0 to a loss that compares
+directions, and gets exactly 0 as its gradient.
 """
 
 from __future__ import annotations
@@ -11,6 +14,29 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+SHORTEST = 1e-8
+"""Length up to which a vector has no direction. Its gradient would be the inverse of its length."""
+
+
+def directions(vectors: Tensor) -> tuple[Tensor, Tensor]:
+    """Vectors ``[..., D]`` divided by their lengths, in float32, and ``[...]`` which of them have a direction.
+
+    The others are zeros, with gradients of zero.
+    """
+    values = vectors.float()
+    lengths = torch.linalg.vector_norm(values, dim=-1, keepdim=True)
+    # Not 'longer than': a length of NaN must not pass for none.
+    none = lengths <= SHORTEST
+    # Masked before the division: masked after it, it would come back as 0 * inf in the gradient.
+    return values.masked_fill(none, 0) / lengths.masked_fill(none, 1), ~none[..., 0]
+
+
+def apart(first: Tensor, second: Tensor) -> Tensor:
+    """``1 - cos`` of vectors ``[..., D]``, exactly 0 and without a gradient where one of them has no direction."""
+    (first, here), (second, there) = directions(first), directions(second)
+    return (1 - (first * second).sum(-1)).masked_fill(~(here & there), 0)
+
 
 COLLAPSE_SIMILARITY = 0.99
 """Mean cosine of *unrelated* pairs from which on embeddings count as one constant direction."""

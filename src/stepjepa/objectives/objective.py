@@ -56,6 +56,11 @@ class Objective:
         terms: with different names.
         layer: hidden state that embeddings are read from, as transformers counts ``hidden_states``; -1 is the last one.
 
+    Attributes:
+        of_pairs: names of the terms that are means over pairs.
+        compares_pairs: a term depends on which pairs share a micro-batch.
+        layers: all hidden states that are read.
+
     Example:
         >>> Objective([LMLoss(), Alignment(0.1, InfoNCE())])
     """
@@ -67,31 +72,15 @@ class Objective:
                 raise UserError(f"two terms are called '{each.name}'; leave one, or give one another name")
             self.terms[each.name] = each
         self.layer = layer
+        self.names = list(self.terms)
+        self.of_pairs = [name for name, each in self.terms.items() if each.of_pairs]
+        self.compares_pairs = any(each.compares_pairs for each in self.terms.values())
+        self.layers = sorted({layer, -1, *(layer for each in self.terms.values() for layer in each.layers)})
 
     @classmethod
     def from_config(cls, config: JepaConfig) -> Objective:
         """The objective that a configuration describes; UserError if a term of the user's own can't be loaded."""
         return cls(_terms(config), config.jepa_layer)
-
-    @property
-    def names(self) -> list[str]:
-        """Names of the terms."""
-        return list(self.terms)
-
-    @property
-    def of_pairs(self) -> list[str]:
-        """Names of those that are means over pairs."""
-        return [name for name, each in self.terms.items() if each.of_pairs]
-
-    @property
-    def compares_pairs(self) -> bool:
-        """Whether a term depends on which pairs share a micro-batch."""
-        return any(each.compares_pairs for each in self.terms.values())
-
-    @property
-    def layers(self) -> list[int]:
-        """All hidden states that are read."""
-        return sorted({self.layer, -1, *(layer for each in self.terms.values() for layer in each.layers)})
 
     def counts(self, batches: Iterable[Batch]) -> dict[str, float]:
         """What the means of the terms are over, summed over micro-batches."""
@@ -161,8 +150,8 @@ def jepa_loss(
         batch: of ``batch.collate.Collator``, on the model's device.
         objective: the terms.
         counts: of the whole optimizer step, over accumulation and processes; None for those of this micro-batch.
-            Gradients of several micro-batches then add up to that of the step's mean; DDP and FSDP average over
-            processes, so multiply by their number there.
+            Gradients of several micro-batches add up to that of the step's mean; DDP and FSDP average over processes,
+            so multiply by their number there.
         context: step, progress and so on.
     """
     context = context or Context()

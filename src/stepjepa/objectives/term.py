@@ -23,13 +23,9 @@ def alone(rows: Tensor) -> tuple[Tensor, int]:
 
 
 def gather_rows(rows: Tensor) -> tuple[Tensor, int]:
-    """The rows ``[P, D]`` of all processes, in the order of their ranks; P may differ from process to process.
+    """The rows ``[P, D]`` of all processes, in the order of their ranks, and the index of this process's first row.
 
-    Every process must call it, also with no rows.
-
-    Returns:
-        ``[P of all, D]``, through which gradients flow back to where each row came from, and the index in it of this
-        process's first row.
+    Gradients flow back to where each row came from. P may differ; every process must call it, also with no rows.
     """
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return rows, 0
@@ -141,11 +137,7 @@ def term(name: str, words: str | None = None) -> Callable[[type[Term]], type[Ter
 
 
 def load_term(address: str, settings: Mapping[str, Any]) -> Term:
-    """Make a term of the user's own class ``module:Class`` with these fields (``--term``, ``--term_args``).
-
-    Raises:
-        UserError: there is no such class, it has no name, or it does not take these settings.
-    """
+    """Make a term of the user's own class ``module:Class`` with these fields (``--term``, ``--term_args``)."""
     kind = load_class("--term", address, Term)  # type: ignore[type-abstract]  # what is loaded is concrete
     if not hasattr(kind, "name"):
         raise UserError(f"--term: '{address}' has no name; put @stepjepa.term('my_loss') above the class")

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stepjepa.objectives.alignment import apart
+from stepjepa.objectives.monitors import apart
 from stepjepa.objectives.term import Context, Term, term
 
 if TYPE_CHECKING:
     from stepjepa.batch.collate import Batch
-    from stepjepa.models.encode import Encoded
 
 
 @term("lm_loss", "LM loss")
@@ -23,34 +22,27 @@ if TYPE_CHECKING:
 class LMLoss(Term):
     """Mean cross-entropy of the labelled tokens (``JepaConfig.labels``)."""
 
-    def count(self, batch: Batch) -> int:
-        return len(batch["label_ids"])
+    kind: ClassVar[str] = "label"
 
-    def __call__(self, encoded: Encoded, batch: Batch, context: Context) -> Tensor:
-        return _cross_entropy(encoded, batch, "label")
+    def count(self, batch: Batch) -> int:
+        return len(batch[f"{self.kind}_ids"])
+
+    def __call__(self, encoded: Any, batch: Batch, context: Context) -> Tensor:
+        index, rows = batch["head_index"], batch[f"{self.kind}_row"]
+        if len(batch["prompt_row"]):
+            # Both kinds have positions here; the head runs once for each distinct one with a label of this kind.
+            used, rows = rows.unique(return_inverse=True)
+            index = index[used]
+        return encoded.token_loss(index, batch[f"{self.kind}_ids"], rows)
 
 
 @term("prompt_loss", "prompt LM loss")
 @dataclass
-class PromptLoss(Term):
+class PromptLoss(LMLoss):
     """Mean cross-entropy of the tokens of user messages; system prompt and template are not counted."""
 
+    kind = "prompt"
     weight: float = 0.1
-
-    def count(self, batch: Batch) -> int:
-        return len(batch["prompt_ids"])
-
-    def __call__(self, encoded: Encoded, batch: Batch, context: Context) -> Tensor:
-        return _cross_entropy(encoded, batch, "prompt")
-
-
-def _cross_entropy(encoded: Encoded, batch: Batch, kind: str) -> Tensor:
-    """Of one kind of labels; the head runs once for each distinct position that carries one."""
-    index, rows = batch["head_index"], batch[f"{kind}_row"]
-    if len(batch["prompt_row"]):  # both kinds have positions among these
-        used, rows = rows.unique(return_inverse=True)
-        index = index[used]
-    return encoded.token_loss(index, batch[f"{kind}_ids"], rows)
 
 
 @term("stp_loss", "STP")
@@ -72,7 +64,7 @@ class Tube(Term):
     def count(self, batch: Batch) -> int:
         return sum(len(text) >= 3 for text in _texts(batch))
 
-    def __call__(self, encoded: Encoded, batch: Batch, context: Context) -> Tensor:
+    def __call__(self, encoded: Any, batch: Batch, context: Context) -> Tensor:
         triples = [np.empty((0, 3), np.int64)]
         for text, draw in zip(_texts(batch), batch["members"].draws, strict=True):
             if len(text) >= 3:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -25,12 +24,9 @@ from stepjepa.tasks.sentiment import SentimentTask
 from stepjepa.tasks.spider import SpiderTask
 
 Row = Mapping[str, Any]
-Rows = Iterable[tuple[int, Row]]
-"""Line numbers and rows."""
-
+Rows = Iterable[tuple[int, Row]]  # with line numbers
+# Converts a row to a record, or to a list of records that form a group. Raises Unusable to drop the row.
 Convert = Callable[..., dict[str, Any] | list[dict[str, Any]]]
-"""Converts a row to a record, or to a list of records that form a group. Raises Unusable to drop the row."""
-
 Splitter = Callable[[str], list[str]]
 
 FEW_STEPS = "fewer than two steps"
@@ -93,60 +89,45 @@ class Conversion(NamedTuple):
     """A published data set that ``stepjepa prepare`` can turn into training records."""
 
     summary: str  # one line of help
-    rows: str  # the fields of its rows, for the help
+    rows: str  # the fields of its rows
     convert: Convert
-    datasets: tuple[str, ...]  # names of such data sets on the hub, for the help
+    datasets: str  # names of such data sets on the hub
 
 
 CONVERSIONS = {
     "gsm8k": Conversion(
-        "word problems with solutions, main or socratic, as they are or each line a step",
+        "word problems, each line of the solution a step if asked",
         "question and answer",
         Gsm8kTask.convert,
-        ("openai/gsm8k --subset main", "openai/gsm8k --subset socratic"),
+        "openai/gsm8k",
     ),
-    "spider": Conversion(
-        "questions about databases and SQL", "db_id, question and query", SpiderTask.convert, ("xlangai/spider",)
-    ),
+    "spider": Conversion("questions and SQL", "db_id, question and query", SpiderTask.convert, "xlangai/spider"),
     "nq-open": Conversion(
         "questions and short answers",
         "question and answer, a list",
         NqOpenTask.convert,
-        ("google-research-datasets/nq_open",),
+        "google-research-datasets/nq_open",
     ),
-    "hellaswag": Conversion(
-        "four endings of a story, one right", "ctx, endings and label", HellaswagTask.convert, ("Rowan/hellaswag",)
-    ),
+    "hellaswag": Conversion("endings of a story", "ctx, endings and label", HellaswagTask.convert, "Rowan/hellaswag"),
     "rotten-tomatoes": Conversion(
-        "film reviews, Good or Bad",
-        "text and label, 0 or 1",
-        SentimentTask.convert,
-        ("cornell-movie-review-data/rotten_tomatoes",),
+        "film reviews", "text and label, 0 or 1", SentimentTask.convert, "cornell-movie-review-data/rotten_tomatoes"
     ),
     "yelp": Conversion(
-        "reviews, Very Bad to Very Good",
-        "text and label, 0 to 4",
-        partial(SentimentTask.convert, stars=True),
-        ("Yelp/yelp_review_full",),
+        "reviews", "text and label, 0 to 4", partial(SentimentTask.convert, stars=True), "Yelp/yelp_review_full"
     ),
-    "yelp-polarity": Conversion(
-        "reviews, Good or Bad", "text and label, 0 or 1", SentimentTask.convert, ("fancyzhx/yelp_polarity",)
-    ),
+    "yelp-polarity": Conversion("reviews", "text and label, 0 or 1", SentimentTask.convert, "fancyzhx/yelp_polarity"),
     "paraphrase": Conversion(
-        "sentences that say the same, each to predict the next",
-        "two sentences, or a list of them",
+        "sentences of one sense",
+        "sentences",
         convert_paraphrases,
-        ("google-research-datasets/paws --subset labeled_final", "humarin/chatgpt-paraphrases"),
+        "google-research-datasets/paws, humarin/chatgpt-paraphrases",
     ),
 }
 
 
 def load_splitter(name: str) -> Splitter:
     """Import the user's splitter ``module:function``, which takes a response and returns the list of its steps."""
-    splitter = load("--custom", name, "function, such as my_splitter:split")
-    if not callable(splitter):
-        raise UserError(f"--custom: '{name}' is {type(splitter).__name__}; expected module:function")
-    return cast(Splitter, splitter)
+    return cast(Splitter, load("--custom", name, "function, such as my_splitter:split"))
 
 
 @dataclass(frozen=True)
@@ -184,7 +165,7 @@ _THINKING = "thinking removed"
 
 
 def _prepare(row: Row, options: StepOptions) -> dict[str, Any]:
-    question, whole = (_text_field(row, name) for name in (options.question_field, options.response_field))
+    question, whole = (read_text_field(row, name) for name in (options.question_field, options.response_field))
     response = drop_thinking(whole)
     if not response:
         raise Unusable(f"'{options.response_field}' holds only thinking")
@@ -204,12 +185,6 @@ def _prepare(row: Row, options: StepOptions) -> dict[str, Any]:
     }
 
 
-def _text_field(row: Row, name: str) -> str:
-    if row.get(name) is None or isinstance(row[name], str):
-        return read_text_field(row, name)
-    raise UserError(f"'{name}' is {type(row[name]).__name__}, expected a string")
-
-
 def _find_steps(response: str, options: StepOptions) -> list[str]:
     if options.splitter is None:
         return thinking_steps(response) if options.thinking == "steps" else split_response(response)
@@ -224,13 +199,9 @@ def _find_steps(response: str, options: StepOptions) -> list[str]:
 
 def _ground_truth(row: Row) -> str | None:
     """The answer in ``ground_truth``; else the marked answer in ``answer``, or ``answer`` itself if it is a number."""
-    texts = []
-    for name in ("ground_truth", "answer"):
-        given = "" if row.get(name) is None else row[name]
-        if isinstance(given, bool | list | dict) or (isinstance(given, float) and not math.isfinite(given)):
-            raise UserError(f"'{name}' is {type(given).__name__}, expected a string or a finite number")
-        texts.append(str(given).strip())
-    truth, answer = texts
+    # A value that is not equal to itself is a gap in a table.
+    values = [row.get(name) for name in ("ground_truth", "answer")]
+    truth, answer = (str(v).strip() if isinstance(v, str | int | float) and v == v else "" for v in values)  # noqa: PLR0124
     if truth:
         return (marked_answers(truth) or [truth])[-1]
     if marked := marked_answers(answer):

@@ -45,10 +45,9 @@ def _plain_character(character: str) -> str:
 
 
 def plain_characters(text: str) -> str:
-    """Replace characters by the ASCII characters that look the same.
+    """Digits of all scripts and full-width forms as ASCII, ``½`` as `` 1/2``, plain spaces, nothing invisible.
 
-    Digits of all scripts and full-width forms become ASCII, ``½`` becomes `` 1/2``, spaces become plain ones except
-    those that group digits, and invisible characters (zero-width spaces, direction marks) are removed.
+    Only the narrow spaces that group digits stay.
     """
     return text if text.isascii() else "".join(map(_plain_character, text))
 
@@ -193,11 +192,9 @@ def _clean(text: str) -> str:
 def parse_number(text: str) -> Number | None:
     r"""Parse an answer that is a number, perhaps with a unit; None if it is anything else.
 
-    Understood: signs, thousands separators (``1,000``, ``1{,}000``), decimals, currency signs before or behind,
-    simple fractions (``3/4``, ``\frac{3}{4}``, ``1 1/2``, ``½``), powers of ten (``2\times 10^3``), units in words,
-    scale words (``3 million``), LaTeX spacing and text commands, digits of any script. Percent is a unit: ``50%``
-    equals ``50`` and ``50 percent``, not ``0.5``. Refused on purpose: several numbers, calculations, letters that stand
-    for values.
+    Understood: ``1,000``, ``1{,}000``, ``$18``, ``3/4``, ``\frac{3}{4}``, ``1 1/2``, ``½``, ``2\times 10^3``, units in
+    words, ``3 million``, LaTeX spacing and text commands, digits of any script. Percent is a unit: ``50%`` equals
+    ``50``, not ``0.5``. Refused are several numbers, calculations, letters that stand for values.
     """
     text = _clean(text)
     match = _NUMBER.match(text) if len(text) <= _LONGEST_NUMBER else None
@@ -249,21 +246,16 @@ def _parse_statement(text: str) -> tuple[Number, str] | None:
 
 
 def stated_number(text: str) -> Number | None:
-    """The number that a marked answer states, bare or in a short sentence or equation.
-
-    Beyond :func:`parse_number`: ``The final answer is 8.``, ``x = 8``, ``6 + 2 = 8``, ``Answer: **8**``. Refused:
-    several numbers, ranges, alternatives, denials, bounds and questions.
-    """
+    """The number of an answer, bare or stated: ``The final answer is 8.``, ``x = 8``, ``6 + 2 = 8``; else None."""
     stated = _parse_statement(text)
     return None if stated is None else stated[0]
 
 
 def same_answer(answer: str, truth: str) -> bool:
-    """Whether two answers are equal.
+    """Whether two answers are equal: as exact numbers, or else as text without spaces and LaTeX decoration.
 
-    Numbers (:func:`stated_number`) are compared exactly. Units are compared only if both answers have one; then one
-    must begin with the other (``$18`` equals ``18 dollars per day``; ``5 cm`` is not ``5 m``). ``x = 5`` is not
-    ``y = 5``. Other answers are compared as text without spaces and LaTeX decoration, with regard to case.
+    Units are compared only if both answers have one; then one must begin with the other (``$18`` equals ``18 dollars
+    per day``; ``5 cm`` is not ``5 m``). ``x = 5`` is not ``y = 5``.
     """
     stated, true = _parse_statement(answer), _parse_statement(truth)
     if stated is None and true is None:
@@ -278,9 +270,6 @@ def same_answer(answer: str, truth: str) -> bool:
 
 
 def canonical(answer: str) -> str:
-    """The same string for equal answers, so that votes can be counted: ``$18.00`` and ``18`` give ``18``.
-
-    Units are dropped; an answer that is no number is returned without spaces and LaTeX decoration.
-    """
+    """The same string for equal answers, so that votes can be counted: ``$18.00`` and ``18`` give ``18``."""
     number = stated_number(answer)
     return "".join(_clean(answer).split()) if number is None else str(number.value)

@@ -98,14 +98,12 @@ class Task(ABC):
     """How the records of one kind are scored.
 
     Attributes:
-        name: as given to ``--task``.
         headline: the score that counts when only one is shown.
         lenient: the score that overlooks what follows the right answer.
         beginning: the score of answers that begin right, the headline with ``--startswith``.
         takes: the fields of :class:`TaskOptions` that make a difference to this task.
         system_prompt: recognises the data set's records; empty for none.
         file_names: how the names of its files begin, in lower case with ``_``, which recognise it, too.
-        options: what the user set.
     """
 
     name: ClassVar[str]
@@ -145,7 +143,7 @@ class Task(ABC):
         """Judge a response; raises as :meth:`truth`."""
 
     def score_all(self, records: Sequence[Record], responses: Sequence[Response]) -> list[Scored]:
-        """Judge several responses; for tasks that judge them in parallel in processes of their own."""
+        """Judge several responses."""
         return [self.score(record, response) for record, response in zip(records, responses, strict=True)]
 
     def continuations(self, record: Record) -> Sequence[Continuation]:

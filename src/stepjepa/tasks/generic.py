@@ -48,9 +48,8 @@ class GenericTask(Task):
 class BoxedTask(Task):
     r"""The truth is the field ``ground_truth`` where a record has one, else what the assistant message marks.
 
-    Answers are marked by ``\boxed{...}`` or ``#### ...``; one that is not marked is wrong. Scores: ``correct`` (the
-    last marked answer is right), ``first_correct`` (the first one is, perhaps the model ran on to others), ``answered``
-    (there is a marked answer), and ``exact``, ``prefix``, ``contains`` of the whole text against the record's solution.
+    Answers are marked by ``\boxed{...}`` or ``#### ...``. ``correct`` is the last marked answer, ``first_correct`` the
+    first, ``answered`` whether there is one; ``exact`` and the like are of the whole solution.
     """
 
     headline = "correct"
@@ -110,10 +109,7 @@ def _ground_truth(record: Record) -> str | None:
 
 @task("gsm8k")
 class Gsm8kTask(BoxedTask):
-    """GSM8K: the last marked answer as a number, ``#### 18``, or a box where that comes later or alone.
-
-    Scores: those of :class:`BoxedTask`.
-    """
+    """GSM8K: the last marked answer as a number, ``#### 18``, or a box where that comes later or alone."""
 
     system_prompt = "Answer the math question, show steps."
     file_names = ("gsm8k",)

@@ -53,9 +53,8 @@ _STATED = re.compile(rf"\b(?i:answer|ending|option|choice|choose|pick|select)(?i
 def read_letter(text: str, endings: Sequence[str]) -> str | None:
     """The letter that an answer in words means, or None for no letter or several.
 
-    Read are: an ending copied as it is; letters that a phrase of the first line announces (``The answer is B``,
-    ``option (b)``), if all are the same; else a letter with which the line begins (``(B)``, ``b) because ...``).
-    Two letters side by side (``A or B``) and what comes after the first line count for nothing.
+    Read are an ending copied as it is, and in the first line letters that a phrase announces (``The answer is B``), if
+    all are the same, or with which it begins (``(B)``, ``b) because ...``). ``A or B`` counts for nothing.
     """
     copied = [letter for letter, ending in zip(LETTERS, endings, strict=True) if _plain(ending) == _plain(text)]
     if len(copied) == 1:
@@ -77,11 +76,9 @@ def _plain(text: str) -> str:
 class HellaswagTask(Task):
     """The truth is a letter, A to D.
 
-    Scores: ``correct``, the letter that the model finds most probable as its answer is the true one;
-    ``ending_correct``, the ending most probable per character behind the bare context is the true one
-    (acc_norm of lm-evaluation-harness, but for the ``[header]`` of contexts, which it rewrites); ``said_correct``, the
-    letter read from what the model said. Without likelihoods, as for answers of another program, ``correct`` is
-    ``said_correct`` and there is no ``ending_correct``.
+    ``correct`` is by the letter that the model finds most probable as its answer, ``ending_correct`` by the ending most
+    probable per character behind the bare context, ``said_correct`` by :func:`read_letter`. Without likelihoods, as for
+    answers of another program, ``correct`` is ``said_correct``.
     """
 
     headline = "correct"

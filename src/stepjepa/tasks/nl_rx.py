@@ -52,10 +52,8 @@ def judge(answer: str, truth: str) -> tuple[str, str | None]:
 class NlRxTask(Task):
     """The truth is the assistant message, an expression of NL-RX's dialect (see ``tasks.regex``).
 
-    Scores: ``equivalent`` (the whole answer, without white space and a fence of code around it, describes the same
-    lines as the truth, of which the published files hold one of many expressions), ``exact`` (it is the same text, as
-    in the published figures), ``prefix`` (it begins with the truth, perhaps the model ran on), ``contains``, and
-    ``undecided`` (the limits were reached before equivalence was decided; not counted as right).
+    ``equivalent`` is whether the whole answer, without a fence of code around it, describes the same lines, and
+    ``undecided`` whether the limits were reached before that was known.
     """
 
     headline = "equivalent"
@@ -121,17 +119,8 @@ def make_record(sentence: str, regex: str) -> dict[str, Any]:
 
 
 _GRAMMAR = yaml.safe_load(resources.files("stepjepa.tasks").joinpath("nl_rx_grammar.yaml").read_text("utf-8"))
-PRODUCTIONS = _GRAMMAR["productions"]
-_LITERALS = _GRAMMAR["literals"]
-_MODIFIERS = [*_GRAMMAR["repetitions"], "containing only"]
-_NO_LITERAL = _GRAMMAR["functions"] + _GRAMMAR["compositions"] + _MODIFIERS
-# What a part is drawn from; every literal is in all of the groups that have any.
-GROUPS = {
-    "any": _NO_LITERAL + _LITERALS,
-    "no literal": _NO_LITERAL,
-    "no composition": [*_GRAMMAR["functions"], *_MODIFIERS, *_LITERALS, "or"],
-    "literal": _LITERALS,
-}
+PRODUCTIONS, GROUPS = _GRAMMAR["productions"], _GRAMMAR["groups"]
+_LITERALS = GROUPS["literal"]
 _TRIPLES = {"and, and", "either, or"}
 # What the strings of a description are, in their order.
 STRINGS = ("dog", "truck", "ring", "lake")
@@ -158,34 +147,23 @@ class Tree(NamedTuple):
             yield from part.names()
 
 
-def describe(tree: Tree) -> str:
-    """The description of lines that a tree stands for."""
+def describe(tree: Tree) -> tuple[str, str]:
+    """The description of lines that a tree stands for, and its regular expression."""
 
-    def word(tree: Tree, negated: bool) -> str:
+    def put_together(tree: Tree, negated: bool) -> tuple[str, str]:
         production = PRODUCTIONS[tree.name]
-        parts = [word(part, negated or tree.name == "not") for part in tree.parts]
+        parts = [put_together(part, negated or tree.name == "not") for part in tree.parts]
         wording = production.get("negated" if negated else "wording", production["wording"])
-        return str(wording).format(*parts, times=tree.times)
+        words, regexes = (part[0] for part in parts), (part[1] for part in parts)
+        return wording.format(*words, times=tree.times), production["regex"].format(*regexes, times=tree.times)
 
-    description = f"lines {word(tree, False)}"
+    words, regex = put_together(tree, False)
+    description = f"lines {words}"
     for clumsy, smoother in _GRAMMAR["smoother"]:
         description = description.replace(clumsy, smoother)
-    return _name_strings(description)
-
-
-def express(tree: Tree) -> str:
-    """The regular expression that a tree stands for."""
-
-    def expression(tree: Tree) -> str:
-        return str(PRODUCTIONS[tree.name]["regex"]).format(*map(expression, tree.parts), times=tree.times)
-
-    return _name_strings(expression(tree))
-
-
-def _name_strings(text: str) -> str:
     for string in STRINGS:
-        text = text.replace("WORD", string, 1)
-    return text
+        description, regex = (text.replace("WORD", string, 1) for text in (description, regex))
+    return description, regex
 
 
 def _draw_parts(
@@ -229,7 +207,7 @@ def is_sound(tree: Tree) -> bool:
         return False
     if "containing only" in below and tree.name != "not":
         return False
-    description = describe(tree)
+    description, _ = describe(tree)
     return not any(phrase in description for phrase in _GRAMMAR["avoided"])
 
 
@@ -250,10 +228,10 @@ def _draw_pairs(seed: int) -> Iterator[tuple[str, str]]:
         if parts is None or (_TRIPLES.intersection(parts[0].names()) and draw.random() < 0.5) or parts[0] in known:
             return False
         known.update(parts)
-        description = describe(parts[0]) if is_sound(parts[0]) else None
-        if description is None or description in pairs:
+        pair = describe(parts[0])
+        if pair[0] in pairs or not is_sound(parts[0]):
             return False
-        pairs[description] = express(parts[0])
+        pairs.update([pair])
         return True
 
     for room, draws in _DRAWS.items():

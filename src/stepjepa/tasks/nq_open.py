@@ -66,12 +66,8 @@ def _repaired(text: str) -> str:
 class NqOpenTask(Task):
     """The truth lists the answers that count, with ``;`` between them: the aliases.
 
-    Scores, all on :func:`normal_forms`: ``exact`` (the answer is an alias, or a list of aliases), ``prefix`` (it begins
-    with one), ``contains`` (an alias stands somewhere in it, as whole words). Meaning is not judged: ``9`` is not
-    ``Nine``, and ``not Amma`` contains ``Amma``.
-
-    The headline is ``exact``, NQ-Open's own metric since Lee et al. (2019). The LLM-JEPA paper describes ``contains``,
-    which favours a model that says much; its script does something else (``--scoring reference``).
+    On :func:`normal_forms` an answer is an alias, or a list of them (``exact``), begins with one (``prefix``), or has
+    one in it as whole words (``contains``). Meaning is not judged: ``not Amma`` contains ``Amma``.
     """
 
     headline = "exact"

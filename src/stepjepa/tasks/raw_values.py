@@ -48,8 +48,7 @@ def read_label_field(row: Mapping[str, Any], count: int) -> int:
 def as_list(value: Any) -> list[Any] | None:
     """A list, tuple or array as a list; None for anything else.
 
-    Text is taken for a list of strings if it is written as one: by Python or JSON (``['a', "b"]``), or by NumPy
-    (``['a' 'b']``), which Python itself would read as one string.
+    Text counts if Python, JSON or NumPy wrote it: ``['a', "b"]``, ``['a' 'b']``, which Python would read as one string.
     """
     if isinstance(value, str):
         text = value.strip()
@@ -66,11 +65,7 @@ def as_list(value: Any) -> list[Any] | None:
 
 
 def as_label(value: Any) -> str | None:
-    """A class label as text; None where there is none.
-
-    Whole numbers may be written as fractions, which tables do to a column with gaps (``2.0``). There is no label where
-    the value is missing, not a number, or -1, by which data sets of the hub mark records to be tested with.
-    """
+    """A class label as text, ``2.0`` as ``2``; None where it is missing, or -1, which marks test records of the hub."""
     label = "" if value is None else str(value).strip()
     label = re.sub(r"^(-?[0-9]+)\.0+$", r"\1", label)
     return None if label.lower() in ("", "-1", "none", "nan") else label

@@ -56,12 +56,8 @@ def _label(match: re.Match[str]) -> str:
 class SentimentTask(Task):
     """The truth is a label: Good or Bad (``rotten_tomatoes``), or one of five from Very Bad to Very Good (``yelp``).
 
-    Both data sets have the same system prompt, so both are this task; which labels there are shows in the truths.
-
-    Scores: ``correct``, the answer gives the true label and no other, see :func:`read_label`; ``exact``, it is the
-    label and nothing else, as in the published script; ``first_word``, it begins with the label as a whole word, in any
-    case; ``prefix``, it begins with the label's letters (``--startswith`` of the published script, where ``Goodness``
-    is Good); ``polarity``, the answer is on the true side, in the prompt's words (Positive), too.
+    ``correct`` is by :func:`read_label`, ``polarity`` whether that is on the true side, in the prompt's words
+    (Positive), too; ``first_word`` is the label as a whole word in any case, ``prefix`` its letters, as in Goodness.
     """
 
     headline = "correct"

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
-from stepjepa.tasks.answers import text_scores
+from stepjepa.tasks.answers import strip_code_fence, text_scores
 from stepjepa.tasks.base import (
     FAILED,
     NO_ANSWER,
@@ -42,14 +42,9 @@ class _Query(NamedTuple):
 class SpiderTask(Task):
     """The truth is a query; an answer is right if it finds the same in the record's database.
 
-    Scores: ``execution``, the whole answer, run on the database, finds the rows that the true query finds, as often
-    and, where the true query orders them, in its order; the order of the columns does not count, as in the test-suite
-    evaluation of Spider (``sql_execution.compare``). ``same_columns``: also with the columns in the same order.
-    ``first_statement``: the answer or the first statement in it does so, see :func:`first_statement`. ``exact``,
-    ``prefix``, ``contains`` of the text.
-
-    A query that fails is wrong, whatever the true one finds. Where the true query itself fails every answer is wrong;
-    ``details`` says how many such records there are and what the figure is without them.
+    ``execution`` and ``same_columns`` are of the whole answer (``sql_execution.compare``), ``first_statement`` also of
+    :func:`first_statement`. A query that fails is wrong, whatever the true one finds. Where the true query itself
+    fails every answer is wrong; ``details`` counts such records.
     """
 
     headline = "execution"
@@ -108,7 +103,7 @@ class SpiderTask(Task):
         for record, response in zip(records, responses, strict=True):
             gold = self.truth(record)
             query = _Query(str(self._database(record)), gold, None, orders_rows(gold))
-            answers = whole_answer(response.text), first_statement(response.text)
+            answers = strip_code_fence(response.text), first_statement(response.text)
             pairs.append([query._replace(sql=sql or None) for sql in answers])
         verdicts = self._judge([query for pair in pairs for query in pair])
         return [
@@ -196,15 +191,6 @@ _END = re.compile(
     r"""'[^']*'|"[^"]*"|--[^\n]*"""
     r"""|(?P<end>;|```|\n[ \t\r]*\n|\n(?:system|user|assistant)[ \t]*:?[ \t\r]*(?:\n|\Z)|\nFor[ ]db_id:)"""
 )
-
-
-def whole_answer(text: str) -> str:
-    """The query that an answer is: all of it, without white space and the fence of a block of code around it."""
-    text = text.strip()
-    code = re.fullmatch(r"```([^`]+)```|`([^`]+)`", text)
-    if code is None:
-        return text
-    return _LANGUAGE.sub("", code[1], count=1).strip() if code[1] else code[2].strip()
 
 
 def first_statement(text: str) -> str:

@@ -25,7 +25,7 @@ from stepjepa.data.records import Data, Views
 from stepjepa.evaluation.answering import answer_means
 from stepjepa.models.architecture import attach_heads, base_model, without_heads
 from stepjepa.models.attention import refuse_flex_training
-from stepjepa.models.ema import EmaCallback, EmaEncoder
+from stepjepa.models.encode import EmaCallback, EmaEncoder
 from stepjepa.models.lm_head import LMHead
 from stepjepa.models.loading import load_named, refuse_pickled
 from stepjepa.models.setup import set_up
