@@ -19,11 +19,9 @@ from stepjepa.data.sources import read_records
 KINDS: dict[str, Callable[[random.Random], dict[str, Any]]] = {
     "gsm8k": lambda chance: {"question": _words(chance), "answer": f"2+3=5.\n{_words(chance)}\n#### 5"},
     "steps": lambda chance: {"question": _words(chance), "deepseek_response": "One.\n\nTwo.", "answer": 5},
-    "spider": lambda chance: {"db_id": "pets", "question": _words(chance), "query": "SELECT 1"},
     "nq-open": lambda chance: {"question": _words(chance), "answer": ["one", _words(chance)]},
     "hellaswag": lambda chance: {"ctx": _words(chance), "endings": [_words(chance) for _ in range(4)], "label": "2"},
     "rotten-tomatoes": lambda chance: {"text": _words(chance), "label": chance.randrange(2)},
-    "yelp": lambda chance: {"text": _words(chance), "label": chance.randrange(5)},
     "paraphrase": lambda chance: {"sentence1": _words(chance), "sentence2": _words(chance), "label": 1},
 }
 """A sound row of each kind of ``stepjepa prepare``."""
