@@ -169,45 +169,30 @@ class JepaConfig:
 
     def _contradictions(self) -> tuple[tuple[object, str], ...]:
         """Combinations of options that are refused, each with a message."""
-        in_text, layout = changes_text(self.layout), f"layout '{self.layout}'"
+        in_text, layout, distant = changes_text(self.layout), f"layout '{self.layout}'", self.pair_distance > 1
         instead = f"contradicts {layout}, where step 2 must not see what predicts it; use layout 'branched'"
-        distant, first_layer = self.pair_distance > 1, self.jepa_layer == 0
+        far, all_text, first = f"pair_distance {self.pair_distance}", self.labels == "all", self.jepa_layer == 0
         return (
             (not self.step_separator, "step_separator: expected 'blank', 'line' or a literal string, got an empty one"),
             (in_text and self.front_pred, f"front_pred {instead}"),
             (in_text and self.reverse_pred, f"reverse_pred {instead}"),
-            (
-                in_text and self.last_token,
-                f"last_token contradicts {layout}, whose views end in the row; leave it out",
-            ),
-            (
-                in_text and self.encoding == "rows",
-                f"encoding 'rows' can't express {layout}; use layout 'branched' or encoding 'tree'",
-            ),
+            (in_text and self.last_token, f"last_token contradicts {layout}, whose views end in the row; leave it out"),
+            (in_text and self.encoding == "rows", f"encoding 'rows' can't express {layout}; use encoding 'tree'"),
             (
                 in_text and self.pairs == "all" and distant,
-                f"pairs 'all' with pair_distance {self.pair_distance} overlap in {layout}; use layout 'branched'",
+                f"pairs 'all' with {far} overlap in {layout}; use 'first'",
             ),
+            (distant and self.mode != "step-jepa", f"{far} counts steps, and mode {self.mode} has none; leave it out"),
+            (self.pooling == "mean" and self.last_token, "last_token contradicts pooling 'mean'; leave one out"),
             (
-                distant and self.mode != "step-jepa",
-                f"pair_distance {self.pair_distance} counts steps, and mode {self.mode} has none; leave it out",
-            ),
-            (
-                self.pooling == "mean" and self.last_token,
-                "last_token names one token, and pooling 'mean' averages over several; leave one out",
-            ),
-            (
-                self.plain and self.labels == "all" and self.mode == "step-jepa",
+                self.plain and all_text and self.mode == "step-jepa",
                 "plain with labels 'all' trains the user's text alone, which has no steps; use labels 'assistant'",
             ),
             (
-                first_layer and self.predictors and not self.front_pred,
+                first and self.predictors and not self.front_pred,
                 "jepa_layer 0 reads the token embedding of a predictor, always the same; use predictors 0 or layer 1",
             ),
-            (
-                self.front_pred and not self.predictors,
-                "front_pred needs predictor tokens, got predictors 0; set predictors to 1 or more",
-            ),
+            (self.front_pred and not self.predictors, "front_pred needs predictor tokens; set predictors to 1 or more"),
         )
 
     @property

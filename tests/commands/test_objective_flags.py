@@ -84,7 +84,7 @@ REFUSED: list[tuple[str, str]] = [
         "--step_jepa --layout inplace --pairs all --pair_distance 2",
         "pairs 'all' with pair_distance 2 overlap",
     ),
-    ("--pooling mean --last_token -2", "last_token names one token, and pooling 'mean' averages"),
+    ("--pooling mean --last_token -2", "last_token contradicts pooling 'mean'; leave one out"),
     ("--plain --train_all --step_jepa", "plain with labels 'all' trains the user's text alone"),
     ("--train_all --labels assistant", "--train_all means --labels all, and --labels assistant is named too"),
     ("--infonce_temperature 0.2", "--infonce_temperature does nothing without --jepa_loss_type infonce"),
