@@ -13,9 +13,9 @@ import pytest
 
 from bad_inputs import ODD_VALUES, attempt, damaged_text
 from made_up_runs import make_run
+from stepjepa.compare.grid import Trial
+from stepjepa.compare.sweep import SweepFolder, sweep, table
 from stepjepa.errors import UserError
-from stepjepa.experiments.grid import Trial
-from stepjepa.experiments.sweep import SweepFolder, sweep, table
 from stepjepa.terminal import visible_lines
 
 DAMAGED = ("run.json", "test.summary.json", "test.jsonl")

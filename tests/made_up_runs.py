@@ -52,18 +52,9 @@ def make_run(
 ) -> Path:
     """Write a finished run and its evaluation.
 
-    Args:
-        folder: of the run, made here.
-        right: which examples are right by the headline, see :func:`verdicts`.
-        seed: of training.
-        lenient: which are by the lenient score; the same by default.
-        stopped: at which the model stopped; all by default.
-        jepa: fields of ``JepaConfig``; a regular run by default.
-        training: changes to the training arguments.
-        steps: optimizer steps.
-        tokens: of training.
-        flops: of training; None leaves them out, as older versions did.
-        parts: instead of other parts of ``run.json``.
+    ``right``, ``lenient`` and ``stopped`` say of each example whether it is right, right by the lenient score, and
+    whether the model stopped (see :func:`verdicts`); ``jepa`` and ``training`` are changes to the settings, ``parts``
+    to other parts of ``run.json``; without ``flops`` the run has none, as those of older versions.
     """
     arguments = {"output_dir": str(folder), "learning_rate": 2e-5, "per_device_train_batch_size": 4, "max_steps": -1}
     arguments |= {"gradient_accumulation_steps": 2, "num_train_epochs": 3.0, "seed": seed, "data_seed": None}

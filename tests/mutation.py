@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "stepjepa"
-FOLDERS = ("batch", "objectives", "training", "tasks", "experiments")
+FOLDERS = ("batch", "objectives", "training", "tasks", "compare")
 
 COMPARISONS = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq}
 COMPARISONS |= {ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In}
@@ -104,7 +104,7 @@ def noticed(mutation: Mutation, workers: int) -> bool:
 
 def main() -> int:
     """Run drawn mutations; the share that is noticed, and the survivors."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--count", type=int, default=200, help="mutations drawn (200)")
     options.add_argument("--seed", type=int, default=42, help="of the draw (42)")
     options.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="of pytest (all cores)")

@@ -26,11 +26,7 @@ Rule = Any
 def random_sequences(seed: int, *, isolated: bool = False, longest: int = 7, vocabulary: int = 389) -> list[Sequence]:
     """Sequences that begin like others, go on from them, are equal to them or are beginnings of them.
 
-    Args:
-        seed: of everything.
-        isolated: runs of tokens inside some sequences see nothing before them.
-        longest: most tokens that a sequence adds to one that it begins like.
-        vocabulary: token ids are below it.
+    With ``isolated``, runs of tokens inside some see nothing before them; ``longest`` is the most tokens that one adds.
     """
     draw = np.random.default_rng(seed)
     found: list[Sequence] = []
@@ -130,31 +126,17 @@ def logits_of(model: Any, states: Tensor) -> Tensor:
 
 @dataclass
 class Slow:
-    """Everything of a micro-batch, by separate passes.
+    """Everything of a micro-batch, by separate passes."""
 
-    Attributes:
-        states: ``[N, D]`` of each sequence.
-        lm_loss: cross-entropy of the labels, summed.
-        prompt_loss: the same of the prompts.
-        source: ``[P, D]`` embeddings, by record and pair.
-        target: the same.
-    """
-
-    states: list[Tensor]
-    lm_loss: Tensor
-    prompt_loss: Tensor
-    source: Tensor
+    states: list[Tensor]  # [N, D] of each sequence
+    lm_loss: Tensor  # cross-entropy of the labels, summed
+    prompt_loss: Tensor  # the same of the prompts
+    source: Tensor  # [P, D] embeddings, by record and pair
     target: Tensor
 
 
 def separately(model: Any, parts: Many[Many[Sequence]], layer: int = -1) -> Slow:
-    """Run every sequence of some records by itself.
-
-    Args:
-        model: plain, as transformers makes it.
-        parts: the sequences of each record.
-        layer: that embeddings are read from.
-    """
+    """Run every sequence of some records by itself on a plain model; embeddings are read from ``layer``."""
     states, losses = [], {"labels": [torch.zeros(())], "prompt": [torch.zeros(())]}
     read: dict[str, list[tuple[int, int, Tensor]]] = {"source": [], "target": []}
     for owner, sequences in enumerate(parts):

@@ -1,6 +1,5 @@
 """``--offline``: no connection to another machine, none to a hub, and none within telemetry."""
 
-import json
 import os
 import subprocess
 import sys
@@ -11,10 +10,8 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
-import tiny
 from stepjepa import offline
 from stepjepa.errors import UserError
-from stepjepa.files import write_jsonl
 from stepjepa.models.loading import load_tokenizer
 
 HERE = [None, "", "localhost", b"localhost", "127.1.2.3", "::1", "::"]
@@ -52,44 +49,26 @@ def test_the_flag_the_environment_and_telemetry(monkeypatch: pytest.MonkeyPatch)
 
 
 PROBE = """
-import json, os, socket, sys
+import socket, sys
 tried = []
-def watch(event, values):
-    if event in ("socket.getaddrinfo", "socket.gethostbyname", "socket.connect"):
-        tried.append(f"{event} {values}")
-sys.addaudithook(watch)
+sys.addaudithook(lambda event, values: event in ("socket.getaddrinfo", "socket.connect") and tried.append(values))
 from stepjepa.cli import main
-codes = [main(line) for line in json.loads(sys.argv[1])]
-before = list(tried)
-listening = socket.create_server(("127.0.0.1", 0))
-socket.create_connection(listening.getsockname()).close()
+print(main(sys.argv[1:]), len(tried))
 try:
     socket.create_connection(("93.184.216.34", 80), timeout=1)
 except OSError as error:
-    codes.append(str(error))
-print(json.dumps([codes, before, os.environ["HF_HUB_OFFLINE"], os.environ["STEPJEPA_OFFLINE"]]))
+    print(error)
 """
 
 
-def test_a_hub_id_is_an_error_of_one_line_and_no_connection_is_tried(tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "train.jsonl", [{"messages": list(record.messages)} for record in tiny.records()])
-    lines = [
-        ["inspect", "--offline", "--train_file", "train.jsonl", "--model_name", "some-org/some-model"],
-        ["prepare", "gsm8k", "--dataset", "some-org/data", "--output_file", "out.jsonl", "--offline"],
-    ]
+def test_a_hub_id_is_an_error_and_no_connection_is_tried(tmp_path: Path) -> None:
+    arguments = ["prepare", "gsm8k", "--dataset", "some-org/data", "--output_file", "out.jsonl", "--offline"]
     names = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", offline.STAYS_OFFLINE)
-    clean = {name: value for name, value in os.environ.items() if name not in names}
-    environment = {**clean, "HF_HOME": str(tmp_path / "hf")}
-    command = [sys.executable, "-c", PROBE, json.dumps(lines)]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240, check=True
-    )
-    codes, tried, hub, ours = json.loads(done.stdout.splitlines()[-1])
-    assert codes[:2] == [2, 2], done.stderr
-    assert "--offline: no connection to '93.184.216.34'" in codes[2]
-    assert (tried, hub, ours) == ([], "1", "1")
-    errors = done.stderr.strip().splitlines()
-    assert [line.split(":")[0] for line in errors] == ["stepjepa inspect", "stepjepa prepare"]
+    environment = {name: value for name, value in os.environ.items() if name not in names} | {"HF_HOME": str(tmp_path)}
+    command = [sys.executable, "-c", PROBE, *arguments]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[0] == "2 0", done.stderr
+    assert "--offline: no connection to '93.184.216.34'" in done.stdout
 
 
 def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

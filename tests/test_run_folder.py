@@ -56,6 +56,10 @@ def test_the_newest_complete_checkpoint_is_resumed(damage: Callable[[Path], obje
 def test_a_checkpoint_without_checksums_is_accepted(tmp_path: Path) -> None:
     (make(tmp_path / "checkpoint-5") / "checksums.json").unlink()
     assert open_run_folder(str(tmp_path), "last")[1] == str(tmp_path / "checkpoint-5")
+    # Transformers would resume without the optimizer's states, and say nothing.
+    (tmp_path / "checkpoint-5" / "optimizer.pt").unlink()
+    with pytest.raises(UserError, match="holds no complete checkpoint"):
+        open_run_folder(str(tmp_path), "last")
 
 
 def test_a_new_run_needs_an_empty_folder_and_auto_resumes_where_there_is_a_run(tmp_path: Path) -> None:

@@ -79,11 +79,7 @@ ATTENTION_ONLY = [name for name in ARCHITECTURES if name not in RECURRENT]
 def make_model(name: str, attention: str = "sdpa", *, seed: int = 0, **changes: Any) -> Any:
     """A tiny model in evaluation mode, the same weights for the same seed whatever the attention implementation.
 
-    Args:
-        name: key of ``ARCHITECTURES``.
-        attention: attention implementation of transformers.
-        seed: of the weights.
-        changes: to the configuration.
+    ``name`` is a key of ``ARCHITECTURES``, ``changes`` are to its configuration.
     """
     family, shape = ARCHITECTURES[name]
     shape = {"vocab_size": VOCABULARY} | shape | changes

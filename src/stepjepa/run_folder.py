@@ -77,10 +77,7 @@ def open_run_folder(
         if resume is not None and wanted != "auto":
             checkpoint = Path(resume)
             if fault := checkpoint_fault(checkpoint, read_all=True):
-                told = (
-                    f"is not a complete checkpoint ({fault}); name another one, or 'last' for the newest complete one"
-                )
-                raise UserError(told, path=checkpoint)
+                raise UserError(f"is not a complete checkpoint ({fault}); name another one, or 'last'", path=checkpoint)
             is_run = is_run or checkpoint.resolve().parent == folder.resolve()
         if is_main_process() and folder.exists() and not (checkpoint and is_run) and any(_contents(folder)):
             way = "pass --resume_from_checkpoint last" if checkpoints(folder) else "empty it"
@@ -118,6 +115,10 @@ def checkpoint_fault(folder: Path, *, read_all: bool = False) -> str | None:
     """Why a checkpoint can't be resumed, or None; see :func:`checksum_fault`."""
     if not (folder / "trainer_state.json").is_file():
         return "trainer_state.json is missing"
+    # Transformers would resume without the optimizer's states, and say nothing; with checksums its file is one of them.
+    files = (CHECKSUMS_FILE, "*optimizer*", "global_step*")
+    if not any(any(folder.glob(pattern)) for pattern in files):
+        return "optimizer.pt is missing"
     return checksum_fault(folder, read_all=read_all, complete=True)
 
 

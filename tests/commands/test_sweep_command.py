@@ -12,7 +12,7 @@ import yaml
 import tiny
 from in_process import InProcess
 from stepjepa.cli import main
-from stepjepa.experiments import sweep as sweep_module
+from stepjepa.compare import sweep as sweep_module
 from stepjepa.files import write_jsonl
 
 ROOT = Path(__file__).resolve().parents[2]

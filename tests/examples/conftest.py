@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import importlib
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
 from in_process import InProcess
-from stepjepa.experiments import sweep as sweep_module
+from stepjepa.compare import sweep as sweep_module
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -27,13 +25,3 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
     monkeypatch.syspath_prepend(str(EXAMPLES))
     monkeypatch.setattr(sweep_module, "Child", InProcess)
     return importlib.import_module
-
-
-@pytest.fixture
-def summaries() -> Callable[[Path], dict[str, Any]]:
-    """``summaries(folder)``: what evaluations below a folder found, by the name of their run."""
-
-    def read(folder: Path) -> dict[str, Any]:
-        return {path.parent.name: json.loads(path.read_text()) for path in folder.rglob("*.summary.json")}
-
-    return read

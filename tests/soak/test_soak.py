@@ -1,4 +1,4 @@
-"""Long tests on drawn cases: ``kill -9`` at random moments, damaged files, trials side by side.
+"""Long tests on drawn cases: ``kill -9`` at random moments, damaged files.
 
 The seed is printed and can be given (``SOAK_SEED``).
 """
@@ -8,8 +8,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -20,12 +18,10 @@ import pytest
 import yaml
 
 import kills
-import tiny
 from bad_inputs import make_run, try_config, try_data, try_run
 from bad_runs import try_comparison, try_sweep
 from bad_tables import try_table
 from forked import Commands
-from stepjepa.files import fingerprint, write_jsonl
 
 pytestmark = pytest.mark.slow
 
@@ -94,6 +90,7 @@ def test_a_command_killed_at_random_moments_comes_to_the_same(
 DAMAGE: dict[str, tuple[Callable[..., str], int, int]] = {
     "data files": (try_data, 1000, 500),
     "configurations": (try_config, 300, 150),
+    "run folders": (try_run, 150, 50),
     "comparisons": (try_comparison, 1500, 700),
     "sweeps": (try_sweep, 200, 50),
     "tables": (try_table, 2000, 600),
@@ -101,38 +98,10 @@ DAMAGE: dict[str, tuple[Callable[..., str], int, int]] = {
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_damaged_files_are_errors_of_one_line_or_counted(kind: str, tmp_path: Path, capsys: Any) -> None:
+def test_damaged_files_are_errors_of_one_line_or_counted(
+    kind: str, trained_tokenizer: Any, tmp_path: Path, capsys: Any
+) -> None:
     attempt, count, errors = DAMAGE[kind]
-    found = Counter(attempt(capsys, tmp_path, number, SEED) for number in range(count))
+    more = [make_run(tmp_path / "model", trained_tokenizer)] if kind == "run folders" else []
+    found = Counter(attempt(capsys, tmp_path, *more, number, SEED) for number in range(count))
     assert found["error"] > errors, (SEED, found)
-
-
-def test_damaged_run_folders(trained_tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = make_run(tmp_path / "model", trained_tokenizer)
-    found = Counter(try_run(capsys, tmp_path, run, number, SEED) for number in range(150))
-    assert found["error"] > 50, (SEED, found)
-
-
-def test_trials_are_the_same_with_any_number_of_jobs(tmp_path: Path) -> None:
-    data = tmp_path / "data.jsonl"
-    write_jsonl(data, [{"messages": list(record.messages)} for record in tiny.records() * 3])
-    training = {"train_file": str(data), "model_name": "preset:tiny", "max_steps": 4, "use_cpu": True}
-    grid = {
-        "train": {**training, "batch_size": 2, "grad_accum": 1, "dataloader_num_workers": 1},
-        "evaluate": {"test_file": str(data), "max_new_tokens": 4, "task": "generic"},
-        "arms": {"regular": {"regular": True}, "step-jepa": {"step_jepa": True}},
-        "seeds": [82, 23],
-    }
-    (tmp_path / "grid.yaml").write_text(yaml.safe_dump(grid), encoding="utf-8")
-    found = []
-    for jobs in ("1", "3"):
-        command = ["sweep", "--config", "grid.yaml", "--output_dir", jobs, "--jobs", jobs, "--offline"]
-        # Sums over threads depend on how many there are.
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        subprocess.run(
-            [sys.executable, "-m", "stepjepa", *command], cwd=tmp_path, env=environment, check=True, timeout=900
-        )
-        files = [*(tmp_path / jobs).glob("*/seed*/model.safetensors"), *(tmp_path / jobs).glob("*/seed*/test.jsonl")]
-        assert len(files) == 8
-        found.append({str(file.relative_to(tmp_path / jobs)): fingerprint(file) for file in files})
-    assert found[0] == found[1]

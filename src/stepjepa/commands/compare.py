@@ -18,13 +18,13 @@ from stepjepa.options import option, refuse_both, refuse_without_effect
 from stepjepa.terminal import visible_lines
 
 if TYPE_CHECKING:
-    from stepjepa.experiments.comparison import Comparison
+    from stepjepa.compare.comparison import Comparison
 
 EPILOG = """\
 Runs that differ only in their seeds form an arm; each arm is paired with the
 baseline by seed: Student's paired t-test with Holm's correction over all arms,
 McNemar's exact test for each seed, an exact permutation test over examples.
-Arms are grouped by what they share with the baseline: the number of optimizer
+Of each arm it says what is equal to the baseline: the number of optimizer
 steps, the FLOPs of training (within 2 %), or neither."""
 
 
@@ -37,7 +37,7 @@ class CompareFlags:
     baseline: str | None = option(None, "name of the arm to compare with (the regular one)", metavar="ARM")
     names: str | None = option(None, "names of the arms, in the order of their first runs", metavar="A,B")
     tails: Literal["one", "two"] = option("one", "one- or two-tailed p, to be corrected for the number of arms")
-    format: Literal["text", "markdown", "csv", "latex", "json"] = option("text", "format of the tables")
+    format: Literal["text", "markdown", "json"] = option("text", "format of the tables")
     json: bool = option(False, "short for --format json")
     output_file: str | None = option(None, "write the tables to this file", metavar="FILE")
     plot: str | None = option(None, "draw means, error bars and seeds: FILE.png or FILE.svg", metavar="FILE")
@@ -46,8 +46,8 @@ class CompareFlags:
 
 def compare(args: argparse.Namespace) -> Any:
     """Compare the runs; print the tables or write them to files."""
-    from stepjepa.experiments.plot import check_picture, write_picture
-    from stepjepa.experiments.tables import FORMATS
+    from stepjepa.compare.plot import check_picture, write_picture
+    from stepjepa.compare.tables import FORMATS
 
     if args.json and args.format not in ("text", "json"):
         raise UserError(f"--json means --format json, and --format {args.format} is named too; leave one out")
@@ -75,8 +75,8 @@ def compare(args: argparse.Namespace) -> Any:
 
 def _comparison(args: argparse.Namespace) -> Comparison:
     """Compare the runs, named by ``--names``, by the arms of their sweep, or by the settings in which they differ."""
-    from stepjepa.experiments.comparison import compare
-    from stepjepa.experiments.evaluated_run import SUMMARY, find_run_folders
+    from stepjepa.compare.comparison import compare
+    from stepjepa.compare.evaluated_run import SUMMARY, find_run_folders
 
     places = find_run_folders(args.runs)
     # An unfinished sweep has trained runs without an evaluation: skip them. Runs named one by one must have one.
@@ -112,8 +112,8 @@ def report(args: argparse.Namespace) -> Any:
     refuse_both(args, ("json", "output_file"))
     if args.output_file is not None:
         return _write_page(args)
-    from stepjepa.experiments.evaluated_run import find_run_folders
-    from stepjepa.experiments.tables import report, report_text
+    from stepjepa.compare.evaluated_run import find_run_folders
+    from stepjepa.compare.tables import report, report_text
 
     rows = report([each.folder for each in find_run_folders(args.runs)])
     if not args.json:
@@ -122,9 +122,9 @@ def report(args: argparse.Namespace) -> Any:
 
 
 def _write_page(args: argparse.Namespace) -> int:
+    from stepjepa.compare.logged_run import read_runs
+    from stepjepa.compare.page import write_page
     from stepjepa.inspection.analysis import JSON_FILE
-    from stepjepa.pages.page import write_page
-    from stepjepa.pages.runs import read_runs
 
     target, analysis = Path(args.output_file), args.analysis and Path(args.analysis)
     if target.suffix.lower() not in (".html", ".htm"):
