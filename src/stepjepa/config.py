@@ -10,23 +10,17 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from stepjepa.options import FROM_ONE, FROM_TWO, FROM_ZERO, PART, POSITIVE, option, options_of, wrong_value
 
 Mode = Literal["regular", "llm-jepa", "step-jepa"]
 Encoding = Literal["auto", "tree", "rows"]
-Labels = Literal["assistant", "all", "reference"]
 Alignment = Literal["cosine", "l2", "mse", "infonce"]
-Pooling = Literal["last", "mean"]
 PredictorHead = Literal["none", "linear", "mlp"]
-TargetGrad = Literal["on", "stop", "ema"]
-LbdSchedule = Literal["constant", "warmup", "cosine"]
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 """Dtypes of the weights; ``auto`` is the dtype of the checkpoint."""
-
-DTYPES: tuple[str, ...] = get_args(Dtype)
 
 MOST_PREDICTORS = 1000
 """Limit of predictor tokens: each takes a row of the embedding matrix and a position in every source."""
@@ -79,10 +73,12 @@ class JepaConfig:
         parse=lambda text: None if text == "auto" else int(text),
     )
     pair_distance: int = _views(1, "a reasoning step predicts the step N positions later", allowed=FROM_ONE)
-    pooling: Pooling = _views("last", "read an embedding at one token; or average over predictors and target content")
+    pooling: Literal["last", "mean"] = _views(
+        "last", "read an embedding at one token; or average over predictors and target content"
+    )
     step_separator: str = _views("blank", "blank (lines), line (ends), or a literal string")
     require_pairs: bool = _views(False, "refuse a record without a usable pair; otherwise it trains the LM loss")
-    labels: Labels = _text(
+    labels: Literal["assistant", "all", "reference"] = _text(
         "assistant",
         "tokens that carry LM loss; reference: those of the published collator, all but padding's token",
     )
@@ -116,12 +112,14 @@ class JepaConfig:
         # In the published scripts a negative number means that no step is dropped.
         parse=lambda text: 1.0 if float(text) < 0 else float(text),
     )
-    lbd_schedule: LbdSchedule = _loss("constant", "lbd over the run; warmup: rises from 0; cosine: falls to 0")
+    lbd_schedule: Literal["constant", "warmup", "cosine"] = _loss(
+        "constant", "lbd over the run; warmup: rises from 0; cosine: falls to 0"
+    )
     lbd_warmup: float = _loss(0.1, "share of the run in which lbd rises", only_with="lbd_schedule warmup", allowed=PART)
     predictor_head: PredictorHead = _loss(
         "none", "a trained map on the source embedding (mlp: one hidden layer); inference never needs it"
     )
-    target_grad: TargetGrad = _loss(
+    target_grad: Literal["on", "stop", "ema"] = _loss(
         "on", "train the model through the target; stop: don't; ema: encode it with a moving average of the weights"
     )
     ema_decay: float = _loss(

@@ -192,7 +192,7 @@ def without_flags(arguments: Sequence[str], names: Iterable[str]) -> list[str]:
     """Remove flags, and their values if they have one, from a command line without positional arguments."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name in names:
-        parser.add_argument(f"--{name}", nargs="?")
+        parser.add_argument(f"--{name}", nargs="*")
     return parser.parse_known_args(list(arguments))[1]
 
 
