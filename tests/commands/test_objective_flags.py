@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 import tiny
-from stepjepa.arguments import jepa_config
 from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.cli import main
 from stepjepa.commands import parse
@@ -58,7 +57,9 @@ for each in options_of(JepaConfig):
 
 
 def parsed(flags: str) -> JepaConfig:
-    return jepa_config(parse("train", ["--model_name", "m", "--output_dir", "o", *flags.split()]))
+    args = parse("train", ["--train_file", "t", "--model_name", "m", "--output_dir", "o", *flags.split()])
+    config: JepaConfig = args.jepa
+    return config
 
 
 @pytest.mark.parametrize(("flags", "wanted"), FLAGS, ids=[flags or "none" for flags, _ in FLAGS])

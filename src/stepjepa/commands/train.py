@@ -146,7 +146,8 @@ def parse(parser: Parser, given: Sequence[str]) -> argparse.Namespace:
     """Parse our own flags into ``args``, and the fields of TrainingArguments that were named into ``args.training``.
 
     ``args.given`` is the command line as it was given; in ``args.resolved`` the flags that ``--preset`` and
-    ``--config`` stand for come before it.
+    ``--config`` stand for come before it. ``args.jepa`` is the objective; the flags are checked as far as is possible
+    without reading data or a model.
     """
     arguments = list(given)
     first, _ = parser.parse_known_args(arguments)
@@ -158,11 +159,12 @@ def parse(parser: Parser, given: Sequence[str]) -> argparse.Namespace:
     args.given, args.resolved, args.training = list(given), arguments, named_training_fields(parser, rest)
     parser.refuse_missing(args, "model_name", "output_dir")
     follow_training_flags(args)
+    args.jepa = check(args)
     return args
 
 
 def check(args: argparse.Namespace) -> JepaConfig:
-    """Check the flags as far as possible without reading data or a model, and return the objective's settings."""
+    """Refuse flags that contradict each other or have no effect, and return the objective's settings."""
     config = jepa_config(args)
     refuse_without_effect(vars(args), *FLAGS)
     if sum(each is not None for each in (args.train_file, args.data_file, args.dataset)) != 1:
@@ -183,15 +185,14 @@ def check(args: argparse.Namespace) -> JepaConfig:
 
 
 def train(args: argparse.Namespace) -> Any:
-    """Check what can be checked cheaply, then train."""
-    config = check(args)
+    """Train, and print the outcome of the run, its folder and the next command."""
     from stepjepa.training.console import finished_json, last_lines, next_command
     from stepjepa.training.processes import naming_lost_processes
     from stepjepa.training.run import train
 
     try:
         with naming_lost_processes(Path(args.output_dir)):
-            record = train(args, config)
+            record = train(args, args.jepa)
     except FinishedError as finished:
         # With ``auto``, a finished run is no error: a scheduler may start its job again.
         if str(args.resume_from_checkpoint).lower() != "auto":
@@ -259,7 +260,6 @@ def estimate(args: argparse.Namespace) -> dict[str, Any]:
 
     The time is FLOPs / (processes x peak x MFU), without communication between processes.
     """
-    config = check(args)
     for name, reason in (("dry_run", True), ("resume_from_checkpoint", True), ("records", args.data_file)):
         if getattr(args, name) and reason:
             raise UserError(f"--{name} has no effect on this estimate; leave it out")
@@ -270,7 +270,7 @@ def estimate(args: argparse.Namespace) -> dict[str, Any]:
     peak = args.peak_tflops * 1e12 if args.peak_tflops else peak
     memory = args.memory_gib * 2**30 if args.memory_gib else memory
     records, eval_records, _ = read_data(args)
-    found = dry_run(args, config, records, eval_records, processes=args.gpus, on_gpu=peak is not None)
+    found = dry_run(args, args.jepa, records, eval_records, processes=args.gpus, on_gpu=peak is not None)
     assert found is not None
     found["time"] = found["device"] = None
     if peak is None or found["flops"]["step"] is None:
