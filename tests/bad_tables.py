@@ -83,26 +83,15 @@ def _ragged(chance: random.Random, text: bytes) -> bytes:
 TEXTS: tuple[Callable[[random.Random, bytes], bytes], ...] = (
     _ragged,
     damaged_text,
-    lambda chance, text: text[: chance.randrange(len(text))],
     lambda chance, text: text[chance.randrange(len(text)) :],
     lambda chance, text: text.decode(errors="replace").encode(chance.choice(["utf-16", "utf-8-sig", "cp037"])),
-    lambda chance, text: b"".join(chance.sample(text.splitlines(keepends=True), len(text.splitlines()))),
 )
-
-
-def _flipped(chance: random.Random, data: bytes) -> bytes:
-    found = bytearray(data)
-    for _ in range(chance.randrange(1, 4)):
-        found[chance.randrange(len(found))] ^= 1 << chance.randrange(8)
-    return bytes(found)
-
-
 BINARY: tuple[Callable[[random.Random, bytes], bytes], ...] = (
     lambda chance, data: data[: chance.randrange(len(data))],
     lambda chance, data: data[chance.randrange(len(data)) :],
     lambda chance, data: data[:4] + chance.randbytes(chance.randrange(100)) + data[-4:],
     # What says what there is stands at the end; behind it are its length and four letters.
-    lambda chance, data: data[:-8] + _flipped(chance, data[-8:]),
+    lambda chance, data: data[:-8] + bytes([data[-8] ^ (1 << chance.randrange(8))]) + data[-7:],
     lambda chance, data: data[: len(data) // 2] + bytes(len(data) - len(data) // 2),
 )
 
