@@ -131,10 +131,8 @@ def add_flags(parser: Parser) -> None:
     parser.required += ["train_file", "model_name", "output_dir"]
 
 
-def more_help() -> str:
+def more_help(ours: Parser) -> str:
     """Help on the flags of TrainingArguments that are not ours, for ``--help_all``."""
-    ours = Parser(add_help=False)
-    add_flags(ours)
     inner = training_parser()
     left_out = {*ours._option_string_actions, *(f"--{name}" for name in OURS)}
     for group in inner._action_groups:
@@ -201,8 +199,10 @@ def train(args: argparse.Namespace) -> Any:
             return 0
         print(finished, file=sys.stderr)
         return finished_json(args, read_run(args.output_dir))
-    if record is None or args.dry_run or not is_main_process():
-        return record or 0
+    if record is None or not is_main_process():
+        return 0
+    if args.dry_run:
+        return record
     if not args.json:
         print_rows(last_lines(Path(args.output_dir), record))
         # On a line of its own, so that it can be copied from a terminal of any width.
