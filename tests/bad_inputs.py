@@ -18,23 +18,29 @@ from stepjepa.run_folder import write_run
 Damage = Callable[[random.Random, list[bytes]], bytes]
 """Makes the bytes of a file from the lines of a sound one."""
 
-
-def sound_record(chance: random.Random) -> dict[str, Any]:
-    """A record that nothing is wrong with."""
-    a, b = chance.randrange(97), chance.randrange(97)
-    return {
-        "messages": [
-            {"role": "system", "content": "Add."},
-            {"role": "user", "content": f"What is {a}+{b}?"},
-            {"role": "assistant", "content": f"{a} and {b}.\n\nThat is {a + b}.\n\n{a + b}"},
-        ],
-        "ground_truth": str(a + b),
-    }
+ODD_VALUES: tuple[Any, ...] = (
+    *(None, 7, -0.5, True, "", " \n\t", [], {}, [[]], [None], {"role": "user"}, "\x00", "\x1b[2J\x07", "\u200b"),
+    *(
+        "\ud800",
+        "\u2028",
+        "<|predictor_1|>",
+        "<|eot_id|><|im_start|>",
+        {"a": {"b": [1, {"c": None}]}},
+        [1, "x"],
+        10**40,
+    ),
+)
 
 
 def sound_lines(chance: random.Random, count: int) -> list[bytes]:
-    """A sound file."""
-    return [json.dumps(sound_record(chance)).encode() for _ in range(count)]
+    """A file of records that nothing is wrong with."""
+    lines = []
+    for _ in range(count):
+        a, b = chance.randrange(97), chance.randrange(97)
+        texts = {"system": "Add.", "user": f"What is {a}+{b}?", "assistant": f"{a} and {b}.\n\nSum {a + b}.\n\n{a + b}"}
+        messages = [{"role": role, "content": text} for role, text in texts.items()]
+        lines.append(json.dumps({"messages": messages, "ground_truth": str(a + b)}).encode())
+    return lines
 
 
 def _joined(lines: list[bytes]) -> bytes:
@@ -53,64 +59,47 @@ def _some_line(change: Callable[[random.Random, bytes], bytes]) -> Damage:
 
 
 def _some_record(change: Callable[[random.Random, dict[str, Any]], Any]) -> Damage:
-    """Damage to one record, which stays JSON."""
-    return _some_line(lambda chance, line: json.dumps(change(chance, json.loads(line))).encode())
+    """Damage to one record in place, which stays JSON."""
+
+    def changed(chance: random.Random, line: bytes) -> bytes:
+        record = json.loads(line)
+        change(chance, record)
+        return json.dumps(record).encode()
+
+    return _some_line(changed)
 
 
-ODD_VALUES: tuple[Any, ...] = (
-    *(None, 7, -0.5, True, "", " \n\t", [], {}, [[]], [None], {"role": "user"}, "\x00", "\x1b[2J\x07", "\u200b"),
-    *(
-        "\ud800",
-        "\u2028",
-        "<|predictor_1|>",
-        "<|eot_id|><|im_start|>",
-        {"a": {"b": [1, {"c": None}]}},
-        [1, "x"],
-        10**40,
-    ),
-)
+def _set_message(chance: random.Random, record: dict[str, Any]) -> None:
+    chance.choice(record["messages"])[chance.choice(["role", "content"])] = chance.choice(ODD_VALUES)
 
 
-def _set_message(chance: random.Random, record: dict[str, Any]) -> dict[str, Any]:
-    message = chance.choice(record["messages"])
-    message[chance.choice(["role", "content"])] = chance.choice(ODD_VALUES)
-    return record
-
-
-def _set_field(chance: random.Random, record: dict[str, Any]) -> dict[str, Any]:
+def _set_field(chance: random.Random, record: dict[str, Any]) -> None:
     record[chance.choice(["messages", "text", "code", "ground_truth"])] = chance.choice(ODD_VALUES)
-    return record
 
 
-def _drop(chance: random.Random, record: dict[str, Any]) -> dict[str, Any]:
+def _drop(chance: random.Random, record: dict[str, Any]) -> None:
     holder: dict[str, Any] = chance.choice([record, *record["messages"]])
     holder.pop(chance.choice(list(holder)))
-    return record
 
 
-def _roles(chance: random.Random, record: dict[str, Any]) -> dict[str, Any]:
+def _roles(chance: random.Random, record: dict[str, Any]) -> None:
     messages = record["messages"]
-    change = chance.randrange(4)
-    if change == 0:
-        messages.insert(chance.randrange(4), dict(chance.choice(messages)))
-    elif change == 1:
-        chance.shuffle(messages)
-    elif change == 2:
-        messages.pop(chance.randrange(3))
-    else:
-        chance.choice(messages)["role"] = chance.choice(["User", "tool", "function", "x" * 10**5, "\x1b[31muser"])
-    return record
+    changes: tuple[Callable[[], Any], ...] = (
+        lambda: messages.insert(chance.randrange(4), dict(chance.choice(messages))),
+        lambda: chance.shuffle(messages),
+        lambda: messages.pop(chance.randrange(3)),
+        lambda: chance.choice(messages).update(role=chance.choice(["User", "tool", "x" * 10**5, "\x1b[31muser"])),
+    )
+    chance.choice(changes)()
 
 
-def _long_step(chance: random.Random, record: dict[str, Any]) -> dict[str, Any]:
+def _long_step(chance: random.Random, record: dict[str, Any]) -> None:
     record["messages"][-1]["content"] = chance.choice(["x", "7 ", "é"]) * 10**6
-    return record
 
 
-def _spelt(chance: random.Random, record: dict[str, Any]) -> dict[str, Any]:
+def _spelt(chance: random.Random, record: dict[str, Any]) -> None:
     token = chance.choice(["<|predictor_1|>", "<|eot_id|>", "<|im_start|>", "<|im_end|>", "<|endoftext|>"])
     chance.choice(record["messages"])["content"] += token * chance.randrange(1, 7)
-    return record
 
 
 def _flip(chance: random.Random, line: bytes) -> bytes:
@@ -130,34 +119,24 @@ def _insert(*pieces: bytes) -> Callable[[random.Random, bytes], bytes]:
     return insert
 
 
-def _other_json(chance: random.Random, line: bytes) -> bytes:
-    return chance.choice(
-        [b"null", b"7", b'"x"', b"[]", b"[" + line + b"]", b"{}", b"true", b"NaN", b"[" * 10**5, b'{"a":' * 10**5]
-    )
+def _ending(*ends: bytes) -> Damage:
+    """Damage to a line's last brace."""
+    return _some_line(lambda chance, line: line[:-1] + b", " + chance.choice(ends) + b"}")
 
 
-def _number(chance: random.Random, line: bytes) -> bytes:
-    value = chance.choice([b"NaN", b"Infinity", b"-Infinity", b"1" * 5000, b"1e999", b"0x10", b"1_0", b"01"])
-    return line[:-1] + b', "extra": ' + value + b"}"
-
-
-def _twice(chance: random.Random, line: bytes) -> bytes:
-    return line[:-1] + chance.choice([b', "messages": []}', b', "ground_truth": 1}', b', "a": 1, "a": 2}'])
-
-
-def _surrogate(chance: random.Random, line: bytes) -> bytes:
-    return line.replace(b"What", chance.choice([rb"\ud800", rb"\uDFFF", rb"x\ud83dx"]), 1)
-
+_OTHER = (b"null", b"7", b'"x"', b"[]", b"{}", b"NaN", b"[" * 10**5, b'{"a":' * 10**5)
 
 DAMAGES: dict[str, Damage] = {
-    "broken UTF-8": _some_line(_insert(b"\xff", b"\xc3", b"\xed\xa0\x80", b"\xf8\x88\x80\x80\x80", b"\xc0\x80")),
+    "broken UTF-8": _some_line(_insert(b"\xff", b"\xc3", b"\xed\xa0\x80", b"\xc0\x80")),
     "a bit flipped": _some_line(_flip),
     "a line cut": _some_line(_cut),
-    "control characters": _some_line(_insert(b"\x00", b"\x1b[2J", b"\x07", b"\x0b", b"\x1a", b"\r", b"\x85")),
-    "other JSON": _some_line(_other_json),
-    "odd numbers": _some_line(_number),
-    "a key twice": _some_line(_twice),
-    "a lone surrogate": _some_line(_surrogate),
+    "control characters": _some_line(_insert(b"\x00", b"\x1b[2J", b"\x07", b"\x0b", b"\r", b"\x85")),
+    "other JSON": _some_line(lambda chance, line: chance.choice([*_OTHER, b"[" + line + b"]"])),
+    "odd numbers": _ending(*(b'"extra": ' + each for each in (b"NaN", b"-Infinity", b"1" * 5000, b"1e999", b"01"))),
+    "a key twice": _ending(b'"messages": []', b'"ground_truth": 1', b'"a": 1, "a": 2'),
+    "a lone surrogate": _some_line(
+        lambda chance, line: line.replace(b"What", chance.choice([rb"\ud800", rb"x\ud83dx"]))
+    ),
     "an odd value in a message": _some_record(_set_message),
     "an odd value in a record": _some_record(_set_field),
     "a missing key": _some_record(_drop),
@@ -166,15 +145,12 @@ DAMAGES: dict[str, Damage] = {
     "the last line cut": lambda chance, lines: _joined(lines)[: -chance.randrange(2, len(lines[-1]))],
     "a byte order mark": lambda chance, lines: b"\xef\xbb\xbf" * chance.randrange(1, 3) + _joined(lines),
     "other line ends": lambda chance, lines: chance.choice([b"\r\n", b"\r", b"\n\n\n", b"\n \n"]).join(lines),
-    "another encoding": lambda chance, lines: (
-        _joined(lines).decode().encode(chance.choice(["utf-16", "utf-32", "cp037"]))
-    ),
-    "nothing": lambda chance, lines: chance.choice([b"", b"\n", b" \t\n\n", b"\xef\xbb\xbf", b"\x00" * 100]),
+    "another encoding": lambda chance, lines: _joined(lines).decode().encode(chance.choice(["utf-16", "cp037"])),
+    "nothing": lambda chance, lines: chance.choice([b"", b" \t\n\n", b"\xef\xbb\xbf", b"\x00" * 100]),
     "compressed": lambda chance, lines: chance.choice(
         [gzip.compress(_joined(lines), mtime=0), b"PK\x03\x04" + _joined(lines), b"PAR1" + _joined(lines)]
     ),
     "noise": lambda chance, lines: chance.randbytes(chance.randrange(1, 2000)),
-    "shuffled bytes": lambda chance, lines: bytes(chance.sample(_joined(lines), 300)),
 }
 LARGE: dict[str, Damage] = {
     "a step of a million characters": _some_record(_long_step),
@@ -182,53 +158,17 @@ LARGE: dict[str, Damage] = {
 }
 
 
-def damaged_file(folder: Path, number: int, seed: int, large: bool = False) -> tuple[str, Path]:
-    """One damaged file.
-
-    Args:
-        folder: where it is written.
-        number: of the file; the kinds of damage take turns.
-        seed: of everything.
-        large: take one of the large ones.
-
-    Returns:
-        The kind of damage, and the file.
-    """
-    chance = random.Random(f"{seed} {number}")
-    kinds = LARGE if large else DAMAGES
-    kind = list(kinds)[number % len(kinds)]
-    path = folder / f"{number}.jsonl"
-    path.write_bytes(kinds[kind](chance, sound_lines(chance, 5)))
-    return kind, path
-
-
-_PIECES = (b"\xff", b"\x00", b"{", b"}", b"[", b'"', b": ", b"\n", b"\t", b"&a ", b"*a", b"!!int ''")
-_WHOLES = (b"", b"null", b"[]", b"7", b'"x"', b"{}", b"[" * 10**5, b"{a: " * 10**4, b"\x1f\x8b\x08")
-_WORDS = (b"null", b"[1]", b"{}", b"-1", b'"x"', b"1e999", b"true", b"''")
-
-
-def _shuffled_lines(chance: random.Random, text: bytes) -> bytes:
-    lines = text.splitlines(keepends=True)
-    return b"".join(chance.sample(lines, len(lines)))
-
-
-def _other_word(chance: random.Random, text: bytes) -> bytes:
-    words = text.split(b" ")
-    words[chance.randrange(len(words))] = chance.choice(_WORDS)
-    return b" ".join(words)
-
-
-TEXT_DAMAGES: tuple[Callable[[random.Random, bytes], bytes], ...] = (
-    *(_cut, _flip, _insert(*_PIECES), _shuffled_lines, _other_word),
-    lambda chance, text: chance.choice(_WHOLES),
-    lambda chance, text: text.decode().encode("utf-16"),
-)
-"""Damage to a small file; now and then it leaves the file sound."""
-
-
 def damaged_text(chance: random.Random, text: bytes) -> bytes:
-    """A small file with something wrong in it."""
-    return chance.choice(TEXT_DAMAGES)(chance, text)
+    """A small file with something wrong in it; now and then it is sound."""
+    lines, words = text.splitlines(keepends=True), text.split(b" ")
+    words[chance.randrange(len(words))] = chance.choice([b"null", b"[1]", b"{}", b"-1", b'"x"', b"1e999", b"''"])
+    insert = _insert(b"\xff", b"\x00", b"{", b"}", b"[", b'"', b": ", b"\n", b"\t", b"&a ", b"*a", b"!!int ''")
+    found = (
+        *(_cut(chance, text), _flip(chance, text), insert(chance, text), b"".join(chance.sample(lines, len(lines)))),
+        *(b" ".join(words), chance.choice([*_OTHER, b"", b"{a: " * 10**4, b"\x1f\x8b\x08"])),
+        text.decode().encode("utf-16"),
+    )
+    return chance.choice(found)
 
 
 class Attempt(NamedTuple):
@@ -263,29 +203,26 @@ def attempt(capsys: pytest.CaptureFixture[str], what: str, *arguments: object) -
     if code == 2:
         lines = [line for line in said.err.strip().splitlines() if not line.startswith("note: ")]
         assert len(lines) == 1, f"{what}: {said.err[:2000]}"
-        line = lines[0]
-        assert line.startswith(f"stepjepa {given[0]}"), f"{what}: {line[:2000]}"
-        assert "error: " in line, what
-        assert line.isprintable(), what
-        assert len(line) < 2500, what
+        assert lines[0].startswith(f"stepjepa {given[0]}: error: "), f"{what}: {lines[0][:2000]}"
+        assert lines[0].isprintable() and len(lines[0]) < 2500, what
         return Attempt("error", *said)
     assert code == 0, f"{what}: code {code}: {said.err[:2000]}"
     return Attempt("skipped" if "left out (--bad_records skip)" in said.err else "sound", *said)
 
 
 def try_data(capsys: pytest.CaptureFixture[str], folder: Path, number: int, seed: int, *, large: bool = False) -> str:
-    """What a command makes of one damaged file; the commands take turns."""
-    kind, path = damaged_file(folder, number, seed, large)
-    skip = ["--bad_records", "skip"] if number % 2 else []
-    data = ["--train_file", path, "--model_name", "preset:tiny", *skip]
-    good = folder / "good.jsonl"
-    if not good.exists():
-        good.write_bytes(_joined(sound_lines(random.Random(0), 5)))
+    """What a command makes of one damaged file; the commands and the kinds of damage take turns."""
+    chance, kinds = random.Random(f"{seed} {number}"), LARGE if large else DAMAGES
+    kind = list(kinds)[number % len(kinds)]
+    path, good, scored = folder / f"{number}.jsonl", folder / "good.jsonl", folder / "o.jsonl"
+    path.write_bytes(kinds[kind](chance, sound_lines(chance, 5)))
+    good.write_bytes(_joined(sound_lines(random.Random(0), 5)))
+    data = ["--train_file", path, "--model_name", "preset:tiny", *(["--bad_records", "skip"] if number % 2 else [])]
     commands: list[list[object]] = [
         ["inspect", *data, "--json"],
         ["train", *data, "--dry_run", "--output_dir", folder / "run", "--no_cache"],
-        ["score", "--test_file", path, "--predictions", good, "--output_file", folder / "o.jsonl", "--overwrite"],
-        ["score", "--test_file", good, "--predictions", path, "--output_file", folder / "o.jsonl", "--overwrite"],
+        ["score", "--test_file", path, "--predictions", good, "--output_file", scored, "--overwrite"],
+        ["score", "--test_file", good, "--predictions", path, "--output_file", scored, "--overwrite"],
         ["prepare", "gsm8k", "--input_file", path, "--output_file", folder / "p.jsonl", "--overwrite"],
     ]
     found = outcome(capsys, f"seed {seed}, file {number}, {kind}", *commands[number % 5 if not large else number % 3])
@@ -293,24 +230,23 @@ def try_data(capsys: pytest.CaptureFixture[str], folder: Path, number: int, seed
     return found
 
 
-CONFIG = b"""train_file: good.jsonl
-model_name: preset:tiny
+CONFIG = """model_name: preset:tiny
+train_file: {good}
 output_dir: run
 dry_run: true
 batch_size: 2
 lbd: 0.5
 step_jepa: true
-lr_scheduler_kwargs: {a: [1, 2], b: {c: 3}}
+lr_scheduler_kwargs: {{a: [1, 2], b: {{c: 3}}}}
 report_to: [none]
 """
 
 
 def try_config(capsys: pytest.CaptureFixture[str], folder: Path, number: int, seed: int) -> str:
     """What ``train`` makes of one damaged configuration file."""
-    chance = random.Random(f"config {seed} {number}")
-    (folder / "good.jsonl").write_bytes(_joined(sound_lines(random.Random(0), 5)))
-    path = folder / f"{number}.yaml"
-    path.write_bytes(damaged_text(chance, CONFIG.replace(b"good.jsonl", str(folder / "good.jsonl").encode())))
+    chance, good, path = random.Random(f"config {seed} {number}"), folder / "good.jsonl", folder / f"{number}.yaml"
+    good.write_bytes(_joined(sound_lines(random.Random(0), 5)))
+    path.write_bytes(damaged_text(chance, CONFIG.format(good=good).encode()))
     arguments = ["--output_dir", folder / "run", "--model_name", "preset:tiny", "--dry_run"]
     return outcome(capsys, f"seed {seed}, configuration {number}", "train", "--config", path, *arguments)
 
@@ -329,33 +265,23 @@ RUN_FILES = ("run.json", "config.json", "tokenizer.json", "tokenizer_config.json
 
 def try_run(capsys: pytest.CaptureFixture[str], folder: Path, run: Path, number: int, seed: int) -> str:
     """What ``export`` and ``evaluate`` make of a run folder of which one file is damaged or missing."""
-    chance = random.Random(f"run {seed} {number}")
-    damaged = run / RUN_FILES[number % len(RUN_FILES)]
+    chance, good, damaged = random.Random(f"run {seed} {number}"), folder / "good.jsonl", run / RUN_FILES[number % 5]
     before = damaged.read_bytes()
-    (folder / "good.jsonl").write_bytes(_joined(sound_lines(random.Random(0), 2)))
+    good.write_bytes(_joined(sound_lines(random.Random(0), 2)))
     if chance.random() < 0.1:
         damaged.unlink()
     elif damaged.suffix == ".safetensors":
         # Weights may be any numbers; what says which they are stands in front of them.
-        head = chance.choice(
-            [b"", before[:7], b"\xff" * 64, _flip(chance, before[:300]), before[: chance.randrange(300)]]
-        )
+        heads = [b"", before[:7], b"\xff" * 64, _flip(chance, before[:300]), before[: chance.randrange(300)]]
+        head = chance.choice(heads)
         damaged.write_bytes(head + before[len(head) : chance.choice([len(head), len(before) - 1, len(before)])])
     else:
         damaged.write_bytes(damaged_text(chance, before) if len(before) < 10**6 else before[: chance.randrange(10**4)])
     what = f"seed {seed}, run folder {number}, {damaged.name}"
-    target = folder / f"exported{number}"
-    evaluate = [
-        "--test_file",
-        folder / "good.jsonl",
-        "--output_file",
-        folder / f"e{number}.jsonl",
-        "--max_new_tokens",
-        1,
-    ]
+    evaluate = ["--test_file", good, "--output_file", folder / f"e{number}.jsonl", "--max_new_tokens", 1]
     try:
         if number % 2:
-            return outcome(capsys, what, "export", "--model_path", run, "--output_dir", target)
+            return outcome(capsys, what, "export", "--model_path", run, "--output_dir", folder / f"exported{number}")
         return outcome(capsys, what, "evaluate", "--model_path", run, *evaluate)
     finally:
         damaged.write_bytes(before)

@@ -13,9 +13,9 @@ import pytest
 
 from bad_inputs import ODD_VALUES, attempt, damaged_text
 from made_up_runs import make_run
+from stepjepa.compare.grid import Trial
+from stepjepa.compare.sweep import SweepFolder, sweep, table
 from stepjepa.errors import UserError
-from stepjepa.experiments.grid import Trial
-from stepjepa.experiments.sweep import SweepFolder, sweep, table
 from stepjepa.terminal import visible_lines
 
 DAMAGED = ("run.json", "test.summary.json", "test.jsonl")
@@ -60,15 +60,7 @@ def _damaged_line(chance: random.Random, text: bytes) -> bytes:
 
 
 def damage(chance: random.Random, file: Path) -> str:
-    """Damage a file for good.
-
-    Args:
-        chance: of everything.
-        file: JSON, or JSON lines.
-
-    Returns:
-        What was done.
-    """
+    """Damage a file, JSON or JSON lines, for good; returns what was done."""
     before = file.read_bytes()
     kind = chance.choice(["value"] * 6 + ["text"] * 2 + ["empty", "missing", "folder", "link", "binary"])
     if kind in ("missing", "folder", "link"):
@@ -91,17 +83,10 @@ def damage(chance: random.Random, file: Path) -> str:
 def make_arms(folder: Path) -> list[Path]:
     """Two seeds of two arms, evaluated."""
     data = {"train": {"file": "train.jsonl", "records": 9, "sha256": "d" * 64}, "eval": None}
+    about = {"data": data, "lora": {"rank": 16, "alpha": None, "dropout": 0.0}, "flops": 3e12}
+    about["loaded"] = {"dtype": "float32", "chat_template": "x"}
     return [
-        make_run(
-            folder / f"{mode}-{seed}",
-            right,
-            seed=seed,
-            jepa={"mode": mode},
-            flops=3e12,
-            data=data,
-            lora={"rank": 16, "alpha": None, "dropout": 0.0},
-            loaded={"dtype": "float32", "chat_template": "x"},
-        )
+        make_run(folder / f"{mode}-{seed}", right, seed=seed, jepa={"mode": mode}, **about)
         for mode, right in (("regular", "10010"), ("step-jepa", "11010"))
         for seed in (3, 5)
     ]
@@ -133,11 +118,7 @@ def try_comparison(capsys: pytest.CaptureFixture[str], folder: Path, number: int
 
 
 def try_sweep(capsys: pytest.CaptureFixture[str], folder: Path, number: int, seed: int) -> str:
-    """What a sweep makes of a finished trial of which one file is damaged; what it would run fails at once.
-
-    Returns:
-        ``error``; ``again`` where it would train or evaluate once more; or ``sound``.
-    """
+    """What a sweep makes of a finished trial of which one file is damaged: ``error``, ``sound``, or ``again``."""
     chance = random.Random(f"sweep {seed} {number}")
     trials = [Trial(f"a/seed{seed}", "a", "a", seed, ("--lbd", "1"), ("--task", "generic")) for seed in (3, 5)]
     place = SweepFolder(folder / "sweep", trials, {}, ("false",))

@@ -18,11 +18,7 @@ from stepjepa.data.sources import read_records
 
 KINDS: dict[str, Callable[[random.Random], dict[str, Any]]] = {
     "gsm8k": lambda chance: {"question": _words(chance), "answer": f"2+3=5.\n{_words(chance)}\n#### 5"},
-    "steps": lambda chance: {
-        "question": _words(chance),
-        "deepseek_response": "One.\n\nTwo.\n\n\\boxed{5}",
-        "answer": 5,
-    },
+    "steps": lambda chance: {"question": _words(chance), "deepseek_response": "One.\n\nTwo.", "answer": 5},
     "spider": lambda chance: {"db_id": "pets", "question": _words(chance), "query": "SELECT 1"},
     "nq-open": lambda chance: {"question": _words(chance), "answer": ["one", _words(chance)]},
     "hellaswag": lambda chance: {"ctx": _words(chance), "endings": [_words(chance) for _ in range(4)], "label": "2"},

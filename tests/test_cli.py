@@ -54,16 +54,11 @@ BAD_LINES = [
     ("{'a': 1}", "not valid JSON"),
     ("[1, 2]", "list where an object is needed"),
     ('{"text": "x"}', "no 'messages', and none of the columns completion"),
-    (json.dumps(changed(messages=[])), "must be a list with at least one"),
     (json.dumps(changed(messages="hello")), "must be a list"),
-    (json.dumps(changed(messages=["hello"])), "messages[0] is str"),
     (json.dumps(changed(messages=[{"content": "x"}])), "messages[0] has no 'role'"),
-    (json.dumps(changed(messages=[{"role": "user"}])), "messages[0] has no 'content'"),
     (json.dumps(messages(("user", 3), ("assistant", "x"))), "messages[0].content is int"),
-    (json.dumps(messages(("user", " "), ("assistant", "x"))), "messages[0].content (user) is empty"),
     (json.dumps(messages(("user", "x"), ("assistant", ""))), "messages[1].content (assistant) is empty"),
     (json.dumps(messages(("human", "x"), ("assistant", "x"))), "'human', expected one of"),
-    (json.dumps(messages(("assistant", "x"), ("user", "x"))), "expected user and assistant in turn"),
     (json.dumps(messages(("user", "x"), ("user", "x"))), "the turns are user, user"),
     (json.dumps(messages(("user", "x"), ("system", "x"), ("assistant", "x"))), "not the first"),
     (json.dumps(changed(text="x")), "explicit view 'text' stands alone"),
@@ -141,30 +136,6 @@ def test_a_folder_that_holds_something_is_left_alone(base: Path, good: Path, tmp
     assert [path.name for path in run.iterdir()] == ["thesis.txt"]
 
 
-def test_a_template_that_refuses_a_chat_names_the_record(
-    base: Path, tmp_path: Path, capsys: Any, trained_tokenizer: Any
-) -> None:
-    template = tmp_path / "strict.jinja"
-    once = "{% if messages | length > 2 %}{{ raise_exception('one exchange only') }}{% endif %}"
-    template.write_text(once + trained_tokenizer.chat_template)
-    data = tmp_path / "data.jsonl"
-    write_jsonl(data, [GOOD, {"messages": GOOD["messages"] * 2}])
-    given = ["--train_file", data, "--model_name", base, "--output_dir", tmp_path / "run", "--use_cpu"]
-    error = error_of(capsys, "train", *given, "--chat_template", template)
-    assert f"{data}:2: the chat template refuses these messages (line 1: one exchange only); change them" in error
-
-
-def test_the_seed_is_that_of_an_adapter_too(base: Path, good: Path, tmp_path: Path) -> None:
-    from safetensors.torch import load_file
-
-    for name in ("a", "b"):
-        given = ["--train_file", good, "--model_name", base, "--output_dir", tmp_path / name, "--use_cpu", "--lora"]
-        flags = ["--learning_rate", "0", "--max_steps", "1", "--save_strategy", "no", "--finetune_seed", "7"]
-        assert main(list(map(str, ["train", *given, *flags]))) == 0
-    first, second = (load_file(tmp_path / name / "adapter_model.safetensors") for name in ("a", "b"))
-    assert all((first[key] == second[key]).all() for key in first)
-
-
 def test_configuration_file(base: Path, good: Path, tmp_path: Path, capsys: Any) -> None:
     config = tmp_path / "run.yaml"
     given = ["train", "--train_file", good, "--model_name", base, "--use_cpu", "--config", config]
@@ -173,9 +144,8 @@ def test_configuration_file(base: Path, good: Path, tmp_path: Path, capsys: Any)
     assert f"{config}:2: unknown argument '--lbdd=2'; did you mean --lbd?" in error
     config.write_text("- predictors\n")
     assert "holds a list" in error_of(capsys, *given, "--output_dir", tmp_path / "a")
-    config.write_text(
-        "step-jepa: true\npredictors: 1\nlbd: 0.3\nmax_steps: 2\nlearning_rate: 1e-3\nsave_strategy: 'no'\n"
-    )
+    flags = "step-jepa: true, predictors: 1, lbd: 0.3, max_steps: 2, learning_rate: 1e-3, save_strategy: no"
+    config.write_text(f"{flags}, target_grad: on".replace(", ", "\n"))
     assert main([*map(str, given), "--output_dir", str(tmp_path / "a"), "--lbd", "0.4", "--max-steps", "1"]) == 0
     run = json.loads((tmp_path / "a" / "run.json").read_text())
     assert (run["jepa"]["mode"], run["jepa"]["predictors"], run["jepa"]["lbd"]) == ("step-jepa", 1, 0.4)

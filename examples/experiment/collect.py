@@ -15,8 +15,8 @@ from pathlib import Path
 
 from run_figures import Figures, from_folder, read_figures, write_figures
 
+from stepjepa.compare.evaluated_run import SUMMARY
 from stepjepa.errors import UserError
-from stepjepa.experiments.evaluated_run import SUMMARY
 from stepjepa.files import read_json_object
 
 PUBLISHED = "test"  # as a sweep calls its evaluation

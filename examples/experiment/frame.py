@@ -13,8 +13,8 @@ from run_figures import Figures, read_figures
 from splits import read_splits
 from untouched import read_weights
 
-from stepjepa.experiments.comparison import SAME_FLOPS
-from stepjepa.experiments.statistics import PairedT, paired_t
+from stepjepa.compare.comparison import SAME_FLOPS
+from stepjepa.compare.statistics import PairedT, paired_t
 
 BASELINE = "regular"
 # Arms with the labels of the published code, which are compared with each other only.

@@ -23,7 +23,7 @@ from frame import BASELINE, REFERENCE, TESTS, copies, objectives, read, runs, sa
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from splits import read_splits
 
-from stepjepa.experiments.statistics import PairedT, detectable, holm, spread
+from stepjepa.compare.statistics import PairedT, detectable, holm, spread
 from stepjepa.files import atomic_write, read_json_object, read_text
 
 HERE = Path(__file__).resolve().parent

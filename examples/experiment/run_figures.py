@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from stepjepa.compare.evaluated_run import SUMMARY, EvaluatedRun, read_evaluated_run
 from stepjepa.errors import UserError
-from stepjepa.experiments.evaluated_run import SUMMARY, EvaluatedRun, read_evaluated_run
 from stepjepa.files import read_json_object, write_json
 
 FORMAT = "stepjepa figures 1"

@@ -16,7 +16,7 @@ from stepjepa.errors import UserError, one_line, visible
 from stepjepa.files import naming_disk_errors
 from stepjepa.offline import go_offline, no_telemetry, wanted
 from stepjepa.signals import Stopped, raising
-from stepjepa.terminal import escape_unencodable_output
+from stepjepa.terminal import escape_unencodable_output, lines_to_stderr, print_json
 
 
 def normalise(arguments: Sequence[str]) -> list[str]:
@@ -79,7 +79,14 @@ def _run(name: str, arguments: list[str]) -> int:
     # Hide the libraries' warnings about each other, unless Python was started with options for warnings.
     if not sys.warnoptions:
         warnings.filterwarnings("ignore", category=FutureWarning)
-    return load(name).run(parse(name, arguments))
+    args = parse(name, arguments)
+    with lines_to_stderr(getattr(args, "json", False)):
+        found = load(name).run(args)
+    if isinstance(found, int):
+        return found
+    if args.json:
+        print_json(found)
+    return int(isinstance(found, dict) and found.get("passed") is False)
 
 
 def _reporting(program: str, act: Callable[[], int]) -> int:

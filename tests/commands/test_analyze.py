@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,8 @@ import pytest
 import tiny
 from stepjepa.cli import main
 from stepjepa.data.sources import read_records
-from stepjepa.errors import UserError
 from stepjepa.files import write_jsonl
-from stepjepa.inspection.analysis import AnalysisSettings, choose_configs, model_names, output_files
+from stepjepa.inspection.analysis import output_files
 from stepjepa.inspection.embeddings import compare_views, similarity_config, within_and_between
 from stepjepa.models.loading import load_for_inference
 
@@ -60,7 +58,7 @@ def analysed(paths: Sequence[Path], data: Path, out: Path, *flags: object) -> tu
     return json.loads((out / "analysis.json").read_text())["models"], np.load(out / "embeddings.npz")
 
 
-@pytest.mark.parametrize(("name", "views"), [("llm", "llm-jepa"), ("step", "step-jepa"), ("regular", "llm-jepa")])
+@pytest.mark.parametrize(("name", "views"), [("llm", "llm-jepa"), ("step", "step-jepa")])
 def test_the_numbers_are_those_of_evaluate(
     name: str, views: str, runs: dict[str, Path], data: Path, tmp_path: Path, capsys: Any
 ) -> None:
@@ -170,18 +168,3 @@ def test_errors_are_one_line(
     assert len(error.splitlines()) == 1
     assert message in error
     assert not (tmp_path / "out").exists()
-
-
-def test_folders_of_one_name_are_told_apart() -> None:
-    assert model_names(["runs/a/run", "runs/b/run"]) == ["a/run", "b/run"]
-    with pytest.raises(UserError, match="--model_path names a model twice"):
-        model_names(["run", "run"])
-
-
-def test_runs_that_paired_differently_need_a_word(runs: dict[str, Path], tmp_path: Path) -> None:
-    run = json.loads((runs["step"] / "run.json").read_text())
-    (tmp_path / "run.json").write_text(json.dumps({**run, "jepa": {**run["jepa"], "pairs": "first"}}))
-    settings = AnalysisSettings([str(runs["step"]), str(tmp_path)], "t.jsonl", "out")
-    with pytest.raises(UserError, match=r"trained with different pairs \(all, first\); pass --pairs"):
-        choose_configs(settings)
-    assert [config.pairs for config in choose_configs(replace(settings, pairs="first"))] == ["first", "first"]

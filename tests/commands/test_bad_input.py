@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ import pytest
 from bad_inputs import attempt, make_run, outcome, sound_lines, try_config, try_data, try_run
 from bad_runs import try_comparison, try_sweep
 from bad_tables import try_table
-from stepjepa.cli import main
 from stepjepa.data.sources import read_records
 
 SEED = 7
@@ -74,7 +74,7 @@ def test_bad_rows_are_left_out_of_a_preparation_and_counted(
     assert found.outcome == "skipped"
     assert f"note: 4 bad lines left out (--bad_records skip): {path}{BAD_LINES[name]}" in found.err
     assert "; and 1 more" in found.err
-    assert "bad, left out        4" in found.out
+    assert re.search(r"bad, left out +4\n", found.out)
     assert [record.messages[-2]["content"] for record in read_records(target)] == ["q", "q2"]
 
 
@@ -87,7 +87,7 @@ def test_fields_of_a_wrong_type_are_bad_rows_too(tmp_path: Path, capsys: pytest.
     assert f"{path}:2: 'question' is int, expected a string" in attempt(capsys, "steps", *given).err
     found = attempt(capsys, "steps", *given, "--bad_records", "skip")
     assert f"note: 3 bad lines left out (--bad_records skip): {path}:2: 'question' is int" in found.err
-    assert f"{path}:4: 'answer' is nan, expected a string or a number" in found.err
+    assert f"{path}:4: 'answer' is float, expected a string or a finite number" in found.err
     # A row without a field was always dropped, and is counted as that.
     assert "no field 'deepseek_response'" in found.out
     assert len(read_records(target)) == 1
@@ -97,21 +97,6 @@ def test_fields_of_a_wrong_type_are_bad_rows_too(tmp_path: Path, capsys: pytest.
         "no record could be kept (1 bad line left out"
         in attempt(capsys, "none", *given, "--bad_records", "skip", "--overwrite").err
     )
-
-
-def test_bad_rows_of_pairs_and_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, target = tmp_path / "raw.jsonl", tmp_path / "out.jsonl"
-    rows = [{"nothing": 1}, {"sentence1": "a b", "sentence2": "c d"}, {"set": 7}]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    given = ["prepare", "paraphrase", "--input_file", path, "--output_file", target]
-    assert outcome(capsys, "pairs", *given) == "error"
-    found = attempt(capsys, "pairs", *given, "--bad_records", "skip")
-    assert f"note: 2 bad lines left out (--bad_records skip): {path}:1" in found.err
-    assert len(read_records(target)) == 1
-
-
-def test_a_folder_is_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert outcome(capsys, "a folder", "inspect", "--train_file", tmp_path, "--model_name", "preset:tiny") == "error"
 
 
 def test_bad_records_are_left_out_of_an_evaluation_and_counted(
@@ -124,27 +109,3 @@ def test_bad_records_are_left_out_of_an_evaluation_and_counted(
     assert outcome(capsys, "asked", "evaluate", *given, "--bad_records", "skip") == "skipped"
     summary = json.loads((tmp_path / "o.summary.json").read_text())
     assert (summary["n"], summary["left_out"]) == (2, {"bad record": 1})
-
-
-def test_a_wrong_value_of_a_configuration_names_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "c.yaml"
-    for text, message in (
-        ("lbd: 1\nbatch_size: many", "c.yaml:2: argument --batch_size"),
-        (
-            "lbd: 1\nlr_scheduler_kwargs: {a: &a [1], b: [*a, 2001-01-01]}",
-            "c.yaml:2: lr_scheduler_kwargs: holds a date",
-        ),
-        ("train_file: [[a]]", "c.yaml:1: train_file: holds a list in a list"),
-        ("a: 1\na: 2", "c.yaml:2: the key 'a' stands twice"),
-    ):
-        path.write_text(text)
-        assert main(["train", "--config", str(path), "--model_name", "preset:tiny", "--output_dir", "run"]) == 2
-        assert message in capsys.readouterr().err
-    # A value of the command line is not the file's fault.
-    path.write_text("batch_size: 1")
-    assert main(["train", "--config", str(path), "--model_name", "a", "--output_dir", "run", "--batch_size=many"]) == 2
-    assert "c.yaml" not in capsys.readouterr().err
-    # Each level ten times what the one below it is.
-    levels = "".join(f"b{n}: &b{n} [{', '.join([f'*b{n - 1}'] * 10)}]\n" for n in range(1, 30))
-    path.write_text(f"b0: &b0 [x]\n{levels}lr_scheduler_kwargs: {{a: *b29}}\n")
-    assert outcome(capsys, "references", "train", "--config", path) == "error"

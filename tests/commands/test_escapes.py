@@ -59,10 +59,6 @@ def test_scores_of_generated_text(data: Path, tmp_path: Path, capsys: Any) -> No
     said = tmp_path / "said.jsonl"
     write_jsonl(said, [{"index": index, "generated": f"{EVIL} {index}"} for index in range(3)])
     scored = tmp_path / "scored.jsonl"
-    for task in ("generic", "sentiment", "gsm8k", "paraphrase"):
-        flags = ["--test_file", str(data), "--predictions", str(said), "--output_file", str(scored), "--overwrite"]
-        assert main(["score", *flags, "--task", task]) in (0, 2)
-        printed(capsys)
     flags = ["--test_file", str(data), "--predictions", str(said), "--output_file", str(scored), "--overwrite"]
     assert main(["score", *flags]) == 0
     assert "<script>" not in printed(capsys)
@@ -73,23 +69,12 @@ def test_scores_of_generated_text(data: Path, tmp_path: Path, capsys: Any) -> No
 
 def test_errors_quote_and_do_not_obey(data: Path, tmp_path: Path, capsys: Any) -> None:
     for line in (
-        {"messages": [{"role": EVIL, "content": "x"}, {"role": "assistant", "content": "x"}]},
+        {"messages": [{"role": EVIL, "content": "x"}]},
         {EVIL: 1},
         {"messages": [{"role": "user", EVIL: "x"}]},
-        {
-            "messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}],
-            "text": 3,
-            "code": EVIL,
-        },
     ):
         write_jsonl(tmp_path / "bad.jsonl", [line])
         assert main(["inspect", "--train_file", str(tmp_path / "bad.jsonl"), "--model_name", "preset:tiny"]) == 2
         assert len(printed(capsys).splitlines()) == 1
     assert main(["inspect", "--train_file", f"{tmp_path}/{EVIL[:9]}\x1b[2J", "--model_name", "preset:tiny"]) == 2
     assert "no such" in printed(capsys)
-
-
-def test_a_report_of_a_folder_of_others(tmp_path: Path, capsys: Any) -> None:
-    for code in (main(["report", str(tmp_path / "\x1b[2Jrun")]), main(["compare", str(tmp_path / "\x1b[2Jrun")])):
-        assert code == 2
-    printed(capsys)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from stepjepa.arguments import jepa_config
 from stepjepa.batch.collate import Collator, Item
 from stepjepa.batch.sequences import Sequence
 from stepjepa.batch.tokenize import RecordTokenizer
-from stepjepa.chat.tokens import add_predictor_tokens
 from stepjepa.cli import main
 from stepjepa.commands import parse
 from stepjepa.config import JepaConfig
@@ -168,25 +166,6 @@ def test_flags_that_change_nothing_say_so(data: Path, tmp_path: Path, capsys: An
     assert "--predictors, --lbd have no effect" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("number", [0, 1, 10])
-def test_runs_with_any_number_of_predictor_tokens(number: int, data: Path, tmp_path: Path) -> None:
-    flags = f"--step_jepa --predictors {number} --max_steps 1 --save_strategy no"
-    assert main(command(data, tmp_path / "run", flags)) == 0
-    run = json.loads((tmp_path / "run" / "run.json").read_text())
-    # Ten of the fifteen records have a first pair.
-    assert (run["status"], run["counts"]["pairs"]) == ("finished", 10)
-
-
-def test_words_of_yaml_that_flags_use_stay_words(data: Path, tmp_path: Path, capsys: Any) -> None:
-    text = "target_grad: on\nsave_strategy: no\nlora: off\nstep_jepa: true\nmax_steps: 1\n"
-    (tmp_path / "run.yaml").write_text(text, encoding="utf-8")
-    arguments = [*command(data, tmp_path / "run", "--config"), str(tmp_path / "run.yaml")]
-    assert main(arguments) == 0, capsys.readouterr().err
-    run = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert (run["jepa"]["target_grad"], run["jepa"]["mode"], run["lora"]) == ("on", "step-jepa", None)
-    assert not list((tmp_path / "run").glob("checkpoint-*"))
-
-
 def test_an_exported_model_is_asked_as_it_was_trained(data: Path, tmp_path: Path, capsys: Any) -> None:
     flags = "--plain --max_steps 1 --save_strategy no"
     assert main(command(data, tmp_path / "run", flags)) == 0
@@ -200,20 +179,6 @@ def sequences(tokenizer: Any, config: JepaConfig) -> list[Sequence]:
     """What the first record becomes."""
     made = RecordTokenizer(tokenizer, config)
     return Collator.of(config, made.predictors.tolist()).sequences(Item(made.tokenize(tiny.records())[0]))
-
-
-def test_every_predictor_token_costs_one_token(tiny_tokenizer: Any) -> None:
-    add_predictor_tokens(tiny_tokenizer, 10)
-    lengths = []
-    for number in range(11):
-        main_text, source, target = sequences(tiny_tokenizer, JepaConfig(mode="step-jepa", predictors=number))
-        lengths.append([len(main_text), len(source), len(target)])
-        names = [f"<|predictor_{place}|>" for place in range(1, number + 1)]
-        read = tiny_tokenizer.convert_ids_to_tokens(source.ids.tolist())
-        # The source is read at the last of them, or at the end of the step.
-        assert [token for token in read if token.startswith("<|predictor_")] == read[len(read) - number :] == names
-        assert source.readouts[0].end == len(source)
-    assert lengths == [[lengths[0][0], lengths[0][1] + number, lengths[0][2]] for number in range(11)]
 
 
 def test_pair_distance_by_hand(trained_tokenizer: Any) -> None:

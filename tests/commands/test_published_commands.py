@@ -4,21 +4,21 @@ import argparse
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from transformers import TrainingArguments
 
 import tiny
 from published_commands import TRAINING, TUBE_REFUSED, Line
 from published_evaluations import EVALUATION
+from stepjepa.arguments import training_fields
 from stepjepa.chat.tokens import add_plain_tokens, add_predictor_tokens
 from stepjepa.cli import main, normalise
 from stepjepa.commands import make_parser, parse, train
 from stepjepa.files import write_jsonl
 from stepjepa.models.presets import train_tokenizer
-from stepjepa.published import follow_evaluation_flags, follow_training_flags
+from stepjepa.published import follow_evaluation_flags
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "published.md").read_text(encoding="utf-8")
 
@@ -96,7 +96,6 @@ def test_what_has_no_counterpart_is_refused(line: Line, capsys: pytest.CaptureFi
 
 
 CONTRADICTIONS = [
-    (["train", "--linear", "random_span", "--regular"], "leave --regular out"),
     (["train", "--linear", "random_span", "--step_jepa"], "leave --step_jepa out"),
     (["train", "--linear", "random_span", "--stp", "0.1"], "leave --stp out"),
     (["train", "--wandb", "--report_to", "tensorboard"], "another --report_to is named too; leave one out"),
@@ -143,17 +142,11 @@ def test_the_preset_of_the_papers_is_theirs_and_named_flags_win(
 
 def test_what_is_followed_or_idle_is_said_on_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:
     given = ["--train_file", "a", "--model_name", "m", "--output_dir", "o"]
-    args = parse("train", [*given, "--linear=random_span", "--lbd=0.3", "--eval_accuracy", "--wandb", "--seed=7"])
-    notes = capsys.readouterr().err.splitlines()
-    assert notes == [
+    parse("train", [*given, "--linear=random_span", "--lbd=0.3", "--eval_accuracy", "--wandb", "--seed=7"])
+    assert capsys.readouterr().err.splitlines() == [
         "note: --linear random_span --lbd 0.3 is --regular --stp 0.3",
         "note: --eval_accuracy is --data_file a --eval_split 0.2 --split_seed 7 --eval_generate 50",
     ]
-    before = dict(vars(args))
-    follow_training_flags(args)
-    assert vars(args) == before, "following twice changes nothing"
-    assert capsys.readouterr().err == ""
-
     flags = ["--original_model_name", "x", "--nosplit_data", "--device_map=cuda:0", "--no_lora", "--max_new_tokens=-1"]
     args = parse("evaluate", ["--model_path", "m", "--test_file", "a", "--output_file", "o", *flags])
     follow_evaluation_flags(args)
@@ -175,19 +168,12 @@ def test_an_evaluation_line_means_what_it_did(line: Line) -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model for chats and one for plain text, ten sums in three steps, and databases that nobody asks."""
     folder = tmp_path_factory.mktemp("published")
-    write_jsonl(
-        folder / "sums.jsonl",
-        [
-            {
-                "messages": [
-                    {"role": "system", "content": "Answer the math question, show steps."},
-                    {"role": "user", "content": f"{number}+{number}+1?"},
-                    {"role": "assistant", "content": f"{number}+{number}.\n\nPlus 1.\n\nSo\n#### {2 * number + 1}"},
-                ]
-            }
-            for number in range(10)
-        ],
-    )
+    sums = [
+        {"system": "Add.", "user": f"{n}+{n}+1?", "assistant": f"{n}+{n}.\n\nPlus 1.\n\nSo\n#### {2 * n + 1}"}
+        for n in range(10)
+    ]
+    chats = [[{"role": role, "content": text} for role, text in each.items()] for each in sums]
+    write_jsonl(folder / "sums.jsonl", [{"messages": chat} for chat in chats])
     (folder / "databases").mkdir()
     text = (folder / "sums.jsonl").read_text(encoding="utf-8")
     for name in ("chat", "plain"):
@@ -203,18 +189,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 # Replaced in order to run anywhere in a second: paths, the model, lengths of time, and a service on the net.
 REPLACED = (
-    "train_file",
-    "eval_file",
-    "model_name",
-    "output_dir",
-    "num_epochs",
-    "learning_rate",
-    "batch_size",
-    "grad_accum",
-    "wandb",
-    "wandb_project",
-    "max_new_tokens_eval",
-    "eval_accuracy_steps",
+    *("train_file", "eval_file", "model_name", "output_dir", "num_epochs", "learning_rate", "batch_size", "grad_accum"),
+    *("wandb", "wandb_project", "max_new_tokens_eval", "eval_accuracy_steps"),
 )
 
 
@@ -299,24 +275,11 @@ def test_an_evaluation_line_runs(
     assert len(Path("eval.jsonl").read_text(encoding="utf-8").splitlines()) == count
 
 
-def test_a_published_line_without_model_or_folder_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "--train_file", "gsm8k_step_jepa.jsonl", "--step_jepa"]) == 2
-    assert "are required: --model_name, --output_dir" in capsys.readouterr().err
-
-
 def rows_of(title: str) -> list[tuple[str, str]]:
     """The published cell and ours of every row of a table of the page."""
     section = PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
     rows = [line.split(" | ") for line in section.splitlines() if line.startswith("| ")]
     return [(row[0], row[1]) for row in rows[1:]]
-
-
-def options_of(*commands: str) -> set[str]:
-    """Every flag of some commands."""
-    options: set[str] = set()
-    for command in commands:
-        options |= {*make_parser(command)._option_string_actions}
-    return options
 
 
 @pytest.mark.parametrize(
@@ -330,9 +293,9 @@ def options_of(*commands: str) -> set[str]:
 def test_the_page_names_every_published_flag_and_only_flags_of_ours_that_exist(
     title: str, commands: tuple[str, ...], lines: list[Line]
 ) -> None:
-    known = options_of(*commands)
+    known = {flag for command in commands for flag in make_parser(command)._option_string_actions}
     if title == "Training":
-        known |= {f"--{field.name}" for field in fields(TrainingArguments)}
+        known |= {f"--{name}" for name in training_fields()}
     rows = rows_of(title)
     ours = {flag for _, cell in rows for flag in re.findall(r"--\w+", cell)}
     assert ours

@@ -12,7 +12,7 @@ import yaml
 import tiny
 from in_process import InProcess
 from stepjepa.cli import main
-from stepjepa.experiments import sweep as sweep_module
+from stepjepa.compare import sweep as sweep_module
 from stepjepa.files import write_jsonl
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,37 +84,35 @@ def test_a_wrong_grid_is_refused_before_anything_starts(
     assert not (tmp_path / "sweep").exists()
 
 
-def test_wrong_flags_are_refused(grid: dict[str, Any], tmp_path: Path, capsys: Any) -> None:
-    path = write(tmp_path / "grid.yaml", grid)
-    base = ["--config", path, "--output_dir", tmp_path / "sweep"]
-    assert "unknown argument '--job'; did you mean --jobs?" in error_of(capsys, *base, "--job", 2)
-    assert "--jobs: expected 1 or more, got 0" in error_of(capsys, *base, "--jobs", 0)
-    assert "seeds: expected different whole numbers" in error_of(capsys, *base, "--seeds", 1, 1)
-    assert "is called 'step_jepa'; there are regular, step-jepa_lbd0.5" in error_of(
-        capsys, *base, "--only", "step_jepa"
-    )
-    assert "no such grid" in error_of(capsys, "--config", tmp_path / "no.yaml", "--output_dir", tmp_path / "sweep")
-    assert "grid.yaml: is a file; --output_dir needs a folder" in error_of(
-        capsys, "--config", path, "--output_dir", path
-    )
-    assert "name a grid with --config" in error_of(capsys, "--output_dir", tmp_path / "sweep")
+WRONG: list[tuple[list[str], str]] = [
+    (["--job", "2"], "unknown argument '--job'; did you mean --jobs?"),
+    (["--jobs", "0"], "--jobs: expected 1 or more, got 0"),
+    (["--seeds", "1", "1"], "seeds: expected different whole numbers"),
+    (["--only", "step_jepa"], "is called 'step_jepa'; there are regular, step-jepa_lbd0.5"),
+    (["--config", "no.yaml"], "no such grid"),
+    (["--slurm", "time=5"], "--slurm does nothing on this machine; add --engine slurm"),
+]
+
+
+@pytest.mark.parametrize(("flags", "words"), WRONG, ids=[" ".join(flags) for flags, _ in WRONG])
+def test_wrong_flags_are_refused(
+    flags: list[str], words: str, grid: dict[str, Any], tmp_path: Path, capsys: Any
+) -> None:
+    base = ["--config", write(tmp_path / "grid.yaml", grid), "--output_dir", tmp_path / "sweep"]
+    assert words in error_of(capsys, *base, *flags)
     assert not (tmp_path / "sweep").exists()
 
 
 def test_flags_of_a_cluster(grid: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    path = write(tmp_path / "grid.yaml", grid)
-    base = ["--config", path, "--output_dir", tmp_path / "sweep"]
-    assert "--slurm does nothing on this machine; add --engine slurm" in error_of(capsys, *base, "--slurm", "time=5")
-    monkeypatch.setitem(sys.modules, "submitit", None)
-    assert "not installed; pip install submitit" in error_of(capsys, *base, "--engine", "slurm")
-    monkeypatch.undo()
+    base = ["--config", write(tmp_path / "grid.yaml", grid), "--output_dir", tmp_path / "sweep", "--engine", "slurm"]
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "submitit", None)
+        assert "not installed; pip install submitit" in error_of(capsys, *base)
     pytest.importorskip("submitit", reason="jobs are handed in through submitit, which is not installed")
     monkeypatch.setenv("STEPJEPA_SUBMITIT_CLUSTER", "local")
-    slurm = [*base, "--engine", "slurm", "--jobs", "3", "--slurm"]
-    assert "--slurm: Unknown argument 'partitoin' for executor 'slurm'" in error_of(
-        capsys, *slurm, "time=5", "partitoin=a"
-    )
-    assert main(["sweep", *map(str, slurm), "time=1:30:00", "partition=gpu", "--dry_run"]) == 0
+    slurm = [*map(str, base), "--jobs", "3", "--slurm", "time=1:30:00"]
+    assert "Unknown argument 'partitoin' for executor 'slurm'" in error_of(capsys, *slurm, "partitoin=a")
+    assert main(["sweep", *slurm, "partition=gpu", "--dry_run"]) == 0
     assert "at a time: 3 (SLURM, timeout_min=90 slurm_partition=gpu)" in capsys.readouterr().out
 
 
@@ -135,45 +133,33 @@ def test_a_dry_run_shows_the_commands_and_writes_nothing(grid: dict[str, Any], t
 
 
 def test_a_grid_of_flags_is_that_of_the_file(grid: dict[str, Any], tmp_path: Path, capsys: Any) -> None:
-    train = {name: value for name, value in grid["train"].items() if name != "save_steps"}
+    train = {name: value for name, value in grid["train"].items() if name not in ("save_steps", "max_steps")}
     flags = [f"--{name}={value}" for name, value in [*train.items(), *grid["evaluate"].items()]]
     own = ["--step-jepa", "--lbd", "0.5", "2.0", "--predictors", "0", "1", "--gamma", "0.5", "--last_token", "-1"]
     command = ["sweep", "--output_dir", str(tmp_path / "sweep"), "--seeds", "82", "23", "--dry_run"]
-    # The rate concerns the baseline too.
-    assert main([*command, *flags, *own, "--learning_rate", "1e-3", "2e-5"]) == 0
-    shown = capsys.readouterr().out
+    # The rate concerns the baseline too, and so does the weight of the LM loss.
     rates = ["1e-3", "2e-5"]
-    arms = {
-        "regular": {"regular": True, "learning_rate": rates},
-        "step-jepa": {
-            "step_jepa": True,
-            "lbd": ["0.5", "2.0"],
-            "predictors": ["0", "1"],
-            "last_token": "-1",
-            "learning_rate": rates,
-        },
-    }
+    assert main([*command, *flags, *own, "--learning_rate", *rates]) == 0
+    shown = capsys.readouterr().out
+    method = {"step_jepa": True, "lbd": ["0.5", "2.0"], "predictors": ["0", "1"], "last_token": "-1"}
+    arms = {"regular": {"regular": True}, "step-jepa": method}
+    arms = {name: {**arm, "learning_rate": rates} for name, arm in arms.items()}
     path = write(tmp_path / "grid.yaml", {**grid, "train": {**train, "gamma": "0.5"}, "arms": arms})
     assert main([*command, "--config", str(path)]) == 0
     assert sorted(shown.splitlines()) == sorted(capsys.readouterr().out.splitlines())
     assert shown.count(" train ") == 2 * (2 + 2 * 2 * 2)
     # An arm beside that of equal steps; plain training is the same with and without.
-    by_epochs = [flag for flag in flags if not flag.startswith("--max_steps")]
-    assert main([*command, *by_epochs, "--step-jepa", "--same_flop"]) == 0
+    assert main([*command, *flags, "--step-jepa", "--same_flop"]) == 0
     shown = capsys.readouterr().out
     assert re.findall(r"^(\S+)/seed82 ", shown, re.MULTILINE) == ["regular", "step-jepa-same-flop"]
     assert [" --same_flop" in line for line in shown.splitlines() if " train " in line] == [False, False, True, True]
-    # What is not of the objective concerns both, also where it means something only beside another flag.
-    model = ["--model_name", "org/model", "--lora", "--lora_rank", "8"]
-    kept = [flag for flag in flags if not flag.startswith("--model_name")]
-    assert main([*command, *kept, "--step-jepa", *model]) == 0
-    shown = capsys.readouterr().out
-    assert shown.count(" --lora_rank=8 ") == shown.count(" train ") == 4
-    assert "lbdd: unknown argument '--lbdd=1'; did you mean --lbd?" in error_of(
-        capsys, *command[1:], *flags, "--lbdd=1"
-    )
-    assert "lbd: argument --lbd: expected a number, got 'x'" in error_of(capsys, *command[1:], *flags, "--lbd", 1, "x")
-    assert "--lbd is there twice" in error_of(capsys, *command[1:], *flags, "--lbd=1", "--lbd=2")
+    for wrong, words in (
+        (["--lbdd=1"], "lbdd: unknown argument '--lbdd=1'; did you mean --lbd?"),
+        (["--lbd", "1", "x"], "lbd: argument --lbd: expected a number, got 'x'"),
+        (["--lbd=1", "--lbd=2"], "--lbd is there twice"),
+    ):
+        assert words in error_of(capsys, *command[1:], *flags, *wrong)
+    assert "name a grid with --config" in error_of(capsys, *command[1:])
 
 
 def test_the_example_is_a_grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

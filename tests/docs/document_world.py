@@ -23,7 +23,7 @@ SMALL: dict[str, dict[str, str | None]] = {
     "estimate": {"--batch_size": "4"},
     "verify": {"--max_records": "8"},
     "analyze": {"--max_examples": "12"},
-    # A grid is planned, and trained by tests/experiments.
+    # A grid is planned, and trained by tests/compare.
     "sweep": {"--dry_run": ""},
 }
 # Flag -> its value, where a document names it.

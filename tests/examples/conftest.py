@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from in_process import InProcess
-from stepjepa.experiments import sweep as sweep_module
+from stepjepa.compare import sweep as sweep_module
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 

@@ -12,8 +12,7 @@ from transformers import TrainerCallback
 
 import tiny
 from stepjepa.config import JepaConfig
-from stepjepa.objectives.monitors import COLLAPSE_PAIRS, COLLAPSE_RANK, COLLAPSE_SIMILARITY, REMEDIES
-from stepjepa.training.callbacks import collapse
+from stepjepa.objectives.monitors import COLLAPSE_PAIRS, COLLAPSE_RANK, COLLAPSE_SIMILARITY, REMEDIES, collapse
 from stepjepa.training.trainer import JepaTrainer
 
 

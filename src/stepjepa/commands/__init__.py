@@ -6,6 +6,7 @@ import argparse
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from stepjepa.options import Parser
 
@@ -35,7 +36,8 @@ class Command:
     """A sub-command: the constant of its name, in capitals, in a module of this package.
 
     Attributes:
-        run: runs it and returns the exit code; raises ``UserError`` for what the user can correct.
+        run: runs it and returns the exit code, or what ``--json`` prints (exit code 1 if its ``passed`` is false);
+            raises ``UserError`` for what the user can correct. With ``--json`` other output goes to standard error.
         flags: the dataclasses of its options, each with a heading.
         add: adds flags before those.
         common: names of the options that ``--help`` shows; with none it shows all.
@@ -44,7 +46,7 @@ class Command:
         more_help: returns text for the end of ``--help_all``.
     """
 
-    run: Callable[[argparse.Namespace], int]
+    run: Callable[[argparse.Namespace], Any]
     flags: tuple[tuple[type, str], ...] = ()
     add: Callable[[Parser], None] = lambda _: None
     common: str = ""

@@ -5,31 +5,32 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from stepjepa.commands import Command
 from stepjepa.errors import UserError
 from stepjepa.files import atomic_write, refuse_existing
 from stepjepa.options import option, refuse_both, refuse_without_effect
-from stepjepa.terminal import print_json, visible_lines
+from stepjepa.terminal import visible_lines
 
 if TYPE_CHECKING:
-    from stepjepa.experiments.comparison import Comparison
+    from stepjepa.compare.comparison import Comparison
 
 COMPARE_EPILOG = """\
 Runs that differ only in their seeds form an arm; each arm is paired with the
 baseline by seed: Student's paired t-test with Holm's correction over all arms,
 McNemar's exact test for each seed, an exact permutation test over examples.
-Arms are grouped by what they share with the baseline: the number of optimizer
+Of each arm it says what is equal to the baseline: the number of optimizer
 steps, the FLOPs of training (within 2 %), or neither."""
 
 REPORT_EPILOG = """\
 Prints a table of the evaluated runs. With --output_file FILE.html it writes one
 file that loads nothing: comparison of the arms, settings, accuracy, losses,
-similarities and ranks over steps, errors, answers, records. Unfinished and
+similarities and ranks over steps, errors, answers. Unfinished and
 unevaluated runs are included with what they have."""
 
 
@@ -42,17 +43,17 @@ class CompareFlags:
     baseline: str | None = option(None, "name of the arm to compare with (the regular one)", metavar="ARM")
     names: str | None = option(None, "names of the arms, in the order of their first runs", metavar="A,B")
     tails: Literal["one", "two"] = option("one", "one- or two-tailed p, to be corrected for the number of arms")
-    format: Literal["text", "markdown", "csv", "latex", "json"] = option("text", "format of the tables")
+    format: Literal["text", "markdown", "json"] = option("text", "format of the tables")
     json: bool = option(False, "short for --format json")
     output_file: str | None = option(None, "write the tables to this file", metavar="FILE")
     plot: str | None = option(None, "draw means, error bars and seeds: FILE.png or FILE.svg", metavar="FILE")
     overwrite: bool = option(False, "replace --output_file and --plot")
 
 
-def compare(args: argparse.Namespace) -> int:
+def compare(args: argparse.Namespace) -> Any:
     """Compare the runs; print the tables or write them to files."""
-    from stepjepa.experiments.plot import check_picture, write_picture
-    from stepjepa.experiments.tables import FORMATS
+    from stepjepa.compare.plot import check_picture, write_picture
+    from stepjepa.compare.tables import FORMATS
 
     if args.json and args.format not in ("text", "json"):
         raise UserError(f"--json means --format json, and --format {args.format} is named too; leave one out")
@@ -66,22 +67,22 @@ def compare(args: argparse.Namespace) -> int:
     if lost := [file for file in written if str(Path(file).resolve()) in read]:
         raise UserError("is an input of this comparison; name another file", path=lost[0])
     text = FORMATS["json" if args.json else args.format](comparison)
-    if args.output_file is None:
-        print(visible_lines(text), end="")
-    else:
+    if args.output_file is not None:
         with atomic_write(args.output_file) as stream:
             stream.write(text)
+    elif not args.json:
+        print(visible_lines(text), end="")
     if args.plot is not None:
         write_picture(comparison, args.plot)
     if written:
         print(f"written: {', '.join(written)}", file=sys.stderr if args.output_file is None else sys.stdout)
-    return 0
+    return json.loads(text) if args.json and args.output_file is None else 0
 
 
 def _comparison(args: argparse.Namespace) -> Comparison:
     """Compare the runs, named by ``--names``, by the arms of their sweep, or by the settings in which they differ."""
-    from stepjepa.experiments.comparison import compare
-    from stepjepa.experiments.evaluated_run import SUMMARY, find_run_folders
+    from stepjepa.compare.comparison import compare
+    from stepjepa.compare.evaluated_run import SUMMARY, find_run_folders
 
     places = find_run_folders(args.runs)
     # An unfinished sweep has trained runs without an evaluation: skip them. Runs named one by one must have one.
@@ -111,27 +112,25 @@ class ReportFlags:
     overwrite: bool = option(False, "replace --output_file", only_with="output_file")
 
 
-def report(args: argparse.Namespace) -> int:
+def report(args: argparse.Namespace) -> Any:
     """Print the table or write the page."""
     refuse_without_effect(vars(args), ReportFlags)
     refuse_both(args, ("json", "output_file"))
     if args.output_file is not None:
         return _write_page(args)
-    from stepjepa.experiments.evaluated_run import find_run_folders
-    from stepjepa.experiments.tables import report, report_text
+    from stepjepa.compare.evaluated_run import find_run_folders
+    from stepjepa.compare.tables import report, report_text
 
     rows = report([each.folder for each in find_run_folders(args.runs)])
-    if args.json:
-        print_json(rows)
-    else:
+    if not args.json:
         print(visible_lines(report_text(rows)))
-    return 0
+    return rows
 
 
 def _write_page(args: argparse.Namespace) -> int:
+    from stepjepa.compare.logged_run import read_runs
+    from stepjepa.compare.page import write_page
     from stepjepa.inspection.analysis import JSON_FILE
-    from stepjepa.pages.page import write_page
-    from stepjepa.pages.runs import read_runs
 
     target, analysis = Path(args.output_file), args.analysis and Path(args.analysis)
     if target.suffix.lower() not in (".html", ".htm"):

@@ -19,7 +19,7 @@ from stepjepa.run_folder import RUN_FILE
 from stepjepa.signals import Stopped
 from stepjepa.tasks.base import TaskOptions
 from stepjepa.tasks.registry import AUTO, FALLBACK
-from stepjepa.terminal import lines_to_stderr, print_json, visible_lines
+from stepjepa.terminal import visible_lines
 
 EPILOG = """\
 example: stepjepa evaluate --model_path runs/a --test_file test.jsonl \\
@@ -47,34 +47,22 @@ def _describe_task(asked: str, found: str) -> str:
     return f"task: {found} ({'nothing more special was ' if found.startswith(FALLBACK) else ''}recognised)"
 
 
-def score(args: argparse.Namespace) -> int:
+def score(args: argparse.Namespace) -> dict[str, Any]:
     """Score the answers of another program and print the summary."""
     from stepjepa.evaluation.output import format_summary, summary_file
     from stepjepa.evaluation.run import score_predictions
 
     settings = from_args(ScoreSettings, args, task_options=from_args(TaskOptions, args))
-    with lines_to_stderr(args.json):
-        summary = score_predictions(settings)
+    summary = score_predictions(settings)
     written = {"output_file": args.output_file, "summary_file": str(summary_file(settings.output_file))}
-    if args.json:
-        print_json({**summary, **written})
-        return 0
     print(_describe_task(args.task, summary["task"]))
     print(visible_lines(format_summary(summary)))
     print(f"written: {', '.join(written.values())}")
-    return 0
+    return {**summary, **written}
 
 
-def evaluate(args: argparse.Namespace) -> int:
+def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     """Evaluate a model and print the summary."""
-    with lines_to_stderr(args.json):
-        summary = _evaluate(args)
-    if args.json:
-        print_json(summary)
-    return 0
-
-
-def _evaluate(args: argparse.Namespace) -> dict[str, Any]:
     from stepjepa.evaluation.output import format_summary
     from stepjepa.evaluation.prompts import trained_plain
     from stepjepa.evaluation.run import Evaluation

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 from stepjepa.arguments import add_training_data, jepa_config
 from stepjepa.chat.tokens import add_plain_tokens, add_predictor_tokens
@@ -35,7 +35,7 @@ class ShowFlags:
     overwrite: bool = option(False, "let --png replace a file")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> dict[str, Any]:
     """Show some records."""
     config = jepa_config(args)
     if args.png is not None:
@@ -58,9 +58,7 @@ def run(args: argparse.Namespace) -> int:
     from stepjepa.inspection.record import inspect_records
 
     inspection = inspect_records(records, args.index, tokenizer, config, args.records)
-    if args.json:
-        print(json.dumps({"model": args.model_name, **inspection.to_dict()}, ensure_ascii=False))
-    else:
+    if not args.json:
         from stepjepa.inspection.record import show
 
         known = sys.stdout.isatty() or "COLUMNS" in os.environ
@@ -72,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 
         write_png(inspection, args.png, title(inspection))
         print(f"wrote {args.png}", file=sys.stderr)
-    return 0
+    return {"model": args.model_name, **inspection.to_dict()}
 
 
 def add_flags(parser: Parser) -> None:

@@ -132,10 +132,12 @@ def _write_files(files: Files, rows: Sequence[tuple[str, object]] = ()) -> None:
             stream.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
             stream.flush()  # a full disk raises here, before any file has its final name
     steps = [record["total_steps"] for _, records in files for record in records if "total_steps" in record]
-    mean = [("steps per record", f"{sum(steps) / len(steps):.2f}")] if steps else []
-    shown = [*rows, *mean, *((f"written to {target}", len(records)) for target, records in files)]
-    width = max(len(name) for name, _ in shown)
-    print("\n".join(f"{name:<{width}}  {value:>7}" for name, value in shown))
+    shown = [*rows, *([("steps per record", f"{sum(steps) / len(steps):.2f}")] if steps else [])]
+    width = max((len(name) for name, _ in shown), default=0)
+    for name, value in shown:
+        print(f"{name:<{width}}  {value:>7}")
+    for target, records in files:
+        print(f"written: {target} ({len(records)} records)")
 
 
 @dataclass(kw_only=True)

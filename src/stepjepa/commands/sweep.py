@@ -23,8 +23,8 @@ from stepjepa.files import existing_file
 from stepjepa.options import FROM_ONE, TRUE, Parser, option, options_of
 
 if TYPE_CHECKING:
-    from stepjepa.experiments.grid import Flags, Grid
-    from stepjepa.experiments.sweep import Engine, Outcome, SweepFolder
+    from stepjepa.compare.grid import Flags, Grid
+    from stepjepa.compare.sweep import Engine, Outcome, SweepFolder
 
 EPILOG = """\
 The file is YAML:
@@ -109,7 +109,7 @@ def _evaluate_settings(arguments: list[str]) -> dict[str, Any]:
 
 def _grid_of_flags(flags: Flags, seeds: Sequence[int] | None) -> Grid:
     """A grid of two arms: the method with all flags, and the baseline with those that affect regular training."""
-    from stepjepa.experiments.grid import BASELINE, make_grid
+    from stepjepa.compare.grid import BASELINE, make_grid
 
     evaluating = {*make_parser("evaluate")._option_string_actions} - {*make_parser("train")._option_string_actions}
     grid: dict[str, Flags] = {"train": {}, "evaluate": {}}
@@ -134,8 +134,8 @@ def _grid_of_flags(flags: Flags, seeds: Sequence[int] | None) -> Grid:
 
 def run(args: argparse.Namespace) -> int:
     """Expand and check the grid, run the trials that are left and show the table."""
-    from stepjepa.experiments.grid import expand, read_grid, select
-    from stepjepa.experiments.sweep import SweepFolder, sweep
+    from stepjepa.compare.grid import expand, read_grid, select
+    from stepjepa.compare.sweep import SweepFolder, sweep
 
     if args.slurm and args.engine != "slurm":
         raise UserError("--slurm does nothing on this machine; add --engine slurm or leave it out")
@@ -164,8 +164,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _engine(args: argparse.Namespace, folder: SweepFolder) -> tuple[Engine, str]:
     """The engine that runs the trials, and what runs at a time."""
-    from stepjepa.experiments.slurm import Slurm, read_options
-    from stepjepa.experiments.sweep import Local, visible_gpus
+    from stepjepa.compare.slurm import Slurm, read_options
+    from stepjepa.compare.sweep import Local, visible_gpus
 
     if args.engine == "slurm":
         options = read_options(args.slurm or ())
@@ -178,7 +178,7 @@ def _engine(args: argparse.Namespace, folder: SweepFolder) -> tuple[Engine, str]
 
 def _conclude(folder: SweepFolder, outcome: Outcome, count: int) -> int:
     """Print the table, the failures and the next command; return the exit code."""
-    from stepjepa.experiments.sweep import table
+    from stepjepa.compare.sweep import table
 
     if outcome.finished:
         print(f"\n{table(folder, outcome.finished)}")

@@ -28,7 +28,7 @@ from stepjepa.errors import UserError
 from stepjepa.options import FROM_ONE, PART, POSITIVE, SHARE, Parser, Range, option, refuse_both, refuse_without_effect
 from stepjepa.published import TrainingFlags, follow_training_flags, preset_arguments
 from stepjepa.run_folder import FinishedError, is_main_process, read_run
-from stepjepa.terminal import lines_to_stderr, print_json, print_rows
+from stepjepa.terminal import print_rows
 
 SEED: Range = (lambda value: 0 <= value < 2**32, f"a whole number from 0 to {2**32 - 1}")
 
@@ -182,39 +182,31 @@ def check(args: argparse.Namespace) -> JepaConfig:
     return config
 
 
-def train(args: argparse.Namespace) -> int:
+def train(args: argparse.Namespace) -> Any:
     """Check what can be checked cheaply, then train."""
     config = check(args)
+    from stepjepa.training.console import finished_json, last_lines, next_command
     from stepjepa.training.processes import naming_lost_processes
     from stepjepa.training.run import train
 
     try:
-        with lines_to_stderr(args.json), naming_lost_processes(Path(args.output_dir)):
+        with naming_lost_processes(Path(args.output_dir)):
             record = train(args, config)
     except FinishedError as finished:
         # With ``auto``, a finished run is no error: a scheduler may start its job again.
         if str(args.resume_from_checkpoint).lower() != "auto":
             raise
-        if is_main_process():
-            print(finished, file=sys.stderr)
-            if args.json:
-                _close(args, read_run(args.output_dir))
-        return 0
-    if record is not None and is_main_process():
-        _close(args, record)
-    return 0
-
-
-def _close(args: argparse.Namespace, record: dict[str, Any]) -> None:
-    """Print the outcome of the run, its folder and the next command, or one JSON document."""
-    from stepjepa.training.console import finished_json, last_lines, next_command
-
-    if args.json:
-        print_json(record if args.dry_run else finished_json(args, record))
-    elif not args.dry_run:
+        if not is_main_process():
+            return 0
+        print(finished, file=sys.stderr)
+        return finished_json(args, read_run(args.output_dir))
+    if record is None or args.dry_run or not is_main_process():
+        return record or 0
+    if not args.json:
         print_rows(last_lines(Path(args.output_dir), record))
         # On a line of its own, so that it can be copied from a terminal of any width.
         print(f"next: {shlex.join(next_command(args))}", flush=True)
+    return finished_json(args, record)
 
 
 TRAIN = Command(
@@ -262,7 +254,7 @@ def add_device_flags(parser: Parser) -> None:
     parser.add(DeviceFlags, "devices")
 
 
-def estimate(args: argparse.Namespace) -> int:
+def estimate(args: argparse.Namespace) -> dict[str, Any]:
     """Print what ``train --dry_run`` does, and time and memory on other devices.
 
     The time is FLOPs / (processes x peak x MFU), without communication between processes.
@@ -277,25 +269,22 @@ def estimate(args: argparse.Namespace) -> int:
     peak, memory = DEVICES.get(args.device, (None, None))
     peak = args.peak_tflops * 1e12 if args.peak_tflops else peak
     memory = args.memory_gib * 2**30 if args.memory_gib else memory
-    with lines_to_stderr(args.json):
-        records, eval_records, _ = read_data(args)
-        found = dry_run(args, config, records, eval_records, processes=args.gpus, on_gpu=peak is not None)
-        assert found is not None
-        found["time"] = found["device"] = None
-        if peak is None or found["flops"]["step"] is None:
-            print("time       not estimated: name a --device, or its --peak_tflops")
-        else:
-            step = found["flops"]["step"] / (peak * args.mfu * found["processes"])
-            run = step * found["steps"]
-            found["time"] = {"step_seconds": step, "run_seconds": run, "mfu": args.mfu, "peak": peak}
-            print(f"time       {step:.3g} s a step, {run / 3600:.3g} h in all, at an MFU of {args.mfu}")
-        if memory is not None:
-            fits = found["memory"]["peak"] <= memory
-            found["device"] = {"bytes": memory, "fits": fits}
-            print(f"device     {memory / GIB:.1f} GiB: the memory above {'fits' if fits else 'does NOT fit'}")
-    if args.json:
-        print_json(found)
-    return 0
+    records, eval_records, _ = read_data(args)
+    found = dry_run(args, config, records, eval_records, processes=args.gpus, on_gpu=peak is not None)
+    assert found is not None
+    found["time"] = found["device"] = None
+    if peak is None or found["flops"]["step"] is None:
+        print("time       not estimated: name a --device, or its --peak_tflops")
+    else:
+        step = found["flops"]["step"] / (peak * args.mfu * found["processes"])
+        run = step * found["steps"]
+        found["time"] = {"step_seconds": step, "run_seconds": run, "mfu": args.mfu, "peak": peak}
+        print(f"time       {step:.3g} s a step, {run / 3600:.3g} h in all, at an MFU of {args.mfu}")
+    if memory is not None:
+        fits = found["memory"]["peak"] <= memory
+        found["device"] = {"bytes": memory, "fits": fits}
+        print(f"device     {memory / GIB:.1f} GiB: the memory above {'fits' if fits else 'does NOT fit'}")
+    return found
 
 
 ESTIMATE = Command(

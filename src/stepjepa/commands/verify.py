@@ -10,7 +10,6 @@ from stepjepa.arguments import JsonFlags, ModelFlags, add_training_data, jepa_co
 from stepjepa.commands import Command
 from stepjepa.errors import UserError, visible
 from stepjepa.options import FROM_ONE, option
-from stepjepa.terminal import lines_to_stderr, print_json
 
 
 @dataclass
@@ -29,16 +28,8 @@ class VerifyFlags:
     finetune_seed: int = option(42, "seed of random weights", names=("seed",))
 
 
-def run(args: argparse.Namespace) -> int:
-    """Print one line per check; return exit code 1 if any failed."""
-    with lines_to_stderr(args.json):
-        found = _verify(args)
-    if args.json:
-        print_json(found)
-    return 0 if found["passed"] else 1
-
-
-def _verify(args: argparse.Namespace) -> dict[str, Any]:
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Print one line per check."""
     config = jepa_config(args)
     from stepjepa.data.records import bad_records, parse_record, tell_bad_records
     from stepjepa.data.sources import read_records

@@ -54,6 +54,22 @@ REMEDIES = (
 )
 
 
+def collapse(logs: dict[str, float]) -> str | None:
+    """How the embeddings of a line of logs are collapsed, for people; None where they are not, or it can't be told."""
+    # Comparisons are such that NaN is no sign of anything.
+    similarity = logs.get("shuffled_similarity", 0.0)
+    if similarity >= COLLAPSE_SIMILARITY:
+        return f"unrelated pairs have cosine {similarity:.3f}: the embeddings are collapsing to one direction"
+    if logs.get("rank_pairs", 0.0) < COLLAPSE_PAIRS:
+        return None
+    for side in ("source", "target"):
+        rank = logs.get(f"{side}_rank", math.inf)
+        if rank <= COLLAPSE_RANK:
+            pairs = int(logs["rank_pairs"])
+            return f"{pairs} {side} embeddings have effective rank {rank:.2f}: they are collapsing to one line"
+    return None
+
+
 def pair_similarity(source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Sums of the cosines of the P matched pairs of embeddings ``[P, D]``, and of the P * (P - 1) shuffled ones."""
     first, second = F.normalize(source.float(), dim=-1), F.normalize(target.float(), dim=-1)

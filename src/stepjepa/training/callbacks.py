@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +14,7 @@ from tqdm.auto import tqdm
 from transformers.trainer_callback import ProgressCallback, TrainerCallback
 
 from stepjepa.files import atomic_write
-from stepjepa.objectives.monitors import COLLAPSE_PAIRS, COLLAPSE_RANK, COLLAPSE_SIMILARITY, REMEDIES
+from stepjepa.objectives.monitors import REMEDIES, collapse
 from stepjepa.objectives.term import TERMS
 from stepjepa.run_folder import METRICS_FILE
 from stepjepa.signals import OneRequest, Stopped
@@ -51,22 +50,6 @@ class MetricsCallback(TrainerCallback):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps({"step": state.global_step, "epoch": state.epoch, **logs}) + "\n")
-
-
-def collapse(logs: dict[str, float]) -> str | None:
-    """How the embeddings of a line of logs are collapsed, for people; None where they are not, or it can't be told."""
-    # Comparisons are such that NaN is no sign of anything.
-    similarity = logs.get("shuffled_similarity", 0.0)
-    if similarity >= COLLAPSE_SIMILARITY:
-        return f"unrelated pairs have cosine {similarity:.3f}: the embeddings are collapsing to one direction"
-    if logs.get("rank_pairs", 0.0) < COLLAPSE_PAIRS:
-        return None
-    for side in ("source", "target"):
-        rank = logs.get(f"{side}_rank", math.inf)
-        if rank <= COLLAPSE_RANK:
-            pairs = int(logs["rank_pairs"])
-            return f"{pairs} {side} embeddings have effective rank {rank:.2f}: they are collapsing to one line"
-    return None
 
 
 class CollapseCallback(TrainerCallback):

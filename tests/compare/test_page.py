@@ -13,10 +13,10 @@ from bad_runs import DAMAGED, damage
 from made_up_logs import STEP_JEPA, log
 from made_up_runs import change, evaluate, make_run
 from stepjepa.cli import main
+from stepjepa.compare.logged_run import read_runs
+from stepjepa.compare.page import make_page
 from stepjepa.errors import UserError
 from stepjepa.files import write_jsonl
-from stepjepa.pages.page import make_page
-from stepjepa.pages.runs import read_runs
 
 HOSTILE = (
     "<img src=x onerror=\"document.title='caught'\"><script>document.title='caught'</script>{{ 7 * 7 }}&amp;\u202e"
@@ -33,17 +33,13 @@ def hostile(tmp_path):
             "110",
             jepa=jepa,
             command=["train", HOSTILE],
-            encoding={"used": HOSTILE, "because": HOSTILE},
-            counts={HOSTILE: 7},
             versions={HOSTILE: HOSTILE},
             order=None,
         )
         log(folder, views=True, **{f"eval_answer_{HOSTILE}": 0.5})
         change(folder / "run.json", "training", "lr_scheduler_type", to=HOSTILE if place else "linear")
-        summary = folder / "test.summary.json"
-        change(summary, "errors", to={HOSTILE: 1})
-        change(summary, "test_file", to=HOSTILE)
-        change(summary, "task", to=HOSTILE)
+        for name, value in {"errors": {HOSTILE: 1}, "test_file": HOSTILE, "task": HOSTILE}.items():
+            change(folder / "test.summary.json", name, to=value)
         lines = [json.loads(line) for line in (folder / "test.jsonl").read_text(encoding="utf-8").splitlines()]
         said = {"prompt": HOSTILE, "truth": HOSTILE, "generated": HOSTILE, "extracted": HOSTILE}
         write_jsonl(folder / "test.jsonl", [{**line, **said} for line in lines])
@@ -114,22 +110,15 @@ def test_damaged_runs_make_a_page_or_an_error_of_one_line(seed, arms):
     assert page.startswith("<!doctype html>")
 
 
-def test_half_of_a_character_can_be_written(tmp_path, capsys):
-    folder = make_run(tmp_path / "a", "1")
-    text = (folder / "run.json").read_text(encoding="utf-8").replace("preset:tiny", "\\ud800")
-    (folder / "run.json").write_text(text, encoding="utf-8")
-    assert main(["report", str(folder), "--output_file", str(tmp_path / "r.html")]) == 0
-    assert (tmp_path / "r.html").read_text(encoding="utf-8").startswith("<!doctype html>")
-
-
 def test_the_command_writes_a_page_and_overwrites_only_when_told(arms, tmp_path, capsys):
     target = tmp_path / "out" / "report.html"
+    # Half of a character, which UTF-8 can't encode.
+    text = (arms[0] / "run.json").read_text(encoding="utf-8")
+    (arms[0] / "run.json").write_text(text.replace("preset:tiny", "\\ud800"), encoding="utf-8")
     given = ["report", *map(str, arms), "--output_file", str(target), "--title", "Mine & yours"]
     assert main(given) == 0
     printed = capsys.readouterr()
-    assert printed.out.startswith(f"written: {target} (")
-    # Nothing but that where nobody watches.
-    assert printed.err == "" and printed.out.count("\n") == 1
+    assert printed.out.startswith(f"written: {target} (") and printed.out.count("\n") == 1
     assert "<title>Mine &amp; yours</title>" in target.read_text(encoding="utf-8")
     before = target.read_bytes()
     assert main(given) == 2
@@ -137,23 +126,6 @@ def test_the_command_writes_a_page_and_overwrites_only_when_told(arms, tmp_path,
     assert main([*given, "--overwrite"]) == 0
     assert target.read_bytes() == before
     assert [path.name for path in target.parent.iterdir()] == ["report.html"]
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--title", "x"], "--title is for a page; add --output_file FILE.html"),
-        (["--output_file", "a.txt"], "--output_file is an HTML page; end its name in .html"),
-        (["--output_file", "a.html", "--json"], "--json prints the table, and --output_file writes the page"),
-        (["--output_file", "a.html", "--baseline", "x"], "--baseline: no arm 'x'; choose one of"),
-    ],
-)
-def test_flags_that_do_not_go_together(flags, said, arms, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main(["report", *map(str, arms), *flags]) == 2
-    printed = capsys.readouterr().err
-    assert said in printed and printed.count("\n") == 1
-    assert not Path("a.html").exists()
 
 
 def open_page(browser, path: Path) -> None:
@@ -210,14 +182,3 @@ def test_theme_legend_and_width_in_a_browser(browser, arms, tmp_path):
     assert browser.execute_script(boxes) == browser.execute_script(
         "return document.querySelectorAll('[data-legend]').length"
     )
-    # On a phone the page does not scroll sideways; its tables do, in boxes of their own.
-    phone = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
-    try:
-        browser.refresh()
-        assert browser.execute_script("return document.documentElement.scrollWidth") == 390
-        assert browser.execute_script(
-            "return [...document.querySelectorAll('.scroll')].some((e) => e.scrollWidth > e.clientWidth)"
-        )
-    finally:
-        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})

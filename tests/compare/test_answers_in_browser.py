@@ -10,9 +10,9 @@ import pytest
 from test_sections import say
 
 from made_up_runs import make_run
+from stepjepa.compare.logged_run import read_runs
+from stepjepa.compare.page import write_page
 from stepjepa.files import write_jsonl
-from stepjepa.pages.page import write_page
-from stepjepa.pages.runs import read_runs
 
 HOSTILE = (
     "<script>alert(1)</script>",
@@ -96,10 +96,6 @@ def test_search_finds_in_all_texts_and_marks_what_it_found(page):
         assert examples(page) == expected
         marks = page.execute_script("return [...document.querySelectorAll('.answers mark')].map(e => e.textContent)")
         assert {mark.lower() for mark in marks} == ({text.lower()} if expected else set())
-    page.find_element("name", "search").clear()
-    page.find_element("name", "search").send_keys("seven")
-    wait(page, "return document.querySelector('.answers-card h3').textContent === 'Example 6'")
-    assert examples(page) == [6]
 
 
 def test_side_by_side_only_where_they_differ(page):
@@ -124,10 +120,6 @@ def test_what_a_model_wrote_stays_text(page):
     assert shown[:3] == list(HOSTILE[:3])
     assert shown[3] == "\\u202eright to left\\u2066 \\x1b[31mred\\x07"
     assert page.execute_script("return document.querySelectorAll('pre *, main img, .answers b').length") == 0
-    assert (
-        page.execute_script("return document.querySelectorAll('main script:not([type=\"application/json\"])').length")
-        == 0
-    )
     from selenium.common.exceptions import NoAlertPresentException
 
     with pytest.raises(NoAlertPresentException):
@@ -144,31 +136,20 @@ def test_a_phone_scrolls_in_one_direction_in_either_theme(page, theme):
     page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     put(page, "second", "1")
     assert page.execute_script("return document.documentElement.scrollWidth <= innerWidth")
-    red, green, blue = (
-        int(part)
-        for part in re.findall(r"\d+", page.execute_script("return getComputedStyle(document.body).backgroundColor"))[
-            :3
-        ]
-    )
-    assert (red + green + blue > 3 * 128) is (theme == "light")
+    colour = page.execute_script("return getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, re.findall(r"\d+", colour)[:3])) > 3 * 128) is (theme == "light")
 
 
 def test_twenty_thousand_answers_open_at_once(browser, tmp_path):
     count = 20_000
     run = make_run(tmp_path / "run", "10" * (count // 2))
-    say(
-        run,
-        prompt=[f"system: answer the question\nWhat is the sum of {i} and {7 * i}? " * 3 for i in range(count)],
-        truth=[str(8 * place) for place in range(count)],
-        generated=[f"it says {place} " * 11 for place in range(count)],
-    )
+    texts = [f"it says {place} " * 20 for place in range(count)]
     file = tmp_path / "page.html"
-    write_page(read_runs([run]), file)
+    write_page(read_runs([say(run, prompt=texts, truth="8", generated=texts)]), file)
     browser.get_log("browser")
     browser.get(f"file://{file}")
     loaded = wait(browser, "return performance.getEntriesByType('navigation')[0].loadEventEnd")
-    print(f"\n{count:,} answers, {file.stat().st_size / 1e6:.1f} MB: loaded after {loaded:.0f} ms")
-    # The aim is 2 s on a machine at rest, where it takes a seventh of that; tests share theirs.
+    # On a machine at rest it takes a fraction of a second.
     assert loaded < 5_000
     assert len(examples(browser)) == 20, "one page of cards, however many there are"
     assert "20,000 of 20,000" in browser.find_element("css selector", ".answers-status").text

@@ -24,10 +24,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from stepjepa.compare.evaluated_run import SUMMARY, SWEEP_FILE
+from stepjepa.compare.grid import Trial
+from stepjepa.compare.tables import report, report_text
 from stepjepa.errors import UserError, visible
-from stepjepa.experiments.evaluated_run import SUMMARY, SWEEP_FILE
-from stepjepa.experiments.grid import Trial
-from stepjepa.experiments.tables import report, report_text
 from stepjepa.files import locked, write_json
 from stepjepa.run_folder import RUN_FILE, versions
 from stepjepa.signals import Interruptions

@@ -9,10 +9,9 @@ import pytest
 
 from made_up_logs import STEP_JEPA, log
 from made_up_runs import change, evaluate, make_run
-from stepjepa.errors import UserError
-from stepjepa.files import write_jsonl
-from stepjepa.pages.charts import POINTS, chart_text, json_block, looks
-from stepjepa.pages.page import (
+from stepjepa.compare.charts import POINTS, chart_text, json_block, looks
+from stepjepa.compare.logged_run import read_runs
+from stepjepa.compare.page import (
     accuracy_section,
     answers_section,
     compare_runs,
@@ -23,7 +22,8 @@ from stepjepa.pages.page import (
     representation_section,
     shown_text,
 )
-from stepjepa.pages.runs import read_runs
+from stepjepa.errors import UserError
+from stepjepa.files import write_jsonl
 from stepjepa.terminal import PALETTE
 
 

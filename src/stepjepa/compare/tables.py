@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from stepjepa.compare.comparison import Comparison, Difference, verdict
+from stepjepa.compare.evaluated_run import FIGURES, MEASURES, EvaluatedRun, read_evaluated_run, run_names
+from stepjepa.compare.statistics import PairedT
 from stepjepa.errors import UserError
 from stepjepa.evaluation.output import mean_with_interval
-from stepjepa.experiments.comparison import Comparison, Difference, groups, verdict
-from stepjepa.experiments.evaluated_run import FIGURES, MEASURES, EvaluatedRun, read_evaluated_run, run_names
-from stepjepa.experiments.statistics import PairedT
 from stepjepa.terminal import finite
 
 WIDTH = 80
@@ -154,16 +154,8 @@ def measure_names(comparison: Comparison) -> dict[str, str]:
 
 
 def tables(comparison: Comparison) -> list[Table]:
-    """All tables: what the arms came to, their differences from the baseline over seeds and over examples, the runs.
-
-    Differences are grouped by what is equal; an arm that is equal in both stands in both groups.
-    """
-    by_group = [
-        table(comparison, f"At {heading}, against {comparison.baseline.name}", names)
-        for table in (_over_seeds, _over_examples)
-        for heading, names in groups(comparison).items()
-    ]
-    return [_arms(comparison), *by_group, _runs(comparison)]
+    """All tables: what the arms came to, their differences from the baseline over seeds and over examples, the runs."""
+    return [_arms(comparison), _over_seeds(comparison), _over_examples(comparison), _runs(comparison)]
 
 
 def _arms(comparison: Comparison) -> Table:
@@ -177,45 +169,43 @@ def _arms(comparison: Comparison) -> Table:
             mark = "* " if measure == "headline" and found is not None and found.mean == best else ""
             deviation = "" if found is None or found.std is None else f" ± {100 * found.std:.2f}"
             cells.append(UNKNOWN if found is None else f"{mark}{found.mean:.2%}{deviation}")
-        figures = [
-            UNKNOWN if (found := arm.spread(name)) is None else form.format(found.mean) for name, form in _FORMS.items()
-        ]
+        figures = [_form((found := arm.spread(name)) and found.mean, form) for name, form in _FORMS.items()]
         rows.append((arm.name, str(len(arm.runs)), *cells, *figures))
     heads = ("arm", "seeds", *names.values(), *_HEADS)
     return Table("Mean ± standard deviation over seeds; *: best", heads, rows)
 
 
-def _over_seeds(comparison: Comparison, heading: str, arms: Sequence[str]) -> Table:
+def _over_seeds(comparison: Comparison) -> Table:
     names, rows = measure_names(comparison), []
-    for name in arms:
-        found = comparison.differences[name]
+    for name, found in comparison.differences.items():
         test = found.measures["headline"]
         p_values = [test and test.p_greater, test and test.p_two_sided, found.holm]
         ratios = [_form(ratio, "× {:.2f}") for ratio in (found.token_ratio, found.flops_ratio)]
         points = [_points(found.measures[measure]) for measure in names]
-        rows.append((name, str(len(found.seeds)), *points, *map(p_text, p_values), *ratios))
-    heads = ("arm", "pairs", *(f"Δ {name}" for name in names.values()), "p, one-tailed", "p, two-tailed")
+        equal = ", ".join(found.equal) or "neither"
+        rows.append((name, equal, str(len(found.seeds)), *points, *map(p_text, p_values), *ratios))
+    heads = ("arm", "equal", "pairs", *(f"Δ {name}" for name in names.values()), "p, one-tailed", "p, two-tailed")
     return Table(
-        f"{heading}, paired by seed: percentage points [95 % interval], t-test of {comparison.scores['headline']}, "
-        f"Holm's correction of the {comparison.tails}-tailed p over all arms of all groups",
+        f"Against {comparison.baseline.name}, paired by seed: percentage points [95 % interval], t-test of "
+        f"{comparison.scores['headline']}, Holm's correction of the {comparison.tails}-tailed p over all arms; equal: "
+        "to the baseline in optimizer steps, in FLOPs of training",
         (*heads, "Holm", "tokens", "FLOPs"),
         rows,
     )
 
 
-def _over_examples(comparison: Comparison, heading: str, arms: Sequence[str]) -> Table:
+def _over_examples(comparison: Comparison) -> Table:
     known, rows = "lenient" in measure_names(comparison), []
-    for name in arms:
-        found = comparison.differences[name]
+    for name, found in comparison.differences.items():
         test = found.by_example
         counts = [test and test.gained, *([found.gained_lenient_before] if known else []), test and test.lost]
         p_values = [test and test.p_greater, test and test.p_two_sided, found.by_example_holm]
         rows.append((name, *(_form(count, "{}") for count in counts), *map(p_text, p_values)))
     before = (f"of them {comparison.scores['lenient']} before",) if known else ()
     return Table(
-        f"{heading}, paired by example: {comparison.scores['headline']} where the baseline was wrong and the other way "
-        "round, all seeds; exact test whose units are examples (one seed: McNemar's), Holm's correction over all arms "
-        "of all groups",
+        f"Against {comparison.baseline.name}, paired by example: {comparison.scores['headline']} where the baseline "
+        "was wrong and the other way round, all seeds; exact test whose units are examples (one seed: McNemar's), "
+        "Holm's correction over all arms",
         ("arm", "gained", *before, "lost", "p, one-tailed", "p, two-tailed", "Holm"),
         rows,
     )

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from test_sweep import folder_of, running_pids, trials_of, wait_for
 
+from stepjepa.compare import slurm
+from stepjepa.compare.slurm import CLUSTER, Slurm, TrialJob, read_options
+from stepjepa.compare.sweep import Local, SweepFolder, sweep, table
 from stepjepa.errors import UserError
-from stepjepa.experiments import slurm
-from stepjepa.experiments.slurm import CLUSTER, Slurm, TrialJob, read_options
-from stepjepa.experiments.sweep import Local, SweepFolder, sweep, table
 from stepjepa.signals import Interruptions
 
 submitit = pytest.importorskip("submitit", reason="jobs are submitted through submitit, which is not installed")

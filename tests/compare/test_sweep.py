@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from stepjepa.compare.grid import Trial, expand, make_grid
+from stepjepa.compare.sweep import LAUNCHER, Local, SweepFolder, sweep, table, visible_gpus
 from stepjepa.errors import UserError
-from stepjepa.experiments.grid import Trial, expand, make_grid
-from stepjepa.experiments.sweep import LAUNCHER, Local, SweepFolder, sweep, table, visible_gpus
 
 FAKE = (sys.executable, "-S", str(Path(__file__).with_name("fake_stepjepa.py")))
 ARMS: dict[str, Any] = {"regular": {"lbd": 0}, "jepa": {"lbd": [1, 2]}}
@@ -26,8 +26,8 @@ DRIVER = f"""
 import json, sys
 from pathlib import Path
 from stepjepa.errors import UserError
-from stepjepa.experiments.grid import Trial
-from stepjepa.experiments.sweep import Local, SweepFolder, sweep
+from stepjepa.compare.grid import Trial
+from stepjepa.compare.sweep import Local, SweepFolder, sweep
 trials = [Trial(**dict(trial, train=tuple(trial["train"]), evaluate=())) for trial in json.loads(sys.argv[3])]
 try:
     outcome = sweep(SweepFolder(Path(sys.argv[1]), trials, {{}}, {FAKE!r}), trials, Local(int(sys.argv[2])))

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from made_up_runs import PROTOCOL, change, evaluate, make_run
+from stepjepa.compare.comparison import compare
 from stepjepa.config import JepaConfig
 from stepjepa.errors import UserError
 from stepjepa.evaluation.output import model_fingerprint
-from stepjepa.experiments.comparison import compare
 
 LLM = {"mode": "llm-jepa", "lbd": 0.5}
 
@@ -266,9 +266,7 @@ def test_one_of_several_evaluations_is_chosen(runs):
 
 DIFFERENT = [
     ("run.json", ("data", "train", "sha256"), "e" * 64, r"training data \(sha256\) is e+\.\.\. instead of d"),
-    ("run.json", ("system_prompts",), ["Sum."], r'system prompts of training is \["Sum\."\] instead of \["Add\."\]'),
     ("test.summary.json", ("test_fingerprint",), "0" * 64, r"test file \(sha256\) is 0+\.\.\. instead of f"),
-    ("test.summary.json", ("headline",), "prefix", "headline is prefix instead of exact"),
     ("test.summary.json", ("settings", "max_new_tokens"), 32, "max new tokens is 32 instead of 16"),
     ("test.summary.json", ("settings", "prompt"), {"system": "x", "plain": False}, 'prompt is {"system": "x"'),
     ("test.summary.json", ("settings",), {"missing": "wrong"}, "task options is unknown instead of {}"),
@@ -303,13 +301,11 @@ def test_records_that_a_task_leaves_out(runs):
             compare(runs)
 
 
-@pytest.mark.parametrize("split", [{"eval_split": 0.2, "split_seed": 1}, {"eval_split": 0.1, "split_seed": 2}])
-def test_another_split_of_the_same_file_is_other_data(split, tmp_path):
+def test_another_split_of_the_same_file_is_other_data(tmp_path):
     parts = {"sha256": "d" * 64, "eval_split": 0.1, "split_seed": 1}
     folders = [make_run(tmp_path / "a", "10", data={"data": parts})]
-    folders.append(make_run(tmp_path / "b", "10", jepa=LLM, data={"data": {**parts, **split}}))
-    name = next(name for name in split if split[name] != parts[name])
-    with pytest.raises(UserError, match=f"{name.replace('_', ' ')} is {split[name]} instead of {parts[name]}"):
+    folders.append(make_run(tmp_path / "b", "10", jepa=LLM, data={"data": {**parts, "split_seed": 2}}))
+    with pytest.raises(UserError, match="split seed is 2 instead of 1"):
         compare(folders)
 
 

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stepjepa.errors import UserError
-from stepjepa.experiments import statistics
-from stepjepa.experiments.evaluated_run import (
+from stepjepa.compare import statistics
+from stepjepa.compare.evaluated_run import (
     MEASURES,
     EvaluatedRun,
     RunFolder,
     read_evaluated_run,
     refuse_different,
 )
-from stepjepa.experiments.statistics import ExampleTest, PairedT, Spread
+from stepjepa.compare.statistics import ExampleTest, PairedT, Spread
+from stepjepa.errors import UserError
 
 TAILS = {"one": "p_greater", "two": "p_two_sided"}
 """Which p is corrected, to the name that it has in the tests."""
@@ -332,17 +332,6 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 40 and text.isprintable() else hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def groups(comparison: Comparison) -> dict[str, list[str]]:
-    """The arms by what is equal between them and the baseline: ``equal steps``, ``equal FLOPs``, or neither.
-
-    An arm with equal steps and equal FLOPs is in both groups. Empty groups are omitted.
-    """
-    differences = comparison.differences.items()
-    found = {f"equal {what}": [name for name, each in differences if what in each.equal] for what in EQUAL}
-    found["neither equal steps nor FLOPs"] = [name for name, each in differences if not each.equal]
-    return {heading: names for heading, names in found.items() if names}
-
-
 def verdict(comparison: Comparison) -> str:
     """One sentence: what is better than the baseline over seeds, by how much, at equal steps or at equal FLOPs.
 
@@ -359,17 +348,24 @@ def verdict(comparison: Comparison) -> str:
         if test is not None and test.mean > 0 and test.low is not None and test.high is not None
     }
     parts = []
-    for heading, names in groups(comparison).items():
-        found = " and ".join(better[name] for name in names if name in better)
-        what = f"better than {base} in {score}"
-        parts.append(f"at {heading}, {what}: {found}" if found else f"at {heading}, no arm is shown to be {what}")
+    for heading in (*EQUAL, None):
+        # An arm with equal steps and equal FLOPs is in both groups.
+        names = [
+            name
+            for name, found in comparison.differences.items()
+            if (heading in found.equal if heading else not found.equal)
+        ]
+        where = f"at equal {heading}" if heading else "at neither equal steps nor FLOPs"
+        found, what = " and ".join(better[name] for name in names if name in better), f"better than {base} in {score}"
+        if names:
+            parts.append(f"{where}, {what}: {found}" if found else f"{where}, no arm is shown to be {what}")
     known = [test for test in tests.values() if test is not None and test.n > 1]
     sizes = [100 * size for test in known if (size := statistics.detectable(test, tails, len(known))) is not None]
     if sizes:
         seeds = " or ".join(map(str, sorted({test.n for test in known})))
-        size = f"{min(sizes):.1f}" + (f" to {max(sizes):.1f}" if len(sizes) > 1 else "")
+        most = f" to {max(sizes):.1f}" if len(sizes) > 1 else ""
         share = f"{statistics.POWER:.0%} of cases"
-        parts.append(f"{seeds} seeds could have shown a difference of {size} points (in {share})")
+        parts.append(f"{seeds} seeds could have shown a difference of {min(sizes):.1f}{most} points (in {share})")
     elif known:
         parts.append("differences that are equal for all seeds can't be tested")
     else:

@@ -7,10 +7,10 @@ from xml.etree import ElementTree
 import pytest
 
 from made_up_runs import make_run
+from stepjepa.compare.comparison import compare, verdict
+from stepjepa.compare.plot import check_picture, draw, write_picture
+from stepjepa.compare.tables import FORMATS, tables
 from stepjepa.errors import UserError
-from stepjepa.experiments.comparison import compare, verdict
-from stepjepa.experiments.plot import check_picture, draw, write_picture
-from stepjepa.experiments.tables import FORMATS, tables
 
 LLM = {"mode": "llm-jepa"}
 RIGHT = {
@@ -61,7 +61,9 @@ def test_tables_by_hand(runs):
     ends = "[-6.05, +56.05]"
     points = {"Δ exact": f"+25.00 {ends}", "Δ prefix": f"+25.00 {ends}", "Δ stop rate": "+75.00 [+43.95, +106.05]"}
     p_values = {"p, one-tailed": "0.0371", "p, two-tailed": "0.0742", "Holm": "0.0371"}
-    assert seeds == [{"arm": "llm-jepa", "pairs": "3", **points, **p_values, "tokens": "× 1.50", "FLOPs": "× 1.50"}]
+    assert seeds == [
+        {"arm": "llm-jepa", "equal": "steps", "pairs": "3", **points, **p_values, "tokens": "× 1.50", "FLOPs": "× 1.50"}
+    ]
     assert [tuple(row.values()) for row in examples] == [("llm-jepa", "6", "0", "0", "0.0625", "0.1250", "0.0625")]
     assert [tuple(row.values()) for row in each][2:5] == [
         ("regular", "82", "12.50%", "12.50%", "12.50%", "–", "–", "–", "regular-82"),
@@ -70,29 +72,14 @@ def test_tables_by_hand(runs):
     ]
 
 
-IN_GROUPS = {
-    "At equal steps": ["llm-jepa K=1", "llm-jepa K=2"],
-    "At equal FLOPs": ["llm-jepa K=1", "llm-jepa K=3"],
-    "At neither equal steps nor FLOPs": ["llm-jepa K=4"],
-}
-
-
-def test_arms_are_grouped_by_what_is_equal_in_every_format(groups):
+def test_every_format_says_what_is_equal(groups):
     comparison = compare(groups)
-    titles = [table.title.partition(", against regular, paired by ")[::2] for table in tables(comparison)[1:-1]]
-    assert [heading for heading, _ in titles] == 2 * list(IN_GROUPS)
-    assert [rest.startswith("seed") for _, rest in titles] == [True] * 3 + [False] * 3
-    for (heading, _), table in zip(titles, tables(comparison)[1:-1], strict=True):
-        assert [row[0] for row in table.rows] == IN_GROUPS[heading]
-        assert "Holm's correction" in table.title
-    ratios = {row["arm"]: row["FLOPs"] for table in tables(comparison)[1:4] for row in rows_of(table)}
-    assert list(ratios.values()) == ["× 1.01", "× 2.00", "× 0.99", "× 1.50"]
-    for kind in ("text", "markdown"):
-        text = FORMATS[kind](comparison)
-        places = [text.index(f"{heading}, against") for heading in IN_GROUPS]
-        assert places == sorted(places)
+    rows = rows_of(tables(comparison)[1])
+    assert [row["equal"] for row in rows] == ["steps, FLOPs", "steps", "FLOPs", "neither"]
+    assert [row["FLOPs"] for row in rows] == ["× 1.01", "× 2.00", "× 0.99", "× 1.50"]
     value = json.loads(FORMATS["json"](comparison))
     assert [arm["difference"]["equal"] for arm in value["arms"][1:]] == [["steps", "FLOPs"], ["steps"], ["FLOPs"], []]
+    assert "| llm-jepa K=1 | steps, FLOPs |" in FORMATS["markdown"](comparison)
     labels = [label.get_text() for label in draw(comparison).axes[0].get_yticklabels()]
     ends = ["[steps, FLOPs]", "[steps]", "[FLOPs]", "[neither steps nor FLOPs]"]
     assert labels == ["regular", *(f"llm-jepa K={k} {end}" for k, end in enumerate(ends, start=1))]
@@ -124,11 +111,11 @@ def test_the_verdict_by_hand(runs, groups):
         "at equal steps, no arm is shown to be better than regular in exact; 3 seeds could have shown a difference of "
         "38.7 points (in 80% of cases)"
     )
-    said = verdict(compare(groups)).split("; ")
-    assert [part.partition(", ")[0] for part in said[:3]] == [
-        heading.lower().replace("flops", "FLOPs") for heading in IN_GROUPS
+    no = ", no arm is shown to be better than regular in exact"
+    assert verdict(compare(groups)).split("; ") == [
+        *(f"at equal steps{no}", f"at equal FLOPs{no}", f"at neither equal steps nor FLOPs{no}"),
+        "without two seeds in common with the baseline nothing can be shown over seeds",
     ]
-    assert said[3] == "without two seeds in common with the baseline nothing can be shown over seeds"
 
 
 def test_json_holds_every_number(runs):

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from stepjepa.compare.evaluated_run import SUMMARY, RunFolder, find_run_folders, is_of_another_model, run_names
 from stepjepa.errors import UserError
-from stepjepa.experiments.evaluated_run import SUMMARY, RunFolder, find_run_folders, is_of_another_model, run_names
 from stepjepa.fields import read_fields
 from stepjepa.files import read_jsonl
 from stepjepa.run_folder import METRICS_FILE, read_run

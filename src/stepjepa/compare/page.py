@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import importlib.metadata
 import json
 import os
 import shlex
@@ -14,14 +15,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from stepjepa import __version__, terminal
-from stepjepa.errors import UserError
-from stepjepa.experiments.comparison import Comparison, compare, verdict
-from stepjepa.experiments.evaluated_run import settings_of
-from stepjepa.experiments.plot import svg
-from stepjepa.experiments.tables import Table, tables
-from stepjepa.files import atomic_write, read_jsonl
-from stepjepa.pages.charts import (
+from stepjepa import terminal
+from stepjepa.compare.charts import (
     UNKNOWN,
     Look,
     curves,
@@ -32,7 +27,13 @@ from stepjepa.pages.charts import (
     read_template,
     render,
 )
-from stepjepa.pages.runs import Evaluation, Run, is_number
+from stepjepa.compare.comparison import Comparison, compare, verdict
+from stepjepa.compare.evaluated_run import settings_of
+from stepjepa.compare.logged_run import Evaluation, Run, is_number
+from stepjepa.compare.plot import svg
+from stepjepa.compare.tables import Table, tables
+from stepjepa.errors import UserError
+from stepjepa.files import atomic_write, read_jsonl
 from stepjepa.terminal import visible_lines
 
 LONGEST = 4000
@@ -51,31 +52,10 @@ class Section:
     script: str | None = None
 
 
-def write_page(
-    runs: Sequence[Run],
-    path: str | os.PathLike[str],
-    *,
-    title: str | None = None,
-    baseline: str | None = None,
-    analysis: Path | None = None,
-) -> int:
-    """Write the page of some runs atomically.
-
-    Args:
-        runs: from ``runs.read_runs``.
-        path: of the HTML file.
-        title: of the page; by default made of the names of the runs.
-        baseline: the arm that the others are compared with; by default the regular one.
-        analysis: output folder of ``stepjepa analyze``; by default the first one in the folder of a run.
-
-    Returns:
-        Bytes written.
-
-    Raises:
-        UserError: ``baseline`` is none of the arms, or the runs can't be compared with it.
-    """
+def write_page(runs: Sequence[Run], path: str | os.PathLike[str], **options: Any) -> int:
+    """Write the page of some runs atomically; options as for :func:`make_page`. Returns the number of bytes written."""
     # Files of other programs may hold half of a surrogate pair, which UTF-8 can't encode.
-    page = make_page(runs, title=title, baseline=baseline, analysis=analysis).encode("utf-8", errors="replace")
+    page = make_page(runs, **options).encode("utf-8", errors="replace")
     with atomic_write(path, "wb") as stream:
         stream.write(page)
     return len(page)
@@ -84,7 +64,17 @@ def write_page(
 def make_page(
     runs: Sequence[Run], *, title: str | None = None, baseline: str | None = None, analysis: Path | None = None
 ) -> str:
-    """The page of some runs as text, the same for the same runs; see :func:`write_page`."""
+    """The page of some runs as text, the same for the same runs.
+
+    Args:
+        runs: from ``logged_run.read_runs``.
+        title: of the page; by default made of the names of the runs.
+        baseline: the arm that the others are compared with; by default the regular one.
+        analysis: output folder of ``stepjepa analyze``; by default the first one in the folder of a run.
+
+    Raises:
+        UserError: ``baseline`` is none of the arms, or the runs can't be compared with it.
+    """
     compared = compare_runs(runs, baseline)
     look = looks(runs, [comparison for _, comparison, _ in compared])
     makers: dict[str, Callable[[], Section | None]] = {
@@ -111,12 +101,11 @@ def make_page(
 
         # Browsers hash scripts after they have normalised line ends.
         plotly = get_plotlyjs().replace("\r\n", "\n")
-    names = ", ".join(run.name for run in runs)
     return render(
         "page.html",
-        title=title or (f"Run {names}" if len(runs) == 1 else f"{len(runs)} runs: {names}"[:100]),
+        title=title or (f"Run {runs[0].name}" if len(runs) == 1 else f"{len(runs)} runs"),
         policy=_content_policy([first, *scripts, *filter(None, [plotly])]),
-        version=__version__,
+        version=importlib.metadata.version("stepjepa"),
         style=read_template("page.css"),
         first=first,
         sections=shown,
@@ -196,7 +185,8 @@ def _scores_and_errors(name: str, evaluated: Sequence[tuple[Run, Evaluation]]) -
     scores = dict.fromkeys(each.summary[which] for _, each in evaluated for which in ("headline", "lenient"))
     scores |= dict.fromkeys(score for _, each in evaluated for score in each.summary["scores"])
     kinds = dict.fromkeys(kind for _, each in evaluated for kind in each.summary.get("errors") or ())
-    rows, errors, about = [], [], {}
+    rows, errors = [], []
+    about: dict[str, None] = {}
     for run, each in evaluated:
         summary, similarity = each.summary, each.summary.get("similarity") or {}
         cells = [_interval(summary["scores"].get(score)) for score in scores]
@@ -219,9 +209,8 @@ def _interval(score: dict[str, Any] | None) -> str:
     """A score with its 95 % interval, where it has one: ``12.5% [9.1, 16.0]``."""
     if score is None:
         return UNKNOWN
-    low, high = score.get("low"), score.get("high")
-    ends = f" [{100 * low:.1f}, {100 * high:.1f}]" if is_number(low) and is_number(high) else ""
-    return f"{score['mean']:.1%}{ends}"
+    ends = [f"{100 * score[end]:.1f}" for end in ("low", "high") if is_number(score.get(end))]
+    return f"{score['mean']:.1%}" + (f" [{', '.join(ends)}]" if ends else "")
 
 
 def _columns(runs: Sequence[Run]) -> list[str]:
@@ -247,8 +236,7 @@ def loss_section(runs: Sequence[Run], look: Look) -> Section | None:
 
 def representation_section(runs: Sequence[Run], look: Look) -> Section | None:
     """Similarity and effective ranks, with a warning where embeddings collapsed; None where nothing was logged."""
-    from stepjepa.objectives.monitors import REMEDIES
-    from stepjepa.training.callbacks import collapse
+    from stepjepa.objectives.monitors import REMEDIES, collapse
 
     collapsed = []
     for run in runs:

@@ -13,8 +13,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from stepjepa import terminal
-from stepjepa.experiments.comparison import Comparison
-from stepjepa.pages.runs import Run, is_number
+from stepjepa.compare.comparison import Comparison
+from stepjepa.compare.logged_run import Run, is_number
 from stepjepa.terminal import PALETTE
 
 UNKNOWN = "–"
@@ -42,13 +42,13 @@ Look = Mapping[str, tuple[str, str]]
 
 def read_template(name: str) -> str:
     """The text of a file in ``templates``."""
-    return (files("stepjepa.pages") / "templates" / name).read_text(encoding="utf-8")
+    return (files("stepjepa.compare") / "templates" / name).read_text(encoding="utf-8")
 
 
 @cache
 def _environment() -> Environment:
     environment = Environment(
-        loader=PackageLoader("stepjepa.pages"),
+        loader=PackageLoader("stepjepa.compare"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -179,6 +179,7 @@ def read_evaluated_run(folder: str | os.PathLike[str], evaluation: str | None = 
     results, similarity = run.inner("results"), summary.inner_or_none("similarity") or empty
     evaluated, versions = summary.inner_or_none("settings") or empty, run.inner_or_none("versions") or empty
     loaded, seen = run.inner_or_none("loaded") or empty, summary.inner_or_none("trained_on")
+    shares = None if seen is None else {form: seen.number(form) for form in ("exact", "normalised")}
     training = run.inner("training")
     seed, data_seed = training.whole("seed"), training.whole_or_none("data_seed")
     # In this order, in which errors are of most use.
@@ -206,7 +207,7 @@ def read_evaluated_run(folder: str | os.PathLike[str], evaluation: str | None = 
         model=evaluated.text_or_none("model"),
         views=evaluated.text_or_none("similarity"),
         loaded=dict(loaded.values),
-        trained_on=seen and describe_trained_on({form: seen.number(form) for form in ("exact", "normalised")}),
+        trained_on=describe_trained_on(shares),
     )
 
 

@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stepjepa.compare.comparison import Comparison
+from stepjepa.compare.tables import measure_names
 from stepjepa.errors import UserError
-from stepjepa.experiments.comparison import Comparison
-from stepjepa.experiments.tables import measure_names
 from stepjepa.files import atomic_write
 from stepjepa.terminal import drawable
 
@@ -52,8 +52,8 @@ def draw(comparison: Comparison) -> Figure:
     from matplotlib.figure import Figure
 
     measures, labels = measure_names(comparison), [comparison.baseline.name]
-    for name, found in comparison.differences.items():
-        labels.append(f"{name} [{', '.join(found.equal) or 'neither steps nor FLOPs'}]")
+    for name, difference in comparison.differences.items():
+        labels.append(f"{name} [{', '.join(difference.equal) or 'neither steps nor FLOPs'}]")
     labels = [drawable(label, FONT) for label in labels]
     size = (3.2 * len(measures) + min(0.075 * max(map(len, labels)), 6) + 0.6, 0.42 * len(labels) + 1.7)
     figure = Figure(figsize=size, layout="constrained")

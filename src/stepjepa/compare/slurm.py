@@ -12,9 +12,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stepjepa.compare.grid import Trial
+from stepjepa.compare.sweep import FAILED, FINISHED, INTERRUPTED, Local, SweepFolder
 from stepjepa.errors import UserError, one_line
-from stepjepa.experiments.grid import Trial
-from stepjepa.experiments.sweep import FAILED, FINISHED, INTERRUPTED, Local, SweepFolder
 from stepjepa.files import read_json_object, write_json
 from stepjepa.signals import Interruptions
 
@@ -45,7 +45,6 @@ def read_options(arguments: Sequence[str]) -> dict[str, Any]:
         from submitit import AutoExecutor
     except ImportError:
         raise UserError("--engine slurm needs submitit, which is not installed; pip install submitit") from None
-    generic = AutoExecutor._typed_parameters()
     options: dict[str, Any] = {}
     for argument in arguments:
         key, equals, text = argument.partition("=")
@@ -54,17 +53,17 @@ def read_options(arguments: Sequence[str]) -> dict[str, Any]:
             raise UserError(f"--slurm: expected KEY=VALUE, got '{argument}'; write partition=gpu, say")
         if name in _SET_HERE:
             raise UserError(f"--slurm: {name} is set by the sweep; --jobs N says how many trials run at a time")
-        if name in ("time", "timeout_min"):
+        if name == "time":
             options["timeout_min"] = _minutes(text)
             continue
         try:
             value = json.loads(text)
         except ValueError:
             value = text
-        options[name if name in generic else f"slurm_{name}"] = value
+        options[name if name in AutoExecutor._typed_parameters() else f"slurm_{name}"] = value
     if "timeout_min" not in options:
         raise UserError(
-            "--slurm: name the time limit of one trial, as in --slurm time=4:00:00; submitit's own is 5 minutes"
+            "--slurm: name the time limit of one trial, as in --slurm time=4:00:00; submitit's is 5 minutes"
         )
     if "cpus_per_task" in options:
         # From SLURM 22.05 on, srun no longer takes this over from sbatch.
@@ -126,18 +125,15 @@ class Slurm:
     def __init__(self, folder: SweepFolder, options: Mapping[str, Any], jobs: int | None = None) -> None:
         from submitit import AutoExecutor
 
-        cluster = os.environ.get(CLUSTER, "slurm")
-        given = {"name": "stepjepa", **options}
-        # As LAUNCHER: no file in the folder that jobs start in takes the place of a module.
-        constructed = {f"{cluster}_python": f"{shlex.quote(sys.executable)} -P"}
-        if "slurm_max_num_timeout" in given:
-            # How often a job whose time is up is put back into the queue.
-            constructed["slurm_max_num_timeout"] = given.pop("slurm_max_num_timeout")
-        if jobs is not None:
-            given["slurm_array_parallelism"] = jobs
         # No arm has a name that begins like that.
         self._folder, self._files, self._looked = folder, folder.path / "_slurm", 0.0
         self._watched: dict[Trial, Any] = {}
+        cluster = os.environ.get(CLUSTER, "slurm")
+        given = {"name": "stepjepa", **options, **({} if jobs is None else {"slurm_array_parallelism": jobs})}
+        # How often a job whose time is up is put back into the queue.
+        constructed = {name: given.pop(name) for name in ("slurm_max_num_timeout",) if name in given}
+        # As LAUNCHER: no file in the folder that jobs start in takes the place of a module.
+        constructed[f"{cluster}_python"] = f"{shlex.quote(sys.executable)} -P"
         try:
             self._executor = AutoExecutor(folder=self._files, cluster=cluster, **constructed)
             self._executor.update_parameters(**given)

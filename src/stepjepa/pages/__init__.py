@@ -1,1 +1,0 @@
-"""Pages to look at: what runs came to, as one HTML file."""
