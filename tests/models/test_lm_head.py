@@ -142,7 +142,10 @@ def test_logits_of_one_chunk_at_a_time(monkeypatch: Any) -> None:
 def test_logits_are_the_models(architecture: str) -> None:
     """Also where it scales or caps them, and without leaving anything behind."""
     model = tiny.make_model(architecture, "eager")
+    model.lm_head.train()
     assert LMHead(model).is_plain == (architecture not in SCALED)
+    assert model.lm_head.training
+    assert not model.training
     ids = torch.arange(3, 14)[None]
     wanted = model(input_ids=ids).logits[0]
     states = model.get_decoder()(input_ids=ids).last_hidden_state[0]

@@ -105,14 +105,6 @@ def test_nothing_is_changed(attention: str, tiny_model: ModelFactory) -> None:
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
 
 
-def test_the_copy_is_made_once_for_a_configuration(tiny_model: ModelFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Any] = []
-    monkeypatch.setattr(probe, "shrink", lambda model: made.append(model) or shrink(model))
-    for model in (tiny_model("llama"), tiny_model("llama", seed=1), tiny_model("llama", sliding_window=7)):
-        choose_encoding(model, "auto")
-    assert len(made) == 2
-
-
 def test_padding_that_is_seen_is_refused(tiny_model: ModelFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     small = shrink(tiny_model("llama"))
     # Causal, and yet the width of a row matters.
@@ -157,19 +149,3 @@ def test_attention_must_hear_where_sequences_begin(monkeypatch: pytest.MonkeyPat
     encoding, reason = choose_encoding(model, "auto")
     assert encoding == "rows"
     assert "is not told where they begin" in reason
-
-
-# -- The copy ----------------------------------------------------------------------------------------------------------
-
-
-def test_the_copy_is_small_with_every_kind_of_layer_and_short_limits() -> None:
-    model = of_full_size("gemma3_text", sliding_window=4096)
-    small = shrink(model)
-    assert set(small.config.layer_types) == {"sliding_attention", "full_attention"}
-    assert small.config.sliding_window == probe.LIMIT
-    assert small.config.max_position_embeddings == probe.TABLE
-    assert model.config.vocab_size > probe.VOCABULARY == small.config.vocab_size
-    assert {(parameter.dtype, parameter.device.type) for parameter in small.parameters()} == {(torch.float32, "cpu")}
-    assert shrink(of_full_size("llama", vocab_size=31)).config.vocab_size == probe.VOCABULARY
-    # Every eighth layer of Jamba is attention.
-    assert shrink(of_full_size("jamba")).config.num_hidden_layers == 8

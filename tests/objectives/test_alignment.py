@@ -1,12 +1,17 @@
-"""Terms on pairs of embeddings: values worked out by hand, and what they push towards."""
+"""Terms on pairs of embeddings: values worked out by hand, what they push towards, and zero, never NaN, for nothing."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+import tiny
+from stepjepa.config import JepaConfig
+from stepjepa.models.attention import enable_trees
 from stepjepa.objectives.alignment import (
     L2,
     MSE,
@@ -14,11 +19,15 @@ from stepjepa.objectives.alignment import (
     Covariance,
     Distance,
     InfoNCE,
+    Regularizer,
     SIGReg,
     Variance,
     make_distance,
 )
+from stepjepa.objectives.monitors import SHORTEST, apart, directions, effective_rank, pair_similarity, retrieval_top1
+from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.objectives.term import Context
+from stepjepa.objectives.text import tube
 
 SOURCE = torch.tensor([[3.0, 4.0], [0.0, 2.0]])
 TARGET = torch.tensor([[4.0, 3.0], [5.0, 0.0]])
@@ -45,15 +54,6 @@ def test_infonce_by_hand(temperature: float) -> None:
     second = math.log(math.exp(0.6 / temperature) + 1) - 0
     found = make_distance("infonce", temperature)(SOURCE, TARGET)
     assert found.item() == pytest.approx(first + second, rel=1e-5)
-
-
-@pytest.mark.parametrize("name", ["cosine", "l2", "mse", "infonce"])
-def test_order_does_not_matter_and_halves_are_summed_in_single_precision(name: str) -> None:
-    source, target = torch.randn(7, 5).bfloat16(), torch.randn(7, 5).bfloat16()
-    order, loss = torch.randperm(7), make_distance(name)
-    found = loss(source, target)
-    assert found.dtype == torch.float32
-    assert loss(source[order], target[order]).item() == pytest.approx(found.item(), rel=1e-5)
 
 
 def test_a_constant_map_minimises_all_but_infonce() -> None:
@@ -109,14 +109,171 @@ def test_sigreg_draws_by_seed_and_step() -> None:
     assert first not in (step, seed)
 
 
-@pytest.mark.parametrize("term", [SIGReg(), Variance()], ids=lambda term: type(term).__name__)
-def test_a_constant_is_pushed_apart(term: SIGReg | Variance) -> None:
-    """From embeddings that are all but one vector, gradient descent finds a set that is spread."""
-    noise = torch.randn((31, 5), generator=torch.Generator().manual_seed(0))
-    values = (torch.ones((31, 5)) + 1e-3 * noise).requires_grad_()
-    optimizer = torch.optim.SGD([values], lr=1.0)
-    for step in range(200):
-        optimizer.zero_grad()
-        term.value(values, Context(step=step)).backward()
-        optimizer.step()
-    assert values.detach().std(0).min() > 0.5
+# -- nothing to compare ------------------------------------------------------------------------------------------------
+
+
+SEEDS = range(60)
+ALIGNMENTS = ["cosine", "l2", "mse", "infonce"]
+WITH_DIRECTIONS = ["cosine", "infonce"]
+REGULARIZERS: list[Regularizer] = [SIGReg(directions=7), Variance(), Covariance()]
+
+
+class Drawn:
+    """Pairs of embeddings ``[P, D]`` of a drawn size and scale; ``zero`` says where one of the two is zero."""
+
+    def __init__(self, seed: int, *, dtype: torch.dtype = torch.float32) -> None:
+        generator = torch.Generator().manual_seed(seed)
+
+        def number(low: int, high: int) -> int:
+            return int(torch.randint(low, high, (), generator=generator))
+
+        pairs, width = number(0, 8), number(1, 14)
+        scale = 10.0 ** number(-4, 5)
+        zeros = torch.rand((2, pairs), generator=generator) < 0.3
+        sides = [
+            torch.randn((pairs, width), generator=generator).mul(scale).masked_fill(zeros[side][:, None], 0)
+            for side in (0, 1)
+        ]
+        if number(0, 4) == 0:  # both views are the same
+            sides[1], zeros[1] = sides[0].clone(), zeros[0]
+        self.source, self.target = (side.to(dtype).requires_grad_() for side in sides)
+        self.zero = zeros.any(0)
+
+
+@pytest.mark.parametrize("name", ALIGNMENTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_alignment_is_finite_forward_and_backward(name: str, dtype: torch.dtype) -> None:
+    for seed in SEEDS:
+        drawn = Drawn(seed, dtype=dtype)
+        loss = make_distance(name)(drawn.source, drawn.target)
+        assert loss.dtype == torch.float32
+        assert bool(torch.isfinite(loss)), seed
+        for gradient in torch.autograd.grad(loss, [drawn.source, drawn.target]):
+            assert bool(torch.isfinite(gradient).all()), seed
+
+
+@pytest.mark.parametrize("name", WITH_DIRECTIONS)
+def test_a_pair_without_a_direction_adds_nothing(name: str) -> None:
+    """Neither to the loss nor to the gradient of either side; what it is compared with stays as it was."""
+    for seed in SEEDS:
+        drawn = Drawn(seed)
+        loss = make_distance(name)(drawn.source, drawn.target)
+        source, target = torch.autograd.grad(loss, [drawn.source, drawn.target])
+        assert not source[drawn.zero].any(), seed
+        if name == "cosine":
+            assert not target[drawn.zero].any(), seed
+            alone = make_distance(name)(drawn.source[~drawn.zero], drawn.target[~drawn.zero])
+            assert loss.item() == pytest.approx(alone.item(), rel=1e-6, abs=1e-7), seed
+        else:
+            # A target is compared with other sources, too; one without a direction is not moved by them.
+            assert not target[drawn.target.norm(dim=-1) == 0].any(), seed
+        if bool(drawn.zero.all()):
+            assert loss.item() == 0, seed
+
+
+def test_by_hand() -> None:
+    first = torch.tensor([[3.0, 4.0], [0.0, 0.0], [1.0, 0.0]])
+    second = torch.tensor([[4.0, 3.0], [1.0, 2.0], [0.0, 0.0]])
+    # 1 - 24/25; the others have no direction on one side.
+    assert apart(first, second).tolist() == pytest.approx([0.04, 0, 0])
+    found, there = directions(torch.tensor([[3.0, 4.0], [0.0, 0.0], [SHORTEST / 2, 0.0], [math.nan, 1.0]]))
+    assert found[:3].flatten().tolist() == pytest.approx([0.6, 0.8, 0, 0, 0, 0])
+    assert found[3].isnan().all()
+    assert there.tolist() == [True, False, False, True]
+    # Three sources, the second without a direction, and three targets, the third without: what is left is the first,
+    # with cosines 0.96, 11 / (5 sqrt 5) and 0.
+    cosines = [0.96, 11 / (5 * math.sqrt(5)), 0.0]
+    wanted = math.log(sum(math.exp(cosine / 0.5) for cosine in cosines)) - 0.96 / 0.5
+    assert InfoNCE(0.5)(first, second).item() == pytest.approx(wanted, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", WITH_DIRECTIONS)
+def test_as_the_plain_formula_where_there_are_directions(name: str) -> None:
+    for seed in SEEDS:
+        generator = torch.Generator().manual_seed(seed)
+        source, target = (torch.randn((5, 3), generator=generator).requires_grad_() for _ in range(2))
+        if name == "cosine":
+            slow = (1 - F.cosine_similarity(source, target, dim=-1)).sum()
+        else:
+            logits = F.normalize(source, dim=-1) @ F.normalize(target, dim=-1).T / 0.07
+            slow = F.cross_entropy(logits, torch.arange(5), reduction="sum")
+        fast = make_distance(name)(source, target)
+        assert fast.item() == pytest.approx(slow.item(), rel=1e-5, abs=1e-5)
+        both = [torch.autograd.grad(loss, [source, target]) for loss in (fast, slow)]
+        for ours, plain in zip(*both, strict=True):
+            torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("term", REGULARIZERS, ids=lambda term: term.name)
+def test_regularizers_are_finite_forward_and_backward(term: Regularizer) -> None:
+    """Drawn ones, and sets of equal embeddings."""
+    equal = [torch.full((count, 3), value, requires_grad=True) for count in (2, 5) for value in (0.0, 1.0, -1e4)]
+    for number, embeddings in enumerate([*(Drawn(seed).source for seed in SEEDS), *equal]):
+        value = term.value(embeddings, Context(step=number))
+        assert bool(torch.isfinite(value)), number
+        (gradient,) = torch.autograd.grad(value, [embeddings])
+        assert bool(torch.isfinite(gradient).all()), number
+        if len(embeddings) < 2:
+            assert value.item() == 0, number
+            assert not gradient.any(), number
+
+
+def test_a_tube_through_one_point() -> None:
+    """Where two of the three places hold the same state there is no direction: exactly 0."""
+    triples = torch.randn((4, 3, 5), generator=torch.Generator().manual_seed(0))
+    triples[0, 1], triples[1, 2], triples[2] = triples[0, 0], triples[1, 1], 0.0
+    triples.requires_grad_()
+    assert tube(triples[:3]).item() == 0
+    (gradient,) = torch.autograd.grad(tube(triples), [triples])
+    assert not gradient[:3].any()
+    assert gradient[3].any()
+    assert bool(torch.isfinite(gradient).all())
+
+
+def test_what_is_not_finite_stays_so() -> None:
+    """It must be found, not hidden as an embedding without a direction."""
+    for wrong in (math.nan, math.inf):
+        source, target = torch.ones(3, 5), torch.ones(3, 5)
+        source[1, 2] = wrong
+        for name in ALIGNMENTS:
+            assert not math.isfinite(make_distance(name)(source, target).item()), (name, wrong)
+        assert not math.isfinite(tube(source[None]).item())
+
+
+def test_monitors_of_zeros() -> None:
+    for seed in SEEDS:
+        drawn = Drawn(seed)
+        source, target = drawn.source.detach(), drawn.target.detach()
+        found = [*pair_similarity(source, target), retrieval_top1(source, target)]
+        found += [effective_rank(source), effective_rank(source, centred=True)]
+        assert all(math.isfinite(float(value)) for value in found), seed
+
+
+EVERYTHING: dict[str, Any] = {"sigreg": 0.3, "variance": 0.5, "covariance": 0.2, "stp": 0.7, "prompt_loss_weight": 0.1}
+
+
+@pytest.mark.parametrize("loss", ALIGNMENTS)
+@pytest.mark.parametrize("encoding", ["tree", "rows"])
+def test_a_model_on_a_batch_of_nothing(loss: str, encoding: str, trained_tokenizer: Any) -> None:
+    """No record at all, as at the end of an epoch: every weight takes part, and none is moved."""
+    model = tiny.make_model("llama")
+    enable_trees(model)
+    config = JepaConfig(mode="step-jepa", jepa_loss_type=loss, **EVERYTHING)  # type: ignore[arg-type]
+    objective = Objective.from_config(config)
+    options = {"encoding": encoding, "prompt_labels": True}
+    found = jepa_loss(model, tiny.collator(trained_tokenizer, config, **options)([None]), objective)
+    assert found.loss.item() == 0
+    assert all(part.item() == 0 for part in found.parts.values())
+    model.zero_grad()
+    found.loss.backward()
+    assert not any(p.grad is not None and bool((p.grad != 0).any()) for p in model.parameters())
+    # One record without a pair, and one pair alone.
+    for record in [*tiny.records()[2:], *tiny.records()[:1]]:
+        batch = tiny.batch_of(trained_tokenizer, config, [record], **options)
+        found = jepa_loss(model, batch, objective)
+        assert all(bool(torch.isfinite(part)) for part in found.parts.values())
+        if not batch.pairs or loss == "infonce":
+            assert found.parts["jepa_loss"].item() == 0
+        gradients = tiny.gradients(model, found.loss)
+        assert all(bool(torch.isfinite(gradient).all()) for gradient in gradients.values())
+        assert any(bool(gradient.any()) for gradient in gradients.values())

@@ -105,7 +105,6 @@ class RunFlags:
     num_epochs: float = option(3.0, "passes over the data", names=("num_train_epochs",), metavar="N")
     eval_steps: int | None = option(None, "evaluate every N steps (once an epoch)", names=("eval_accuracy_steps",))
     finetune_seed: int = option(42, "random seed", names=("seed",), allowed=SEED)
-    on_nonfinite: Literal["stop", "skip"] = option("stop", "before a step whose loss or gradient is not finite")
     track_flop: bool = option(False, "measure the FLOPs of the first 10 steps; print them beside the derived ones")
     same_flop: bool = option(False, "stop once the FLOPs of --regular for --num_epochs are spent")
     dry_run: bool = option(False, "print tokens, memory and FLOPs of a step, then stop")
@@ -184,13 +183,11 @@ def check(args: argparse.Namespace) -> JepaConfig:
 
 def train(args: argparse.Namespace) -> Any:
     """Train, and print the outcome of the run, its folder and the next command."""
-    from stepjepa.training.console import finished_json, last_lines, next_command
-    from stepjepa.training.processes import naming_lost_processes
+    from stepjepa.training.record import finished_json, last_lines, next_command
     from stepjepa.training.run import train
 
     try:
-        with naming_lost_processes(Path(args.output_dir)):
-            record = train(args, args.jepa)
+        record = train(args, args.jepa)
     except FinishedError as finished:
         # With ``auto``, a finished run is no error: a scheduler may start its job again.
         if str(args.resume_from_checkpoint).lower() != "auto":
@@ -263,8 +260,8 @@ def estimate(args: argparse.Namespace) -> dict[str, Any]:
     for name, reason in (("dry_run", True), ("resume_from_checkpoint", True), ("records", args.data_file)):
         if getattr(args, name) and reason:
             raise UserError(f"--{name} has no effect on this estimate; leave it out")
-    from stepjepa.training.data import read_data
     from stepjepa.training.dry_run import GIB, dry_run
+    from stepjepa.training.record import read_data
 
     peak, memory = DEVICES.get(args.device, (None, None))
     peak = args.peak_tflops * 1e12 if args.peak_tflops else peak

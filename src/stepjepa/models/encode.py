@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,37 +25,28 @@ from stepjepa.models.lm_head import LMHead
 EMA_FILE = "ema.safetensors"
 
 
+@dataclass(eq=False)
 class Encoded:
-    """The hidden states of a micro-batch, and the heads that act on them.
+    """The hidden states of a micro-batch, and the heads that act on them."""
 
-    Args:
-        states: layer -> ``[R * T, D]``; layers are numbered as in transformers' ``hidden_states`` (0: token embeddings,
-            -1: the last one, after the final norm).
-        batch: the micro-batch, which names the positions to read.
-        layer: the layer that embeddings are read from.
-        head: the LM head.
-        heads: trained modules beside the model, by name.
-    """
-
-    def __init__(
-        self, states: dict[int, Tensor], batch: Batch, layer: int, head: LMHead, heads: nn.ModuleDict | None = None
-    ) -> None:
-        self._states, self._batch, self._layer = states, batch, layer
-        self.head = head
-        self.heads = nn.ModuleDict() if heads is None else heads
+    states: dict[int, Tensor]  # layer, as in transformers' hidden_states (-1: after the final norm) -> [R * T, D]
+    batch: Batch
+    layer: int  # that embeddings are read from
+    head: LMHead
+    heads: nn.ModuleDict = field(default_factory=nn.ModuleDict)  # trained modules beside the model, by name
 
     def at(self, index: Tensor, layer: int = -1) -> Tensor:
         """Hidden states at flat positions, ``[...]`` to ``[..., D]``, of a layer that a term names in ``layers``."""
-        if layer not in self._states:
-            known = ", ".join(map(str, self._states))
+        if layer not in self.states:
+            known = ", ".join(map(str, self.states))
             raise ValueError(f"expected a layer that a term names in 'layers' ({known}), got {layer}")
-        return self._states[layer][index]
+        return self.states[layer][index]
 
     @cached_property
     def pairs(self) -> tuple[Tensor, Tensor]:
         """Source embeddings ``[P, D]`` (after the predictor head, if there is one) and target embeddings ``[P, D]``."""
-        states = self._states[self._layer]
-        source, target = (read(states, self._batch, kind) for kind in ("source", "target"))
+        states = self.states[self.layer]
+        source, target = (read(states, self.batch, kind) for kind in ("source", "target"))
         if "predictor_head" in self.heads:
             source = self.heads["predictor_head"](source)
         return source, target
@@ -63,7 +55,7 @@ class Encoded:
         """Read the target embeddings from other hidden states: those under averaged weights (``Context.averaged``)."""
         source, target = self.pairs
         # Detach also if the batch has no pairs, so that no process waits for another in the backward pass.
-        found = read(averaged(self._batch, self._layer), self._batch, "target") if len(target) else target
+        found = read(averaged(self.batch, self.layer), self.batch, "target") if len(target) else target
         self.pairs = source, found.detach()
 
     def token_loss(self, index: Tensor, token_ids: Tensor, rows: Tensor | None = None) -> Tensor:
@@ -72,11 +64,11 @@ class Encoded:
         ``index`` ``[U]`` are flat positions whose last hidden states go through the LM head, and ``rows`` ``[N]`` which
         of them predicts each token; None for one token per position.
         """
-        return self.head.cross_entropy(self._states[-1][index], token_ids, rows)
+        return self.head.cross_entropy(self.states[-1][index], token_ids, rows)
 
     def logits(self, index: Tensor) -> Tensor:
         """Logits at flat positions: ``[U]`` to ``[U, V]``."""
-        return self.head.logits(self._states[-1][index])
+        return self.head.logits(self.states[-1][index])
 
 
 def read(states: Tensor, batch: Batch, kind: str) -> Tensor:
@@ -132,7 +124,9 @@ def encode(
         if len(caught) == len(passes):
             # Flat positions count on from pass to pass.
             joined = {each: torch.cat([found[each] for found in caught]) for each in wanted if len(caught) > 1}
-            results.append(evaluate(Encoded(joined or caught[0], batch, layer, head, find_heads(model))))
+            results.append(
+                evaluate(Encoded(joined or caught[0], batch, layer, head, find_heads(model) or nn.ModuleDict()))
+            )
         return (args[0][:, :0],)
 
     def show(_module: nn.Module, _args: Any, output: Any) -> Any:
@@ -243,11 +237,10 @@ class EmaEncoder:
 
 
 class EmaCallback(TrainerCallback):
-    """Updates the averaged weights after every optimizer step, unless the step was skipped (``taken()`` is False)."""
+    """Updates the averaged weights after every optimizer step."""
 
-    def __init__(self, encoder: EmaEncoder, model: nn.Module, taken: Callable[[], bool]) -> None:
-        self._encoder, self._model, self._taken = encoder, model, taken
+    def __init__(self, encoder: EmaEncoder, model: nn.Module) -> None:
+        self._encoder, self._model = encoder, model
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._taken():
-            self._encoder.update(self._model)
+        self._encoder.update(self._model)

@@ -168,12 +168,13 @@ def _gives_out_its_logits(model: nn.Module, head: nn.Module) -> bool:
     """Whether a model neither scales nor caps its head's output, by a pass of one token."""
     made: list[Tensor] = []
     handle = head.register_forward_hook(lambda _module, _args, output: made.append(output))
-    training = model.training
+    modes = [(module, module.training) for module in model.modules()]
     try:
         with torch.no_grad():
             ids = torch.zeros((1, 1), dtype=torch.long, device=next(model.parameters()).device)
             given = model.eval()(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
     finally:
         handle.remove()
-        model.train(training)
+        for module, mode in modes:
+            module.training = mode
     return len(made) == 1 and given is made[0]

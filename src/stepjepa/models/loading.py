@@ -63,7 +63,7 @@ def load_model(
         attn_implementation: as in transformers.
         trust_remote_code: run code that comes with the model.
         pretrain: take only configuration and tokenizer from ``name``, and draw random weights; a preset always does.
-        train_tokenizer: with random weights only: train a tokenizer of at most this many tokens, and further ones.
+        train_tokenizer: with random weights only: train a tokenizer of at most this many tokens, to which others come.
         plain: add the tokens of ``chat.template.PlainTemplate``, and stop generation at its end of turn.
         quantization: from ``weights.quantization_options``, to load trained weights in 4 or 8 bits.
         allow_missing_weights: draw weights that ``name`` lacks at random, instead of refusing it.

@@ -256,12 +256,12 @@ def _smaller(name: str, value: int, width: Any, heads: Any, fewer: int) -> int:
         return VOCABULARY if name == "vocab_size" else min(value, VOCABULARY)
     if name.endswith("token_id"):
         return value if value < VOCABULARY else 3
-    if fewer and ("intermediate" in name or "ffn" in name or name == "n_inner"):
-        return 64
-    heads_of_its_own = ("heads" in name and not name.startswith("index")) or name == "n_head"
-    if fewer and (value == width or heads_of_its_own or name.endswith(("hidden_size", "d_ssm"))):
+    if fewer and value == width:
+        return value // heads * fewer
+    number_of_heads = ("heads" in name and not name.startswith("index")) or name == "n_head"
+    if fewer and (number_of_heads or name.endswith(("hidden_size", "d_ssm"))):
         return max(value * fewer // heads, 1)
-    return value
+    return 64 if fewer and ("intermediate" in name or "ffn" in name or name == "n_inner") else value
 
 
 def _is_size(value: Any) -> TypeGuard[int]:

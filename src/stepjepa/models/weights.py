@@ -51,7 +51,7 @@ def load_weights(name: str, *, allow_missing: bool = False, gguf_file: str | Non
     kinds = {number.sub("", key) for key in model.state_dict()}
     if further := [key for key in found["unexpected_keys"] if number.sub("", key) in kinds]:
         remedy = "correct the number of layers in its config.json"
-        raise UserError(f"the weights of '{name}' have {_named(further)}, which the model has not; {remedy}")
+        raise UserError(f"the weights of '{name}' have {_named(further)}, which the model lacks; {remedy}")
     _refuse_nonfinite(model, name)
     if gguf_file is None:
         return model

@@ -118,8 +118,9 @@ class Alignment(_OfPairs):
     def weight_at(self, progress: float | None) -> float:
         if progress is None or self.schedule == "constant":
             return self.weight
-        warm, cosine = min(1.0, progress / self.warmup), 0.5 * (1 + math.cos(math.pi * progress))
-        return self.weight * (warm if self.schedule == "warmup" else cosine)
+        if self.schedule == "warmup":
+            return self.weight * min(1.0, progress / self.warmup)
+        return self.weight * 0.5 * (1 + math.cos(math.pi * progress))
 
     @property
     def logged_weight(self) -> str | None:

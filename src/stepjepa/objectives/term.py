@@ -44,20 +44,14 @@ def gather_rows(rows: Tensor) -> tuple[Tensor, int]:
 class Context:
     """What a term may depend on beside a micro-batch.
 
-    Attributes:
-        step: number of the optimizer step, from 0.
-        seed: of the run. What a term draws at random must depend on it, the step and ``Members.draws`` alone, so that a
-            resumed run draws the same.
-        progress: share of the run that is over, 0 to 1; None outside training, where weights have no schedule.
-        gather: brings in rows of other processes, see :func:`gather_rows`; to be called equally often on each.
-        averaged: a batch and a layer to the hidden states ``[R * T, D]`` under averaged weights; None if none are kept.
+    What it draws at random must depend on seed, step and ``Members.draws`` alone, so that a resumed run draws the same.
     """
 
-    step: int = 0
-    seed: int = 42
-    progress: float | None = None
-    gather: Callable[[Tensor], tuple[Tensor, int]] = alone
-    averaged: Callable[[Any, int], Tensor] | None = None
+    step: int = 0  # number of the optimizer step, from 0
+    seed: int = 42  # of the run
+    progress: float | None = None  # share of the run that is over; None outside training: weights have no schedule
+    gather: Callable[[Tensor], tuple[Tensor, int]] = alone  # see gather_rows; to be called equally often on each
+    averaged: Callable[[Any, int], Tensor] | None = None  # batch, layer -> [R * T, D] states under averaged weights
 
 
 @dataclass
@@ -67,25 +61,16 @@ class Term(ABC):
     The trainer adds up the counts of a whole optimizer step, over accumulation and processes, divides each term's sums
     by its own count, and adds up the weighted means. So a term is right under accumulation, DDP and FSDP without
     knowing of them.
-
-    Attributes:
-        weight: of the mean in the objective.
     """
 
-    name: ClassVar[str]
-    """Name in logs, such as ``lm_loss``; :func:`term` sets it."""
-    words: ClassVar[str]
-    """Name on the screen."""
-    layers: ClassVar[tuple[int, ...]] = (-1,)
-    """Hidden states that it reads with ``Encoded.at``."""
-    of_pairs: ClassVar[bool] = False
-    """It is a mean over pairs of views: there is none in regular training and in steps without views."""
-    compares_pairs: ClassVar[bool] = False
-    """It depends on which pairs share a micro-batch."""
-    head_name: ClassVar[str | None] = None
-    """Name of its own weights; None for the term's name."""
+    name: ClassVar[str]  # in logs, such as 'lm_loss'; set by @term
+    words: ClassVar[str]  # name on the screen
+    layers: ClassVar[tuple[int, ...]] = (-1,)  # hidden states that it reads with Encoded.at
+    of_pairs: ClassVar[bool] = False  # a mean over pairs: none in regular training and in steps without views
+    compares_pairs: ClassVar[bool] = False  # depends on which pairs share a micro-batch
+    head_name: ClassVar[str | None] = None  # of its own weights; None for the term's name
 
-    weight: float = 1.0
+    weight: float = 1.0  # of the mean in the objective
 
     @abstractmethod
     def count(self, batch: Any) -> int:
