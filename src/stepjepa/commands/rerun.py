@@ -89,7 +89,7 @@ def _runs_code(args: argparse.Namespace) -> str:
     """The flags that run code, which must be asked for, since a run folder may come from somebody untrusted."""
     runs = {
         "trust_remote_code": args.trust_remote_code,
-        "model_name": is_hub_id(args.model_name or ""),
+        "model_name": args.model_name is not None and is_hub_id(args.model_name),
         "eval_task": ":" in args.eval_task,
         "layout": ":" in (args.layout or ""),
         "attn_implementation": "/" in (args.attn_implementation or ""),
