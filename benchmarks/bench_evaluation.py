@@ -132,7 +132,7 @@ def generate_in_batches(model: Any, tokenizer: Any, test_file: Path, size: int, 
     from stepjepa.evaluation.settings import Sampling
 
     generator = Generator(model, tokenizer, Sampling(max_new_tokens=max_new_tokens))
-    examples = make_examples(read_records(test_file), tokenizer, generator.template)
+    examples = make_examples(enumerate(read_records(test_file)), tokenizer, generator.template)
     examples.sort(key=lambda example: -len(example.prompt_ids))
     said = {}
     for start in range(0, len(examples), size):

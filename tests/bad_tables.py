@@ -19,11 +19,9 @@ from stepjepa.data.sources import read_records
 KINDS: dict[str, Callable[[random.Random], dict[str, Any]]] = {
     "gsm8k": lambda chance: {"question": _words(chance), "answer": f"2+3=5.\n{_words(chance)}\n#### 5"},
     "steps": lambda chance: {"question": _words(chance), "deepseek_response": "One.\n\nTwo.", "answer": 5},
-    "spider": lambda chance: {"db_id": "pets", "question": _words(chance), "query": "SELECT 1"},
     "nq-open": lambda chance: {"question": _words(chance), "answer": ["one", _words(chance)]},
     "hellaswag": lambda chance: {"ctx": _words(chance), "endings": [_words(chance) for _ in range(4)], "label": "2"},
     "rotten-tomatoes": lambda chance: {"text": _words(chance), "label": chance.randrange(2)},
-    "yelp": lambda chance: {"text": _words(chance), "label": chance.randrange(5)},
     "paraphrase": lambda chance: {"sentence1": _words(chance), "sentence2": _words(chance), "label": 1},
 }
 """A sound row of each kind of ``stepjepa prepare``."""
@@ -85,26 +83,15 @@ def _ragged(chance: random.Random, text: bytes) -> bytes:
 TEXTS: tuple[Callable[[random.Random, bytes], bytes], ...] = (
     _ragged,
     damaged_text,
-    lambda chance, text: text[: chance.randrange(len(text))],
     lambda chance, text: text[chance.randrange(len(text)) :],
     lambda chance, text: text.decode(errors="replace").encode(chance.choice(["utf-16", "utf-8-sig", "cp037"])),
-    lambda chance, text: b"".join(chance.sample(text.splitlines(keepends=True), len(text.splitlines()))),
 )
-
-
-def _flipped(chance: random.Random, data: bytes) -> bytes:
-    found = bytearray(data)
-    for _ in range(chance.randrange(1, 4)):
-        found[chance.randrange(len(found))] ^= 1 << chance.randrange(8)
-    return bytes(found)
-
-
 BINARY: tuple[Callable[[random.Random, bytes], bytes], ...] = (
     lambda chance, data: data[: chance.randrange(len(data))],
     lambda chance, data: data[chance.randrange(len(data)) :],
     lambda chance, data: data[:4] + chance.randbytes(chance.randrange(100)) + data[-4:],
     # What says what there is stands at the end; behind it are its length and four letters.
-    lambda chance, data: data[:-8] + _flipped(chance, data[-8:]),
+    lambda chance, data: data[:-8] + bytes([data[-8] ^ (1 << chance.randrange(8))]) + data[-7:],
     lambda chance, data: data[: len(data) // 2] + bytes(len(data) - len(data) // 2),
 )
 

@@ -17,24 +17,16 @@ TOKEN = "hf_of_a_test"
 
 
 class FakeHub:
-    """What the hub holds.
-
-    Attributes:
-        files: (repository, branch, path) -> content.
-        commits: messages, the first one first.
-        made: repository -> what it was made with.
-        requests: names of all calls that would have been requests.
-        refuse: ``create``, or anything else for uploads, to be answered with 403.
-    """
+    """What the hub holds."""
 
     endpoint = "https://hub.test"
 
     def __init__(self) -> None:
-        self.files: dict[tuple[str, str, str], bytes] = {}
-        self.commits: list[str] = []
-        self.made: dict[str, dict[str, Any]] = {}
-        self.requests: list[str] = []
-        self.refuse: str | None = None
+        self.files: dict[tuple[str, str, str], bytes] = {}  # (repository, branch, path) -> content
+        self.commits: list[str] = []  # messages
+        self.made: dict[str, dict[str, Any]] = {}  # repository -> what it was made with
+        self.requests: list[str] = []  # names of all calls that would have been requests
+        self.refuse: str | None = None  # "create", or anything else for uploads, to be answered with 403
 
     def __enter__(self) -> FakeHub:
         return self
@@ -63,7 +55,7 @@ class FakeHub:
             error.response = SimpleNamespace(status_code=403)
             raise error
 
-    def _create(self, repo_id: str, *, token: str | None, private: bool | None, exist_ok: bool) -> Any:
+    def _create(self, repo_id: str, *, token: str | None = None, private: bool | None, exist_ok: bool) -> Any:
         validate_repo_id(repo_id)
         assert exist_ok and token is None
         self._meet("create", self.refuse == "create")

@@ -123,11 +123,6 @@ _SCRIPT = "--train_file datasets/gsm8k_train.jsonl --output_dir=./fine-tuned-lla
 DRIVERS = [
     _text(
         "run_qwen3_8b.sh",
-        f"{_RUN} --regular {_QWEN} {_EIGHT} --max_new_tokens_eval=512",
-        {**REGULAR, **_ANSWERED, "lora_rank": 256, "eval_max_new_tokens": 512},
-    ),
-    _text(
-        "run_qwen3_8b.sh",
         f"{_RUN} --last_token=-3 --lbd=1.0 --predictors=1 {_QWEN} {_EIGHT} --max_new_tokens_eval=512 "
         "--wandb --wandb_project llm-jepa",
         llm(1, 1.0, -3, **_ANSWERED, eval_max_new_tokens=512, training={"report_to": "wandb"}),
@@ -144,21 +139,9 @@ DRIVERS = [
         {**REGULAR, "eval_generate": 50, "eval_steps": 100, "training": {"report_to": "wandb"}},
     ),
     _text(
-        "scripts/llama1b_regular_synth.sh",
-        "--train_file datasets/synth_train.jsonl --output_dir=./fine-tuned-llama1b-regular-synth --num_epochs=4 "
-        f"--finetune_seed=82 --regular --model_name={LLAMA} --learning_rate=2e-5 --batch_size=8 --grad_accum=8 "
-        "--eval_accuracy --wandb --max_eval_samples=50",
-        {**REGULAR, "eval_generate": 50, "split_seed": 82},
-    ),
-    _text(
         "scripts/qwen3_8b_jepa_gsm8k.sh",
         f"{_SCRIPT} --finetune_seed=82 --last_token=-3 --lbd=0.5 --predictors=1 {_QWEN} {_EIGHT} --wandb --no_save",
         llm(1, 0.5, -3, lora_rank=256, training={"report_to": "wandb", "save_strategy": "no"}),
-    ),
-    _text(
-        "scripts/qwen3_8b_regular_gsm8k.sh",
-        f"{_SCRIPT} --finetune_seed=82 --regular {_QWEN} {_EIGHT} --wandb --no_save",
-        {**REGULAR, "lora_rank": 256, "eval_generate": 50},
     ),
 ]
 
@@ -282,22 +265,6 @@ ADAPTED = [
         "--last_token -2 --lora --lora_rank 16 --finetune_seed 42",
         step(2, 0.1, -2),
     ),
-    _adapted(
-        "options guide",
-        f"{_STEPS} --output_dir ./checkpoints_jepa --model_name {LLAMA} --predictors 2 --lbd 0.5 --gamma 1.0 "
-        "--last_token -2 --lora --finetune_seed 42",
-        llm(2, 0.5, -2),
-    ),
-    _adapted(
-        "options guide",
-        f"{_STEPS} --output_dir ./checkpoints_regular --model_name {LLAMA} --regular --lora --finetune_seed 42",
-        REGULAR,
-    ),
-    _adapted(
-        "options guide",
-        f"{_STEPS} --output_dir ./checkpoints_sweep_seed82_lbd0.1 --step_jepa --lbd 0.1 --finetune_seed 82 --lora",
-        step(2, 0.1, finetune_seed=82),
-    ),
     *(
         _adapted("options guide", f"{_STEPS} --step_jepa --lbd 0.1 {flag} --lora", step(2, 0.1, jepa_loss_type=loss))
         for flag, loss in (("--jepa_l2", "l2"), ("--jepa_mse", "mse"), ("--infonce", "infonce"))
@@ -325,17 +292,8 @@ STANDALONE = [
     ),
     _standalone(
         "QUICKSTART",
-        f"{_OWN} --output_dir ./checkpoints --lora --lora_rank 16 --lbd 0.1 --gamma 1.0 --num_epochs 3 --batch_size 4 "
-        "--grad_accum 4 --debug 1",
-        step(1, 0.1, debug=1),
-    ),
-    _standalone(
-        "QUICKSTART",
         f"{_OWN} --output_dir ./checkpoints_minimal --lora --batch_size 2 --grad_accum 8 --num_epochs 1",
         step(1, 0.1),
-    ),
-    _standalone(
-        "QUICKSTART", f"{_OWN} --output_dir ./checkpoints_multigpu --lora --batch_size 4 --grad_accum 2", step(1, 0.1)
     ),
     _standalone("QUICKSTART", f"--model_name Qwen/Qwen2.5-Math-1.5B-Instruct {_STEPS}", step(1, 0.1)),
     _standalone("QUICKSTART", f"{_OWN} --output_dir ./checkpoints_full", step(1, 0.1, lora=False)),
@@ -344,7 +302,6 @@ STANDALONE = [
         f"{_OWN} --output_dir ./checkpoints --lbd 0.2 --jepa_loss_type mse --learning_rate 1e-5",
         step(1, 0.2, jepa_loss_type="mse"),
     ),
-    _standalone("index", f"{_OWN} --output_dir ./checkpoints --lora --lbd 0.1 --gamma 1.0", step(1, 0.1)),
     _standalone(
         "train.sh",
         f"--train_file=step_jepa/gsm8k_step_jepa.jsonl --output_dir=step_jepa/checkpoints --model_name={LLAMA} "

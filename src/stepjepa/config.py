@@ -10,23 +10,17 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from stepjepa.options import FROM_ONE, FROM_TWO, FROM_ZERO, PART, POSITIVE, option, options_of, wrong_value
 
 Mode = Literal["regular", "llm-jepa", "step-jepa"]
 Encoding = Literal["auto", "tree", "rows"]
-Labels = Literal["assistant", "all", "reference"]
 Alignment = Literal["cosine", "l2", "mse", "infonce"]
-Pooling = Literal["last", "mean"]
 PredictorHead = Literal["none", "linear", "mlp"]
-TargetGrad = Literal["on", "stop", "ema"]
-LbdSchedule = Literal["constant", "warmup", "cosine"]
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 """Dtypes of the weights; ``auto`` is the dtype of the checkpoint."""
-
-DTYPES: tuple[str, ...] = get_args(Dtype)
 
 MOST_PREDICTORS = 1000
 """Limit of predictor tokens: each takes a row of the embedding matrix and a position in every source."""
@@ -79,10 +73,12 @@ class JepaConfig:
         parse=lambda text: None if text == "auto" else int(text),
     )
     pair_distance: int = _views(1, "a reasoning step predicts the step N positions later", allowed=FROM_ONE)
-    pooling: Pooling = _views("last", "read an embedding at one token; or average over predictors and target content")
+    pooling: Literal["last", "mean"] = _views(
+        "last", "read an embedding at one token; or average over predictors and target content"
+    )
     step_separator: str = _views("blank", "blank (lines), line (ends), or a literal string")
     require_pairs: bool = _views(False, "refuse a record without a usable pair; otherwise it trains the LM loss")
-    labels: Labels = _text(
+    labels: Literal["assistant", "all", "reference"] = _text(
         "assistant",
         "tokens that carry LM loss; reference: those of the published collator, all but padding's token",
     )
@@ -116,12 +112,14 @@ class JepaConfig:
         # In the published scripts a negative number means that no step is dropped.
         parse=lambda text: 1.0 if float(text) < 0 else float(text),
     )
-    lbd_schedule: LbdSchedule = _loss("constant", "lbd over the run; warmup: rises from 0; cosine: falls to 0")
+    lbd_schedule: Literal["constant", "warmup", "cosine"] = _loss(
+        "constant", "lbd over the run; warmup: rises from 0; cosine: falls to 0"
+    )
     lbd_warmup: float = _loss(0.1, "share of the run in which lbd rises", only_with="lbd_schedule warmup", allowed=PART)
     predictor_head: PredictorHead = _loss(
         "none", "a trained map on the source embedding (mlp: one hidden layer); inference never needs it"
     )
-    target_grad: TargetGrad = _loss(
+    target_grad: Literal["on", "stop", "ema"] = _loss(
         "on", "train the model through the target; stop: don't; ema: encode it with a moving average of the weights"
     )
     ema_decay: float = _loss(
@@ -169,45 +167,30 @@ class JepaConfig:
 
     def _contradictions(self) -> tuple[tuple[object, str], ...]:
         """Combinations of options that are refused, each with a message."""
-        in_text, layout = changes_text(self.layout), f"layout '{self.layout}'"
+        in_text, layout, distant = changes_text(self.layout), f"layout '{self.layout}'", self.pair_distance > 1
         instead = f"contradicts {layout}, where step 2 must not see what predicts it; use layout 'branched'"
-        distant, first_layer = self.pair_distance > 1, self.jepa_layer == 0
+        far, all_text, first = f"pair_distance {self.pair_distance}", self.labels == "all", self.jepa_layer == 0
         return (
             (not self.step_separator, "step_separator: expected 'blank', 'line' or a literal string, got an empty one"),
             (in_text and self.front_pred, f"front_pred {instead}"),
             (in_text and self.reverse_pred, f"reverse_pred {instead}"),
-            (
-                in_text and self.last_token,
-                f"last_token contradicts {layout}, whose views end in the row; leave it out",
-            ),
-            (
-                in_text and self.encoding == "rows",
-                f"encoding 'rows' can't express {layout}; use layout 'branched' or encoding 'tree'",
-            ),
+            (in_text and self.last_token, f"last_token contradicts {layout}, whose views end in the row; leave it out"),
+            (in_text and self.encoding == "rows", f"encoding 'rows' can't express {layout}; use encoding 'tree'"),
             (
                 in_text and self.pairs == "all" and distant,
-                f"pairs 'all' with pair_distance {self.pair_distance} overlap in {layout}; use layout 'branched'",
+                f"pairs 'all' with {far} overlap in {layout}; use 'first'",
             ),
+            (distant and self.mode != "step-jepa", f"{far} counts steps, and mode {self.mode} has none; leave it out"),
+            (self.pooling == "mean" and self.last_token, "last_token contradicts pooling 'mean'; leave one out"),
             (
-                distant and self.mode != "step-jepa",
-                f"pair_distance {self.pair_distance} counts steps, and mode {self.mode} has none; leave it out",
-            ),
-            (
-                self.pooling == "mean" and self.last_token,
-                "last_token names one token, and pooling 'mean' averages over several; leave one out",
-            ),
-            (
-                self.plain and self.labels == "all" and self.mode == "step-jepa",
+                self.plain and all_text and self.mode == "step-jepa",
                 "plain with labels 'all' trains the user's text alone, which has no steps; use labels 'assistant'",
             ),
             (
-                first_layer and self.predictors and not self.front_pred,
+                first and self.predictors and not self.front_pred,
                 "jepa_layer 0 reads the token embedding of a predictor, always the same; use predictors 0 or layer 1",
             ),
-            (
-                self.front_pred and not self.predictors,
-                "front_pred needs predictor tokens, got predictors 0; set predictors to 1 or more",
-            ),
+            (self.front_pred and not self.predictors, "front_pred needs predictor tokens; set predictors to 1 or more"),
         )
 
     @property

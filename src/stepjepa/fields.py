@@ -47,9 +47,6 @@ class Fields:
         """Iterate over the names of the fields."""
         return iter(self.values)
 
-    def __contains__(self, name: str) -> bool:
-        return name in self.values
-
     def wrong(self, name: str, expected: str) -> UserError:
         """The error for a missing or wrong field, which says what is ``expected``."""
         value = self.values.get(name)

@@ -192,7 +192,7 @@ def without_flags(arguments: Sequence[str], names: Iterable[str]) -> list[str]:
     """Remove flags, and their values if they have one, from a command line without positional arguments."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name in names:
-        parser.add_argument(f"--{name}", nargs="?")
+        parser.add_argument(f"--{name}", nargs="*")
     return parser.parse_known_args(list(arguments))[1]
 
 
@@ -201,12 +201,12 @@ class Parser(argparse.ArgumentParser):
 
     Args:
         common: names of the options that ``--help`` shows, in short form; with none it shows all, in full.
-        more_help: returns text for the end of ``--help_all``.
+        more_help: returns text for the end of ``--help_all`` of this parser.
         takes_others: return unknown flags and don't ask for missing ones; otherwise both are errors.
     """
 
     def __init__(
-        self, *, common: Collection[str] = (), more_help: Any = str, takes_others: bool = False, **more: Any
+        self, *, common: Collection[str] = (), more_help: Any = None, takes_others: bool = False, **more: Any
     ) -> None:
         more |= {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
         super().__init__(**more)
@@ -218,7 +218,7 @@ class Parser(argparse.ArgumentParser):
             class HelpAll(argparse.Action):
                 def __call__(self, parser: Any, *_: Any) -> None:
                     parser.common = ()
-                    print(parser.format_help() + more_help())
+                    print(parser.format_help() + more_help(parser))
                     parser.exit()
 
             self.add_argument("--help_all", action=HelpAll, nargs=0, help="show every flag")
@@ -267,12 +267,16 @@ class Parser(argparse.ArgumentParser):
         more = f"; {self.prog} --help says more" if message.startswith("the following arguments are required") else ""
         raise UserError(message + more)
 
+    def format_usage(self) -> str:
+        """The usage: positional arguments and required flags."""
+        positional = [str(each.metavar or each.dest) for each in self._actions if not each.option_strings]
+        needed = [f"--{name} {self._option_string_actions[f'--{name}'].metavar}" for name in self.required]
+        self.usage = " ".join([self.prog, *positional, *needed, "[flags below]"])
+        return super().format_usage()
+
     def format_help(self) -> str:
         """The help text: all options in full, or the common ones in short form."""
-        if self.usage is None:
-            positional = [str(each.metavar or each.dest) for each in self._actions if not each.option_strings]
-            needed = [f"--{name} {self._option_string_actions[f'--{name}'].metavar}" for name in self.required]
-            self.usage = " ".join([self.prog, *positional, *needed, "[flags below]"])
+        self.format_usage()
         if not self.common:
             return super().format_help()
         formatter = argparse.RawDescriptionHelpFormatter(self.prog, max_help_position=27)

@@ -92,9 +92,9 @@ def test_items_are_looked_up_by_key(trained_tokenizer: Any, monkeypatch: Any) ->
 
 def test_skipped_records_take_no_place(trained_tokenizer: Any) -> None:
     records = [*tiny.records(), tiny.make_record("S", "q" * 300, "a\n\nb", line=4), *tiny.records()]
-    lengths = [len(ids) for ids, *_ in contents(prepare(tiny.records(), trained_tokenizer, STEPS))]
+    lengths = prepare(tiny.records(), trained_tokenizer, STEPS).dataset.lengths
     prepared = prepare(records, trained_tokenizer, replace(STEPS, max_length=max(lengths), over_length="skip"))
-    assert prepared.dataset.lengths.tolist() == lengths * 2
+    assert prepared.dataset.lengths.tolist() == [*lengths, *lengths]
     assert (prepared.counts["records"], prepared.counts["skipped"]) == (6, 1)
 
 

@@ -65,18 +65,6 @@ def test_steps_do_not_depend_on_how_they_are_cut(strategy: str) -> None:
         assert steps(epoch(number, multiple=2, **options), 2, 1, 4) == whole
 
 
-@each_strategy
-def test_the_order_is_a_function_of_seed_and_epoch(strategy: str) -> None:
-    keys = epoch(2, strategy=strategy, seed=5, jepa_ratio=0.5)
-    np.random.seed(1)
-    assert epoch(2, strategy=strategy, seed=5, jepa_ratio=0.5) == keys
-    indices = [key.record for key in keys]
-    for number, seed in [(1, 5), (2, 6)]:
-        other = epoch(number, strategy=strategy, seed=seed, jepa_ratio=0.5)
-        assert (indices == [key.record for key in other]) == (strategy == "sequential")
-        assert [key.with_views for key in other] != [key.with_views for key in keys]
-
-
 def test_views_are_dropped_by_whole_steps() -> None:
     lengths = [7] * 8000
     for ratio in (0.0, 0.25, 0.75, 1.0):

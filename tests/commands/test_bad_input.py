@@ -49,13 +49,11 @@ ROWS = {
     "rows.jsonl": '{"text": "q", "label": 1}\n{\n{"text": "q2", "label": 0}\n[]\n\n7\n"x"\n',
     "rows.json": '[{"text": "q", "label": 1}, 7, {"text": "q2", "label": 0}, [], null, ""]',
     "rows.csv": "text,label\nq,1\nq,1,2\nq2,0\nx\n1,2,3\n,,,\n",
-    "rows.tsv": "text\tlabel\nq\t1\nq\t1\t2\nq2\t0\nx\n1\t2\t3\n\t\t\t\n",
 }
 BAD_LINES = {
     "rows.jsonl": ":2: not valid JSON",
     "rows.json": ": element 2 is a JSON int, expected an object",
     "rows.csv": ":3: 3 fields where the header has 2",
-    "rows.tsv": ":3: 3 fields where the header has 2",
 }
 
 
@@ -76,27 +74,6 @@ def test_bad_rows_are_left_out_of_a_preparation_and_counted(
     assert "; and 1 more" in found.err
     assert re.search(r"bad, left out +4\n", found.out)
     assert [record.messages[-2]["content"] for record in read_records(target)] == ["q", "q2"]
-
-
-def test_fields_of_a_wrong_type_are_bad_rows_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, target = tmp_path / "raw.jsonl", tmp_path / "out.jsonl"
-    good = {"question": "q", "deepseek_response": "It is 2 + 1 = 3.\n\nIt is 3 + 2 = 5.", "answer": 5}
-    rows = [good, {**good, "question": 7}, {**good, "answer": [5]}, {**good, "answer": float("nan")}, {"question": "q"}]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    given = ["prepare", "steps", "--input_file", path, "--output_file", target]
-    assert f"{path}:2: 'question' is int, expected a string" in attempt(capsys, "steps", *given).err
-    found = attempt(capsys, "steps", *given, "--bad_records", "skip")
-    assert f"note: 3 bad lines left out (--bad_records skip): {path}:2: 'question' is int" in found.err
-    assert f"{path}:4: 'answer' is float, expected a string or a finite number" in found.err
-    # A row without a field was always dropped, and is counted as that.
-    assert "no field 'deepseek_response'" in found.out
-    assert len(read_records(target)) == 1
-    # Nothing but bad rows: an error that says so.
-    path.write_text("7\n")
-    assert (
-        "no record could be kept (1 bad line left out"
-        in attempt(capsys, "none", *given, "--bad_records", "skip", "--overwrite").err
-    )
 
 
 def test_bad_records_are_left_out_of_an_evaluation_and_counted(

@@ -58,7 +58,6 @@ def test_training_on_a_mixture_is_repeated_bit_for_bit(tmp_path: Path, capsys: p
     assert [(part["records"], part["taken"]) for part in about["datasets"]] == [(13, 10), (5, 5)]
     assert stepjepa("rerun", run) == 0
     assert "weights: equal" in capsys.readouterr().out
-    assert stepjepa("report", run, "--output_file", tmp_path / "page.html") == 0
     table.write_text(json.dumps(rows(13, "plums")), encoding="utf-8")
     assert stepjepa("rerun", run, "--output_dir", tmp_path / "third") == 2
     assert "--dataset has changed since" in capsys.readouterr().err

@@ -15,7 +15,7 @@ from published_evaluations import EVALUATION
 from stepjepa.arguments import training_fields
 from stepjepa.chat.tokens import add_plain_tokens, add_predictor_tokens
 from stepjepa.cli import main, normalise
-from stepjepa.commands import make_parser, parse, train
+from stepjepa.commands import make_parser, parse
 from stepjepa.files import write_jsonl
 from stepjepa.models.presets import train_tokenizer
 from stepjepa.published import follow_evaluation_flags
@@ -76,7 +76,7 @@ def parsed(line: Line) -> argparse.Namespace:
 def test_a_training_line_means_what_it_did(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_PROJECT", "mine")
     args = parsed(line)
-    config = asdict(train.check(args))
+    config = asdict(args.jepa)
     for name, value in line.expected.items():
         found = config[name] if name in config else getattr(args, name)
         assert found == value, name
@@ -133,10 +133,10 @@ def test_the_preset_of_the_papers_is_theirs_and_named_flags_win(
     Path("step.yaml").write_text("step_jepa: true\nmax_length: 700\n", encoding="utf-8")
     given = ["--train_file", "a", "--model_name", "m", "--output_dir", "o", "--preset", "paper", *flags]
     args = parse("train", given)
-    found = asdict(train.check(args))
+    found = asdict(args.jepa)
     assert {name: found[name] for name in expected} == expected
     # What is written down repeats it.
-    again = asdict(train.check(parse("train", args.resolved)))
+    again = asdict(parse("train", args.resolved).jepa)
     assert again == found
 
 

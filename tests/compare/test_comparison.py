@@ -151,10 +151,6 @@ NAMES = [
         [{"mode": "step-jepa", "step_separator": "\n"}, {"mode": "step-jepa", "step_separator": "line"}],
         ['step-jepa step_separator="\\n"', "step-jepa step_separator=line"],
     ),
-    (
-        [{"mode": "llm-jepa", "last_token": -2}, {"mode": "llm-jepa"}],
-        ["llm-jepa last_token=-2", "llm-jepa last_token=null"],
-    ),
 ]
 
 
@@ -242,6 +238,9 @@ def test_names_and_baseline(runs, tmp_path):
         compare(runs, baseline="regulr")
     with pytest.raises(UserError, match="differ in nothing but their seeds"):
         compare(runs[:3])
+    again = make_run(tmp_path / "again", "1" * 8, seed=23)
+    with pytest.raises(UserError, match=rf"again: is of the same arm and seed \(23\) as {runs[0]}; leave one out"):
+        compare([*runs, again])
     others = [make_run(tmp_path / f"k{k}", "1" * 8, jepa={**LLM, "predictors": k}) for k in (1, 2)]
     with pytest.raises(UserError, match=r"0 arms are regular; choose one of llm-jepa K=1; llm-jepa K=2"):
         compare(others)
@@ -266,6 +265,7 @@ def test_one_of_several_evaluations_is_chosen(runs):
 
 DIFFERENT = [
     ("run.json", ("data", "train", "sha256"), "e" * 64, r"training data \(sha256\) is e+\.\.\. instead of d"),
+    ("run.json", ("data", "train", "split_seed"), 2, "split seed is 2 instead of unknown"),
     ("test.summary.json", ("test_fingerprint",), "0" * 64, r"test file \(sha256\) is 0+\.\.\. instead of f"),
     ("test.summary.json", ("settings", "max_new_tokens"), 32, "max new tokens is 32 instead of 16"),
     ("test.summary.json", ("settings", "prompt"), {"system": "x", "plain": False}, 'prompt is {"system": "x"'),
@@ -301,26 +301,11 @@ def test_records_that_a_task_leaves_out(runs):
             compare(runs)
 
 
-def test_another_split_of_the_same_file_is_other_data(tmp_path):
-    parts = {"sha256": "d" * 64, "eval_split": 0.1, "split_seed": 1}
-    folders = [make_run(tmp_path / "a", "10", data={"data": parts})]
-    folders.append(make_run(tmp_path / "b", "10", jepa=LLM, data={"data": {**parts, "split_seed": 2}}))
-    with pytest.raises(UserError, match="split seed is 2 instead of 1"):
-        compare(folders)
-
-
 def test_what_may_differ_between_evaluations(runs):
     for name, value in {"similarity": "llm-jepa", "batch_size": 3, "seed": 5, "base_model": "other"}.items():
         assert PROTOCOL[name] is None
         change(runs[4] / "test.summary.json", "settings", name, to=value)
     assert compare(runs).differences
-
-
-def test_a_seed_twice_is_refused(runs, tmp_path):
-    again = make_run(tmp_path / "again", "1" * 8, seed=23)
-    with pytest.raises(UserError) as caught:
-        compare([*runs, again])
-    assert str(caught.value) == f"{again}: is of the same arm and seed (23) as {runs[0]}; leave one out"
 
 
 BROKEN = [

@@ -52,23 +52,15 @@ def test_what_is_damaged_is_noted_and_left_out(tmp_path):
     assert third == "The answers of the evaluation gone (gone.jsonl) are gone; its summary is shown."
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "said"),
-    [
-        (("scores",), None, "'scores' is"),
-        (("scores", "exact", "mean"), float("nan"), "scores.exact.mean"),
-        (("headline",), ["exact"], "'headline' is"),
-        (("n",), 0, "'n' is"),
-    ],
-)
-def test_a_summary_that_cannot_be_shown_says_why(path, value, said, tmp_path):
+@pytest.mark.parametrize("path", [("scores",), ("scores", "exact", "mean"), ("headline",), ("n",)])
+def test_a_summary_that_cannot_be_shown_says_why(path, tmp_path):
     folder = make_run(tmp_path / "a", "110")
     log(folder)
-    change(folder / "test.summary.json", *path, to=value)
+    change(folder / "test.summary.json", *path, to=["odd"])
     (run,) = read_runs([folder])
     assert run.evaluations == {}
     (note,) = run.notes
-    assert note.startswith("An evaluation is skipped: ") and said in note
+    assert note.startswith("An evaluation is skipped: ") and path[-1] in note
 
 
 def test_an_evaluation_of_another_model_is_noted(tmp_path):

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from test_sweep import folder_of, running_pids, trials_of, wait_for
 
-from stepjepa.compare import slurm
 from stepjepa.compare.slurm import CLUSTER, Slurm, TrialJob, read_options
 from stepjepa.compare.sweep import Local, SweepFolder, sweep, table
 from stepjepa.errors import UserError
@@ -122,7 +121,7 @@ Make = Callable[[SweepFolder], Slurm]
 def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """Makes engines whose jobs are processes of this machine; waits for them in the end."""
     monkeypatch.setenv(CLUSTER, "local")
-    monkeypatch.setattr(slurm, "_LOOK", 0.05)
+    monkeypatch.setattr(Slurm, "pause", 0.05)
     submitted: list[submitit.Job] = []
 
     def make(folder: SweepFolder) -> Slurm:

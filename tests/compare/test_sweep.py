@@ -50,7 +50,7 @@ def driver(path: Path, trials: list[Trial], jobs: int = 2, code: str = DRIVER) -
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 30) -> Any:
+def wait_for(condition: Callable[[], Any], seconds: float = 90) -> Any:
     until = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < until, "waited in vain"
@@ -203,19 +203,6 @@ def test_a_second_signal_ends_what_ignores_the_first(tmp_path: Path) -> None:
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=30)[0] == "stopped 2\n"
-
-
-def test_a_killed_child_is_not_at_fault(tmp_path: Path) -> None:
-    trials = trials_of(seeds=(1,), slow=0.1)
-    process = driver(tmp_path, trials)
-    os.kill(wait_for(lambda: running_pids(tmp_path))[0], signal.SIGKILL)
-    assert ending(process)[0] == 0
-    folder = folder_of(tmp_path, trials)
-    states = folder.states(trials)
-    assert sorted(states.values()) == ["finished", "finished", "interrupted"]
-    ended = next(trial for trial in trials if states[trial.name] != "finished")
-    assert folder.reason(ended).startswith("train was ended by signal 9 (Killed): ")
-    assert sweep(folder, trials).finished == trials
 
 
 def test_killed_at_random_moments_it_comes_to_the_same_table(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from stepjepa.data.prompts import share_trained_on, system_prompts, write_traine
 from stepjepa.data.records import Record, Step, as_records, find_steps, parse_record
 from stepjepa.data.sources import read_records
 from stepjepa.errors import UserError
-from stepjepa.files import read_jsonl
 
 USER = {"role": "user", "content": "q"}
 ASSISTANT = {"role": "assistant", "content": "a"}
@@ -110,15 +109,6 @@ def test_records_from_memory() -> None:
     assert list(as_records(made)) == made
     with pytest.raises(UserError, match="<memory>:2"):
         list(as_records([{"messages": [USER, ASSISTANT]}, {}]))
-
-
-def test_half_a_character_is_refused_and_a_whole_one_written_as_two_is_not(tmp_path: Path) -> None:
-    path = tmp_path / "halves.jsonl"
-    path.write_text('{"a": "\\ud83d\\ude00 \\\\ud83d"}\n{"a": "x\\uD83D"}\n', encoding="utf-8")
-    rows = read_jsonl(path)
-    assert next(rows) == (1, {"a": "😀 \\ud83d"})
-    with pytest.raises(UserError, match=r"halves\.jsonl:2: holds half of a character"):
-        next(rows)
 
 
 # -- prompts -----------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from tiny import make_model
 
 
 def make_examples(records, tokenizer):
-    return prompts.make_examples(records, tokenizer, ChatTemplate(tokenizer))
+    return prompts.make_examples(enumerate(records), tokenizer, ChatTemplate(tokenizer))
 
 
 def make_generator(model, tokenizer, **sampling):

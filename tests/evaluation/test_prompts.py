@@ -24,7 +24,7 @@ def plain():
 
 def test_the_form_without_a_chat_is_question_mark_answer_end(plain):
     template = PlainTemplate(plain)
-    (example,) = make_examples(question_records()[:1], plain, template)
+    (example,) = make_examples(enumerate(question_records()[:1]), plain, template)
     assert plain.decode(example.prompt_ids) == "2+2?<|perception|>"
     assert plain.convert_tokens_to_ids("<|perception|>") == example.prompt_ids[-1]
     ids, start = example.gold

@@ -263,7 +263,7 @@ def test_what_the_model_can_not_do_is_refused_with_the_line(model, tokenizer, te
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"temperature": math.nan}, r"--temperature: expected 0 \(greedy\) or more"),
+        ({"temperature": math.nan}, "--temperature: expected 0 or more"),
         ({"num_samples": 2}, "--num_samples does nothing without --temperature"),
         ({"similarity": "jepa"}, "--similarity: expected one of llm-jepa, step-jepa, got 'jepa'"),
         ({"name": "questions.jsonl"}, "--output_file is the test file"),
@@ -335,7 +335,7 @@ def test_a_model_that_says_the_right_answer_gets_full_marks(
     records = read_records(path)
     tokenizer = train_tokenizer([record.answer for record in records], 599)
     model = make_model("llama", vocab_size=len(tokenizer))
-    examples = make_examples(records, tokenizer, ChatTemplate(tokenizer))
+    examples = make_examples(enumerate(records), tokenizer, ChatTemplate(tokenizer))
     gold = {tuple(example.prompt_ids): example.gold.ids for example in examples}
 
     def oracle(self, prompts, batch_number):

@@ -21,7 +21,6 @@ from slow_trees import batch_of, random_sequences, row_mask, separate_states
 from stepjepa.batch.mask import BLOCK, Trees, dense, padded, static_length
 from stepjepa.batch.pack import Rows, pack
 from stepjepa.batch.sequences import Sequence
-from stepjepa.compute.shapes import empty_batch, without_values
 from stepjepa.config import JepaConfig
 from stepjepa.models import attention
 from stepjepa.models.attention import (
@@ -35,7 +34,6 @@ from stepjepa.models.attention import (
     refuse_flex_training,
     tree_mask,
 )
-from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.training.trainer import JepaTrainer
 
 ModelFactory = Callable[..., Any]
@@ -249,7 +247,7 @@ def test_batches_of_one_size_are_compiled_once(counted: Any, tiny_model: ModelFa
     assert frames(2, 2 * BLOCK) > before
 
 
-# -- errors, dry runs --------------------------------------------------------------------------------------------------
+# -- errors ------------------------------------------------------------------------------------------------------------
 
 
 def test_training_on_a_cpu_is_refused(tiny_model: ModelFactory, tiny_tokenizer: Any, tmp_path: Any) -> None:
@@ -272,17 +270,6 @@ def test_dropout_is_refused(tiny_model: ModelFactory) -> None:
         tiny.hidden_states(model.train(), batch_of(packed(1)[1]))
     refuse_flex_training(tiny_model("llama"), torch.device("cpu"))
     refuse_flex_training(tiny_model("llama", "flex_attention"), torch.device("cuda"))
-
-
-def test_a_dry_run_takes_the_memory_of_a_fused_kernel(tiny_model: ModelFactory, trained_tokenizer: Any) -> None:
-    """Shapes alone, gradients included, on a CPU that could not train it."""
-    model = tiny_model("llama", "flex_attention")
-    enable_trees(model)
-    batch = tiny.batch_of(trained_tokenizer, JepaConfig())
-    with without_values(model) as empty:
-        losses = jepa_loss(empty, empty_batch(batch), Objective.from_config(JepaConfig()))
-        assert losses.source.shape == (batch.pairs, model.config.hidden_size)
-        losses.loss.backward()
 
 
 # -- on a GPU (pytest -m cuda); before anything is measured there, this must pass --------------------------------------

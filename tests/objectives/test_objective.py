@@ -228,28 +228,6 @@ def test_retrieval_by_hand() -> None:
     assert retrieval_top1(torch.ones(5, 3), torch.ones(5, 3)) == pytest.approx(1 / 5)
 
 
-def test_window_goes_back_to_its_mark() -> None:
-    """As if what came after it had never been, pairs that it pushed out among it."""
-    window, other = Window(keep=4), Window(keep=4)
-    rows = torch.randn(11, 5)
-    for each in (window, other):
-        each.add(loss=torch.tensor(2.0))
-        each.add_pairs(rows[:3], rows[1:4])
-    window.mark()
-    for _ in range(2):
-        window.add(loss=torch.tensor(math.nan), tokens=7)
-        window.add_pairs(rows[4:9], rows[5:10])
-        window.back()
-    for each in (window, other):
-        each.add_pairs(rows[2:4], rows[6:8])
-    names = ["loss", "tokens", "matched", "shuffled", "pairs", "crossings"]
-    assert window.totals(names) == other.totals(names)
-    assert window.geometry() == other.geometry()
-    window.reset()
-    window.back()
-    assert window.totals(names) == [0] * 6
-
-
 def test_window_holds_sums_and_the_latest_pairs() -> None:
     window, rows = Window(keep=4), torch.randn(9, 5)
     expected = [pair_similarity(rows[at : at + 3], rows[at : at + 3].flip(0)) for at in (0, 3, 6)]

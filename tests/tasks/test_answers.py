@@ -24,13 +24,12 @@ from stepjepa.tasks.answers import (
     ("function", "text", "expected"),
     [
         (plain_characters, "１８ Ａｂ！ ٣", "18 Ab! 3"),
-        (plain_characters, "½ 1¾", " 1/2 1 3/4"),
-        (plain_characters, "\ufeff1\u200b8\u2060\u00ad\u3000b", "18 b"),
+        (plain_characters, "1¾ \ufeff1\u200b8\u2060\u00ad\u3000b", "1 3/4 18 b"),
         # Narrow spaces group digits, and powers are no digits.
         (plain_characters, "1\u202f000\u00a0m²", "1\u202f000\u00a0m²"),
-        (answer_start, "```\nGood\n```", "Good\n```"),
+        (answer_start, "```\nGood\n", "Good"),
         (answer_start, r"$\boxed{A}$", "A"),
-        (answer_start, r"\text{Good} film</s>B", "Good film"),
+        (answer_start, "Good film</s>B\nBad", "Good film"),
         (strip_code_fence, "```regex\n.*a.*\n```", ".*a.*"),
         (strip_code_fence, "`.*a.*`<|im_end|>", ".*a.*"),
         # Not all of it is code, or the code goes on.
@@ -62,16 +61,14 @@ def test_text_is_compared_whole_from_the_start_or_anywhere(generated, reached):
     [
         (r"\boxed{\frac{1}{2}}", [r"\frac{1}{2}"]),
         (r"\boxed{\{1, 2\}} and \boxed{x_{i_{2}}}", [r"\{1, 2\}", "x_{i_{2}}"]),
-        (r"first \boxed{4}, then \boxed{5", ["4"]),
         (r"\boxed{\boxed{5}}", ["5"]),
         (r"\boxed{\boxed{}}", []),
         (r"#### So it is \boxed{5} or \boxed{6}.", ["5", "6"]),
         (r"\boxed{4 \boxed{5}", ["5"]),
         (r"\boxed{a \\}", [r"a \\"]),
-        (r"\\boxed{5}", ["5"]),
+        (r"\boxed{a #### 5}", ["a #### 5"]),
         ("\\boxed{17}\n#### 18", ["17", "18"]),
         ("They eat **#### 18** eggs.", ["18"]),
-        ("**#### 18", []),
         ("####\u00a018", ["18"]),
         ("#### １８<|im_end|>\n", ["18"]),
         ("####$18", ["$18"]),
@@ -91,12 +88,12 @@ NUMBERS = {
     "100000": "1,00,000 | 100 thousand",
     "50": r"50% | 50\% | 50^\circ | 50 cm^2 | 50m | about 50",
     "1/2": r".5 | 0.5 | 1/2 | ½ | \frac{1}{2} | \dfrac12 | 5e-1",
-    "-3/4": r"-\frac{3}{4} | -0.75",
+    "-3/4": r"-\frac{3}{4} | -0.75 | \frac{-3}{4}",
     "3/2": r"1 1/2 | 1\frac{1}{2}",
 }
 REFUSED = (
     "two | 1e999 | 8 is wrong | 8! | 1, 2 | 1,00 | 1.2.3 | 1/0 | 5:30 | 18 or 20 | 18 or more | 2 hours 30 minutes | "
-    "6*3 | 5x | 2n | x = 5 | --5 | 5² | 2π | (1, 2) | [1,234] | " + "9" * 200
+    "6*3 | 5x | 2n | x = 5 | --5 | 5² | 2π | (1, 2) | [1,234] | \\frac{1}{2}3 | " + "9" * 200
 )
 
 
@@ -177,7 +174,8 @@ SAME = (
 )
 DIFFERENT = (
     "18 = -18 | 18 = 180 | 18 = 1.8 | 1/3 = 0.333 | 50% = 0.5 | 3 million = 3 | 5 cm = 5 m | 5x = 5 | 18 or 20 = 18 | "
-    "x^2+1 = x^2-1 | friday = Friday | 9007199254740993 = 9007199254740992 | 1 1/2 = 11/2 | (1,2) = [1,2] |  = 0"
+    "x^2+1 = x^2-1 | friday = Friday | 9007199254740993 = 9007199254740992 | 1 1/2 = 11/2 | (1,2) = [1,2] |  = 0 | "
+    r"\frac{x+1}{2} = x+1/2"
 )
 
 

@@ -107,7 +107,7 @@ def test_gold_is_right_and_the_gold_of_another_record_is_not(shared_data, file, 
         *((SentimentTask, text * 10**5) for text in ("_", "very ", "it is : ")),
         *((HellaswagTask, text * 10**5) for text in ("answer is ", "answer A*", "A) ")),
     ],
-    ids=lambda value: value.__name__ if isinstance(value, type) else value[:10],
+    ids=lambda value: value[:10] if isinstance(value, str) else value.__name__,
 )
 def test_long_answers_take_no_longer_than_reading_them(task, text):
     truth = {NqOpenTask: "Amma; 1,000 years", SentimentTask: "Good", HellaswagTask: "A"}[task]
@@ -124,7 +124,6 @@ SOCRATIC = "How many? ** 16 - 7 = <<16-7=9>>9.\nHow much? ** 9 * 2 = $<<9*2=18>>
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"socratic": False}, "16 - 7 = <<16-7=9>>9.\n9 * 2 = $<<9*2=18>>18.\n#### 18"),
         ({"socratic": False, "calculator": False}, "16 - 7 = 9.\n9 * 2 = $18.\n#### 18"),
         ({"calculator": False, "steps": True}, "How many? ** 16 - 7 = 9.\n\nHow much? ** 9 * 2 = $18.\n#### 18"),
     ],

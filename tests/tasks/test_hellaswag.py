@@ -24,29 +24,19 @@ def likelihoods(letters, endings):
     return found | {f"ending_{letter}": Likelihood(value, 9) for letter, value in zip(LETTERS, endings, strict=True)}
 
 
+SAID = {
+    "B": ["B", "(b)", "`B`", "B<|im_end|>", "The answer is B. Yes, option B.", "Answer:\n(B)", "B because of tiles"],
+    None: ["B?", "A or B", "The answer is A. No, the answer is B.", "The answer is a man on it", "rips level tiles"],
+}
+
+
 @pytest.mark.parametrize(
     ("said", "letter"),
     [
-        # One letter, however it is set.
-        ("B", "B"),
-        ("(b)", "B"),
-        ("B: rips level tiles off.", "B"),
-        ("The answer is B. Yes, option B.", "B"),
-        ("`B`", "B"),
-        ("B<|im_end|>", "B"),
-        ("B?", None),
-        # With a reason.
-        ("B because he has tiles", "B"),
-        # Ran on.
+        *((said, letter) for letter, texts in SAID.items() for said in texts),
+        # Ran on, and an ending copied.
         ("B\nuser\nnext\nassistant\nC", "B"),
-        # An ending copied.
         ("rips level tiles off.", "B"),
-        # Two letters are none.
-        ("A or B", None),
-        ("The answer is A. No, the answer is B.", None),
-        ("The answer is a man on a roof", None),
-        # An ending that is not one of them, one that is not the letter's, and one that goes on.
-        ("rips level tiles", None),
     ],
 )
 def test_letters_are_read_as_a_person_would(said, letter):

@@ -1,9 +1,15 @@
-"""NL-RX: what counts as right, what is undecided, and that no text of a model does harm."""
+"""NL-RX: what counts as right, what is undecided; generated data of the published grammar, as frequent as there."""
+
+import hashlib
+import json
 
 import pytest
 
+from nl_rx_trees import find_trees
+from stepjepa.tasks import nl_rx
 from stepjepa.tasks.base import NO_ANSWER, TIMED_OUT, WRONG, Response, TaskOptions
-from stepjepa.tasks.nl_rx import NlRxTask
+from stepjepa.tasks.nl_rx import STRINGS, NlRxTask, Tree, describe, generate_split, is_sound
+from stepjepa.tasks.regex import parse
 from task_records import record
 
 
@@ -80,3 +86,84 @@ def test_what_is_right_because_it_says_nothing_is_told_apart(task):
         "verdicts": {"equivalent": 3, "same text": 1},
         "trivially_equivalent": 2,
     }
+
+
+PUBLISHED_SIZE = 9863
+# Together no more than the draws for the published set bring: what comes after them is larger.
+TEST_SIZE = 100
+
+
+@pytest.fixture(scope="module")
+def generated():
+    """As many training pairs as there are different published ones, and test pairs."""
+    return generate_split(PUBLISHED_SIZE, TEST_SIZE, seed=0)
+
+
+@pytest.fixture(scope="module")
+def published(shared_data):
+    """The different pairs of NL-RX-Synth."""
+    lines = [(shared_data / "nl_rx" / f"NL-RX-Synth.{part}.txt").read_text().splitlines() for part in ("src", "targ")]
+    pairs = list(dict.fromkeys(zip(*lines, strict=True)))
+    assert len(pairs) == PUBLISHED_SIZE
+    return pairs
+
+
+@pytest.mark.parametrize(
+    ("drawn", "description", "regex"),
+    [
+        (
+            Tree("words with", (Tree("not", (Tree("starting with", (Tree("number"),)),)),)),
+            "lines with words that don't starting with a number",
+            r"\b~(([0-9])(.*))\b",
+        ),
+        (
+            Tree("ending with", (Tree("either, or", (Tree("string"),) * 3),)),
+            "lines ending with either the string 'dog', the string 'truck', or the string 'ring'",
+            "(.*)((dog)|(truck)|(ring))",
+        ),
+    ],
+)
+def test_wording_and_expression_of_a_tree(drawn, description, regex):
+    assert describe(drawn) == (description, regex)
+
+
+def test_all_pairs_are_sentences_about_lines_and_expressions_and_none_comes_twice(generated):
+    train, test = generated
+    assert (len(train), len(test)) == (PUBLISHED_SIZE, TEST_SIZE)
+    assert len(dict([*train, *test])) == PUBLISHED_SIZE + TEST_SIZE
+    assert not {regex for _, regex in train} & {regex for _, regex in test}
+    for description, regex in [*train, *test]:
+        assert description.startswith("lines ")
+        assert not set(description) & set("<>{}")
+        assert "WORD" not in description + regex
+        assert "  " not in description
+        parse(regex)
+        # The strings come in their order.
+        named = [word for word in STRINGS if f"'{word}'" in description]
+        assert named == list(STRINGS[: len(named)])
+        assert all(word in regex for word in named)
+
+
+def test_a_smaller_size_gives_the_first_of_the_pairs(monkeypatch):
+    # Fewer draws: this is about order, not about what comes up.
+    monkeypatch.setattr(nl_rx, "_DRAWS", dict.fromkeys(nl_rx._DRAWS, 3000))
+    train, test = generate_split(300, 40, seed=4)
+    assert generate_split(100, 40, seed=4) == (train[:100], test)
+    assert generate_split(100, 0, seed=4)[1] == []
+    assert generate_split(300, 40, seed=5)[0] != train
+    # More than the first draws bring: drawn on.
+    more, _ = generate_split(3000, 40, seed=4)
+    assert more[:300] == train
+    assert len({description for description, _ in more}) == 3000
+
+
+def test_published_pairs_are_of_the_grammar(published):
+    for pair in published[::6]:
+        trees = find_trees(*pair)
+        assert len(trees) == 1, pair
+        assert is_sound(trees[0]), pair
+
+
+def test_the_pairs_of_a_seed_stay_what_they_were(generated):
+    text = json.dumps(generated, ensure_ascii=False)
+    assert hashlib.sha256(text.encode()).hexdigest().startswith("7c2ceab2d37c62bc")

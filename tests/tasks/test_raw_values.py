@@ -10,14 +10,7 @@ from stepjepa.preparing.conversion import CONVERSIONS, convert_rows
 from stepjepa.tasks.raw_values import as_label, as_list
 
 
-@pytest.mark.parametrize(
-    "items",
-    [
-        ["a", "b"],
-        ["a, b", "[c]", "d\\e"],
-        ["two\nlines", "tab\t", "é☃"],
-    ],
-)
+@pytest.mark.parametrize("items", [["a", "b"], ["a, b", "[c]", "d\\e"], ["two\nlines", "tab\t", "é☃"]])
 def test_a_list_and_all_ways_of_writing_it(items):
     array = np.array(items, dtype=object)
     # What pandas writes into a CSV file for an array: no commas.

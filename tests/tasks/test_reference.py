@@ -56,4 +56,3 @@ def test_hellaswag_goes_by_the_likelihoods(shared_data):
 def test_the_name_and_the_headline_say_which_rules():
     task = with_published_rules(SentimentTask())
     assert (task.name, task.headline, task.lenient) == ("sentiment-reference", "reference", "reference_prefix")
-    assert isinstance(task, SentimentTask)

@@ -51,23 +51,13 @@ def test_errors_and_what_was_read():
         assert (scored.extracted["answer"], scored.error) == (None, NO_ANSWER)
 
 
-def lines_of(*pairs):
-    lines = []
-    for truth, said, times in pairs:
-        scored = TASK.score(record(truth), Response(said))
-        lines += [{"extracted": scored.extracted, "scores": scored.scores}] * times
-    return lines
-
-
 def test_details_count_by_class():
-    found = TASK.details(lines_of(("Good", "Good", 6), ("Good", "Bad", 2), ("Bad", "bad.", 1), ("Bad", "?", 1)))
+    pairs = [("Good", "Good")] * 6 + [("Good", "Bad")] * 2 + [("Bad", "bad."), ("Bad", "?")]
+    found = TASK.details([{"extracted": TASK.score(record(truth), Response(said)).extracted} for truth, said in pairs])
     assert found == {
         # (6/8 + 1/2) / 2; plain accuracy would be 7/10.
         "balanced_accuracy": 0.625,
         "recall": {"Bad": 0.5, "Good": 0.75},
         "count": {"Bad": 2, "Good": 8},
-        "confusion": {
-            "Bad": {"Bad": 1, "Good": 0, "other": 1},
-            "Good": {"Bad": 2, "Good": 6, "other": 0},
-        },
+        "confusion": {"Bad": {"Bad": 1, "Good": 0, "other": 1}, "Good": {"Bad": 2, "Good": 6, "other": 0}},
     }

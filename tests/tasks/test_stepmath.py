@@ -35,10 +35,8 @@ def test_every_step_holds_one_true_equation_on_a_result_that_the_question_does_n
         assert all(len(EQUATION.findall(step)) == 1 for step in steps)
         assert all(APPLY[sign](a, b) == result for a, sign, b, result in found)
         assert all(after[0] == before[3] for before, after in pairwise(found))
-        # The last result is the answer.
         assert record["ground_truth"] == str(found[-1][3])
         assert steps[-1].endswith(f"The answer is \\boxed{{{record['ground_truth']}}}.")
-        assert "boxed" not in "".join(steps[:-1])
         # "Twice" and "half" tell a two.
         told = {int(number) for number in re.findall(r"\d+", record["question"])}
         told |= {2} if re.search(r"twice|half|again", record["question"]) else set()

@@ -1,9 +1,5 @@
 """What a run prints: the first screen, losses and time while it trains, and a last command that works."""
 
-import io
-import re
-import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +9,8 @@ import pytest
 import tiny
 from stepjepa.commands import parse
 from stepjepa.config import JepaConfig
-from stepjepa.terminal import print_rows
-from stepjepa.training.callbacks import ConsoleCallback, console_line
-from stepjepa.training.console import finished_json, first_screen, last_lines, next_command
+from stepjepa.training.callbacks import LogCallback, console_line
+from stepjepa.training.record import finished_json, first_screen, last_lines, next_command
 from stepjepa.training.trainer import JepaTrainer
 
 
@@ -35,53 +30,31 @@ def arguments(folder: Path | str, *flags: str) -> Any:
     return parse("train", ["--train_file", "t.jsonl", "--model_name", "m", "--output_dir", str(folder), *flags])
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize("columns", [40, 80])
-def test_everything_fits_one_screen(
-    columns: int, tiny_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = JepaConfig(mode="step-jepa", pairs="all", lbd_schedule="cosine", jepa_ratio=0.5, stp=0.02, sigreg=0.1)
-    config = replace(config, target_grad="stop", variance=0.3)
-    made = trainer(tiny_tokenizer, tmp_path, config, eval_strategy="epoch")
-    told = {"answers": "to 1,000 records at every evaluation, task gsm8k"}
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stdout", terminal)
-    monkeypatch.setenv("COLUMNS", str(columns))
-    print_rows(first_screen(arguments(tmp_path / ("a_long_name_" * 7)), made, told))
-    lines = re.sub(r"\x1b\[[\d;]*m", "", terminal.getvalue()).splitlines()
-    assert max(map(len, lines)) <= columns
-    assert columns < 80 or len(lines) <= 24
-
-
 def test_rows_say_what_was_chosen_and_why(tiny_tokenizer: Any, tmp_path: Path) -> None:
     made = trainer(
         tiny_tokenizer, tmp_path, JepaConfig(mode="step-jepa", predictors=3, stp=0.02), eval_strategy="epoch"
     )
     checkpoint = str(tmp_path / "checkpoint-6")
-    rows = dict(first_screen(arguments(tmp_path / "run"), made, {"prompts": "different ones"}, checkpoint=checkpoint))
-    assert rows["prompts"] == "different ones"
-    assert rows["model"].startswith("m (LlamaForCausalLM), ") and "all trained; float32 on cpu" in rows["model"]
-    told = "step-jepa, layout branched, predictors 3, pairs first, stp 0.02, jepa_loss_type cosine, lbd 0.1"
+    rows = dict(first_screen(arguments(tmp_path / "run"), made, None, {"resumed from": checkpoint}))
+    assert rows["model"].startswith("m (LlamaForCausalLM, float32 on cpu), ")
+    told = "mode step-jepa, layout branched, predictors 3, pairs first, stp 0.02, jepa_loss_type cosine, lbd 0.1"
     assert sorted(rows["objective"].split(", ")) == sorted(told.split(", "))
     assert rows["encoding"] == f"tree ({made.encoding_reason})"
-    assert rows["data"].endswith("21 records, 14 pairs, 7 without a pair, 0 over length")
-    assert rows["held out"] == "3 records, 2 pairs, 1 without a pair, 0 over length"
-    assert rows["each step"].startswith("6 records (2 a batch x 3 accumulated")
-    assert "epochs of 4; learning rate" in rows["steps"]
-    assert rows["output"] == f"{tmp_path / 'run'}, resumed from checkpoint-6"
-    regular = dict(first_screen(arguments(tmp_path), trainer(tiny_tokenizer, tmp_path, JepaConfig(mode="regular")), {}))
-    assert not {"encoding", "held out", "prompts"} & set(regular)
+    assert ": records 21, pairs 14, without a pair 7, " in rows["data"]
+    assert rows["held out"].startswith("records 3, pairs 2, without a pair 1, ")
+    assert rows["each step"].startswith("6 records (2 a batch x 3 accumulated x 1 processes), learning rate ")
+    assert rows["steps"].endswith(" epochs of 4")
+    assert (rows["output"], rows["resumed from"]) == (str(tmp_path / "run"), checkpoint)
+    regular = trainer(tiny_tokenizer, tmp_path, JepaConfig(mode="regular"))
+    assert not {"encoding", "held out"} & set(dict(first_screen(arguments(tmp_path), regular, None, {})))
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_only_the_first_process_prints(first: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    state = SimpleNamespace(global_step=2, max_steps=9, is_world_process_zero=first)
-    ConsoleCallback().on_log(None, state, None, logs={"lm_loss": 3.0, "loss": 3.5})
+def test_only_the_first_process_prints(first: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state = SimpleNamespace(global_step=2, max_steps=9, epoch=1.0, is_world_process_zero=first)
+    LogCallback().on_log(SimpleNamespace(output_dir=tmp_path), state, None, logs={"lm_loss": 3.0, "loss": 3.5})
     assert capsys.readouterr().out == ("step 2/9  LM loss: 3.0000, Total: 3.5000\n" if first else "")
+    assert len(list(tmp_path.iterdir())) == first
 
 
 def test_logs_that_are_no_losses_have_no_line() -> None:
@@ -113,12 +86,9 @@ def test_the_next_command_is_one_that_evaluate_takes(flags: list[str], expected:
 def test_the_last_lines_say_where_everything_is(tmp_path: Path) -> None:
     results = {"steps": 1, "tokens": 4321.0, "train_seconds": 187.0, "last_log": {"lm_loss": 1.25}, "eval_lm_loss": 2}
     record = {"status": "finished", "results": results}
-    (tmp_path / "checkpoint-3").mkdir()
-    for name in ("metrics.jsonl", "metrics.png"):
-        (tmp_path / name).touch()
     assert last_lines(tmp_path, record) == [
-        ("done", "1 step, 4,321 tokens in 3 min 07 s; LM loss 1.2500, held out 2.0000"),
-        ("run folder", f"{tmp_path} (the model, run.json, metrics.jsonl, metrics.png, 1 checkpoint)"),
+        ("done", "1 step, 4,321 tokens in 3 min 07 s; LM loss 1.2500; held out 2.0000"),
+        ("run folder", f"{tmp_path} (the model, run.json, metrics.jsonl)"),
     ]
     found = finished_json(arguments("runs/a b"), record)
     assert (found["run_folder"], found["results"]) == ("runs/a b", results)

@@ -55,17 +55,9 @@ def weights(change: Callable[[dict[str, torch.Tensor]], Any], file: str = WEIGHT
     return apply
 
 
-def other_optimizer(folder: Path) -> None:
-    """What the optimizer remembers of its first weight is of another one."""
-    state = torch.load(folder / "optimizer.pt", weights_only=False)
-    state["state"][min(state["state"])]["exp_avg"] = torch.zeros(3, 5)
-    torch.save(state, folder / "optimizer.pt")
-
-
 DAMAGES: dict[str, Callable[[Path], Any]] = {
     "a weight is missing": weights(lambda tensors: tensors.pop(min(tensors))),
     "a weight is too many": weights(lambda tensors: tensors.update(other=torch.ones(3))),
-    "an optimizer of other weights": other_optimizer,
     "random numbers that are none": lambda folder: torch.save({}, folder / "rng_state.pth"),
 }
 

@@ -12,9 +12,8 @@ import pytest
 import tiny
 from stepjepa.cli import main
 from stepjepa.files import write_json
-from stepjepa.run_folder import METRICS_FILE, RUN_FILE, read_run, save_whole
+from stepjepa.run_folder import METRICS_FILE, RUN_FILE, read_run
 from stepjepa.training import trainer
-from stepjepa.training.trainer import JepaTrainer
 
 FOO = ("--lr_scheduler_kwargs", '{"foo": 1}')
 
@@ -58,24 +57,9 @@ def test_before_the_first_step_nothing_stays(made: Path, tmp_path: Path, capsys:
     capsys.readouterr()
     assert train(made, tmp_path / "new", *FOO) == 2
     (told,) = capsys.readouterr().err.strip().splitlines()
-    assert told.startswith("stepjepa train: error: training can't start: TypeError: ")
-    assert "unexpected keyword argument 'foo'; --debug 2 shows where it was" in told
+    assert told.startswith("stepjepa train: error: TypeError: ")
+    assert "unexpected keyword argument 'foo'" in told
     assert not (tmp_path / "new").exists()
-
-
-def test_of_a_trainer_that_cannot_be_made(
-    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail(*args: Any) -> None:
-        raise AttributeError("no such part")
-
-    monkeypatch.setattr(trainer, "Meter", fail)
-    capsys.readouterr()
-    assert train(made, tmp_path / "new") == 2
-    (told,) = capsys.readouterr().err.strip().splitlines()
-    assert told.startswith("stepjepa train: error: AttributeError: no such part; ")
-    # Nothing that would be in the way of the next try.
-    assert not any((tmp_path / "new").iterdir())
 
 
 def test_after_some_steps_the_record_says_so(
@@ -87,26 +71,13 @@ def test_after_some_steps_the_record_says_so(
     assert train(made, folder, "--max_steps", "4") == 2
     (told,) = capsys.readouterr().err.strip().splitlines()
     assert told == (
-        "stepjepa train: error: the run failed after step 2 (KeyError: step); checkpoint-2 is complete: resume with "
+        "stepjepa train: error: the run failed after step 2 (KeyError: 'step'); checkpoint-2 is complete: resume with "
         "--resume_from_checkpoint last; --debug 2 shows where it was"
     )
     assert read_run(folder)["status"] == "failed"
     monkeypatch.undo()
     assert train(made, folder, "--max_steps", "4", "--resume_from_checkpoint", "last") == 0
     assert read_run(folder)["results"]["steps"] == 4
-
-
-def test_after_the_last_step_as_well(
-    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail(self: JepaTrainer, *args: Any, **kwargs: Any) -> None:
-        raise LookupError("gone")
-
-    monkeypatch.setattr(JepaTrainer, "save_model", fail)
-    flags = ["--eval_file", made / "data.jsonl", "--eval_strategy", "no", "--save_strategy", "no"]
-    assert train(made, tmp_path / "new", *flags) == 2
-    assert "failed after step 2 (LookupError: gone); no checkpoint was saved before" in capsys.readouterr().err
-    assert read_run(tmp_path / "new")["status"] == "failed"
 
 
 @pytest.mark.parametrize("error", [None, OSError(5, "Input/output error")], ids=repr)
@@ -149,24 +120,6 @@ def test_a_finished_run_without_checkpoints_is_not_begun_again(
     assert contents(run) == before
 
 
-def test_a_run_that_was_killed_at_its_picture_is_not_marked_as_finished(
-    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Killed(BaseException):
-        """Nothing catches it."""
-
-    def killed(folder: Path) -> None:
-        raise Killed
-
-    with monkeypatch.context() as during, pytest.raises(Killed):
-        during.setattr("stepjepa.training.run.draw_metrics", killed)
-        train(made, tmp_path / "run", "--logging_steps", 1)
-    assert read_run(tmp_path / "run")["status"] != "finished"
-    assert train(made, tmp_path / "run", "--logging_steps", 1, "--resume_from_checkpoint", "last") == 0
-    assert read_run(tmp_path / "run")["status"] == "finished"
-    assert (tmp_path / "run" / "metrics.png").is_file()
-
-
 def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(made: Path, run: Path) -> None:
     shutil.rmtree(run / "checkpoint-2")
     write_json(run / RUN_FILE, {**read_run(run), "status": "running", "launches": [{"seconds": 9.0, "to_step": 1}]})
@@ -175,22 +128,3 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(made: Pat
     assert len(read_run(run)["launches"]) == 1
     steps = [json.loads(line)["step"] for line in (run / METRICS_FILE).read_text().splitlines()]
     assert steps == sorted(set(steps))
-
-
-def test_a_folder_in_a_model_is_replaced_as_a_whole(tmp_path: Path) -> None:
-    """As the templates that stand beside some tokenizers."""
-
-    def save(names: str) -> None:
-        def write(part: str) -> None:
-            (Path(part) / "templates").mkdir()
-            for name in names:
-                (Path(part) / "templates" / name).write_text(name)
-
-        save_whole(tmp_path, write)
-
-    save("ab")
-    save("bc")
-    assert {name: text for name, text in contents(tmp_path).items() if "/" in name} == {
-        "templates/b": b"b",
-        "templates/c": b"c",
-    }

@@ -1,6 +1,5 @@
 """Asked to stop, a command saves what it has and says how to go on; a full disk costs nothing that was there."""
 
-import errno
 import json
 import os
 import re
@@ -11,13 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 import kills
 from forked import Commands
 from stepjepa.cli import main
-from stepjepa.files import naming_disk_errors
 from stepjepa.run_folder import checkpoint_fault
 from stepjepa.signals import Stopped
 from stepjepa.training.callbacks import StopCallback
@@ -80,23 +77,6 @@ def test_a_disk_that_is_full_costs_no_checkpoint(
     assert (run / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        OSError(errno.ENOSPC, "No space left on device"),
-        RuntimeError("[enforce fail at inline_container.cc:668] . unexpected pos 64 vs 0"),
-        SafetensorError("Error while serializing: I/O error: Read-only file system (os error 30)"),
-    ],
-    ids=type,
-)
-def test_errors_of_a_disk_name_what_was_being_written(error: Exception) -> None:
-    """Those of the system, of PyTorch and of safetensors; others are none of a disk."""
-    with pytest.raises(OSError, match=r"\[Errno \d+\] .*: 'run/checkpoint-7'"), naming_disk_errors("run/checkpoint-7"):
-        raise error
-    with pytest.raises(RuntimeError, match=r"^a bug$"), naming_disk_errors("run/checkpoint-7"):
-        raise RuntimeError("a bug")
-
-
 def test_an_evaluation_keeps_what_is_answered(
     whole: Path, material: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
@@ -121,14 +101,6 @@ def test_an_evaluation_keeps_what_is_answered(
     assert len((tmp_path / "stopped.jsonl").read_text().splitlines()) == 4
     assert main(arguments(tmp_path / "stopped.jsonl")) == 0
     assert (tmp_path / "stopped.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
-
-
-def test_a_preparation_leaves_nothing_half_done(commands: Commands, tmp_path: Path) -> None:
-    folder, log = tmp_path / "data", tmp_path / "data.log"
-    arguments = ["prepare", "stepmath", "--output_dir", folder, "--train_size", 5, "--test_size", 3]
-    assert commands.run(arguments, log, folder=folder, at=3, number=signal.SIGTERM) == 128 + signal.SIGTERM
-    assert log.read_text().startswith("stepjepa prepare: interrupted\n")
-    assert not list(folder.iterdir())
 
 
 @pytest.mark.parametrize(("mine", "theirs"), [(15, 0), (0, 15)])

@@ -18,21 +18,6 @@ from stepjepa.models.loading import LoraSettings, add_lora
 from stepjepa.training.trainer import JepaTrainer
 
 
-def test_similarity_that_can_not_be_measured_is_not_logged_as_zero(tiny_tokenizer: Any, tmp_path: Path) -> None:
-    trainer = JepaTrainer(
-        tiny.make_model("llama"),
-        tiny.arguments(tmp_path, per_device_train_batch_size=1),
-        JepaConfig(),
-        train_dataset=tiny.records(),
-        processing_class=tiny_tokenizer,
-    )
-    trainer.train()
-    line = next(line for line in trainer.state.log_history if "lm_loss" in line)
-    assert "matched_similarity" in line
-    assert "shuffled_similarity" not in line
-    assert "source_rank" not in line
-
-
 def test_a_rate_far_too_high_ends_the_run_before_it_ruins_the_weights(tiny_tokenizer: Any, tmp_path: Path) -> None:
     trainer = JepaTrainer(
         tiny.make_model("llama"),
@@ -55,7 +40,7 @@ def test_weights_that_are_not_finite_are_never_saved(save_steps: int, tiny_token
         train_dataset=tiny.records(),
         processing_class=tiny_tokenizer,
     )
-    with pytest.raises(UserError, match=r"step 1: the weights are not finite any more \(.*lower --learning_rate"):
+    with pytest.raises(UserError, match=r"step 1: the weights are not finite any more, .*lower --learning_rate"):
         trainer.train()
     assert not list(tmp_path.glob("**/*.safetensors"))
 

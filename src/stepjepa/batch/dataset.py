@@ -124,11 +124,9 @@ _SCHEMA = pa.schema({"length": pa.int64(), "record": pa.list_(pa.int32())})
 
 
 class TokenizedDataset(Dataset[Item | None]):
-    """Tokenised records, looked up by number or by the sampler's keys.
+    """Tokenised records of an Arrow stream, in a file or in memory, looked up by number or by the sampler's keys.
 
-    Args:
-        source: an Arrow stream as :func:`prepare` writes it, a file or in memory. Records share its memory, so what
-            lies on disk stays there until it is needed.
+    Records share its memory, so what lies on disk stays there until it is needed.
     """
 
     def __init__(self, source: str | pa.Buffer) -> None:
@@ -251,15 +249,13 @@ def prepare(
                     tokens.update(count_tokens(found, config))
                     columns = [[len(each.ids) for each in found], list(map(_flattened, found))]
                     writer.write_table(pa.table(columns, schema=_SCHEMA))
-                kept, where = made.counts["records"], source if len(rows) else what
+                where, kept, pairs = source if len(rows) else what, made.counts["records"], made.counts["pairs"]
                 if not kept:
-                    skipped = made.counts["skipped"]
-                    raise UserError(f"none of the {skipped} records can be trained on; check --max_length", path=where)
-                if config.uses_views and not made.counts["pairs"]:
-                    told = (
-                        f"none of the {kept} records has a pair; check --step_separator (blank, line or a string) and"
-                    )
-                    raise UserError(f"{told} --max_length, or use --regular", path=where)
+                    told = f"none of the {made.counts['skipped']} records can be trained on; check --max_length"
+                    raise UserError(told, path=where)
+                if config.uses_views and not pairs:
+                    remedy = "check --step_separator and --max_length, or use --regular"
+                    raise UserError(f"none of the {kept} records has a pair; {remedy}", path=where)
         finally:
             gc.enable()
         dataset = TokenizedDataset(sink.getvalue() if file is None else str(file))

@@ -42,11 +42,9 @@ def under(rule: Rule, trees: Trees) -> Rule:
 
 
 def dense(trees: Trees, rule: Rule | None = None) -> Tensor:
-    """``[R, 1, T, T]`` bool: the query (dim 2) sees the key (dim 3).
+    """``[R, 1, T, T]`` bool: the query (dim 2) sees the key (dim 3) by the trees and the model's rule over positions.
 
-    Args:
-        trees: of the batch.
-        rule: of the model over positions; None for the ordinary causal one, which the trees' rule contains.
+    Without a rule the model's is the ordinary causal one, which that of the trees contains.
     """
     rows, length = trees.start.shape
     place = torch.arange(length, device=trees.start.device)
@@ -67,10 +65,7 @@ def padded(trees: Trees, length: int) -> Trees:
 
 
 def static_length(length: int) -> int:
-    """The next of few lengths, for kernels that are compiled for one length at a time.
-
-    Lengths are multiples of :data:`BLOCK`, and above 2048 of an eighth of the power of two below: eight to a doubling.
-    """
+    """The next of few lengths, for kernels that are compiled for one at a time: eight to a doubling, whole blocks."""
     step = max(BLOCK, (1 << (length.bit_length() - 1)) // 8)
     return -(-length // step) * step
 

@@ -86,11 +86,10 @@ class RecordTokenizer:
         self._padding = -1 if padding is None else int(padding)
 
     def tokenize(self, records: Iterable[Record]) -> list[TokenizedRecord]:
-        """Tokenise records; a skipped record gives none. Best a thousand at a time.
+        """Tokenise records, best a thousand at a time; a skipped record gives none.
 
         Raises:
-            UserError: a record is too long and ``over_length`` is ``error``; it has no pair and ``require_pairs`` is
-                set; its template rewrites it. The message names file and line.
+            UserError: a record is too long, lacks a required pair, or is refused by its template; with file and line.
         """
         return [record for record in self.tokenize_each(records) if record is not None]
 

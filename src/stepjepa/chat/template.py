@@ -44,10 +44,7 @@ class Rendered(NamedTuple):
 
 
 class ChatTemplate:
-    """The chat template of a tokenizer, with properties derived from it.
-
-    Args:
-        tokenizer: a fast tokenizer with a chat template; it is not changed.
+    """The chat template of a fast tokenizer, with properties derived from it.
 
     Raises:
         UserError: the tokenizer is slow, there is no chat template, it can't render a chat, or no token can end a turn.
@@ -204,13 +201,8 @@ class PlainTemplate:
     question and its answer are rendered; any other message has the span ``(0, 0)``. The interface is that of
     :class:`ChatTemplate`.
 
-    Args:
-        tokenizer: a fast tokenizer with the token ``<|perception|>`` (``add_plain_tokens``); it is not changed.
-        answers: False leaves the answer out, where the loss is on all tokens, as in pretraining on paraphrases: it is
-            the other view of the same content, and has a record of its own.
-
-    Raises:
-        UserError: the tokenizer lacks a token that this format needs, or has no fast version.
+    Without ``answers`` the answer is left out, where the loss is on all tokens, as in pretraining on paraphrases: it is
+    the other view of the same content, and has a record of its own.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, answers: bool = True) -> None:

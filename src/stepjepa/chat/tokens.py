@@ -29,9 +29,6 @@ PERCEPTION = "<|perception|>"
 END_OF_TURN = "<|eot_id|>"
 
 
-# -- tokens of ours ----------------------------------------------------------------------------------------------------
-
-
 def predictor_token(number: int) -> str:
     """The text of predictor token ``number``, counted from 1."""
     return f"<|predictor_{number}|>"
@@ -77,9 +74,6 @@ def _add(tokenizer: PreTrainedTokenizerBase, tokens: list[str]) -> None:
     tokenizer.add_special_tokens({"extra_special_tokens": missing}, replace_extra_special_tokens=False)
 
 
-# -- texts to tokens ---------------------------------------------------------------------------------------------------
-
-
 class Tokens(NamedTuple):
     """A text as ``[L]`` tokens: their ids, the first character of each, and one past its last."""
 
@@ -99,8 +93,7 @@ class Tokens(NamedTuple):
 class TextTokenizer:
     """Tokenises rendered texts; a special token is one only where the template has written it.
 
-    Args:
-        tokenizer: a fast tokenizer; it is not changed. Tokens that are added to it later are not known here.
+    The tokenizer, a fast one, is not changed. Tokens that are added to it later are not known here.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -116,12 +109,7 @@ class TextTokenizer:
         self._back: dict[int, int] = {}  # id of a stand-in -> id of the special token that it replaces
 
     def __call__(self, texts: Sequence[str], contents: Sequence[Spans]) -> list[Tokens]:
-        """Tokenise texts, best many at once.
-
-        Args:
-            texts: as a template has rendered them, their special tokens included.
-            contents: where each holds what others wrote.
-        """
+        """Tokenise texts, best many at once; ``contents`` are where each holds what others wrote."""
         both = list(zip(texts, contents, strict=True))
         spelt = [self.spelt(*each) for each in both]
         plain = iter(_tokenize(self.tokenizer, [text for text, here in zip(texts, spelt, strict=True) if not here]))

@@ -43,7 +43,7 @@ class Command:
         common: names of the options that ``--help`` shows; with none it shows all.
         epilog: text at the end of the help.
         parse: parses the arguments, for a command that takes flags which its parser does not know.
-        more_help: returns text for the end of ``--help_all``.
+        more_help: returns text for the end of ``--help_all`` of its parser.
     """
 
     run: Callable[[argparse.Namespace], Any]
@@ -52,7 +52,7 @@ class Command:
     common: str = ""
     epilog: str | None = None
     parse: Callable[[Parser, Sequence[str]], argparse.Namespace] = Parser.parse_args
-    more_help: Callable[[], str] = str
+    more_help: Callable[[Parser], str] = lambda _: ""
 
 
 def load(name: str) -> Command:

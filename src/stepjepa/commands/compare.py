@@ -20,18 +20,12 @@ from stepjepa.terminal import visible_lines
 if TYPE_CHECKING:
     from stepjepa.compare.comparison import Comparison
 
-COMPARE_EPILOG = """\
+EPILOG = """\
 Runs that differ only in their seeds form an arm; each arm is paired with the
 baseline by seed: Student's paired t-test with Holm's correction over all arms,
 McNemar's exact test for each seed, an exact permutation test over examples.
 Of each arm it says what is equal to the baseline: the number of optimizer
 steps, the FLOPs of training (within 2 %), or neither."""
-
-REPORT_EPILOG = """\
-Prints a table of the evaluated runs. With --output_file FILE.html it writes one
-file that loads nothing: comparison of the arms, settings, accuracy, losses,
-similarities and ranks over steps, errors, answers. Unfinished and
-unevaluated runs are included with what they have."""
 
 
 @dataclass
@@ -143,5 +137,5 @@ def _write_page(args: argparse.Namespace) -> int:
     return 0
 
 
-COMPARE = Command(compare, flags=((CompareFlags, "what is compared"),), epilog=COMPARE_EPILOG)
-REPORT = Command(report, flags=((ReportFlags, "runs"),), epilog=REPORT_EPILOG)
+COMPARE = Command(compare, flags=((CompareFlags, "what is compared"),), epilog=EPILOG)
+REPORT = Command(report, flags=((ReportFlags, "runs"),))

@@ -41,10 +41,9 @@ class ModelFlags:
 
 def _describe_task(asked: str, found: str) -> str:
     """One line that names the task by which answers are scored, and how it was chosen."""
-    if asked != AUTO:
-        return f"task: {found} (as asked for)"
     # A prefix: scoring by the published rules adds a suffix to the name of the task.
-    return f"task: {found} ({'nothing more special was ' if found.startswith(FALLBACK) else ''}recognised)"
+    how = "nothing more special was recognised" if found.startswith(FALLBACK) else "recognised"
+    return f"task: {found} ({how if asked == AUTO else 'as asked for'})"
 
 
 def score(args: argparse.Namespace) -> dict[str, Any]:

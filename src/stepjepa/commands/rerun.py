@@ -100,7 +100,7 @@ def _runs_code(args: argparse.Namespace) -> str:
 def _changes(old: Mapping[str, Any], repeated: argparse.Namespace) -> list[str]:
     """Changes of data, chat template, model or number of processes, after which equal weights are not expected."""
     from stepjepa.evaluation.output import model_fingerprint
-    from stepjepa.training.data import machine, read_mixture
+    from stepjepa.training.record import machine, read_mixture
 
     found = []
     for part, before in old["data"].items():
@@ -126,7 +126,7 @@ def _changes(old: Mapping[str, Any], repeated: argparse.Namespace) -> list[str]:
 def _differences(old: Mapping[str, Any], repeated: argparse.Namespace) -> list[str]:
     """Differences that may change the last digits of the weights: versions, threads, device."""
     from stepjepa.run_folder import versions
-    from stepjepa.training.data import machine
+    from stepjepa.training.record import machine
 
     now = {**versions(), **machine(use_cpu=bool(repeated.training.get("use_cpu")))}
     before = {**old["versions"], **old["machine"]}

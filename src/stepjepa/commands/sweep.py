@@ -86,18 +86,15 @@ def parse_grid(parser: Parser, arguments: Sequence[str]) -> argparse.Namespace:
 
 def _train_settings(arguments: list[str]) -> dict[str, Any]:
     """Settings that arguments of ``stepjepa train`` stand for; equal if two spellings mean the same."""
-    from stepjepa.commands.train import check
-
-    args = parse("train", [*arguments, "--output_dir=."])
     # Discard its notes: the log of the trial has them too.
     with contextlib.redirect_stderr(io.StringIO()):
-        config = check(args)
+        args = parse("train", [*arguments, "--output_dir=."])
     for name in ("train_file", "eval_file", "data_file", "chat_template"):
         if getattr(args, name) is not None:
             existing_file(getattr(args, name), f"--{name}")
     # ``jepa`` holds the whole objective; ``given`` and ``resolved`` only hold the spelling of the arguments.
     left_out = {each.name for each in options_of(JepaConfig, ShortFlags)} | {"given", "resolved"}
-    return {name: value for name, value in vars(args).items() if name not in left_out} | {"jepa": config.to_dict()}
+    return {name: value for name, value in vars(args).items() if name not in left_out} | {"jepa": args.jepa.to_dict()}
 
 
 def _evaluate_settings(arguments: list[str]) -> dict[str, Any]:

@@ -105,7 +105,6 @@ class RunFlags:
     num_epochs: float = option(3.0, "passes over the data", names=("num_train_epochs",), metavar="N")
     eval_steps: int | None = option(None, "evaluate every N steps (once an epoch)", names=("eval_accuracy_steps",))
     finetune_seed: int = option(42, "random seed", names=("seed",), allowed=SEED)
-    on_nonfinite: Literal["stop", "skip"] = option("stop", "before a step whose loss or gradient is not finite")
     track_flop: bool = option(False, "measure the FLOPs of the first 10 steps; print them beside the derived ones")
     same_flop: bool = option(False, "stop once the FLOPs of --regular for --num_epochs are spent")
     dry_run: bool = option(False, "print tokens, memory and FLOPs of a step, then stop")
@@ -131,10 +130,8 @@ def add_flags(parser: Parser) -> None:
     parser.required += ["train_file", "model_name", "output_dir"]
 
 
-def more_help() -> str:
+def more_help(ours: Parser) -> str:
     """Help on the flags of TrainingArguments that are not ours, for ``--help_all``."""
-    ours = Parser(add_help=False)
-    add_flags(ours)
     inner = training_parser()
     left_out = {*ours._option_string_actions, *(f"--{name}" for name in OURS)}
     for group in inner._action_groups:
@@ -146,7 +143,8 @@ def parse(parser: Parser, given: Sequence[str]) -> argparse.Namespace:
     """Parse our own flags into ``args``, and the fields of TrainingArguments that were named into ``args.training``.
 
     ``args.given`` is the command line as it was given; in ``args.resolved`` the flags that ``--preset`` and
-    ``--config`` stand for come before it.
+    ``--config`` stand for come before it. ``args.jepa`` is the objective; the flags are checked as far as is possible
+    without reading data or a model.
     """
     arguments = list(given)
     first, _ = parser.parse_known_args(arguments)
@@ -158,11 +156,12 @@ def parse(parser: Parser, given: Sequence[str]) -> argparse.Namespace:
     args.given, args.resolved, args.training = list(given), arguments, named_training_fields(parser, rest)
     parser.refuse_missing(args, "model_name", "output_dir")
     follow_training_flags(args)
+    args.jepa = check(args)
     return args
 
 
 def check(args: argparse.Namespace) -> JepaConfig:
-    """Check the flags as far as possible without reading data or a model, and return the objective's settings."""
+    """Refuse flags that contradict each other or have no effect, and return the objective's settings."""
     config = jepa_config(args)
     refuse_without_effect(vars(args), *FLAGS)
     if sum(each is not None for each in (args.train_file, args.data_file, args.dataset)) != 1:
@@ -183,15 +182,12 @@ def check(args: argparse.Namespace) -> JepaConfig:
 
 
 def train(args: argparse.Namespace) -> Any:
-    """Check what can be checked cheaply, then train."""
-    config = check(args)
-    from stepjepa.training.console import finished_json, last_lines, next_command
-    from stepjepa.training.processes import naming_lost_processes
+    """Train, and print the outcome of the run, its folder and the next command."""
+    from stepjepa.training.record import finished_json, last_lines, next_command
     from stepjepa.training.run import train
 
     try:
-        with naming_lost_processes(Path(args.output_dir)):
-            record = train(args, config)
+        record = train(args, args.jepa)
     except FinishedError as finished:
         # With ``auto``, a finished run is no error: a scheduler may start its job again.
         if str(args.resume_from_checkpoint).lower() != "auto":
@@ -200,8 +196,10 @@ def train(args: argparse.Namespace) -> Any:
             return 0
         print(finished, file=sys.stderr)
         return finished_json(args, read_run(args.output_dir))
-    if record is None or args.dry_run or not is_main_process():
-        return record or 0
+    if record is None or not is_main_process():
+        return 0
+    if args.dry_run:
+        return record
     if not args.json:
         print_rows(last_lines(Path(args.output_dir), record))
         # On a line of its own, so that it can be copied from a terminal of any width.
@@ -259,18 +257,17 @@ def estimate(args: argparse.Namespace) -> dict[str, Any]:
 
     The time is FLOPs / (processes x peak x MFU), without communication between processes.
     """
-    config = check(args)
     for name, reason in (("dry_run", True), ("resume_from_checkpoint", True), ("records", args.data_file)):
         if getattr(args, name) and reason:
             raise UserError(f"--{name} has no effect on this estimate; leave it out")
-    from stepjepa.training.data import read_data
     from stepjepa.training.dry_run import GIB, dry_run
+    from stepjepa.training.record import read_data
 
     peak, memory = DEVICES.get(args.device, (None, None))
     peak = args.peak_tflops * 1e12 if args.peak_tflops else peak
     memory = args.memory_gib * 2**30 if args.memory_gib else memory
     records, eval_records, _ = read_data(args)
-    found = dry_run(args, config, records, eval_records, processes=args.gpus, on_gpu=peak is not None)
+    found = dry_run(args, args.jepa, records, eval_records, processes=args.gpus, on_gpu=peak is not None)
     assert found is not None
     found["time"] = found["device"] = None
     if peak is None or found["flops"]["step"] is None:

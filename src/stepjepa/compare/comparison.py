@@ -12,13 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stepjepa.compare import statistics
-from stepjepa.compare.evaluated_run import (
-    MEASURES,
-    EvaluatedRun,
-    RunFolder,
-    read_evaluated_run,
-    refuse_different,
-)
+from stepjepa.compare.evaluated_run import MEASURES, EvaluatedRun, RunFolder, read_evaluated_run, refuse_different
 from stepjepa.compare.statistics import ExampleTest, PairedT, Spread
 from stepjepa.errors import UserError
 

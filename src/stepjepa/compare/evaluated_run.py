@@ -103,7 +103,7 @@ def run_names(folders: Sequence[Path]) -> list[str]:
 
 @dataclass(frozen=True)
 class EvaluatedRun:
-    """Results of one run.
+    """Results of one run. What is not known is None or empty.
 
     Attributes:
         evaluation: name of the evaluation in the folder.
@@ -111,12 +111,12 @@ class EvaluatedRun:
         settings: everything that decides what is trained, apart from data and seed; the arm.
         protocol: what must be equal for runs to be compared: data, test, task, how answers are made and scored.
         indices: of the examples that were evaluated, counted from 0 in the test file.
-        examples: for each of ``MEASURES`` one number per example, in the order of ``indices``; None if unknown.
-        figures: for each of ``FIGURES`` a number; None if it is unknown or not finite.
-        model: fingerprint of the model that was evaluated, if it is known.
-        views: whose similarity was measured: ``llm-jepa`` or ``step-jepa``; None if it was not.
-        loaded: how the model was loaded for training: dtype, chat template, attention; empty if it is not known.
-        trained_on: which share of the test prompts was trained on, in words; None if none was, or it is not known.
+        examples: for each of ``MEASURES`` one number per example, in the order of ``indices``.
+        figures: for each of ``FIGURES`` a number.
+        model: fingerprint of the model that was evaluated.
+        views: whose similarity was measured: ``llm-jepa`` or ``step-jepa``.
+        loaded: how the model was loaded for training: dtype, chat template, attention.
+        trained_on: which share of the test prompts was trained on, in words.
     """
 
     folder: Path

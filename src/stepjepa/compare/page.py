@@ -16,17 +16,7 @@ from typing import Any
 from markupsafe import Markup
 
 from stepjepa import terminal
-from stepjepa.compare.charts import (
-    UNKNOWN,
-    Look,
-    curves,
-    json_block,
-    looks,
-    number,
-    plain,
-    read_template,
-    render,
-)
+from stepjepa.compare.charts import UNKNOWN, Look, curves, json_block, looks, number, plain, read_template, render
 from stepjepa.compare.comparison import Comparison, compare, verdict
 from stepjepa.compare.evaluated_run import settings_of
 from stepjepa.compare.logged_run import Evaluation, Run, is_number
@@ -186,7 +176,11 @@ def _scores_and_errors(name: str, evaluated: Sequence[tuple[Run, Evaluation]]) -
     scores |= dict.fromkeys(score for _, each in evaluated for score in each.summary["scores"])
     kinds = dict.fromkeys(kind for _, each in evaluated for kind in each.summary.get("errors") or ())
     rows, errors = [], []
-    about: dict[str, None] = {}
+    about = dict.fromkeys(
+        f"{number(each.summary['n'])} examples of {plain(each.summary.get('test_file'))}, task "
+        f"{plain(each.summary.get('task'))}, decided by {each.summary['headline']}"
+        for _, each in evaluated
+    )
     for run, each in evaluated:
         summary, similarity = each.summary, each.summary.get("similarity") or {}
         cells = [_interval(summary["scores"].get(score)) for score in scores]
@@ -195,10 +189,6 @@ def _scores_and_errors(name: str, evaluated: Sequence[tuple[Run, Evaluation]]) -
         rows.append((run.name, *cells))
         counts = [(summary.get("errors") or {}).get(kind, 0) for kind in kinds]
         errors.append((run.name, *(f"{number(count)} ({count / summary['n']:.1%})" for count in counts)))
-        about[
-            f"{number(summary['n'])} examples of {plain(summary.get('test_file'))}, task {plain(summary.get('task'))}, "
-            f"decided by {summary['headline']}"
-        ] = None
     title = f"Evaluation {name}: {'; '.join(about)}. Intervals are of 95 % (Wilson), for the choice of examples"
     heads = ("run", *("stopped by itself" if score == "stopped" else score for score in scores))
     found = [Table(title, (*heads, "LM loss on right answers", "cosine, matched", "cosine, shuffled"), rows)]
@@ -243,7 +233,9 @@ def representation_section(runs: Sequence[Run], look: Look) -> Section | None:
         logged = [line for line in run.metrics if is_number(line.get("shuffled_similarity"))]
         if logged and (found := collapse({name: each for name, each in logged[-1].items() if is_number(each)})):
             collapsed.append((run.name, f"step {logged[-1]['step']:g}: {found}; {REMEDIES}"))
-    columns = [name for name in _columns(runs) if any(part in name for part in ("similarity", "rank", "retrieval"))]
+    # What a rank is of, rank_pairs, is no sign of anything.
+    signs = ("similarity", "_rank", "retrieval")
+    columns = [name for name in _columns(runs) if any(part in name for part in signs)]
     title = "Similarity and effective rank over steps"
     return _over_steps("representations", title, runs, look, columns, collapsed=collapsed)
 
@@ -282,7 +274,11 @@ def overview_section(runs: Sequence[Run]) -> Section:
         ]
         found.append(Table("Settings in which the runs differ", ("run", *differing), rows))
     texts = [
-        (run.name, shlex.join(["stepjepa", *map(str, run.get("command") or ())]), json.dumps(run.run, indent=2))
+        (
+            run.name,
+            shlex.join(["stepjepa", *map(str, run.get("command") or ())]),
+            json.dumps(run.run, indent=2, ensure_ascii=False),
+        )
         for run in runs
     ]
     return Section("overview", "What was trained", render("overview.html", tables=found, runs=texts))

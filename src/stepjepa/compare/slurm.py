@@ -25,9 +25,6 @@ jobs as processes of this machine."""
 # A trial is one process on one node, and --jobs says how many run at a time.
 _SET_HERE = ("nodes", "ntasks_per_node", "tasks_per_node", "array_parallelism")
 
-# Seconds between two looks at the jobs.
-_LOOK = 1.0
-
 
 def read_options(arguments: Sequence[str]) -> dict[str, Any]:
     """``KEY=VALUE`` arguments as parameters of submitit's ``AutoExecutor``, which checks them.
@@ -122,11 +119,13 @@ class Slurm:
         UserError: there is no SLURM here, or submitit does not take the options.
     """
 
+    pause = 1.0
+
     def __init__(self, folder: SweepFolder, options: Mapping[str, Any], jobs: int | None = None) -> None:
         from submitit import AutoExecutor
 
         # No arm has a name that begins like that.
-        self._folder, self._files, self._looked = folder, folder.path / "_slurm", 0.0
+        self._folder, self._files = folder, folder.path / "_slurm"
         self._watched: dict[Trial, Any] = {}
         cluster = os.environ.get(CLUSTER, "slurm")
         given = {"name": "stepjepa", **options, **({} if jobs is None else {"slurm_array_parallelism": jobs})}
@@ -178,8 +177,6 @@ class Slurm:
 
     def ended(self) -> list[Trial]:
         """The trials that have ended; one whose job was lost before is recorded as interrupted."""
-        if time.monotonic() < self._looked + _LOOK:
-            return []
         found = []
         for trial, job in self._watched.items():
             # In this order: what a job writes last is there when it is done.
@@ -191,7 +188,6 @@ class Slurm:
             if done or status in (FINISHED, FAILED):
                 found.append(trial)
         self._watched = {trial: job for trial, job in self._watched.items() if trial not in found}
-        self._looked = time.monotonic()
         return found
 
     def end(self, asked: Interruptions) -> None:

@@ -55,13 +55,9 @@ if os.getppid() == int(sys.argv[1]):
 
 
 class SweepFolder:
-    """The trials of a grid in one folder: what has been done of each, and how it continues.
+    """The trials of a grid in one folder, and what has been done of each.
 
-    Args:
-        path: where the run folders are, or will be.
-        trials: all of them.
-        grid: is written into ``sweep.json`` beside the trials.
-        launcher: program and first arguments that ``train ...`` and ``evaluate ...`` follow.
+    ``launcher`` is the program and its first arguments, which ``train ...`` and ``evaluate ...`` follow.
     """
 
     def __init__(
@@ -74,7 +70,7 @@ class SweepFolder:
         return self.path / trial.name
 
     def log_file(self, trial: Trial) -> Path:
-        """Where the output of a trial's processes is."""
+        """What a trial's processes have written."""
         return self.path / f"{trial.name}.log"
 
     def command(self, trial: Trial, stage: str) -> list[str]:
@@ -158,11 +154,14 @@ def _by_flag(arguments: Any) -> set[str]:
 class Engine(Protocol):
     """Runs trials: :class:`Local` on this machine, ``slurm.Slurm`` on a cluster."""
 
+    pause: float
+    """Seconds between two calls of :meth:`ended`."""
+
     def begin(self, folder: SweepFolder, trials: Sequence[Trial]) -> None:
         """Take the unfinished trials of a folder, in the order in which to begin them."""
 
     def ended(self) -> list[Trial]:
-        """Those that have ended since the last call, a moment ago; their records say how."""
+        """Those that have ended since the last call; their records say how."""
 
     def end(self, asked: Interruptions) -> None:
         """The sweep ends, because all is done or because it was asked to."""
@@ -201,12 +200,11 @@ def sweep(
         # Seed by seed, so that a sweep that is stopped early has all arms to compare.
         seeds = list(dict.fromkeys(trial.seed for trial in trials))
         left.sort(key=lambda trial: seeds.index(trial.seed))
-        outcome = Outcome(
-            [trial for trial in trials if states[trial.name] == FINISHED],
-            {t.name: folder.reason(t) for t in trials if states[t.name] == FAILED and t not in left},
-        )
-        versioned = {"grid": folder.grid, "trials": [asdict(trial) for trial in folder.trials], "versions": versions()}
-        write_json(folder.path / SWEEP_FILE, versioned)
+        finished = [trial for trial in trials if states[trial.name] == FINISHED]
+        failed = {t.name: folder.reason(t) for t in trials if states[t.name] == FAILED and t not in left}
+        outcome = Outcome(finished, failed)
+        told = [asdict(trial) for trial in folder.trials]
+        write_json(folder.path / SWEEP_FILE, {"grid": folder.grid, "trials": told, "versions": versions()})
         try:
             engine.begin(folder, left)
             while left and not asked.count:
@@ -219,7 +217,7 @@ def sweep(
                         outcome.failed[trial.name] = folder.reason(trial)
                         said = f"{folder.reason(trial)} (log: {folder.log_file(trial)})"
                     print(f"[{len(trials) - len(left)}/{len(trials)}] {trial.name}: {said}", flush=True)
-                time.sleep(0.05)
+                time.sleep(engine.pause)
         finally:
             engine.end(asked)
     outcome.stopped = asked.first
@@ -302,6 +300,8 @@ class TrialRun:
 
 class Local:
     """Trials in processes of this machine, ``jobs`` at a time, spread over the GPUs that are named."""
+
+    pause = 0.05
 
     def __init__(self, jobs: int = 1, gpus: Sequence[str] = ()) -> None:
         self._jobs, self._gpus = jobs, gpus

@@ -169,8 +169,10 @@ def _arms(comparison: Comparison) -> Table:
             mark = "* " if measure == "headline" and found is not None and found.mean == best else ""
             deviation = "" if found is None or found.std is None else f" ± {100 * found.std:.2f}"
             cells.append(UNKNOWN if found is None else f"{mark}{found.mean:.2%}{deviation}")
-        figures = [_form((found := arm.spread(name)) and found.mean, form) for name, form in _FORMS.items()]
-        rows.append((arm.name, str(len(arm.runs)), *cells, *figures))
+        for name, form in _FORMS.items():
+            found = arm.spread(name)
+            cells.append(UNKNOWN if found is None else form.format(found.mean))
+        rows.append((arm.name, str(len(arm.runs)), *cells))
     heads = ("arm", "seeds", *names.values(), *_HEADS)
     return Table("Mean ± standard deviation over seeds; *: best", heads, rows)
 
@@ -219,7 +221,7 @@ def _runs(comparison: Comparison) -> Table:
         found = comparison.differences.get(arm.name)
         for run in arm.runs:
             test = found.by_seed.get(run.seed) if found else None
-            counts = [_form(test and count, "{}") for count in (test or (None, None))[:2]]
+            counts = (UNKNOWN, UNKNOWN) if test is None else (str(test.gained), str(test.lost))
             means = [_form(run.mean(name), "{:.2%}") for name in names]
             folder = str(run.folder.resolve().relative_to(parent))
             rows.append((arm.name, run.seed, *means, *counts, p_text(test and test.p_two_sided), folder))
@@ -326,9 +328,5 @@ def as_json(comparison: Comparison) -> str:
     return json.dumps(finite(as_dict(comparison)), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-FORMATS: dict[str, Callable[[Comparison], str]] = {
-    "text": as_text,
-    "markdown": as_markdown,
-    "json": as_json,
-}
+FORMATS: dict[str, Callable[[Comparison], str]] = {"text": as_text, "markdown": as_markdown, "json": as_json}
 """What a comparison can be written as."""

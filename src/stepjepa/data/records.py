@@ -95,9 +95,6 @@ def describe_columns(record: Record) -> str | None:
     return f"{', '.join(record.columns)}; line {record.line} is {', '.join(turns)}"
 
 
-# -- rows in other forms -----------------------------------------------------------------------------------------------
-
-
 def to_messages(
     row: Mapping[str, Any], columns: Columns = None, *, system: str | None = None, system_prompt: str | None = None
 ) -> tuple[list[dict[str, Any]], set[str]]:
@@ -172,9 +169,6 @@ def _text(row: Mapping[str, Any], name: str) -> str:
     return value
 
 
-# -- checks ------------------------------------------------------------------------------------------------------------
-
-
 def _check_messages(messages: Any) -> tuple[dict[str, Any], ...]:
     if not isinstance(messages, list | tuple) or not messages:
         raise UserError("'messages' must be a list with at least one user and one assistant message")
@@ -234,9 +228,6 @@ def _view(value: Any, key: str, role: str) -> str | None:
     raise UserError(f"'{key}' must be a string, or a list of exactly one {role} message")
 
 
-# -- records that are skipped ------------------------------------------------------------------------------------------
-
-
 class BadRecords:
     """The lines of a file that are skipped because something is wrong with them (``--bad_records skip``)."""
 
@@ -273,8 +264,6 @@ def tell_bad_records(bad: BadRecords | None) -> None:
     if bad is not None and bad.count:
         print(f"note: {bad.describe()}", file=sys.stderr)
 
-
-# -- steps of a text ---------------------------------------------------------------------------------------------------
 
 _SEPARATORS = {
     # A blank line may hold spaces. A separator begins with the first of them: to try each would take quadratic time.

@@ -140,9 +140,6 @@ def _looks_like_a_path(name: str) -> bool:
     return is_file or name.startswith(("/", ".", "~")) or "\\" in name or name.count("/") > 1
 
 
-# -- formats -----------------------------------------------------------------------------------------------------------
-
-
 def _read_json_lines(path: Path, wrong: Wrong, *, finite: bool = False) -> Rows:
     return read_jsonl(path, finite=finite, wrong=lambda error: wrong(error, error.line or 0))
 

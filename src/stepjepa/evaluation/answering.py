@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from stepjepa.chat.tokens import TextTokenizer
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
-from stepjepa.evaluation.prompts import Answer, Example, Span, make_example
+from stepjepa.evaluation.prompts import Answer, Example, Span, make_examples
 from stepjepa.evaluation.settings import Sampling
 from stepjepa.tasks.base import WRONG, Likelihood, Response, Scored, Task, record_error
 
@@ -104,6 +103,7 @@ def _combine(samples: Sequence[dict[str, Any]], votes: Sequence[str | None], hea
     }
 
 
+@dataclass
 class Batcher:
     """Lets a model answer records, given by index, and scores the answers.
 
@@ -113,32 +113,26 @@ class Batcher:
         UserError: a record can't be rendered, or has more tokens than the model has positions.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        records: Mapping[int, Record],
-        generator: Generator,
-        *,
-        batch_size: int,
-        headline: str | None = None,
-    ) -> None:
-        self._task, self._records, self._generator = task, records, generator
-        self._batch_size, self._headline = batch_size, headline
-        texts = TextTokenizer(generator.tokenizer)
-        self.examples = [
-            make_example(index, record, texts, generator.template, task.continuations(record))
-            for index, record in records.items()
-        ]
+    task: Task
+    records: Mapping[int, Record]
+    generator: Generator
+    _: KW_ONLY
+    batch_size: int
+    headline: str | None = None  # the score that decides what is an error; by default that of the task
+
+    def __post_init__(self) -> None:
+        tokenizer, template = self.generator.tokenizer, self.generator.template
+        self.examples = make_examples(self.records.items(), tokenizer, template, self.task.continuations)
         for example in self.examples:
             self._check_length(example)
         self.examples.sort(key=lambda example: (-len(example.prompt_ids), example.index))
 
     def _check_length(self, example: Example) -> None:
-        positions, new, length = self._generator.positions, self._generator.max_new_tokens, len(example.prompt_ids)
+        positions, new, length = self.generator.positions, self.generator.max_new_tokens, len(example.prompt_ids)
         longest = max(length + new, *(len(span.ids) for span in (example.gold, *example.continuations.values())))
         if positions is not None and longest > positions:
             raise record_error(
-                self._records[example.index],
+                self.records[example.index],
                 f"the prompt's {length} tokens and an answer (of {new} new ones at most) are {longest}, more than the "
                 f"model's {positions} positions; lower --max_new_tokens or remove the record",
             )
@@ -154,12 +148,12 @@ class Batcher:
         for example, value in zip(batch, gold, strict=True):
             if not math.isfinite(value):
                 message = f"the model's loss on this record is {-value}; its numbers overflow: try --dtype float32"
-                raise record_error(self._records[example.index], message)
-        answers = self._generator.answer([example.prompt_ids for example in batch], number)
+                raise record_error(self.records[example.index], message)
+        answers = self.generator.answer([example.prompt_ids for example in batch], number)
         questions = [
-            Question(each.index, self._records[each.index], each.prompt, self._likelihoods(each)) for each in batch
+            Question(each.index, self.records[each.index], each.prompt, self._likelihoods(each)) for each in batch
         ]
-        lines = judge(self._task, questions, answers, self._headline)
+        lines = judge(self.task, questions, answers, self.headline)
         for line, example, value in zip(lines, batch, gold, strict=True):
             line |= {"gold_loss": -value / example.gold.tokens, "gold_tokens": example.gold.tokens}
         return lines
@@ -170,9 +164,9 @@ class Batcher:
         return {label: Likelihood(value, span.tokens) for (label, span), value in found} or None
 
     def _log_probabilities(self, spans: Sequence[Span]) -> list[float]:
-        size = self._batch_size
+        size = self.batch_size
         parts = [spans[start : start + size] for start in range(0, len(spans), size)]
-        return [value for part in parts for value in self._generator.log_probabilities(part)]
+        return [value for part in parts for value in self.generator.log_probabilities(part)]
 
 
 def spread(records: Sequence[Record], count: int) -> list[Record]:
@@ -181,29 +175,24 @@ def spread(records: Sequence[Record], count: int) -> list[Record]:
     return [records[at * len(records) // count] for at in range(count)]
 
 
+@dataclass
 class AnswerScores:
     """Lets a model answer held-out records, all of which the task can score, greedily while it trains."""
 
-    def __init__(
-        self,
-        records: Sequence[Record],
-        task: Task,
-        tokenizer: Any,
-        *,
-        max_new_tokens: int,
-        batch_size: int,
-        plain: bool = False,
-    ) -> None:
-        self._records = dict(enumerate(records))
-        self._task, self._tokenizer, self._plain = task, tokenizer, plain
-        self._sampling, self._batch_size = Sampling(max_new_tokens=max_new_tokens), batch_size
+    records: Sequence[Record]
+    task: Task
+    tokenizer: Any
+    _: KW_ONLY
+    max_new_tokens: int
+    batch_size: int
+    plain: bool = False
 
     def check(self, model: Any) -> Batcher:
         """Prepare the records; ``UserError`` if one with its answer is longer than the model's positions."""
         from stepjepa.evaluation.generation import Generator
 
-        generator = Generator(model, self._tokenizer, self._sampling, plain=self._plain)
-        return Batcher(self._task, self._records, generator, batch_size=self._batch_size)
+        generator = Generator(model, self.tokenizer, Sampling(self.max_new_tokens), plain=self.plain)
+        return Batcher(self.task, dict(enumerate(self.records)), generator, batch_size=self.batch_size)
 
     def __call__(self, model: Any, rank: int, world: int) -> dict[str, float]:
         """Sums of the scores, of ``stopped`` and of :data:`COUNT` over the records of process ``rank`` of ``world``.
@@ -214,8 +203,8 @@ class AnswerScores:
         # A process without records scores the first one to learn the names, and counts it as 0.
         share = batcher.examples[rank::world]
         sums: Counter[str] = Counter()
-        for number, start in enumerate(range(0, max(len(share), 1), self._batch_size)):
-            batch = share[start : start + self._batch_size] or batcher.examples[:1]
+        for number, start in enumerate(range(0, max(len(share), 1), self.batch_size)):
+            batch = share[start : start + self.batch_size] or batcher.examples[:1]
             for line in batcher.lines(batch, number):
                 found = {**line["scores"], "stopped": line["stopped"], COUNT: 1}
                 sums.update({name: float(value) if share else 0.0 for name, value in found.items()})
@@ -223,12 +212,4 @@ class AnswerScores:
 
     def close(self) -> None:
         """End the processes of the task."""
-        self._task.close()
-
-
-def answer_means(score: Callable[[Any, int, int], dict[str, float]], trainer: Any) -> dict[str, float]:
-    """The mean of each score, from ``score`` such as :class:`AnswerScores`, over all processes of a ``JepaTrainer``."""
-    sums = score(trainer.model, trainer.accelerator.process_index, trainer.accelerator.num_processes)
-    totals = dict(zip(sums, trainer.total(list(sums.values())), strict=True))
-    count = totals.pop(COUNT)
-    return {f"answer_{name}": total / count for name, total in totals.items()}
+        self.task.close()

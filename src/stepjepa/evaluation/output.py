@@ -14,6 +14,7 @@ from typing import Any
 from stepjepa.errors import UserError
 from stepjepa.files import naming_disk_errors, read_json_object, read_jsonl, write_json, write_jsonl
 
+File = str | os.PathLike[str]
 Line = dict[str, Any]
 
 _FIELDS = {"index", "truth", "generated", "extracted", "scores", "error", "stopped", "new_tokens"}
@@ -21,12 +22,12 @@ _FIELDS |= {"gold_loss", "gold_tokens"}
 _ANEW = "name another --output_file, or pass --overwrite to start anew"
 
 
-def summary_file(output: str | os.PathLike[str]) -> Path:
+def summary_file(output: File) -> Path:
     """The path of the summary of a file of lines."""
     return Path(output).with_suffix(".summary.json")
 
 
-def meta_file(output: str | os.PathLike[str]) -> Path:
+def meta_file(output: File) -> Path:
     """The path of the identity of a file of lines."""
     return Path(output).with_name(f"{Path(output).name}.meta.json")
 
@@ -44,14 +45,7 @@ class OutputFile:
         done: the finished lines by index.
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        indices: Collection[int],
-        identity: dict[str, Any],
-        *,
-        overwrite: bool,
-    ) -> None:
+    def __init__(self, path: File, indices: Collection[int], identity: dict[str, Any], *, overwrite: bool) -> None:
         self.path = Path(path)
         self.summary_file, self._meta_file = summary_file(self.path), meta_file(self.path)
         self._indices, self._identity, self._begun = indices, identity, False
@@ -133,7 +127,7 @@ _MODEL_FILES = (
 _CHUNK, _CHUNKS = 2**16, 256
 
 
-def model_fingerprint(path: str | os.PathLike[str]) -> str:
+def model_fingerprint(path: File) -> str:
     """A hash of the files of a model folder and of an adapter's base model; a hub id is returned as it is.
 
     Of files above 16 MiB only 256 evenly spaced chunks are hashed, which is enough since training changes all weights.
@@ -233,7 +227,7 @@ def format_summary(summary: Mapping[str, Any]) -> str:
 
 
 def describe_trained_on(shares: Mapping[str, float] | None) -> str | None:
-    """State the share of test prompts that was trained on (see ``data.trained_prompts``); None if zero or unknown."""
+    """State the share of test prompts that was trained on (see ``data.prompts``); None if zero or unknown."""
     if not shares or not shares["normalised"]:
         return None
     return (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -80,10 +80,15 @@ def make_example(
     return Example(index, prompt.text, prompt_ids, gold, scored)
 
 
-def make_examples(records: Sequence[Record], tokenizer: Any, template: Template) -> list[Example]:
-    """Tokenise all records, see :func:`make_example`."""
+def make_examples(
+    records: Iterable[tuple[int, Record]],
+    tokenizer: Any,
+    template: Template,
+    continuations: Callable[[Record], Sequence[Continuation]] = lambda record: (),
+) -> list[Example]:
+    """Tokenise records with their indices and the continuations of each, see :func:`make_example`."""
     texts = TextTokenizer(tokenizer)
-    return [make_example(index, record, texts, template) for index, record in enumerate(records)]
+    return [make_example(index, record, texts, template, continuations(record)) for index, record in records]
 
 
 def _continuation_span(record: Record, continuation: Continuation, texts: TextTokenizer, template: Template) -> Span:

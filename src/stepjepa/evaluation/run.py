@@ -81,9 +81,8 @@ class Evaluation:
             shown = with_system_prompt(list(self.records.values()), self.system_prompt)
             self.records = dict(zip(self.records, shown, strict=True))
         self._identity = self._make_identity()
-        self.output = OutputFile(
-            settings.output_file, self.records.keys(), self._identity, overwrite=settings.overwrite
-        )
+        indices = self.records.keys()
+        self.output = OutputFile(settings.output_file, indices, self._identity, overwrite=settings.overwrite)
 
     @property
     def finished(self) -> int:
@@ -155,13 +154,8 @@ class Evaluation:
     def _load(self) -> tuple[Any, Any]:
         from stepjepa.models.loading import load_for_inference
 
-        settings = self.settings
-        return load_for_inference(
-            settings.model_path,
-            dtype=settings.dtype,
-            quantization=settings.quantization,
-            trust_remote_code=settings.trust_remote_code,
-        )
+        names = ("dtype", "quantization", "trust_remote_code")
+        return load_for_inference(self.settings.model_path, **{name: getattr(self.settings, name) for name in names})
 
     def _measure_similarity(self, load: Loader) -> Any:
         """Measure the similarity of the views of the test records."""

@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-import math
-import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,13 +11,23 @@ from typing import Literal
 
 from stepjepa.config import Dtype
 from stepjepa.errors import UserError
+from stepjepa.evaluation.output import File
 from stepjepa.files import refuse_existing
-from stepjepa.options import FROM_ONE, FROM_ZERO, option, refuse_without_effect, wrong_value
+from stepjepa.options import FROM_ONE, FROM_ZERO, Range, option, refuse_without_effect, wrong_value
 from stepjepa.tasks.base import TaskOptions
 from stepjepa.tasks.registry import AUTO, TASKS, load_task
 
 LONGEST = 512
 """Greatest length of an answer in the published evaluation with its default settings and ``--max_new_tokens -1``."""
+_TOP_P: Range = (lambda value: 0 < value <= 1, "more than 0 and at most 1")
+_SIMILARITY = "also measure how alike matched and shuffled views are; needs a run folder"
+_BAD = "lines that can't be read or are no record; skip: leave them out, and say how many"
+_TASK = f"how answers are scored; one of {', '.join(TASKS)}, or module:Class of your own; auto goes by the records"
+_SCORING = "the rules; reference: those of the published evaluation, slips included, beside our own"
+_PREDICTIONS = (
+    "JSON lines with 'index', from 0 in the test file, and 'generated', a text or a list of samples; optional "
+)
+_PREDICTIONS += "'stopped', whether the model ended its turn"
 
 
 def _length(text: str) -> int:
@@ -35,21 +43,11 @@ class Sampling:
     """Settings of decoding; UserError if one is out of range or has no effect on greedy answers."""
 
     max_new_tokens: int = option(256, "cut answers off there", allowed=FROM_ONE, parse=_length)
-    temperature: float = option(
-        0.0, "0 is greedy", metavar="T", allowed=(lambda value: 0 <= value < math.inf, "0 (greedy) or more")
-    )
-    top_p: float = option(
-        1.0,
-        "of sampling",
-        metavar="P",
-        allowed=(lambda value: 0 < value <= 1, "more than 0 and at most 1"),
-        only_with="temperature",
-    )
+    temperature: float = option(0.0, "0 is greedy", metavar="T", allowed=FROM_ZERO)
+    top_p: float = option(1.0, "of sampling", metavar="P", allowed=_TOP_P, only_with="temperature")
     top_k: int = option(0, "of sampling; 0 for all tokens", metavar="K", allowed=FROM_ZERO, only_with="temperature")
     seed: int = option(42, "of sampling", allowed=FROM_ZERO)
-    num_samples: int = option(
-        1, "answers per prompt: pass@1, pass@N, majority", allowed=FROM_ONE, only_with="temperature"
-    )
+    num_samples: int = option(1, "answers a prompt: pass@N, majority", allowed=FROM_ONE, only_with="temperature")
 
     def __post_init__(self) -> None:
         if fault := wrong_value(self):
@@ -61,23 +59,12 @@ class Sampling:
 class ScoringSettings:
     """What ``stepjepa evaluate`` and ``stepjepa score`` share; UserError if a value is not allowed."""
 
-    test_file: str | os.PathLike[str] = option(
-        help="JSON lines with 'messages'", group="files", names=("input_file",), metavar="FILE"
-    )
-    output_file: str | os.PathLike[str] = option(help="JSON lines, one per example", group="files", metavar="FILE")
+    test_file: File = option(help="JSON lines with 'messages'", group="files", names=("input_file",), metavar="FILE")
+    output_file: File = option(help="JSON lines, one per example", group="files", metavar="FILE")
     overwrite: bool = option(False, "throw away what --output_file holds", group="files", names=("no_skip_existing",))
-    task: str = option(
-        AUTO,
-        f"how answers are scored; one of {', '.join(TASKS)}, or module:Class of your own; auto goes by the records",
-        group="scoring",
-        metavar="NAME",
-    )
+    task: str = option(AUTO, _TASK, group="scoring", metavar="NAME")
     task_options: TaskOptions = field(default_factory=TaskOptions)
-    scoring: Literal["own", "reference"] = option(
-        "own",
-        "the rules; reference: those of the published evaluation, slips included, beside our own",
-        group="scoring",
-    )
+    scoring: Literal["own", "reference"] = option("own", _SCORING, group="scoring")
     startswith: bool = option(
         False, "count an answer by how it begins: prefix is the headline", group="scoring", names=("statswith",)
     )
@@ -89,7 +76,7 @@ class ScoringSettings:
             load_task(self.task)
         self.check_output(self.test_file, "test file")
 
-    def check_output(self, source: str | os.PathLike[str], what: str) -> None:
+    def check_output(self, source: File, what: str) -> None:
         """Raise ``UserError`` if the output file is a folder or the source, which ``what`` names in the message."""
         if Path(self.output_file).is_dir():
             raise UserError("is a folder; name a file in it", path=self.output_file)
@@ -101,19 +88,11 @@ class ScoringSettings:
 class EvaluationSettings(ScoringSettings):
     """Settings of an evaluation; UserError if a value is not allowed, or the output would replace the test file."""
 
-    # The script's own name for the flag is followed, too.
-    model_path: str = option(
-        help="run folder, adapter folder or hub id", group="files", names=("model_name",), metavar="PATH"
-    )
+    model_path: str = option(help="run, adapter folder or hub id", group="files", names=("model_name",), metavar="PATH")
     max_examples: int | None = option(
         None, "the first N records only; beware of files sorted by label", group="scoring", allowed=FROM_ONE
     )
-    similarity: Literal["llm-jepa", "step-jepa"] | None = option(
-        None,
-        "also measure how alike matched and shuffled views are; needs a run folder",
-        group="scoring",
-        const="llm-jepa",
-    )
+    similarity: Literal["llm-jepa", "step-jepa"] | None = option(None, _SIMILARITY, group="scoring", const="llm-jepa")
     batch_size: int = option(16, "prompts at a time", group="generation", allowed=FROM_ONE)
     sampling: Sampling = field(default_factory=Sampling)
     dtype: Dtype = option("auto", "of the weights", group="generation")
@@ -125,15 +104,8 @@ class EvaluationSettings(ScoringSettings):
     plain: bool = option(
         False, "for models trained without a chat format: question, <|perception|>, answer", group="prompt"
     )
-    columns: list[str] | None = option(
-        None,
-        "of the user's and the assistant's text; where they have other names",
-        metavar="NAME",
-        group="files",
-    )
-    bad_records: Literal["error", "skip"] = option(
-        "error", "lines that can't be read or are no record; skip: leave them out, and say how many", group="files"
-    )
+    columns: list[str] | None = option(None, "of the user's and the assistant's text", metavar="NAME", group="files")
+    bad_records: Literal["error", "skip"] = option("error", _BAD, group="files")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -145,12 +117,7 @@ class EvaluationSettings(ScoringSettings):
 class ScoreSettings(ScoringSettings):
     """Settings of ``run.score_predictions``; UserError if a value is not allowed or a file would be replaced."""
 
-    predictions: str | os.PathLike[str] = option(
-        help="JSON lines with 'index', from 0 in the test file, and 'generated', a text or a list of samples; optional "
-        "'stopped', whether the model ended its turn",
-        group="files",
-        metavar="FILE",
-    )
+    predictions: File = option(help=_PREDICTIONS, group="files", metavar="FILE")
     missing: Literal["error", "wrong"] = option("error", "what a record without a prediction is", group="files")
 
     def __post_init__(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -49,17 +48,15 @@ class Points(NamedTuple):
 
 def choose_classes(labels: Sequence[str], colouring: str) -> list[str]:
     """The labels that get a colour of their own (the first steps, else the most frequent), in the legend's order."""
-
-    def natural(label: str) -> list[str | int]:
-        # "group 2" before "group 10"; text and numbers take turns.
-        return [int(part) if place % 2 else part for place, part in enumerate(re.split(r"([0-9]{1,18})", label))]
-
-    if colouring == "in_n_out":
-        return list(dict.fromkeys(labels))
-    if colouring == "steps":
-        return sorted(set(labels), key=natural)[:MOST_CLASSES]
     counts = Counter(labels)
-    return sorted(sorted(counts, key=lambda label: (-counts[label], label))[:MOST_CLASSES], key=natural)
+    if colouring == "in_n_out":
+        return list(counts)
+
+    def order(label: str) -> tuple[int, str]:
+        return len(label), label  # "step 9" before "step 10"
+
+    most = sorted(counts, key=order) if colouring == "steps" else [label for label, _ in counts.most_common()]
+    return sorted(most[:MOST_CLASSES], key=order)
 
 
 def project(name: str, vectors: NDArray[np.float32], seed: int) -> tuple[NDArray[np.float64], dict[str, Any]]:

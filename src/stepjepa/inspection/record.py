@@ -357,22 +357,23 @@ def _predicted(token: TokenInfo, behind: TokenInfo | None) -> str:
 
 def _findings(inspection: Inspection) -> list[tuple[str, str]]:
     """What was found in the records, in the whole file and in the chat template, by name."""
-    found, file = [], inspection.file
+    found, file, limit = [], inspection.file, inspection.config.max_length
     for record in inspection.records:
-        where = f"line {record['line']}, " if len(inspection.records) > 1 else ""
+        told = []
         for part in (*record["messages"], *record["steps"]):
-            told = "not in the text" if part["start"] is None else f"positions {_ranged(part['start'], part['end'])}"
-            found.append((f"{where}{part['name']}", f"{told}{', cut by truncation' if part['cut'] else ''}"))
-        lost = f", {record['pairs_cut']} cut by truncation" if record["pairs_cut"] else ""
-        found.append((f"{where}pairs of views", f"{record['pairs']}{lost}"))
-        over = ", shown truncated" if record["full_tokens"] > inspection.config.max_length else ""
-        limit = f"max_length {inspection.config.max_length}{over}"
-        found.append((f"{where}length", f"{record['full_tokens']} tokens, {limit}"))
+            where = "none" if part["start"] is None else _ranged(part["start"], part["end"])
+            told.append(f"{part['name']} {where}{' (cut)' if part['cut'] else ''}")
+        pairs = f"pairs of views {record['pairs']}, {record['pairs_cut']} cut by truncation"
+        over = ", shown truncated" if record["full_tokens"] > limit else ""
+        length = f"{record['full_tokens']} tokens, max_length {limit}{over}"
+        found.append((f"line {record['line']}", f"positions of {', '.join(told)}; {pairs}; {length}"))
     main, packed = sum(record["main_tokens"] for record in inspection.records), len(inspection.tokens)
     apart = sum(each.tokens for each in inspection.sequences)
-    shared = f"{packed}, {apart} if nothing were shared; {packed / main:.2f} of regular without sharing"
-    found += [("tokens", shared), ("records in the file", f"{file['lines']:,}")]
-    found += [(name, f"{number:,}") for name, number in file["counts"].items()]
+    found.append(
+        ("tokens", f"{packed}, {apart} if nothing were shared; {packed / main:.2f} of regular without sharing")
+    )
+    counts = {"lines": file["lines"], **file["counts"]}
+    found.append(("whole file", ", ".join(f"{name} {number:,}" for name, number in counts.items())))
     ratio = file["tokens"]["all"] / max(file["tokens"]["main"], 1)
     found.append(("tokens over regular", f"{ratio:.2f} ({file['tokens']['all']:,}, nothing shared between records)"))
     return found + list(inspection.template.items())

@@ -237,11 +237,10 @@ class EmaEncoder:
 
 
 class EmaCallback(TrainerCallback):
-    """Updates the averaged weights after every optimizer step, unless the step was skipped (``taken()`` is False)."""
+    """Updates the averaged weights after every optimizer step."""
 
-    def __init__(self, encoder: EmaEncoder, model: nn.Module, taken: Callable[[], bool]) -> None:
-        self._encoder, self._model, self._taken = encoder, model, taken
+    def __init__(self, encoder: EmaEncoder, model: nn.Module) -> None:
+        self._encoder, self._model = encoder, model
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._taken():
-            self._encoder.update(self._model)
+        self._encoder.update(self._model)

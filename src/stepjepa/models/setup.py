@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from stepjepa.batch.collate import Collator
 from stepjepa.batch.layouts import LAYOUTS
 from stepjepa.chat.tokens import predictor_ids
 from stepjepa.config import JepaConfig
@@ -72,3 +73,17 @@ def packing(model: Any, config: JepaConfig, device_type: str, processes: int = 1
         "share_prefixes": config.share_prefixes,
         "positions": getattr(decoder, "max_position_embeddings", None),
     }
+
+
+def make_collator(
+    model: Any, tokenizer: Any, config: JepaConfig, objective: Any, *, encoding: str, device: str, processes: int
+) -> Collator:
+    """The collator of a run of so many processes on devices of a type, for a model that is set up for the objective."""
+    return Collator.of(
+        config,
+        predictor_ids(tokenizer, (config.predictors or 0) if config.uses_views else 0),
+        encoding=encoding,
+        prompt_labels="prompt_loss" in objective.terms,
+        **packing(model, config, device, processes),
+        pad_id=tokenizer.pad_token_id or 0,
+    )

@@ -126,16 +126,6 @@ class Window:
         """Start a new window."""
         self._sums: dict[str, Tensor | float] = {}
         self._pairs: list[tuple[Tensor, Tensor]] = []
-        self.mark()
-
-    def mark(self) -> None:
-        """Remember the window as it is now, for :meth:`back`."""
-        self._marked = dict(self._sums), list(self._pairs)
-
-    def back(self) -> None:
-        """Forget what was added since the mark."""
-        sums, pairs = self._marked
-        self._sums, self._pairs = dict(sums), list(pairs)
 
     def add(self, **values: Tensor | float) -> None:
         """Add to running sums, created at first use; tensors are detached and stay on their device."""

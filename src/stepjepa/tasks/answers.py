@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from decimal import Decimal
 from fractions import Fraction
@@ -21,10 +21,10 @@ _GROUPING_SPACES = "\u2009\u202f\u00a0"
 # Other programs leave </s> or <|im_end|> in their output.
 _SPECIAL_TOKEN = re.compile(r"</s>|<\|")
 _LAST_TOKENS = re.compile(r"(?:</s>|<\|\w{1,40}\|>)\Z")
-_FENCE = re.compile(r"^[^\S\n]*(?:```|~~~)\w*[^\S\n]*\n")
 _CODE = re.compile(
     r"(?P<fence>```|~~~)(?:\w*[^\S\n]*\n)?(?P<block>(?:(?!(?P=fence)).)+)(?P=fence)|`(?P<inline>[^`\n]+)`", re.DOTALL
 )
+_FENCE = re.compile(r"^[^\S\n]*(?:```|~~~)\w*[^\S\n]*\n")
 _SHORT_BOX = re.compile(r"\$*\\(?:boxed|text)\s*\{([^{}]*)\}\$*")
 # Number of characters that answer_start reads; the limit keeps its searches short.
 _LONGEST_START = 2000
@@ -58,9 +58,9 @@ def before_special_token(text: str) -> str:
 
 
 def answer_start(text: str) -> str:
-    """The beginning of an answer in plain characters, without a code fence or box, up to a special token."""
+    """The first line of an answer in plain characters, without a code fence or box, up to a special token."""
     start = before_special_token(plain_characters(text.strip()[:_LONGEST_START])).strip()
-    return _SHORT_BOX.sub(r"\1", _FENCE.sub("", start)).strip()
+    return _SHORT_BOX.sub(r"\1", _FENCE.sub("", start)).strip().partition("\n")[0]
 
 
 def strip_code_fence(text: str) -> str:
@@ -81,9 +81,9 @@ _HASHES = re.compile(
     rf"(?<!\S)####(?:[ \t{_GROUPING_SPACES}]+(?=[^\s#])|(?=[-+−.\d$€£¥*`\\(]))(?P<line>[^\n]+)"
     r"|(?P<around>\*\*|`)####[ \t]*(?P<inside>[^\s*`][^*`\n]*)(?P=around)"
 )
-# Braces nest six deep at most; those behind a backslash do not group.
+# Braces nest twelve deep at most; those behind a backslash do not group.
 _CONTENT = r"(?:[^{}\\]|\\.)*+"
-for _ in range(6):
+for _ in range(12):
     _CONTENT = rf"(?:[^{{}}\\]|\\.|\{{{_CONTENT}\}})*+"
 _BOX = re.compile(rf"\\boxed\s*+\{{({_CONTENT})\}}", re.DOTALL)
 
@@ -91,26 +91,27 @@ _BOX = re.compile(rf"\\boxed\s*+\{{({_CONTENT})\}}", re.DOTALL)
 def marked_answers(text: str) -> list[str]:
     r"""The answers that a text marks, in order: contents of ``\boxed{...}``, and the rest of a line behind ``####``.
 
-    A box that is not closed or is empty marks nothing. Of nested marks, as in ``#### \boxed{18}``, the innermost
-    counts. White space must precede ``####``, except in ``**#### 18**``. Digits of any script are returned as ASCII,
-    invisible characters are removed, and a line ends at a special token.
+    A box that is not closed or is empty marks nothing. Of nested boxes the innermost counts, and a box in the line
+    instead of the line. White space must precede ``####``, except in ``**#### 18**``. Digits of any script are returned
+    as ASCII, invisible characters are removed, and a line ends at a special token.
     """
     text = plain_characters(text)
     boxes = list(_boxes(text, 0))
-    starts = [start for start, _ in boxes]
+    starts, ends = [start for start, _, _ in boxes], [end for _, end, _ in boxes]
     lines = [
-        (match.start(), before_special_token(match["line"] or match["inside"]))
+        (match.start(), match.end(), before_special_token(match["line"] or match["inside"]))
         for match in _HASHES.finditer(text)
-        if bisect_left(starts, match.start()) == bisect_left(starts, match.end())
+        # As many boxes end before it as begin before its end.
+        if bisect_right(ends, match.start()) == bisect_left(starts, match.end())
     ]
-    return [answer.strip() for _, answer in sorted([*boxes, *lines]) if answer.strip()]
+    return [answer.strip() for _, _, answer in sorted([*boxes, *lines]) if answer.strip()]
 
 
-def _boxes(text: str, offset: int) -> Iterator[tuple[int, str]]:
-    """Place and content of the closed boxes that contain no other box."""
+def _boxes(text: str, offset: int) -> Iterator[tuple[int, int, str]]:
+    """Beginning, end and content of the closed boxes that contain no other box."""
     for match in _BOX.finditer(text):
         inner = list(_boxes(match[1], offset + match.start(1)))
-        yield from inner or [(offset + match.start(), match[1])]
+        yield from inner or [(offset + match.start(), offset + match.end(), match[1])]
 
 
 class Number(NamedTuple):
@@ -130,6 +131,7 @@ _NUMBER = re.compile(
     # The number must not continue, as in 1,2 or 1.2.3 or 1/2/3.
     r"(?![0-9]|[.,/]\s*[0-9])"
 )
+_FRACTION = re.compile(r"\\frac\s*(?:\{\s*([+-]?[0-9,]+)\s*\}\s*\{\s*([0-9,]+)\s*\}|([0-9])\s*([0-9]))")
 _PARTS = ("whole", "over", "under", "decimal")
 _WORD = r"[^\W\d_]+(?:\^\{?-?[0-9]\}?|[²³])?"
 _UNIT = re.compile(rf"(?P<sign>[%$€£¥₹]?)\s*(?P<words>(?:{_WORD}(?:[ .·*-]+{_WORD}){{0,4}})?)")
@@ -151,7 +153,7 @@ _LONGEST_TEXT = 2000
 
 _WRAPPER = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|mbox|operatorname)\s*\{([^{}]*)\}")
 _REPLACEMENTS = (
-    (r"\\[dt]?frac\s*(?:\{([^{}]*)\}\s*\{([^{}]*)\}|([0-9])\s*([0-9]))", r" \1\3/\2\4 "),
+    (r"\\[dt]frac", r"\\frac"),
     (r"\\left(?![a-z])|\\right(?![a-z])", ""),
     (r"\{,\}", ","),
     # Narrow spaces group digits; an escaped space or a tie separates words.
@@ -196,7 +198,7 @@ def parse_number(text: str) -> Number | None:
     words, ``3 million``, LaTeX spacing and text commands, digits of any script. Percent is a unit: ``50%`` equals
     ``50``, not ``0.5``. Refused are several numbers, calculations, letters that stand for values.
     """
-    text = _clean(text)
+    text = _FRACTION.sub(r" \1\3/\2\4 ", _clean(text)).strip()
     match = _NUMBER.match(text) if len(text) <= _LONGEST_NUMBER else None
     if match is None or (match["sign"] and match["inner_sign"]):
         return None

@@ -40,10 +40,10 @@ def read_choices(record: Record) -> tuple[str, tuple[str, ...]]:
 
 # A letter that stands as an answer: alone, set off by a bracket or a stop, or followed by a reason; and not followed by
 # another letter of the kind ("A or B", "A, B", "A) B)").
-_OPEN, _CLOSE, _ALONE = r"[\s(\[\"'*`]*", r"[)\]\"'*`]*", r"(?=[)\].,:]|\s*$)"
+_OPEN, _CLOSE, _ALONE = r"[\s(\[\"'*]*", r"[)\]\"'*]*", r"(?=[)\].,:]|\s*$)"
 _LETTER = (
     rf"{_OPEN}(?P<letter>[A-Da-d])(?![\w'])"
-    r"(?=\s*$|[)\]\"'*`.:,;!]|\s+(?i:because|since|as)\b|\s+(?i:is\s+(?:the\s+)?(?:best|correct|right|most))\b)"
+    r"(?=\s*$|[)\]\"'*.:,;!]|\s+(?i:because|since|as)\b|\s+(?i:is\s+(?:the\s+)?(?:best|correct|right|most))\b)"
     rf"(?!{_CLOSE}[.,;:]?\s*(?:(?:(?i:or|and)\b|[/&,]){_OPEN}(?:[A-D](?![\w'])|[a-d]{_ALONE})|{_OPEN}[A-Da-d]{_ALONE}))"
 )
 _FIRST = re.compile(_LETTER)
@@ -59,7 +59,7 @@ def read_letter(text: str, endings: Sequence[str]) -> str | None:
     copied = [letter for letter, ending in zip(LETTERS, endings, strict=True) if _plain(ending) == _plain(text)]
     if len(copied) == 1:
         return copied[0]
-    line = answer_start(text).partition("\n")[0]
+    line = answer_start(re.sub(r":[^\S\n]*\n\s*", ": ", text))
     words = set(re.findall(r"\w+", line.upper()))
     if len(words) == 1 and words < set(LETTERS) and "?" not in line:
         return words.pop()

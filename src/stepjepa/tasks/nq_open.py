@@ -15,7 +15,7 @@ from stepjepa.tasks.raw_values import Unusable, as_list, chat_record, read_text_
 _SAME = str.maketrans(dict.fromkeys("‐‑‒–—―−", "-") | dict.fromkeys("‘’ʼ", "'") | {"⁄": "/", "°": " "})
 _REPLACEMENTS = (
     # An article counts where no word follows it: "vitamin A".
-    (r"(?<![\w.&/+-])(?:an?|the)\s+(?=[^\s;&/+-])", ""),
+    (r"(?<!\S)[\"'(“]*(?:an?|the)\s+(?=[^\s;&/+-])", ""),
     (r"(?<=\d),(?=\d{3}(?!\d))", ""),
     (r"(?<!\w)\.(?=\d)", "0."),
     # "10-20" are two numbers.

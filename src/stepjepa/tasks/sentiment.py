@@ -37,7 +37,7 @@ def read_label(text: str) -> str | None:
     The first line must begin with it, in any case, or with a phrase such as ``The sentiment is``; nothing in that line
     may name another. What comes later (the model ran on) counts for nothing.
     """
-    line = answer_start(text).partition("\n")[0]
+    line = answer_start(text)
     found = _FIRST.match(line) or _PHRASE.match(line)
     if found is None:
         return None

@@ -54,14 +54,10 @@ class SpiderTask(Task):
 
     @classmethod
     def from_options(cls, options: TaskOptions) -> Self:
-        if options.spider_path is None:
-            raise UserError(
-                "task 'spider' runs queries on the databases of Spider; pass --spider_path DIR, the folder that holds "
-                "<name>/<name>.sqlite, or --task generic to compare the text alone"
-            )
-        if not Path(options.spider_path).is_dir():
-            told = "--spider_path: no such folder; pass the one that holds the databases, <name>/<name>.sqlite"
-            raise UserError(told, path=options.spider_path)
+        folder = options.spider_path
+        if folder is None or not Path(folder).is_dir():
+            told = "task 'spider' runs queries; pass --spider_path DIR, the folder that holds <name>/<name>.sqlite"
+            raise UserError(f"{told}, or --task generic to compare the text alone", path=folder)
         return super().from_options(options)
 
     @classmethod

@@ -1,32 +1,108 @@
-"""What a run does beside its steps: ``metrics.jsonl``, lines of losses, a warning on collapse, requests to stop."""
+"""What a run does beside its steps: metrics and lines of losses, warnings, requests to stop, no step on NaN."""
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import sys
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
+from torch import Tensor
+from torch.distributed.tensor import DTensor
 from tqdm.auto import tqdm
 from transformers.trainer_callback import ProgressCallback, TrainerCallback
 
+from stepjepa.batch.collate import Batch
+from stepjepa.errors import UserError
 from stepjepa.files import atomic_write
 from stepjepa.objectives.monitors import REMEDIES, collapse
 from stepjepa.objectives.term import TERMS
 from stepjepa.run_folder import METRICS_FILE
 from stepjepa.signals import OneRequest, Stopped
+from stepjepa.training.saving import way_back
 
 logger = logging.getLogger(__name__)
 
 
-class MetricsCallback(TrainerCallback):
-    """Appends every line of logs to ``metrics.jsonl`` in the run folder."""
+class EpochCallback(TrainerCallback):
+    """Tells the sampler which epoch it is, also where a run is resumed within one."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._trainer.sampler.set_epoch(int(state.epoch))
+
+
+class StopCallback(TrainerCallback):
+    """Saves a checkpoint at the end of the step in which a signal came to any process, then raises ``Stopped``.
+
+    A step that ends an epoch is ended with what the epoch's end brings, so that nothing is missing from a run that is
+    resumed later.
+    """
+
+    def __init__(self, request: OneRequest, processes: int = 1, device: torch.device | None = None) -> None:
+        self._request, self._processes, self._device = request, processes, device
+        self._number = 0
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Ask all processes for a request, unless the epoch ends here as well."""
+        if not float(state.epoch).is_integer():
+            self.on_epoch_end(args, state, control)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if not self._number:
+            self._number = self._request.first
+            if self._processes > 1:
+                numbers = torch.tensor(self._number, device=self._device)
+                torch.distributed.all_reduce(numbers, torch.distributed.ReduceOp.MAX)
+                self._number = int(numbers.item())
+        control.should_save |= bool(self._number)
+
+    # An evaluation may take long.
+    on_evaluate = on_epoch_end
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._number:
+            raise Stopped(self._number)
+
+
+# -- lines for people --------------------------------------------------------------------------------------------------
+
+
+def console_line(logs: dict[str, float]) -> str | None:
+    """One line for people out of a line of logs; None for logs that are not losses."""
+    prefix = "eval_" if "eval_lm_loss" in logs else ""
+    if f"{prefix}lm_loss" not in logs:
+        return None
+    words = {name: f"{term.words}: {{:.4f}}" for name, term in TERMS.items()} | {
+        "loss": "Total: {:.4f}",
+        "matched_similarity": "cosine of pairs: {:.3f}",
+        "shuffled_similarity": "shuffled: {:.3f}",
+        "source_rank": "rank: {:.1f}",
+        "target_rank": "of targets: {:.1f}",
+        **{name.removeprefix(prefix): f"{name}: {{:.3f}}" for name in logs if "eval_answer_" in name},
+        "tokens_per_second": "{:,.0f} tok/s",
+    }
+    shown = [told.format(logs[prefix + name]) for name, told in words.items() if prefix + name in logs]
+    return ("eval  " if prefix else "") + ", ".join(shown)
+
+
+class LogCallback(TrainerCallback):
+    """Writes every line of logs to ``metrics.jsonl``, prints its losses, and warns once in a run of a collapse."""
+
+    def __init__(self) -> None:
+        self._warned = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Of a resumed run, drop what was logged after the checkpoint: those steps are run again."""
+        self._warned = any(collapse(line) for line in state.log_history)
         path = Path(args.output_dir) / METRICS_FILE
         if not state.is_world_process_zero or not path.exists():
             return
@@ -43,118 +119,97 @@ class MetricsCallback(TrainerCallback):
             stream.writelines(kept)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
-        """Write the line."""
         if not state.is_world_process_zero or not logs:
             return
         path = Path(args.output_dir) / METRICS_FILE
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps({"step": state.global_step, "epoch": state.epoch, **logs}) + "\n")
-
-
-class CollapseCallback(TrainerCallback):
-    """Warns once in a run, however often it is resumed, when embeddings have become the same for all records."""
-
-    def __init__(self) -> None:
-        self._warned = False
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Look at what a resumed run has logged: it was warned of then."""
-        self._warned = any(collapse(line) for line in state.log_history)
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
-        """Look at the similarity of shuffled pairs, and at the ranks."""
-        found = collapse(logs or {})
-        if found is not None and not self._warned and state.is_world_process_zero:
+        if (line := console_line(logs)) is not None:
+            # Above the progress bar, where there is one.
+            tqdm.write(f"step {state.global_step}/{state.max_steps}  {line}", file=sys.stdout)
+            sys.stdout.flush()
+        if not self._warned and (found := collapse(logs)) is not None:
             self._warned = True
             logger.warning("step %d: %s; %s", state.global_step, found, REMEDIES)
 
 
-class EpochCallback(TrainerCallback):
-    """Tells the sampler which epoch it is, however many wrappers a resume or several processes put around it."""
-
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **kwargs: Any) -> None:
-        """Find the sampler and set its epoch."""
-        inner = train_dataloader
-        while inner is not None:
-            if hasattr(inner, "set_epoch") and hasattr(inner, "epoch"):
-                inner.set_epoch(int(state.epoch))
-                return
-            sampler = getattr(inner, "batch_sampler", None)
-            inner = sampler if sampler is not None else getattr(inner, "sampler", None)
-
-
-class StopCallback(TrainerCallback):
-    """Has a checkpoint saved at the end of the step in which a signal came, and ends training when it is there.
-
-    All processes do so at the same step, whichever of them was sent the signal. A step that ends an epoch is ended with
-    what the epoch's end brings, evaluation among it, and an evaluation is ended too, so that nothing is missing from a
-    run that is resumed later. ``Trainer.train`` raises ``Stopped`` then, after the checkpoint was written.
-    """
-
-    def __init__(self, request: OneRequest, processes: int = 1, device: torch.device | None = None) -> None:
-        self._request, self._processes, self._device = request, processes, device
-        self._number = 0
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Ask all processes for a request, unless the epoch ends here as well."""
-        if not float(state.epoch).is_integer():
-            self.on_epoch_end(args, state, control)
-
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Ask all processes for a request."""
-        if not self._number:
-            self._number = self._request.first
-            if self._processes > 1:
-                numbers = torch.tensor(self._number, device=self._device)
-                torch.distributed.all_reduce(numbers, torch.distributed.ReduceOp.MAX)
-                self._number = int(numbers.item())
-        control.should_save |= bool(self._number)
-
-    # An evaluation may take long.
-    on_evaluate = on_epoch_end
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Leave."""
-        if self._number:
-            raise Stopped(self._number)
-
-
-def console_line(logs: dict[str, float]) -> str | None:
-    """One line for people out of a line of logs; None for logs that are not losses."""
-    prefix = "eval_" if "eval_lm_loss" in logs else ""
-    if f"{prefix}lm_loss" not in logs:
-        return None
-    parts = [f"{term.words}: {logs[prefix + name]:.4f}" for name, term in TERMS.items() if prefix + name in logs]
-    parts.append(f"Total: {logs[f'{prefix}loss']:.4f}" if f"{prefix}loss" in logs else "all steps skipped")
-    if f"{prefix}matched_similarity" in logs:
-        shuffled = logs.get(f"{prefix}shuffled_similarity")
-        other = "–" if shuffled is None else f"{shuffled:.3f}"
-        parts.append(f"cos matched/shuffled: {logs[f'{prefix}matched_similarity']:.3f}/{other}")
-    if f"{prefix}source_rank" in logs:
-        parts.append(f"rank: {logs[f'{prefix}source_rank']:.1f}/{logs[f'{prefix}target_rank']:.1f}")
-    answers = {name.removeprefix("eval_answer_"): value for name, value in logs.items() if "eval_answer_" in name}
-    parts += [f"{name}: {value:.3f}" for name, value in answers.items()]
-    if "tokens_per_second" in logs:
-        parts.append(f"{logs['tokens_per_second']:,.0f} tok/s")
-    if "pairs_per_second" in logs:
-        parts.append(f"{logs['pairs_per_second']:,.1f} pairs/s")
-    return ("eval  " if prefix else "") + ", ".join(parts)
-
-
-class ConsoleCallback(TrainerCallback):
-    """Prints a line of losses for every line of logs, above the Trainer's own progress bar where there is one."""
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
-        """Print the line."""
-        line = console_line(logs or {})
-        if line is not None and state.is_world_process_zero:
-            tqdm.write(f"step {state.global_step}/{state.max_steps}  {line}", file=sys.stdout)
-            sys.stdout.flush()
-
-
 class BarCallback(ProgressCallback):
-    """The Trainer's progress bar without its own lines of logs."""
+    """The Trainer's progress bar without its own lines of logs, which ``LogCallback`` prints."""
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
-        """Nothing: see ``ConsoleCallback``."""
+        pass
+
+
+# -- what is not finite ------------------------------------------------------------------------------------------------
+
+
+class NonfiniteGuard(TrainerCallback):
+    """Stops a ``JepaTrainer`` before an optimizer step on a gradient that is not finite, on all processes alike."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self.batches: list[Batch] = []  # of the step that is being computed
+        self._parts: list[dict[str, Tensor]] = []
+
+    def begin_step(self) -> None:
+        self.batches.clear()
+        self._parts.clear()
+
+    def watch(self, losses: Any) -> Tensor:
+        """The loss of a micro-batch; where it is not finite, none of its gradients are.
+
+        Gradients may be finite although the loss is not. Those of all processes are added up, so that each of them
+        learns of it without a message, and no device is waited for.
+        """
+        self._parts.append({name: part.detach() for name, part in losses.parts.items()})
+        return losses.loss * torch.where(torch.isfinite(losses.loss.detach()), 1.0, math.nan)
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Stop the run where the norm of the gradient, the same on every process, is not finite.
+
+        Raises:
+            UserError: with the records of the micro-batches; the weights are those of the step before.
+        """
+        trainer = self._trainer
+        if trainer.is_deepspeed_enabled:
+            # Its step was taken inside the backward pass.
+            norm = trainer.model_wrapped.get_global_grad_norm() or 0.0
+        else:
+            norm = torch.nn.utils.get_total_norm([p.grad for p in trainer.model.parameters() if p.grad is not None])
+        if math.isfinite(float(norm.full_tensor() if isinstance(norm, DTensor) else norm)):
+            return
+        mine = [
+            (batch["members"].lines, {name: float(part) for name, part in parts.items()})
+            for batch, parts in zip(self.batches, self._parts, strict=True)
+        ]
+        found = gather_object(mine) if trainer.accelerator.num_processes > 1 else mine
+        wrong = {name: value for _, values in found for name, value in values.items() if not math.isfinite(value)}
+        if getattr(trainer.accelerator, "scaler", None) is not None and not wrong:
+            # Of fp16: the scale was too large, and the scaler skips the step and makes it smaller.
+            return
+        parts = [f"{TERMS[name].words if name in TERMS else name} is {value}" for name, value in wrong.items()]
+        what = " and ".join(parts) or "the gradient is not finite (the losses are)"
+        batches = [lines for lines, values in found if not wrong or not all(map(math.isfinite, values.values()))]
+        named = ", ".join(f"{trainer.source}:{line}" for line in list(dict.fromkeys(chain(*batches)))[:8])
+        trainer.model_wrapped.zero_grad()
+        self.refuse_weights(state.global_step)
+        raise UserError(
+            f"step {state.global_step + 1}: {what}, with {named}; begin again without these records or with a lower "
+            f"--learning_rate; {way_back(args.output_dir)}"
+        )
+
+    def refuse_weights(self, step: int) -> None:
+        """Refuse weights that are not finite: neither a checkpoint nor a finished run may hold them.
+
+        Raises:
+            UserError: on every process, if one has such a weight.
+        """
+        trainer = self._trainer
+        # Of a weight that is sharded, the part that is here.
+        here = (p.to_local() if isinstance(p, DTensor) else p for p in trainer.model.parameters())
+        if trainer.total([float(not all(bool(torch.isfinite(part).all()) for part in here))])[0]:
+            raise UserError(
+                f"step {step}: the weights are not finite any more, so they are not saved; begin again with a lower "
+                f"--learning_rate, or in another precision; {way_back(trainer.args.output_dir)}"
+            )

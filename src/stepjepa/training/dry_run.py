@@ -1,7 +1,7 @@
 """``stepjepa train --dry_run``: what a run would cost, from its real data and the shapes of its model alone.
 
 No weights are read, drawn or kept, and nothing is written. The data is prepared for real, so all its errors come to
-light here, too. The formulas stand in ``compute.memory`` and ``compute.flops``.
+light here, too. The formulas stand in ``memory.py`` and ``flops.py``.
 """
 
 from __future__ import annotations
@@ -10,43 +10,42 @@ import argparse
 import json
 import math
 import os
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainingArguments
+from transformers import AutoModelForCausalLM, TrainingArguments
 
-from stepjepa.batch.collate import Batch
-from stepjepa.batch.dataset import prepare
+from stepjepa.batch.dataset import Prepared, prepare
 from stepjepa.chat.tokens import add_plain_tokens, add_predictor_tokens
-from stepjepa.compute.equal_compute import equal_compute
-from stepjepa.compute.flops import FlopModel, Shape
-from stepjepa.compute.memory import Sharding, activations, kept_bytes
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
 from stepjepa.models.architecture import attach_heads, base_model
 from stepjepa.models.loading import add_lora, load_config, load_tokenizer, new_config, new_dtype, reported
 from stepjepa.models.presets import PREFIX
-from stepjepa.models.setup import set_up_attention
+from stepjepa.models.setup import make_collator, set_up_attention
 from stepjepa.models.token_rows import adapter_ids, grow
 from stepjepa.models.weights import parameter_counts, quantized
 from stepjepa.objectives.objective import Objective
 from stepjepa.run_folder import is_main_process
-from stepjepa.training.checkpoint_space import GIB, checkpoint_bytes, checkpoint_space
-from stepjepa.training.preparation import (
+from stepjepa.terminal import print_rows
+from stepjepa.training.flops import FlopModel, Shape
+from stepjepa.training.memory import Sharding, activations, kept_bytes
+from stepjepa.training.plan import Plan, equal_compute
+from stepjepa.training.settings import (
     check_positions,
-    make_collator,
-    make_plan,
-    make_sampler,
-    refuse_lonely_pairs,
+    lora_settings,
+    refuse_data,
     refuse_sharding,
+    training_arguments,
 )
-from stepjepa.training.settings import lora_settings, training_arguments
+
+GIB = 2**30
 
 # What torchrun tells a process of the others; a dry run needs their number alone.
 _LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -61,15 +60,14 @@ def dry_run(
     processes: int | None = None,
     on_gpu: bool = False,
 ) -> dict[str, Any] | None:
-    """Print what a run would cost, from the first of its processes.
+    """Print what a run of ``commands.train`` would cost, from the first of its processes.
 
     Args:
-        args: of ``commands.train``.
+        args: the flags.
         config: made of them.
         records: to be trained on.
         eval_records: held out; prepared for their errors' sake.
-        processes: number of them; by default torchrun's, for which ``WORLD_SIZE=8 stepjepa train ... --dry_run``
-            stands in where there are no eight devices.
+        processes: number of them; by default torchrun's, or ``WORLD_SIZE`` where there are no such devices.
         on_gpu: plan for a GPU also where there is none.
 
     Returns:
@@ -90,191 +88,150 @@ def dry_run(
         training = training_arguments(argparse.Namespace(**{**vars(args), "training": given}), bool(eval_records))
         asked = "use_cpu" not in args.training and (training.bf16 or training.fp16 or processes > 1)
         device = "cpu" if training.device.type == "cpu" and not asked and not on_gpu else "cuda"
-        run = _Run(args, config, training, Sharding.of(training, deepspeed, processes), processes)
         try:
-            run.set_up(records, eval_records, device)
+            model, tokenizer = _empty_model(args, config, records)
+            data = [prepare(records, tokenizer, config)]
+            data += [prepare(eval_records, tokenizer, config, what="evaluation data")] if eval_records else []
+            found = _estimate(
+                args,
+                config,
+                training,
+                model,
+                tokenizer,
+                data=data,
+                device=device,
+                processes=processes,
+                sharding=Sharding.of(training, deepspeed, processes),
+            )
         except ValueError as error:
             raise UserError(str(error)) from None
-        found = run.found()
-    print("\n".join(["dry run: no weights are read or made, and nothing is written", *describe(found)]))
+    print("dry run: no weights are read or made, and nothing is written")
+    print_rows(describe(found))
     return found
 
 
-@dataclass
-class _Run:
-    """A run that has everything but weights."""
+def _estimate(
+    args: argparse.Namespace,
+    config: JepaConfig,
+    training: TrainingArguments,
+    model: Any,
+    tokenizer: Any,
+    *,
+    data: Sequence[Prepared],
+    device: str,
+    processes: int,
+    sharding: Sharding,
+) -> dict[str, Any]:
+    """Set a model of shapes up as ``JepaTrainer`` does, and estimate everything, by name."""
+    objective = Objective.from_config(config)
+    refuse_data(config, training, objective.compares_pairs)
+    if sharding.name:
+        refuse_sharding(config, args.eval_generate)
+    encoding, reason = set_up_attention(model, config)
+    attach_heads(model, objective.heads(base_model(model).config.get_text_config()))
+    how: dict[str, Any] = {"encoding": encoding, "device": device, "processes": processes}
+    collator = make_collator(model, tokenizer, config, objective, **how)
+    check_positions(collator, *data)
+    fsdp = training.fsdp_config if isinstance(training.fsdp_config, dict) else {}
+    again = training.gradient_checkpointing or str(fsdp.get("activation_checkpointing")).lower() == "true"
+    ema = config.target_grad == "ema"
+    try:
+        flops = FlopModel.of(model, gradient_checkpointing=again, ema=ema)
+    except (RuntimeError, NotImplementedError):
+        flops = FlopModel()  # experts, which need weights
+    of_run: dict[str, Any] = {"compares_pairs": objective.compares_pairs, "processes": processes}
+    plan = Plan.of(flops, data[0].dataset, collator, config, training, **of_run)
 
-    args: argparse.Namespace
-    config: JepaConfig
-    training: TrainingArguments
-    sharding: Sharding
-    processes: int
-
-    def set_up(self, records: Sequence[Record], eval_records: Sequence[Record], device: str) -> None:
-        """Prepare the data, build the model on the meta device, and set everything up as ``JepaTrainer`` does."""
-        args, config, training = self.args, self.config, self.training
-        self.model, tokenizer = _empty_model(args, config, records)
-        self.prepared = prepare(records, tokenizer, config)
-        held_out = prepare(eval_records, tokenizer, config, what="evaluation data") if eval_records else None
-        self.objective = objective = Objective.from_config(config)
-        refuse_lonely_pairs(objective, config, training)
-        encoding, reason = set_up_attention(self.model, config)
-        self.encoding = f"{encoding} ({reason})"
-        attach_heads(self.model, objective.heads(base_model(self.model).config.get_text_config()))
-        how: dict[str, Any] = {"encoding": encoding, "device": device, "processes": self.processes}
-        collator = make_collator(self.model, tokenizer, config, objective, **how)
-        check_positions(collator, [self.prepared, held_out])
-        if self.sharding.name:
-            refuse_sharding(config, args.eval_generate)
-        self._switch_checkpointing()
-        try:
-            flops = FlopModel.of(self.model, ema=config.target_grad == "ema")
-        except (RuntimeError, NotImplementedError):
-            # Experts, which need weights.
-            flops = None
-        self.knows_flops = flops is not None
-        sampler = make_sampler(self.prepared, config, objective, training, self.processes)
-        self.plan = make_plan(
-            flops or FlopModel(), self.prepared, config, sampler, collator, args=training, processes=self.processes
-        )
-        # The data may be a sample of a larger set.
-        count = getattr(args, "records", None) or len(self.prepared.dataset)
-        self.epoch = math.ceil(count / self.plan.records_per_step)
-
-    def _switch_checkpointing(self) -> None:
-        fsdp = self.training.fsdp_config if isinstance(self.training.fsdp_config, dict) else {}
-        if self.training.gradient_checkpointing or str(fsdp.get("activation_checkpointing")).lower() == "true":
-            base = base_model(self.model)
-            enable = getattr(base, "activation_checkpointing_enable", None) or base.gradient_checkpointing_enable
-            enable({"use_reentrant": False})
-
-    def found(self) -> dict[str, Any]:
-        """Everything, by name."""
-        plan, prepared = self.plan, self.prepared
-        steps = [plan.micro_batches(step) for step in plan.keys(0)]
-        tokens = [sum(Shape.of(each).tokens for each in step) for step in steps]
-        batches = [each for step in steps for each in step if each["members"].lengths]
-        members = [each["members"] for each in batches]
-        largest = max(batches, key=lambda each: Shape.of(each).tokens)
-        rows, length = max((each["input_ids"].shape for each in largest.passes), key=math.prod)
-        shape = {"rows": rows, "length": length, **Shape.of(largest)._asdict()}
-        memory, steps_of_run = self._memory(largest), self._steps()
-        flops = regular = None
-        if self.knows_flops:
-            flops = sum(map(plan.flops.of_batch, chain(*steps))) / len(steps)
-            regular = plan.regular.budgets(1)[0] / len(steps)
-        made = f"{plan.batch_size} x {self.training.gradient_accumulation_steps} accumulated"
-        words = f"{self.processes} process{'es' * (self.processes > 1)}"
-        return {
-            "model": _describe_model(self.model),
-            "encoding": self.encoding,
-            "processes": self.processes,
-            "data": {
-                **prepared.counts,
-                **{f"{name}_tokens": count for name, count in prepared.tokens.items()},
-                "longest": int(max(prepared.dataset.lengths)),
-            },
-            "step": {
-                "records": f"{plan.records_per_step:,} records ({made} x {words})",
-                "tokens": sum(tokens) / len(tokens),
-                "plain_tokens": sum(each.plain_tokens for each in members) / len(steps),
-                "most_tokens": max(tokens),
-                "text_share": sum(each.tokens for each in members) / sum(tokens),
-            },
-            "steps": steps_of_run,
-            "steps_per_epoch": self.epoch,
-            "memory": {
-                "parts": memory,
-                "largest_batch": shape,
-                "peak": sum(memory.values()),
-            },
-            "flops": {"step": flops, "regular_step": regular},
-            "checkpoint": self._checkpoints(steps_of_run),
-        }
-
-    def _memory(self, largest: Batch) -> dict[str, int]:
-        """Bytes of a process by part; activations and optimizer states are missing where they are not known."""
-        training = self.training
-        memory = kept_bytes(
-            self.model,
-            str(getattr(training.optim, "value", training.optim)),
-            processes=self.processes,
-            sharding=self.sharding,
-            quantized=quantized(self.args),
-            ema=self.config.target_grad == "ema",
-        )
-        mixed = torch.bfloat16 if training.bf16 else torch.float16 if training.fp16 else None
-        saved = activations(self.model, largest, self.objective, mixed)
-        return memory if saved is None else memory | {"activations": saved}
-
-    def _steps(self) -> int:
-        epochs = self.training.num_train_epochs
-        if self.training.max_steps > 0:
-            return int(self.training.max_steps)
-        if self.args.same_flop and self.knows_flops:
-            return round(equal_compute(self.plan, epochs).steps * self.epoch / self.plan.steps_per_epoch)
-        return math.ceil(epochs * self.epoch)
-
-    def _checkpoints(self, steps: int) -> dict[str, int]:
-        optim = str(getattr(self.training.optim, "value", self.training.optim))
-        size = checkpoint_bytes(kept_bytes(self.model, optim), adapter=hasattr(self.model, "peft_config"))
-        return checkpoint_space(self.training, size, steps, self.epoch)
+    steps = [plan.micro_batches(step) for step in plan.keys(0)]
+    tokens = [sum(Shape.of(each).tokens for each in step) for step in steps]
+    batches = [each for step in steps for each in step if each["members"].lengths]
+    members = [each["members"] for each in batches]
+    largest = max(batches, key=lambda each: Shape.of(each).tokens)
+    rows, length = max((each["input_ids"].shape for each in largest.passes), key=math.prod)
+    optim = str(getattr(training.optim, "value", training.optim))
+    parts = kept_bytes(model, optim, processes=processes, sharding=sharding, quantized=quantized(args), ema=ema)
+    mixed = training.bf16 or training.fp16
+    if (saved := activations(model, Shape.of(largest).tokens, mixed=mixed, checkpointing=again)) is not None:
+        parts["activations"] = saved
+    # The data may be a sample of a larger set.
+    epoch = math.ceil((getattr(args, "records", None) or len(data[0].dataset)) / plan.records_per_step)
+    run = int(training.max_steps) if training.max_steps > 0 else math.ceil(training.num_train_epochs * epoch)
+    if args.same_flop and flops.token:
+        run = round(equal_compute(plan, training.num_train_epochs).steps * epoch / plan.steps_per_epoch)
+    whole, adapter = kept_bytes(model, optim), hasattr(model, "peft_config")
+    folder = Path(str(training.output_dir)).absolute()
+    every = training.save_steps if training.save_steps >= 1 else max(math.ceil(run * training.save_steps), 1)
+    saves = {"no": 0, "epoch": math.ceil(run / epoch)}.get(str(training.save_strategy.value), run // int(every))
+    base, (trained, total) = base_model(model), parameter_counts(model)
+    accumulated = f"{plan.batch_size} x {training.gradient_accumulation_steps} accumulated"
+    return {
+        "model": f"{type(base).__name__}, {total:,} parameters, {trained:,} trained, {base.dtype}",
+        "encoding": f"{encoding} ({reason})",
+        "processes": processes,
+        "data": {
+            **data[0].counts,
+            **{f"{name}_tokens": count for name, count in data[0].tokens.items()},
+            "longest": int(max(data[0].dataset.lengths)),
+        },
+        "step": {
+            "records": f"{plan.records_per_step:,} records ({accumulated} x {processes} processes)",
+            "tokens": sum(tokens) / len(tokens),
+            "plain_tokens": sum(each.plain_tokens for each in members) / len(steps),
+            "most_tokens": max(tokens),
+            "text_share": sum(each.tokens for each in members) / sum(tokens),
+        },
+        "steps": run,
+        "steps_per_epoch": epoch,
+        "memory": {
+            "parts": parts,
+            "largest_batch": {"rows": rows, "length": length, **Shape.of(largest)._asdict()},
+            "peak": sum(parts.values()),
+        },
+        "flops": {
+            "step": sum(map(flops.of_batch, chain(*steps))) / len(steps) if flops.token else None,
+            "regular_step": plan.regular.budgets(1)[0] / len(steps) if flops.token else None,
+        },
+        # What is trained of the weights, and the optimizer's states.
+        "checkpoint": {
+            "bytes": whole["gradients" if adapter else "weights"] + whole.get("optimizer states", 0),
+            "kept": min(saves, training.save_total_limit or saves),
+            "free": shutil.disk_usage(next(each for each in (folder, *folder.parents) if each.is_dir())).free,
+        },
+    }
 
 
-def describe(found: dict[str, Any]) -> list[str]:
-    """Model, data, memory and FLOPs as lines of one screen."""
-    data, step, memory, checkpoint = (found[name] for name in ("data", "step", "memory", "checkpoint"))
-    shape, flops = memory["largest_batch"], found["flops"]
-    lines = [
-        f"model      {found['model']}",
-        f"encoding   {found['encoding']}",
-        f"data       {data['records']:,} records, {data['all_tokens']:,} tokens, {data['longest']:,} in the longest",
-        f"step       {step['records']}: {step['tokens']:,.0f} tokens on average, {step['most_tokens']:,} at most",
-        f"           {1 - step['text_share']:.1%} of it padding; {step['plain_tokens']:,.0f} as plain rows",
-        f"run        {found['steps']:,} steps, {found['steps_per_epoch']:,} an epoch",
-        f"memory     GiB of {'each process' if found['processes'] > 1 else 'the process'}",
-        *(f"  {name:<18}{size / GIB:>9.3f}" for name, size in memory["parts"].items()),
-        f"  {'sum':<18}{memory['peak'] / GIB:>9.3f}",
-        f"  the largest micro-batch has {shape['rows']} rows of {shape['length']} tokens and {shape['labels']} labels",
+def describe(found: dict[str, Any]) -> list[tuple[str, str]]:
+    """Rows for people."""
+
+    def words(part: dict[str, Any]) -> str:
+        told = {key: "not known" if each is None else each for key, each in part.items()}
+        shown = {key: each if isinstance(each, str) else f"{each:,.6g}" for key, each in told.items()}
+        return ", ".join(f"{key.replace('_', ' ')} {each}" for key, each in shown.items())
+
+    memory, checkpoint = found["memory"], found["checkpoint"]
+    parts = {"activations": None, "optimizer states": None, **memory["parts"], "sum": memory["peak"]}
+    short = "; NOT ENOUGH" if checkpoint["bytes"] * checkpoint["kept"] > checkpoint["free"] else ""
+    return [
+        *((name, found[name]) for name in ("model", "encoding")),
+        *((name, words(found[name])) for name in ("data", "step")),
+        ("run", f"{found['steps']:,} steps, {found['steps_per_epoch']:,} an epoch"),
+        ("GiB of a process", words({name: size and size / GIB for name, size in parts.items()})),
+        ("largest batch", words(memory["largest_batch"])),
+        ("FLOPs", words(found["flops"])),
+        ("checkpoints", words(checkpoint) + short),
     ]
-    if "activations" not in memory["parts"]:
-        lines.append("  without activations: this model can't be run on shapes alone")
-    if "optimizer states" not in memory["parts"]:
-        lines.append("  without the optimizer's states, which are not known")
-    if flops["step"] is None:
-        lines.append("compute    not known: this model can't be run on shapes alone")
-    else:
-        lines.append(
-            f"compute    {flops['step']:.4g} FLOPs a step, {flops['step'] * found['steps']:.4g} in all; "
-            f"{flops['step'] / flops['regular_step']:.3f} of regular training on the same records"
-        )
-    needed = checkpoint["bytes"] * checkpoint["kept"]
-    short = "  NOT ENOUGH" if needed > checkpoint["free"] else ""
-    lines.append(
-        f"disk       {checkpoint['kept']} checkpoints of {checkpoint['bytes'] / GIB:.3f} GiB; "
-        f"{checkpoint['free'] / GIB:.1f} GiB free{short}"
-    )
-    return lines
 
 
 def _empty_model(args: argparse.Namespace, config: JepaConfig, records: Sequence[Record]) -> tuple[Any, Any]:
     """What ``load_model`` and ``add_lora`` give, on the meta device, with its real tokenizer."""
-    from transformers import AutoModelForCausalLM
-
-    name, trust, tokenizer = args.model_name, args.trust_remote_code, None
+    name, trust, template = args.model_name, args.trust_remote_code, args.chat_template
     if args.pretrain or name.startswith(PREFIX):
         texts = (message["content"] for record in records for message in record.messages)
-        tokenizer, found = new_config(
-            name,
-            texts,
-            args.train_tokenizer,
-            chat_template=args.chat_template,
-            trust_remote_code=trust,
-            plain=config.plain,
-        )
+        new = {"chat_template": template, "trust_remote_code": trust, "plain": config.plain}
+        tokenizer, found = new_config(name, texts, args.train_tokenizer, **new)
     else:
         file = args.gguf_file
-        tokenizer = load_tokenizer(name, chat_template=args.chat_template, trust_remote_code=trust, gguf_file=file)
+        tokenizer = load_tokenizer(name, chat_template=template, trust_remote_code=trust, gguf_file=file)
         found = load_config(name, trust_remote_code=trust, gguf_file=file)
         if config.plain:
             add_plain_tokens(tokenizer)
@@ -282,22 +239,12 @@ def _empty_model(args: argparse.Namespace, config: JepaConfig, records: Sequence
         add_predictor_tokens(tokenizer, config.predictors)
     lora = lora_settings(args)
     with reported(f"can't build a model from '{name}'"), torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(
-            found,
-            dtype=new_dtype(found, args.dtype),
-            attn_implementation=args.attn_implementation,
-            trust_remote_code=trust,
-        )
+        kind = {"dtype": new_dtype(found, args.dtype), "attn_implementation": args.attn_implementation}
+        model: Any = AutoModelForCausalLM.from_config(found, trust_remote_code=trust, **kind)
         grow(model, len(tokenizer))
         if lora is not None:
             model = add_lora(model, lora, adapter_ids(tokenizer, plain=config.plain))
     return model.train(), tokenizer
-
-
-def _describe_model(model: Any) -> str:
-    base, (trained, total) = base_model(model), parameter_counts(model)
-    dtype = str(next(base.parameters()).dtype).removeprefix("torch.")
-    return f"{type(base).__name__}, {total:,} parameters, {trained:,} trained, {dtype}"
 
 
 @contextmanager

@@ -15,10 +15,9 @@ from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record, as_records
 from stepjepa.models.architecture import attach_heads, base_model, without_heads
-from stepjepa.models.setup import set_up
+from stepjepa.models.setup import make_collator, set_up
 from stepjepa.objectives.objective import Counts, Losses, Objective, jepa_loss
 from stepjepa.objectives.term import Context, alone, gather_rows
-from stepjepa.training.preparation import make_collator
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -27,13 +26,11 @@ if TYPE_CHECKING:
 class JepaLoss:
     """Prepares a model for an objective, makes batches of records, and gives their loss.
 
-    Make it before the optimizer, and before the model is wrapped (DDP, FSDP, ``accelerator.prepare``, ``compile``):
-    the model and the tokenizer get predictor tokens where they lack them, and the model gets the attention of prefix
-    trees.
+    Make it before the optimizer, and before the model is wrapped (DDP, FSDP, ``accelerator.prepare``, ``compile``).
 
     Args:
-        model: a causal language model, or a PEFT wrapper of one; changed in place.
-        tokenizer: with a chat template; changed in place.
+        model: a causal language model, or a PEFT wrapper of one; it gets predictor tokens and the attention of trees.
+        tokenizer: with a chat template; gets predictor tokens where it lacks them.
         config: mode, layout and objective; the defaults are those of LLM-JEPA.
         objective: terms instead of those that ``config`` describes; mode, layout and readouts are still its.
         seed: of new embedding rows, and of what terms draw.
@@ -59,12 +56,9 @@ class JepaLoss:
     ) -> None:
         config = config or JepaConfig()
         if config.uses_views and config.jepa_ratio < 1:
-            raise ValueError(
-                f"jepa_ratio {config.jepa_ratio}: JepaTrainer draws the steps without views; in a loop of your own use "
-                "jepa_ratio 1, and 'collate(records, views=False)' in the steps that shall have none"
-            )
+            raise ValueError("jepa_ratio: use 1, and 'collate(records, views=False)' in the steps without views")
         if config.target_grad == "ema":
-            raise ValueError("target_grad 'ema' needs JepaTrainer, which averages the weights; use 'stop' or 'on'")
+            raise ValueError("target_grad 'ema' needs JepaTrainer; use 'stop' or 'on'")
         self.config, self.tokenizer, self.seed = config, tokenizer, seed
         self._calls = 0
         self.objective = objective or Objective.from_config(config)
@@ -77,11 +71,9 @@ class JepaLoss:
         self._collator = make_collator(model, tokenizer, config, self.objective, **how)
 
     def collate(self, records: Iterable[Record | dict[str, Any]], *, views: bool = True) -> Batch:
-        """The batch of some records; fit for ``DataLoader(..., collate_fn=...)``.
+        """The batch of some records, or dicts with ``messages``; fit for ``DataLoader(..., collate_fn=...)``.
 
-        Args:
-            records: as ``read_records`` gives them, or dicts with ``messages``.
-            views: False leaves out all that is run for pairs of views, as a step of regular training.
+        ``views=False`` leaves out all that is run for pairs of views, as in regular training.
 
         Raises:
             UserError: a record is wrong, or too long for ``config.over_length``.
@@ -91,13 +83,10 @@ class JepaLoss:
         return self._collator(items)
 
     def counts(self, batches: Sequence[Batch]) -> dict[str, float]:
-        """What the means of an optimizer step are over, where it has several batches (accumulation).
+        """What the means of an optimizer step of several batches (accumulation) are over, for ``counts`` of a call.
 
         Every process must call it for its own batches: what all count is added up, and divided by the number of
         processes, since DDP and FSDP average gradients.
-
-        Returns:
-            For the argument ``counts`` of a call.
         """
         found = self.objective.counts(batches)
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
@@ -12,11 +12,6 @@ from torch.utils.data import DataLoader
 from stepjepa.batch.collate import Batch
 from stepjepa.batch.dataset import Prepared, StepSampler
 from stepjepa.objectives.monitors import Window, share
-from stepjepa.objectives.objective import Losses, Objective, jepa_loss
-from stepjepa.training.failures import describe_batch, naming_the_batch
-
-if TYPE_CHECKING:
-    from stepjepa.training.trainer import JepaTrainer
 
 Total = Callable[[Sequence[float]], list[float]]
 """Numbers of this process to their sums over all processes."""
@@ -27,49 +22,31 @@ _SUMS += ["tokens", "records", "records_with_views", "records_without_pair"]
 
 
 class Meter:
-    """Measures training between two lines of logs.
-
-    Args:
-        objective: whose terms are logged.
-        total: sums numbers over processes.
-        processes: number of them.
+    """Measures training between two lines of logs: the terms of an ``Objective``, similarity, ranks, speed.
 
     Attributes:
         num_tokens: tokens computed so far, over all processes, padding not counted.
     """
 
-    def __init__(self, objective: Objective, total: Total, processes: int) -> None:
-        self._objective = objective
-        self._total = total
-        self._processes = processes
+    def __init__(self, objective: Any, total: Total, processes: int) -> None:
+        self._objective, self._total, self._processes = objective, total, processes
         self._window = Window()
-        self._skipped = False
         self.num_tokens = 0.0
         self.start()
 
     def start(self) -> None:
-        """Begin a new line."""
         self._window.reset()
         self._start = time.perf_counter()
 
     def pause(self, seconds: float) -> None:
-        """Take time out that was not spent on training."""
         self._start += seconds
 
     def begin_step(self, counts: Mapping[str, float]) -> None:
-        """Begin an optimizer step whose terms count so much."""
-        self._window.mark()
         self._window.add(steps=1, jepa_steps=float(self._has_views(counts)))
 
-    def skip_step(self) -> None:
-        """Forget the step that was begun last: it is not taken."""
-        self._skipped = True
-        self._window.back()
-
-    def add(self, batch: Batch, losses: Losses, counts: Mapping[str, float]) -> None:
-        """Take in a micro-batch of the step."""
+    def add(self, batch: Batch, losses: Any, counts: Mapping[str, float]) -> None:
         records, without_pair = batch["num_records"]
-        self._window.add(**losses.parts, loss=losses.loss, tokens=batch["num_tokens"].sum(), records=records)
+        self._window.add(**losses.parts, tokens=batch["num_tokens"].sum(), records=records)
         # A step that loss dropout leaves without views says nothing about pairs.
         views = self._has_views(counts)
         self._window.add(records_with_views=records * views, records_without_pair=without_pair * views)
@@ -84,27 +61,15 @@ class Meter:
         (pending,) = self._total(self._window.totals(["tokens"]))
         return self.num_tokens + pending
 
-    def line(self, logs: Mapping[str, float], progress: float, more: Mapping[str, float]) -> dict[str, float]:
-        """A line of logs, after which a new one begins.
-
-        Args:
-            logs: of the Trainer: ``loss``, ``grad_norm``, ``learning_rate``.
-            progress: share of the run at the last step, for weights with a schedule.
-            more: further columns.
-        """
+    def line(self, logs: Mapping[str, float], progress: float) -> dict[str, float]:
+        """Add to the Trainer's line of ``logs``, after which a new one begins; ``progress`` is that of schedules."""
         objective = self._objective
-        names = ["loss", *objective.names, *_SUMS]
+        names = [*objective.names, *_SUMS]
         sums = dict(zip(names, self._total(self._window.totals(names)), strict=True))
         seconds = max(time.perf_counter() - self._start, 1e-9)
         steps, jepa_steps = sums["steps"] / self._processes, sums["jepa_steps"] / self._processes
         self.num_tokens += sums["tokens"]
         line = dict(logs)
-        if self._skipped:
-            # The Trainer divides its sum by all steps, those that were skipped among them.
-            del line["loss"]
-            line |= share("loss", sums["loss"], steps)
-        self._skipped = False
-        line |= more
         for name in objective.names:
             line |= share(name, sums[name], jepa_steps if name in objective.of_pairs else steps)
         line |= {
@@ -116,9 +81,7 @@ class Meter:
             named = {each.logged_weight: each.weight_at(progress) for each in objective.terms.values()}
             line |= {
                 **{name: weight for name, weight in named.items() if name is not None},
-                **share("matched_similarity", sums["matched"], sums["pairs"]),
-                **share("shuffled_similarity", sums["shuffled"], sums["crossings"]),
-                **self._window.geometry(),
+                **_similarity(sums, self._window),
                 "pairs_per_second": sums["pairs"] / seconds,
                 **share("without_pair_share", sums["records_without_pair"], sums["records_with_views"]),
             }
@@ -126,45 +89,37 @@ class Meter:
         return line
 
 
-_MONITORS = ["records", "matched", "shuffled", "pairs", "crossings"]
-_SMALLER = "pass --per_device_eval_batch_size 1 or --bf16 true, or begin again with a smaller --max_length"
+def _similarity(sums: Mapping[str, float], window: Window) -> dict[str, float]:
+    return {
+        **share("matched_similarity", sums["matched"], sums["pairs"]),
+        **share("shuffled_similarity", sums["shuffled"], sums["crossings"]),
+        **window.geometry(),
+    }
 
 
 @torch.no_grad()
-def measure(trainer: JepaTrainer, model: Any, prepared: Prepared) -> tuple[dict[str, float], int]:
-    """Measure the trainer's objective on all records, with its weights, whatever their schedules.
+def measure(trainer: Any, prepared: Prepared, run: Callable[[Batch], Any]) -> tuple[dict[str, float], int]:
+    """Measure the objective of a ``JepaTrainer`` on all records, with its weights, whatever their schedules.
 
-    The model is in evaluation mode.
-
-    Returns:
-        The metrics by name, the same on every process, and how many records they are of.
+    ``run`` gives the losses of a micro-batch. Returns the metrics, the same on every process, and how many records
+    they are of.
     """
     objective, size = trainer.objective, trainer.args.per_device_eval_batch_size
     rank, together = trainer.accelerator.process_index, size * trainer.accelerator.num_processes
     keys = list(StepSampler(prepared.dataset.lengths, together, strategy="sequential", multiple=together))
     # Every process runs the same number of batches, empty ones if need be: FSDP waits for all of them.
     batches = [keys[at : at + size] for at in range(rank * size, len(keys), together)]
-    window, context = Window(), trainer.context(training=False)
+    window = Window()
     for batch in DataLoader(prepared.dataset, batch_sampler=batches, collate_fn=trainer.data_collator):
-
-        def say(batch: Any = batch) -> str:
-            return f"{describe_batch('the evaluation', batch, prepared.source)}; {_SMALLER}"
-
-        with naming_the_batch(say), trainer.compute_loss_context_manager():
-            losses = jepa_loss(model, trainer._prepare_inputs(batch), objective, context=context)
+        losses = run(batch)
         counts = {f"count_{name}": count for name, count in objective.counts([batch]).items()}
         window.add(**losses.sums, **counts, records=batch["num_records"][0])
         if len(losses.source):
             window.add_pairs(losses.source, losses.target)
-    names = [*objective.names, *(f"count_{name}" for name in objective.names), *_MONITORS]
+    names = [*objective.names, *(f"count_{name}" for name in objective.names)]
+    names += ["records", "matched", "shuffled", "pairs", "crossings"]
     seen = dict(zip(names, trainer.total(window.totals(names)), strict=True))
     sums = {name: torch.tensor(seen[name]) for name in objective.names}
     means = objective.means(sums, {name: seen[f"count_{name}"] for name in objective.names})
     metrics = {name: float(value) for name, value in means.items()}
-    if objective.of_pairs:
-        metrics |= {
-            **share("matched_similarity", seen["matched"], seen["pairs"]),
-            **share("shuffled_similarity", seen["shuffled"], seen["crossings"]),
-            **window.geometry(),
-        }
-    return metrics, int(seen["records"])
+    return metrics | (_similarity(seen, window) if objective.of_pairs else {}), int(seen["records"])

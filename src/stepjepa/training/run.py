@@ -3,51 +3,51 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
+import math
+import re
+import shutil
 import signal
 import time
-from contextlib import closing, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
-from transformers import TrainingArguments
 from transformers.integrations import TensorBoardCallback
 from transformers.trainer_utils import SaveStrategy
 
-from stepjepa.compute.equal_compute import EqualCompute, EqualComputeCallback, equal_compute
+from stepjepa import run_folder
+from stepjepa.batch.dataset import CacheDir, prepare
+from stepjepa.chat.tokens import all_predictor_ids
 from stepjepa.config import JepaConfig
-from stepjepa.data.prompts import system_prompts, write_trained_prompts
-from stepjepa.data.records import Record
+from stepjepa.data.prompts import common_system_prompt, system_prompts, with_system_prompt, write_trained_prompts
+from stepjepa.data.records import Record, describe_columns
 from stepjepa.errors import UserError
-from stepjepa.evaluation.answering import AnswerScores
-from stepjepa.files import fingerprint, locked
-from stepjepa.models.weights import parameter_counts, quantized
-from stepjepa.run_folder import (
-    earlier_launches,
-    is_main_process,
-    open_run_folder,
-    save_whole,
-    text_of_run,
-    versions,
-    write_run,
-)
+from stepjepa.evaluation.answering import AnswerScores, spread
+from stepjepa.files import DISK_ERRORS, locked
+from stepjepa.models.loading import LoraSettings, add_lora, load_model
+from stepjepa.models.token_rows import adapter_ids
+from stepjepa.models.weights import compute_dtype, quantization_options, quantized
+from stepjepa.run_folder import is_main_process, write_run
 from stepjepa.signals import OneRequest, Stopped
+from stepjepa.tasks.base import TaskOptions
+from stepjepa.tasks.registry import choose_task, keep
 from stepjepa.terminal import print_rows
-from stepjepa.training.build import build_trainer, say
 from stepjepa.training.callbacks import StopCallback
-from stepjepa.training.console import first_screen
-from stepjepa.training.data import provenance, read_data
 from stepjepa.training.dry_run import dry_run
-from stepjepa.training.failures import recording_failures
 from stepjepa.training.hub import upload, write_card
-from stepjepa.training.plot import draw_metrics
-from stepjepa.training.processes import leave_group, refuse_disagreement
+from stepjepa.training.plan import EqualComputeCallback, equal_compute
+from stepjepa.training.record import describe_run, first_screen, read_data
+from stepjepa.training.saving import way_back
+from stepjepa.training.settings import lora_settings, training_arguments
 from stepjepa.training.trainer import JepaTrainer
 
-LOG_LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
+logger = logging.getLogger(__name__)
 
 # Settings on which depends what the processes do together, and when.
 _TOGETHER = (
@@ -60,107 +60,91 @@ _KEPT = ("model", "jepa", "lora", "loaded", "data", "order")
 
 
 def train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | None:
-    """Run ``stepjepa train``.
-
-    Args:
-        args: of ``commands.train``.
-        config: made of them.
+    """Run ``stepjepa train``, of whose flags ``config`` is made.
 
     Returns:
         What ``run.json`` says of the finished run; after ``--dry_run`` the estimate, from the first process alone.
 
     Raises:
-        UserError: something that the user can put right. Before the first step nothing stays written; later the message
-            says what is saved.
+        UserError: whatever went wrong. Before the first step nothing stays written; later it says what is saved.
     """
-    level = LOG_LEVELS[min(max(args.debug, 0), 2)]
+    level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(max(args.debug, 0), 2)]
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
     if level == logging.WARNING:
         transformers.logging.set_verbosity_error()
     # Before anything is drawn, an adapter's weights among it.
     transformers.set_seed(args.finetune_seed)
-    if args.dry_run or not is_main_process():
-        return _train(args, config)
-    with locked(Path(args.output_dir), "stepjepa train"):
-        return _train(args, config)
+    alone = locked(Path(args.output_dir), "stepjepa train") if is_main_process() and not args.dry_run else nullcontext()
+    try:
+        with alone:
+            return _train(args, config)
+    except (UserError, OSError):
+        raise
+    except Exception as error:  # of whatever kind: one line says what is wrong
+        raise UserError(_words(error)) from None
+    finally:
+        _settle()
 
 
 def _train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | None:
     start = time.time()
-    folder, checkpoint = open_run_folder(args.output_dir, args.resume_from_checkpoint, say)
+    folder, checkpoint = run_folder.open_run_folder(args.output_dir, args.resume_from_checkpoint, _say)
     train_records, eval_records, files = read_data(args)
     if args.dry_run:
         return dry_run(args, config, train_records, eval_records)
-    trainer, lora, told = build_trainer(args, config, train_records, eval_records)
+    trainer, lora, told = _build(args, config, train_records, eval_records)
     # Weights are read by now; a bar whenever they are written would tear that of the training.
     transformers.logging.disable_progress_bar()
-    equal = _equal_compute(trainer, args) if args.same_flop else None
+    equal = None
+    if args.same_flop:
+        # As long as its compute allows, with a checkpoint wherever a regular epoch's compute is spent.
+        equal = equal_compute(trainer.plan, trainer.args.num_train_epochs)
+        trainer.args.max_steps = equal.steps
+        if "save_strategy" not in args.training:
+            trainer.args.save_strategy = SaveStrategy.EPOCH
+        trainer.add_callback(EqualComputeCallback(equal))
     if is_main_process():
-        print_rows(first_screen(args, trainer, told, equal=equal, checkpoint=checkpoint))
+        print_rows(first_screen(args, trainer, equal, {**told, "resumed from": checkpoint}))
     record = {
-        **_describe(args, trainer),
+        **describe_run(args, trainer),
         "lora": vars(lora) if lora else None,
         "data": files,
         "system_prompts": system_prompts(train_records),
         "same_flop": asdict(equal) if equal else None,
     }
-    before = _begin(args, folder, checkpoint, record, train_records)
-    scores = trainer.answer_scores
-    with recording_failures(trainer, folder, record, before, checkpoint):
-        with closing(scores) if isinstance(scores, AnswerScores) else nullcontext():
-            metrics = _run(trainer, folder, checkpoint, record)
-            if trainer.prepared_eval is not None:
-                metrics |= _evaluated_last(trainer) or trainer.evaluate()
-        save_whole(folder, partial(_save, trainer))
-    _finish(trainer, folder, record, metrics, start)
-    return record
-
-
-def _begin(
-    args: argparse.Namespace, folder: Path, checkpoint: str | None, record: dict[str, Any], records: list[Record]
-) -> str | None:
-    """Write down what a run begins with, and return what ``run.json`` said before.
-
-    Raises:
-        UserError: the processes were given different things, or a resumed run was begun with other settings.
-    """
-    refuse_disagreement(
+    _refuse_disagreement(
         {
-            "data": record["data"],
+            "data": files,
             "objectives": record["jepa"],
             "settings": record["order"] | {name: record["training"].get(name) for name in _TOGETHER},
-            "checkpoints": None if checkpoint is None else Path(checkpoint).name,
+            "checkpoints": checkpoint and Path(checkpoint).name,
         }
     )
     if args.resume_from_checkpoint is not None:
-        launches = earlier_launches(
-            folder,
-            {name: record[name] for name in _KEPT},
-            record["training"],
-            allow_changes=args.allow_changes,
-            say=say,
-        )
+        kept, training = {name: record[name] for name in _KEPT}, record["training"]
+        launches = run_folder.earlier_launches(folder, kept, training, allow_changes=args.allow_changes, say=_say)
         # Without a checkpoint it begins anew.
         record["launches"] = launches if checkpoint is not None else []
-    before = text_of_run(folder)
+    before = run_folder.text_of_run(folder)
     write_run(folder, record)
     if is_main_process():
-        write_trained_prompts(folder, records)
-    return before
-
-
-def _finish(
-    trainer: JepaTrainer, folder: Path, record: dict[str, Any], metrics: dict[str, float], start: float
-) -> None:
-    """Write down the results, and upload the model where that is asked for."""
+        write_trained_prompts(folder, train_records)
+    scores = trainer.answer_scores
+    with _recording_failures(trainer, folder, record, before, checkpoint):
+        with closing(scores) if isinstance(scores, AnswerScores) else nullcontext():
+            metrics = _run(trainer, folder, checkpoint, record)
+            if trainer.prepared_eval is not None:
+                # Unless it was after the last step, and of these weights.
+                last = not trainer.args.load_best_model_at_end and trainer.evaluated.get(trainer.state.global_step)
+                metrics |= last or trainer.evaluate()
+        # What --push_to_hub uploads is the run folder, once all of it is there.
+        run_folder.save_whole(folder, lambda part: trainer.save_model(part, _internal_call=True))
     record |= {
-        **data_summary(trainer),
         "status": "finished",
         "results": {
             "steps": trainer.state.global_step,
             "tokens": trainer.meter.num_tokens,
             "flops": trainer.state.total_flos,
-            "nonfinite_steps": trainer.guard.skipped,
             "last_log": next((line for line in reversed(trainer.state.log_history) if "lm_loss" in line), {}),
             "train_seconds": sum(launch["seconds"] for launch in record["launches"]),
             "seconds": time.time() - start,
@@ -169,87 +153,118 @@ def _finish(
     }
     if is_main_process():
         write_card(folder, run=record)
-        draw_metrics(folder)
     # Last: a run that is marked as finished is not begun again, whatever is missing.
     write_run(folder, record)
-    leave_group()
+    _leave_group()
     # The other processes need not wait for it.
     if trainer.args.push_to_hub and is_main_process():
-        _upload(trainer, folder)
+        message = f"End of training, step {trainer.state.global_step}"
+        address = upload(folder, str(trainer.hub_model_id), message=message, revision=trainer.args.hub_revision)
+        _say(f"uploaded: {address}")
+    return record
 
 
-def _describe(args: argparse.Namespace, trainer: JepaTrainer) -> dict[str, Any]:
-    """What ``run.json`` says of a run that begins."""
-    trainable, total = parameter_counts(trainer.model)
-    return {
-        "status": "running",
-        **provenance(args, trainer.model),
-        "model": args.model_name,
-        "jepa": trainer.jepa.to_dict(),
-        "loaded": {
-            "dtype": args.dtype,
-            "pretrain": args.pretrain,
-            "train_tokenizer": args.train_tokenizer,
-            "quantized": quantized(args),
-            "chat_template": None if args.chat_template is None else fingerprint(args.chat_template),
-            "attn_implementation": args.attn_implementation,
-            **({} if args.gguf_file is None else {"gguf_file": args.gguf_file}),
-        },
-        "encoding": {"used": trainer.encoding, "because": trainer.encoding_reason},
-        "training": trainer.args.to_dict(),
-        "order": _order(trainer.args),
-        **data_summary(trainer),
-        "eval_counts": trainer.prepared_eval.counts if trainer.prepared_eval else None,
-        "on_nonfinite": trainer.guard.on_nonfinite,
-        "parameters": {"trained": trainable, "total": total},
-        "versions": versions(),
-        "launches": [],
-    }
+def _say(line: str) -> None:
+    if is_main_process():
+        print(line, flush=True)
 
 
-def data_summary(trainer: JepaTrainer) -> dict[str, Any]:
-    """What ``run.json`` says of the training records: ``counts``, ``tokens`` and ``template`` of ``Prepared``."""
-    prepared = trainer.prepared
-    assert prepared is not None
-    tokens = {**prepared.tokens, "ratio": prepared.tokens["all"] / prepared.tokens["main"]}
-    return {"counts": prepared.counts, "tokens": tokens, "template": prepared.template}
+# -- before the first step ---------------------------------------------------------------------------------------------
 
 
-def _order(training: TrainingArguments) -> dict[str, Any]:
-    """What decides which record is trained when: a resumed run must keep it."""
-    return {
-        "seed": training.seed,
-        "data_seed": training.data_seed,
-        "records_per_micro_step": training.per_device_train_batch_size * training.world_size,
-        "gradient_accumulation_steps": training.gradient_accumulation_steps,
-        "train_sampling_strategy": str(training.train_sampling_strategy),
-    }
+def _build(
+    args: argparse.Namespace, config: JepaConfig, train_records: list[Record], eval_records: list[Record]
+) -> tuple[JepaTrainer, LoraSettings | None, dict[str, str | None]]:
+    """The trainer of a run, the settings of its adapter, and rows for ``first_screen``."""
+    training, lora, kind = training_arguments(args, bool(eval_records)), lora_settings(args), quantized(args)
+    compute = compute_dtype(args.dtype, bf16=training.bf16, fp16=training.fp16)
+    same = ("dtype", "pretrain", "train_tokenizer", "chat_template", "attn_implementation", "trust_remote_code")
+    model, tokenizer = load_model(
+        args.model_name,
+        texts=(message["content"] for record in train_records for message in record.messages),
+        predictors=(config.predictors or 0) if config.uses_views else 0,
+        seed=args.finetune_seed,
+        plain=config.plain,
+        quantization=None if kind is None else quantization_options(kind, compute, training.device),
+        **{name: getattr(args, name) for name in (*same, "allow_missing_weights", "gguf_file")},
+    )
+    cache: CacheDir = False if args.no_cache else args.cache_dir
+    data, held_out = prepare(train_records, tokenizer, config, cache_dir=cache, say=_say), None
+    if eval_records:
+        held_out = prepare(eval_records, tokenizer, config, what="evaluation data", cache_dir=cache, say=_say)
+    if lora is not None:
+        model = add_lora(model, lora, adapter_ids(tokenizer, plain=config.plain))
+    # Generation must never produce a token that only training knows.
+    model.generation_config.suppress_tokens = all_predictor_ids(tokenizer) or None
+    told = {"columns": describe_columns(train_records[0])}
+    scores = None
+    if args.eval_generate is not None:
+        try:
+            scores, told["answers"] = _answer_scores(args, eval_records, train_records, model, tokenizer)
+        except UserError as error:
+            # Worded for 'stepjepa evaluate', whose flags have other names here.
+            raise UserError(re.sub(r"--(task|max_new_tokens)\b", r"--eval_\1", str(error))) from None
+    trainer = JepaTrainer(
+        model,
+        training,
+        config,
+        train_dataset=data,
+        eval_dataset=held_out,
+        processing_class=tokenizer,
+        answer_scores=scores,
+        track_flop=args.track_flop,
+    )
+    return trainer, lora, told
 
 
-def _equal_compute(trainer: JepaTrainer, args: argparse.Namespace) -> EqualCompute:
-    """Make a run as long as its compute allows, with a checkpoint wherever a regular epoch's compute is spent."""
-    equal = equal_compute(trainer.plan, trainer.args.num_train_epochs)
-    trainer.args.max_steps = equal.steps
-    if "save_strategy" not in args.training:
-        trainer.args.save_strategy = SaveStrategy.EPOCH
-    trainer.add_callback(EqualComputeCallback(equal))
-    return equal
+def _answer_scores(
+    args: argparse.Namespace, records: list[Record], trained: list[Record], model: Any, tokenizer: Any
+) -> tuple[AnswerScores, str]:
+    """What answers and scores during training, checked on the model as it is before; and what to say of it."""
+    task = choose_task(args.eval_task, records, TaskOptions(args.spider_path, args.missing_databases))
+    asked = spread(list(keep(task, records)[0].values()), args.eval_generate)
+    # As 'stepjepa evaluate' will ask the trained model.
+    if (prompt := common_system_prompt(system_prompts(trained))) is not None:
+        asked = with_system_prompt(asked, prompt)
+    limits = {"max_new_tokens": args.eval_max_new_tokens, "batch_size": args.batch_size, "plain": args.plain}
+    scores = AnswerScores(asked, task, tokenizer, **limits)
+    scores.check(model)
+    return scores, f"to {len(asked):,} records at every evaluation, task {task.name}"
+
+
+def _refuse_disagreement(parts: Mapping[str, Any]) -> None:
+    """Have all processes end with the same error where they were not given the same, by the names of its parts.
+
+    Without it they would wait for each other in vain, or train on gradients that do not belong together.
+    """
+    if torch.distributed.is_initialized():
+        given: list[dict[str, str]] = [{}] * torch.distributed.get_world_size()
+        own = {name: json.dumps(value, default=str, sort_keys=True) for name, value in parts.items()}
+        torch.distributed.all_gather_object(given, own)
+        for name in parts:
+            if len({each[name] for each in given}) > 1:
+                raise UserError(f"the processes were given different {name}; start all with the same command and files")
+
+
+# -- training ----------------------------------------------------------------------------------------------------------
 
 
 def _run(trainer: JepaTrainer, folder: Path, checkpoint: str | None, record: dict[str, Any]) -> dict[str, float]:
-    """Train, and note in the record how far it came; of failures see ``recording_failures``."""
+    """Train, and note in the record how far it came."""
     start = time.time()
 
     def promise(number: int) -> None:
         name = signal.Signals(number).name
-        say(f"{name}: saving a checkpoint at the end of this step, then stopping; once more to stop at once")
+        _say(f"{name}: saving a checkpoint at the end of this step, then stopping; once more to stop at once")
 
     def launched() -> None:
         record["launches"].append({"seconds": time.time() - start, "to_step": trainer.state.global_step})
 
     request = OneRequest(promise)
     trainer.add_callback(StopCallback(request, trainer.args.world_size, trainer.args.device))
-    _one_tensorboard_folder(trainer, folder, resumed=checkpoint is not None)
+    for board in trainer.callback_handler.callbacks:
+        if isinstance(board, TensorBoardCallback):
+            board.logging_dir = board.logging_dir or str(folder / "tensorboard")
     try:
         with request:
             metrics = dict(trainer.train(resume_from_checkpoint=checkpoint).metrics)
@@ -258,47 +273,66 @@ def _run(trainer: JepaTrainer, folder: Path, checkpoint: str | None, record: dic
         trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
         launched()
         write_run(folder, {**record, "status": "interrupted"})
-        leave_group()
+        _leave_group()
         saved = folder / f"checkpoint-{trainer.state.global_step}"
         raise Stopped(stop.number, f"stopped; {saved} is saved; resume with --resume_from_checkpoint last") from None
     launched()
     return metrics
 
 
-def _one_tensorboard_folder(trainer: JepaTrainer, folder: Path, *, resumed: bool) -> None:
-    """Have TensorBoard's files of all launches in one folder; a resumed run voids the steps that it runs again."""
-    board = next((each for each in trainer.callback_handler.callbacks if isinstance(each, TensorBoardCallback)), None)
-    if board is None:
-        return
-    board.logging_dir = board.logging_dir or str(folder / "tensorboard")
-    if resumed:
-        make = board._SummaryWriter
-        board._SummaryWriter = lambda log_dir: make(log_dir=log_dir, purge_step=trainer.state.global_step + 1)
-
-
-def _evaluated_last(trainer: JepaTrainer) -> dict[str, float] | None:
-    """What the trained weights were evaluated to after the last step; None where they were not, or are others now."""
-    if trainer.args.load_best_model_at_end:
-        return None
-    at_end = [line for line in trainer.state.log_history if line.get("step") == trainer.state.global_step]
-    found: dict[str, float] = next((line for line in reversed(at_end) if "eval_lm_loss" in line), {})
-    return {name: value for name, value in found.items() if name.startswith("eval_")} or None
-
-
-def _save(trainer: JepaTrainer, folder: str) -> None:
-    # What --push_to_hub uploads is the run folder, once all of it is there.
-    trainer.save_model(folder, _internal_call=True)
-    if trainer.is_world_process_zero():
-        trainer.state.save_to_json(str(Path(folder) / "trainer_state.json"))
-
-
-def _upload(trainer: JepaTrainer, folder: Path) -> None:
-    """Upload the model of a finished run; what goes wrong leaves the run as it is."""
-    name, revision = str(trainer.hub_model_id), trainer.args.hub_revision
+@contextmanager
+def _recording_failures(
+    trainer: JepaTrainer, folder: Path, record: dict[str, Any], before: str | None, checkpoint: str | None
+) -> Iterator[None]:
+    """Note in ``run.json`` that a run failed; put back what it held ``before`` where this launch took no step."""
     try:
-        address = upload(folder, name, message=f"End of training, step {trainer.state.global_step}", revision=revision)
-    except UserError as error:
-        branch = f" --hub_revision {revision}" if revision else ""
-        again = f"stepjepa export --model_path {folder} --push_to_hub {name}{branch}"
-        raise UserError(f"the run is finished and saved, but: {error}; to try again: {again}") from None
-    say(f"uploaded: {address}")
+        yield
+    except Exception as error:  # of whatever kind: the record must not say for ever that the run goes on
+        for callback in trainer.callback_handler.callbacks:
+            # The thread of TensorBoard's writer would go on writing into a folder that is removed.
+            if getattr(callback, "tb_writer", None) is not None:
+                callback.tb_writer.close()
+        trained = trainer.state.global_step > getattr(trainer, "_initial_global_step", math.inf)
+        with suppress(OSError):
+            if trained or (isinstance(error, OSError) and before is None):
+                write_run(folder, {**record, "status": "failed", "error": str(error)})
+            else:
+                if before is None:
+                    shutil.rmtree(folder / "tensorboard", ignore_errors=True)
+                run_folder.put_back(folder, before)
+        if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+            way = way_back(folder, "once it can be written to, ")
+            raise UserError(f"{error.strerror}; {way}", path=error.filename or folder) from None
+        if isinstance(error, UserError | OSError):
+            raise
+        told = _words(error)
+        if trained:
+            told = f"the run failed after step {trainer.state.global_step} ({told}); {way_back(folder)}"
+        raise UserError(f"{told}; --debug 2 shows where it was", path=None if trained else checkpoint) from None
+
+
+def _words(error: Exception) -> str:
+    """What to tell of an error that nobody foresaw."""
+    logger.debug("training failed", exc_info=error)
+    # Raised on purpose, with words for whoever started the run; of others the kind says more than the words.
+    told = isinstance(error, ValueError | RuntimeError | ImportError) and str(error)
+    return told or f"{type(error).__name__}: {error}"
+
+
+def _leave_group() -> None:
+    """End the group of processes: left to the interpreter's end, its threads now and then abort the process."""
+    if torch.distributed.is_initialized():
+        with suppress(RuntimeError):  # another process is gone
+            torch.distributed.barrier()
+        _settle()
+        torch.distributed.destroy_process_group()
+
+
+def _settle() -> None:
+    """Give gloo's threads 0.4 seconds to release their tensors, for which they need the interpreter.
+
+    Whoever drops the group waits for these threads without releasing the interpreter: a deadlock (torch 2.13: 6 of 40
+    launches of two processes that train for three steps and leave).
+    """
+    if torch.distributed.is_initialized():
+        time.sleep(0.4)

@@ -6,28 +6,33 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.optim.lr_scheduler import LambdaLR
 from transformers.trainer_utils import rotate_checkpoints
 
 from stepjepa.files import naming_disk_errors
 from stepjepa.models.architecture import load_heads, save_heads, split_state, without_heads
-from stepjepa.run_folder import PART, move_into_place, write_checksums
+from stepjepa.models.weights import missing_of_adapter
+from stepjepa.run_folder import PART, last_checkpoint, move_into_place, write_checksums
 from stepjepa.training.hub import CARD_FILE
 
-if TYPE_CHECKING:
-    from stepjepa.training.trainer import JepaTrainer
+
+def way_back(folder: str | Path | None, condition: str = "") -> str:
+    """How a failed run can be resumed, for people."""
+    last = last_checkpoint(Path(folder or "."))
+    if last is None:
+        return "no checkpoint was saved before; begin again in another --output_dir"
+    return f"{last.name} is complete: {condition}resume with --resume_from_checkpoint last"
 
 
 @contextmanager
-def atomic_checkpoint(trainer: JepaTrainer) -> Iterator[None]:
-    """Have the trainer write a checkpoint inside the block; it takes its name when all of it is there.
+def atomic_checkpoint(trainer: Any) -> Iterator[None]:
+    """Have a ``JepaTrainer`` write a checkpoint inside the block; it takes its name when all of it is there.
 
     Of a checkpoint that can't be written nothing is left.
     """
     args, state, wait = trainer.args, trainer.state, trainer.accelerator.wait_for_everyone
-    trainer.guard.refuse_weights(state.global_step)
     run = Path(str(args.output_dir))
     final = run / f"checkpoint-{state.global_step}"
     part = run / PART / final.name
@@ -41,7 +46,9 @@ def atomic_checkpoint(trainer: JepaTrainer) -> Iterator[None]:
             if state.best_model_checkpoint == str(part):
                 state.best_model_checkpoint = str(final)
             if args.should_save:
-                _save_beside(trainer, part)
+                state.save_to_json(str(part / "trainer_state.json"))
+                if trainer.ema is not None and not args.save_only_model:
+                    trainer.ema.save(part)
     except BaseException:
         shutil.rmtree(part.parent, ignore_errors=True)
         raise
@@ -52,44 +59,20 @@ def atomic_checkpoint(trainer: JepaTrainer) -> Iterator[None]:
         with naming_disk_errors(final):
             write_checksums(part)
         move_into_place(part, final)
-        rotate_checkpoints(
-            output_dir=str(run),
-            save_total_limit=args.save_total_limit,
-            best_model_checkpoint=state.best_model_checkpoint,
-            use_mtime=True,
-        )
+        kept = {"save_total_limit": args.save_total_limit, "best_model_checkpoint": state.best_model_checkpoint}
+        rotate_checkpoints(output_dir=str(run), use_mtime=True, **kept)
     wait()
     if args.local_process_index == 0 and part.is_dir():
         # Of a machine that shares no disk with the first: what its own processes resume from.
         move_into_place(part, final)
 
 
-def _save_beside(trainer: JepaTrainer, folder: Path) -> None:
-    """Save what only training needs, beside the model and the optimizer."""
-    trainer.state.save_to_json(str(folder / "trainer_state.json"))
-    trainer.guard.save(folder)
-    if trainer.ema is not None and not trainer.args.save_only_model:
-        trainer.ema.save(folder)
-
-
-def load_beside(trainer: JepaTrainer, folder: Path) -> None:
-    """Load it back."""
-    trainer.guard.load(folder)
-    if trainer.ema is not None:
-        trainer.ema.load(folder)
-    trainer.meter.num_tokens = float(trainer.state.num_input_tokens_seen)
-
-
 def save_model(
-    trainer: JepaTrainer, save: Callable[..., None], output_dir: str | None, state_dict: dict[str, Any] | None
+    trainer: Any, save: Callable[..., None], output_dir: str | None, state_dict: dict[str, Any] | None
 ) -> None:
-    """Save as Trainer does, with the heads of terms in files of their own, and without a token or a draft of a card.
+    """Save by Trainer's own method, with the heads of terms in files of their own, without a token or a drafted card.
 
-    Args:
-        trainer: of the model.
-        save: Trainer's own method.
-        output_dir: by default that of the run.
-        state_dict: of sharded weights, heads among them.
+    ``state_dict`` is of sharded weights, heads among them.
     """
     args = trainer.args
     rest, own = (None, {}) if state_dict is None else split_state(state_dict)
@@ -121,6 +104,26 @@ def loading_heads(model: Any, folder: str) -> Iterator[None]:
         load_heads(heads, folder)
 
 
+# -- resuming ----------------------------------------------------------------------------------------------------------
+
+
+def refuse_other_weights(model: Any, load_result: Any) -> None:
+    """Raise a ``ValueError`` for missing and unknown weights, of which transformers only warns."""
+    tensors = model.state_dict(keep_vars=True)
+    missing = set(load_result.missing_keys) - set(getattr(model, "_keys_to_ignore_on_save", None) or ())
+    loaded = {id(tensor) for name, tensor in tensors.items() if name not in missing}
+    lost = sorted(name for name in missing if name in tensors and id(tensors[name]) not in loaded)
+    if lost or load_result.unexpected_keys:
+        what = f"{lost[0]} is missing" if lost else f"{sorted(load_result.unexpected_keys)[0]} is unknown"
+        raise ValueError(f"its weights are those of another model: {what}")
+
+
+def refuse_other_adapter(model: Any, checkpoint: Path) -> None:
+    """Raise a ``ValueError`` for missing weights of an adapter, of which PEFT only warns."""
+    if hasattr(model, "peft_config") and (lost := missing_of_adapter(model, checkpoint)):
+        raise ValueError(f"its weights are those of another adapter: {lost[0]} is missing")
+
+
 def settings_of(optimizer: Any) -> list[dict[str, Any]]:
     """What each parameter group of an optimizer is set to, its parameters left out."""
     groups = getattr(optimizer, "param_groups", ())
@@ -130,27 +133,23 @@ def settings_of(optimizer: Any) -> list[dict[str, Any]]:
 def apply_settings(wanted: list[dict[str, Any]], optimizer: Any, schedule: Any) -> None:
     """Set an optimizer and its schedule, whose states were loaded, to what this launch asks for.
 
-    The checkpoint's values stand in both states, so that without this a changed learning rate would do nothing.
-
-    Args:
-        wanted: of :func:`settings_of`, from before the states were loaded.
-        optimizer: gets them, but for the learning rate, which its schedule sets.
-        schedule: goes on at its step, from the learning rates that are wanted.
+    The checkpoint's values stand in both states, so that without this a changed learning rate would do nothing;
+    ``wanted`` are the :func:`settings_of` from before.
 
     Raises:
-        ValueError: the learning rate is another, and the schedule is of a kind that has none of its own.
+        ValueError: the learning rate is another, and the schedule is of a kind that can't change it.
     """
     groups = getattr(optimizer, "param_groups", ())
-    rates: list[Any] = [group.get("initial_lr", group.get("lr")) for group in wanted]
-    changed = rates != [group.get("initial_lr", group.get("lr")) for group in groups]
+    old, rates = ([float(group.get("initial_lr", group["lr"])) for group in each] for each in (groups, wanted))
     for group, values in zip(groups, wanted, strict=True):
         group.update({name: value for name, value in values.items() if name != "lr"})
-    if not changed:
+    if rates == old:
         return
     inner = getattr(schedule, "scheduler", schedule)
     if not isinstance(inner, LambdaLR):
-        kind = type(inner).__name__
-        raise ValueError(f"expected the learning rate of the checkpoint, got {rates[0]}: {kind} can't change it")
+        raise ValueError(
+            f"expected the learning rate {old[0]} of the checkpoint, which the schedule keeps; got {rates[0]}"
+        )
     inner.base_lrs = list(rates)
     inner._last_lr = [rate * factor(inner.last_epoch) for rate, factor in zip(rates, inner.lr_lambdas, strict=True)]
     for group, rate in zip(groups, inner._last_lr, strict=True):

@@ -1,30 +1,30 @@
-"""The arguments of transformers' Trainer, made of the flags of ``stepjepa train``."""
+"""The arguments of transformers' Trainer, made of the flags of ``stepjepa train``; what this trainer can't do."""
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import sys
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch import nn
+from torch.utils.data import IterableDataset
 from transformers import TrainingArguments
 from transformers.integrations import get_reporting_integration_callbacks
 
+from stepjepa.batch.collate import Collator, Item
+from stepjepa.batch.dataset import STRATEGIES, Prepared
+from stepjepa.config import JepaConfig
 from stepjepa.errors import UserError
+from stepjepa.models.architecture import has_experts
 from stepjepa.models.loading import LoraSettings
-from stepjepa.run_folder import is_main_process
 from stepjepa.training.hub import refuse_offline
-from stepjepa.training.preparation import refuse_contradictions
-from stepjepa.training.processes import launched_together, open_group
 
 
 def training_arguments(args: argparse.Namespace, has_eval: bool) -> TrainingArguments:
-    """Our flags and those of transformers as one.
-
-    Args:
-        args: of ``commands.train``.
-        has_eval: there are held-out records.
+    """The flags of ``commands.train`` and those of transformers as one.
 
     Raises:
         UserError: transformers refuses them, or ``--eval_steps`` has nothing to act on.
@@ -48,30 +48,17 @@ def training_arguments(args: argparse.Namespace, has_eval: bool) -> TrainingArgu
     elif args.eval_steps is not None:
         raise UserError("--eval_steps does nothing without --eval_file or --data_file; add one or leave it out")
     values.update(args.training)
-    unused = sorted(name for name in args.training if name.startswith("hub_"))
     if values.get("push_to_hub"):
         refuse_offline()
-    elif unused:
-        raise UserError(f"--{unused[0]} does nothing without --push_to_hub; add it or leave it out")
     if str(values.get("fsdp")).lower() == "true":
         # A configuration file says 'fsdp: true'; as a word it would be taken for one of the old options.
         values["fsdp"] = True
-    if values.get("deepspeed") and importlib.util.find_spec("deepspeed") is None:
-        raise UserError("--deepspeed requires deepspeed, which is not installed: pip install deepspeed")
-    if launched_together() and not torch.accelerator.is_available() and not values.get("use_cpu"):
+    if _launched_together() and not torch.accelerator.is_available():
         # Without it transformers would have every process train a model of its own.
         values["use_cpu"] = True
-        if is_main_process():
-            print("note: no accelerator here, so the processes train on CPUs (--use_cpu)", file=sys.stderr)
-    for name in ("bf16", "fp16"):
-        if values.get(name) and not torch.accelerator.is_available() and not (name == "bf16" and values.get("use_cpu")):
-            cpu = "; --use_cpu trains in bf16 on the CPU" if name == "bf16" else ""
-            raise UserError(f"--{name} needs an accelerator, and none is found; leave it out{cpu}")
-    open_group(cpu=bool(values.get("use_cpu")), seconds=values.get("ddp_timeout", TrainingArguments.ddp_timeout))
     try:
         made = TrainingArguments(**values)
-        # Wrong settings and trackers that are unknown or not installed would end the run only after data and model are
-        # prepared.
+        # Here, since data and model take long to prepare.
         refuse_contradictions(made)
         for tracker in get_reporting_integration_callbacks(made.report_to):
             tracker()
@@ -84,3 +71,91 @@ def lora_settings(args: argparse.Namespace) -> LoraSettings | None:
     """Of the adapter that ``--lora`` asks for; None without."""
     chosen = (args.lora_rank, args.lora_alpha, args.lora_dropout, args.lora_targets, args.use_dora, args.use_rslora)
     return LoraSettings(*chosen) if args.lora else None
+
+
+# -- processes that train together -------------------------------------------------------------------------------------
+
+
+def _launched_together() -> bool:
+    """Whether torchrun, or another launcher, has started this process as one of several."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
+
+
+def refuse_processes(args: TrainingArguments, processes: int) -> None:
+    """Raise a ``ValueError`` where one process has several devices, or each of several would train its own model."""
+    if args.n_gpu > 1:
+        raise ValueError(
+            f"expected one device per process, got {args.n_gpu} under DataParallel, which can't carry this objective; "
+            "start with torchrun, or set CUDA_VISIBLE_DEVICES to one device"
+        )
+    if _launched_together() and processes != int(os.environ["WORLD_SIZE"]):
+        raise ValueError(
+            f"expected {os.environ['WORLD_SIZE']} processes that train one model, got {processes}; without an "
+            "accelerator pass use_cpu=True to TrainingArguments"
+        )
+
+
+# -- what this trainer can't do ----------------------------------------------------------------------------------------
+
+
+def refuse_contradictions(args: TrainingArguments) -> None:
+    """Raise a ``ValueError`` for options of Trainer that would be ignored or wrong here."""
+    strategy = str(args.train_sampling_strategy)
+    if strategy not in STRATEGIES:
+        raise ValueError(f"train_sampling_strategy: expected one of {', '.join(STRATEGIES)}, got '{strategy}'")
+    # Other losses; other records in a step.
+    for name in ("label_smoothing_factor", "auto_find_batch_size", "dataloader_drop_last"):
+        if getattr(args, name):
+            raise ValueError(f"{name}: expected 0 or False with this trainer, got {getattr(args, name)}")
+    if getattr(args.accelerator_config, "split_batches", False):
+        raise ValueError("accelerator_config: expected split_batches false: it would change the records of a step")
+
+
+def adjust(args: TrainingArguments, model: nn.Module) -> None:
+    """Settings of Trainer that follow from what it trains here."""
+    args.remove_unused_columns = False
+    # The Trainer's own look at every loss waits for the device in every micro-batch, and hides what it finds.
+    args.logging_nan_inf_filter = False
+    # A process that only the CPU serves has nothing to pin.
+    args.dataloader_pin_memory = args.dataloader_pin_memory and torch.accelerator.is_available()
+    if args.ddp_find_unused_parameters is None and not has_experts(model):
+        # All weights take part in every step; looking for others costs a walk through the graph.
+        args.ddp_find_unused_parameters = False
+
+
+def refuse_data(config: JepaConfig, args: TrainingArguments, compares_pairs: bool, *datasets: Any) -> None:
+    """Raise a ``ValueError`` for records without a length, and for terms that have one pair to compare.
+
+    Training needs to know all records before its first step.
+    """
+    for data in datasets:
+        sized = hasattr(data, "__len__") and not isinstance(data, IterableDataset)
+        if not (sized or data is None or isinstance(data, os.PathLike | Prepared)):
+            raise ValueError(
+                f"expected records with a length, got {type(data).__name__}; pass a list, a datasets.Dataset, or the "
+                "name of a file or of a data set on the hub"
+            )
+    if compares_pairs and config.pairs == "first" and args.train_batch_size * args.world_size == 1:
+        raise ValueError(
+            "the loss compares the pairs of a micro-batch, and a batch of 1 has one; raise --batch_size (and lower "
+            "--grad_accum), or take another loss"
+        )
+
+
+def refuse_sharding(config: JepaConfig, answer_scores: object | None) -> None:
+    """Raise a ``ValueError`` for what can't be done where each process holds a part of the weights."""
+    if answer_scores is not None:
+        raise ValueError("answer_scores: expected None, since sharded weights can't generate; evaluate afterwards")
+    if config.target_grad == "ema":
+        raise ValueError("target_grad 'ema' keeps a second set of weights, which can't be sharded; use 'stop'")
+
+
+def check_positions(collator: Collator, *prepared: Prepared | None) -> None:
+    """Raise a ``ValueError`` where a record is longer than the model has positions, before the first step."""
+    for data in prepared:
+        if data is None or collator.positions is None or not len(data.dataset):
+            continue
+        # A view by itself can be longer than the text that it is of, by its template; twice as long it is not.
+        if 2 * int(data.dataset.lengths.max()) + len(collator.predictors) > collator.positions:
+            for number in range(len(data.dataset)):
+                collator.sequences(cast(Item, data.dataset[number]))

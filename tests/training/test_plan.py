@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +12,10 @@ import pytest
 import torch
 
 import tiny
-from stepjepa.batch.collate import Batch, Collator, Item
-from stepjepa.batch.dataset import Key, StepSampler
-from stepjepa.batch.sequences import Pair, TokenizedRecord, View
-from stepjepa.compute.equal_compute import (
+from stepjepa.batch.collate import Batch
+from stepjepa.config import JepaConfig
+from stepjepa.training.flops import FlopModel, Shape
+from stepjepa.training.plan import (
     EqualCompute,
     EqualComputeCallback,
     FlopTracker,
@@ -25,12 +23,7 @@ from stepjepa.compute.equal_compute import (
     equal_compute,
     equal_steps,
 )
-from stepjepa.compute.flops import FlopModel, Shape
-from stepjepa.config import JepaConfig
 from stepjepa.training.trainer import JepaTrainer
-
-# Attention and head weigh about as much as the rest.
-FLOPS = FlopModel(token=3012, square=92, label=12010)
 
 
 def records(count: int) -> list[Any]:
@@ -83,18 +76,6 @@ def trainer(
     )
 
 
-def test_places_that_an_uneven_last_step_leaves_empty() -> None:
-    # Five records, two processes with two each: the second step has one record, and a process without any.
-    plan = made_up(5, batch_size=2, batches_per_step=2)
-    last = plan.keys(0)[1]
-    assert [key.record < 0 for key in last] == [False, True, True, True]
-    first, second = shapes(plan, last)
-    assert first.pairs == 1
-    assert second == Shape(1, 1, 0, 0)
-    assert plan.cost(last) == FLOPS.of_shape(first) + FLOPS.of_shape(second)
-    assert plan.regular.cost(plan.regular.keys(0)[1]) < plan.cost(last)
-
-
 RUNS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "half of the steps": ({"mode": "step-jepa", "jepa_ratio": 0.5}, {}),
     "unshared": ({"mode": "llm-jepa", "share_prefixes": False, "row_length": 83, "prompt_loss_weight": 0.3}, {}),
@@ -132,40 +113,6 @@ def test_regular_plan_is_that_of_a_regular_run(mode: str, loss: str, trained_tok
     assert own.regular.budgets(1.5) == regular.budgets(1.5)
 
 
-class Records(list[Any]):
-    """Records in memory, as a plan takes them."""
-
-    @property
-    def lengths(self) -> Any:
-        return np.array([len(record.ids) for record in self])
-
-    def __getitem__(self, key: Any) -> Any:
-        if not isinstance(key, Key):
-            return super().__getitem__(key)
-        return None if key.record < 0 else Item(super().__getitem__(key.record), key.with_views)
-
-
-def made_up(count: int, *, jepa_ratio: float = 1.0, strategy: str = "random", **options: Any) -> Plan:
-    """A plan of records as long as short documents; their views are parts of the text."""
-    generator = np.random.default_rng(7)
-    records: Any = Records()
-    for _ in range(count):
-        length = int(generator.integers(31, 127))
-        ids, middle = generator.integers(5, 389, length).astype(np.int32), length * 2 // 3
-        pair = Pair(View(ids, 0, middle, True), View(ids, middle, length, True))
-        records.append(TokenizedRecord(ids, np.arange(middle, length - 1, dtype=np.int32), pairs=(pair,)))
-    plan = Plan(FLOPS, records, StepSampler([], 1), Collator("branched", np.array([3], np.int32)), 8)
-    plan = replace(plan, **options)
-    sampler = StepSampler(
-        records.lengths,
-        plan.records_per_step,
-        strategy=strategy,
-        jepa_ratio=jepa_ratio,
-        multiple=plan.records_per_step,
-    )
-    return replace(plan, sampler=sampler)
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_equal_steps_against_trying_every_number(seed: int) -> None:
     generator = np.random.default_rng(seed)
@@ -181,30 +128,6 @@ def test_equal_steps_against_trying_every_number(seed: int) -> None:
     assert f"{found.steps} steps" in found.describe()
 
 
-def test_equal_steps_at_the_edges() -> None:
-    # Two epochs cheaper than one step, and a step dearer than the whole.
-    assert equal_steps([10.0, 10.0], [1.0, 2.0, 17.0]).checkpoints == [1, 2]
-    assert equal_steps([100.0], [1.0]) == EqualCompute(1, [1], 100.0, 1.0)
-
-
-def test_regular_training_spends_its_own_compute() -> None:
-    plan = made_up(203, batches_per_step=2).regular
-    per_epoch = plan.steps_per_epoch
-    assert per_epoch == math.ceil(203 / 16)
-    assert equal_compute(plan, 3).checkpoints == [per_epoch, 2 * per_epoch, 3 * per_epoch]
-    # As Trainer rounds up: a fraction of an epoch is a number of whole steps.
-    assert equal_compute(plan, 1.5).checkpoints == [per_epoch, math.ceil(1.5 * per_epoch)]
-    assert equal_compute(plan, 0.3).checkpoints == [math.ceil(0.3 * per_epoch)]
-
-
-def test_equal_compute_is_met_within_half_a_step() -> None:
-    plan = made_up(1009, jepa_ratio=0.25)
-    equal = equal_compute(plan, 3)
-    assert len(equal.checkpoints) == 3
-    assert equal.flops == pytest.approx(equal.regular_flops, rel=0.005)
-    assert equal.steps < 3 * plan.steps_per_epoch
-
-
 def test_same_compute_as_the_regular_run_measured(trained_tokenizer: Any, tmp_path: Path) -> None:
     config = {"mode": "step-jepa", "pairs": "all", "jepa_ratio": 0.5}
     arguments = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 1}
@@ -212,15 +135,14 @@ def test_same_compute_as_the_regular_run_measured(trained_tokenizer: Any, tmp_pa
     equal = equal_compute(trainer(trained_tokenizer, tmp_path, config, 40, **arguments).plan, 1)
     for chosen, steps in (({"mode": "regular"}, -1), (config, equal.steps)):
         run = trainer(trained_tokenizer, tmp_path, chosen, 40, max_steps=steps, num_train_epochs=1, **arguments)
-        run.tracker = FlopTracker(run.plan, run.total, steps=1000, say=None)
+        run.tracker = FlopTracker(run.flops, run.total, lambda line: None, steps=1000)
         run.train()
         run.tracker.close()
         measured.append(run.tracker.measured)
         predicted = list(itertools.islice(run.plan.costs(), len(measured[-1])))
         # The loss and the monitors are counted, but not derived.
         assert measured[-1] == pytest.approx(predicted, rel=0.01)
-    assert len(measured[0]) == 20
-    assert len(measured[1]) == equal.steps
+    assert (len(measured[0]), len(measured[1])) == (20, equal.steps)
     assert sum(measured[1]) == pytest.approx(sum(measured[0]), rel=0.02)
     assert equal.regular_flops == pytest.approx(sum(measured[0]), rel=0.01)
     assert equal.checkpoints[-1] == equal.steps
@@ -232,26 +154,6 @@ def test_same_compute_as_the_regular_run_measured(trained_tokenizer: Any, tmp_pa
 LAYER = FlopModel(token=140)
 
 
-class Regular:
-    """Stands in for a plan of three steps an epoch, whose regular training pays for 4 tokens a step."""
-
-    steps_per_epoch = 3
-    flops = LAYER
-
-    @property
-    def regular(self) -> Regular:
-        return self
-
-    def keys(self, epoch: int) -> list[tuple[int, int]]:
-        return [(epoch, place) for place in range(3)]
-
-    def cost(self, keys: tuple[int, int]) -> float:
-        return 4.0 * 140
-
-
-REGULAR: Any = Regular()
-
-
 def tokens(length: int) -> Batch:
     none = torch.empty(0, dtype=torch.long)
     return Batch(input_ids=torch.zeros(1, length), head_index=none, prompt_row=none, source_index=none)
@@ -259,40 +161,23 @@ def tokens(length: int) -> Batch:
 
 def work(tracker: FlopTracker, number: int, length: int) -> None:
     layer = torch.nn.Linear(7, 5, bias=False)
-    with tracker.step(number, tokens(length)):
+    with tracker.micro_batch(number, tokens(length)):
         layer(torch.ones(length, 7)).sum().backward()
 
 
 def test_the_first_steps_are_measured_and_printed() -> None:
     lines: list[str] = []
-    tracker = FlopTracker(REGULAR, list, steps=2, say=lines.append)
-    # Two micro-batches make the first step; it is known to be over when the next begins.
-    work(tracker, 0, 4)
-    work(tracker, 0, 6)
+    tracker = FlopTracker(LAYER, lambda values: [2 * value for value in values], lines.append, steps=2)
+    # Two micro-batches make the first step, of a run that is resumed; it is known to be over when the next begins.
+    work(tracker, 4, 4)
+    work(tracker, 4, 6)
     assert not lines
-    work(tracker, 1, 20)
-    assert lines == ["FLOPs of step 1: 1.4000e+03 measured, 1.4000e+03 analytical, 2.500 of regular"]
-    work(tracker, 2, 10)
-    assert lines[1:] == [
-        "FLOPs of step 2: 2.8000e+03 measured, 2.8000e+03 analytical, 5.000 of regular",
-        "FLOPs per step, mean of 2: 2.1000e+03 measured, 2.1000e+03 analytical, 3.750 of regular",
-    ]
-    work(tracker, 3, 10)
+    work(tracker, 5, 20)
     tracker.close()
-    assert len(lines) == 3
-    assert tracker.measured == [1400, 2800]
-
-
-def test_a_short_run_is_printed_at_its_end_and_processes_are_added_up() -> None:
-    lines: list[str] = []
-    tracker = FlopTracker(REGULAR, lambda values: [2 * value for value in values], say=lines.append)
-    # Resumed in its second epoch.
-    work(tracker, 4, 10)
-    work(tracker, 5, 10)
+    work(tracker, 6, 10)
     tracker.close()
-    tracker.close()
-    assert [line.split(":")[0] for line in lines] == ["FLOPs of step 5", "FLOPs of step 6", "FLOPs per step, mean of 2"]
-    assert tracker.measured == [2800, 2800]
+    assert lines == [f"FLOPs of step {n}: {f:.4e} measured, {f:.4e} analytical" for n, f in ((5, 2800), (6, 5600))]
+    assert tracker.measured == [2800, 5600]
 
 
 @pytest.mark.parametrize(

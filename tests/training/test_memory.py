@@ -12,12 +12,8 @@ from torch.utils._pytree import tree_leaves
 from transformers import Trainer, TrainingArguments
 
 import tiny
-from stepjepa.compute.memory import LiveBytes, Sharding, activations, kept_bytes
-from stepjepa.config import JepaConfig
-from stepjepa.models.attention import enable_trees
-from stepjepa.models.lm_head import LMHead
 from stepjepa.models.loading import LoraSettings, add_lora
-from stepjepa.objectives.objective import Objective, jepa_loss
+from stepjepa.training.memory import Sharding, activations, kept_bytes
 
 
 def arguments(folder: Path, **changes: Any) -> TrainingArguments:
@@ -73,24 +69,22 @@ def test_quantized_weights_by_hand() -> None:
     assert plain - small == pytest.approx(linear * (4 - 0.516), abs=1)
 
 
-@pytest.mark.parametrize("way", ["none", "full", "mixed", "lora"])
-def test_activations_on_shapes_are_those_of_a_real_pass(way: str, tiny_tokenizer: Any) -> None:
-    model: Any = tiny.make_model("llama", hidden_size=66, num_hidden_layers=3).train()
-    enable_trees(model)
-    model = add_lora(model, LoraSettings(16), [5, 7]) if way == "lora" else model
-    if way == "full":
-        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-        enable({"use_reentrant": False})
-    LMHead(model)
-    config = JepaConfig(mode="step-jepa")
-    objective, batch = Objective.from_config(config), tiny.batch_of(tiny_tokenizer, config)
-    mixed = torch.bfloat16 if way == "mixed" else None
-    with LiveBytes(model) as live, torch.autocast("cpu", dtype=torch.bfloat16, enabled=way == "mixed"):
-        losses = jepa_loss(model, batch, objective)
-    inputs = sum(value.untyped_storage().nbytes() for value in batch.values() if isinstance(value, Tensor))
-    told = activations(model, batch, objective, mixed)
-    assert told is not None
-    assert abs(told - live.total) <= inputs + 0.02 * live.total
-    losses.loss.backward()
-    del losses
-    assert live.total < 0.7 * told, "the backward pass frees what it has used"
+def test_activations_are_about_those_of_a_real_pass() -> None:
+    """Of a model whose matrices outweigh its norms; the bytes of what torch keeps are counted by its hooks."""
+    model: Any = tiny.make_model("llama", hidden_size=264, intermediate_size=704, head_dim=88).train()
+    own = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
+    kept: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept.update({} if storage._cdata in own else {storage._cdata: tensor})
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model.model(input_ids=torch.zeros(2, 31, dtype=torch.long), use_cache=False)
+    found = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+    assert activations(model, 62) == pytest.approx(found, rel=0.34)
+    assert activations(model, 62, mixed=True) == activations(model, 62) // 2  # type: ignore[operator]
+    # Two blocks; of each its input, and of one all the rest.
+    assert activations(model, 62, checkpointing=True) == 62 * 4 * 2 * 264 + activations(model, 62) // 2  # type: ignore[operator]
+    assert activations(tiny.make_model("qwen3_moe"), 62) is None

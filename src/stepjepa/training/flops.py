@@ -9,6 +9,8 @@ terms, whose inputs are unknown here.
 
 from __future__ import annotations
 
+import copy
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,12 +21,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
+from transformers import AttentionMaskInterface
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from stepjepa.batch.collate import Batch
-from stepjepa.compute.shapes import copied, without_values
 from stepjepa.models.architecture import base_model, find_decoder, find_heads
 
 SMALL = 5 * 10**7
@@ -32,20 +35,12 @@ SMALL = 5 * 10**7
 
 
 class Shape(NamedTuple):
-    """The counts of a micro-batch that determine its cost.
+    """The counts of a micro-batch that determine its cost."""
 
-    Attributes:
-        tokens: tokens that are computed, padding included.
-        squares: (query, key) pairs of attention.
-        labels: positions that go through the LM head, those of the prompt loss counted by themselves.
-        pairs: pairs of embeddings, P.
-        passes: forward passes of the micro-batch.
-    """
-
-    tokens: int
-    squares: int
-    labels: int
-    pairs: int
+    tokens: int  # computed, padding included
+    squares: int  # (query, key) pairs of attention
+    labels: int  # positions that go through the LM head, those of the prompt loss counted by themselves
+    pairs: int  # of embeddings
     passes: int = 1
 
     @classmethod
@@ -63,27 +58,16 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True)
 class FlopModel:
-    """FLOPs of the forward and backward passes of a micro-batch as a function of its :class:`Shape`.
+    """FLOPs of the forward and backward passes of a micro-batch as a function of its :class:`Shape`."""
 
-    Attributes:
-        token: per token of the rows, padding included.
-        square: per (query, key) of a row: attention.
-        label: per labelled position: the LM head.
-        pair: per pair: the predictor head.
-        fixed: per pass: PEFT recomputes the adapted weights of experts in every pass.
-        token_rows: the part of ``label`` that trains token rows of an otherwise frozen head (PEFT, tied weights).
-        ema_token: per token of a micro-batch with pairs: the forward pass of the averaged decoder.
-        ema_square: per (query, key) of that forward pass.
-    """
-
-    token: int = 0
-    square: int = 0
-    label: int = 0
-    pair: int = 0
-    fixed: int = 0
-    token_rows: int = 0
-    ema_token: int = 0
-    ema_square: int = 0
+    token: int = 0  # per token of the rows, padding included
+    square: int = 0  # per (query, key) of a row: attention
+    label: int = 0  # per labelled position: the LM head
+    pair: int = 0  # per pair: the predictor head
+    fixed: int = 0  # per pass: PEFT recomputes the adapted weights of experts in every pass
+    token_rows: int = 0  # the part of ``label`` that trains token rows of an otherwise frozen head
+    ema_token: int = 0  # per token of a micro-batch with pairs: the forward pass of the averaged decoder
+    ema_square: int = 0  # per (query, key) of that pass
 
     @classmethod
     def of(
@@ -92,45 +76,36 @@ class FlopModel:
         """Fit the cost to passes of three lengths; a large model is run on fake tensors, if its operations allow that.
 
         Args:
-            model: a causal language model or a PEFT wrapper of one, its attention implementation already chosen; not
-                wrapped by DDP or FSDP. It is not changed.
+            model: a causal language model or a PEFT wrapper of one, not wrapped by DDP or FSDP. It is not changed.
             gradient_checkpointing: the forward pass of each block is repeated in the backward pass.
-            reentrant: use the older, reentrant kind of checkpointing.
+            reentrant: by the older, reentrant kind of checkpointing.
             ema: a copy of the decoder encodes the target: one more forward pass, without head and backward pass.
         """
         again = partial(checkpoint, use_reentrant=reentrant) if gradient_checkpointing else None
-        forward, both = _fit(model, again)
+        forward, (token, square, fixed) = _fit(model, again)
         label, token_rows = _head(model)
-        token, square, fixed = both
         averaged = forward[:2] if ema else (0, 0)
         return cls(token, square, label, _predictor_head(model), fixed, token_rows, *averaged)
 
     def of_shape(self, shape: Shape) -> int:
-        """FLOPs of a micro-batch of this shape."""
         total = shape.tokens * self.token + shape.squares * self.square + shape.passes * self.fixed
         total += shape.labels * self.label + shape.pairs * self.pair
         return total + bool(shape.pairs) * (shape.tokens * self.ema_token + shape.squares * self.ema_square)
 
     def of_batch(self, batch: Batch) -> int:
-        """FLOPs of a micro-batch."""
         return self.of_shape(Shape.of(batch))
 
     def regular(self, *, trains_rows: bool = False) -> FlopModel:
-        """The cost of the model in regular training: no predictor head, no averaged decoder, no predictor rows.
-
-        Args:
-            trains_rows: regular training also trains token rows, as it does for the format without a chat template.
-        """
+        """The cost of regular training; ``trains_rows`` where that trains token rows, too, as ``--plain`` does."""
         rows = 0 if trains_rows else self.token_rows
         kept = {"label": self.label - rows, "token_rows": self.token_rows - rows}
         return replace(self, pair=0, ema_token=0, ema_square=0, **kept)
 
 
 def _fit(model: nn.Module, again: Callable[..., Any] | None) -> list[list[int]]:
-    """FLOPs of the decoder per token, per (query, key) and per pass. The fit is exact: the FLOPs are such a polynomial.
+    """FLOPs of the decoder per token, per (query, key) and per pass: of the forward pass, and of both passes.
 
-    Returns:
-        The three numbers for the forward pass, and the three for the forward and backward pass.
+    The fit is exact, since the FLOPs are such a polynomial.
     """
     config: Any = find_decoder(model).config
     positions = getattr(config, "max_position_embeddings", None) or 10**6
@@ -139,7 +114,7 @@ def _fit(model: nn.Module, again: Callable[..., Any] | None) -> list[list[int]]:
 
     def fit(model: nn.Module) -> list[list[int]]:
         _set_to_train(model, again)
-        counted = np.stack([_count(model, length) for length in lengths]).astype(float)  # [3, 2]
+        counted = np.array([_count(model, length) for length in lengths], float)  # [3, 2]
         fitted: list[list[int]] = np.linalg.solve(terms, counted).round().astype(int).T.tolist()
         return fitted
 
@@ -147,12 +122,12 @@ def _fit(model: nn.Module, again: Callable[..., Any] | None) -> list[list[int]]:
     with torch.random.fork_rng(), torch.enable_grad():
         if large or next(model.parameters()).is_meta:
             try:
-                with without_values(model) as empty:
+                with _without_values(model) as empty:
                     return fit(empty)
             except (RuntimeError, NotImplementedError, AssertionError):
-                pass  # Models with experts: their shapes depend on values.
+                pass  # of models with experts the shapes depend on values
         # The copy shares the weights of the model but has its own gradients.
-        return fit(copied(model, torch.Tensor.detach))
+        return fit(_copied(model, torch.Tensor.detach))
 
 
 def _unit(config: Any) -> int:
@@ -182,44 +157,15 @@ def _unpacked(layer: nn.Linear, values: Tensor) -> Tensor:
     return F.linear(values, values.new_zeros(layer.out_features, layer.in_features))
 
 
-def _count(model: nn.Module, length: int) -> np.ndarray:
-    """``[2]`` FLOPs of the decoder on one row: of the forward pass, and of the forward and backward pass."""
-    decoder = find_decoder(model)
-    name, layers = _equal_layers(decoder)
-    if name is None:
-        return _count_whole(model, length)
-    # The first layer may not need the gradient of its input, and then costs less than the others: count it alone, and
-    # with a second layer, whose cost is that of every further one.
-    setattr(decoder, name, layers[:1])
-    first = _count_whole(model, length)
-    setattr(decoder, name, layers[:2])
-    both = _count_whole(model, length)
-    setattr(decoder, name, layers)
-    return first + (len(layers) - 1) * (both - first)
-
-
-def _equal_layers(decoder: nn.Module) -> tuple[str | None, Any]:
-    """Attribute name and list of a decoder's layers; (None, None) unless there are more than two, all of equal cost."""
-    config: Any = decoder.config
-    for name, layers in decoder.named_children():
-        if isinstance(layers, nn.ModuleList) and 2 < len(layers) == getattr(config, "num_hidden_layers", None):
-            kinds = {
-                (type(layer), *((key, each.shape, each.requires_grad) for key, each in layer.named_parameters()))
-                for layer in layers
-            }
-            if len(kinds) == 1 and len({*(getattr(config, "layer_types", None) or ())}) < 2:
-                return name, layers
-    return None, None
-
-
-def _count_whole(model: nn.Module, length: int) -> np.ndarray:
+def _count(model: nn.Module, length: int) -> list[int]:
+    """FLOPs of the decoder on one row: of the forward pass, and of the forward and backward pass."""
     ids = torch.zeros((1, length), dtype=torch.long, device=next(model.parameters()).device)
     with counting() as counter:
         states = find_decoder(model)(input_ids=ids, use_cache=False).last_hidden_state
         forward = counter.get_total_flops()
         if states.requires_grad:
             states.sum().backward()
-    return np.array([forward, counter.get_total_flops()], dtype=np.int64)
+    return [forward, counter.get_total_flops()]
 
 
 def _head(model: Any) -> tuple[int, int]:
@@ -244,6 +190,9 @@ def _predictor_head(model: nn.Module) -> int:
     return sum(2 * layer.in_features * layer.out_features * (2 + layer.weight.requires_grad) for layer in layers)
 
 
+# -- torch's counter ---------------------------------------------------------------------------------------------------
+
+
 def _attention_forward(query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: Any, **__: Any) -> int:
     batch, heads, queries, size = query
     return 2 * batch * heads * queries * key[-2] * (size + value[-1])
@@ -263,31 +212,52 @@ def _grouped_product(first: Sequence[int], second: Sequence[int], *_: Any, **__:
     return 2 * groups * first[-2] * first[-1] * second[-1]
 
 
-def _formulas() -> Iterator[tuple[Any, Callable[..., int]]]:
-    for kind in ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention"):
-        yield getattr(torch.ops.aten, f"_scaled_dot_product_{kind}"), _attention_forward
-        yield getattr(torch.ops.aten, f"_scaled_dot_product_{kind}_backward"), _attention_backward
-    yield torch.ops.aten._grouped_mm, _grouped_product
+# Operation -> function from the shapes of its arguments to FLOPs, for what torch's registry lacks (the CPU's fused
+# attention, products of experts) or that older versions refuse (fewer key heads than query heads).
+_FORMULAS: dict[Any, Callable[..., int]] = {torch.ops.aten._grouped_mm: _grouped_product}
+for _kind in ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention"):
+    _FORMULAS[getattr(torch.ops.aten, f"_scaled_dot_product_{_kind}")] = _attention_forward
+    _FORMULAS[getattr(torch.ops.aten, f"_scaled_dot_product_{_kind}_backward")] = _attention_backward
 
 
-FORMULAS = dict(_formulas())
-"""Operation -> function from the shapes of its arguments to FLOPs, for what torch's registry lacks (the CPU's
-fused attention, products of experts) or that older versions refuse (fewer key heads than query heads)."""
+def counting() -> FlopCounterMode:
+    """A context that counts the FLOPs inside, forward and backward, by torch's counter (``get_total_flops()``).
+
+    Kernels from outside torch (flash-attn) are not counted. Torch decomposes composite operations to count them, so
+    results may differ in rounding.
+    """
+    return FlopCounterMode(display=False, custom_mapping=_FORMULAS)
+
+
+# -- shapes without values: an 8B model runs in seconds and takes no memory --------------------------------------------
+
+
+def _copied(model: nn.Module, change: Callable[[Tensor], Tensor]) -> nn.Module:
+    """Copy a model, replacing its parameters and buffers by ``change`` of them; tied parameters stay tied."""
+    memo: dict[int, Tensor] = {
+        id(p): nn.Parameter(change(p), requires_grad=p.requires_grad) for p in model.parameters()
+    }
+    return copy.deepcopy(model, memo | {id(buffer): change(buffer) for buffer in model.buffers()})
 
 
 @contextmanager
-def counting() -> Iterator[FlopCounterMode]:
-    """Count the FLOPs of everything inside the block, forward and backward, by torch's counter.
+def _without_values(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield a copy of a model with fake tensors, to be run inside the block; the model may be on any device.
 
-    The value of the context has the count in ``get_total_flops()``. Kernels from outside torch (flash-attn) are not
-    counted. Torch decomposes composite operations to count them, so results may differ in rounding.
+    Torch chooses the kernels of the CPU and runs none of them.
     """
-    with FlopCounterMode(display=False, custom_mapping=FORMULAS) as counter:
-        yield counter
-
-
-def measure(function: Callable[[], Any]) -> int:
-    """Call a function once and return its FLOPs by torch's counter."""
-    with counting() as counter:
-        function()
-    return int(counter.get_total_flops())
+    # Torch would log a traceback as well.
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    quiet, log.disabled = log.disabled, True
+    name = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    masks, made = AttentionMaskInterface, AttentionMaskInterface().get(name)
+    try:
+        if made is not None:
+            # No batch has padding to be masked, but transformers finds that out by reading values.
+            masks.register(name, lambda *args, **kwargs: made(*args, **{**kwargs, "attention_mask": None}))
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            yield _copied(model, lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu"))
+    finally:
+        log.disabled = quiet
+        if made is not None:
+            masks.register(name, made)

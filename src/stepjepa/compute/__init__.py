@@ -1,1 +1,0 @@
-"""Cost of training in FLOPs and memory: estimated before a run, measured during it."""
