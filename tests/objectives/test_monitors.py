@@ -7,7 +7,17 @@ import math
 import pytest
 import torch
 
-from stepjepa.objectives.monitors import Window, effective_rank, pair_similarity, retrieval_top1, share
+from stepjepa.objectives.monitors import (
+    COLLAPSE_PAIRS,
+    COLLAPSE_RANK,
+    COLLAPSE_SIMILARITY,
+    Window,
+    collapse,
+    effective_rank,
+    pair_similarity,
+    retrieval_top1,
+    share,
+)
 
 
 @pytest.mark.parametrize("size", [1, 3, 7])
@@ -82,3 +92,23 @@ def test_what_was_not_measured_is_not_there() -> None:
     window = Window()
     window.add_pairs(torch.ones(1, 3), torch.ones(1, 3))
     assert window.geometry() == {}
+
+
+@pytest.mark.parametrize(
+    ("logs", "said"),
+    [
+        ({"shuffled_similarity": COLLAPSE_SIMILARITY}, "cosine 0.990"),
+        ({"shuffled_similarity": COLLAPSE_SIMILARITY - 0.01}, None),
+        ({"shuffled_similarity": math.nan, "source_rank": math.nan, "rank_pairs": 99}, None),
+        ({"source_rank": COLLAPSE_RANK, "target_rank": 7.0, "rank_pairs": COLLAPSE_PAIRS}, "16 source embeddings"),
+        ({"source_rank": 7.0, "target_rank": 1.2, "rank_pairs": 31}, "31 target embeddings have effective rank 1.20"),
+        ({"source_rank": 1.0, "target_rank": 1.0, "rank_pairs": COLLAPSE_PAIRS - 1}, None),
+        ({"source_rank": 1.0, "target_rank": 1.0}, None),
+        ({"source_rank": 1.6, "target_rank": 1.6, "rank_pairs": 99}, None),
+        ({"loss": 0.5}, None),
+    ],
+)
+def test_what_counts_as_a_collapse(logs: dict[str, float], said: str | None) -> None:
+    found = collapse(logs)
+    assert (found is None) == (said is None)
+    assert said is None or said in str(found)
