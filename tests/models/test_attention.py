@@ -63,9 +63,6 @@ def drawn(shape: tuple[int, ...], *, heads: tuple[int, int] = (3, 1), width: int
     return [torch.randn(size, generator=draw, requires_grad=True) for size in sizes]
 
 
-# -- plain and dense ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("architecture", "given", "wanted"),
     [
@@ -94,16 +91,6 @@ def test_outside_the_block_the_model_is_plain(
     tiny.assert_same_gradients(*gradients)
     answers = [each.generate(ids[:1], max_new_tokens=5, do_sample=False) for each in (model, plain)]
     assert torch.equal(*answers)
-
-
-def test_the_block_ends_also_with_an_error(trained_tokenizer: Any) -> None:
-    trees = tiny.batch_of(trained_tokenizer, JepaConfig()).trees
-    with pytest.raises(RuntimeError, match="inside"), tree_mask(trees):
-        with tree_mask(None):
-            assert attention._current.get() is None
-        assert attention._current.get() is trees
-        raise RuntimeError("inside")
-    assert attention._current.get() is None
 
 
 @pytest.mark.parametrize("kind", [SDPA, EAGER])
@@ -135,9 +122,6 @@ def test_layers_of_another_dtype_than_the_model(tiny_model: ModelFactory, traine
         with torch.autocast("cpu", dtype=torch.bfloat16):
             half = tiny.hidden_states(model, batch)
     assert 0 < float((half - exact).norm() / exact.norm()) < 0.05
-
-
-# -- block masks -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("isolated", [False, True])
@@ -178,9 +162,6 @@ def test_a_block_mask_is_the_dense_mask(seed: int, rule: Callable[..., Tensor] |
         assert torch.equal(indices[0][used], indices[1][used])
 
 
-# -- hidden states of models -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("architecture", "isolated"), [("qwen3", True), *((architecture, False) for architecture in ARCHITECTURES)]
 )
@@ -194,9 +175,6 @@ def test_flex_equals_separate_passes(architecture: str, isolated: bool, tiny_mod
         states = tiny.hidden_states(model, batch_of(rows))
         for sequence, path in zip(sequences, rows.paths, strict=True):
             tiny.assert_same(states[path], separate_states(plain, sequence), 3e-5)
-
-
-# -- the kernel --------------------------------------------------------------------------------------------------------
 
 
 def test_attention_sinks() -> None:
@@ -247,9 +225,6 @@ def test_batches_of_one_size_are_compiled_once(counted: Any, tiny_model: ModelFa
     assert frames(2, 2 * BLOCK) > before
 
 
-# -- errors ------------------------------------------------------------------------------------------------------------
-
-
 def test_training_on_a_cpu_is_refused(tiny_model: ModelFactory, tiny_tokenizer: Any, tmp_path: Any) -> None:
     given = {"args": tiny.arguments(tmp_path), "processing_class": tiny_tokenizer}
     with pytest.raises(ValueError, match="no backward pass on a CPU; train with --attn_implementation sdpa"):
@@ -272,9 +247,7 @@ def test_dropout_is_refused(tiny_model: ModelFactory) -> None:
     refuse_flex_training(tiny_model("llama", "flex_attention"), torch.device("cuda"))
 
 
-# -- on a GPU (pytest -m cuda); before anything is measured there, this must pass --------------------------------------
-
-# The compiled kernel takes heads of 16 and more.
+# On a GPU (pytest -m cuda), before anything is measured there. The compiled kernel takes heads of 16 and more.
 SHAPES: dict[str, dict[str, Any]] = {
     "llama": {"head_dim": 16},
     "qwen2_window": {"hidden_size": 48, "sliding_window": 41},

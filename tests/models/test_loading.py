@@ -116,8 +116,6 @@ def test_code_of_a_model_is_run_only_when_asked_for(with_code: Path, tmp_path: P
     assert (tmp_path / "ran").exists()
 
 
-# -- damaged weights ---------------------------------------------------------------------------------------------------
-
 LAYER = "model.layers.1.mlp.up_proj.weight"
 
 

@@ -135,9 +135,6 @@ def test_products_have_the_dtype_of_the_run(dtype: str, bf16: bool, fp16: bool, 
     assert compute_dtype(dtype, bf16=bf16, fp16=fp16) is expected
 
 
-# -- GGUF --------------------------------------------------------------------------------------------------------------
-
-
 WIDTH, HEADS, INNER, FILE = 20, 5, 28, "tiny.gguf"
 
 

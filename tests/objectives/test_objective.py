@@ -176,9 +176,6 @@ def test_terms_that_can_not_be_loaded(address: str, settings: dict[str, Any], wo
     assert "\n" not in str(raised.value)
 
 
-# -- monitors ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("size", [1, 3, 7])
 def test_rank_of_known_matrices(size: int) -> None:
     assert effective_rank(torch.eye(size)) == pytest.approx(size, rel=1e-5)

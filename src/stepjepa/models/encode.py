@@ -45,8 +45,7 @@ class Encoded:
     @cached_property
     def pairs(self) -> tuple[Tensor, Tensor]:
         """Source embeddings ``[P, D]`` (after the predictor head, if there is one) and target embeddings ``[P, D]``."""
-        states = self.states[self.layer]
-        source, target = (read(states, self.batch, kind) for kind in ("source", "target"))
+        source, target = (read(self.states[self.layer], self.batch, kind) for kind in ("source", "target"))
         if "predictor_head" in self.heads:
             source = self.heads["predictor_head"](source)
         return source, target
@@ -92,6 +91,8 @@ def encode(
 ) -> dict[str, Tensor]:
     """Run a micro-batch in one or several passes, and evaluate a function of its hidden states inside the last pass.
 
+    ValueError if the model lacks one of the layers, or does not call its LM head exactly once in a pass.
+
     A hook catches the decoder's output. Another hook, on the LM head, calls ``evaluate`` and then gives the head an
     empty input. So all parameters are used inside the wrapped forward (which DDP and FSDP rely on), sharded weights are
     gathered when they are used, and logits exist only where ``evaluate`` asks for them.
@@ -103,9 +104,6 @@ def encode(
         evaluate: its result, which is returned, must hold every tensor that gradients flow through.
         layer: the layer that embeddings are read from.
         layers: other layers that are read.
-
-    Raises:
-        ValueError: the model lacks one of the layers, or does not call its LM head exactly once in a pass.
     """
     passes = batch.passes
     caught: list[dict[int, Tensor]] = []
@@ -124,9 +122,8 @@ def encode(
         if len(caught) == len(passes):
             # Flat positions count on from pass to pass.
             joined = {each: torch.cat([found[each] for found in caught]) for each in wanted if len(caught) > 1}
-            results.append(
-                evaluate(Encoded(joined or caught[0], batch, layer, head, find_heads(model) or nn.ModuleDict()))
-            )
+            heads = find_heads(model) or nn.ModuleDict()
+            results.append(evaluate(Encoded(joined or caught[0], batch, layer, head, heads)))
         return (args[0][:, :0],)
 
     def show(_module: nn.Module, _args: Any, output: Any) -> Any:
@@ -218,9 +215,8 @@ class EmaEncoder:
 
     def save(self, folder: str | Path) -> None:
         """Write the averaged weights into a checkpoint folder."""
-        save_file(
-            {name: value.cpu().contiguous().clone() for name, value in self._average.items()}, Path(folder) / EMA_FILE
-        )
+        state = {name: value.cpu().contiguous().clone() for name, value in self._average.items()}
+        save_file(state, Path(folder) / EMA_FILE)
 
     @torch.no_grad()
     def load(self, folder: str | Path) -> None:

@@ -19,8 +19,8 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from stepjepa.models.architecture import base_model, causal_model, find_decoder
 
+# Minimum number of logits in a chunk: matrix products of few rows are slow.
 FEWEST_LOGITS = 2**20
-"""Minimum number of logits in a chunk: matrix products of few rows are slow."""
 
 # Causal model -> whether its logits are the unchanged output of its LM head.
 _plain: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()

@@ -26,13 +26,8 @@ def set_up(model: Any, tokenizer: Any, config: JepaConfig, seed: int = 42) -> tu
     """Prepare a causal language model, or a PEFT wrapper of one, and its tokenizer for an objective, in place.
 
     Adds tokens that they lack, with rows drawn by the seed, and switches attention to trees if the model can run them.
-    ``architecture.attach_heads`` attaches the heads of terms.
-
-    Returns:
-        The encoding, see ``collate.Encoding``, and the reason for it.
-
-    Raises:
-        ValueError: the model can't be trained with this objective; the message names the remedy.
+    ``architecture.attach_heads`` attaches the heads of terms. Returns the encoding, see ``collate.Encoding``, and the
+    reason for it. ValueError if the model can't be trained with this objective; the message names the remedy.
     """
     base = base_model(model)
     new = give_plain_tokens(base, tokenizer, seed) if config.plain else []

@@ -52,17 +52,8 @@ Counts = Mapping[str, Tensor | float]
 class Objective:
     """A weighted sum of terms: ``gamma * LM loss + lbd * alignment loss`` (arXiv 2509.14252, eq. 2), and others.
 
-    Args:
-        terms: with different names.
-        layer: hidden state that embeddings are read from, as transformers counts ``hidden_states``; -1 is the last one.
-
-    Attributes:
-        of_pairs: names of the terms that are means over pairs.
-        compares_pairs: a term depends on which pairs share a micro-batch.
-        layers: all hidden states that are read.
-
-    Example:
-        >>> Objective([LMLoss(), Alignment(0.1, InfoNCE())])
+    Such as ``Objective([LMLoss(), Alignment(0.1, InfoNCE())])``; the terms must have different names. ``layer`` is the
+    hidden state that embeddings are read from, as transformers counts ``hidden_states``; -1 is the last one.
     """
 
     def __init__(self, terms: Iterable[Term], layer: int = -1) -> None:
@@ -75,6 +66,7 @@ class Objective:
         self.names = list(self.terms)
         self.of_pairs = [name for name, each in self.terms.items() if each.of_pairs]
         self.compares_pairs = any(each.compares_pairs for each in self.terms.values())
+        # All hidden states that are read.
         self.layers = sorted({layer, -1, *(layer for each in self.terms.values() for layer in each.layers)})
 
     @classmethod

@@ -35,10 +35,8 @@ _SYNTAX = ("syntax error", "incomplete input", "unrecognized token", "stack over
 
 
 class QueryError(Exception):
-    """A query that failed, and its kind.
-
-    ``syntax`` (no query at all, or several), ``denied`` (it would do more than read), ``time``, ``rows``, ``memory``
-    (a limit), or ``other`` (an unknown table or column, most often).
+    """A query that failed, by kind: ``syntax`` (no query at all, or several), ``denied`` (it would do more than read),
+    ``time``, ``rows``, ``memory`` (a limit), or ``other`` (an unknown table or column, most often).
     """
 
     def __init__(self, kind: str, message: object) -> None:
