@@ -55,14 +55,6 @@ def trees_of(rows: Rows) -> Trees:
     return trees
 
 
-def drawn(shape: tuple[int, ...], *, heads: tuple[int, int] = (3, 1), width: int = 16) -> list[Tensor]:
-    """Queries, and fewer keys and values, of rows of so many tokens."""
-    draw = torch.Generator().manual_seed(3)
-    count, length = shape
-    sizes = [(count, number, length, width) for number in (heads[0], heads[1], heads[1])]
-    return [torch.randn(size, generator=draw, requires_grad=True) for size in sizes]
-
-
 @pytest.mark.parametrize(
     ("architecture", "given", "wanted"),
     [
@@ -183,7 +175,7 @@ def test_attention_sinks() -> None:
     trees = trees_of(rows)
     count, length = trees.start.shape
     with torch.no_grad():
-        query, key, value = drawn((count, length), heads=(3, 3), width=5)
+        query, key, value = torch.randn((3, count, 3, length, 5), generator=torch.Generator().manual_seed(3))
         sinks = torch.randn(3, generator=torch.Generator().manual_seed(5))
         found, _ = flex_forward(torch.nn.Identity(), query, key, value, block_mask(trees), s_aux=sinks)
         scores = (query @ key.mT / 5**0.5).masked_fill(~dense(trees), -torch.inf)

@@ -43,10 +43,10 @@ class Continuation:
 
 
 class Likelihood(NamedTuple):
-    """The natural logarithm of the probability of all tokens of a continuation, and how many those are."""
+    """How probable a continuation is."""
 
-    log_probability: float
-    tokens: int
+    log_probability: float  # natural logarithm, of all its tokens
+    tokens: int  # how many those are
 
 
 @dataclass(frozen=True, slots=True)

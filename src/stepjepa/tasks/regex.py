@@ -23,8 +23,8 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from functools import reduce
+from dataclasses import dataclass
+from functools import cache, reduce
 from operator import and_, or_
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -32,12 +32,10 @@ from typing import Literal, NamedTuple, TypeAlias
 LONGEST = 1000
 DEEPEST = 60
 
+# Code points, ends included, in order and apart from each other.
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
-"""Code points, ends included, in order and apart from each other."""
-
+# Fewest and most repetitions, None for no upper bound.
 Bounds: TypeAlias = tuple[int, int | None]
-"""Fewest and most repetitions, None for no upper bound."""
-
 Kind = Literal[
     "none", "empty", "characters", "boundary", "concatenation", "union", "intersection", "complement", "repetition"
 ]
@@ -110,9 +108,7 @@ class _Parser:
     """Reads an expression from left to right, one method per rule of the grammar."""
 
     def __init__(self, text: str) -> None:
-        self.text = text
-        self.position = 0
-        self.depth = 0
+        self.text, self.position, self.depth = text, 0, 0
 
     def error(self, what: str) -> RegexSyntaxError:
         return RegexSyntaxError(f"{what} at character {self.position + 1}")
@@ -144,13 +140,10 @@ class _Parser:
         return parts[0] if len(parts) == 1 else Node("concatenation", tuple(parts))
 
     def repetition(self) -> Node:
-        start = self.position
+        negated = False
         while self.take("~"):
-            pass
-        negated = (self.position - start) % 2
-        node = self.atom()
-        if negated:
-            node = Node("complement", (node,))
+            negated = not negated
+        node = Node("complement", (self.atom(),)) if negated else self.atom()
         operators = 0
         while (token := _TOKEN.match(self.text, self.position)) and (token["repeat"] or token["least"]):
             operators += 1
@@ -291,7 +284,6 @@ class _Term:
     blocks: int
     accepts: int
     number: int
-    derivatives: dict[int, _Term] = field(default_factory=dict)
 
 
 class _Terms:
@@ -299,6 +291,7 @@ class _Terms:
 
     def __init__(self, is_word: list[int]) -> None:
         self._is_word = is_word
+        self.derivative = cache(self._derive)
         self._made: dict[tuple[object, ...], _Term] = {}
         self.none = self._make("none", 0)
         self.empty = self._make("empty", _EVERYWHERE)
@@ -382,15 +375,8 @@ class _Terms:
         in_order = tuple(sorted(members, key=lambda member: member.number))
         return self._make(kind, reduce(operator, (member.accepts for member in members)), in_order)
 
-    def derivative(self, term: _Term, before: int, block: int) -> _Term:
-        """What may follow a character of a block that a term begins with; ``before`` is 1 behind a word character."""
-        key = 2 * block + before
-        found = term.derivatives.get(key)
-        if found is None:
-            found = term.derivatives[key] = self._derive(term, before, block)
-        return found
-
     def _derive(self, term: _Term, before: int, block: int) -> _Term:
+        """What may follow a character of a block that a term begins with; ``before`` is 1 behind a word character."""
         surroundings = 2 * before + self._is_word[block]
         match term.kind:
             case "characters":
