@@ -120,9 +120,8 @@ def load_heads(heads: nn.ModuleDict, folder: str | Path) -> None:
         if not path.is_file():
             raise ValueError(f"expected {path.name} in {folder}, got none; the checkpoint was made without this head")
         state: dict[str, Any] = load_file(path)
-        found, wanted = (
-            {key: tuple(value.shape) for key, value in each.items()} for each in (state, head.state_dict())
-        )
+        states = state, head.state_dict()
+        found, wanted = ({key: tuple(value.shape) for key, value in each.items()} for each in states)
         if found != wanted:
             raise ValueError(f"expected a head of the same kind and width in {path}, {wanted}, got {found}")
         set_model_state_dict(head, state, options=StateDictOptions(full_state_dict=True))

@@ -180,21 +180,24 @@ def check_layer(last: int, layer: int) -> None:
         raise ValueError(f"jepa_layer: expected {-last - 1} to {last} for a model of {last} layers, got {layer}")
 
 
-class EmaEncoder:
-    """A copy of a model whose weights are an exponential moving average of the model's.
+class EmaEncoder(TrainerCallback):
+    """A copy of a model whose weights are an exponential moving average of the model's, updated after every step.
 
     Frozen weights, such as those below an adapter, are shared with the model and take no memory. The model must not be
     wrapped by DDP, nor have heads of terms yet. ``decay`` is the weight of the previous average in every update.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
-        self.decay = decay
+        self.decay, self._trained = decay, model
         trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
         shared = {id(p): p for name, p in model.named_parameters() if name not in trained}
         self._model = copy.deepcopy(model, dict(shared)).eval()
         self._weights = {name: p.requires_grad_(False) for name, p in self._model.named_parameters() if name in trained}
         # In half precision most of an update would be rounded away, so the average is kept in float32.
         self._average = {name: p.detach().float() for name, p in self._weights.items()}
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.update(self._trained)
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
@@ -230,13 +233,3 @@ class EmaEncoder:
         for name, value in state.items():
             self._average[name].copy_(value)
             self._weights[name].copy_(value)
-
-
-class EmaCallback(TrainerCallback):
-    """Updates the averaged weights after every optimizer step."""
-
-    def __init__(self, encoder: EmaEncoder, model: nn.Module) -> None:
-        self._encoder, self._model = encoder, model
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._encoder.update(self._model)

@@ -38,9 +38,8 @@ def summed_cross_entropy(
     if chunk is None:
         vocabulary, width = head.weight.shape
         chunk = max(width // 4, FEWEST_LOGITS // vocabulary, 1)
-    found: Tensor = _SummedCrossEntropy.apply(
-        states, head.weight, head.bias, label_ids, rows, chunk, torch.is_grad_enabled()
-    )
+    given = states, head.weight, head.bias, label_ids, rows, chunk, torch.is_grad_enabled()
+    found: Tensor = _SummedCrossEntropy.apply(*given)
     return found
 
 

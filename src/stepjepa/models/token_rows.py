@@ -23,8 +23,7 @@ def give_plain_tokens(model: Any, tokenizer: Any, seed: int = 42) -> list[int]:
 
     Rows are as in :func:`give_predictors`. Returns the ids of ``<|perception|>`` and ``<|eot_id|>``.
     """
-    known = len(tokenizer)
-    ids = add_plain_tokens(tokenizer)
+    known, ids = len(tokenizer), add_plain_tokens(tokenizer)
     _fill_rows(model, len(tokenizer), [index for index in ids if index >= known], seed)
     add_ends(model, ids[1:])
     return ids

@@ -45,8 +45,8 @@ def _terms(config: JepaConfig) -> Iterator[Term]:
         yield load_term(each["term"], each["args"])
 
 
+# Term -> what its mean is over, of a whole optimizer step.
 Counts = Mapping[str, Tensor | float]
-"""Term -> what its mean is over, of a whole optimizer step."""
 
 
 class Objective:
