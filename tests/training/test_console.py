@@ -59,7 +59,8 @@ def test_only_the_first_process_prints(first: bool, tmp_path: Path, capsys: pyte
 
 def test_logs_that_are_no_losses_have_no_line() -> None:
     assert console_line({"train_runtime": 3.0}) is None
-    assert console_line({"eval_lm_loss": 2.0, "eval_loss": 2.5}) == "eval  LM loss: 2.0000, Total: 2.5000"
+    logs = {"eval_lm_loss": 2.0, "eval_loss": 2.5, "eval_answer_exact": 0.25}
+    assert console_line(logs) == "eval  LM loss: 2.0000, Total: 2.5000, exact: 0.250"
 
 
 @pytest.mark.parametrize(
