@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.data import IterableDataset
 from transformers import TrainingArguments
 from transformers.integrations import get_reporting_integration_callbacks
+from transformers.trainer_utils import HubStrategy
 
 from stepjepa.batch.collate import Collator, Item
 from stepjepa.batch.dataset import STRATEGIES, Prepared
@@ -100,19 +101,17 @@ def refuse_processes(args: TrainingArguments, processes: int) -> None:
 
 
 WITHOUT_EFFECT = (
-    *(
-        "include_num_input_tokens_seen",
-        "eval_accumulation_steps",
-        "batch_eval_metrics",
-        "average_tokens_across_devices",
-    ),
-    *(
-        "eval_do_concat_batches",
-        "eval_use_gather_object",
-        "length_column_name",
-        "hub_always_push",
-        "prediction_loss_only",
-    ),
+    "include_num_input_tokens_seen",
+    "bf16_full_eval",
+    "fp16_full_eval",
+    "prediction_loss_only",
+    "eval_accumulation_steps",
+    "batch_eval_metrics",
+    "average_tokens_across_devices",
+    "eval_do_concat_batches",
+    "eval_use_gather_object",
+    "length_column_name",
+    "hub_always_push",
 )
 """Options of Trainer that this trainer does not use."""
 
@@ -134,6 +133,10 @@ def refuse_contradictions(args: TrainingArguments) -> None:
             raise ValueError(f"{name}: has no effect with this trainer; leave it at {defaults[name]}")
     if args.include_for_metrics:
         raise ValueError("include_for_metrics: has no effect with this trainer; leave it empty")
+    if args.push_to_hub and args.hub_strategy not in (HubStrategy.END, HubStrategy.EVERY_SAVE):
+        raise ValueError(
+            f"hub_strategy: expected end, since the finished model alone is uploaded, got {args.hub_strategy}"
+        )
 
 
 def adjust(args: TrainingArguments, model: nn.Module) -> None:
