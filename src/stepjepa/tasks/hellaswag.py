@@ -132,6 +132,6 @@ class HellaswagTask(Task):
 
 def _most_likely(values: Sequence[float]) -> str | None:
     """The letter of the largest of four log-probabilities, the first of equal ones; None where none is possible."""
-    usable = [-math.inf if math.isnan(value) else value for value in values]
-    best = max(usable)
-    return None if best == -math.inf else LETTERS[usable.index(best)]
+    # False for NaN.
+    possible = {letter: value for letter, value in zip(LETTERS, values, strict=True) if value > -math.inf}
+    return max(possible, key=possible.__getitem__, default=None)

@@ -195,13 +195,14 @@ class _Parser:
 
     def member(self, first: str, last: str | None) -> Ranges:
         """A member of a class: a character, a range, or a class in short."""
-        ends = [self.characters(end) for end in (first, last) if end is not None]
-        if len(ends) == 1:
-            return ends[0]
-        ((begin, first_end), *more), ((end, last_end), *others) = ends
-        if more or others or begin != first_end or end != last_end or end < begin:
+        begin = self.characters(first)
+        if last is None:
+            return begin
+        end = self.characters(last)
+        codes = begin[0][0], end[0][0]
+        if (begin, end) != tuple(((code, code),) for code in codes) or codes[1] < codes[0]:
             raise self.error(f"'{first}-{last}', which is no range,")
-        return ((begin, end),)
+        return (codes,)
 
 
 def equivalent(left: str, right: str) -> bool:
@@ -245,10 +246,7 @@ def _holds(ranges: Ranges, code: int) -> bool:
 
 
 def _alphabet(character_sets: set[Ranges]) -> tuple[list[str], dict[Ranges, int]]:
-    """The characters of lines in blocks that two expressions do not tell apart.
-
-    An example of each block, and the blocks of each set of characters as bits.
-    """
+    """An example of each block of characters that two expressions do not tell apart; the blocks of each set as bits."""
     sets = [_ANY, *sorted(character_sets - {_ANY})]
     # Between two neighbouring cuts all characters are in the same sets.
     cuts = sorted({cut for ranges in sets for first, last in ranges for cut in (first, last + 1)})

@@ -154,10 +154,8 @@ class SpiderTask(Task):
         """
         said, golds = ([line["extracted"][name] for line in lines] for name in ("failure", "gold_failure"))
         failures = Counter(failure.partition(":")[0] for failure in said if failure)
-        details: dict[str, Any] = {
-            "failures": dict(failures.most_common()),
-            "gold_failures": dict(Counter(filter(None, golds)).most_common()),
-        }
+        details: dict[str, Any] = {"failures": dict(failures.most_common())}
+        details["gold_failures"] = dict(Counter(filter(None, golds)).most_common())
         fine = [line["scores"]["execution"] for line, gold in zip(lines, golds, strict=True) if gold is None]
         if 0 < len(fine) < len(lines):
             details["execution_without_gold_failures"] = sum(fine) / len(fine)
