@@ -38,8 +38,7 @@ from stepjepa.training.trainer import JepaTrainer
 
 ModelFactory = Callable[..., Any]
 
-NO_FLEX = {"gpt2"}
-ARCHITECTURES = [name for name in tiny.ATTENTION_ONLY if name not in NO_FLEX]
+ARCHITECTURES = [name for name in tiny.ATTENTION_ONLY if name != "gpt2"]
 
 
 def packed(seed: int, *, isolated: bool = False, longest: int = 2 * BLOCK // 3) -> tuple[list[Sequence], Rows]:

@@ -185,9 +185,7 @@ def test_rank_by_hand() -> None:
     assert effective_rank(torch.diag(torch.tensor([3.0, 1.0]))) == pytest.approx(math.exp(entropy), rel=1e-5)
     assert effective_rank(torch.empty(0, 5)) == effective_rank(torch.zeros(3, 5)) == 0
     assert math.isnan(effective_rank(torch.tensor([[1.0, math.nan], [1.0, 1.0]])))
-
-
-def test_centring_hides_a_collapse_to_one_vector() -> None:
+    # Centring hides a collapse to one vector.
     noise = torch.randn(40, 11, generator=torch.Generator().manual_seed(0))
     collapsed = 1000 + 0.1 * noise
     assert effective_rank(collapsed) < 1.1
