@@ -10,6 +10,7 @@ directions, and gets exactly 0 as its gradient.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
@@ -135,6 +136,11 @@ class Window:
     def totals(self, names: list[str]) -> list[float]:
         """The running sums by name; 0 for what was never added. Waits for the device."""
         return [float(self._sums.get(name, 0.0)) for name in names]
+
+    def monitors(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """The similarities of these sums (of all processes, by the names of ``add_pairs``), and :meth:`geometry`."""
+        similarity = share("matched_similarity", sums["matched"], sums["pairs"])
+        return similarity | share("shuffled_similarity", sums["shuffled"], sums["crossings"]) | self.geometry()
 
     def geometry(self) -> dict[str, float]:
         """Effective ranks and retrieval of the latest pairs of this process, and how many; empty for less than two."""

@@ -13,7 +13,7 @@ from stepjepa.config import JepaConfig
 from stepjepa.errors import UserError
 from stepjepa.models.encode import Encoded, encode
 from stepjepa.objectives.alignment import Alignment, Covariance, SIGReg, Variance, make_distance
-from stepjepa.objectives.monitors import Window, share
+from stepjepa.objectives.monitors import Window
 from stepjepa.objectives.term import TERMS, Context, Term, load_term
 from stepjepa.objectives.text import LMLoss, PromptLoss, Tube
 
@@ -120,9 +120,8 @@ class Losses(NamedTuple):
         """Similarities, effective ranks and retrieval of the pairs, as they are logged; waits for the device."""
         window = Window(max(len(self.source), 1))
         window.add_pairs(self.source, self.target)
-        matched, shuffled, pairs, crossings = window.totals(["matched", "shuffled", "pairs", "crossings"])
-        similarity = share("matched_similarity", matched, pairs) | share("shuffled_similarity", shuffled, crossings)
-        return similarity | window.geometry()
+        names = ["matched", "shuffled", "pairs", "crossings"]
+        return window.monitors(dict(zip(names, window.totals(names), strict=True)))
 
 
 def jepa_loss(
