@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,52 +42,30 @@ class Arm:
 
 @dataclass
 class Difference:
-    """An arm against the baseline, over the seeds that both have. What is not known or not tested is None.
-
-    Attributes:
-        seeds: those.
-        measures: for each of ``MEASURES`` the test over seeds.
-        by_seed: McNemar's test for each of the seeds; empty where the headline is not right or wrong.
-        by_example: the test over examples.
-        gained_lenient_before: of the examples gained, those that the baseline had right by the lenient score.
-        token_ratio: the arm's mean tokens of training to those of the baseline.
-        flops_ratio: the arm's compute of training to that of the baseline's run of the same seed, mean over the seeds.
-        equal: those of ``EQUAL`` that hold for every seed.
-        holm: the p of the headline over seeds, corrected for the number of all arms.
-        by_example_holm: that of ``by_example``.
-    """
+    """An arm against the baseline, over the seeds that both have. What is not known or not tested is None."""
 
     seeds: tuple[str, ...]
-    measures: dict[str, PairedT | None]
-    by_seed: dict[str, ExampleTest]
-    by_example: ExampleTest | None
-    gained_lenient_before: int | None
-    token_ratio: float | None
-    flops_ratio: float | None
-    equal: tuple[str, ...]
-    holm: float | None = None
-    by_example_holm: float | None = None
+    measures: dict[str, PairedT | None]  # for each of MEASURES the test over seeds
+    by_seed: dict[str, ExampleTest]  # McNemar's test for each seed; empty where the headline is not right or wrong
+    by_example: ExampleTest | None  # the test over examples
+    gained_lenient_before: int | None  # of the examples gained, those that the baseline had right by the lenient score
+    token_ratio: float | None  # mean tokens of training to those of the baseline
+    flops_ratio: float | None  # compute of training to that of the baseline's run of the same seed, mean over seeds
+    equal: tuple[str, ...]  # those of EQUAL that hold for every seed
+    holm: float | None = None  # p of the headline over seeds, corrected for the number of all arms
+    by_example_holm: float | None = None  # the same of by_example
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Arms against a baseline.
+    """Arms against a baseline."""
 
-    Attributes:
-        scores: the names of headline and lenient score.
-        test: task, test file, number of examples.
-        arms: the baseline first, the others in the order in which their runs were named.
-        differences: by name, of all arms but the baseline.
-        tails: ``one`` or ``two``, of the p that are corrected.
-        notes: what a reader must know, one sentence each.
-    """
-
-    scores: dict[str, str]
-    test: dict[str, Any]
-    arms: tuple[Arm, ...]
-    differences: dict[str, Difference]
-    tails: str
-    notes: tuple[str, ...]
+    scores: dict[str, str]  # the names of headline and lenient score
+    test: dict[str, Any]  # task, test file, number of examples
+    arms: tuple[Arm, ...]  # the baseline first, the others in the order in which their runs were named
+    differences: dict[str, Difference]  # by name, of all arms but the baseline
+    tails: str  # one or two, of the p that are corrected
+    notes: tuple[str, ...]  # what a reader must know, one sentence each
 
     @property
     def baseline(self) -> Arm:
@@ -119,31 +97,31 @@ def compare(
     """
     places = [each if isinstance(each, RunFolder) else RunFolder(Path(each)) for each in folders]
     runs = [read_evaluated_run(place.folder, evaluation) for place in places]
-    arms = list(dict.fromkeys(place.arm for place in places))
+    refuse_different(runs)
+    of_sweep = list(dict.fromkeys(place.arm for place in places))
     baselines = {place.arm for place in places if place.is_baseline}
-    if not names and None not in arms and len(baselines) == 1:
+    if not names and None not in of_sweep and len(baselines) == 1:
         # Fails where several sweeps use one name for different arms, or several names for one.
         with suppress(UserError):
-            return compare_runs(runs, names=list(map(str, arms)), baseline=baseline or baselines.pop(), tails=tails)
-    return compare_runs(runs, names=names, baseline=baseline, tails=tails)
+            return _compare(_arms(runs, list(map(str, of_sweep))), baseline or baselines.pop(), tails)
+    return _compare(_arms(runs, names), baseline, tails)
 
 
-def compare_runs(
-    runs: Sequence[EvaluatedRun], *, names: Sequence[str] = (), baseline: str | None = None, tails: str = "one"
-) -> Comparison:
-    """Compare runs that are read already; see :func:`compare`."""
-    refuse_different(runs)
-    arms = _arms(runs, names)
-    first = _baseline(arms, baseline)
-    ordered = (first, *(arm for arm in arms if arm is not first))
-    differences = {arm.name: _difference(arm, first) for arm in ordered[1:]}
+def _compare(arms: Sequence[Arm], baseline: str | None, tails: str) -> Comparison:
+    first = [arm for arm in arms if (arm.settings["mode"] == "regular" if baseline is None else arm.name == baseline)]
+    if len(first) != 1:
+        listed = "; ".join(arm.name for arm in arms)
+        fault = f"no arm '{baseline}'" if baseline is not None else f"{len(first)} arms are regular"
+        raise UserError(f"--baseline: {fault}; choose one of {listed}")
+    ordered = (*first, *(arm for arm in arms if arm is not first[0]))
+    differences = {arm.name: _difference(arm, first[0]) for arm in ordered[1:]}
     _correct(list(differences.values()), TAILS[tails])
-    protocol = runs[0].protocol
+    protocol = first[0].runs[0].protocol
     test = {
         "task": protocol["task"],
         "sha256": protocol["test file (sha256)"],
         "examples": protocol["number of examples"],
-        "evaluation": ", ".join(sorted({run.evaluation for run in runs})),
+        "evaluation": ", ".join(sorted({run.evaluation for arm in arms for run in arm.runs})),
     }
     scores = {name: protocol[name] for name in ("headline", "lenient")}
     return Comparison(scores, test, ordered, differences, tails, tuple(_notes(ordered, differences)))
@@ -169,16 +147,7 @@ def _arms(runs: Sequence[EvaluatedRun], names: Sequence[str]) -> list[Arm]:
     ]
 
 
-def _baseline(arms: Sequence[Arm], name: str | None) -> Arm:
-    found = [arm for arm in arms if (arm.settings["mode"] == "regular" if name is None else arm.name == name)]
-    if len(found) != 1:
-        listed = "; ".join(arm.name for arm in arms)
-        fault = f"no arm '{name}'" if name is not None else f"{len(found)} arms are regular"
-        raise UserError(f"--baseline: {fault}; choose one of {listed}")
-    return found[0]
-
-
-def _all_known(values: Any) -> list[Any]:
+def _all_known(values: Iterable[Any]) -> list[Any]:
     """The values; none where one of them is None."""
     found = list(values)
     return [] if None in found else found
@@ -196,10 +165,8 @@ def _difference(arm: Arm, baseline: Arm) -> Difference:
     judged = list(zip(ours, others, strict=True)) if ours and others else []
     lenient = _all_known(run.verdicts("lenient") for run in sides[1])
     tokens = [sum(run.figures["tokens"] or 0 for run in side) for side in sides]
-    ratios = _all_known(
-        one.figures["flops"] / two.figures["flops"] if one.figures["flops"] and two.figures["flops"] else None
-        for one, two in pairs
-    )
+    flops = [(one.figures["flops"], two.figures["flops"]) for one, two in pairs]
+    ratios = _all_known(one / two if one and two else None for one, two in flops)
     same = {
         "steps": bool(pairs) and all(one.steps == two.steps for one, two in pairs),
         "FLOPs": bool(ratios) and all(abs(ratio - 1) <= SAME_FLOPS for ratio in ratios),
@@ -237,14 +204,11 @@ def _correct(differences: Sequence[Difference], p_name: str) -> None:
         each.by_example_holm = holm
 
 
-_FIRST = ("mode", "layout", "predictors", "lbd", "jepa_loss_type", "lora", "lora_rank")
-
-
 def _names(settings: Sequence[dict[str, Any]]) -> list[str]:
     """Short names of arms, no two of them equal: the mode, and what differs between arms that have it."""
-    order = dict.fromkeys([*_FIRST, *(key for each in settings for key in each)])
-    differing = [key for key in order if len({_json(each[key]) for each in settings if key in each}) > 1]
-    shown = ["mode", *(key for key in differing if key != "mode")]
+    first = ("mode", "layout", "predictors", "lbd", "jepa_loss_type", "lora", "lora_rank")
+    order = dict.fromkeys([*first, *(key for each in settings for key in each)])
+    shown = [key for key in order if key == "mode" or len({_json(each[key]) for each in settings if key in each}) > 1]
     names = [" ".join(filter(None, (_part(key, each[key]) for key in shown if key in each))) for each in settings]
     for place, each in enumerate(settings):
         if names.count(names[place]) > 1:
