@@ -27,13 +27,9 @@ _SET_HERE = ("nodes", "ntasks_per_node", "tasks_per_node", "array_parallelism")
 
 
 def read_options(arguments: Sequence[str]) -> dict[str, Any]:
-    """``KEY=VALUE`` arguments as parameters of submitit's ``AutoExecutor``, which checks them.
+    """Parameters of submitit's ``AutoExecutor``, which checks them, from arguments ``partition=gpu``, ``time=4:00:00``.
 
-    Args:
-        arguments: ``partition=gpu``, ``time=4:00:00``, ``mem_gb=32``; a value that is JSON is read as such.
-
-    Returns:
-        Generic names as they are, those of SLURM with ``slurm_`` before them; ``timeout_min`` is always there.
+    A value that is JSON is read as such. Names of SLURM get ``slurm_`` before them; ``timeout_min`` is always there.
 
     Raises:
         UserError: submitit is not installed, an argument is wrong or set by the sweep, or there is no time limit.
@@ -140,11 +136,7 @@ class Slurm:
             raise UserError(f"--slurm: {one_line(error)}") from None
 
     def begin(self, folder: SweepFolder, trials: Sequence[Trial]) -> None:
-        """Watch jobs of an earlier start that are still there, and submit the other trials.
-
-        Raises:
-            UserError: the cluster refuses the jobs.
-        """
+        """Watch jobs of an earlier start that are still there, and submit the other trials."""
         import submitit
 
         job_class = submitit.SlurmJob if self._executor.cluster == "slurm" else submitit.LocalJob
@@ -178,16 +170,17 @@ class Slurm:
     def ended(self) -> list[Trial]:
         """The trials that have ended; one whose job was lost before is recorded as interrupted."""
         found = []
-        for trial, job in self._watched.items():
+        for trial, job in list(self._watched.items()):
             # In this order: what a job writes last is there when it is done.
             done, status = job.done(), self._folder.read_record(trial).get("status")
             if done and status not in (FINISHED, FAILED):
                 said = self._folder.last_line(trial)
-                reason = f"job {job.job_id} ended ({job.state}) before the trial did: {said}"
-                self._folder.record(trial, INTERRUPTED, reason)
+                self._folder.record(
+                    trial, INTERRUPTED, f"job {job.job_id} ended ({job.state}) before the trial did: {said}"
+                )
             if done or status in (FINISHED, FAILED):
                 found.append(trial)
-        self._watched = {trial: job for trial, job in self._watched.items() if trial not in found}
+                del self._watched[trial]
         return found
 
     def end(self, asked: Interruptions) -> None:
