@@ -300,14 +300,20 @@ def _examples(file: Path, summary: Fields) -> tuple[list[int], dict[str, list[fl
     return indices, found
 
 
-def refuse_different(runs: Sequence[EvaluatedRun]) -> None:
-    """Raise ``UserError`` if a run has other data, another test, or was asked or scored in another way."""
+def refuse_different(runs: Sequence[EvaluatedRun], only: Sequence[str] = ()) -> None:
+    """Raise ``UserError`` if a run has other data, another test, or was asked or scored in another way.
+
+    With ``only``, the examples and these parts of the protocol must be equal, in all runs of which they are known: of
+    the answers of another program it is not known how they were made.
+    """
     first = runs[0]
+    known = {what: value for run in reversed(runs) for what, value in run.protocol.items() if value is not None}
     for run in runs[1:]:
         said = [
             f"{what.replace('_', ' ')} is {_short(ours)} instead of {_short(theirs)}"
-            for what in first.protocol | run.protocol
-            if (ours := run.protocol.get(what)) != (theirs := first.protocol.get(what))
+            for what in only or first.protocol | run.protocol
+            if (ours := run.protocol.get(what)) != (theirs := (known if only else first.protocol).get(what))
+            if not (only and ours is None)
         ]
         if not said and run.indices != first.indices:
             other = min(set(run.indices) ^ set(first.indices))

@@ -19,7 +19,7 @@ from stepjepa.compare.charts import DASHES, Look, curves, json_block, looks, rea
 from stepjepa.compare.comparison import Comparison, compare, verdict
 from stepjepa.compare.evaluated_run import settings_of
 from stepjepa.compare.logged_run import Evaluation, Run, is_number
-from stepjepa.compare.plot import svg
+from stepjepa.compare.plot import picture
 from stepjepa.compare.tables import UNKNOWN, Table, interval, tables
 from stepjepa.errors import UserError
 from stepjepa.files import atomic_write, read_jsonl
@@ -165,7 +165,10 @@ def comparison_section(compared: Sequence[tuple[str, Comparison | None, str]]) -
             said = verdict(comparison)
             part |= {"verdict": f"{said[0].upper()}{said[1:]}.", "notes": comparison.notes}
             title = "Means of the arms with standard deviations over seeds, as in the first table"
-            part |= {"tables": tables(comparison), "pictures": [(title, _embedded("svg+xml", svg(comparison)))]}
+            part |= {
+                "tables": tables(comparison),
+                "pictures": [(title, _embedded("svg+xml", picture(comparison, "svg")))],
+            }
             part["texts"] = ["Runs that differ in nothing but their seeds are an arm."]
         parts.append(part)
     return Section("arms", "Arms over seeds", parts)

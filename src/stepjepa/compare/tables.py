@@ -11,8 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from stepjepa.compare.comparison import Comparison, verdict
-from stepjepa.compare.evaluated_run import FIGURES, MEASURES, EvaluatedRun, read_evaluated_run, run_names
-from stepjepa.errors import UserError
+from stepjepa.compare.evaluated_run import (
+    FIGURES,
+    MEASURES,
+    EvaluatedRun,
+    read_evaluated_run,
+    refuse_different,
+    run_names,
+)
 from stepjepa.evaluation.output import mean_with_interval
 from stepjepa.terminal import finite
 
@@ -21,6 +27,12 @@ UNKNOWN = "–"
 """Stands for what is not known or not tested."""
 
 _LONGEST_NAME = 36
+
+# In what the evaluations of runs in one table must be equal.
+_SAME_QUESTIONS = (
+    *("test file (sha256)", "task", "headline", "lenient"),
+    *("max_new_tokens", "temperature", "top_p", "top_k", "num_samples"),
+)
 
 # Heads of the columns of figures, and how they are shown.
 _HEADS = dict(zip(("LM loss", "matched", "shuffled", "tokens", "seconds", "FLOPs"), FIGURES, strict=True))
@@ -88,19 +100,7 @@ def report(folders: Sequence[str | os.PathLike[str]], names: Sequence[str] = ())
         UserError: see ``read_evaluated_run``; or the runs were evaluated on different files or in different ways.
     """
     runs = [read_evaluated_run(folder) for folder in folders]
-    asked = ("test file (sha256)", "task", "headline", "lenient")
-    for name in (*asked, "max_new_tokens", "temperature", "top_p", "top_k", "num_samples"):
-        # Of another program's answers it is not known how they were made.
-        values = {json.dumps(run.protocol.get(name)): run.folder for run in reversed(runs)}
-        values.pop("null", None)
-        if len(values) > 1:
-            found = " and ".join(f"{value} ({folder})" for value, folder in sorted(values.items()))
-            raise UserError(
-                f"the runs differ in {name} of the evaluation, {found}, so their numbers can't stand in one table; "
-                "evaluate one again, or leave it out"
-            )
-    if any(run.indices != runs[0].indices for run in runs):
-        raise UserError("the runs were asked different examples, so their numbers can't stand in one table")
+    refuse_different(runs, _SAME_QUESTIONS)
     named = names or run_names([run.folder for run in runs])
     return [_run_row(run, name) for run, name in zip(runs, named, strict=True)]
 
