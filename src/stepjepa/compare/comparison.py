@@ -69,7 +69,6 @@ class Comparison:
 
     @property
     def baseline(self) -> Arm:
-        """What the others are compared with."""
         return self.arms[0]
 
 
@@ -86,14 +85,12 @@ def compare(
     Args:
         folders: of the runs, in any order.
         evaluation: which one to take of each run; needed only where there are several.
-        names: of the arms, in the order in which ``folders`` first names a run of each; by default those of the sweep
-            that all the runs belong to, or what differs between the arms.
+        names: of the arms, in the order of their first runs; by default those of the sweep, or what differs.
         baseline: name of the arm to compare with; by default that of the sweep, or the regular one.
         tails: key of ``TAILS``.
 
     Raises:
-        UserError: a folder is no evaluated run, the runs can't be compared, an arm has a seed twice, there is only one
-            arm, or none or several of them may be the baseline.
+        UserError: a folder is no evaluated run, or the runs can't be compared.
     """
     places = [each if isinstance(each, RunFolder) else RunFolder(Path(each)) for each in folders]
     runs = [read_evaluated_run(place.folder, evaluation) for place in places]
@@ -291,11 +288,7 @@ def _shown(value: Any) -> str:
 
 
 def verdict(comparison: Comparison) -> str:
-    """One sentence: what is better than the baseline over seeds, by how much, at equal steps or at equal FLOPs.
-
-    Better means that the p of the headline, corrected by Holm, is below 0.05. Where nothing is, the sentence says so,
-    and how large a difference these seeds could have shown.
-    """
+    """One sentence: what is better than the baseline (Holm's p of the headline below 0.05), and what could be shown."""
     score, base, tails = comparison.scores["headline"], comparison.baseline.name, comparison.tails
     tests = {name: found.measures["headline"] for name, found in comparison.differences.items()}
     better = {
@@ -308,11 +301,7 @@ def verdict(comparison: Comparison) -> str:
     parts = []
     for heading in (*EQUAL, None):
         # An arm with equal steps and equal FLOPs is in both groups.
-        names = [
-            name
-            for name, found in comparison.differences.items()
-            if (heading in found.equal if heading else not found.equal)
-        ]
+        names = [name for name, found in comparison.differences.items() if heading in (found.equal or (None,))]
         where = f"at equal {heading}" if heading else "at neither equal steps nor FLOPs"
         found, what = " and ".join(better[name] for name in names if name in better), f"better than {base} in {score}"
         if names:

@@ -67,9 +67,6 @@ def make_page(
         title: of the page; by default made of the names of the runs.
         baseline: the arm that the others are compared with; by default the regular one.
         analysis: output folder of ``stepjepa analyze``; by default the first one in the folder of a run.
-
-    Raises:
-        UserError: ``baseline`` is none of the arms, or the runs can't be compared with it.
     """
     compared = compare_runs(runs, baseline)
     look = looks(runs, next((comparison for _, comparison, _ in compared if comparison), None))
@@ -132,13 +129,9 @@ def _by_evaluation(runs: Sequence[Run]) -> dict[str, list[tuple[Run, Evaluation]
 
 
 def compare_runs(runs: Sequence[Run], baseline: str | None = None) -> list[tuple[str, Comparison | None, str]]:
-    """Compare the finished runs, once for each evaluation that at least two of them have.
+    """For each evaluation that two finished runs have: its name, the comparison, and the reason where there is none.
 
-    Returns:
-        The name of the evaluation, the comparison, and the reason where there is none.
-
-    Raises:
-        UserError: the user named a baseline, and the runs can't be compared with it.
+    ``UserError`` if the user named a baseline, and the runs can't be compared with it.
     """
     found: list[tuple[str, Comparison | None, str]] = []
     for name, evaluated in _by_evaluation(runs).items():
@@ -331,11 +324,7 @@ def answers_section(runs: Sequence[Run]) -> Section:
 
 
 def _answers(run: str, evaluation: Evaluation, texts: dict[str, int]) -> dict[str, Any]:
-    """One evaluation for the script; empty where nothing was generated.
-
-    Of each answer: index, number of the prompt, number of the right answer, what was generated, whether it is right,
-    whether the model stopped (null: not known), the kind of error, and the scores in the order of ``scores``.
-    """
+    """One evaluation for ``answers.js``, which says what is in an answer; empty where nothing was generated."""
     lines = [] if evaluation.answers is None else [line for _, line in read_jsonl(evaluation.answers)]
     lines = [line for line in lines if isinstance(line.get("generated"), str)]
     if not lines:

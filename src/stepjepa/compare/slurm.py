@@ -106,13 +106,7 @@ class TrialJob:
 class Slurm:
     """Trials as jobs of one array; see ``sweep.Engine``.
 
-    Args:
-        folder: of the sweep; seen from all nodes.
-        options: see :func:`read_options`.
-        jobs: how many run at a time; None leaves it to submitit.
-
-    Raises:
-        UserError: there is no SLURM here, or submitit does not take the options.
+    All nodes see the folder of the sweep. ``options`` are from :func:`read_options`; ``jobs`` run at a time.
     """
 
     pause = 1.0
