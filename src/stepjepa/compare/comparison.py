@@ -129,9 +129,8 @@ def _arms(runs: Sequence[EvaluatedRun], names: Sequence[str]) -> list[Arm]:
     for run in runs:
         other = groups.setdefault(_json(run.settings), {}).setdefault(run.seed, run)
         if other is not run:
-            raise UserError(
-                f"is of the same arm and seed ({run.seed}) as {other.folder}; leave one out", path=run.folder
-            )
+            fault = f"is of the same arm and seed ({run.seed}) as {other.folder}; leave one out"
+            raise UserError(fault, path=run.folder)
     settings = [next(iter(group.values())).settings for group in groups.values()]
     if len(settings) < 2:
         raise UserError("the runs differ in nothing but their seeds; add those of another arm to compare with")
@@ -244,10 +243,8 @@ def _notes(arms: Sequence[Arm], differences: dict[str, Difference]) -> Iterator[
     if any(run.figures["flops"] is None for run in runs):
         yield "FLOPs are not in all run folders (older versions did not count them), so less is said at equal FLOPs"
     if not any("FLOPs" in found.equal for found in differences.values()):
-        yield (
-            f"nothing here is comparable at equal FLOPs (within {SAME_FLOPS:.0%} of {baseline}); add runs trained "
-            "with --same_flop, for as many steps as spend the compute of regular"
-        )
+        share = f"within {SAME_FLOPS:.0%} of {baseline}"
+        yield f"nothing here is comparable at equal FLOPs ({share}); add runs trained with --same_flop"
     if max(run.mean("headline") or 0 for run in runs) < 0.01:
         yield "no run is right on 1% of the examples, so their differences say nothing yet; train longer"
     for arm in arms[1:]:
@@ -257,10 +254,7 @@ def _notes(arms: Sequence[Arm], differences: dict[str, Difference]) -> Iterator[
             if alone:
                 yield f"{one.name}: {other.name} has no run with seed {alone}; skipped in the differences"
         if len(seeds) > 1 and test is not None and test.t is None:
-            yield (
-                f"{arm.name}: its differences from {baseline} are equal for all seeds, so there is no t-test; with "
-                "scores this coarse, equal differences are no evidence"
-            )
+            yield f"{arm.name}: its differences from {baseline} are equal for all seeds, so there is no t-test"
     yield from _doubts(runs)
 
 

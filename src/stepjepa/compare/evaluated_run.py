@@ -147,12 +147,8 @@ def read_evaluated_run(folder: str | os.PathLike[str], evaluation: str | None = 
     """
     path = Path(folder)
     run = checked_fields(read_run(path), path / RUN_FILE, _TRAIN_AGAIN)
-    if run.text("status") != "finished":
-        raise UserError(
-            f"the run is not finished (status {shown(run.text('status'))}); go on with --resume_from_checkpoint last, "
-            "or leave it out",
-            path=path,
-        )
+    if (status := run.text("status")) != "finished":
+        raise UserError(f"the run is not finished (status {shown(status)}); resume it, or leave it out", path=path)
     file = _summary_file(path, evaluation)
     summary = read_fields(file, "summary of an evaluation", _EVALUATE_AGAIN)
     if is_of_another_model(path, summary.values):
@@ -199,17 +195,12 @@ def _summary_file(folder: Path, evaluation: str | None) -> Path:
     names = sorted(file.name.removesuffix(SUMMARY) for file in folder.glob(f"*{SUMMARY}"))
     there = ", ".join(names) or "none"
     if evaluation is None and len(names) > 1:
-        raise UserError(
-            f"holds several evaluations ({there}); leave one in it, or name one where the command takes --evaluation",
-            path=folder,
-        )
+        raise UserError(f"holds several evaluations ({there}); leave one in it, or name one to compare", path=folder)
     wanted = evaluation or (names or [""])[0]
     wanted = wanted.removesuffix(SUMMARY).removesuffix(".jsonl")
     if wanted not in names:
         which = f" '{wanted}' (there is {there})" if wanted else ""
-        raise UserError(
-            f"holds no finished evaluation{which}; run 'stepjepa evaluate' with an --output_file in it", path=folder
-        )
+        raise UserError(f"holds no finished evaluation{which}; evaluate with an --output_file in it", path=folder)
     return folder / f"{wanted}{SUMMARY}"
 
 
@@ -319,11 +310,8 @@ def refuse_different(runs: Sequence[EvaluatedRun], only: Sequence[str] = ()) -> 
             other = min(set(run.indices) ^ set(first.indices))
             said = [f"only one of them was asked example {other} (counted from 0)"]
         if said:
-            raise UserError(
-                f"can't be compared with {first.folder}: {said[0]}; train and evaluate all runs alike, or leave this "
-                "one out",
-                path=run.folder,
-            )
+            fault = f"can't be compared with {first.folder}: {said[0]}"
+            raise UserError(f"{fault}; train and evaluate all alike, or leave this one out", path=run.folder)
 
 
 def _short(value: Any) -> str:

@@ -55,9 +55,7 @@ def read_options(arguments: Sequence[str]) -> dict[str, Any]:
             value = text
         options[name if name in AutoExecutor._typed_parameters() else f"slurm_{name}"] = value
     if "timeout_min" not in options:
-        raise UserError(
-            "--slurm: name the time limit of one trial, as in --slurm time=4:00:00; submitit's is 5 minutes"
-        )
+        raise UserError("--slurm: name the time limit of one trial, as in --slurm time=4:00:00")
     if "cpus_per_task" in options:
         # From SLURM 22.05 on, srun no longer takes this over from sbatch.
         options.setdefault("slurm_srun_args", [f"--cpus-per-task={options['cpus_per_task']}"])
@@ -154,9 +152,7 @@ class Slurm:
         try:
             jobs = self._executor.submit_array([TrialJob(place, trial) for trial in left])
         except (RuntimeError, OSError) as error:
-            raise UserError(
-                f"the jobs were refused ({one_line(error)}); change --slurm, or --engine local runs them here"
-            ) from None
+            raise UserError(f"the jobs were refused ({one_line(error)}); change --slurm") from None
         self._watched |= dict(zip(left, jobs, strict=True))
         write_json(ids_file, ids | {trial.name: job.job_id for trial, job in self._watched.items()})
         print(f"slurm: {len(jobs)} jobs submitted, from {jobs[0].job_id}; logs in {self._files}", flush=True)

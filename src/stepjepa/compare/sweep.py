@@ -91,11 +91,8 @@ class SweepFolder:
             before, now = _by_flag(record.get(stage)), _by_flag(arguments)
             if before != now:
                 old, new = (" ".join(sorted(flags)) or "nothing" for flags in (before - now, now - before))
-                raise UserError(
-                    f"was begun with other flags of 'stepjepa {stage}' ({old} became {new}); change the grid back, "
-                    "rename the arm, or name another --output_dir",
-                    path=run,
-                )
+                fault = f"was begun with other flags of 'stepjepa {stage}' ({old} became {new})"
+                raise UserError(f"{fault}; change the grid back, or name another --output_dir", path=run)
         if record.get("status") == FAILED:
             return FAILED
         return FINISHED if self.is_evaluated(trial) else INTERRUPTED
