@@ -28,7 +28,7 @@ from stepjepa.terminal import visible_lines
 LONGEST = 4000
 """Characters of an answer that are shown."""
 
-_DAMAGED = (UserError, KeyError, TypeError, ValueError, AttributeError, IndexError)
+_DAMAGED = (UserError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 
 Part = dict[str, Any]
 """What ``templates/section.html`` shows, by its names: heading, texts, tables, charts, and so on."""
