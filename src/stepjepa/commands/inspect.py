@@ -18,7 +18,6 @@ from stepjepa.errors import UserError, visible
 from stepjepa.files import refuse_existing
 from stepjepa.models.presets import PREFIX, preset_tokenizer
 from stepjepa.options import FROM_ONE, Parser, option
-from stepjepa.terminal import make_console
 
 PIPE_WIDTH = 120
 """Columns of the output if standard output is not a terminal and ``COLUMNS`` is not set."""
@@ -66,11 +65,15 @@ def inspect(args: argparse.Namespace) -> dict[str, Any]:
 
     inspection = inspect_records(records, args.index, tokenizer, config, args.records)
     if not args.json:
+        from rich.console import Console
+
         from stepjepa.inspection.record import show
 
         known = sys.stdout.isatty() or "COLUMNS" in os.environ
         width = shutil.get_terminal_size().columns if known else PIPE_WIDTH
-        show(inspection, make_console(width, colours=not args.no_color))
+        # Rich ignores a width without a height on a dumb terminal.
+        height = shutil.get_terminal_size().lines
+        show(inspection, Console(width=width, height=height, no_color=args.no_color or None))
     if args.png is not None:
         from stepjepa.inspection.plots import write_png
         from stepjepa.inspection.record import title
