@@ -45,7 +45,7 @@ def test_what_is_damaged_is_noted_and_left_out(tmp_path):
     (run,) = read_runs([folder])
     assert len(run.metrics) == 3
     assert list(run.evaluations) == ["gone", "test"]
-    assert run.evaluations["gone"].answers is None
+    assert not run.answers("gone").exists()
     first, second, third = run.notes
     assert first == "3 lines of metrics.jsonl can't be read."
     assert second.startswith("An evaluation is skipped: ") and "dev.summary.json: 'scores.exact.mean'" in second

@@ -17,23 +17,18 @@ from stepjepa.run_folder import METRICS_FILE, read_run
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """A finished evaluation: its name, ``NAME.summary.json``, and ``NAME.jsonl`` (None where that file is gone)."""
-
-    name: str
-    summary: dict[str, Any]
-    answers: Path | None
-
-
-@dataclass(frozen=True)
 class Run(RunFolder):
     """A run folder that has been read."""
 
     name: str = ""  # differs from the names of the other runs; it comes from the user, so it must be escaped
     run: dict[str, Any] = field(default_factory=dict)  # run.json; any part of it may be missing
     metrics: list[dict[str, Any]] = field(default_factory=list)  # of metrics.jsonl, each with a number as its step
-    evaluations: dict[str, Evaluation] = field(default_factory=dict)  # by name
+    evaluations: dict[str, dict[str, Any]] = field(default_factory=dict)  # NAME.summary.json of each, by name
     notes: list[str] = field(default_factory=list)  # what could not be read, one sentence each
+
+    def answers(self, evaluation: str) -> Path:
+        """The file of its answers, which may be gone."""
+        return self.folder / f"{evaluation}.jsonl"
 
     def get(self, *path: str) -> Any:
         """The value at a path in ``run.json``, or None."""
@@ -96,7 +91,6 @@ def _read_evaluation(run: Run, file: Path) -> None:
         return
     if is_of_another_model(run.folder, summary.values):
         run.notes.append(f"The evaluation {name} is of another model than the folder holds now; evaluate again.")
-    answers = file.with_name(f"{name}.jsonl")
-    if not answers.is_file():
-        run.notes.append(f"The answers of the evaluation {name} ({answers.name}) are gone; its summary is shown.")
-    run.evaluations[name] = Evaluation(name, dict(summary.values), answers if answers.is_file() else None)
+    if not run.answers(name).is_file():
+        run.notes.append(f"The answers of the evaluation {name} ({name}.jsonl) are gone; its summary is shown.")
+    run.evaluations[name] = dict(summary.values)

@@ -18,7 +18,7 @@ from markupsafe import Markup
 from stepjepa.compare.charts import DASHES, Look, curves, json_block, looks, read_template, render
 from stepjepa.compare.comparison import Comparison, compare, verdict
 from stepjepa.compare.evaluated_run import settings_of
-from stepjepa.compare.logged_run import Evaluation, Run, is_number
+from stepjepa.compare.logged_run import Run, is_number
 from stepjepa.compare.plot import picture
 from stepjepa.compare.tables import UNKNOWN, Table, interval, tables
 from stepjepa.errors import UserError
@@ -119,13 +119,10 @@ def _content_policy(scripts: Sequence[str]) -> str:
     return "; ".join([*parts, "font-src data:", "base-uri 'none'", "form-action 'none'"])
 
 
-def _by_evaluation(runs: Sequence[Run]) -> dict[str, list[tuple[Run, Evaluation]]]:
+def _by_evaluation(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """The runs that have each evaluation, by its name."""
-    found: dict[str, list[tuple[Run, Evaluation]]] = {}
-    for run in runs:
-        for name, evaluation in run.evaluations.items():
-            found.setdefault(name, []).append((run, evaluation))
-    return found
+    names = dict.fromkeys(name for run in runs for name in run.evaluations)
+    return {name: [run for run in runs if name in run.evaluations] for name in names}
 
 
 def compare_runs(runs: Sequence[Run], baseline: str | None = None) -> list[tuple[str, Comparison | None, str]]:
@@ -135,7 +132,7 @@ def compare_runs(runs: Sequence[Run], baseline: str | None = None) -> list[tuple
     """
     found: list[tuple[str, Comparison | None, str]] = []
     for name, evaluated in _by_evaluation(runs).items():
-        finished = [run for run, _ in evaluated if run.get("status") == "finished"]
+        finished = [run for run in evaluated if run.get("status") == "finished"]
         if len(finished) < 2:
             continue
         try:
@@ -178,28 +175,28 @@ def accuracy_section(runs: Sequence[Run]) -> Section:
     return Section("accuracy", "Accuracy", [{"tables": _scores_and_errors(*each)} for each in evaluations])
 
 
-def _scores_and_errors(name: str, evaluated: Sequence[tuple[Run, Evaluation]]) -> list[Table]:
+def _scores_and_errors(name: str, runs: Sequence[Run]) -> list[Table]:
+    summaries = {run.name: run.evaluations[name] for run in runs}
     # Headline and lenient score first.
-    scores = dict.fromkeys(each.summary[which] for _, each in evaluated for which in ("headline", "lenient"))
-    scores |= dict.fromkeys(score for _, each in evaluated for score in each.summary["scores"])
-    kinds = dict.fromkeys(kind for _, each in evaluated for kind in each.summary.get("errors") or ())
-    rows, errors = [], []
+    scores = dict.fromkeys(each[which] for each in summaries.values() for which in ("headline", "lenient"))
+    scores |= dict.fromkeys(score for each in summaries.values() for score in each["scores"])
+    kinds = dict.fromkeys(kind for each in summaries.values() for kind in each.get("errors") or ())
     about = dict.fromkeys(
-        f"{_plain(each.summary['n'])} examples of {_plain(each.summary.get('test_file'))}, task "
-        f"{_plain(each.summary.get('task'))}, decided by {each.summary['headline']}"
-        for _, each in evaluated
+        f"{_plain(each['n'])} examples of {_plain(each.get('test_file'))}, task {_plain(each.get('task'))}, decided by "
+        f"{each['headline']}"
+        for each in summaries.values()
     )
-    for run, each in evaluated:
-        summary, similarity = each.summary, each.summary.get("similarity") or {}
-        cells = [_score(summary["scores"].get(score)) for score in scores]
-        figures = (summary.get("gold_loss"), *map(similarity.get, ("matched_similarity", "shuffled_similarity")))
-        rows.append((run.name, *cells, *map(_plain, figures)))
-        counts = [(summary.get("errors") or {}).get(kind, 0) for kind in kinds]
-        errors.append((run.name, *(f"{_plain(count)} ({count / summary['n']:.1%})" for count in counts)))
+    rows, errors = [], []
+    for run, each in summaries.items():
+        similarity, counts = each.get("similarity") or {}, each.get("errors") or {}
+        figures = (each.get("gold_loss"), *map(similarity.get, ("matched_similarity", "shuffled_similarity")))
+        rows.append((run, *(_score(each["scores"].get(score)) for score in scores), *map(_plain, figures)))
+        found = [counts.get(kind, 0) for kind in kinds]
+        errors.append((run, *(f"{_plain(count)} ({count / each['n']:.1%})" for count in found)))
     title = f"Evaluation {name}: {'; '.join(about)}. Intervals are of 95 % (Wilson), for the choice of examples"
     heads = ("run", *("stopped by itself" if score == "stopped" else score for score in scores))
-    found = [Table(title, (*heads, "LM loss on right answers", "cosine, matched", "cosine, shuffled"), rows)]
-    return [*found, Table(f"Evaluation {name}: errors by kind", ("run", *kinds), errors)] if kinds else found
+    table = Table(title, (*heads, "LM loss on right answers", "cosine, matched", "cosine, shuffled"), rows)
+    return [table, Table(f"Evaluation {name}: errors by kind", ("run", *kinds), errors)] if kinds else [table]
 
 
 def _score(score: dict[str, Any] | None) -> str:
@@ -317,19 +314,19 @@ def answers_section(runs: Sequence[Run]) -> Section:
     """The answers of all evaluations; ``UserError`` if a file of answers can't be read."""
     # Two evaluations ask the same questions, so each distinct text stands once.
     texts: dict[str, int] = {}
-    evaluations = [_answers(run.name, evaluation, texts) for run in runs for evaluation in run.evaluations.values()]
+    evaluations = [_answers(run, name, texts) for run in runs for name in run.evaluations]
     found = [each for each in evaluations if each]
     data = json_block("answers-data", {"texts": list(texts), "evaluations": found})
     return Section("answers", "Generated answers", [{"answers": data}] if found else [])
 
 
-def _answers(run: str, evaluation: Evaluation, texts: dict[str, int]) -> dict[str, Any]:
+def _answers(run: Run, evaluation: str, texts: dict[str, int]) -> dict[str, Any]:
     """One evaluation for ``answers.js``, which says what is in an answer; empty where nothing was generated."""
-    lines = [] if evaluation.answers is None else [line for _, line in read_jsonl(evaluation.answers)]
-    lines = [line for line in lines if isinstance(line.get("generated"), str)]
+    file, summary = run.answers(evaluation), run.evaluations[evaluation]
+    lines = [line for _, line in read_jsonl(file) if isinstance(line.get("generated"), str)] if file.is_file() else []
     if not lines:
         return {}
-    headline = evaluation.summary["headline"]
+    headline = summary["headline"]
     prompts = [shown_text(line.get("prompt")) for line in lines]
     # The system prompt, which all prompts begin with, stands once.
     begin = os.path.commonprefix(prompts) if len(prompts) > 1 else ""  # noqa: RUF071  # of characters, not of folders
@@ -354,9 +351,9 @@ def _answers(run: str, evaluation: Evaluation, texts: dict[str, int]) -> dict[st
         for line, prompt in zip(lines, prompts, strict=True)
     ]
     return {
-        "run": visible_lines(run),
-        "name": visible_lines(evaluation.name),
-        "test": evaluation.summary.get("test_fingerprint"),
+        "run": visible_lines(run.name),
+        "name": visible_lines(evaluation),
+        "test": summary.get("test_fingerprint"),
         "headline": shown_text(headline),
         "scores": [visible_lines(name) for name in names],
         "samples": max(len(line.get("samples") or ()) for line in lines),
