@@ -14,7 +14,6 @@ from stepjepa.compare.comparison import Comparison, verdict
 from stepjepa.compare.evaluated_run import (
     FIGURES,
     MEASURES,
-    EvaluatedRun,
     read_evaluated_run,
     refuse_different,
     run_names,
@@ -97,25 +96,22 @@ def report(folders: Sequence[str | os.PathLike[str]], names: Sequence[str] = ())
     """
     runs = [read_evaluated_run(folder) for folder in folders]
     refuse_different(runs, _SAME_QUESTIONS)
-    named = names or run_names([run.folder for run in runs])
-    return [_run_row(run, name) for run, name in zip(runs, named, strict=True)]
-
-
-def _run_row(run: EvaluatedRun, name: str) -> dict[str, Any]:
-    answers = mean_with_interval(run.examples["headline"] or [])
-    return {
-        "run": name,
-        "mode": run.settings["mode"],
-        # Regular runs have no views.
-        "K": run.settings.get("predictors", 0),
-        "score": f"{run.protocol['headline']} ({run.protocol['lenient']})",
-        "accuracy": run.mean("headline"),
-        "lenient": run.mean("lenient"),
-        "stop rate": run.mean("stopped"),
-        **{head: run.figures[figure] for head, figure in _HEADS.items() if head != "FLOPs"},
-        "low": answers["low"],
-        "high": answers["high"],
-    }
+    rows = []
+    for run, name in zip(runs, names or run_names([run.folder for run in runs]), strict=True):
+        answers = mean_with_interval(run.examples["headline"] or [])
+        row = {
+            "run": name,
+            "mode": run.settings["mode"],
+            # Regular runs have no views.
+            "K": run.settings.get("predictors", 0),
+            "score": f"{run.protocol['headline']} ({run.protocol['lenient']})",
+            "accuracy": run.mean("headline"),
+            "lenient": run.mean("lenient"),
+            "stop rate": run.mean("stopped"),
+        }
+        figures = {head: run.figures[figure] for head, figure in _HEADS.items() if head != "FLOPs"}
+        rows.append({**row, **figures, "low": answers["low"], "high": answers["high"]})
+    return rows
 
 
 def report_text(rows: Sequence[dict[str, Any]]) -> str:
