@@ -1,6 +1,5 @@
 """Answers in headless Chromium: filters, search, side by side, hostile text, a phone."""
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,6 @@ from test_sections import say
 from made_up_runs import make_run
 from stepjepa.compare.logged_run import read_runs
 from stepjepa.compare.page import write_page
-from stepjepa.files import write_jsonl
 
 HOSTILE = (
     "<script>alert(1)</script>",
@@ -54,18 +52,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def address(folder: Path) -> str:
     """A page of two runs with seven answers each, five of them the same."""
-    first = make_run(folder / "first", "1001000")
-    second = make_run(folder / "second", "0110100", stopped="1111111")
     shared = [f"begin\nquestion {place}" for place in range(7)]
-    for run, generated in ((first, GENERATED), (second, [*GENERATED[:5], "six", "eleven"])):
-        lines = [
-            {**line, "index": place, "scores": {"exact": place in right, "prefix": True}, "stopped": place != 3}
-            for right in [(0, 3) if run is first else (1, 2, 4)]
-            for place, line in enumerate([json.loads((run / "test.jsonl").read_text().splitlines()[0])] * 7)
-        ]
-        write_jsonl(run / "test.jsonl", lines)
+    runs = [make_run(folder / right, right, stopped="1110111") for right in ("1001000", "0110100")]
+    for run, generated in zip(runs, (GENERATED, [*GENERATED[:5], "six", "eleven"]), strict=True):
         say(run, prompt=shared, truth="<b>truth</b>", generated=generated)
-    write_page(read_runs([first, second]), folder / "page.html")
+    write_page(read_runs(runs), folder / "page.html")
     return f"file://{folder / 'page.html'}"
 
 

@@ -1,13 +1,14 @@
 """Runs become arms, arms are paired with the baseline by seed; what can't be compared is refused, and named."""
 
 import hashlib
-import json
 from pathlib import Path
 
 import pytest
+from test_sections import say
 
 from made_up_runs import PROTOCOL, change, evaluate, make_run
 from stepjepa.compare.comparison import compare
+from stepjepa.compare.tables import report
 from stepjepa.config import JepaConfig
 from stepjepa.errors import UserError
 from stepjepa.evaluation.output import model_fingerprint
@@ -79,11 +80,7 @@ def test_does_the_gain_come_from_stopping(tmp_path):
 
 def test_what_is_not_known_is_none(tmp_path):
     folders = [make_run(tmp_path / "a", "1100"), make_run(tmp_path / "b", "1110", jepa=LLM)]
-    lines = [json.loads(line) for line in (folders[0] / "test.jsonl").read_text().splitlines()]
-    for line in lines:
-        line["stopped"] = None
-        line["scores"]["exact"] /= 2
-    (folders[0] / "test.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    say(folders[0], stopped=None, scores=[{"exact": exact, "prefix": 2 * exact} for exact in (0.5, 0.5, 0, 0)])
     summary = folders[0] / "test.summary.json"
     change(summary, "scores", "exact", "mean", to=0.25)
     change(summary, "gold_loss", to=float("nan"))
@@ -241,13 +238,8 @@ def test_names_and_baseline(runs, tmp_path):
     again = make_run(tmp_path / "again", "1" * 8, seed=23)
     with pytest.raises(UserError, match=rf"again: is of the same arm and seed \(23\) as {runs[0]}; leave one out"):
         compare([*runs, again])
-    others = [make_run(tmp_path / f"k{k}", "1" * 8, jepa={**LLM, "predictors": k}) for k in (1, 2)]
-    with pytest.raises(UserError, match=r"0 arms are regular; choose one of llm-jepa K=1; llm-jepa K=2"):
-        compare(others)
     quick = make_run(tmp_path / "quick", "1" * 8, training={"learning_rate": 1e-3})
-    with pytest.raises(
-        UserError, match=r"2 arms are regular.*one of regular learning_rate=2e-05; .*; regular learning"
-    ):
+    with pytest.raises(UserError, match=r"2 arms are regular.*one of regular learning_rate=2e-05; "):
         compare([*runs, quick])
 
 
@@ -282,21 +274,16 @@ def test_what_is_different_is_refused_and_named(file, path, value, words, runs):
 
 
 def test_records_that_a_task_leaves_out(runs):
-    def renumber(folder, indices):
-        lines = [json.loads(line) for line in (folder / "test.jsonl").read_text().splitlines()]
-        numbered = [line | {"index": index} for line, index in zip(lines, indices, strict=True)]
-        (folder / "test.jsonl").write_text("".join(json.dumps(line) + "\n" for line in numbered))
-
     before = compare(runs)
     for folder in runs:
-        renumber(folder, [0, 2, 3, 4, 5, 6, 8, 9])
+        say(folder, index=[0, 2, 3, 4, 5, 6, 8, 9])
     assert compare(runs).differences == before.differences
-    renumber(runs[5], [0, 2, 3, 4, 5, 7, 8, 9])
+    say(runs[5], index=[0, 2, 3, 4, 5, 7, 8, 9])
     with pytest.raises(UserError, match="only one of them was asked example 6") as caught:
         compare(runs)
     assert str(caught.value).startswith(f"{runs[5]}: can't be compared with {runs[0]}")
     for wrong in ([0, 2, 3, 4, 5, 6, 8, 8], [2, 0, 3, 4, 5, 6, 8, 9]):
-        renumber(runs[5], wrong)
+        say(runs[5], index=wrong)
         with pytest.raises(UserError, match="its 8 lines are not the examples"):
             compare(runs)
 
@@ -310,12 +297,9 @@ def test_what_may_differ_between_evaluations(runs):
 
 BROKEN = [
     ("run.json", None, "is no run folder"),
-    ("run.json", "{", "run.json:1: is damaged"),
     ("run.json", '{"status": "running"}', r"the run is not finished \(status 'running'\)"),
     ("run.json", '{"status": "finished"}', r"run.json: 'results' is missing, expected an object; restore"),
-    ("test.summary.json", "{", r"test.summary.json:1: is damaged: not valid JSON \(.*\); evaluate"),
     ("test.jsonl", None, "test.jsonl: no such file of answers"),
-    ("test.jsonl", "{}\n", "test.jsonl:1: 'index' is missing, expected a whole number of at least 0; evaluate"),
     ("test.jsonl", '{"index": 0}\n', "its 1 lines are not the examples of test.summary.json"),
 ]
 
@@ -330,7 +314,16 @@ def test_broken_folders_are_refused(file, content, words, runs):
 
 
 def test_lines_of_another_evaluation_are_refused(runs):
-    lines = (runs[1] / "test.jsonl").read_text()
-    (runs[0] / "test.jsonl").write_text(lines)
+    (runs[0] / "test.jsonl").write_text((runs[1] / "test.jsonl").read_text())
     with pytest.raises(UserError, match=r"its lines don't give the mean of test.summary.json"):
         compare(runs)
+
+
+def test_a_table_has_answers_that_were_made_alike(runs):
+    for folder, value in zip(runs, (None, 16, 32), strict=False):
+        change(folder / "run.json", "data", "train", "sha256", to=folder.name)
+        change(folder / "test.summary.json", "settings", "max_new_tokens", to=value)
+    # Of another program's answers it is not known; what they were trained on does not matter.
+    assert [row["accuracy"] for row in report(runs[:2])] == [0.25, 0.375]
+    with pytest.raises(UserError, match="max new tokens is 32 instead of 16"):
+        report(runs[:3])

@@ -52,8 +52,7 @@ def test_the_baseline_comes_first_and_is_added_if_it_is_regular() -> None:
     assert list(grid.arms) == ["regular", "jepa"]
     assert grid.arms["regular"] == {"regular": True}
     assert grid.seeds == (82, 23, 37, 84, 4)
-    own = make_grid({"arms": {"jepa": {}, "plain": {"lbd": 0}}, "baseline": "plain"})
-    assert list(own.arms) == ["plain", "jepa"]
+    assert list(make_grid({"arms": {"jepa": {}, "plain": {}}, "baseline": "plain"}).arms) == ["plain", "jepa"]
 
 
 def test_names_are_file_names_unique_and_stable() -> None:
@@ -64,8 +63,6 @@ def test_names_are_file_names_unique_and_stable() -> None:
     assert labels[:2] == ["a_f-a-b-c14cdd", "a_f-a-b"]
     plain = trials_of(arms={"a": {"f": [0.5, "1e-5", True, "l2"]}})[1:]
     assert [trial.label for trial in plain] == ["a_f0.5", "a_f1e-5", "a_f-true", "a_f-l2"]
-    many = {f"flag{number}": ["x" * 30] for number in range(20)}
-    assert len(trials_of(arms={"a": many})[1].label) < 200
     # More arms, values and seeds leave the names of the others as they are.
     before = {trial.name for trial in trials_of(arms={"a": {"f": [1, 2]}})}
     after = {trial.name for trial in trials_of(seeds=(9, 1), arms={"b": {}, "a": {"f": [3, 2, 1]}})}

@@ -39,28 +39,17 @@ def test_what_is_damaged_is_noted_and_left_out(tmp_path):
     with (folder / "metrics.jsonl").open("a", encoding="utf-8") as stream:
         stream.write('{"step": "four", "loss": 1.0}\n[1]\n{"step": 28, "lo')
     evaluate(folder, "100", name="dev")
-    (folder / "dev.summary.json").write_text('{"n": 3', encoding="utf-8")
+    change(folder / "dev.summary.json", "scores", "exact", "mean", to=["odd"])
     evaluate(folder, "100", name="gone")
     (folder / "gone.jsonl").unlink()
     (run,) = read_runs([folder])
     assert len(run.metrics) == 3
     assert list(run.evaluations) == ["gone", "test"]
-    assert run.evaluations["gone"].answers is None
+    assert not run.answers("gone").exists()
     first, second, third = run.notes
     assert first == "3 lines of metrics.jsonl can't be read."
-    assert second.startswith("An evaluation is skipped: ") and "dev.summary.json" in second
+    assert second.startswith("An evaluation is skipped: ") and "dev.summary.json: 'scores.exact.mean'" in second
     assert third == "The answers of the evaluation gone (gone.jsonl) are gone; its summary is shown."
-
-
-@pytest.mark.parametrize("path", [("scores",), ("scores", "exact", "mean"), ("headline",), ("n",)])
-def test_a_summary_that_cannot_be_shown_says_why(path, tmp_path):
-    folder = make_run(tmp_path / "a", "110")
-    log(folder)
-    change(folder / "test.summary.json", *path, to=["odd"])
-    (run,) = read_runs([folder])
-    assert run.evaluations == {}
-    (note,) = run.notes
-    assert note.startswith("An evaluation is skipped: ") and path[-1] in note
 
 
 def test_an_evaluation_of_another_model_is_noted(tmp_path):

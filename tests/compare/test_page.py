@@ -2,12 +2,12 @@
 
 import base64
 import hashlib
-import json
 import random
 import re
 from pathlib import Path
 
 import pytest
+from test_sections import say
 
 from bad_runs import DAMAGED, damage
 from made_up_logs import STEP_JEPA, log
@@ -16,7 +16,6 @@ from stepjepa.cli import main
 from stepjepa.compare.logged_run import read_runs
 from stepjepa.compare.page import make_page
 from stepjepa.errors import UserError
-from stepjepa.files import write_jsonl
 
 HOSTILE = (
     "<img src=x onerror=\"document.title='caught'\"><script>document.title='caught'</script>{{ 7 * 7 }}&amp;\u202e"
@@ -40,9 +39,7 @@ def hostile(tmp_path):
         change(folder / "run.json", "training", "lr_scheduler_type", to=HOSTILE if place else "linear")
         for name, value in {"errors": {HOSTILE: 1}, "test_file": HOSTILE, "task": HOSTILE}.items():
             change(folder / "test.summary.json", name, to=value)
-        lines = [json.loads(line) for line in (folder / "test.jsonl").read_text(encoding="utf-8").splitlines()]
-        said = {"prompt": HOSTILE, "truth": HOSTILE, "generated": HOSTILE, "extracted": HOSTILE}
-        write_jsonl(folder / "test.jsonl", [{**line, **said} for line in lines])
+        say(folder, prompt=HOSTILE, truth=HOSTILE, generated=HOSTILE, extracted=HOSTILE)
         evaluate(folder, "1", name=HOSTILE.replace("/", "|"))
         folders.append(folder)
     return folders

@@ -21,14 +21,14 @@ RIGHT = {
 
 @pytest.fixture
 def runs(tmp_path):
-    made = []
-    for name, seeds in RIGHT.items():
-        for seed, right in seeds.items():
-            jepa, tokens = (LLM, 1500.0) if name == "jepa" else (None, 1000.0)
-            stopped = right if name == "regular" else None
-            parts = {"jepa": jepa, "tokens": tokens, "stopped": stopped, "flops": 8e9 * tokens}
-            made.append(make_run(tmp_path / f"{name}-{seed}", right, seed=seed, **parts))
-    return made
+    regular = [
+        make_run(tmp_path / f"regular-{seed}", right, seed=seed, stopped=right, flops=8e12)
+        for seed, right in RIGHT["regular"].items()
+    ]
+    return regular + [
+        make_run(tmp_path / f"jepa-{seed}", right, seed=seed, jepa=LLM, tokens=1500.0, flops=1.2e13)
+        for seed, right in RIGHT["jepa"].items()
+    ]
 
 
 @pytest.fixture

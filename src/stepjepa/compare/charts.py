@@ -9,7 +9,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
 from stepjepa import terminal
@@ -17,9 +17,8 @@ from stepjepa.compare.comparison import Comparison
 from stepjepa.compare.logged_run import Run, is_number
 from stepjepa.terminal import PALETTE
 
-UNKNOWN = "–"
-DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
-"""Line styles of Plotly, which tell apart what colour alone would."""
+DASHES = {"solid": "none", "dash": "8 4", "dot": "3 3", "dashdot": "8 3 3 3", "longdash": "12 4"}
+"""Line styles of Plotly, which tell apart what colour alone would, and how SVG names them."""
 
 POINTS = 1000
 """Most points of a line; longer ones are thinned."""
@@ -47,15 +46,8 @@ def read_template(name: str) -> str:
 
 @cache
 def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("stepjepa.compare"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"plain": plain, "number": number}
-    return environment
+    loader = PackageLoader("stepjepa.compare")
+    return Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
 
 
 def render(template: str, **values: Any) -> Markup:
@@ -74,48 +66,16 @@ def chart_text(text: object) -> str:
     return escape(str(text), quote=False)
 
 
-def plain(value: Any) -> str:
-    """Any value on one line."""
-    if value is None or value == "":
-        return UNKNOWN
-    if isinstance(value, str):
-        return value
-    return f"{value:g}" if isinstance(value, float) else json.dumps(value, ensure_ascii=False, default=str)
-
-
-def number(value: Any, form: str = "{:,.0f}") -> str:
-    """A number in a form of ``str.format``."""
-    return form.format(value) if is_number(value) else UNKNOWN
-
-
-def chart(name: str, label: str, traces: Sequence[Any], *, height: int = 280, **layout: Any) -> Markup:
-    """A chart, which ``templates/charts.js`` draws with Plotly when it comes into view.
-
-    Args:
-        name: its ``id``.
-        label: describes it to readers who don't see it.
-        traces: of ``plotly.graph_objects``; texts in them have gone through :func:`chart_text`.
-        height: in CSS pixels.
-        layout: of Plotly, without colours, which the theme of the page decides.
-    """
-    from plotly import graph_objects as go
-
-    layout |= {"hovermode": "closest", "margin": {"l": 48, "r": 12, "t": 8, "b": 40}}
-    layout["legend"] = {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0}
-    drawn = {"data": [trace.to_plotly_json() for trace in traces], "layout": go.Layout(**layout).to_plotly_json()}
-    element = '<div class="chart" id="{}" role="img" aria-label="{}" style="height:{}px"></div>{}'
-    return Markup(element).format(name, label, height, json_block(f"{name}-data", drawn))
-
-
-def looks(runs: Sequence[Run], comparisons: Sequence[Comparison | None]) -> Look:
+def looks(runs: Sequence[Run], comparison: Comparison | None) -> Look:
     """Give each arm a colour and each of its seeds a line style; runs outside of arms get colours of their own."""
-    arms = next((each.arms for each in comparisons if each is not None), ())
+    arms = comparison.arms if comparison else ()
     places = {run.folder: (colour, seed) for colour, arm in enumerate(arms) for seed, run in enumerate(arm.runs)}
     found: dict[str, tuple[str, str]] = {}
     for run in runs:
         colour, seed = places.get(run.folder, (len(arms) + len(found), 0))
         # Where colours repeat, line styles differ.
-        found[run.name] = PALETTE[colour % len(PALETTE)], DASHES[(seed + colour // len(PALETTE)) % len(DASHES)]
+        dash = list(DASHES)[(seed + colour // len(PALETTE)) % len(DASHES)]
+        found[run.name] = PALETTE[colour % len(PALETTE)], dash
     return found
 
 
@@ -128,43 +88,54 @@ def curves(prefix: str, runs: Sequence[Run], columns: Sequence[str], look: Look)
     for place, group in enumerate(sorted(filter(None, [*groups, *alone]), key=lambda group: logged.index(group[0]))):
         percent = group[0].startswith(_SHARES)
         title = " and ".join(name.removeprefix("eval_answer_").replace("_", " ") for name in group)
-        drawn = chart(
-            f"{prefix}-{place}",
-            f"{title} over steps",
-            _traces(runs, group, look, ".1%" if percent else ".4g"),
-            xaxis={"title": {"text": "step"}, "rangemode": "tozero"},
-            yaxis={"tickformat": ".0%"} if percent else {},
-            showlegend=len(runs) == 1 and len(group) > 1,
-        )
-        found.append((title, drawn))
+        traces = [
+            trace
+            for run in runs
+            for number, name in enumerate(group)
+            for trace in _traces(run, name, *(look[run.name] if len(runs) > 1 else (PALETTE[number], "")), percent)
+        ]
+        found.append((title, _chart(f"{prefix}-{place}", title, traces, percent, len(runs) == 1 and len(group) > 1)))
     return found
 
 
-def _traces(runs: Sequence[Run], group: Sequence[str], look: Look, form: str) -> list[Any]:
-    """A line for each run and column that was logged; held-out values are dotted."""
+def _chart(name: str, title: str, traces: Sequence[Any], percent: bool, legend: bool) -> Markup:
+    """A chart, which ``templates/charts.js`` draws with Plotly when it comes into view; the theme gives the colours."""
+    from plotly import graph_objects as go
+
+    layout = go.Layout(
+        hovermode="closest",
+        margin={"l": 48, "r": 12, "t": 8, "b": 40},
+        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
+        xaxis={"title": {"text": "step"}, "rangemode": "tozero"},
+        yaxis={"tickformat": ".0%"} if percent else {},
+        showlegend=legend,
+    )
+    drawn = {"data": [trace.to_plotly_json() for trace in traces], "layout": layout.to_plotly_json()}
+    element = '<div class="chart" id="{}" role="img" aria-label="{} over steps" style="height:280px"></div>{}'
+    return Markup(element).format(name, title, json_block(f"{name}-data", drawn))
+
+
+def _traces(run: Run, column: str, colour: str, dash: str, percent: bool) -> list[Any]:
+    """The line of a column and, dotted, that of its held-out values; the name of a run where runs have line styles."""
     from plotly import graph_objects as go
 
     traces = []
-    for run in runs:
-        for place, column in enumerate(group):
-            colour, dash = look[run.name] if len(runs) > 1 else (PALETTE[place], "solid")
-            label = run.name if len(runs) > 1 else column.replace("_", " ")
-            for name in (column, f"eval_{column}"):
-                steps, values = _points(run, name)
-                held_out = name != column
-                if steps:
-                    trace = go.Scatter(
-                        x=steps,
-                        y=values,
-                        name=chart_text(f"{label}, held-out" if held_out else label),
-                        mode="lines+markers" if held_out or len(steps) < 3 else "lines",
-                        line={"color": colour, "width": 2, "dash": "dot" if held_out else dash},
-                        marker={"symbol": "diamond" if held_out else "circle", "size": 6, "color": colour},
-                        # By which the boxes of the legend hide a run in all charts.
-                        meta={"run": run.name},
-                        hovertemplate=f"step %{{x:,}}: %{{y:{form}}}<extra>%{{fullData.name}}</extra>",
-                    )
-                    traces.append(trace)
+    for name, held_out in ((column, False), (f"eval_{column}", True)):
+        steps, values = _points(run, name)
+        label = (run.name if dash else column.replace("_", " ")) + (", held-out" if held_out else "")
+        if steps:
+            trace = go.Scatter(
+                x=steps,
+                y=values,
+                name=chart_text(label),
+                mode="lines+markers" if held_out or len(steps) < 3 else "lines",
+                line={"color": colour, "width": 2, "dash": "dot" if held_out else dash or "solid"},
+                marker={"symbol": "diamond" if held_out else "circle", "size": 6, "color": colour},
+                # By which the boxes of the legend hide a run in all charts.
+                meta={"run": run.name},
+                hovertemplate=f"step %{{x:,}}: %{{y:{'.1%' if percent else '.4g'}}}<extra>%{{fullData.name}}</extra>",
+            )
+            traces.append(trace)
     return traces
 
 

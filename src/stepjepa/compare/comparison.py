@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,56 +42,33 @@ class Arm:
 
 @dataclass
 class Difference:
-    """An arm against the baseline, over the seeds that both have. What is not known or not tested is None.
-
-    Attributes:
-        seeds: those.
-        measures: for each of ``MEASURES`` the test over seeds.
-        by_seed: McNemar's test for each of the seeds; empty where the headline is not right or wrong.
-        by_example: the test over examples.
-        gained_lenient_before: of the examples gained, those that the baseline had right by the lenient score.
-        token_ratio: the arm's mean tokens of training to those of the baseline.
-        flops_ratio: the arm's compute of training to that of the baseline's run of the same seed, mean over the seeds.
-        equal: those of ``EQUAL`` that hold for every seed.
-        holm: the p of the headline over seeds, corrected for the number of all arms.
-        by_example_holm: that of ``by_example``.
-    """
+    """An arm against the baseline, over the seeds that both have. What is not known or not tested is None."""
 
     seeds: tuple[str, ...]
-    measures: dict[str, PairedT | None]
-    by_seed: dict[str, ExampleTest]
-    by_example: ExampleTest | None
-    gained_lenient_before: int | None
-    token_ratio: float | None
-    flops_ratio: float | None
-    equal: tuple[str, ...]
-    holm: float | None = None
-    by_example_holm: float | None = None
+    measures: dict[str, PairedT | None]  # for each of MEASURES the test over seeds
+    by_seed: dict[str, ExampleTest]  # McNemar's test for each seed; empty where the headline is not right or wrong
+    by_example: ExampleTest | None  # the test over examples
+    gained_lenient_before: int | None  # of the examples gained, those that the baseline had right by the lenient score
+    token_ratio: float | None  # mean tokens of training to those of the baseline
+    flops_ratio: float | None  # compute of training to that of the baseline's run of the same seed, mean over seeds
+    equal: tuple[str, ...]  # those of EQUAL that hold for every seed
+    holm: float | None = None  # p of the headline over seeds, corrected for the number of all arms
+    by_example_holm: float | None = None  # the same of by_example
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Arms against a baseline.
+    """Arms against a baseline."""
 
-    Attributes:
-        scores: the names of headline and lenient score.
-        test: task, test file, number of examples.
-        arms: the baseline first, the others in the order in which their runs were named.
-        differences: by name, of all arms but the baseline.
-        tails: ``one`` or ``two``, of the p that are corrected.
-        notes: what a reader must know, one sentence each.
-    """
-
-    scores: dict[str, str]
-    test: dict[str, Any]
-    arms: tuple[Arm, ...]
-    differences: dict[str, Difference]
-    tails: str
-    notes: tuple[str, ...]
+    scores: dict[str, str]  # the names of headline and lenient score
+    test: dict[str, Any]  # task, test file, number of examples
+    arms: tuple[Arm, ...]  # the baseline first, the others in the order in which their runs were named
+    differences: dict[str, Difference]  # by name, of all arms but the baseline
+    tails: str  # one or two, of the p that are corrected
+    notes: tuple[str, ...]  # what a reader must know, one sentence each
 
     @property
     def baseline(self) -> Arm:
-        """What the others are compared with."""
         return self.arms[0]
 
 
@@ -108,42 +85,40 @@ def compare(
     Args:
         folders: of the runs, in any order.
         evaluation: which one to take of each run; needed only where there are several.
-        names: of the arms, in the order in which ``folders`` first names a run of each; by default those of the sweep
-            that all the runs belong to, or what differs between the arms.
+        names: of the arms, in the order of their first runs; by default those of the sweep, or what differs.
         baseline: name of the arm to compare with; by default that of the sweep, or the regular one.
         tails: key of ``TAILS``.
 
     Raises:
-        UserError: a folder is no evaluated run, the runs can't be compared, an arm has a seed twice, there is only one
-            arm, or none or several of them may be the baseline.
+        UserError: a folder is no evaluated run, or the runs can't be compared.
     """
     places = [each if isinstance(each, RunFolder) else RunFolder(Path(each)) for each in folders]
     runs = [read_evaluated_run(place.folder, evaluation) for place in places]
-    arms = list(dict.fromkeys(place.arm for place in places))
+    refuse_different(runs)
+    of_sweep = list(dict.fromkeys(place.arm for place in places))
     baselines = {place.arm for place in places if place.is_baseline}
-    if not names and None not in arms and len(baselines) == 1:
+    if not names and None not in of_sweep and len(baselines) == 1:
         # Fails where several sweeps use one name for different arms, or several names for one.
         with suppress(UserError):
-            return compare_runs(runs, names=list(map(str, arms)), baseline=baseline or baselines.pop(), tails=tails)
-    return compare_runs(runs, names=names, baseline=baseline, tails=tails)
+            return _compare(_arms(runs, list(map(str, of_sweep))), baseline or baselines.pop(), tails)
+    return _compare(_arms(runs, names), baseline, tails)
 
 
-def compare_runs(
-    runs: Sequence[EvaluatedRun], *, names: Sequence[str] = (), baseline: str | None = None, tails: str = "one"
-) -> Comparison:
-    """Compare runs that are read already; see :func:`compare`."""
-    refuse_different(runs)
-    arms = _arms(runs, names)
-    first = _baseline(arms, baseline)
-    ordered = (first, *(arm for arm in arms if arm is not first))
-    differences = {arm.name: _difference(arm, first) for arm in ordered[1:]}
+def _compare(arms: Sequence[Arm], baseline: str | None, tails: str) -> Comparison:
+    first = [arm for arm in arms if (arm.settings["mode"] == "regular" if baseline is None else arm.name == baseline)]
+    if len(first) != 1:
+        listed = "; ".join(arm.name for arm in arms)
+        fault = f"no arm '{baseline}'" if baseline is not None else f"{len(first)} arms are regular"
+        raise UserError(f"--baseline: {fault}; choose one of {listed}")
+    ordered = (*first, *(arm for arm in arms if arm is not first[0]))
+    differences = {arm.name: _difference(arm, first[0]) for arm in ordered[1:]}
     _correct(list(differences.values()), TAILS[tails])
-    protocol = runs[0].protocol
+    protocol = first[0].runs[0].protocol
     test = {
         "task": protocol["task"],
         "sha256": protocol["test file (sha256)"],
         "examples": protocol["number of examples"],
-        "evaluation": ", ".join(sorted({run.evaluation for run in runs})),
+        "evaluation": ", ".join(sorted({run.evaluation for arm in arms for run in arm.runs})),
     }
     scores = {name: protocol[name] for name in ("headline", "lenient")}
     return Comparison(scores, test, ordered, differences, tails, tuple(_notes(ordered, differences)))
@@ -154,9 +129,8 @@ def _arms(runs: Sequence[EvaluatedRun], names: Sequence[str]) -> list[Arm]:
     for run in runs:
         other = groups.setdefault(_json(run.settings), {}).setdefault(run.seed, run)
         if other is not run:
-            raise UserError(
-                f"is of the same arm and seed ({run.seed}) as {other.folder}; leave one out", path=run.folder
-            )
+            fault = f"is of the same arm and seed ({run.seed}) as {other.folder}; leave one out"
+            raise UserError(fault, path=run.folder)
     settings = [next(iter(group.values())).settings for group in groups.values()]
     if len(settings) < 2:
         raise UserError("the runs differ in nothing but their seeds; add those of another arm to compare with")
@@ -169,16 +143,7 @@ def _arms(runs: Sequence[EvaluatedRun], names: Sequence[str]) -> list[Arm]:
     ]
 
 
-def _baseline(arms: Sequence[Arm], name: str | None) -> Arm:
-    found = [arm for arm in arms if (arm.settings["mode"] == "regular" if name is None else arm.name == name)]
-    if len(found) != 1:
-        listed = "; ".join(arm.name for arm in arms)
-        fault = f"no arm '{name}'" if name is not None else f"{len(found)} arms are regular"
-        raise UserError(f"--baseline: {fault}; choose one of {listed}")
-    return found[0]
-
-
-def _all_known(values: Any) -> list[Any]:
+def _all_known(values: Iterable[Any]) -> list[Any]:
     """The values; none where one of them is None."""
     found = list(values)
     return [] if None in found else found
@@ -196,10 +161,8 @@ def _difference(arm: Arm, baseline: Arm) -> Difference:
     judged = list(zip(ours, others, strict=True)) if ours and others else []
     lenient = _all_known(run.verdicts("lenient") for run in sides[1])
     tokens = [sum(run.figures["tokens"] or 0 for run in side) for side in sides]
-    ratios = _all_known(
-        one.figures["flops"] / two.figures["flops"] if one.figures["flops"] and two.figures["flops"] else None
-        for one, two in pairs
-    )
+    flops = [(one.figures["flops"], two.figures["flops"]) for one, two in pairs]
+    ratios = _all_known(one / two if one and two else None for one, two in flops)
     same = {
         "steps": bool(pairs) and all(one.steps == two.steps for one, two in pairs),
         "FLOPs": bool(ratios) and all(abs(ratio - 1) <= SAME_FLOPS for ratio in ratios),
@@ -237,14 +200,11 @@ def _correct(differences: Sequence[Difference], p_name: str) -> None:
         each.by_example_holm = holm
 
 
-_FIRST = ("mode", "layout", "predictors", "lbd", "jepa_loss_type", "lora", "lora_rank")
-
-
 def _names(settings: Sequence[dict[str, Any]]) -> list[str]:
     """Short names of arms, no two of them equal: the mode, and what differs between arms that have it."""
-    order = dict.fromkeys([*_FIRST, *(key for each in settings for key in each)])
-    differing = [key for key in order if len({_json(each[key]) for each in settings if key in each}) > 1]
-    shown = ["mode", *(key for key in differing if key != "mode")]
+    first = ("mode", "layout", "predictors", "lbd", "jepa_loss_type", "lora", "lora_rank")
+    order = dict.fromkeys([*first, *(key for each in settings for key in each)])
+    shown = [key for key in order if key == "mode" or len({_json(each[key]) for each in settings if key in each}) > 1]
     names = [" ".join(filter(None, (_part(key, each[key]) for key in shown if key in each))) for each in settings]
     for place, each in enumerate(settings):
         if names.count(names[place]) > 1:
@@ -283,10 +243,8 @@ def _notes(arms: Sequence[Arm], differences: dict[str, Difference]) -> Iterator[
     if any(run.figures["flops"] is None for run in runs):
         yield "FLOPs are not in all run folders (older versions did not count them), so less is said at equal FLOPs"
     if not any("FLOPs" in found.equal for found in differences.values()):
-        yield (
-            f"nothing here is comparable at equal FLOPs (within {SAME_FLOPS:.0%} of {baseline}); add runs trained "
-            "with --same_flop, for as many steps as spend the compute of regular"
-        )
+        share = f"within {SAME_FLOPS:.0%} of {baseline}"
+        yield f"nothing here is comparable at equal FLOPs ({share}); add runs trained with --same_flop"
     if max(run.mean("headline") or 0 for run in runs) < 0.01:
         yield "no run is right on 1% of the examples, so their differences say nothing yet; train longer"
     for arm in arms[1:]:
@@ -296,10 +254,7 @@ def _notes(arms: Sequence[Arm], differences: dict[str, Difference]) -> Iterator[
             if alone:
                 yield f"{one.name}: {other.name} has no run with seed {alone}; skipped in the differences"
         if len(seeds) > 1 and test is not None and test.t is None:
-            yield (
-                f"{arm.name}: its differences from {baseline} are equal for all seeds, so there is no t-test; with "
-                "scores this coarse, equal differences are no evidence"
-            )
+            yield f"{arm.name}: its differences from {baseline} are equal for all seeds, so there is no t-test"
     yield from _doubts(runs)
 
 
@@ -327,11 +282,7 @@ def _shown(value: Any) -> str:
 
 
 def verdict(comparison: Comparison) -> str:
-    """One sentence: what is better than the baseline over seeds, by how much, at equal steps or at equal FLOPs.
-
-    Better means that the p of the headline, corrected by Holm, is below 0.05. Where nothing is, the sentence says so,
-    and how large a difference these seeds could have shown.
-    """
+    """One sentence: what is better than the baseline (Holm's p of the headline below 0.05), and what could be shown."""
     score, base, tails = comparison.scores["headline"], comparison.baseline.name, comparison.tails
     tests = {name: found.measures["headline"] for name, found in comparison.differences.items()}
     better = {
@@ -344,11 +295,7 @@ def verdict(comparison: Comparison) -> str:
     parts = []
     for heading in (*EQUAL, None):
         # An arm with equal steps and equal FLOPs is in both groups.
-        names = [
-            name
-            for name, found in comparison.differences.items()
-            if (heading in found.equal if heading else not found.equal)
-        ]
+        names = [name for name, found in comparison.differences.items() if heading in (found.equal or (None,))]
         where = f"at equal {heading}" if heading else "at neither equal steps nor FLOPs"
         found, what = " and ".join(better[name] for name in names if name in better), f"better than {base} in {score}"
         if names:

@@ -1,4 +1,4 @@
-"""Run folders: which ones are meant, and an evaluated one with every field checked; whether several can be compared."""
+"""Run folders: which ones are meant, and an evaluated one; whether several can be compared."""
 
 from __future__ import annotations
 
@@ -75,16 +75,17 @@ def find_run_folders(folders: Sequence[str | os.PathLike[str]]) -> list[RunFolde
 
 
 def _finished_trials(folder: Path) -> list[RunFolder]:
-    sweep = read_fields(folder / SWEEP_FILE, "file of a sweep", "start the sweep again")
-    baseline, trials = sweep.inner("grid").text("baseline"), sweep.values.get("trials")
-    found = []
-    for values in trials if isinstance(trials, list) else ():
-        trial = checked_fields(values if isinstance(values, dict) else {}, folder / SWEEP_FILE, "start the sweep again")
-        run = folder / trial.text("name")
+    sweep, found = read_fields(folder / SWEEP_FILE, "file of a sweep", "start the sweep again"), []
+    try:
+        baseline = sweep.values["grid"]["baseline"]
+        trials = [(folder / each["name"], str(each["label"]), each["arm"]) for each in sweep.values["trials"]]
+    except (KeyError, TypeError):
+        raise sweep.fault("is damaged") from None
+    for run, label, arm in trials:
         # A sweep file from another machine must not name folders outside of the sweep.
         inside = run.resolve().is_relative_to(folder.resolve())
         if inside and (run / RUN_FILE).is_file() and read_run(run).get("status") == "finished":
-            found.append(RunFolder(run, trial.text("label"), trial.text("arm") == baseline))
+            found.append(RunFolder(run, label, arm == baseline))
     if not found:
         raise UserError("none of the trials of this sweep is finished; go on with it, or name run folders", path=folder)
     return found
@@ -103,36 +104,22 @@ def run_names(folders: Sequence[Path]) -> list[str]:
 
 @dataclass(frozen=True)
 class EvaluatedRun:
-    """Results of one run. What is not known is None or empty.
-
-    Attributes:
-        evaluation: name of the evaluation in the folder.
-        seed: of training; ``7/3`` where order and weights had seeds of their own (``--data_seed 3``).
-        settings: everything that decides what is trained, apart from data and seed; the arm.
-        protocol: what must be equal for runs to be compared: data, test, task, how answers are made and scored.
-        indices: of the examples that were evaluated, counted from 0 in the test file.
-        examples: for each of ``MEASURES`` one number per example, in the order of ``indices``.
-        figures: for each of ``FIGURES`` a number.
-        model: fingerprint of the model that was evaluated.
-        views: whose similarity was measured: ``llm-jepa`` or ``step-jepa``.
-        loaded: how the model was loaded for training: dtype, chat template, attention.
-        trained_on: which share of the test prompts was trained on, in words.
-    """
+    """Results of one run. What is not known is None or empty."""
 
     folder: Path
-    evaluation: str
-    seed: str
-    settings: dict[str, Any]
-    protocol: dict[str, Any]
+    evaluation: str  # its name in the folder
+    seed: str  # of training; 7/3 where order and weights had seeds of their own (--data_seed 3)
+    settings: dict[str, Any]  # all that decides what is trained, apart from data and seed: the arm
+    protocol: dict[str, Any]  # what must be equal for runs to be compared: data, test, how answers are made and scored
     versions: dict[str, str]
     steps: int
-    indices: list[int]
-    examples: dict[str, list[float] | None]
-    figures: dict[str, float | None]
-    model: str | None
-    views: str | None
-    loaded: dict[str, Any]
-    trained_on: str | None = None
+    indices: list[int]  # of the examples that were evaluated, counted from 0 in the test file
+    examples: dict[str, list[float] | None]  # for each of MEASURES a number per example
+    figures: dict[str, float | None]  # for each of FIGURES a number
+    model: str | None  # fingerprint of the model that was evaluated
+    views: str | None  # whose similarity was measured: llm-jepa or step-jepa
+    loaded: dict[str, Any]  # how the model was loaded for training: dtype, chat template, attention
+    trained_on: str | None = None  # which share of the test prompts was trained on, in words
 
     @property
     def files(self) -> list[Path]:
@@ -153,33 +140,21 @@ class EvaluatedRun:
 
 
 def read_evaluated_run(folder: str | os.PathLike[str], evaluation: str | None = None) -> EvaluatedRun:
-    """Read a run folder.
-
-    Args:
-        folder: a finished run with an evaluation in it.
-        evaluation: which one, as in ``--output_file NAME.jsonl``; needed only where there are several.
+    """Read a finished run and the evaluation ``NAME.jsonl`` in it, which must be named only where there are several.
 
     Raises:
-        UserError: no run folder, an unfinished run, no such evaluation, one of another model, or files that can't be
-            read.
+        UserError: no run folder, an unfinished run, no such evaluation, one of another model, or a damaged file.
     """
     path = Path(folder)
     run = checked_fields(read_run(path), path / RUN_FILE, _TRAIN_AGAIN)
-    if run.text("status") != "finished":
-        raise UserError(
-            f"the run is not finished (status {shown(run.text('status'))}); go on with --resume_from_checkpoint last, "
-            "or leave it out",
-            path=path,
-        )
+    if (status := run.text("status")) != "finished":
+        raise UserError(f"the run is not finished (status {shown(status)}); resume it, or leave it out", path=path)
     file = _summary_file(path, evaluation)
     summary = read_fields(file, "summary of an evaluation", _EVALUATE_AGAIN)
     if is_of_another_model(path, summary.values):
         raise UserError(f"is of another model than the folder holds now; {_EVALUATE_AGAIN}", path=file)
-    empty = checked_fields({}, path, "")
-    results, similarity = run.inner("results"), summary.inner_or_none("similarity") or empty
-    evaluated, versions = summary.inner_or_none("settings") or empty, run.inner_or_none("versions") or empty
-    loaded, seen = run.inner_or_none("loaded") or empty, summary.inner_or_none("trained_on")
-    shares = None if seen is None else {form: seen.number(form) for form in ("exact", "normalised")}
+    results, similarity, evaluated = run.inner("results"), _inner(summary, "similarity"), _inner(summary, "settings")
+    shares = summary.inner_or_none("trained_on")
     training = run.inner("training")
     seed, data_seed = training.whole("seed"), training.whole_or_none("data_seed")
     # In this order, in which errors are of most use.
@@ -191,7 +166,7 @@ def read_evaluated_run(folder: str | os.PathLike[str], evaluation: str | None = 
         seed=f"{seed}" if data_seed in (None, seed) else f"{seed}/{data_seed}",
         settings=settings,
         protocol=protocol,
-        versions={name: versions.text(name) for name in versions},
+        versions={name: str(version) for name, version in _inner(run, "versions").values.items()},
         steps=results.whole("steps", 0),
         indices=indices,
         examples=examples,
@@ -206,69 +181,62 @@ def read_evaluated_run(folder: str | os.PathLike[str], evaluation: str | None = 
         },
         model=evaluated.text_or_none("model"),
         views=evaluated.text_or_none("similarity"),
-        loaded=dict(loaded.values),
-        trained_on=describe_trained_on(shares),
+        loaded=dict(_inner(run, "loaded").values),
+        trained_on=describe_trained_on(shares and {form: shares.number(form) for form in ("exact", "normalised")}),
     )
+
+
+def _inner(outer: Fields, name: str) -> Fields:
+    """A nested object; an empty one where there is none."""
+    return outer.inner_or_none(name) or checked_fields({}, "", "")
 
 
 def _summary_file(folder: Path, evaluation: str | None) -> Path:
     names = sorted(file.name.removesuffix(SUMMARY) for file in folder.glob(f"*{SUMMARY}"))
     there = ", ".join(names) or "none"
     if evaluation is None and len(names) > 1:
-        raise UserError(
-            f"holds several evaluations ({there}); leave one in it, or name one where the command takes --evaluation",
-            path=folder,
-        )
+        raise UserError(f"holds several evaluations ({there}); leave one in it, or name one to compare", path=folder)
     wanted = evaluation or (names or [""])[0]
     wanted = wanted.removesuffix(SUMMARY).removesuffix(".jsonl")
     if wanted not in names:
-        which = (
-            f"holds no finished evaluation '{wanted}' (there is {there})" if wanted else "holds no finished evaluation"
-        )
-        raise UserError(f"{which}; run 'stepjepa evaluate' with an --output_file in it", path=folder)
+        which = f" '{wanted}' (there is {there})" if wanted else ""
+        raise UserError(f"holds no finished evaluation{which}; evaluate with an --output_file in it", path=folder)
     return folder / f"{wanted}{SUMMARY}"
 
 
 def settings_of(folder: Path) -> dict[str, Any]:
-    """What decides what a run trains, apart from data and seed, as in :class:`EvaluatedRun`.
-
-    Raises:
-        UserError: ``run.json`` is missing or damaged.
-    """
+    """What decides what a run trains, apart from data and seed; ``UserError`` if ``run.json`` is missing or damaged."""
     return _settings(checked_fields(read_run(folder), folder / RUN_FILE, _TRAIN_AGAIN))
 
 
 def _settings(run: Fields) -> dict[str, Any]:
     """Flat; what does not apply is left out, so that it never tells two arms apart."""
-    own = run.inner("jepa")
+    own, lora, order = run.inner("jepa"), run.inner_or_none("lora"), run.inner_or_none("order")
     # A run of an earlier version did what the default of a newer option does.
     settings = {each.name: each.default for each in fields(JepaConfig)} | dict(own.values)
     if own.text("mode") == "regular":
         settings = {name: value for name, value in settings.items() if name not in NEEDS_VIEWS}
     if settings.get("jepa_loss_type") != "infonce":
         settings.pop("infonce_temperature", None)
-    lora = run.inner_or_none("lora")
     settings |= {"model": run.text("model"), "lora": lora is not None}
     if lora is not None:
         settings |= {f"lora_{name}": value for name, value in lora.values.items()}
-        if lora.number_or_none("alpha") is None:
+        if settings.get("lora_alpha") is None:
             settings["lora_alpha"] = 2 * lora.whole("rank", 1)
-    loaded = run.inner_or_none("loaded")
-    for name in ("pretrain", "train_tokenizer", "quantized"):
-        settings[name] = (loaded and loaded.values.get(name)) or False
-    training = run.inner("training")
-    kept = _WITH_BEST if training.values.get("load_best_model_at_end") else ()
-    for name, value in training.values.items():
+    loaded = _inner(run, "loaded").values
+    settings |= {name: loaded.get(name) or False for name in ("pretrain", "train_tokenizer", "quantized")}
+    training = run.inner("training").values
+    kept = _WITH_BEST if training.get("load_best_model_at_end") else ()
+    for name, value in training.items():
         if name in kept or not (name in _NO_SETTING or name.startswith(_NO_SETTING_BEGINS)):
             settings[_RENAMED.get(name, name)] = value
-    order = run.inner_or_none("order")
     if order is not None:
         settings["batch_size"] = order.whole("records_per_micro_step", 1)
     settings["same_flop"] = bool(run.values.get("same_flop"))
     if settings["same_flop"]:
         # Worked out from the compute of these epochs, with the order of the data, and so with the seed.
         settings.pop("max_steps", None)
-    elif (training.whole_or_none("max_steps") or 0) > 0:
+    elif (run.inner("training").whole_or_none("max_steps") or 0) > 0:
         settings.pop("num_train_epochs", None)
     return settings
 
@@ -286,9 +254,8 @@ def _protocol(run: Fields, summary: Fields) -> dict[str, Any]:
     protocol["test file (sha256)"] = summary.text("test_fingerprint")
     protocol["number of examples"] = summary.whole("n", 1)
     protocol |= {name: summary.text(name) for name in ("task", "headline", "lenient")}
-    settings = summary.inner_or_none("settings")
-    known = {} if settings is None else settings.values
-    return protocol | {name: value for name, value in known.items() if name not in _NO_PROTOCOL}
+    settings = _inner(summary, "settings").values
+    return protocol | {name: value for name, value in settings.items() if name not in _NO_PROTOCOL}
 
 
 def is_of_another_model(folder: Path, summary: Mapping[str, Any]) -> bool:
@@ -324,28 +291,27 @@ def _examples(file: Path, summary: Fields) -> tuple[list[int], dict[str, list[fl
     return indices, found
 
 
-def refuse_different(runs: Sequence[EvaluatedRun]) -> None:
-    """Refuse runs that can't be compared.
+def refuse_different(runs: Sequence[EvaluatedRun], only: Sequence[str] = ()) -> None:
+    """Raise ``UserError`` if a run has other data, another test, or was asked or scored in another way.
 
-    Raises:
-        UserError: one of them has other data, another test, or was asked or scored in another way than the first.
+    With ``only``, the examples and these parts of the protocol must be equal, in all runs of which they are known: of
+    the answers of another program it is not known how they were made.
     """
     first = runs[0]
+    known = {what: value for run in reversed(runs) for what, value in run.protocol.items() if value is not None}
     for run in runs[1:]:
         said = [
             f"{what.replace('_', ' ')} is {_short(ours)} instead of {_short(theirs)}"
-            for what in first.protocol | run.protocol
-            if (ours := run.protocol.get(what)) != (theirs := first.protocol.get(what))
+            for what in only or first.protocol | run.protocol
+            if (ours := run.protocol.get(what)) != (theirs := (known if only else first.protocol).get(what))
+            if not (only and ours is None)
         ]
         if not said and run.indices != first.indices:
             other = min(set(run.indices) ^ set(first.indices))
             said = [f"only one of them was asked example {other} (counted from 0)"]
         if said:
-            raise UserError(
-                f"can't be compared with {first.folder}: {said[0]}; train and evaluate all runs alike, or leave this "
-                "one out",
-                path=run.folder,
-            )
+            fault = f"can't be compared with {first.folder}: {said[0]}"
+            raise UserError(f"{fault}; train and evaluate all alike, or leave this one out", path=run.folder)
 
 
 def _short(value: Any) -> str:

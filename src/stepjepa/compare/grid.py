@@ -25,14 +25,13 @@ SEEDS = (82, 23, 37, 84, 4)
 """Those of the published experiments."""
 
 BASELINE = "regular"
+KEYS = ("train", "evaluate", "arms", "seeds", "baseline")
 
 # Flags that the sweep sets itself, by command.
 SET_BY_SWEEP = {
     "train": ("output_dir", "finetune_seed", "seed", "resume_from_checkpoint", "config", "help_all", "dry_run"),
     "evaluate": ("model_path", "model_name", "output_file", "overwrite"),
 }
-
-KEYS = ("train", "evaluate", "arms", "seeds", "baseline")
 
 Flags = dict[str, Any]
 Check = Callable[[list[str]], Any]
@@ -41,18 +40,14 @@ Check = Callable[[list[str]], Any]
 
 @dataclass(frozen=True)
 class Grid:
-    """Arms to compare: shared flags of ``train`` and ``evaluate``, and for each arm (the baseline first) its own.
+    """Arms to compare. An arm's flags win over shared ones; None takes one away, a list stands for each value."""
 
-    An arm's own flags win over the shared ones; None takes a shared one away, a list stands for each of its values.
-    ``source`` is the file that the grid was read from.
-    """
-
-    train: Flags
+    train: Flags  # shared by all arms
     evaluate: Flags
-    arms: dict[str, Flags]
+    arms: dict[str, Flags]  # the baseline first
     seeds: tuple[int, ...]
     baseline: str
-    source: Path | None = None
+    source: Path | None = None  # the file that the grid was read from
 
     def to_dict(self) -> dict[str, Any]:
         """The grid in the form of the file."""
@@ -61,17 +56,13 @@ class Grid:
 
 @dataclass(frozen=True)
 class Trial:
-    """One training and its evaluation.
+    """One training and its evaluation."""
 
-    ``label`` is the arm and the values chosen from its lists, ``name`` the run folder ``<label>/seed<seed>``; ``train``
-    and ``evaluate`` are arguments of the commands, without run folder and output file.
-    """
-
-    name: str
+    name: str  # the run folder, <label>/seed<seed>
     arm: str
-    label: str
+    label: str  # the arm and the values chosen from its lists
     seed: int
-    train: tuple[str, ...]
+    train: tuple[str, ...]  # arguments of the commands, without run folder and output file
     evaluate: tuple[str, ...]
 
 
@@ -85,15 +76,10 @@ def read_grid(path: str | os.PathLike[str], seeds: Sequence[int] | None = None) 
 
 
 def make_grid(values: Mapping[str, Any], seeds: Sequence[int] | None = None, source: Path | None = None) -> Grid:
-    """A grid from a mapping of the form of the YAML file.
-
-    Args:
-        values: the mapping.
-        seeds: are used instead of those of the mapping.
-        source: the file, for errors.
+    """A grid from a mapping of the form of the YAML file; ``seeds`` are used instead of those of the mapping.
 
     Raises:
-        UserError: a key or a value is not one of a grid; the error names file and line.
+        UserError: a key or a value is not one of a grid; the error names the file ``source`` and the line.
     """
     for key in values:
         if key not in KEYS:
@@ -101,10 +87,9 @@ def make_grid(values: Mapping[str, Any], seeds: Sequence[int] | None = None, sou
     arms = values.get("arms")
     if not isinstance(arms, dict) or not arms:
         raise _error(source, "expected a mapping from the names of arms to their flags", "arms")
-    for name in arms:
-        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9._+-]{0,63}", name):
-            allowed = "an arm's name begins with a letter and has nothing but letters, digits and '._+-'"
-            raise _error(source, allowed, "arms")
+    if not all(isinstance(name, str) and re.fullmatch(r"[A-Za-z][A-Za-z0-9._+-]{0,63}", name) for name in arms):
+        allowed = "an arm's name begins with a letter and has nothing but letters, digits and '._+-'"
+        raise _error(source, allowed, "arms")
     own = {name: _flags(source, "train", flags, "arms", name) for name, flags in arms.items()}
     baseline = values.get("baseline", BASELINE)
     if baseline == BASELINE:
@@ -117,8 +102,7 @@ def make_grid(values: Mapping[str, Any], seeds: Sequence[int] | None = None, sou
         got = json.dumps(numbers, default=str)
         raise _error(source, f"expected different whole numbers, 0 or more, got {got}", "seeds")
     shared = {name: _flags(source, name, values.get(name), name) for name in ("train", "evaluate")}
-    ordered = {baseline: own[baseline], **own}
-    return Grid(**shared, arms=ordered, seeds=tuple(numbers), baseline=baseline, source=source)
+    return Grid(**shared, arms={baseline: {}, **own}, seeds=tuple(numbers), baseline=baseline, source=source)
 
 
 def _flags(source: Path | None, command: str, values: Any, *keys: str) -> Flags:
@@ -168,12 +152,14 @@ def expand(grid: Grid, check_train: Check, check_evaluate: Check) -> list[Trial]
             train = as_arguments({**grid.train, **chosen})
             with _errors_at(grid, (("arms", arm), own), (("train",), grid.train)):
                 meaning = check_train(train)
-            same = next((earlier for earlier, known in meanings.items() if known == meaning), None)
-            if same is not None:
-                raise _error(grid.source, f"'{label}' would train the same as '{same}'; leave one out", "arms", arm)
-            # Some file systems don't tell upper case from lower case.
-            if any(label.casefold() == earlier.casefold() for earlier in meanings):
-                raise _error(grid.source, f"two combinations would be called '{label}'; rename the arm", "arms", arm)
+            for earlier, known in meanings.items():
+                if known == meaning:
+                    fault = f"'{label}' would train the same as '{earlier}'; leave one out"
+                    raise _error(grid.source, fault, "arms", arm)
+                # Some file systems don't tell upper case from lower case.
+                if label.casefold() == earlier.casefold():
+                    fault = f"two combinations would be called '{label}'; rename the arm"
+                    raise _error(grid.source, fault, "arms", arm)
             meanings[label] = meaning
             for seed in grid.seeds:
                 arguments = (*train, f"--finetune_seed={seed}")
@@ -223,9 +209,6 @@ def select(trials: Sequence[Trial], only: str | None) -> list[Trial]:
     """The trials that ``--only`` names by arm, combination (``jepa_lbd0.5``), trial or seed, divided by commas.
 
     Several names or several seeds widen the choice, names and seeds together narrow it; None takes all.
-
-    Raises:
-        UserError: a name is that of none.
     """
     if only is None:
         return list(trials)

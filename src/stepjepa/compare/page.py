@@ -15,13 +15,12 @@ from typing import Any
 
 from markupsafe import Markup
 
-from stepjepa import terminal
-from stepjepa.compare.charts import UNKNOWN, Look, curves, json_block, looks, number, plain, read_template, render
+from stepjepa.compare.charts import DASHES, Look, curves, json_block, looks, read_template, render
 from stepjepa.compare.comparison import Comparison, compare, verdict
 from stepjepa.compare.evaluated_run import settings_of
-from stepjepa.compare.logged_run import Evaluation, Run, is_number
-from stepjepa.compare.plot import svg
-from stepjepa.compare.tables import Table, tables
+from stepjepa.compare.logged_run import Run, is_number
+from stepjepa.compare.plot import picture
+from stepjepa.compare.tables import UNKNOWN, Table, interval, tables
 from stepjepa.errors import UserError
 from stepjepa.files import atomic_write, read_jsonl
 from stepjepa.terminal import visible_lines
@@ -29,17 +28,24 @@ from stepjepa.terminal import visible_lines
 LONGEST = 4000
 """Characters of an answer that are shown."""
 
-_DAMAGED = (UserError, KeyError, TypeError, ValueError, AttributeError, IndexError)
+_DAMAGED = (UserError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+
+Part = dict[str, Any]
+"""What ``templates/section.html`` shows, by its names: heading, texts, tables, charts, and so on."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page: its ``id``, its heading, safe markup, and the name of its script in ``templates``."""
+    """A part of the page: its ``id``, its heading, and what is in it."""
 
     anchor: str
     title: str
-    html: Markup
-    script: str | None = None
+    parts: Sequence[Part]
+
+    @property
+    def html(self) -> Markup:
+        """Safe markup."""
+        return render("section.html", parts=self.parts)
 
 
 def write_page(runs: Sequence[Run], path: str | os.PathLike[str], **options: Any) -> int:
@@ -61,13 +67,10 @@ def make_page(
         title: of the page; by default made of the names of the runs.
         baseline: the arm that the others are compared with; by default the regular one.
         analysis: output folder of ``stepjepa analyze``; by default the first one in the folder of a run.
-
-    Raises:
-        UserError: ``baseline`` is none of the arms, or the runs can't be compared with it.
     """
     compared = compare_runs(runs, baseline)
-    look = looks(runs, [comparison for _, comparison, _ in compared])
-    makers: dict[str, Callable[[], Section | None]] = {
+    look = looks(runs, next((comparison for _, comparison, _ in compared if comparison), None))
+    makers: dict[str, Callable[[], Section]] = {
         "arms": lambda: comparison_section(compared),
         "accuracy": lambda: accuracy_section(runs),
         "losses": lambda: loss_section(runs, look),
@@ -80,13 +83,15 @@ def make_page(
     sections = []
     for name, make in makers.items():
         try:
-            sections.append(make())
+            section = make()
+            if section.parts:
+                sections.append((section, section.html))
         except _DAMAGED as error:
             notes.append(f"Without {name}: {error}")
-    shown = [section for section in sections if section is not None]
-    scripts = [read_template(name) for name in ("charts.js", *(each.script for each in shown if each.script))]
-    first, plotly = read_template("theme.js"), None
-    if any('class="chart"' in section.html for section in shown):
+    first, scripts, plotly = read_template("theme.js"), [read_template("charts.js")], None
+    if any(section.anchor == "answers" for section, _ in sections):
+        scripts.append(read_template("answers.js"))
+    if any('class="chart"' in html for _, html in sections):
         from plotly.offline import get_plotlyjs
 
         # Browsers hash scripts after they have normalised line ends.
@@ -98,7 +103,7 @@ def make_page(
         version=importlib.metadata.version("stepjepa"),
         style=read_template("page.css"),
         first=first,
-        sections=shown,
+        sections=sections,
         notes=notes,
         plotly=plotly,
         scripts=scripts,
@@ -114,27 +119,20 @@ def _content_policy(scripts: Sequence[str]) -> str:
     return "; ".join([*parts, "font-src data:", "base-uri 'none'", "form-action 'none'"])
 
 
-def by_evaluation(runs: Sequence[Run]) -> dict[str, list[tuple[Run, Evaluation]]]:
+def _by_evaluation(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """The runs that have each evaluation, by its name."""
-    found: dict[str, list[tuple[Run, Evaluation]]] = {}
-    for run in runs:
-        for name, evaluation in run.evaluations.items():
-            found.setdefault(name, []).append((run, evaluation))
-    return found
+    names = dict.fromkeys(name for run in runs for name in run.evaluations)
+    return {name: [run for run in runs if name in run.evaluations] for name in names}
 
 
 def compare_runs(runs: Sequence[Run], baseline: str | None = None) -> list[tuple[str, Comparison | None, str]]:
-    """Compare the finished runs, once for each evaluation that at least two of them have.
+    """For each evaluation that two finished runs have: its name, the comparison, and the reason where there is none.
 
-    Returns:
-        The name of the evaluation, the comparison, and the reason where there is none.
-
-    Raises:
-        UserError: the user named a baseline, and the runs can't be compared with it.
+    ``UserError`` if the user named a baseline, and the runs can't be compared with it.
     """
     found: list[tuple[str, Comparison | None, str]] = []
-    for name, evaluated in by_evaluation(runs).items():
-        finished = [run for run, _ in evaluated if run.get("status") == "finished"]
+    for name, evaluated in _by_evaluation(runs).items():
+        finished = [run for run in evaluated if run.get("status") == "finished"]
         if len(finished) < 2:
             continue
         try:
@@ -146,17 +144,24 @@ def compare_runs(runs: Sequence[Run], baseline: str | None = None) -> list[tuple
     return found
 
 
-def comparison_section(compared: Sequence[tuple[str, Comparison | None, str]]) -> Section | None:
-    """The verdict, the tables and the picture of each comparison; None where there was nothing to compare."""
-    parts: list[dict[str, Any]] = []
+def comparison_section(compared: Sequence[tuple[str, Comparison | None, str]]) -> Section:
+    """The verdict, the tables and the picture of each comparison."""
+    parts = []
     for name, comparison, reason in compared:
-        part: dict[str, Any] = {"name": name, "reason": reason}
-        if comparison is not None:
+        part: Part = {"heading": f"Evaluation {name}" if len(compared) > 1 else ""}
+        if comparison is None:
+            part["warnings"] = [f"The runs are not compared: {reason}"]
+        else:
             said = verdict(comparison)
             part |= {"verdict": f"{said[0].upper()}{said[1:]}.", "notes": comparison.notes}
-            part |= {"tables": tables(comparison), "picture": _embedded("svg+xml", svg(comparison))}
+            title = "Means of the arms with standard deviations over seeds, as in the first table"
+            part |= {
+                "tables": tables(comparison),
+                "pictures": [(title, _embedded("svg+xml", picture(comparison, "svg")))],
+            }
+            part["texts"] = ["Runs that differ in nothing but their seeds are an arm."]
         parts.append(part)
-    return Section("arms", "Arms over seeds", render("arms.html", parts=parts)) if parts else None
+    return Section("arms", "Arms over seeds", parts)
 
 
 def _embedded(kind: str, content: bytes) -> str:
@@ -164,43 +169,50 @@ def _embedded(kind: str, content: bytes) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
 
 
-def accuracy_section(runs: Sequence[Run]) -> Section | None:
-    """Every score of every run with its interval, and its errors by kind; None where nothing was evaluated."""
-    found = [table for name, evaluated in by_evaluation(runs).items() for table in _scores_and_errors(name, evaluated)]
-    return Section("accuracy", "Accuracy", render("tables.html", tables=found)) if found else None
+def accuracy_section(runs: Sequence[Run]) -> Section:
+    """Every score of every run with its interval, and its errors by kind."""
+    evaluations = _by_evaluation(runs).items()
+    return Section("accuracy", "Accuracy", [{"tables": _scores_and_errors(*each)} for each in evaluations])
 
 
-def _scores_and_errors(name: str, evaluated: Sequence[tuple[Run, Evaluation]]) -> list[Table]:
+def _scores_and_errors(name: str, runs: Sequence[Run]) -> list[Table]:
+    summaries = {run.name: run.evaluations[name] for run in runs}
     # Headline and lenient score first.
-    scores = dict.fromkeys(each.summary[which] for _, each in evaluated for which in ("headline", "lenient"))
-    scores |= dict.fromkeys(score for _, each in evaluated for score in each.summary["scores"])
-    kinds = dict.fromkeys(kind for _, each in evaluated for kind in each.summary.get("errors") or ())
-    rows, errors = [], []
+    scores = dict.fromkeys(each[which] for each in summaries.values() for which in ("headline", "lenient"))
+    scores |= dict.fromkeys(score for each in summaries.values() for score in each["scores"])
+    kinds = dict.fromkeys(kind for each in summaries.values() for kind in each.get("errors") or ())
     about = dict.fromkeys(
-        f"{number(each.summary['n'])} examples of {plain(each.summary.get('test_file'))}, task "
-        f"{plain(each.summary.get('task'))}, decided by {each.summary['headline']}"
-        for _, each in evaluated
+        f"{_plain(each['n'])} examples of {_plain(each.get('test_file'))}, task {_plain(each.get('task'))}, decided by "
+        f"{each['headline']}"
+        for each in summaries.values()
     )
-    for run, each in evaluated:
-        summary, similarity = each.summary, each.summary.get("similarity") or {}
-        cells = [_interval(summary["scores"].get(score)) for score in scores]
-        cells += [number(summary.get("gold_loss"), "{:.3f}")]
-        cells += [number(similarity.get(f"{kind}_similarity"), "{:.3f}") for kind in ("matched", "shuffled")]
-        rows.append((run.name, *cells))
-        counts = [(summary.get("errors") or {}).get(kind, 0) for kind in kinds]
-        errors.append((run.name, *(f"{number(count)} ({count / summary['n']:.1%})" for count in counts)))
+    rows, errors = [], []
+    for run, each in summaries.items():
+        similarity, counts = each.get("similarity") or {}, each.get("errors") or {}
+        figures = (each.get("gold_loss"), *map(similarity.get, ("matched_similarity", "shuffled_similarity")))
+        rows.append((run, *(_score(each["scores"].get(score)) for score in scores), *map(_plain, figures)))
+        found = [counts.get(kind, 0) for kind in kinds]
+        errors.append((run, *(f"{_plain(count)} ({count / each['n']:.1%})" for count in found)))
     title = f"Evaluation {name}: {'; '.join(about)}. Intervals are of 95 % (Wilson), for the choice of examples"
     heads = ("run", *("stopped by itself" if score == "stopped" else score for score in scores))
-    found = [Table(title, (*heads, "LM loss on right answers", "cosine, matched", "cosine, shuffled"), rows)]
-    return [*found, Table(f"Evaluation {name}: errors by kind", ("run", *kinds), errors)] if kinds else found
+    table = Table(title, (*heads, "LM loss on right answers", "cosine, matched", "cosine, shuffled"), rows)
+    return [table, Table(f"Evaluation {name}: errors by kind", ("run", *kinds), errors)] if kinds else [table]
 
 
-def _interval(score: dict[str, Any] | None) -> str:
+def _score(score: dict[str, Any] | None) -> str:
     """A score with its 95 % interval, where it has one: ``12.5% [9.1, 16.0]``."""
-    if score is None:
+    return f"{score['mean']:.1%}{interval(score.get('low'), score.get('high'))}" if score else UNKNOWN
+
+
+def _plain(value: Any) -> str:
+    """Any value on one line."""
+    if value is None or value == "":
         return UNKNOWN
-    ends = [f"{100 * score[end]:.1f}" for end in ("low", "high") if is_number(score.get(end))]
-    return f"{score['mean']:.1%}" + (f" [{', '.join(ends)}]" if ends else "")
+    if isinstance(value, float):
+        return f"{value:,.0f}" if value.is_integer() and abs(value) < 1e9 else f"{value:.4g}"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _columns(runs: Sequence[Run]) -> list[str]:
@@ -208,72 +220,79 @@ def _columns(runs: Sequence[Run]) -> list[str]:
     return [f"eval_{name}" if name.startswith("answer_") else name for name in names]
 
 
-def _over_steps(
-    anchor: str, title: str, runs: Sequence[Run], look: Look, columns: Sequence[str], **values: Any
-) -> Section | None:
-    charts = curves(anchor, runs, columns, look)
-    legend = [(run.name, *look[run.name]) for run in runs if run.metrics] if len(runs) > 1 else []
-    html = render("curves.html", anchor=anchor, charts=charts, legend=legend, **{"rest": [], "collapsed": [], **values})
-    return Section(anchor, title, html) if charts else None
+def _under_legend(runs: Sequence[Run], look: Look, charts: Sequence[Any], text: str, **more: Any) -> list[Part]:
+    """Charts over steps under a legend of the runs; nothing without charts."""
+    legend = [(run.name, look[run.name][0], DASHES[look[run.name][1]]) for run in runs if run.metrics]
+    texts = [text, "Dotted lines with diamonds are of held-out records."]
+    return [{"texts": texts, "charts": charts, "legend": legend if len(runs) > 1 else [], **more}] if charts else []
 
 
-def loss_section(runs: Sequence[Run], look: Look) -> Section | None:
-    """Losses, scores during training, gradient norm, learning rate and speed; None where nothing was logged."""
+def loss_section(runs: Sequence[Run], look: Look) -> Section:
+    """Losses, scores during training, gradient norm, learning rate and speed."""
     columns = [name for name in _columns(runs) if name.endswith("loss") or name.startswith("eval_answer_")]
+    text = "Means since the log line before. A falling alignment loss is no sign of success: constants have none."
     rest = curves("losses-rest", runs, ("lbd", "grad_norm", "learning_rate", "tokens_per_second"), look)
-    return _over_steps("losses", "Losses over steps", runs, look, columns, rest=rest)
+    parts = _under_legend(runs, look, curves("losses", runs, columns, look), text, rest=rest)
+    return Section("losses", "Losses over steps", parts)
 
 
-def representation_section(runs: Sequence[Run], look: Look) -> Section | None:
-    """Similarity and effective ranks, with a warning where embeddings collapsed; None where nothing was logged."""
+def representation_section(runs: Sequence[Run], look: Look) -> Section:
+    """Similarity and effective ranks, with a warning where embeddings collapsed."""
     from stepjepa.objectives.monitors import REMEDIES, collapse
 
-    collapsed = []
+    warnings = []
     for run in runs:
         logged = [line for line in run.metrics if is_number(line.get("shuffled_similarity"))]
         if logged and (found := collapse({name: each for name, each in logged[-1].items() if is_number(each)})):
-            collapsed.append((run.name, f"step {logged[-1]['step']:g}: {found}; {REMEDIES}"))
+            warnings.append(f"{run.name}: step {logged[-1]['step']:g}: {found}; {REMEDIES}")
     # What a rank is of, rank_pairs, is no sign of anything.
-    signs = ("similarity", "_rank", "retrieval")
-    columns = [name for name in _columns(runs) if any(part in name for part in signs)]
-    title = "Similarity and effective rank over steps"
-    return _over_steps("representations", title, runs, look, columns, collapsed=collapsed)
+    columns = [name for name in _columns(runs) if any(part in name for part in ("similarity", "_rank", "retrieval"))]
+    text = "Embeddings are collapsing where shuffled pairs become as similar as matched ones, or a rank falls to 1."
+    charts = curves("representations", runs, columns, look)
+    parts = _under_legend(runs, look, charts, text, warnings=warnings)
+    return Section("representations", "Similarity and effective rank over steps", parts)
 
 
-def embedding_section(runs: Sequence[Run], analysis: Path | None = None) -> Section | None:
-    """The pictures of ``stepjepa analyze``; None where there are none.
-
-    Args:
-        runs: in whose folders an analysis is looked for.
-        analysis: its folder, if it lies elsewhere.
-    """
+def embedding_section(runs: Sequence[Run], analysis: Path | None = None) -> Section:
+    """The pictures of ``stepjepa analyze`` in a folder; by default the first one in the folder of a run."""
     inside = (file.parent for run in runs for file in sorted(run.folder.glob("*/analysis.json")))
     folder = analysis or next(inside, None)
-    pictures = [] if folder is None else sorted(folder.glob("*.png"), key=lambda file: file.name != "projection.png")
-    shown = [(file.stem.replace("_", " "), _embedded("png", file.read_bytes())) for file in pictures]
-    return Section("embeddings", "Embeddings of the views", render("pictures.html", pictures=shown)) if shown else None
+    files = [] if folder is None else sorted(folder.glob("*.png"), key=lambda file: file.name != "projection.png")
+    pictures = [(file.stem.replace("_", " "), _embedded("png", file.read_bytes())) for file in files]
+    part = {"texts": ["Drawn by stepjepa analyze."], "pictures": pictures}
+    return Section("embeddings", "Embeddings of the views", [part] if pictures else [])
+
+
+_FACTS = {
+    "model": ("model",),
+    "mode": ("jepa", "mode"),
+    "K": ("jepa", "predictors"),
+    "layout": ("jepa", "layout"),
+    "status": ("status",),
+    "seed": ("training", "seed"),
+    "trained parameters": ("parameters", "trained"),
+    "training data": ("data", "train", "file"),
+    "records": ("data", "train", "records"),
+    "steps": ("results", "steps"),
+    "tokens": ("results", "tokens"),
+    "tokens to regular": ("tokens", "ratio"),
+    "FLOPs": ("results", "flops"),
+    "seconds": ("results", "train_seconds"),
+}
 
 
 def overview_section(runs: Sequence[Run]) -> Section:
     """What was trained: main facts, the settings in which runs differ, command lines, versions."""
-    facts = [_facts(run) for run in runs]
-    rows = [(run.name, *found.values()) for run, found in zip(runs, facts, strict=True)]
-    found = [Table("Runs", ("run", *facts[0]), rows)]
-    settings = []
-    for run in runs:
-        try:
-            settings.append({name: plain(value) for name, value in settings_of(run.folder).items()})
-        except UserError:
-            settings.append({})
+    shown = [
+        Table("Runs", ("run", *_FACTS), [(r.name, *(_plain(r.get(*way)) for way in _FACTS.values())) for r in runs])
+    ]
+    settings = [_settings(run) for run in runs]
     names = dict.fromkeys(name for each in settings for name in each)
-    differing = [name for name in names if len({each.get(name) for each in settings}) > 1]
-    if differing:
-        rows = [
-            (run.name, *(each.get(name, UNKNOWN) for name in differing))
-            for run, each in zip(runs, settings, strict=True)
-        ]
-        found.append(Table("Settings in which the runs differ", ("run", *differing), rows))
-    texts = [
+    if differing := [name for name in names if len({each.get(name) for each in settings}) > 1]:
+        rows = [[run.name, *map(each.get, differing)] for run, each in zip(runs, settings, strict=True)]
+        cells = [[UNKNOWN if cell is None else cell for cell in row] for row in rows]
+        shown.append(Table("Settings in which the runs differ", ("run", *differing), cells))
+    details = [
         (
             run.name,
             shlex.join(["stepjepa", *map(str, run.get("command") or ())]),
@@ -281,55 +300,33 @@ def overview_section(runs: Sequence[Run]) -> Section:
         )
         for run in runs
     ]
-    return Section("overview", "What was trained", render("overview.html", tables=found, runs=texts))
+    return Section("overview", "What was trained", [{"tables": shown, "details": details}])
 
 
-def _facts(run: Run) -> dict[str, str]:
-    mode = plain(run.get("jepa", "mode"))
-    if mode not in (UNKNOWN, "regular"):
-        mode += f", K = {plain(run.get('jepa', 'predictors'))}, layout {plain(run.get('jepa', 'layout'))}"
-    seconds = run.get("results", "train_seconds")
-    return {
-        "model": plain(run.get("model")),
-        "mode": mode,
-        "status": plain(run.get("status")),
-        "seed": plain(run.get("training", "seed")),
-        "trained parameters": number(run.get("parameters", "trained")),
-        "training data": plain(run.get("data", "train", "file")),
-        "records": number(run.get("data", "train", "records")),
-        "steps": number(run.get("results", "steps")),
-        "tokens": number(run.get("results", "tokens")),
-        "tokens over regular": number(run.get("tokens", "ratio"), "× {:.2f}"),
-        "FLOPs": number(run.get("results", "flops"), "{:.3g}"),
-        "time": terminal.duration(seconds) if is_number(seconds) and seconds >= 0 else UNKNOWN,
-    }
+def _settings(run: Run) -> dict[str, str]:
+    try:
+        return {name: _plain(value) for name, value in settings_of(run.folder).items()}
+    except UserError:
+        return {}
 
 
-def answers_section(runs: Sequence[Run]) -> Section | None:
-    """The answers of all evaluations; None where no evaluation has kept any.
-
-    Raises:
-        UserError: a file of answers can't be read.
-    """
+def answers_section(runs: Sequence[Run]) -> Section:
+    """The answers of all evaluations; ``UserError`` if a file of answers can't be read."""
     # Two evaluations ask the same questions, so each distinct text stands once.
     texts: dict[str, int] = {}
-    evaluations = [_answers(run.name, evaluation, texts) for run in runs for evaluation in run.evaluations.values()]
-    found = [each for each in evaluations if each is not None]
+    evaluations = [_answers(run, name, texts) for run in runs for name in run.evaluations]
+    found = [each for each in evaluations if each]
     data = json_block("answers-data", {"texts": list(texts), "evaluations": found})
-    return Section("answers", "Generated answers", render("answers.html", data=data), "answers.js") if found else None
+    return Section("answers", "Generated answers", [{"answers": data}] if found else [])
 
 
-def _answers(run: str, evaluation: Evaluation, texts: dict[str, int]) -> dict[str, Any] | None:
-    """One evaluation for the script, or None where nothing was generated.
-
-    Of each answer: index, number of the prompt, number of the right answer, what was generated, whether it is right,
-    whether the model stopped (null: not known), the kind of error, and the scores in the order of ``scores``.
-    """
-    lines = [] if evaluation.answers is None else [line for _, line in read_jsonl(evaluation.answers)]
-    lines = [line for line in lines if isinstance(line.get("generated"), str)]
+def _answers(run: Run, evaluation: str, texts: dict[str, int]) -> dict[str, Any]:
+    """One evaluation for ``answers.js``, which says what is in an answer; empty where nothing was generated."""
+    file, summary = run.answers(evaluation), run.evaluations[evaluation]
+    lines = [line for _, line in read_jsonl(file) if isinstance(line.get("generated"), str)] if file.is_file() else []
     if not lines:
-        return None
-    headline = evaluation.summary["headline"]
+        return {}
+    headline = summary["headline"]
     prompts = [shown_text(line.get("prompt")) for line in lines]
     # The system prompt, which all prompts begin with, stands once.
     begin = os.path.commonprefix(prompts) if len(prompts) > 1 else ""  # noqa: RUF071  # of characters, not of folders
@@ -354,9 +351,9 @@ def _answers(run: str, evaluation: Evaluation, texts: dict[str, int]) -> dict[st
         for line, prompt in zip(lines, prompts, strict=True)
     ]
     return {
-        "run": visible_lines(run),
-        "name": visible_lines(evaluation.name),
-        "test": evaluation.summary.get("test_fingerprint"),
+        "run": visible_lines(run.name),
+        "name": visible_lines(evaluation),
+        "test": summary.get("test_fingerprint"),
         "headline": shown_text(headline),
         "scores": [visible_lines(name) for name in names],
         "samples": max(len(line.get("samples") or ()) for line in lines),

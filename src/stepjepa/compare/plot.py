@@ -29,15 +29,11 @@ def check_picture(path: str | os.PathLike[str]) -> None:
 def write_picture(comparison: Comparison, path: str | os.PathLike[str]) -> None:
     """Draw a comparison into a file, atomically; the same data gives the same bytes."""
     with atomic_write(path, "wb") as stream:
-        stream.write(_picture(comparison, Path(path).suffix.lower()[1:]))
+        stream.write(picture(comparison, Path(path).suffix.lower()[1:]))
 
 
-def svg(comparison: Comparison) -> bytes:
-    """The picture as a document of its own."""
-    return _picture(comparison, "svg")
-
-
-def _picture(comparison: Comparison, kind: str) -> bytes:
+def picture(comparison: Comparison, kind: str) -> bytes:
+    """The content of a ``png`` or ``svg`` file."""
     from matplotlib import rc_context
 
     content = io.BytesIO()
@@ -64,25 +60,18 @@ def draw(comparison: Comparison) -> Figure:
             if found is None:
                 continue
             colour = "#0072B2" if row else "#D55E00"
-            seeds = [100 * (run.mean(measure) or 0) for run in arm.runs]
             # Seeds with equal scores must not lie on each other.
-            rows = [row + 0.24 * ((place + 0.5) / len(seeds) - 0.5) for place in range(len(seeds))]
-            axes.plot(seeds, rows, "o", color="#777777", markersize=3, alpha=0.7)
+            rows = [row + 0.24 * ((place + 0.5) / found.n - 0.5) for place in range(found.n)]
+            axes.plot([100 * (run.mean(measure) or 0) for run in arm.runs], rows, "o", color="#777777", markersize=3)
             bar = None if found.std is None else 100 * found.std
             axes.errorbar(100 * found.mean, row, xerr=bar, fmt="D", color=colour, markersize=5, capsize=3, zorder=3)
             if row == 0:
                 axes.axvline(100 * found.mean, color=colour, linestyle="--", linewidth=1)
         axes.set_title(drawable(name, FONT), fontsize=10)
         axes.set_xlabel("share of answers, %", fontsize=9)
-        axes.tick_params(labelsize=8)
         axes.grid(visible=True, axis="x", color="#dddddd", linewidth=0.6)
-        axes.set_axisbelow(True)
     panels[0].set_yticks(range(len(labels)), labels)
     panels[0].set_ylim(len(labels) - 0.5, -0.5)
-    figure.suptitle(
-        "Mean ± standard deviation over seeds; dots are seeds, the dashed line is the baseline's mean; in brackets: "
-        "equal to the baseline's",
-        fontsize=9,
-        wrap=True,
-    )
+    legend = "Mean ± standard deviation over seeds; dots are seeds, the dashed line is the baseline's mean"
+    figure.suptitle(f"{legend}; in brackets: equal to the baseline's", fontsize=9, wrap=True)
     return figure

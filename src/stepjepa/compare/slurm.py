@@ -27,13 +27,9 @@ _SET_HERE = ("nodes", "ntasks_per_node", "tasks_per_node", "array_parallelism")
 
 
 def read_options(arguments: Sequence[str]) -> dict[str, Any]:
-    """``KEY=VALUE`` arguments as parameters of submitit's ``AutoExecutor``, which checks them.
+    """Parameters of submitit's ``AutoExecutor``, which checks them, from arguments ``partition=gpu``, ``time=4:00:00``.
 
-    Args:
-        arguments: ``partition=gpu``, ``time=4:00:00``, ``mem_gb=32``; a value that is JSON is read as such.
-
-    Returns:
-        Generic names as they are, those of SLURM with ``slurm_`` before them; ``timeout_min`` is always there.
+    A value that is JSON is read as such. Names of SLURM get ``slurm_`` before them; ``timeout_min`` is always there.
 
     Raises:
         UserError: submitit is not installed, an argument is wrong or set by the sweep, or there is no time limit.
@@ -59,9 +55,7 @@ def read_options(arguments: Sequence[str]) -> dict[str, Any]:
             value = text
         options[name if name in AutoExecutor._typed_parameters() else f"slurm_{name}"] = value
     if "timeout_min" not in options:
-        raise UserError(
-            "--slurm: name the time limit of one trial, as in --slurm time=4:00:00; submitit's is 5 minutes"
-        )
+        raise UserError("--slurm: name the time limit of one trial, as in --slurm time=4:00:00")
     if "cpus_per_task" in options:
         # From SLURM 22.05 on, srun no longer takes this over from sbatch.
         options.setdefault("slurm_srun_args", [f"--cpus-per-task={options['cpus_per_task']}"])
@@ -110,13 +104,7 @@ class TrialJob:
 class Slurm:
     """Trials as jobs of one array; see ``sweep.Engine``.
 
-    Args:
-        folder: of the sweep; seen from all nodes.
-        options: see :func:`read_options`.
-        jobs: how many run at a time; None leaves it to submitit.
-
-    Raises:
-        UserError: there is no SLURM here, or submitit does not take the options.
+    All nodes see the folder of the sweep. ``options`` are from :func:`read_options`; ``jobs`` run at a time.
     """
 
     pause = 1.0
@@ -140,11 +128,7 @@ class Slurm:
             raise UserError(f"--slurm: {one_line(error)}") from None
 
     def begin(self, folder: SweepFolder, trials: Sequence[Trial]) -> None:
-        """Watch jobs of an earlier start that are still there, and submit the other trials.
-
-        Raises:
-            UserError: the cluster refuses the jobs.
-        """
+        """Watch jobs of an earlier start that are still there, and submit the other trials."""
         import submitit
 
         job_class = submitit.SlurmJob if self._executor.cluster == "slurm" else submitit.LocalJob
@@ -168,9 +152,7 @@ class Slurm:
         try:
             jobs = self._executor.submit_array([TrialJob(place, trial) for trial in left])
         except (RuntimeError, OSError) as error:
-            raise UserError(
-                f"the jobs were refused ({one_line(error)}); change --slurm, or --engine local runs them here"
-            ) from None
+            raise UserError(f"the jobs were refused ({one_line(error)}); change --slurm") from None
         self._watched |= dict(zip(left, jobs, strict=True))
         write_json(ids_file, ids | {trial.name: job.job_id for trial, job in self._watched.items()})
         print(f"slurm: {len(jobs)} jobs submitted, from {jobs[0].job_id}; logs in {self._files}", flush=True)
@@ -178,16 +160,17 @@ class Slurm:
     def ended(self) -> list[Trial]:
         """The trials that have ended; one whose job was lost before is recorded as interrupted."""
         found = []
-        for trial, job in self._watched.items():
+        for trial, job in list(self._watched.items()):
             # In this order: what a job writes last is there when it is done.
             done, status = job.done(), self._folder.read_record(trial).get("status")
             if done and status not in (FINISHED, FAILED):
                 said = self._folder.last_line(trial)
-                reason = f"job {job.job_id} ended ({job.state}) before the trial did: {said}"
-                self._folder.record(trial, INTERRUPTED, reason)
+                self._folder.record(
+                    trial, INTERRUPTED, f"job {job.job_id} ended ({job.state}) before the trial did: {said}"
+                )
             if done or status in (FINISHED, FAILED):
                 found.append(trial)
-        self._watched = {trial: job for trial, job in self._watched.items() if trial not in found}
+                del self._watched[trial]
         return found
 
     def end(self, asked: Interruptions) -> None:

@@ -28,10 +28,7 @@ class Spread(NamedTuple):
 
 
 class PairedT(NamedTuple):
-    """Result of :func:`paired_t`: of the ``n`` differences mean, standard deviation and interval of the mean.
-
-    ``p_greater`` is one-tailed, for the alternative that the mean is above 0. What is not known is None.
-    """
+    """Of ``n`` differences mean, deviation, 95 % interval of the mean and t-test; what is not known is None."""
 
     n: int
     mean: float
@@ -39,15 +36,12 @@ class PairedT(NamedTuple):
     low: float | None = None
     high: float | None = None
     t: float | None = None
-    p_greater: float | None = None
+    p_greater: float | None = None  # one-tailed: the mean is above 0
     p_two_sided: float | None = None
 
 
 class ExampleTest(NamedTuple):
-    """Result of :func:`sign_flip`.
-
-    ``gained`` counts where the method was right and the baseline wrong, over all seeds; ``lost`` the other way round.
-    """
+    """Over all seeds, how often only the method was right (``gained``) or only the baseline; p of :func:`sign_flip`."""
 
     gained: int
     lost: int
@@ -62,7 +56,7 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def paired_t(method: Sequence[float], baseline: Sequence[float]) -> PairedT:
-    """Student's paired t-test of scores, one for each seed, and the interval of the mean difference.
+    """Student's paired t-test of scores, one for each seed.
 
     A single pair has no test. Nor is there one where all differences are equal: scores of few examples fall on a coarse
     grid, so that equal differences are a matter of rounding, and a p of 0 would claim certainty.
@@ -78,15 +72,9 @@ def paired_t(method: Sequence[float], baseline: Sequence[float]) -> PairedT:
 
 
 def detectable(test: PairedT, tails: str, arms: int = 1) -> float | None:
-    """The difference that a paired t-test of level 0.05 with this spread finds in ``POWER`` of all cases.
+    """The difference that a t-test of level 0.05 with this spread finds in ``POWER`` of all cases; None if no test.
 
-    Args:
-        test: of the differences.
-        tails: ``one`` or ``two``.
-        arms: how many are tested; the level is divided among them, as Holm's correction does for the best of them.
-
-    Returns:
-        None where there is no test.
+    ``tails`` is ``one`` or ``two``; the level is divided among ``arms``, as Holm's correction does for the best one.
     """
     if test.std is None or test.t is None:
         return None
@@ -108,10 +96,7 @@ def sign_flip(pairs: Sequence[tuple[Sequence[bool], Sequence[bool]]]) -> Example
 
     A hard example is hard for every seed, so (seed, example) pairs are not independent. Each example counts once, with
     the number of seeds that gained it less the number that lost it; under the null hypothesis its sign is a coin flip.
-    For one seed this is McNemar's exact test.
-
-    Args:
-        pairs: for each seed the verdicts of the method's and of the baseline's model on the same examples.
+    ``pairs`` holds for each seed the verdicts of the method and of the baseline on the same examples.
     """
     changes = np.array([np.asarray(ours, np.int64) - np.asarray(theirs, np.int64) for ours, theirs in pairs])
     greater, two_sided = flip_p_values(changes.sum(axis=0).tolist())
@@ -119,11 +104,7 @@ def sign_flip(pairs: Sequence[tuple[Sequence[bool], Sequence[bool]]]) -> Example
 
 
 def flip_p_values(values: Sequence[int]) -> tuple[float, float]:
-    """Fisher's permutation test of paired whole differences, exactly over all assignments of signs.
-
-    Returns:
-        The share of assignments whose sum is at least that of ``values``, and of those at least as far from 0.
-    """
+    """Fisher's exact permutation test of paired whole differences: one-tailed and two-tailed p."""
     # The sum of those that have a plus is a sum of independent m * Binomial(c, 1/2), one for each size m.
     plus = np.ones(1)
     for size, count in Counter(abs(value) for value in values if value).items():

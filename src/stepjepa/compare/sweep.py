@@ -18,7 +18,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -54,16 +53,14 @@ if os.getppid() == int(sys.argv[1]):
 """
 
 
+@dataclass
 class SweepFolder:
-    """The trials of a grid in one folder, and what has been done of each.
+    """The trials of a grid in one folder, and what has been done of each."""
 
-    ``launcher`` is the program and its first arguments, which ``train ...`` and ``evaluate ...`` follow.
-    """
-
-    def __init__(
-        self, path: Path, trials: Sequence[Trial], grid: dict[str, Any], launcher: Sequence[str] = LAUNCHER
-    ) -> None:
-        self.path, self.trials, self.grid, self.launcher = path, list(trials), grid, tuple(launcher)
+    path: Path
+    trials: Sequence[Trial]
+    grid: dict[str, Any]
+    launcher: Sequence[str] = LAUNCHER  # program and first arguments, which ``train ...`` and ``evaluate ...`` follow
 
     def run_folder(self, trial: Trial) -> Path:
         """Where a trial's model and answers are."""
@@ -81,11 +78,7 @@ class SweepFolder:
         return [*self.launcher, stage, *trial.evaluate, "--model_path", run, "--output_file", f"{run}/test.jsonl"]
 
     def states(self, trials: Sequence[Trial]) -> dict[str, str]:
-        """The state of each trial, by name.
-
-        Raises:
-            UserError: a run folder was made with other flags, or not by a sweep.
-        """
+        """The state of each trial, by name; ``UserError`` if one was made with other flags, or not by a sweep."""
         return {trial.name: self._state(trial) for trial in trials}
 
     def _state(self, trial: Trial) -> str:
@@ -98,11 +91,8 @@ class SweepFolder:
             before, now = _by_flag(record.get(stage)), _by_flag(arguments)
             if before != now:
                 old, new = (" ".join(sorted(flags)) or "nothing" for flags in (before - now, now - before))
-                raise UserError(
-                    f"was begun with other flags of 'stepjepa {stage}' ({old} became {new}); change the grid back, "
-                    "rename the arm, or name another --output_dir",
-                    path=run,
-                )
+                fault = f"was begun with other flags of 'stepjepa {stage}' ({old} became {new})"
+                raise UserError(f"{fault}; change the grid back, or name another --output_dir", path=run)
         if record.get("status") == FAILED:
             return FAILED
         return FINISHED if self.is_evaluated(trial) else INTERRUPTED
@@ -154,8 +144,7 @@ def _by_flag(arguments: Any) -> set[str]:
 class Engine(Protocol):
     """Runs trials: :class:`Local` on this machine, ``slurm.Slurm`` on a cluster."""
 
-    pause: float
-    """Seconds between two calls of :meth:`ended`."""
+    pause: float  # seconds between two calls of ``ended``
 
     def begin(self, folder: SweepFolder, trials: Sequence[Trial]) -> None:
         """Take the unfinished trials of a folder, in the order in which to begin them."""
@@ -179,13 +168,9 @@ class Outcome:
 def sweep(
     folder: SweepFolder, trials: Sequence[Trial], engine: Engine | None = None, *, retry_failed: bool = False
 ) -> Outcome:
-    """Run the unfinished ones of some trials.
+    """Run the unfinished ones of some trials, and those that failed only if asked to.
 
-    Args:
-        folder: of the sweep.
-        trials: which.
-        engine: runs them; by default this machine, one after the other.
-        retry_failed: run those again that failed.
+    ``engine`` is by default this machine, one trial after the other.
 
     Raises:
         UserError: another sweep is running in the folder, or see :meth:`SweepFolder.states`.
@@ -195,14 +180,12 @@ def sweep(
     folder.path.mkdir(parents=True, exist_ok=True)
     with locked(folder.path, "stepjepa sweep"), Interruptions() as asked:
         states = folder.states(trials)
-        done = {FINISHED} if retry_failed else {FINISHED, FAILED}
-        left = [trial for trial in trials if states[trial.name] not in done]
+        finished = [trial for trial in trials if states[trial.name] == FINISHED]
+        failed = {} if retry_failed else {t.name: folder.reason(t) for t in trials if states[t.name] == FAILED}
+        left = [trial for trial in trials if trial not in finished and trial.name not in failed]
         # Seed by seed, so that a sweep that is stopped early has all arms to compare.
         seeds = list(dict.fromkeys(trial.seed for trial in trials))
         left.sort(key=lambda trial: seeds.index(trial.seed))
-        finished = [trial for trial in trials if states[trial.name] == FINISHED]
-        failed = {t.name: folder.reason(t) for t in trials if states[t.name] == FAILED and t not in left}
-        outcome = Outcome(finished, failed)
         told = [asdict(trial) for trial in folder.trials]
         write_json(folder.path / SWEEP_FILE, {"grid": folder.grid, "trials": told, "versions": versions()})
         try:
@@ -212,17 +195,15 @@ def sweep(
                     left.remove(trial)
                     said = FINISHED
                     if folder.read_record(trial).get("status") == FINISHED:
-                        outcome.finished.append(trial)
+                        finished.append(trial)
                     else:
-                        outcome.failed[trial.name] = folder.reason(trial)
-                        said = f"{folder.reason(trial)} (log: {folder.log_file(trial)})"
+                        failed[trial.name] = folder.reason(trial)
+                        said = f"{failed[trial.name]} (log: {folder.log_file(trial)})"
                     print(f"[{len(trials) - len(left)}/{len(trials)}] {trial.name}: {said}", flush=True)
                 time.sleep(engine.pause)
         finally:
             engine.end(asked)
-    outcome.stopped = asked.first
-    outcome.finished.sort(key=list(trials).index)
-    return outcome
+    return Outcome(sorted(finished, key=list(trials).index), failed, asked.first)
 
 
 def table(folder: SweepFolder, trials: Sequence[Trial]) -> str:
@@ -234,19 +215,18 @@ class Child:
     """A command in a process group of its own, whose output goes to a log file and which ends with this process."""
 
     def __init__(self, command: Sequence[str], log: IO[bytes], environment: Mapping[str, str]) -> None:
-        wrapper = []
         if sys.platform.startswith("linux"):
-            wrapper = [sys.executable, "-I", "-S", "-c", _END_WITH_PARENT, str(os.getpid())]
+            command = [sys.executable, "-I", "-S", "-c", _END_WITH_PARENT, str(os.getpid()), *command]
         self._process = subprocess.Popen(
-            [*wrapper, *command],
+            command,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             env=dict(environment),
             start_new_session=True,
         )
+        # The exit status, a signal's number negated; None while it runs.
         self.ended = self._process.poll
-        """The exit status, a signal's number negated; None while it runs."""
 
     def send(self, number: int) -> None:
         """Send a signal to it and to all that it started."""
@@ -259,7 +239,7 @@ class Child:
         self._process.wait()
 
 
-class TrialRun:
+class _TrialRun:
     """A running trial: first its training, then its evaluation; the same on this machine and in a job of a cluster."""
 
     def __init__(self, folder: SweepFolder, trial: Trial, environment: Mapping[str, str]) -> None:
@@ -289,10 +269,9 @@ class TrialRun:
             return True
         # A program that cleans up before it ends gives the signal by its exit code, as a shell would.
         number = -code if code < 0 else code - 128
+        how = f"failed with exit code {code}" if code else "left no result"
         if code < 0 or number in _FROM_OUTSIDE:
             how = f"was ended by signal {number} ({signal.strsignal(number)})"
-        else:
-            how = f"failed with exit code {code}" if code else "left no result"
         reason = f"{self._stage} {how}: {self._folder.last_line(self.trial)}"
         self._folder.record(self.trial, INTERRUPTED if number in _FROM_OUTSIDE else FAILED, reason)
         return True
@@ -304,25 +283,31 @@ class Local:
     pause = 0.05
 
     def __init__(self, jobs: int = 1, gpus: Sequence[str] = ()) -> None:
-        self._jobs, self._gpus = jobs, gpus
-        self._waiting: deque[Trial] = deque()
-        self._running: dict[int, TrialRun] = {}
+        self.jobs, self.gpus = jobs, gpus
+        self._waiting: list[Trial] = []
+        self._running: dict[int, _TrialRun] = {}
 
     def begin(self, folder: SweepFolder, trials: Sequence[Trial]) -> None:
         """See :class:`Engine`."""
-        self._folder = folder
-        self._waiting.extend(trials)
+        self._folder, self._waiting = folder, list(trials)
 
     def ended(self) -> list[Trial]:
         """See :class:`Engine`; also begins trials in the free slots."""
         found = []
-        for slot in range(self._jobs):
-            if slot not in self._running and self._waiting:
-                environment = trial_environment(slot, self._jobs, self._gpus)
-                self._running[slot] = TrialRun(self._folder, self._waiting.popleft(), environment)
-            elif slot in self._running and self._running[slot].ended():
-                found.append(self._running.pop(slot).trial)
+        for slot in range(self.jobs):
+            if slot in self._running:
+                if self._running[slot].ended():
+                    found.append(self._running.pop(slot).trial)
+            elif self._waiting:
+                self._running[slot] = _TrialRun(self._folder, self._waiting.pop(0), self._environment(slot))
         return found
+
+    def _environment(self, slot: int) -> dict[str, str]:
+        """Of the trial in a slot: its share of the cores, and one GPU where there are any."""
+        available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        cores = int(os.environ.get("SLURM_CPUS_PER_TASK", available))
+        gpu = {"CUDA_VISIBLE_DEVICES": self.gpus[slot % len(self.gpus)]} if self.gpus else {}
+        return {"OMP_NUM_THREADS": str(max(1, cores // self.jobs)), **os.environ, **gpu}
 
     def end(self, asked: Interruptions | None = None) -> None:
         """See :class:`Engine`: ends what is still running by SIGTERM, after a minute or a second request by SIGKILL."""
@@ -346,13 +331,3 @@ def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
     program = shutil.which("nvidia-smi")
     listed = subprocess.run([program, "-L"], capture_output=True, text=True, check=False).stdout if program else ""
     return [str(number) for number in range(sum(line.startswith("GPU ") for line in listed.splitlines()))]
-
-
-def trial_environment(slot: int, jobs: int, gpus: Sequence[str]) -> dict[str, str]:
-    """The environment of the trial in a slot of ``jobs``: its share of the cores, and one GPU where there are any."""
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    cores = int(os.environ.get("SLURM_CPUS_PER_TASK", available))
-    result = {"OMP_NUM_THREADS": str(max(1, cores // jobs)), **os.environ}
-    if gpus:
-        result["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
-    return result

@@ -10,10 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stepjepa.compare.comparison import Comparison, Difference, verdict
-from stepjepa.compare.evaluated_run import FIGURES, MEASURES, EvaluatedRun, read_evaluated_run, run_names
-from stepjepa.compare.statistics import PairedT
-from stepjepa.errors import UserError
+from stepjepa.compare.comparison import Comparison, verdict
+from stepjepa.compare.evaluated_run import (
+    FIGURES,
+    MEASURES,
+    read_evaluated_run,
+    refuse_different,
+    run_names,
+)
 from stepjepa.evaluation.output import mean_with_interval
 from stepjepa.terminal import finite
 
@@ -23,9 +27,15 @@ UNKNOWN = "–"
 
 _LONGEST_NAME = 36
 
-# How figures are shown.
-_FORMS = dict(zip(FIGURES, ("{:.3f}", "{:.3f}", "{:.3f}", "{:,.0f}", "{:,.0f}", "{:.3g}"), strict=True))
-_HEADS = ("LM loss", "matched", "shuffled", "tokens", "seconds", "FLOPs")
+# In what the evaluations of runs in one table must be equal.
+_SAME_QUESTIONS = (
+    *("test file (sha256)", "task", "headline", "lenient"),
+    *("max_new_tokens", "temperature", "top_p", "top_k", "num_samples"),
+)
+
+# Heads of the columns of figures, and how they are shown.
+_HEADS = dict(zip(("LM loss", "matched", "shuffled", "tokens", "seconds", "FLOPs"), FIGURES, strict=True))
+_FORMS = dict(zip(_HEADS, ("{:.3f}", "{:.3f}", "{:.3f}", "{:,.0f}", "{:,.0f}", "{:.3g}"), strict=True))
 
 
 @dataclass(frozen=True)
@@ -33,11 +43,11 @@ class Table:
     """A title, the heads of the columns, and rows of as many cells, of which the first names the row."""
 
     title: str
-    columns: tuple[str, ...]
-    rows: list[tuple[str, ...]]
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
 
 
-def text_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _text_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Aligned columns in blocks that fit a terminal of 80; each block repeats the first column."""
     widths = [max(len(row[place]) for row in (columns, *rows)) for place in range(len(columns))]
     blocks: list[list[int]] = [[]]
@@ -67,82 +77,66 @@ def _wrap(text: str, indent: str = "") -> str:
     return textwrap.fill(text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
+def form(value: float | None, how: str) -> str:
+    """A number in a form of ``str.format``."""
+    return UNKNOWN if value is None else how.format(value)
+
+
+def interval(low: float | None, high: float | None, how: str = ".1f") -> str:
+    """An interval of shares, to be put behind one, in per cent: `` [9.1, 16.0]``."""
+    return "" if low is None or high is None else f" [{100 * low:{how}}, {100 * high:{how}}]"
+
+
 def report(folders: Sequence[str | os.PathLike[str]], names: Sequence[str] = ()) -> list[dict[str, Any]]:
     """One row for each run folder, in the order given.
 
-    Returns:
-        Values by the heads of the columns, None where it was not measured, and ``low`` and ``high``, the 95 % interval
-        of the accuracy over examples. ``score`` names the headline and, in brackets, the lenient score, whose means
-        follow. Shares are between 0 and 1; tokens and seconds are those of the whole training.
-
-    Raises:
-        UserError: see ``read_evaluated_run``; or the runs were evaluated on different files or in different ways.
+    Values by the heads of the columns, None where it was not measured, and ``low`` and ``high``, the 95 % interval of
+    the accuracy over examples. ``score`` names the headline and, in brackets, the lenient score. Shares are between 0
+    and 1. ``UserError`` if the runs were evaluated on different files or in different ways.
     """
     runs = [read_evaluated_run(folder) for folder in folders]
-    asked = ("test file (sha256)", "task", "headline", "lenient")
-    for name in (*asked, "max_new_tokens", "temperature", "top_p", "top_k", "num_samples"):
-        # Of another program's answers it is not known how they were made.
-        values = {json.dumps(run.protocol.get(name)): run.folder for run in reversed(runs)}
-        values.pop("null", None)
-        if len(values) > 1:
-            found = " and ".join(f"{value} ({folder})" for value, folder in sorted(values.items()))
-            raise UserError(
-                f"the runs differ in {name} of the evaluation, {found}, so their numbers can't stand in one table; "
-                "evaluate one again, or leave it out"
-            )
-    if any(run.indices != runs[0].indices for run in runs):
-        raise UserError("the runs were asked different examples, so their numbers can't stand in one table")
-    return [
-        _run_row(run, name) for run, name in zip(runs, names or run_names([run.folder for run in runs]), strict=True)
-    ]
-
-
-def _run_row(run: EvaluatedRun, name: str) -> dict[str, Any]:
-    answers = mean_with_interval(run.examples["headline"] or [])
-    return {
-        "run": name,
-        "mode": run.settings["mode"],
-        # Regular runs have no views.
-        "K": run.settings.get("predictors", 0),
-        "score": f"{run.protocol['headline']} ({run.protocol['lenient']})",
-        "accuracy": run.mean("headline"),
-        "lenient": run.mean("lenient"),
-        "stop rate": run.mean("stopped"),
-        **{head: run.figures[name] for head, name in zip(_HEADS[:-1], FIGURES, strict=False)},
-        "low": answers["low"],
-        "high": answers["high"],
-    }
+    refuse_different(runs, _SAME_QUESTIONS)
+    rows = []
+    for run, name in zip(runs, names or run_names([run.folder for run in runs]), strict=True):
+        answers = mean_with_interval(run.examples["headline"] or [])
+        row = {
+            "run": name,
+            "mode": run.settings["mode"],
+            # Regular runs have no views.
+            "K": run.settings.get("predictors", 0),
+            "score": f"{run.protocol['headline']} ({run.protocol['lenient']})",
+            "accuracy": run.mean("headline"),
+            "lenient": run.mean("lenient"),
+            "stop rate": run.mean("stopped"),
+        }
+        figures = {head: run.figures[figure] for head, figure in _HEADS.items() if head != "FLOPs"}
+        rows.append({**row, **figures, "low": answers["low"], "high": answers["high"]})
+    return rows
 
 
 def report_text(rows: Sequence[dict[str, Any]]) -> str:
     """Rows of :func:`report` for a terminal: which run is best, in one sentence, and tables of 80 columns."""
     best = max(row["accuracy"] for row in rows)
     leading = [row for row in rows if row["accuracy"] == best]
-    who = leading[0]["run"] if len(leading) == 1 else f"{len(leading)} of {len(rows)} runs"
-    over = f", 95 % interval over examples{_interval(leading[0])}" if _interval(leading[0]) else ""
+    who, ends = leading[0]["run"], interval(leading[0]["low"], leading[0]["high"])
+    if len(leading) > 1:
+        who = f"{len(leading)} of {len(rows)} runs"
+    over = f", 95 % interval over examples{ends}" if ends else ""
     sentence = f"best by {rows[0]['score']}: {who} with {best:.1%}{over}; *: best"
     if len(rows) > 1:
         sentence += "; whether arms differ over seeds, 'stepjepa compare' tests"
-    forms = dict(zip(_HEADS, _FORMS.values(), strict=True)) | {"lenient": "{:.1%}", "stop rate": "{:.1%}"}
+    forms = {"lenient": "{:.1%}", "stop rate": "{:.1%}", **_FORMS}
+    del forms["FLOPs"]
     names, listed = _numbered([row["run"] for row in rows])
     cells = [
         (
             *(names[row["run"]], row["mode"], str(row["K"])),
-            f"{'* ' if row['accuracy'] == best else ''}{row['accuracy']:.1%}{_interval(row)}",
-            *(_form(row[name], forms[name]) for name in ("lenient", "stop rate", *_HEADS[:-1])),
+            f"{'* ' if row['accuracy'] == best else ''}{row['accuracy']:.1%}{interval(row['low'], row['high'])}",
+            *(form(row[name], how) for name, how in forms.items()),
         )
         for row in rows
     ]
-    columns = ("run", "mode", "K", "accuracy", "lenient", "stop rate", *_HEADS[:-1])
-    return f"{_wrap(sentence)}\n\n{listed}{text_table(columns, cells)}"
-
-
-def _interval(row: dict[str, Any]) -> str:
-    return "" if row["low"] is None else f" [{100 * row['low']:.1f}, {100 * row['high']:.1f}]"
-
-
-def _form(value: float | None, form: str) -> str:
-    return UNKNOWN if value is None else form.format(value)
+    return f"{_wrap(sentence)}\n\n{listed}{_text_table(('run', 'mode', 'K', 'accuracy', *forms), cells)}"
 
 
 def measure_names(comparison: Comparison) -> dict[str, str]:
@@ -163,29 +157,28 @@ def _arms(comparison: Comparison) -> Table:
     best = max(found.mean for arm in comparison.arms if (found := arm.spread("headline")) is not None)
     rows = []
     for arm in comparison.arms:
-        cells = []
+        cells = [arm.name, str(len(arm.runs))]
         for measure in names:
             found = arm.spread(measure)
-            mark = "* " if measure == "headline" and found is not None and found.mean == best else ""
+            mark = "* " if measure == "headline" and found and found.mean == best else ""
             deviation = "" if found is None or found.std is None else f" ± {100 * found.std:.2f}"
-            cells.append(UNKNOWN if found is None else f"{mark}{found.mean:.2%}{deviation}")
-        for name, form in _FORMS.items():
-            found = arm.spread(name)
-            cells.append(UNKNOWN if found is None else form.format(found.mean))
-        rows.append((arm.name, str(len(arm.runs)), *cells))
-    heads = ("arm", "seeds", *names.values(), *_HEADS)
-    return Table("Mean ± standard deviation over seeds; *: best", heads, rows)
+            cells.append(f"{mark}{form(found and found.mean, '{:.2%}')}{deviation}")
+        spreads = {head: arm.spread(figure) for head, figure in _HEADS.items()}
+        rows.append([*cells, *(form(found and found.mean, _FORMS[head]) for head, found in spreads.items())])
+    return Table("Mean ± standard deviation over seeds; *: best", ("arm", "seeds", *names.values(), *_HEADS), rows)
 
 
 def _over_seeds(comparison: Comparison) -> Table:
     names, rows = measure_names(comparison), []
     for name, found in comparison.differences.items():
+        cells = [name, ", ".join(found.equal) or "neither", str(len(found.seeds))]
+        for test in map(found.measures.get, names):
+            cells.append(
+                form(test and 100 * test.mean, "{:+.2f}") + (interval(test.low, test.high, "+.2f") if test else "")
+            )
         test = found.measures["headline"]
-        p_values = [test and test.p_greater, test and test.p_two_sided, found.holm]
-        ratios = [_form(ratio, "× {:.2f}") for ratio in (found.token_ratio, found.flops_ratio)]
-        points = [_points(found.measures[measure]) for measure in names]
-        equal = ", ".join(found.equal) or "neither"
-        rows.append((name, equal, str(len(found.seeds)), *points, *map(p_text, p_values), *ratios))
+        cells += map(_p_text, (test and test.p_greater, test and test.p_two_sided, found.holm))
+        rows.append([*cells, *(form(ratio, "× {:.2f}") for ratio in (found.token_ratio, found.flops_ratio))])
     heads = ("arm", "equal", "pairs", *(f"Δ {name}" for name in names.values()), "p, one-tailed", "p, two-tailed")
     return Table(
         f"Against {comparison.baseline.name}, paired by seed: percentage points [95 % interval], t-test of "
@@ -202,7 +195,7 @@ def _over_examples(comparison: Comparison) -> Table:
         test = found.by_example
         counts = [test and test.gained, *([found.gained_lenient_before] if known else []), test and test.lost]
         p_values = [test and test.p_greater, test and test.p_two_sided, found.by_example_holm]
-        rows.append((name, *(_form(count, "{}") for count in counts), *map(p_text, p_values)))
+        rows.append((name, *(form(count, "{}") for count in counts), *map(_p_text, p_values)))
     before = (f"of them {comparison.scores['lenient']} before",) if known else ()
     return Table(
         f"Against {comparison.baseline.name}, paired by example: {comparison.scores['headline']} where the baseline "
@@ -221,24 +214,16 @@ def _runs(comparison: Comparison) -> Table:
         found = comparison.differences.get(arm.name)
         for run in arm.runs:
             test = found.by_seed.get(run.seed) if found else None
-            counts = (UNKNOWN, UNKNOWN) if test is None else (str(test.gained), str(test.lost))
-            means = [_form(run.mean(name), "{:.2%}") for name in names]
+            numbers = [form(run.mean(name), "{:.2%}") for name in names]
+            numbers += [form(test and test.gained, "{}"), form(test and test.lost, "{}")]
             folder = str(run.folder.resolve().relative_to(parent))
-            rows.append((arm.name, run.seed, *means, *counts, p_text(test and test.p_two_sided), folder))
+            rows.append((arm.name, run.seed, *numbers, _p_text(test and test.p_two_sided), folder))
     heads = ("arm", "seed", *names.values(), "gained", "lost", "McNemar p, two-tailed", "folder")
     return Table("Runs, each against the baseline of its seed", heads, rows)
 
 
-def _points(found: PairedT | None) -> str:
-    if found is None:
-        return UNKNOWN
-    ends = "" if found.low is None or found.high is None else f" [{100 * found.low:+.2f}, {100 * found.high:+.2f}]"
-    return f"{100 * found.mean:+.2f}{ends}"
-
-
-def p_text(value: float | None) -> str:
-    """A p for people: four places."""
-    return UNKNOWN if value is None else "< 0.0001" if value < 0.0001 else f"{value:.4f}"
+def _p_text(value: float | None) -> str:
+    return "< 0.0001" if value is not None and value < 0.0001 else form(value, "{:.4f}")
 
 
 def _heading(comparison: Comparison) -> str:
@@ -258,7 +243,7 @@ def as_text(comparison: Comparison) -> str:
         # Folders can be as long as they like; the other formats name them.
         count = len(table.columns) - (table.columns[-1] == "folder")
         rows = [(names[row[0]], *row[1:count]) for row in table.rows]
-        blocks.append(f"{_wrap(table.title)}\n\n{text_table(table.columns[:count], rows)}")
+        blocks.append(f"{_wrap(table.title)}\n\n{_text_table(table.columns[:count], rows)}")
     blocks.append("\n".join(_wrap(f"note: {note}", "  ") for note in comparison.notes))
     return "\n\n".join(blocks) + "\n"
 
@@ -278,11 +263,12 @@ def as_markdown(comparison: Comparison) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def as_dict(comparison: Comparison) -> dict[str, Any]:
-    """Every number, for programs; what is not known is None."""
+def as_json(comparison: Comparison) -> str:
+    """Every number, for programs; what is not known, or is infinite as a ``max_grad_norm`` may be, is null."""
     arms = []
     for arm in comparison.arms:
         found = comparison.differences.get(arm.name)
+        difference = {**vars(found), **found.measures} if found else {}
         runs = [
             {
                 "folder": str(run.folder),
@@ -293,17 +279,19 @@ def as_dict(comparison: Comparison) -> dict[str, Any]:
             }
             for run in arm.runs
         ]
+        for name in ("measures", "by_seed"):
+            difference.pop(name, None)
         arms.append(
             {
                 "name": arm.name,
                 "settings": arm.settings,
                 "seeds": [run.seed for run in arm.runs],
                 **{name: _plain(arm.spread(name)) for name in (*MEASURES, *FIGURES)},
-                "difference": None if found is None else _difference(found),
+                "difference": {name: _plain(value) for name, value in difference.items()} or None,
                 "runs": runs,
             }
         )
-    return {
+    value = {
         "verdict": verdict(comparison),
         "test": comparison.test,
         "scores": comparison.scores,
@@ -312,20 +300,12 @@ def as_dict(comparison: Comparison) -> dict[str, Any]:
         "arms": arms,
         "notes": list(comparison.notes),
     }
-
-
-def _difference(found: Difference) -> dict[str, Any]:
-    values = {**vars(found), **found.measures}
-    return {name: _plain(value) for name, value in values.items() if name not in ("measures", "by_seed")}
+    return json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _plain(value: Any) -> Any:
-    return value._asdict() if hasattr(value, "_asdict") else list(value) if isinstance(value, tuple) else value
-
-
-def as_json(comparison: Comparison) -> str:
-    """:func:`as_dict` as text; numbers that JSON does not have, as a ``max_grad_norm`` of infinity, are null in it."""
-    return json.dumps(finite(as_dict(comparison)), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    """A NamedTuple as an object."""
+    return value._asdict() if hasattr(value, "_asdict") else value
 
 
 FORMATS: dict[str, Callable[[Comparison], str]] = {"text": as_text, "markdown": as_markdown, "json": as_json}
