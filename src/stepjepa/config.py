@@ -43,8 +43,7 @@ class JepaConfig:
     """The objective, and how records become sequences; used beside ``transformers.TrainingArguments``.
 
     Raises:
-        ValueError: a value is not allowed, or two options contradict each other; then the message names both options
-            and the remedy.
+        ValueError: a value is not allowed, or two options contradict each other; names both, and the remedy.
     """
 
     mode: Mode = _text(
@@ -79,8 +78,7 @@ class JepaConfig:
     step_separator: str = _views("blank", "blank (lines), line (ends), or a literal string")
     require_pairs: bool = _views(False, "refuse a record without a usable pair; otherwise it trains the LM loss")
     labels: Literal["assistant", "all", "reference"] = _text(
-        "assistant",
-        "tokens that carry LM loss; reference: those of the published collator, all but padding's token",
+        "assistant", "tokens that carry LM loss; reference: those of the published collator, all but padding's token"
     )
     plain: bool = _text(False, "no chat format: question <|perception|> answer; with labels all the question alone")
     max_length: int = _text(512, "most tokens of a record's main sequence", allowed=FROM_TWO, group="data")
@@ -176,10 +174,7 @@ class JepaConfig:
             (in_text and self.reverse_pred, f"reverse_pred {instead}"),
             (in_text and self.last_token, f"last_token contradicts {layout}, whose views end in the row; leave it out"),
             (in_text and self.encoding == "rows", f"encoding 'rows' can't express {layout}; use encoding 'tree'"),
-            (
-                in_text and self.pairs == "all" and distant,
-                f"pairs 'all' with {far} overlap in {layout}; use 'first'",
-            ),
+            (in_text and distant and self.pairs == "all", f"pairs 'all' with {far} overlap in {layout}; use 'first'"),
             (distant and self.mode != "step-jepa", f"{far} counts steps, and mode {self.mode} has none; leave it out"),
             (self.pooling == "mean" and self.last_token, "last_token contradicts pooling 'mean'; leave one out"),
             (
@@ -218,10 +213,7 @@ def changes_text(layout: str | None) -> bool:
 
 
 def affecting(config: JepaConfig, what: Affects) -> dict[str, Any]:
-    """The fields of a configuration that change a given stage (see ``Affects``), with their values.
-
-    The tokens of a record depend on the fields of ``affecting(config, "sequences")``.
-    """
+    """The fields of a configuration that change a given stage (see ``Affects``), with their values."""
     return {name: getattr(config, name) for name, about in SETTINGS.items() if about["affects"] == what}
 
 
