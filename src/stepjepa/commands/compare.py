@@ -9,16 +9,13 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from stepjepa.commands import Command
 from stepjepa.errors import UserError
 from stepjepa.files import atomic_write, refuse_existing
 from stepjepa.options import option, refuse_both, refuse_without_effect
 from stepjepa.terminal import visible_lines
-
-if TYPE_CHECKING:
-    from stepjepa.compare.comparison import Comparison
 
 EPILOG = """\
 Runs that differ only in their seeds form an arm; each arm is paired with the
@@ -73,7 +70,7 @@ def compare(args: argparse.Namespace) -> Any:
     return json.loads(text) if args.json and args.output_file is None else 0
 
 
-def _comparison(args: argparse.Namespace) -> Comparison:
+def _comparison(args: argparse.Namespace) -> Any:
     """Compare the runs, named by ``--names``, by the arms of their sweep, or by the settings in which they differ."""
     from stepjepa.compare.comparison import compare
     from stepjepa.compare.evaluated_run import SUMMARY, find_run_folders
