@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal
 
-from stepjepa.options import FROM_ONE, FROM_TWO, FROM_ZERO, PART, POSITIVE, option, options_of, wrong_value
+from stepjepa.options import BELOW_ONE, FROM_ONE, FROM_TWO, FROM_ZERO, PART, POSITIVE, option, options_of, wrong_value
 
 Mode = Literal["regular", "llm-jepa", "step-jepa"]
 Encoding = Literal["auto", "tree", "rows"]
@@ -121,10 +121,7 @@ class JepaConfig:
         "on", "train the model through the target; stop: don't; ema: encode it with a moving average of the weights"
     )
     ema_decay: float = _loss(
-        0.99,
-        "decay of the moving average per step",
-        only_with="target_grad ema",
-        allowed=(lambda value: 0 <= value < 1, "0 or more and less than 1"),
+        0.99, "decay of the moving average per step", only_with="target_grad ema", allowed=BELOW_ONE
     )
     jepa_layer: int = _loss(
         -1, "index of hidden_states that embeddings are read from; 0: token embeddings, -1: after the final norm"

@@ -26,6 +26,7 @@ FROM_ONE: Range = (lambda value: value >= 1, "1 or more")
 FROM_TWO: Range = (lambda value: value >= 2, "2 or more")
 POSITIVE: Range = (lambda value: 0 < value < math.inf, "a number above 0")
 SHARE: Range = (lambda value: 0 < value < 1, "a share between 0 and 1")
+BELOW_ONE: Range = (lambda value: 0 <= value < 1, "0 or more and less than 1")
 PART: Range = (lambda value: 0 < value <= 1, "a share above 0 and up to 1")
 
 Settings = TypeVar("Settings")

@@ -31,8 +31,8 @@ def run(args: argparse.Namespace) -> int:
     for note in notes(models):
         print(f"note: {visible(note)}")
     print(f"written: {', '.join(map(str, output_files(args.output_dir)))}")
-    runs = shlex.join(args.model_path)
-    print(f"next: stepjepa report {runs} --output_file report.html --analysis {shlex.quote(args.output_dir)}")
+    more = shlex.join([*args.model_path, "--output_file", "report.html", "--analysis", args.output_dir])
+    print(f"next: stepjepa report {more}")
     return 0
 
 
