@@ -16,7 +16,6 @@ ERRORS = [
     ([*TRAIN, "--xyzzy"], "unknown argument '--xyzzy'; stepjepa train --help_all names all"),
     ([*TRAIN, "stray"], "unknown argument 'stray'; it belongs to no flag"),
     ([*TRAIN, "--pooling", "meam"], "argument --pooling: expected one of last, mean, got 'meam'"),
-    ([*TRAIN, "--cache_dir"], "argument --cache_dir: expected one argument"),
     ([*TRAIN, "--per_device_train_batch_size", "1.5"], "argument --batch_size: expected a whole number, got '1.5'"),
     ([*TRAIN, "--save_steps", "x"], "argument --save_steps: expected a number, got 'x'"),
     ([*TRAIN, "--lora", "maybe"], "argument --lora: expected true or false, got 'maybe'"),
@@ -24,7 +23,6 @@ ERRORS = [
     (["prepare"], "are required: KIND; stepjepa prepare --help says more"),
     (["prepare", "nl-rx", "--sized", "4", "--output_file", "x"], "unknown argument '--sized'; did you mean --size?"),
     (["evaluate"], "are required: --test_file, --output_file, --model_path; stepjepa evaluate --help says more"),
-    (["rerun"], "the following arguments are required: FOLDER; stepjepa rerun --help says more"),
 ]
 
 

@@ -165,8 +165,17 @@ def test_a_whole_sweep_of_real_trainings(
     assert [run["training"]["seed"] for run in runs] == [82, 23, 82, 23]
     assert all(run["results"]["steps"] == 2 for run in runs)
     assert out.strip().splitlines()[-1] == f"next: stepjepa compare {folder}"
-    assert main(["compare", str(folder)]) == 0
-    assert "2 arms, 4 runs, baseline regular;" in capsys.readouterr().out
+    assert main(["compare", str(folder), "--json"]) == 0
+    compared = json.loads(capsys.readouterr().out)
+    assert [(arm["name"], arm["seeds"]) for arm in compared["arms"]] == [
+        ("regular", ["23", "82"]),
+        ("step-jepa_lbd0.5", ["23", "82"]),
+    ]
+    for run in (run for arm in compared["arms"] for run in arm["runs"]):
+        (file,) = Path(run["folder"]).glob("*.summary.json")
+        summary = json.loads(file.read_text())
+        assert (run["headline"], run["gold_loss"]) == (summary["scores"]["exact"]["mean"], summary["gold_loss"])
+        assert run["steps"] == 2
     # Once more there is nothing to do; another grid under the same names is refused.
     assert main(command) == 0
     again = capsys.readouterr().out
