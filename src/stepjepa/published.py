@@ -55,6 +55,7 @@ class EvaluationFlags:
     """Flags of the published evaluations without effect here: what they choose is detected, or never done."""
 
     original_model_name: str | None = option(None, "no effect: a run folder knows its tokenizer", metavar="NAME")
+    split_tune_untune: bool = option(False, "no effect: --similarity tells right and wrong answers apart anyway")
     nosplit_data: bool = option(False, "no effect: a test file is never split here")
     device_map: str | None = option(None, "no effect: see CUDA_VISIBLE_DEVICES", names=("device",), metavar="NAME")
     use_lora: bool = option(False, "no effect: a folder shows whether it holds an adapter")

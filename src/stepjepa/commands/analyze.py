@@ -10,12 +10,6 @@ from stepjepa.errors import visible
 from stepjepa.inspection.analysis import AnalysisSettings
 from stepjepa.options import from_args
 
-EPILOG = """\
-Embeds the two views of each test record where training read them: Enc(Text)
-and Enc(Code) for LLM-JEPA, a step and the next one for Step-JEPA. Writes
-analysis.json (all numbers), embeddings.npz, projection.png/.svg and
-singular_values.png/.svg to --output_dir. Several models share each picture."""
-
 
 def run(args: argparse.Namespace) -> int:
     """Analyse the models, write the files and print the numbers."""
@@ -41,5 +35,5 @@ ANALYZE = Command(
     flags=((AnalysisSettings, "files"),),
     common="model_path test_file output_dir overwrite views pairs layer t_sne_type projections max_examples "
     "batch_size dtype",
-    epilog=EPILOG,
+    epilog="Embeds the two views of each test record where training read them (docs/how-to/representations.md).",
 )

@@ -17,13 +17,6 @@ from stepjepa.files import atomic_write, refuse_existing
 from stepjepa.options import option, refuse_both, refuse_without_effect
 from stepjepa.terminal import visible_lines
 
-EPILOG = """\
-Runs that differ only in their seeds form an arm; each arm is paired with the
-baseline by seed: Student's paired t-test with Holm's correction over all arms,
-McNemar's exact test for each seed, an exact permutation test over examples.
-Of each arm it says what is equal to the baseline: the number of optimizer
-steps, the FLOPs of training (within 2 %), or neither."""
-
 
 @dataclass
 class CompareFlags:
@@ -134,5 +127,9 @@ def _write_page(args: argparse.Namespace) -> int:
     return 0
 
 
-COMPARE = Command(compare, flags=((CompareFlags, "what is compared"),), epilog=EPILOG)
+COMPARE = Command(
+    compare,
+    flags=((CompareFlags, "what is compared"),),
+    epilog="Runs that differ only in their seeds form an arm; each arm is paired with the baseline by seed.",
+)
 REPORT = Command(report, flags=((ReportFlags, "runs"),))

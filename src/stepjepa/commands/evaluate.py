@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stepjepa.arguments import JsonFlags, note
+from stepjepa.arguments import JsonFlags
 from stepjepa.commands import Command
 from stepjepa.data.records import tell_bad_records
 from stepjepa.errors import UserError
@@ -31,13 +31,10 @@ resumes an interrupted evaluation. docs/tasks.md describes tasks and scores."""
 
 @dataclass
 class ModelFlags:
-    """How the weights are loaded, and a published flag that changes no result."""
+    """How the weights are loaded."""
 
     load_in_4bit: bool = option(False, "load the weights in 4 bits; through bitsandbytes")
     load_in_8bit: bool = option(False, "load the weights in 8 bits; through bitsandbytes")
-    split_tune_untune: bool = option(
-        False, "with --similarity: right and wrong answers apart, which is done anyway", group="scoring"
-    )
 
 
 def _tell_task(asked: str, found: str) -> None:
@@ -75,8 +72,6 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
         raise UserError("every process would write the same file; start one process, without torchrun")
     follow_evaluation_flags(args)
     refuse_both(args, ("load_in_4bit", "load_in_8bit"))
-    if args.split_tune_untune and args.similarity is None:
-        note("--split_tune_untune does nothing without --similarity")
     if not args.plain and trained_plain(args.model_path):
         print("note: the model was trained without a chat format, so it is asked without one (--plain)")
         args.plain = True

@@ -19,12 +19,6 @@ from stepjepa.models.presets import is_hub_id
 from stepjepa.options import as_arguments, option, without_flags
 from stepjepa.run_folder import RUN_FILE, is_main_process, open_run_folder, read_run
 
-EPILOG = """\
-Repeats the run with the settings of run.json, but reports and uploads nothing.
-Changed versions and another machine are printed; a changed data file, chat
-template or model folder is an error. Exit code 1 if nothing has changed and the
-weights still differ."""
-
 MOVED = ("train_file", "eval_file", "data_file", "model_name")
 
 
@@ -135,4 +129,8 @@ def _compare(folder: Path, new: Path, old: Mapping[str, Any], changed: bool) -> 
     return 0 if same or changed else 1
 
 
-RERUN = Command(run, flags=((RerunFlags, "rerun"),), epilog=EPILOG)
+RERUN = Command(
+    run,
+    flags=((RerunFlags, "rerun"),),
+    epilog="Reports and uploads nothing. Exit code 1 if nothing has changed and the weights still differ.",
+)
