@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,29 @@ from transformers import TrainerCallback
 
 import tiny
 from stepjepa.config import JepaConfig
-from stepjepa.objectives.monitors import REMEDIES
+from stepjepa.objectives.monitors import COLLAPSE_PAIRS, COLLAPSE_RANK, COLLAPSE_SIMILARITY, REMEDIES, collapse
 from stepjepa.training.trainer import JepaTrainer
+
+
+def ranks(source: float, target: float, pairs: int = COLLAPSE_PAIRS) -> dict[str, float]:
+    return {"source_rank": source, "target_rank": target, "rank_pairs": pairs}
+
+
+@pytest.mark.parametrize(
+    ("logs", "said"),
+    [
+        ({"shuffled_similarity": COLLAPSE_SIMILARITY}, "cosine 0.990"),
+        ({"shuffled_similarity": COLLAPSE_SIMILARITY - 0.01}, None),
+        ({"shuffled_similarity": math.nan, **ranks(math.nan, 7.0)}, None),
+        (ranks(COLLAPSE_RANK, 7.0), "16 source embeddings"),
+        (ranks(7.0, 1.2, 31), "31 target embeddings have effective rank 1.20"),
+        (ranks(1.0, 1.0, COLLAPSE_PAIRS - 1), None),
+        ({"loss": 0.5}, None),
+    ],
+)
+def test_what_counts_as_a_collapse(logs: dict[str, float], said: str | None) -> None:
+    found = collapse(logs)
+    assert (found is None) == (said is None) and (said or "") in (found or "")
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import sys
 from dataclasses import dataclass
@@ -18,7 +17,6 @@ from stepjepa.errors import UserError, visible
 from stepjepa.files import refuse_existing
 from stepjepa.models.presets import PREFIX, preset_tokenizer
 from stepjepa.options import FROM_ONE, Parser, option
-from stepjepa.terminal import make_console
 
 
 @dataclass
@@ -47,6 +45,8 @@ def _loading(args: argparse.Namespace) -> dict[str, Any]:
 
 def inspect(args: argparse.Namespace) -> dict[str, Any]:
     """Show some records."""
+    from rich.console import Console
+
     from stepjepa.inspection.record import inspect_records, show, title
 
     config = jepa_config(args)
@@ -65,9 +65,9 @@ def inspect(args: argparse.Namespace) -> dict[str, Any]:
     add_predictor_tokens(tokenizer, config.predictors or 0)
     inspection = inspect_records(records, args.index, tokenizer, config, args.records)
     if not args.json:
-        known = sys.stdout.isatty() or "COLUMNS" in os.environ
-        width = shutil.get_terminal_size().columns if known else 120
-        show(inspection, make_console(width, colours=not args.no_color))
+        # Rich ignores a width without a height on a dumb terminal. The size given is that of a file or a pipe.
+        width, height = shutil.get_terminal_size((120, 24))
+        show(inspection, Console(width=width, height=height, no_color=args.no_color or None))
     if args.png is not None:
         from stepjepa.inspection.plots import write_png
 
