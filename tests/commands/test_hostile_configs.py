@@ -23,6 +23,11 @@ FILES: list[tuple[str | bytes, str]] = [
     ("lbd: !!python/object/apply:os.system ['true']", "YAML"),
     ("lbd: !!binary aGk=", NUMBER),
     (b"\xff\xfe", "UTF-8"),
+    ("layot: branched", ":1: unknown argument '--layot=branched'; did you mean --layout?"),
+    ("lbd: 1\npooling: meam", ":2: argument --pooling: expected one of last, mean, got 'meam'"),
+    # Under a second name, which the message of the flag does not have; of TrainingArguments.
+    ("lbd: 1\n\nper_device_train_batch_size: x", ":3: argument --batch_size: expected a whole number, got 'x'"),
+    ("lbd: 1\nsave_steps: x", ":2: argument --save_steps: expected a number, got 'x'"),
     ("config: other.yaml", "the key 'config' stands twice or is no flag of a file"),
     ("null: 2", "unknown argument '--None=2'"),
     ("'': 1", "the key '' stands twice or is no flag"),
