@@ -8,6 +8,7 @@ fields it must come to here.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 
@@ -16,15 +17,15 @@ class Line:
     """One published command line.
 
     Attributes:
-        document: where it is written.
         script: the published program that it starts.
+        document: where it is written.
         flags: its flags, as published.
         expected: fields of ``JepaConfig``, or flags of ours, with the values that it must come to.
         implied: what the published program's name says and ours must be told.
     """
 
-    document: str
     script: str
+    document: str
     flags: str
     expected: dict[str, Any] = field(default_factory=dict)
     implied: str = ""
@@ -51,12 +52,7 @@ def step(predictors: int, lbd: float, last_token: int | None = None, **other: An
 
 
 # --- LLM-JEPA: finetune.py ----------------------------------------------------------------------------------------
-
-
-def _text(document: str, flags: str, expected: dict[str, Any]) -> Line:
-    return Line(document, "finetune.py", flags, expected)
-
-
+_text = partial(Line, "finetune.py")
 _RUN = "--train_file gsm8k_train.jsonl --output_dir=./fine-tuned --num_epochs=4 --finetune_seed=82"
 _RUN_END = f"--model_name={LLAMA} --learning_rate=1e-5"
 _ONE = f"{_RUN} --last_token=-2 --lbd=0.5 --predictors=1 {_RUN_END}"
@@ -135,10 +131,10 @@ _LARGE = "--train_file synth_train.jsonl --eval_file synth_test.jsonl --output_d
 _LARGE_END = "--model_name=allenai/OLMo-2-1124-7B-Instruct --learning_rate=8e-5"
 
 LARGE = [
-    Line("run8bh200.sh", "finetune8bh200.py", f"{_LARGE} --finetune_seed=23 --regular {_LARGE_END}", REGULAR),
+    Line("finetune8bh200.py", "run8bh200.sh", f"{_LARGE} --finetune_seed=23 --regular {_LARGE_END}", REGULAR),
     Line(
-        "run8bh200.sh",
         "finetune8bh200.py",
+        "run8bh200.sh",
         f"{_LARGE} --finetune_seed=23 --last_token=-1 --lbd=2.0 --predictors=4 {_LARGE_END}",
         llm(4, 2.0, -1),
     ),
@@ -148,20 +144,20 @@ _TUBE = "--train_file synth_train.jsonl --output_dir=ft-j --num_epochs=4 --finet
 _TUBE_END = f"--model_name={LLAMA} --learning_rate=2e-5"
 
 TUBE = [
-    Line("run_stp.sh", "stp.py", f"{_TUBE} --regular {_TUBE_END}", {**REGULAR, "stp": 0.0}),
+    Line("stp.py", "run_stp.sh", f"{_TUBE} --regular {_TUBE_END}", {**REGULAR, "stp": 0.0}),
     Line(
-        "run_stp.sh",
         "stp.py",
+        "run_stp.sh",
         f"{_TUBE} --last_token=-2 --lbd=0.02 --predictors=0 {_TUBE_END} --linear=random_span",
         {**REGULAR, "stp": 0.02},
     ),
 ]
 
 TUBE_REFUSED = [
-    Line("README, tube", "stp.py", f"{_TUBE} {_TUBE_END} --linear=random_span --linear_predictor"),
-    Line("README, tube", "stp.py", f"{_TUBE} {_TUBE_END} --linear=e2e"),
-    Line("README, tube", "stp.py", f"{_TUBE} {_TUBE_END} --linear=curvature"),
-    Line("README, tube", "stp.py", f"{_TUBE} {_TUBE_END} --random_span_mask --random_span_mask_recover"),
+    Line("stp.py", "README, tube", f"{_TUBE} {_TUBE_END} --linear=random_span --linear_predictor"),
+    Line("stp.py", "README, tube", f"{_TUBE} {_TUBE_END} --linear=e2e"),
+    Line("stp.py", "README, tube", f"{_TUBE} {_TUBE_END} --linear=curvature"),
+    Line("stp.py", "README, tube", f"{_TUBE} {_TUBE_END} --random_span_mask --random_span_mask_recover"),
 ]
 
 # --- Step-JEPA -----------------------------------------------------------------------------------------------------
@@ -174,11 +170,7 @@ _ADAPTED = (
 _FULL = f"{_ADAPTED} --finetune_seed=42 --debug=5"
 _FULL_STEP = f"{_FULL} --step_jepa --predictors=2 --lbd=0.1 --gamma=1.0 --last_token=-1 --jepa_ratio=-1.0"
 _RANK = "--lora --lora_rank=16"
-
-
-def _adapted(document: str, flags: str, expected: dict[str, Any]) -> Line:
-    return Line(document, "finetune_step_jepa_adapted.py", flags, expected)
-
+_adapted = partial(Line, "finetune_step_jepa_adapted.py")
 
 ADAPTED = [
     _adapted(
@@ -215,11 +207,7 @@ ADAPTED = [
 
 # The program of its own has no --step_jepa, and one predictor token.
 _OWN = f"{_STEPS} --model_name {LLAMA}"
-
-
-def _standalone(document: str, flags: str, expected: dict[str, Any]) -> Line:
-    return Line(document, "train_step_jepa.py", flags, expected, implied="--step_jepa --predictors 1")
-
+_standalone = partial(Line, "train_step_jepa.py", implied="--step_jepa --predictors 1")
 
 STANDALONE = [
     _standalone(
