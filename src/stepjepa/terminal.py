@@ -10,12 +10,9 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stepjepa.errors import visible
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 WIDEST = 100
 """Most columns of the rows for people, however wide the terminal is."""
@@ -34,15 +31,6 @@ def escape_unencodable_output() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-
-
-def make_console(width: int, *, colours: bool = True) -> Console:
-    """A Rich console on standard output; it also has no colours if ``NO_COLOR`` is set."""
-    from rich.console import Console
-
-    # Pass a height, too: Rich otherwise ignores the width on a dumb terminal and assumes 80 columns.
-    lines = shutil.get_terminal_size().lines
-    return Console(file=sys.stdout, width=width, height=lines, no_color=None if colours else True)
 
 
 def print_rows(rows: Sequence[tuple[str, str]]) -> None:

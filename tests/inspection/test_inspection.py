@@ -1,8 +1,6 @@
 """The description of records against their sequences, one by one; and what is said about files and records."""
 
-import io
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rich.cells import cell_len
-from rich.console import Console
 
 import tiny
 from stepjepa.batch.collate import Item
@@ -25,8 +21,8 @@ from stepjepa.inspection.record import (
     EDGE,
     READ,
     Inspection,
+    as_text,
     inspect_records,
-    show,
     title,
     token_text,
     visible_matrix,
@@ -187,7 +183,7 @@ def test_a_record_too_long_is_shown_truncated_and_the_note_says_so(records: list
     assert cut["steps"][-1]["cut"]
     assert "over_length is 'error'" in found.file["notes"][0]
     assert found.file["counts"]["over length"] == found.file["counts"]["truncated"] > 0
-    assert "shown truncated" in _shown(found, 120)
+    assert "shown truncated" in as_text(found)
 
 
 def test_records_that_training_leaves_out_are_errors_with_a_remedy(records: list[Record], tokenizer: Any) -> None:
@@ -217,37 +213,12 @@ def test_token_text_keeps_the_blank_of_sentence_pieces() -> None:
     assert (token_text(pieces, 0), token_text(pieces, 1)) == (" word", "<odd>")
 
 
-def _shown(inspection: Any, width: int, color: Any = None, no_color: bool | None = None) -> str:
-    stream = io.StringIO()
-    console = Console(
-        file=stream, width=width, height=23, color_system=color, no_color=no_color, force_terminal=color is not None
-    )
-    show(inspection, console)
-    return stream.getvalue()
-
-
-def _without_styles(text: str) -> str:
-    return re.sub(r"\x1b\[[\d;]*m", "", text)
-
-
-@pytest.mark.parametrize(("width", "color"), [(37, None), (61, "truecolor"), (80, "standard")])
-def test_nothing_is_wider_than_the_terminal(records: list[Record], tokenizer: Any, color: Any, width: int) -> None:
+def test_the_tree_as_text(records: list[Record], tokenizer: Any) -> None:
     found = inspect_records(records, 0, tokenizer, _config("step-jepa", "branched", pairs="all"), count=2)
-    text = _shown(found, width, color)
-    assert ("\x1b[" in text) == (color is not None)
-    lines = _without_styles(text).splitlines()
-    assert max(map(cell_len, lines)) <= width
-    words = " ".join(" ".join(lines).split())
-    assert all(each in words for each in ("source 1", "step 2", "begin of text", "tokens over regular", "⇥"))
-
-
-def test_tokens_are_told_apart_without_colour(records: list[Record], tokenizer: Any) -> None:
-    found = inspect_records(records, 0, tokenizer, _config("step-jepa", "branched"))
-    text = _shown(found, 120, "truecolor", no_color=True)
-    assert not re.search(r"\x1b\[(?:[\d;]*;)?[34]8;|\x1b\[[34]\d", text), "NO_COLOR leaves bold and underlined"
-    lines = _without_styles(text).splitlines()
-    assert lines == _shown(found, 120).splitlines()
-    assert f"  <|predictor_1|>{EDGE}<|predictor_2|>{READ}" in lines
+    text = as_text(found)
+    words = " ".join(text.split())
+    assert all(each in words for each in ("source 1", "2 steps", "begin of text", "tokens over regular", "⇥"))
+    assert f"<|predictor_1|>{EDGE}<|predictor_2|>{READ}" in map(str.strip, text.splitlines())
 
 
 def test_labels_of_several_records_at_one_position_are_counted(tokenizer: Any) -> None:
@@ -255,7 +226,7 @@ def test_labels_of_several_records_at_one_position_are_counted(tokenizer: Any) -
     found = inspect_records(same, 0, tokenizer, _config("regular", "separate"), count=2)
     assert [branch.kind for branch in found.branches] == ["shared"]
     assert all(len(token.labels) in (0, 2) for token in found.tokens)
-    assert "<|im_end|> ×2" in _shown(found, 120)
+    assert "<|im_end|> ×2" in as_text(found)
 
 
 @pytest.mark.parametrize("layout", ["branched", "inplace"])

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepjepa.inspection import embeddings as numbers
 from stepjepa.inspection.embeddings import (
     ViewEmbeddings,
     analyse,
@@ -47,23 +46,12 @@ def test_cosines_are_those_of_a_slow_loop() -> None:
     for kind, values in (("matched", matched), ("shuffled", shuffled)):
         assert numbers[kind]["n"] == len(values)
         assert numbers[kind]["mean"] == pytest.approx(np.mean(values), abs=1e-6)
-        assert numbers[kind]["std"] == pytest.approx(np.std(values), abs=1e-6)
-        for share in (0.1, 0.2, 0.5, 0.8, 0.9):
-            assert numbers[kind]["quantiles"][str(share)] == pytest.approx(np.quantile(values, share), abs=1e-6)
+    assert numbers["matched"]["std"] == pytest.approx(np.std(matched), abs=1e-6)
+    for share in (0.1, 0.2, 0.5, 0.8, 0.9):
+        assert numbers["matched"]["quantiles"][str(share)] == pytest.approx(np.quantile(matched, share), abs=1e-6)
     nearest = [max(range(13), key=lambda j: row[j]) for row in table]
     assert numbers["retrieval_top1"] == pytest.approx(np.mean([i == j for i, j in enumerate(nearest)]))
     assert (numbers["pairs"], numbers["records"], numbers["dimensions"]) == (13, 13, 5)
-
-
-def test_of_many_pairs_the_mean_is_over_all_and_the_quantiles_over_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    embeddings = random_views(60, 5)
-    whole = analyse(embeddings)["shuffled"]
-    monkeypatch.setattr(numbers, "CROSSED", 20)
-    some, other = (analyse(embeddings, seed=seed)["shuffled"] for seed in (0, 1))
-    assert (whole["n"], some["n"]) == (60 * 59, 20 * 19)
-    assert some["mean"] == other["mean"] == whole["mean"]
-    assert some["quantiles"] != other["quantiles"]
-    assert some["quantiles"]["0.5"] == pytest.approx(whole["quantiles"]["0.5"], abs=0.15)
 
 
 @pytest.mark.parametrize(("count", "size"), [(40, 7), (5, 9)])
@@ -175,5 +163,4 @@ def test_similarity_in_and_between_groups_is_that_of_the_double_loop(size: int, 
     found = within_and_between(embeddings, groups)
     assert found["groups"] == count
     for name, values in cosines.items():
-        assert found[f"{name}_pairs"] == len(values)
         assert found[name] == (pytest.approx(np.mean(values), abs=1e-12) if values else None)

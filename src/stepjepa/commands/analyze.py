@@ -13,8 +13,8 @@ from stepjepa.options import from_args
 EPILOG = """\
 Embeds the two views of each test record where training read them: Enc(Text)
 and Enc(Code) for LLM-JEPA, a step and the next one for Step-JEPA. Writes
-analysis.json (all numbers), embeddings.npz, projection.png/.svg and
-singular_values.png/.svg to --output_dir. Several models share each picture."""
+analysis.json (all numbers), embeddings.npz, projection.png and
+singular_values.png to --output_dir. Several models share each picture."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
 ANALYZE = Command(
     run,
     flags=((AnalysisSettings, "files"),),
-    common="model_path test_file output_dir overwrite views pairs layer t_sne_type projections max_examples "
+    common="model_path test_file output_dir overwrite views pairs layer pooling t_sne_type max_examples "
     "batch_size dtype",
     epilog=EPILOG,
 )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
-import shutil
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -17,10 +15,6 @@ from stepjepa.data.sources import read_records
 from stepjepa.files import refuse_existing
 from stepjepa.models.presets import PREFIX, preset_tokenizer
 from stepjepa.options import FROM_ONE, Parser, option
-from stepjepa.terminal import make_console
-
-PIPE_WIDTH = 120
-"""Columns of the output if standard output is not a terminal and ``COLUMNS`` is not set."""
 
 
 @dataclass
@@ -29,8 +23,7 @@ class ShowFlags:
 
     index: int = option(0, "the first record, counted from 0", metavar="I")
     records: int = option(1, "how many to show, as one micro-batch from there on", allowed=FROM_ONE)
-    json: bool = option(False, "one JSON document on standard output instead of tables")
-    no_color: bool = option(False, "no colours, only marks; so does NO_COLOR in the environment")
+    json: bool = option(False, "one JSON document on standard output instead of text")
     png: str | None = option(None, "write tree and attention matrix as a picture", metavar="FILE")
     overwrite: bool = option(False, "let --png replace a file")
 
@@ -55,18 +48,13 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         add_plain_tokens(tokenizer)
     add_predictor_tokens(tokenizer, config.predictors or 0)
 
-    from stepjepa.inspection.record import inspect_records
+    from stepjepa.inspection.record import as_text, inspect_records, title
 
     inspection = inspect_records(records, args.index, tokenizer, config, args.records)
     if not args.json:
-        from stepjepa.inspection.record import show
-
-        known = sys.stdout.isatty() or "COLUMNS" in os.environ
-        width = shutil.get_terminal_size().columns if known else PIPE_WIDTH
-        show(inspection, make_console(width, colours=not args.no_color))
+        print(as_text(inspection))
     if args.png is not None:
         from stepjepa.inspection.plots import write_png
-        from stepjepa.inspection.record import title
 
         write_png(inspection, args.png, title(inspection))
         print(f"wrote {args.png}", file=sys.stderr)

@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,13 +15,12 @@ from accelerate.utils import send_to_device
 from numpy.typing import NDArray
 
 from stepjepa.batch.collate import Collator, Item
-from stepjepa.batch.dataset import BLOCK
 from stepjepa.batch.sequences import Sequence as Tokens
 from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.config import JepaConfig, changes_text
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError, naming_batch_size
-from stepjepa.models.encode import check_layer, encode
+from stepjepa.models.encode import encode
 from stepjepa.models.setup import packing, set_up_attention
 from stepjepa.objectives.monitors import COLLAPSE_SIMILARITY, Window, share
 from stepjepa.run_folder import RUN_FILE, run_of, trained_objective
@@ -30,8 +28,6 @@ from stepjepa.run_folder import RUN_FILE, run_of, trained_objective
 QUANTILES = (0.1, 0.2, 0.5, 0.8, 0.9)
 TOP = 100
 """How many of the largest singular values are averaged, as in the LLM-JEPA paper (arXiv 2509.14252)."""
-CROSSED = 2000
-"""Most pairs that are crossed with each other for the quantiles of shuffled pairs."""
 
 Matrix = NDArray[np.float32] | NDArray[np.float64]
 
@@ -89,39 +85,25 @@ class ViewEmbeddings:
 
 
 def embed_views(
-    model: Any,
-    tokenizer: Any,
-    records: Sequence[Record],
-    config: JepaConfig,
-    *,
-    layer: int | None = None,
-    pooling: str = "trained",
-    batch_size: int = 16,
+    model: Any, tokenizer: Any, records: Sequence[Record], config: JepaConfig, *, batch_size: int = 16
 ) -> ViewEmbeddings:
     """Embed the views of all pairs of some records; those without a pair, or over length, have none.
 
     Args:
-        model: in evaluation mode, not wrapped.
+        model: in evaluation mode, not wrapped. A predictor head is no part of Enc and is not applied.
         tokenizer: with the predictor tokens that ``config`` asks for.
         records: the records; UserError if none has a pair.
-        config: a mode with views, in a layout other than ``inplace``.
-        layer: index of ``hidden_states``: 0 is the embedding layer, -1 the last layer after the final norm; by default
-            the layer of training. A predictor head is no part of Enc and is not applied.
-        pooling: ``last`` takes the readout, ``mean`` the mean over the view up to the readout, with the template around
-            a view that stands alone and its predictor tokens; ``trained`` what ``config.pooling`` says.
+        config: a mode with views, in a layout other than ``inplace``; its ``jepa_layer`` and ``pooling`` are read.
         batch_size: records per batch.
     """
     from tqdm.auto import tqdm
 
-    layer = config.jepa_layer if layer is None else layer
     try:
-        encoding, _ = set_up_attention(model, replace(config, encoding="auto", jepa_layer=-1))
-        check_layer(model.config.get_text_config().num_hidden_layers, layer)
+        encoding, _ = set_up_attention(model, replace(config, encoding="auto"))
     except ValueError as error:
         raise UserError(str(error).replace("jepa_layer:", "--layer:")) from None
     made = RecordTokenizer(tokenizer, config)
-    blocks = (made.tokenize_each(records[start : start + BLOCK]) for start in range(0, len(records), BLOCK))
-    tokenized = enumerate(chain.from_iterable(blocks))
+    tokenized = enumerate(made.tokenize_each(records))
     found = {index: record for index, record in tokenized if record is not None and record.pairs}
     if not found:
         raise UserError(
@@ -129,7 +111,7 @@ def embed_views(
             path=records[0].path if records else None,
         )
     options = packing(model, config, model.device.type)
-    collator = _Reader.of(config, made.predictors.tolist(), encoding=encoding, pooling=pooling, **options)
+    collator = _Views.of(config, made.predictors.tolist(), encoding=encoding, **options)
     # Long ones first, so that memory problems show at once; like lengths together, so that there is little padding.
     order = sorted(found, key=lambda index: -len(found[index].ids))
     embeddings: dict[int, NDArray[np.float32]] = {}  # [pairs of the record, 2, D]
@@ -138,48 +120,27 @@ def embed_views(
         for start in range(0, len(order), batch_size):
             some = order[start : start + batch_size]
             batch = send_to_device(collator(Item(found[index]) for index in some), model.device)
-            both = encode(model, batch, lambda encoded: {"both": torch.stack(encoded.pairs, dim=1)}, layer=layer)[
-                "both"
-            ]
-            parts = both.float().split([len(found[index].pairs) for index in some])
+            read = encode(
+                model, batch, lambda encoded: {"both": torch.stack(encoded.pairs, 1)}, layer=config.jepa_layer
+            )
+            parts = read["both"].float().split([len(found[index].pairs) for index in some])
             embeddings.update(zip(some, (part.cpu().numpy() for part in parts), strict=True))
             bar.update(len(some))
     joined = np.concatenate([embeddings[index] for index in found])  # [P, 2, D]
     if not np.isfinite(joined).all():
         raise UserError("some embeddings are not finite; the model's numbers overflow: try --dtype float32")
-    return ViewEmbeddings(
-        np.ascontiguousarray(joined[:, 0]),
-        np.ascontiguousarray(joined[:, 1]),
-        np.asarray([index for index, record in found.items() for _ in record.pairs]),
-        np.asarray([number for record in found.values() for number in range(1, len(record.pairs) + 1)]),
+    of_pairs = np.asarray(
+        [(index, number) for index, record in found.items() for number in range(1, len(record.pairs) + 1)]
     )
+    return ViewEmbeddings(joined[:, 0], joined[:, 1], of_pairs[:, 0], of_pairs[:, 1])
 
 
-@dataclass(frozen=True)
-class _Reader(Collator):
-    """Collates the views of records alone, and pools them as :func:`embed_views` says."""
-
-    pooling: str = "trained"
+class _Views(Collator):
+    """Collates only what is read of records."""
 
     def sequences(self, item: Item) -> list[Tokens]:
-        """What is read of a record."""
-        found = [sequence for sequence in super().sequences(item) if sequence.readouts]
-        if self.pooling == "trained":
-            return found
-        pooled = []
-        for sequence in found:
-            readouts = []
-            for read in sequence.readouts:
-                first = item.record.pairs[read.pair].first
-                # The first view of a pair may stand in the main text, behind what is no part of it; others stand alone.
-                in_text = first.in_main and (read.kind == "target") == self.reading.reverse
-                start = read.end - 1 if self.pooling == "last" else first.start if in_text else 0
-                if start >= read.end:
-                    told = "--pooling mean: the readout stands outside its view, by --last_token; use --pooling last"
-                    raise UserError(told)
-                readouts.append(read._replace(start=start))
-            pooled.append(replace(sequence, readouts=tuple(readouts)))
-        return pooled
+        """The sequences of a record with a readout."""
+        return [sequence for sequence in super().sequences(item) if sequence.readouts]
 
 
 class Similarity(NamedTuple):
@@ -228,50 +189,38 @@ def similarity_quantiles(values: Iterable[float | None]) -> dict[str, Any]:
     if not len(measured):
         return {"n": 0}
     quantiles = {str(q): float(v) for q, v in zip(QUANTILES, np.quantile(measured, QUANTILES), strict=True)}
-    return {
-        "n": len(measured),
-        "mean": float(measured.mean()),
-        "std": float(measured.std()),
-        "quantiles": quantiles,
-    }
+    return {"n": len(measured), "mean": float(measured.mean()), "std": float(measured.std()), "quantiles": quantiles}
 
 
-def analyse(embeddings: ViewEmbeddings, *, seed: int = 0) -> dict[str, Any]:
-    """All numbers of one model; ``seed`` draws the sample behind the quantiles of many shuffled pairs.
+def analyse(embeddings: ViewEmbeddings) -> dict[str, Any]:
+    """All numbers of one model.
 
     Returns:
-        ``pairs``, ``records``, ``dimensions``; cosines of ``matched`` and ``shuffled`` pairs, both means over all;
+        ``pairs``, ``records``, ``dimensions``; cosines of ``matched`` pairs, and the mean over all ``shuffled`` ones;
         effective ranks and ``retrieval_top1`` (missing for a single pair); the singular values of the ``difference`` of
         source and target, and of the ``unit_difference`` of the same scaled to length 1; ``linear_map``; ``notes``,
         sentences about what these numbers can't say.
     """
     totals, source, target = similarity_totals(embeddings), embeddings.source, embeddings.target
-    chosen = np.arange(len(source))
-    if len(chosen) > CROSSED:
-        chosen = np.random.default_rng(seed).choice(chosen, CROSSED, replace=False)
-    crossed = (unit_rows(source[chosen]) @ unit_rows(target[chosen]).T)[~np.eye(len(chosen), dtype=np.bool_)]
-    cosines = {
-        "matched": similarity_quantiles(pair_cosines(embeddings)),
-        "shuffled": similarity_quantiles(crossed),
-    }
-    for kind, found in cosines.items():
-        if (mean := totals.pop(f"{kind}_similarity", None)) is not None:
-            found["mean"] = mean
     pairs, dimensions = source.shape
+    matched = similarity_quantiles(pair_cosines(embeddings)) | {"mean": totals.pop("matched_similarity")}
+    shuffled: dict[str, Any] = {"n": pairs * (pairs - 1)}
     notes = []
-    if cosines["shuffled"].get("mean", 0.0) > COLLAPSE_SIMILARITY:
-        notes.append("unrelated pairs are as alike as related ones: the embeddings are one direction")
+    if pairs > 1:
+        shuffled["mean"] = totals.pop("shuffled_similarity")
+        if shuffled["mean"] > COLLAPSE_SIMILARITY:
+            notes.append("unrelated pairs are as alike as related ones: the embeddings are one direction")
     if pairs < 4 * dimensions:
         notes.append(
-            f"{pairs} pairs in {dimensions} dimensions are too few to tell a linear map, and {dimensions} or fewer are "
-            f"fitted by one without error, whatever they are; take {4 * dimensions} pairs or more"
+            f"{pairs} pairs in {dimensions} dimensions are too few to tell a linear map; take {4 * dimensions} or more"
         )
     return {
         **totals,
         "pairs": pairs,
         "records": len(np.unique(embeddings.record)),
         "dimensions": dimensions,
-        **cosines,
+        "matched": matched,
+        "shuffled": shuffled,
         "difference": singular_values(source - target),
         "unit_difference": singular_values(unit_rows(source) - unit_rows(target)),
         "linear_map": linear_map(embeddings),
@@ -316,20 +265,18 @@ def linear_map(embeddings: ViewEmbeddings) -> dict[str, Any]:
 
 
 def within_and_between(embeddings: Matrix, groups: Sequence[str]) -> dict[str, float | int | None]:
-    """Mean cosine of all pairs of different rows ``[N, D]`` in a group and across groups, and how many pairs there are.
+    """Mean cosine of different rows ``[N, D]``, ``within`` a group and ``between`` groups; None without a pair.
 
-    Linear in N: the cosines of all pairs of unit vectors add up to (|their sum|^2 - their number) / 2.
+    Linear in N: the cosines of all ordered pairs of unit vectors add up to |their sum|^2 - their number.
     """
     rows = unit_rows(embeddings)
     _, members, sizes = np.unique(groups, return_inverse=True, return_counts=True)
     sums = np.zeros((len(sizes), rows.shape[1]))  # [groups, D]
     np.add.at(sums, members, rows)
-    pairs = {"within": int((sizes * (sizes - 1)).sum()) // 2}
-    pairs["between"] = len(rows) * (len(rows) - 1) // 2 - pairs["within"]
-    squared = float((sums**2).sum())
-    found = {
-        "within": (squared - float((rows**2).sum())) / 2,
-        "between": (float((sums.sum(axis=0) ** 2).sum()) - squared) / 2,
+    inside, everything = float((sums**2).sum()), float((sums.sum(axis=0) ** 2).sum())
+    within, between = int((sizes**2).sum()) - len(rows), len(rows) ** 2 - int((sizes**2).sum())
+    return {
+        "within": (inside - float((rows**2).sum())) / within if within else None,
+        "between": (everything - inside) / between if between else None,
+        "groups": len(sizes),
     }
-    means = {name: amount / pairs[name] if pairs[name] else None for name, amount in found.items()}
-    return {**means, **{f"{name}_pairs": count for name, count in pairs.items()}, "groups": len(sizes)}

@@ -1,23 +1,19 @@
-"""What records become, token by token, and what a whole file holds: as plain data, and as text for a terminal.
+"""What records become, token by token, and what a whole file holds: as plain data, and as text.
 
 Sequences and rows are those that training itself would build; nothing is worked out a second time here.
 """
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Sequence as Many
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.padding import Padding
-from rich.text import Text
 
 from stepjepa.batch.collate import Collator, Item
 from stepjepa.batch.dataset import BLOCK, count_tokens
@@ -26,7 +22,7 @@ from stepjepa.batch.sequences import Sequence
 from stepjepa.batch.tokenize import COUNTS, RecordTokenizer, step_views
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
-from stepjepa.errors import UserError
+from stepjepa.errors import UserError, visible
 from stepjepa.terminal import PALETTE
 
 
@@ -63,7 +59,7 @@ class BranchInfo:
     end: int  # one past its last token
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SequenceInfo:
     """Token ids that the model reads as if by themselves."""
 
@@ -186,71 +182,63 @@ def _describe_tree(
         groups=None if config.share_prefixes else owners,
         one_each=config.encoding == "rows",
     )
+    first_of_row = np.concatenate([[0], rows.lengths.cumsum()])  # [R + 1]
     tokens: list[TokenInfo] = []
-    row_of: list[int] = []
-    place_of: dict[int, int] = {}  # flat place in the padded rows -> place
     for row, length in enumerate(rows.lengths.tolist()):
-        first = len(tokens)
+        before = len(tokens)
         columns = (each[row, :length].tolist() for each in (rows.ids, rows.positions, rows.start, rows.end))
-        for column, (index, position, start, end) in enumerate(zip(*columns, strict=True)):
-            place_of[row * rows.ids.shape[1] + column] = len(tokens)
-            row_of.append(row)
-            about = (index, token_text(tokenizer, index), position)
-            tokens.append(TokenInfo(len(tokens), *about, first + start, first + end))
-    paths = [[place_of[flat] for flat in path.tolist()] for path in rows.paths]
-    passing: list[list[int]] = [[] for _ in tokens]
-    before: list[int | None] = [None] * len(tokens)
+        for index, position, start, end in zip(*columns, strict=True):
+            text = token_text(tokenizer, index)
+            tokens.append(TokenInfo(len(tokens), index, text, position, before + start, before + end))
+    width = rows.ids.shape[1]
+    passing: list[list[int]] = [[] for _ in tokens]  # the sequences through each token
+    behind: list[int | None] = [None] * len(tokens)
     inside: list[str | None] = [None] * len(tokens)  # the view that layout 'inplace' made a part of the main text
-    names: list[str] = []
-    kinds: list[str] = []
-    for number, (sequence, path, owner) in enumerate(zip(everything, paths, owners, strict=True)):
+    sequences = []
+    for number, (sequence, owner, flat) in enumerate(zip(everything, owners, rows.paths, strict=True)):
+        path = (first_of_row[flat // width] + flat % width).tolist()
         suffix = "" if len(lines) == 1 else f" of line {lines[owner]}"
-        text = set(sequence.text.tolist())
-        own: str = "main" if text else sequence.readouts[0].kind
-        kinds.append(own)
-        names.append(f"{own if text else f'{own} {sequence.readouts[0].pair + 1}'}{suffix}")
+        text_places = set(sequence.text.tolist())
+        kind: str = "main" if text_places else sequence.readouts[0].kind
+        name = kind if text_places else f"{kind} {sequence.readouts[0].pair + 1}"
+        runs = np.split(path, np.flatnonzero(np.diff(path) != 1) + 1)
+        ranges = tuple((int(run[0]), int(run[-1]) + 1) for run in runs)
+        sequences.append(SequenceInfo(f"{name}{suffix}", kind, len(path), 0, ranges))
         for step, place in enumerate(path):
             passing[place].append(number)
-            before[place] = path[step - 1] if step else None
-            if text and step not in text:
+            behind[place] = path[step - 1] if step else None
+            if text_places and step not in text_places:
                 inside[place] = "source"
             elif sequence.start is not None and sequence.start[step]:
                 inside[place] = "target"
         for step, label in sequence.labels.tolist():
             tokens[path[step]].labels.append(label)
             tokens[path[step]].label_texts.append(token_text(tokenizer, label))
-        for pair, kind, start, end in sequence.readouts:
+        for pair, read, start, end in sequence.readouts:
             mean = f" (mean of {end - start} tokens)" if end - start > 1 else ""
-            tokens[path[end - 1]].readouts.append(f"{kind} {pair + 1}{suffix}{mean}")
+            tokens[path[end - 1]].readouts.append(f"{read} {pair + 1}{suffix}{mean}")
     branches: list[BranchInfo] = []
-    for (through, view, _), group in groupby(
-        tokens, lambda token: (passing[token.place], inside[token.place], token.start)
-    ):
+    for (through, view, _), group in groupby(tokens, lambda it: (passing[it.place], inside[it.place], it.start)):
         inner = list(group)
         for token in inner:
             token.branch = len(branches)
-        first = inner[0].place
-        behind = before[first]
-        own = view or ("shared" if len(through) > 1 else kinds[through[0]])
-        parent = None if behind is None else tokens[behind].branch
-        isolated, end = view == "target", inner[-1].place + 1
-        branches.append(BranchInfo(len(branches), row_of[first], own, tuple(through), parent, isolated, first, end))
-    sequences = []
-    for name, own, path in zip(names, kinds, paths, strict=True):
-        runs = np.split(path, np.flatnonzero(np.diff(path) != 1) + 1)
-        ranges = tuple((int(run[0]), int(run[-1]) + 1) for run in runs)
-        sequences.append(SequenceInfo(name, own, len(path), sum(len(passing[place]) > 1 for place in path), ranges))
+        first, end = inner[0].place, inner[-1].place + 1
+        row = int(first_of_row.searchsorted(first, "right")) - 1
+        kind = view or ("shared" if len(through) > 1 else sequences[through[0]].kind)
+        before_it = behind[first]
+        parent = None if before_it is None else tokens[before_it].branch
+        branches.append(BranchInfo(len(branches), row, kind, tuple(through), parent, view == "target", first, end))
+    for through in filter(lambda each: len(each) > 1, passing):
+        for number in through:
+            sequences[number].shared += 1
     return tokens, branches, sequences
 
 
 def _count_file(records: Many[Record], tokenizer: Any, config: JepaConfig, lenient: JepaConfig) -> dict[str, Any]:
     """The counts of all records, with nothing in ``lenient`` that stops at one."""
-    from tqdm.auto import tqdm
-
     made = RecordTokenizer(tokenizer, lenient)
     tokens = Counter({"main": 0, "all": 0})
-    starts = range(0, len(records), BLOCK)
-    for start in tqdm(starts, desc=f"count, {BLOCK} at a time", leave=False, disable=not sys.stderr.isatty()):
+    for start in range(0, len(records), BLOCK):
         tokens.update(count_tokens(made.tokenize(records[start : start + BLOCK]), lenient))
     counts = {name: made.counts[name] for name in COUNTS}
     notes = []
@@ -263,26 +251,15 @@ def _count_file(records: Many[Record], tokenizer: Any, config: JepaConfig, lenie
     return {"lines": len(records), "counts": counts, "tokens": dict(tokens), "notes": notes}
 
 
-class Colours(NamedTuple):
-    """The colours of a kind of tokens."""
-
-    meaning: str  # the kind in words
-    strong: str  # for pictures
-    shades: tuple[str, str]  # terminal backgrounds of neighbouring tokens; distinct also with sixteen colours
-
-
-COLOURS = {
-    "shared": Colours("shared by several sequences", PALETTE[3], ("magenta", "bright_magenta")),
-    "main": Colours("main text", PALETTE[0], ("cyan", "bright_cyan")),
-    "source": Colours("source view", PALETTE[4], ("yellow", "bright_yellow")),
-    "target": Colours("target view", PALETTE[2], ("green", "bright_green")),
-}
+COLOURS = {"shared": PALETTE[3], "main": PALETTE[0], "source": PALETTE[4], "target": PALETTE[2]}
+MEANING = {"shared": "shared by several sequences", "main": "main text"}
+MEANING |= {"source": "source view", "target": "target view"}
 READ = "◂"
 """Behind a token whose state is read."""
 TRAINED = "→"
 """Behind a token that is trained to predict the next one, or what stands after the arrow."""
 EDGE = "│"
-"""Between other tokens where there are no colours."""
+"""Between other tokens."""
 
 _VISIBLE = str.maketrans({" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"})
 
@@ -295,16 +272,10 @@ def visible_text(text: str) -> str:
 
 def title(inspection: Inspection) -> str:
     """File, records and objective on one line."""
-    config, first, count = inspection.config, inspection.index, len(inspection.records)
-    views = "" if not config.uses_views else f" · {config.layout} · K = {config.predictors}"
+    config = inspection.config
+    views = f" · {config.layout} · K = {config.predictors}" if config.uses_views else ""
     lines = ", ".join(str(record["line"]) for record in inspection.records)
-    where = f"index {_ranged(first, first + count)} (line{'s' if count > 1 else ''} {lines})"
-    return f"{Path(inspection.path).name} · {where} · {config.mode}{views}"
-
-
-def _ranged(start: int, end: int) -> str:
-    """``start`` up to, not including, ``end``."""
-    return f"{start}" if end == start + 1 else f"{start}–{end - 1}"
+    return f"{Path(inspection.path).name} · line {lines} · {config.mode}{views}"
 
 
 def passing(inspection: Inspection, branch: BranchInfo) -> str:
@@ -313,43 +284,39 @@ def passing(inspection: Inspection, branch: BranchInfo) -> str:
     return ", ".join(names) if len(names) <= 3 else f"{', '.join(names[:3])} and {len(names) - 3} more"
 
 
-def show(inspection: Inspection, console: Console) -> None:
-    """Print the tree as running text and what was found in records and file, at any width.
-
-    Every branch stands on a new line, indented by its depth, and so does what follows a line end.
-    """
-    coloured = console.color_system is not None and not console.no_color
-    edge = "" if coloured else EDGE
-    console.print(Text(title(inspection), "bold"))
-    told = "every shade a token" if coloured else f"{EDGE} between tokens"
-    console.print(Text(f"(· blank, ⏎ line end; {told}; {TRAINED} trained to predict; {READ} read here)\n"))
+def as_text(inspection: Inspection) -> str:
+    """The tree as running text, every branch on new lines, and what was found in records, file and chat template."""
+    lines = [
+        title(inspection),
+        f"(· blank, ⏎ line end; {EDGE} between tokens; {TRAINED} trained to predict; {READ} read)",
+    ]
     depths: list[int] = []
     for branch in inspection.branches:
         depths.append(0 if branch.parent is None else depths[branch.parent] + 1)
         row = f"row {branch.row}, " if inspection.branches[-1].row else ""
-        heading = f"{row}{_ranged(branch.start, branch.end)} {branch.kind}: {passing(inspection, branch)}"
-        lines = [Text(f"{heading}{' (sees only itself)' if branch.isolated else ''}", "italic"), Text()]
-        for number, token in enumerate(inspection.tokens[branch.start : branch.end]):
-            style = f"black on {COLOURS[branch.kind].shades[number % 2]}"
-            lines[-1].append(visible_text(token.text), f"{style} bold underline" if token.readouts else style)
-            behind = inspection.tokens[token.place + 1] if token.place + 1 < branch.end else None
-            mark = _predicted(token, behind) or (edge if behind else "")
-            lines[-1].append(f"{READ if token.readouts else ''}{mark}", style)
-            if token.text.endswith("\n"):
-                lines.append(Text())
-        for line in filter(None, lines):
-            # Deep trees must leave room for text.
-            console.print(Padding.indent(line, min(2 * depths[-1], console.width // 4)), overflow="fold")
-    console.print()
-    for name, found in _findings(inspection):
-        console.print(Text(f"{name}: {found}"), overflow="fold")
-    for note in inspection.file["notes"]:
-        console.print(Text(f"note: {note}", "bold"))
+        isolated = " (sees only itself)" if branch.isolated else ""
+        heading = f"{row}{_ranged(branch.start, branch.end)} {branch.kind}: {passing(inspection, branch)}{isolated}"
+        parts = []
+        for place in range(branch.start, branch.end):
+            token = inspection.tokens[place]
+            following = inspection.tokens[place + 1].id if place + 1 < branch.end else None
+            mark = _predicted(token, following) or (EDGE if following is not None else "")
+            line_end = "\n" if token.text.endswith("\n") else ""
+            parts.append(f"{visible_text(token.text)}{READ if token.readouts else ''}{mark}{line_end}")
+        indent = "  " * depths[-1]
+        lines += ["", f"{indent}{heading}", *(f"{indent}{line}" for line in "".join(parts).splitlines())]
+    found = (visible(f"{name}: {text}") for name, text in _findings(inspection))
+    return "\n".join([*lines, "", *found, *(f"note: {note}" for note in inspection.file["notes"])])
 
 
-def _predicted(token: TokenInfo, behind: TokenInfo | None) -> str:
+def _ranged(start: int, end: int) -> str:
+    """``start`` up to, not including, ``end``."""
+    return f"{start}" if end == start + 1 else f"{start}–{end - 1}"
+
+
+def _predicted(token: TokenInfo, following: int | None) -> str:
     """An arrow where a token is trained, with what it must predict unless that is the token behind it."""
-    if not token.labels or (behind is not None and token.labels == [behind.id]):
+    if not token.labels or token.labels == [following]:
         return TRAINED if token.labels else ""
     labels = Counter(map(visible_text, token.label_texts))
     return f"{TRAINED}[{', '.join(each if n == 1 else f'{each} ×{n}' for each, n in labels.items())}]"
@@ -359,19 +326,13 @@ def _findings(inspection: Inspection) -> list[tuple[str, str]]:
     """What was found in the records, in the whole file and in the chat template, by name."""
     found, file, limit = [], inspection.file, inspection.config.max_length
     for record in inspection.records:
-        told = []
-        for part in (*record["messages"], *record["steps"]):
-            where = "none" if part["start"] is None else _ranged(part["start"], part["end"])
-            told.append(f"{part['name']} {where}{' (cut)' if part['cut'] else ''}")
-        pairs = f"pairs of views {record['pairs']}, {record['pairs_cut']} cut by truncation"
+        pairs = (
+            f"{len(record['steps'])} steps, pairs of views {record['pairs']}, {record['pairs_cut']} cut by truncation"
+        )
         over = ", shown truncated" if record["full_tokens"] > limit else ""
-        length = f"{record['full_tokens']} tokens, max_length {limit}{over}"
-        found.append((f"line {record['line']}", f"positions of {', '.join(told)}; {pairs}; {length}"))
-    main, packed = sum(record["main_tokens"] for record in inspection.records), len(inspection.tokens)
+        found.append((f"line {record['line']}", f"{pairs}; {record['full_tokens']} tokens, max_length {limit}{over}"))
     apart = sum(each.tokens for each in inspection.sequences)
-    found.append(
-        ("tokens", f"{packed}, {apart} if nothing were shared; {packed / main:.2f} of regular without sharing")
-    )
+    found.append(("tokens", f"{len(inspection.tokens)}, {apart} if nothing were shared"))
     counts = {"lines": file["lines"], **file["counts"]}
     found.append(("whole file", ", ".join(f"{name} {number:,}" for name, number in counts.items())))
     ratio = file["tokens"]["all"] / max(file["tokens"]["main"], 1)
