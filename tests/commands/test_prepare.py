@@ -113,7 +113,6 @@ REFUSED = [
     ("chat", '{"question": "a", "answer": ""}\n', (), "raw.jsonl:1: column 'answer' is empty"),
     ("chat", '{"question": "a"}\n', ("--columns", "question"), "--columns: expected two names"),
     ("chat", "", ("--system", "s", "--system_prompt", "t"), "--system and --system_prompt exclude each other"),
-    ("steps", "", ("--keep_thinking", "--think_steps"), "exclude each other"),
 ]
 
 

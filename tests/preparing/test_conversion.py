@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from functools import partial
 from itertools import count
 
 import pytest
@@ -14,9 +15,9 @@ from stepjepa.preparing.conversion import (
     CONVERSIONS,
     SYSTEM_PROMPT,
     StepOptions,
+    convert_response,
     convert_rows,
     load_splitter,
-    prepare_records,
 )
 from stepjepa.tasks.hellaswag import read_choices
 from stepjepa.tasks.raw_values import Unusable, chat_record
@@ -110,7 +111,7 @@ def raw(**changes):
 
 
 def prepare(*values, **options):
-    return prepare_records(rows(*values), StepOptions(**options), "raw.jsonl")
+    return convert_rows(rows(*values), partial(convert_response, options=StepOptions(**options)), path="raw.jsonl")
 
 
 def test_a_record():
@@ -127,23 +128,6 @@ def test_a_record():
         ],
     }
     assert (counts.read, counts.dropped.total()) == (1, 0)
-
-
-@pytest.mark.parametrize(
-    ("thinking", "steps", "removed"),
-    [
-        ("remove", ["She has 3 + 4 = 7.", "She eats 2, so \\boxed{5}."], 1),
-        ("keep", ["<think>Hm.\nWell.</think>\nShe has 3 + 4 = 7.", "She eats 2, so \\boxed{5}."], 0),
-        ("steps", ["Hm.", "Well.", "She has 3 + 4 = 7.", "She eats 2, so \\boxed{5}."], 0),
-    ],
-)
-def test_thinking_is_removed_and_counted_or_kept(thinking, steps, removed):
-    (record,), counts = prepare(raw(), thinking=thinking)
-    assert record["messages"][-1]["content"].split("\n\n") == steps
-    assert counts.changed.total() == removed
-    # Without thinking there is nothing to count, whatever is asked for.
-    (record,), counts = prepare(raw(deepseek_response="1 + 1 = 2.\n\n2 + 1 = 3."), thinking=thinking)
-    assert (record["total_steps"], counts.changed.total()) == (2, 0)
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,9 @@ from stepjepa.preparing.conversion import (
     CONVERSIONS,
     Counts,
     StepOptions,
+    convert_response,
     convert_rows,
     load_splitter,
-    prepare_records,
 )
 from stepjepa.tasks import nl_rx, stepmath
 
@@ -59,11 +59,9 @@ class ChatFlags:
 
 @dataclass
 class SplitFlags:
-    """How responses are split."""
+    """How responses are split, after text in ``<think>`` is removed."""
 
     custom: str | None = option(None, "your own splitter: response in, list of steps out", metavar="MODULE:FUNCTION")
-    keep_thinking: bool = option(False, "keep text in <think>, with its tags; otherwise it is removed, and counted")
-    think_steps: bool = option(False, "blocks of text in <think>, divided by blank lines, are the first steps")
 
 
 @dataclass
@@ -95,7 +93,7 @@ def _run_rows(args: argparse.Namespace) -> int:
     shown = [("read", counts.read), ("kept", len(records)), ("dropped", counts.dropped.total())]
     shown += [(f"  {reason}", count) for reason, count in reasons]
     shown += [("bad, left out", bad.count)] if bad and bad.count else []
-    _write_files([(target, records)], [*shown, *counts.changed.items()])
+    _write_files([(target, records)], shown)
     return 0
 
 
@@ -111,12 +109,10 @@ def _maker(args: argparse.Namespace) -> tuple[Callable[..., tuple[list[dict[str,
 
         return partial(convert_rows, convert=chat), "--columns"
     if kind == "steps":
-        refuse_both(args, ("keep_thinking", "think_steps"))
-        splitter = None if args.custom is None else load_splitter(args.custom)
-        thinking = "keep" if args.keep_thinking else "steps" if args.think_steps else "remove"
-        options = from_args(StepOptions, args, splitter=splitter, thinking=thinking)
+        own = {} if args.custom is None else {"splitter": load_splitter(args.custom)}
+        options = from_args(StepOptions, args, **own)
         expected = "--question_field and --response_field, steps divided by blank lines, or --custom"
-        return partial(prepare_records, options=options), expected
+        return partial(convert_rows, convert=partial(convert_response, options=options)), expected
     convert = CONVERSIONS[kind].convert
     if kind == "gsm8k":
         kept = {name: getattr(args, name) == "keep" for name in ("socratic", "calculator")}
@@ -201,7 +197,7 @@ KINDS: dict[str, tuple[str, tuple[tuple[type, str], ...], Callable[[argparse.Nam
     "steps": ("responses of a reasoning model", (SOURCE, (StepOptions, "steps"), (SplitFlags, "steps")), _run_rows),
     **{
         name: (
-            f"{each.summary}; rows with {each.rows}, as those of {each.datasets}",
+            f"{each.summary}; rows with {each.rows}",
             (SOURCE, (Gsm8kFlags, "solution")) if name == "gsm8k" else (SOURCE,),
             _run_rows,
         )

@@ -80,9 +80,8 @@ class Inspection:
     tokens: list[TokenInfo]  # of all rows
     branches: list[BranchInfo]  # in the order of their tokens
     sequences: list[SequenceInfo]  # in the order of their records
-    # Of each record: 'line'; 'messages' and 'steps', each with 'name', 'text', positions 'start' to 'end' in the main
-    # sequence (None where nothing is left there) and whether truncation 'cut' some; usable 'pairs', and 'pairs_cut' by
-    # truncation; 'main_tokens' of the main text as trained on, and 'full_tokens' before truncation.
+    # Of each record: 'line'; 'steps', each with 'name' and 'text'; usable 'pairs', and 'pairs_cut' by truncation;
+    # 'main_tokens' of the main text as trained on, and whether it is 'truncated'.
     records: list[dict[str, Any]]
     # Of the whole file: 'lines'; 'counts', see tokenize.COUNTS; 'tokens', see dataset.Prepared; 'notes', where this
     # differs from what training would do.
@@ -115,16 +114,25 @@ def inspect_records(
     collator = Collator.of(config, made.predictors.tolist())
     parts, infos = [], []
     for record in records[index : index + count]:
-        lost = made.counts["pairs cut by truncation"]
+        before = Counter(made.counts)
         found = made.tokenize([record])
         if not found:
             remedy = "training leaves it out; raise --max_length, or pass --over_length truncate"
             told = f"the record has more tokens than max_length {config.max_length} and no answer in them: {remedy}"
             raise UserError(told, path=record.path, line=record.line)
         parts.append(collator.sequences(Item(found[0])))
-        info = _describe_record(record, made, parts[-1][0].text.tolist())
-        info |= {"pairs": len(found[0].pairs), "pairs_cut": made.counts["pairs cut by truncation"] - lost}
-        infos.append(info | {"main_tokens": len(found[0].ids)})
+        whole = made.template.render(record.messages)
+        steps = [whole.text[step.start : step.end] for step in step_views(record, whole, config.step_separator)]
+        infos.append(
+            {
+                "line": record.line,
+                "steps": [{"name": f"step {number}", "text": text} for number, text in enumerate(steps, start=1)],
+                "pairs": len(found[0].pairs),
+                "pairs_cut": made.counts["pairs cut by truncation"] - before["pairs cut by truncation"],
+                "main_tokens": len(found[0].ids),
+                "truncated": made.counts["truncated"] > before["truncated"],
+            }
+        )
     tokens, branches, sequences = _describe_tree(parts, [info["line"] for info in infos], config, tokenizer)
     file = _count_file(records, tokenizer, config, lenient)
     template = made.template.describe()
@@ -145,29 +153,6 @@ def token_text(tokenizer: Any, index: int) -> str:
     piece = str(tokenizer.convert_ids_to_tokens(index))
     # Vocabularies that mark a word's start with U+2581 lose the blank when a token is decoded by itself.
     return f" {text}" if piece.startswith("\u2581") and not text.startswith(" ") else text or piece
-
-
-def _describe_record(record: Record, made: RecordTokenizer, text: list[int]) -> dict[str, Any]:
-    """Messages and steps of a record at their positions in the main ``text``, and its tokens before truncation."""
-    whole = made.template.render(record.messages)
-    tokens = made.tokens(whole)
-
-    def part(name: str, content: str, first: int, last: int) -> dict[str, Any]:
-        kept = text[first:last]
-        start, end = (kept[0], kept[-1] + 1) if kept else (None, None)
-        return {"name": name, "text": content, "start": start, "end": end, "cut": last > len(text)}
-
-    messages = [
-        part(message["role"], message["content"], tokens.first_overlapping(start), tokens.first_from(end))
-        for message, (start, end) in zip(record.messages, whole.spans, strict=True)
-    ]
-    steps = [
-        part(f"step {number}", whole.text[step.start : step.end], *step.place(tokens))
-        for number, step in enumerate(step_views(record, whole, made.config.step_separator), start=1)
-    ]
-    # Behind the last turn a template may write what teaches nothing.
-    full = tokens.first_from(whole.turn_ends[-1]) if made.config.labels == "assistant" else len(tokens.ids)
-    return {"line": record.line, "messages": messages, "steps": steps, "full_tokens": full}
 
 
 def _describe_tree(
@@ -324,13 +309,12 @@ def _predicted(token: TokenInfo, following: int | None) -> str:
 
 def _findings(inspection: Inspection) -> list[tuple[str, str]]:
     """What was found in the records, in the whole file and in the chat template, by name."""
-    found, file, limit = [], inspection.file, inspection.config.max_length
+    found, file = [], inspection.file
     for record in inspection.records:
-        pairs = (
-            f"{len(record['steps'])} steps, pairs of views {record['pairs']}, {record['pairs_cut']} cut by truncation"
-        )
-        over = ", shown truncated" if record["full_tokens"] > limit else ""
-        found.append((f"line {record['line']}", f"{pairs}; {record['full_tokens']} tokens, max_length {limit}{over}"))
+        line, pairs = f"line {record['line']}", f"{record['pairs']} pairs of views, {record['pairs_cut']} cut off"
+        found += [(f"{line}, {step['name']}", visible_text(step["text"])) for step in record["steps"]]
+        over = f", truncated to max_length {inspection.config.max_length}" if record["truncated"] else ""
+        found.append((line, f"{pairs}; {record['main_tokens']} tokens{over}"))
     apart = sum(each.tokens for each in inspection.sequences)
     found.append(("tokens", f"{len(inspection.tokens)}, {apart} if nothing were shared"))
     counts = {"lines": file["lines"], **file["counts"]}

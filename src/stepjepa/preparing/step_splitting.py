@@ -74,15 +74,6 @@ def drop_thinking(text: str) -> str:
     return _trim(text.partition("<think>")[0])
 
 
-def thinking_steps(text: str) -> list[str]:
-    """Split the thinking of a response at blank lines, and append the steps of its answer (:func:`split_response`)."""
-    before, closed, answer = _unix_lines(text).rpartition("</think>")
-    if not closed:
-        return split_response(answer)
-    blocks = _BLANK_LINES.split(re.sub("</?think>", "\n\n", before))
-    return [*filter(None, map(tidy_step, blocks)), *split_response(answer)]
-
-
 def _trim(text: str) -> str:
     """Strip blank lines around a text, but not the indent of the first line, which shows how deep a list is nested."""
     return re.sub(r"^\s*\n", "", text).rstrip()
