@@ -88,7 +88,7 @@ def test_a_missing_prediction_is_an_error_or_wrong_also_where_an_empty_answer_is
         ('{"index": 0, "generated": 4}', "'generated' must be a string"),
         ('{"index": 0, "generated": []}', "a list of at least one"),
         ('{"index": 0, "generated": "a", "stopped": "yes"}', "'stopped' must be true, false"),
-        ('{"index": 0, "generated": "a"}\n{"index": 0, "generated": "b"}', ":2: a second prediction for index 0"),
+        ('{"index": 0, "generated": "a"}\n{"index": 0, "generated": "b"}', ":2: 'index' is 0, expected"),
         ('{"index": 0, "generated": "a"}\n{"index": 1, "generated": ["a", "b"]}', "1 to 2 samples per record"),
         ("nonsense", "predictions.jsonl:1: not valid JSON"),
     ],

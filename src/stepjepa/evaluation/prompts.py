@@ -93,15 +93,13 @@ def make_examples(
 
 def _continuation_span(record: Record, continuation: Continuation, texts: TextTokenizer, template: Template) -> Span:
     if continuation.context is None:
-        answer = {"role": "assistant", "content": continuation.text}
-        whole = template.render([*record.messages[:-1], answer])
+        whole = template.render([*record.messages[:-1], {"role": "assistant", "content": continuation.text}])
         text, contents, (start, end) = whole.text, whole.spans, whole.spans[-1]
     else:
         # A rendered prompt has its special tokens; a context of its own needs the one that begins texts.
         begin = texts.tokenizer.bos_token or ""
         start = len(begin) + len(continuation.context)
         text = begin + continuation.context + continuation.text
-        end = len(text)
-        contents = ((len(begin), end),)
+        end, contents = len(text), ((len(begin), len(text)),)
     # Cut here, so that no token contains text after the continuation.
     return _span(texts, text[:end], contents, start, end)

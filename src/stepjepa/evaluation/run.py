@@ -60,10 +60,6 @@ class Evaluation:
         records: the records by position in the test file, with the system prompt that the model is shown.
         bad: the skipped lines of the test file; None if a bad line is an error.
         system_prompt: the system prompt of training, which replaces that of the test file; None if it does not.
-        output: the file of lines.
-
-    Raises:
-        UserError: the test file is wrong, or the output file belongs to another evaluation.
     """
 
     def __init__(self, settings: EvaluationSettings) -> None:
@@ -131,9 +127,17 @@ class Evaluation:
             seconds = 0.0 if self.output.complete else self._generate(load)
         finally:
             self.task.close()
+        similarity = None
         if measured is not None:
+            from stepjepa.inspection.embeddings import similarity_quantiles
+
+            parts: dict[bool, list[float | None]] = {True: [], False: []}
             for index, value in zip(self.records, measured.per_record, strict=True):
-                self.output.done[index]["similarity"] = value
+                line = self.output.done[index]
+                line["similarity"] = value
+                parts[line["error"] is None].append(value)
+            right, wrong = map(similarity_quantiles, parts.values())
+            similarity = {**measured.totals, "right": right, "wrong": wrong}
         lines = self.output.finish()
         fresh = [line for line in lines if line["index"] not in kept]
         summary = {
@@ -141,7 +145,7 @@ class Evaluation:
             "test_file": str(self.settings.test_file),
             "test_fingerprint": self._identity["test_file"],
             **self.selection.summarise(lines),
-            "similarity": None if measured is None else {**measured.totals, **_similarity_by_verdict(lines)},
+            "similarity": similarity,
             "trained_on": share_trained_on(self.settings.model_path, self.records.values()),
             "settings": self._identity,
             "generated_now": len(fresh),
@@ -191,16 +195,6 @@ class Evaluation:
         return seconds
 
 
-def _similarity_by_verdict(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Quantiles of the similarities of records with right and with wrong answers."""
-    from stepjepa.inspection.embeddings import similarity_quantiles
-
-    return {
-        name: similarity_quantiles(line["similarity"] for line in lines if (line["error"] is None) == right)
-        for name, right in (("right", True), ("wrong", False))
-    }
-
-
 def score_predictions(settings: ScoreSettings) -> dict[str, Any]:
     """Score a file of answers, write lines and summary as ``stepjepa evaluate`` does, and return the summary."""
     records = read_records(settings.test_file)
@@ -242,19 +236,15 @@ def _read_answers(settings: ScoreSettings, size: int, wanted: Collection[int]) -
     path = Path(settings.predictions)
     found: dict[int, list[Answer]] = {}
     for number, line in read_jsonl(path, "file of predictions"):
-        index, fault = line.get("index"), None
-        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < size:
-            fault = f"'index' is {index!r}, expected a whole number from 0 to {size - 1}, the position in the test file"
-        elif index in found:
-            fault = f"a second prediction for index {index}; remove one"
-        else:
-            found[index] = samples = _read_samples(line)
-            if not samples or not all(isinstance(each.text, str) for each in samples):
-                fault = "'generated' must be a string, or a list of at least one"
-            elif any(each.stopped not in (None, True, False) for each in samples):
-                fault = "'stopped' must be true, false or left out"
-        if fault:
-            raise UserError(fault, path=path, line=number)
+        index = line.get("index")
+        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < size or index in found:
+            told = f"'index' is {index!r}, expected a whole number from 0 to {size - 1} (the position in the test file)"
+            raise UserError(f"{told} that no other line has", path=path, line=number)
+        found[index] = samples = _read_samples(line)
+        if not samples or not all(isinstance(each.text, str) for each in samples):
+            raise UserError("'generated' must be a string, or a list of at least one", path=path, line=number)
+        if any(each.stopped not in (None, True, False) for each in samples):
+            raise UserError("'stopped' must be true, false or left out", path=path, line=number)
     counts = {len(samples) for samples in found.values()}
     if len(counts) > 1:
         raise UserError(f"{min(counts)} to {max(counts)} samples per record; give every record as many", path=path)
