@@ -52,7 +52,8 @@ def analyze(*flags: object) -> int:
 def analysed(paths: Sequence[Path], data: Path, out: Path, *flags: object) -> tuple[list[dict[str, Any]], Any]:
     """The models of an analysis, and their embeddings, as they were written."""
     assert analyze("--model_path", *paths, "--test_file", data, "--output_dir", out, *flags) == 0
-    return json.loads((out / "analysis.json").read_text())["models"], np.load(out / "embeddings.npz")
+    with np.load(out / "embeddings.npz") as arrays:
+        return json.loads((out / "analysis.json").read_text())["models"], dict(arrays)
 
 
 @pytest.mark.parametrize(("name", "views"), [("llm", "llm-jepa"), ("step", "step-jepa")])
@@ -81,7 +82,7 @@ def test_models_stand_side_by_side_on_the_same_pairs(
     runs: dict[str, Path], data: Path, tmp_path: Path, capsys: Any
 ) -> None:
     models, arrays = analysed([runs["regular"], runs["step"]], data, tmp_path)
-    assert [model["name"] for model in models] == ["regular", "step"]
+    assert [model["model_path"] for model in models] == [str(runs["regular"]), str(runs["step"])]
     for model in models:
         # Each where it was trained to be read; separators and pairs of the one that was trained on steps.
         assert (model["config"]["mode"], model["config"]["pairs"]) == ("step-jepa", "all")

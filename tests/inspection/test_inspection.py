@@ -154,7 +154,6 @@ def test_counts_are_of_the_whole_file(records: list[Record], tokenizer: Any) -> 
     assert found.file["tokens"]["main"] == sum(len(record.ids) for record in made)
     views = sum(len(pair.second.content) + 2 for record in made for pair in record.pairs)
     assert found.file["tokens"]["all"] == found.file["tokens"]["main"] + views
-    assert found.file["notes"] == []
     assert found.template["system role"] == "yes"
 
 
@@ -165,7 +164,6 @@ def test_a_record_too_long_is_shown_truncated_and_the_note_says_so(records: list
     (cut,) = found.records
     assert found.config.over_length == "error"
     assert (full["truncated"], cut["truncated"], cut["main_tokens"]) == (False, True, full["main_tokens"] - 4)
-    assert "over_length is 'error'" in found.file["notes"][0]
     assert found.file["counts"]["over length"] == found.file["counts"]["truncated"] > 0
     assert f"truncated to max_length {full['main_tokens'] - 4}" in as_text(found)
 
@@ -174,14 +172,6 @@ def test_records_that_training_leaves_out_are_errors_with_a_remedy(records: list
     for options in ({"max_length": 11, "over_length": "skip"}, {"max_length": 5}):
         with pytest.raises(UserError, match=r"sums.jsonl:1: .* max_length \d+ .* leaves it out; raise --max_length"):
             inspect_records(records, 0, tokenizer, _config("regular", "separate", **options))
-
-
-def test_files_that_stop_training_are_noted(records: list[Record], tokenizer: Any) -> None:
-    lone = inspect_records(records[2:], 0, tokenizer, _config("step-jepa", "branched", require_pairs=True))
-    assert [note.split(":")[0] for note in lone.file["notes"]] == [
-        "require_pairs is on",
-        "no record has a pair of views",
-    ]
 
 
 def test_white_space_is_made_visible_and_control_characters_are_escaped() -> None:

@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
         count = model.config.predictors or 0
         where = f"behind {count} predictor token{'s' if count > 1 else ''}" if count else "at its own end"
         source, target = model.views
-        print(f"{model.name}: {model.config.mode} views, source {source} read {where}, target {target}")
+        print(f"{model.model_path}: {model.config.mode} views, source {source} read {where}, target {target}")
     print(f"\n{as_table(models)}\n")
     for note in notes(models):
         print(f"note: {visible(note)}")

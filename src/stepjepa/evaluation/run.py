@@ -24,8 +24,6 @@ from stepjepa.tasks.registry import choose_task, keep, users_source, with_publis
 
 Loader = Callable[[], tuple[Any, Any]]
 
-NO_PREDICTION = "no prediction"
-
 # Records scored between two updates of the progress bar; a task may score them in parallel.
 _CHUNK = 128
 
@@ -200,28 +198,20 @@ def score_predictions(settings: ScoreSettings) -> dict[str, Any]:
     records = read_records(settings.test_file)
     selection = Selection(settings, records)
     found = _read_answers(settings, len(records), selection.records)
-    nothing = [Answer("")] * max(map(len, found.values()), default=1)
     questions = [Question(index, record) for index, record in selection.records.items()]
     lines: list[dict[str, Any]] = []
     try:
         for start in tqdm(range(0, len(questions), _CHUNK), desc=f"score, {_CHUNK} at a time", disable=None):
             chunk = questions[start : start + _CHUNK]
-            answers = [found.get(question.index, nothing) for question in chunk]
-            lines += judge(selection.task, chunk, answers, selection.headline)
+            lines += judge(selection.task, chunk, [found[each.index] for each in chunk], selection.headline)
     finally:
         selection.task.close()
-    for line in lines:
-        if line["index"] not in found:
-            # By some rules, such as the published ones, an empty answer would be right.
-            for each in (line, *line.get("samples", ())):
-                each |= {"scores": dict.fromkeys(each["scores"], False), "error": NO_PREDICTION}
-    options = {"task_options": selection.options}
     summary = {
         "predictions": str(settings.predictions),
         "test_file": str(settings.test_file),
         "test_fingerprint": fingerprint(settings.test_file),
         **selection.summarise(lines),
-        "settings": {**options, "scoring": settings.scoring, "missing": settings.missing},
+        "settings": {"task_options": selection.options, "scoring": settings.scoring},
     }
     # Files of an earlier evaluation belong to the lines that are replaced.
     for file in (summary_file(settings.output_file), meta_file(settings.output_file)):
@@ -249,9 +239,9 @@ def _read_answers(settings: ScoreSettings, size: int, wanted: Collection[int]) -
     if len(counts) > 1:
         raise UserError(f"{min(counts)} to {max(counts)} samples per record; give every record as many", path=path)
     missing = [index for index in wanted if index not in found]
-    if missing and settings.missing == "error":
+    if missing:
         told = f"no prediction for {len(missing)} of {len(wanted)} records (the first is index {missing[0]})"
-        raise UserError(f"{told}; add them, or pass --missing wrong to count them as wrong", path=path)
+        raise UserError(f"{told}; add them, with an empty 'generated' if there is no answer", path=path)
     return found
 
 

@@ -118,7 +118,6 @@ class ScoreSettings(ScoringSettings):
     """Settings of ``run.score_predictions``; UserError if a value is not allowed or a file would be replaced."""
 
     predictions: File = option(help=_PREDICTIONS, group="files", metavar="FILE")
-    missing: Literal["error", "wrong"] = option("error", "what a record without a prediction is", group="files")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -73,13 +73,14 @@ class AnalysisSettings:
     def __post_init__(self) -> None:
         if fault := wrong_value(self):
             raise UserError(f"--{fault}")
+        if len(set(self.model_path)) < len(self.model_path):
+            raise UserError("--model_path names a model twice; leave one out")
 
 
 @dataclass(frozen=True)
 class ModelViews:
     """What one model makes of the test records."""
 
-    name: str
     model_path: str
     views: tuple[str, str]  # names of source and target
     config: JepaConfig  # how the views were read
@@ -100,13 +101,14 @@ def analyze(settings: AnalysisSettings) -> list[ModelViews]:
         raise UserError("is there already; name another --output_dir or pass --overwrite", path=there[0])
     read, records = fingerprint(settings.test_file), read_records(settings.test_file)
     some = {index: records[index] for index in sampled(len(records), settings.max_examples, settings.seed).tolist()}
-    named = zip(model_names(settings.model_path), settings.model_path, choose_configs(settings), strict=True)
-    models = [_embed_model(name, path, config, some, settings) for name, path, config in named]
-    points = {_heading(each): choose_points(each.embeddings, records, each.views, settings) for each in models}
+    configs = zip(settings.model_path, choose_configs(settings), strict=True)
+    models = [_embed_model(path, config, some, settings) for path, config in configs]
+    points = {each.model_path: choose_points(each.embeddings, records, each.views, settings) for each in models}
+    numbers = {each.model_path: each.numbers for each in models}
     about = Path(settings.test_file).name
     figures = (
         draw_projection(points, settings.t_sne_type, about, settings.seed),
-        draw_singular_values({each.name: each.numbers for each in models}, models[0].views, about),
+        draw_singular_values(numbers, models[0].views, about),
     )
     for file in there:
         file.unlink()
@@ -126,7 +128,7 @@ def analyze(settings: AnalysisSettings) -> list[ModelViews]:
 
 
 def _embed_model(
-    name: str, path: str, config: JepaConfig, records: Mapping[int, Record], settings: AnalysisSettings
+    path: str, config: JepaConfig, records: Mapping[int, Record], settings: AnalysisSettings
 ) -> ModelViews:
     """Embed the records, given by index, by one model, which is freed again, and measure their views."""
     from stepjepa.inspection.embeddings import analyse, embed_views, within_and_between
@@ -142,23 +144,7 @@ def _embed_model(
     if settings.t_sne_type == "paraphrase":
         texts = embeddings.target if views[1] == "text" else embeddings.source
         numbers["groups"] = within_and_between(texts, [group_of(records[index]) for index in embeddings.record])
-    return ModelViews(name, path, views, config, embeddings, numbers)
-
-
-def _heading(model: ModelViews) -> str:
-    found = {kind: model.numbers[kind].get("mean") for kind in ("matched", "shuffled")}
-    cosines = ", ".join(f"{kind} {mean:.3f}" for kind, mean in found.items() if mean is not None)
-    return f"{model.name}\n{model.numbers['pairs']:,} pairs, cosine {cosines}"
-
-
-def model_names(model_paths: Sequence[str]) -> list[str]:
-    """The shortest ends of paths that tell the models apart; UserError if one is named twice."""
-    paths = [Path(path).parts for path in model_paths]
-    for length in range(1, max(map(len, paths)) + 1):
-        names = ["/".join(path[-length:]) for path in paths]
-        if len(set(names)) == len(names):
-            return names
-    raise UserError("--model_path names a model twice; leave one out")
+    return ModelViews(path, views, config, embeddings, numbers)
 
 
 def choose_configs(settings: AnalysisSettings) -> list[JepaConfig]:
@@ -249,7 +235,7 @@ def group_of(record: Record) -> str:
 
 def notes(models: Sequence[ModelViews]) -> list[str]:
     """What a reader of the numbers must know, as sentences."""
-    found = [f"{model.name}: {note}" for model in models for note in model.numbers["notes"]]
+    found = [f"{model.model_path}: {note}" for model in models for note in model.numbers["notes"]]
     first, *others = ({*zip(each.embeddings.record, each.embeddings.pair, strict=True)} for each in models)
     if any(other != first for other in others):
         found.append("the models were read on different pairs, since some have other lengths")
@@ -259,7 +245,7 @@ def notes(models: Sequence[ModelViews]) -> list[str]:
 def as_table(models: Sequence[ModelViews]) -> str:
     """The numbers as text, with one column for each model; names are those of analysis.json."""
     columns = [dict(_cells(model.numbers)) for model in models]
-    rows = [["", *(model.name for model in models)]]
+    rows = [["", *(model.model_path for model in models)]]
     rows += [[name, *(column.get(name, "–") for column in columns)] for name in columns[0]]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)

@@ -83,8 +83,7 @@ class Inspection:
     # Of each record: 'line'; 'steps', each with 'name' and 'text'; usable 'pairs', and 'pairs_cut' by truncation;
     # 'main_tokens' of the main text as trained on, and whether it is 'truncated'.
     records: list[dict[str, Any]]
-    # Of the whole file: 'lines'; 'counts', see tokenize.COUNTS; 'tokens', see dataset.Prepared; 'notes', where this
-    # differs from what training would do.
+    # Of the whole file: 'lines'; 'counts', see tokenize.COUNTS; 'tokens', see dataset.Prepared.
     file: dict[str, Any]
     template: dict[str, str]  # what was derived from the chat template
 
@@ -134,7 +133,7 @@ def inspect_records(
             }
         )
     tokens, branches, sequences = _describe_tree(parts, [info["line"] for info in infos], config, tokenizer)
-    file = _count_file(records, tokenizer, config, lenient)
+    file = _count_file(records, tokenizer, lenient)
     template = made.template.describe()
     return Inspection(records[index].path, index, config, tokens, branches, sequences, infos, file, template)
 
@@ -219,21 +218,12 @@ def _describe_tree(
     return tokens, branches, sequences
 
 
-def _count_file(records: Many[Record], tokenizer: Any, config: JepaConfig, lenient: JepaConfig) -> dict[str, Any]:
-    """The counts of all records, with nothing in ``lenient`` that stops at one."""
-    made = RecordTokenizer(tokenizer, lenient)
+def _count_file(records: Many[Record], tokenizer: Any, config: JepaConfig) -> dict[str, Any]:
+    made = RecordTokenizer(tokenizer, config)
     tokens = Counter({"main": 0, "all": 0})
     for start in range(0, len(records), BLOCK):
-        tokens.update(count_tokens(made.tokenize(records[start : start + BLOCK]), lenient))
-    counts = {name: made.counts[name] for name in COUNTS}
-    notes = []
-    if config.over_length != lenient.over_length and counts["over length"]:
-        notes.append("over_length is 'error': training stops at the first record over length; here it is truncated")
-    if config.require_pairs and counts["without a pair"]:
-        notes.append("require_pairs is on: training stops at the first record without a pair")
-    if config.uses_views and not counts["pairs"]:
-        notes.append("no record has a pair of views: training refuses this file")
-    return {"lines": len(records), "counts": counts, "tokens": dict(tokens), "notes": notes}
+        tokens.update(count_tokens(made.tokenize(records[start : start + BLOCK]), config))
+    return {"lines": len(records), "counts": {name: made.counts[name] for name in COUNTS}, "tokens": dict(tokens)}
 
 
 COLOURS = {"shared": PALETTE[3], "main": PALETTE[0], "source": PALETTE[4], "target": PALETTE[2]}
@@ -291,7 +281,7 @@ def as_text(inspection: Inspection) -> str:
         indent = "  " * depths[-1]
         lines += ["", f"{indent}{heading}", *(f"{indent}{line}" for line in "".join(parts).splitlines())]
     found = (visible(f"{name}: {text}") for name, text in _findings(inspection))
-    return "\n".join([*lines, "", *found, *(f"note: {note}" for note in inspection.file["notes"])])
+    return "\n".join([*lines, "", *found])
 
 
 def _ranged(start: int, end: int) -> str:
