@@ -130,7 +130,7 @@ def test_an_earlier_analysis_is_kept(runs: dict[str, Path], data: Path, tmp_path
     flags = ["--model_path", runs["llm"], "--test_file", data, "--output_dir", tmp_path]
     assert analyze(*flags) == 0
     before = {file: file.read_bytes() for file in tmp_path.iterdir()}
-    assert len(before) == 4
+    assert len(before) == 3
     assert analyze(*flags, "--layer", 1) == 2
     assert "is there already; name another --output_dir or pass --overwrite" in capsys.readouterr().err
     # An analysis that fails leaves everything as it was.

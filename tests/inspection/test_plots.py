@@ -19,7 +19,6 @@ from stepjepa.inspection.plots import (
     Points,
     choose_classes,
     draw_projection,
-    draw_singular_values,
     project,
     save_figure,
 )
@@ -137,17 +136,6 @@ def test_every_point_is_drawn_in_the_colour_that_the_legend_gives_its_label(kind
         for (x, y), label, target in zip(plane.tolist(), each.labels, each.is_target.tolist(), strict=True):
             wanted = colours.get(label.replace("日", "▯").replace("$", r"\$"), colours.get(REST))
             assert shown[x, y] == pytest.approx((*wanted, int(target)))
-
-
-def test_singular_values_are_drawn_down_to_rounding() -> None:
-    one = {"difference": {"values": [3.0, 2.0], "top": 2, "top_mean": 2.5}}
-    one["unit_difference"] = {"values": [1.0, 1e-9], "top": 2, "top_mean": 0.5}
-    figure = draw_singular_values({"_a $b": one, "c": one}, ("text", "code"), "t.jsonl")
-    for axes, values in zip(figure.axes, ([3.0, 2.0], [1.0]), strict=True):
-        assert axes.get_yscale() == "log"
-        assert [list(line.get_ydata()) for line in axes.lines] == [values] * 2
-        assert [text.get_text().strip()[:6] for text in axes.get_legend().get_texts()] == [r"_a \$b"[:6], "c (mea"]
-    assert figure.axes[0].get_title() == "Enc(text) - Enc(code)"
 
 
 @pytest.mark.parametrize("palette", [PALETTE, [*COLOURS.values()]])

@@ -13,8 +13,8 @@ from stepjepa.options import from_args
 EPILOG = """\
 Embeds the two views of each test record where training read them: Enc(Text)
 and Enc(Code) for LLM-JEPA, a step and the next one for Step-JEPA. Writes
-analysis.json (all numbers), embeddings.npz, projection.png and
-singular_values.png to --output_dir. Several models share each picture."""
+analysis.json (all numbers), embeddings.npz and projection.png (PCA and t-SNE,
+a column for each model) to --output_dir."""
 
 
 def run(args: argparse.Namespace) -> int:

@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import GenerationConfig
 
+from stepjepa.chat.template import ChatTemplate, PlainTemplate
 from stepjepa.chat.tokens import all_predictor_ids
-from stepjepa.evaluation.prompts import Answer, Span, make_template
+from stepjepa.evaluation.prompts import Answer, Span
 from stepjepa.evaluation.settings import Sampling
 
 
@@ -39,7 +40,8 @@ class Generator:
     def __init__(self, model: Any, tokenizer: Any, sampling: Sampling, *, plain: bool = False) -> None:
         # PEFT would copy the generation settings of its wrapper to the model and leave them there.
         self.model = model = model.get_base_model() if hasattr(model, "peft_config") else model
-        self.tokenizer, self.sampling, self.template = tokenizer, sampling, make_template(tokenizer, plain=plain)
+        self.tokenizer, self.sampling = tokenizer, sampling
+        self.template = PlainTemplate(tokenizer) if plain else ChatTemplate(tokenizer)
         own = model.generation_config
         ends = _as_list(own.eos_token_id if own is not None else None) + _as_list(tokenizer.eos_token_id)
         self.stop_ids = sorted({*self.template.end_of_turn_ids, *ends})

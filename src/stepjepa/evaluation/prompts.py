@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -11,20 +10,9 @@ from stepjepa.chat.template import ChatTemplate, PlainTemplate
 from stepjepa.chat.tokens import Spans, TextTokenizer
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
-from stepjepa.run_folder import trained_objective
 from stepjepa.tasks.base import Continuation, record_error
 
 Template = ChatTemplate | PlainTemplate
-
-
-def make_template(tokenizer: Any, *, plain: bool) -> Template:
-    """The chat template of a tokenizer, or with ``plain`` the form without a chat; UserError if it has none."""
-    return PlainTemplate(tokenizer) if plain else ChatTemplate(tokenizer)
-
-
-def trained_plain(model_path: str | os.PathLike[str]) -> bool:
-    """Whether the run.json of a model says that it was trained without a chat format."""
-    return bool((trained_objective(model_path) or {}).get("plain", False))
 
 
 class Answer(NamedTuple):

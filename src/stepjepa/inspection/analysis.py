@@ -1,7 +1,7 @@
 """Look at the representations of trained models: embed, compute, draw, write. Free of torch until a model is loaded.
 
 An analysis writes analysis.json (settings and numbers), embeddings.npz (source, target, record and pair of all pairs of
-the n-th model as ``n/source`` and so on) and two pictures.
+the n-th model as ``n/source`` and so on) and projection.png.
 """
 
 # ruff: noqa: RUF009  # option() makes the field
@@ -28,7 +28,6 @@ from stepjepa.inspection.plots import (
     COLOURED_BY,
     Points,
     draw_projection,
-    draw_singular_values,
     save_figure,
 )
 from stepjepa.options import FROM_ONE, FROM_ZERO, option, wrong_value
@@ -90,7 +89,7 @@ class ModelViews:
 
 def output_files(folder: str | os.PathLike[str]) -> list[Path]:
     """All files that an analysis writes."""
-    return [Path(folder) / name for name in (JSON_FILE, DATA_FILE, "projection.png", "singular_values.png")]
+    return [Path(folder) / name for name in (JSON_FILE, DATA_FILE, "projection.png")]
 
 
 def analyze(settings: AnalysisSettings) -> list[ModelViews]:
@@ -104,19 +103,13 @@ def analyze(settings: AnalysisSettings) -> list[ModelViews]:
     configs = zip(settings.model_path, choose_configs(settings), strict=True)
     models = [_embed_model(path, config, some, settings) for path, config in configs]
     points = {each.model_path: choose_points(each.embeddings, records, each.views, settings) for each in models}
-    numbers = {each.model_path: each.numbers for each in models}
-    about = Path(settings.test_file).name
-    figures = (
-        draw_projection(points, settings.t_sne_type, about, settings.seed),
-        draw_singular_values(numbers, models[0].views, about),
-    )
+    figure = draw_projection(points, settings.t_sne_type, Path(settings.test_file).name, settings.seed)
     for file in there:
         file.unlink()
     arrays = {f"{n}/{name}": each for n, model in enumerate(models) for name, each in vars(model.embeddings).items()}
     with atomic_write(files[1], "wb") as stream:
         np.savez_compressed(stream, **arrays)
-    for file, figure in zip(files[2:], figures, strict=True):
-        save_figure(figure, file)
+    save_figure(figure, files[2])
     # Written last: where it stands, all others do.
     described = [{**vars(each), "config": each.config.to_dict()} for each in models]
     for each in described:

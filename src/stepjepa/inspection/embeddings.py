@@ -151,10 +151,10 @@ class Similarity(NamedTuple):
 
 
 def compare_views(
-    model: Any, tokenizer: Any, records: Sequence[Record], config: JepaConfig, *, batch_size: int = 16
+    model: Any, tokenizer: Any, records: Sequence[Record], config: JepaConfig, **options: Any
 ) -> Similarity:
     """Embed all pairs of some records as training does, and compare them; for the arguments see :func:`embed_views`."""
-    embeddings = embed_views(model, tokenizer, records, config, batch_size=batch_size)
+    embeddings = embed_views(model, tokenizer, records, config, **options)
     cosines = pair_cosines(embeddings)
     per_record: list[float | None] = [None] * len(records)
     for index in np.unique(embeddings.record).tolist():
@@ -198,8 +198,7 @@ def analyse(embeddings: ViewEmbeddings) -> dict[str, Any]:
     Returns:
         ``pairs``, ``records``, ``dimensions``; cosines of ``matched`` pairs, and the mean over all ``shuffled`` ones;
         effective ranks and ``retrieval_top1`` (missing for a single pair); the singular values of the ``difference`` of
-        source and target, and of the ``unit_difference`` of the same scaled to length 1; ``linear_map``; ``notes``,
-        sentences about what these numbers can't say.
+        source and target; ``linear_map``; ``notes``, sentences about what these numbers can't say.
     """
     totals, source, target = similarity_totals(embeddings), embeddings.source, embeddings.target
     pairs, dimensions = source.shape
@@ -222,7 +221,6 @@ def analyse(embeddings: ViewEmbeddings) -> dict[str, Any]:
         "matched": matched,
         "shuffled": shuffled,
         "difference": singular_values(source - target),
-        "unit_difference": singular_values(unit_rows(source) - unit_rows(target)),
         "linear_map": linear_map(embeddings),
         "notes": notes,
     }
@@ -240,10 +238,9 @@ def linear_map(embeddings: ViewEmbeddings) -> dict[str, Any]:
 
     Returns:
         ``error``: the smallest ``||X W - Y||`` (Frobenius), as in the LLM-JEPA paper; zero by itself where there are
-        no more pairs than dimensions. ``relative``: the square of the same for a ridge regression with an intercept,
-        over ``||Y - mean of Y||^2``: between 0 and 1. ``held_out``: that ratio where each half of the records is
-        predicted from the other; 1 is no better than the mean, and there is no upper end. None where a ratio can't be
-        formed.
+        no more pairs than dimensions. ``held_out``: the square of the same for a ridge regression with an intercept,
+        where each half of the records is predicted from the other, over ``||Y - mean of Y||^2``; 1 is no better than
+        the mean, and there is no upper end. None where it can't be formed.
     """
     from sklearn.linear_model import Ridge
     from sklearn.model_selection import GroupKFold, cross_val_predict
@@ -252,16 +249,13 @@ def linear_map(embeddings: ViewEmbeddings) -> dict[str, Any]:
     # Directions below the rounding of the float32 embeddings are noise, which an exact solution would blow up.
     rounding = float(np.finfo(np.float32).eps)
     weights = np.linalg.lstsq(source, target, rcond=rounding * max(source.shape))[0]
-    ridge = Ridge(alpha=rounding * float((source**2).sum()))
-    spread = float(((target - target.mean(0)) ** 2).sum())
-    relative = held_out = None
-    if spread > 0:
-        relative = float(((ridge.fit(source, target).predict(source) - target) ** 2).sum()) / spread
-        if len(np.unique(embeddings.record)) > 1:
-            # Pairs of one record are never on both sides.
-            found = cross_val_predict(ridge, source, target, groups=embeddings.record, cv=GroupKFold(2))
-            held_out = float(((found - target) ** 2).sum()) / spread
-    return {"error": float(np.linalg.norm(source @ weights - target)), "relative": relative, "held_out": held_out}
+    spread, held_out = float(((target - target.mean(0)) ** 2).sum()), None
+    if spread > 0 and len(np.unique(embeddings.record)) > 1:
+        ridge = Ridge(alpha=rounding * float((source**2).sum()))
+        # Pairs of one record are never on both sides.
+        found = cross_val_predict(ridge, source, target, groups=embeddings.record, cv=GroupKFold(2))
+        held_out = float(((found - target) ** 2).sum()) / spread
+    return {"error": float(np.linalg.norm(source @ weights - target)), "held_out": held_out}
 
 
 def within_and_between(embeddings: Matrix, groups: Sequence[str]) -> dict[str, float | int | None]:

@@ -116,25 +116,6 @@ def draw_projection(points: Mapping[str, Points], colouring: str, about: str, se
     return figure
 
 
-def draw_singular_values(numbers: Mapping[str, Any], views: tuple[str, str], about: str) -> Any:
-    """A figure of the singular values of source minus target, of models by name: as they are, and at length 1."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11.5, 5.0), layout="constrained")
-    kinds = {"difference": f"Enc({views[0]}) - Enc({views[1]})", "unit_difference": "the same at length 1"}
-    for axes, (kind, title) in zip(figure.subplots(1, 2), kinds.items(), strict=True):
-        highest = max(each[kind]["values"][0] for each in numbers.values())
-        for name, each in numbers.items():
-            # Below that is rounding of float32, which would stretch the axis over nothing.
-            values = [value for value in each[kind]["values"] if value > 1e-6 * highest]
-            mean = f"mean of the {each[kind]['top']} largest: {each[kind]['top_mean']:.3g}"
-            axes.plot(range(1, len(values) + 1), values, marker=".", label=f" {_text(name)} ({mean})")
-        axes.set(yscale="log", title=title, xlabel="number, the largest first", ylabel="singular value")
-        axes.legend(fontsize=8, frameon=False)
-    figure.suptitle(_text(f"Singular values of the difference of views\n{about}"), fontsize=12)
-    return figure
-
-
 def write_png(inspection: Any, path: str | os.PathLike[str], title: str) -> None:
     """Draw a ``record.Inspection``: the tree, each token at its position, and below it the attention matrix."""
     from matplotlib.figure import Figure

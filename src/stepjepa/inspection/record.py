@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence as Many
 from dataclasses import asdict, dataclass, field, replace
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +80,7 @@ class Inspection:
     tokens: list[TokenInfo]  # of all rows
     branches: list[BranchInfo]  # in the order of their tokens
     sequences: list[SequenceInfo]  # in the order of their records
-    # Of each record: 'line'; 'steps', each with 'name' and 'text'; usable 'pairs', and 'pairs_cut' by truncation;
-    # 'main_tokens' of the main text as trained on, and whether it is 'truncated'.
+    # Of each record: 'line'; 'steps', each with 'name' and 'text'; 'pairs' of views; 'main_tokens' as trained on.
     records: list[dict[str, Any]]
     # Of the whole file: 'lines'; 'counts', see tokenize.COUNTS; 'tokens', see dataset.Prepared.
     file: dict[str, Any]
@@ -110,30 +109,24 @@ def inspect_records(
     over = config.over_length
     lenient = replace(config, over_length="truncate" if over == "error" else over, require_pairs=False)
     made = RecordTokenizer(tokenizer, lenient)
+    blocks = (made.tokenize_each(records[start : start + BLOCK]) for start in range(0, len(records), BLOCK))
+    tokenized = list(chain.from_iterable(blocks))
     collator = Collator.of(config, made.predictors.tolist())
     parts, infos = [], []
-    for record in records[index : index + count]:
-        before = Counter(made.counts)
-        found = made.tokenize([record])
-        if not found:
+    for record, found in zip(records[index : index + count], tokenized[index:], strict=False):
+        if found is None:
             remedy = "training leaves it out; raise --max_length, or pass --over_length truncate"
             told = f"the record has more tokens than max_length {config.max_length} and no answer in them: {remedy}"
             raise UserError(told, path=record.path, line=record.line)
-        parts.append(collator.sequences(Item(found[0])))
+        parts.append(collator.sequences(Item(found)))
         whole = made.template.render(record.messages)
-        steps = [whole.text[step.start : step.end] for step in step_views(record, whole, config.step_separator)]
-        infos.append(
-            {
-                "line": record.line,
-                "steps": [{"name": f"step {number}", "text": text} for number, text in enumerate(steps, start=1)],
-                "pairs": len(found[0].pairs),
-                "pairs_cut": made.counts["pairs cut by truncation"] - before["pairs cut by truncation"],
-                "main_tokens": len(found[0].ids),
-                "truncated": made.counts["truncated"] > before["truncated"],
-            }
-        )
+        views = enumerate(step_views(record, whole, config.step_separator), start=1)
+        steps = [{"name": f"step {number}", "text": whole.text[step.start : step.end]} for number, step in views]
+        about = {"line": record.line, "steps": steps}
+        infos.append({**about, "pairs": len(found.pairs), "main_tokens": len(found.ids)})
     tokens, branches, sequences = _describe_tree(parts, [info["line"] for info in infos], config, tokenizer)
-    file = _count_file(records, tokenizer, lenient)
+    counted = count_tokens(filter(None, tokenized), lenient)
+    file = {"lines": len(records), "counts": {name: made.counts[name] for name in COUNTS}, "tokens": counted}
     template = made.template.describe()
     return Inspection(records[index].path, index, config, tokens, branches, sequences, infos, file, template)
 
@@ -218,14 +211,6 @@ def _describe_tree(
     return tokens, branches, sequences
 
 
-def _count_file(records: Many[Record], tokenizer: Any, config: JepaConfig) -> dict[str, Any]:
-    made = RecordTokenizer(tokenizer, config)
-    tokens = Counter({"main": 0, "all": 0})
-    for start in range(0, len(records), BLOCK):
-        tokens.update(count_tokens(made.tokenize(records[start : start + BLOCK]), config))
-    return {"lines": len(records), "counts": {name: made.counts[name] for name in COUNTS}, "tokens": dict(tokens)}
-
-
 COLOURS = {"shared": PALETTE[3], "main": PALETTE[0], "source": PALETTE[4], "target": PALETTE[2]}
 MEANING = {"shared": "shared by several sequences", "main": "main text"}
 MEANING |= {"source": "source view", "target": "target view"}
@@ -301,10 +286,9 @@ def _findings(inspection: Inspection) -> list[tuple[str, str]]:
     """What was found in the records, in the whole file and in the chat template, by name."""
     found, file = [], inspection.file
     for record in inspection.records:
-        line, pairs = f"line {record['line']}", f"{record['pairs']} pairs of views, {record['pairs_cut']} cut off"
+        line, limit = f"line {record['line']}", inspection.config.max_length
         found += [(f"{line}, {step['name']}", visible_text(step["text"])) for step in record["steps"]]
-        over = f", truncated to max_length {inspection.config.max_length}" if record["truncated"] else ""
-        found.append((line, f"{pairs}; {record['main_tokens']} tokens{over}"))
+        found.append((line, f"{record['pairs']} pairs of views; {record['main_tokens']} tokens of {limit} at most"))
     apart = sum(each.tokens for each in inspection.sequences)
     found.append(("tokens", f"{len(inspection.tokens)}, {apart} if nothing were shared"))
     counts = {"lines": file["lines"], **file["counts"]}
