@@ -1,7 +1,7 @@
 """The description of records against their sequences, one by one; and what is said about files and records."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -81,7 +81,7 @@ def test_the_tree_holds_what_training_runs_and_shows_each_token_its_own(
     collate = tiny.collator(tokenizer, config)
     made = [(record.line, collate.sequences(Item(record))) for record in tiny.tokenized(tokenizer, config, records)]
     sequences = [(line, sequence) for line, each in made for sequence in each]
-    value = json.loads(json.dumps(found.to_dict()))["tokens"]
+    value = json.loads(json.dumps(asdict(found)))["tokens"]
     paths = _paths(found)
     expected = np.zeros((len(value), len(value)), bool)
     labels: list[list[int]] = [[] for _ in value]

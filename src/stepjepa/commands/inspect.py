@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from stepjepa.arguments import add_training_data, jepa_config
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
         write_png(inspection, args.png, title(inspection))
         print(f"wrote {args.png}", file=sys.stderr)
-    return {"model": args.model_name, **inspection.to_dict()}
+    return {"model": args.model_name, **asdict(inspection)}
 
 
 def add_flags(parser: Parser) -> None:

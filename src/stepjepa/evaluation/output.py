@@ -220,10 +220,8 @@ def describe_trained_on(shares: Mapping[str, float] | None) -> str | None:
     """State the share of test prompts that was trained on (see ``data.prompts``); None if zero or unknown."""
     if not shares or not shares["normalised"]:
         return None
-    return (
-        f"{shares['exact']:.1%} of the test prompts were trained on ({shares['normalised']:.1%} but for case and "
-        "blanks), so the scores are none of new prompts"
-    )
+    exact, others = shares["exact"], shares["normalised"]
+    return f"{exact:.1%} of the test prompts were trained on ({others:.1%} but for case and blanks)"
 
 
 def _short(value: Any) -> str:

@@ -53,30 +53,27 @@ def _span(texts: TextTokenizer, text: str, contents: Spans, start: int, end: int
     return Span(tokens.ids[: tokens.first_from(end)].tolist(), max(1, tokens.first_overlapping(start)))
 
 
-def make_example(
-    index: int, record: Record, texts: TextTokenizer, template: Template, continuations: Sequence[Continuation] = ()
-) -> Example:
-    """Render and tokenise a record as in training; UserError with its line if the template can't render it."""
-    try:
-        prompt = template.render_prompt(record.messages[:-1])
-        whole = template.render(record.messages)
-        scored = {each.label: _continuation_span(record, each, texts, template) for each in continuations}
-    except UserError as error:
-        raise record_error(record, str(error)) from None
-    prompt_ids = texts([prompt.text], [prompt.spans])[0].ids.tolist()
-    gold = _span(texts, whole.text, whole.spans, whole.spans[-1][0], whole.turn_ends[-1])
-    return Example(index, prompt.text, prompt_ids, gold, scored)
-
-
 def make_examples(
     records: Iterable[tuple[int, Record]],
     tokenizer: Any,
     template: Template,
     continuations: Callable[[Record], Sequence[Continuation]] = lambda record: (),
 ) -> list[Example]:
-    """Tokenise records with their indices and the continuations of each, see :func:`make_example`."""
-    texts = TextTokenizer(tokenizer)
-    return [make_example(index, record, texts, template, continuations(record)) for index, record in records]
+    """Render and tokenise records, with their indices, as in training, and the continuations of each.
+
+    UserError with a record's line if the template can't render it.
+    """
+    texts, found = TextTokenizer(tokenizer), []
+    for index, record in records:
+        try:
+            prompt, whole = template.render_prompt(record.messages[:-1]), template.render(record.messages)
+            scored = {each.label: _continuation_span(record, each, texts, template) for each in continuations(record)}
+        except UserError as error:
+            raise record_error(record, str(error)) from None
+        prompt_ids = texts([prompt.text], [prompt.spans])[0].ids.tolist()
+        gold = _span(texts, whole.text, whole.spans, whole.spans[-1][0], whole.turn_ends[-1])
+        found.append(Example(index, prompt.text, prompt_ids, gold, scored))
+    return found
 
 
 def _continuation_span(record: Record, continuation: Continuation, texts: TextTokenizer, template: Template) -> Span:

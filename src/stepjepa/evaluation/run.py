@@ -120,7 +120,13 @@ class Evaluation:
         kept = set(self.output.done)
         load = functools.cache(load or self._load)
         # Before generating, so that records without views or a folder without run.json end the evaluation at once.
-        measured = self._measure_similarity(load) if self.settings.similarity else None
+        measured = None
+        if self.settings.similarity:
+            from stepjepa.inspection.embeddings import compare_views, similarity_config
+
+            config = similarity_config(self.settings.model_path, self.settings.similarity)
+            config, size = replace(config, plain=self.settings.plain), self.settings.batch_size
+            measured = compare_views(*load(), list(self.records.values()), config, batch_size=size)
         try:
             seconds = 0.0 if self.output.complete else self._generate(load)
         finally:
@@ -158,15 +164,6 @@ class Evaluation:
 
         names = ("dtype", "quantization", "trust_remote_code")
         return load_for_inference(self.settings.model_path, **{name: getattr(self.settings, name) for name in names})
-
-    def _measure_similarity(self, load: Loader) -> Any:
-        """Measure the similarity of the views of the test records."""
-        from stepjepa.inspection.embeddings import compare_views, similarity_config
-
-        config = similarity_config(self.settings.model_path, str(self.settings.similarity))
-        config = replace(config, plain=self.settings.plain)
-        records = list(self.records.values())
-        return compare_views(*load(), records, config, batch_size=self.settings.batch_size)
 
     def _generate(self, load: Loader) -> float:
         """Write the missing lines, and return the seconds spent on generating and scoring them."""

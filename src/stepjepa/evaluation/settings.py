@@ -24,10 +24,7 @@ _SIMILARITY = "also measure how alike matched and shuffled views are; needs a ru
 _BAD = "lines that can't be read or are no record; skip: leave them out, and say how many"
 _TASK = f"how answers are scored; one of {', '.join(TASKS)}, or module:Class of your own; auto goes by the records"
 _SCORING = "the rules; reference: those of the published evaluation, slips included, beside our own"
-_PREDICTIONS = (
-    "JSON lines with 'index', from 0 in the test file, and 'generated', a text or a list of samples; optional "
-)
-_PREDICTIONS += "'stopped', whether the model ended its turn"
+_PREDICTIONS = "JSON lines with 'index' (from 0), 'generated' (a text, or several), perhaps 'stopped' (it ended)"
 
 
 def _length(text: str) -> int:

@@ -31,7 +31,6 @@ from stepjepa.inspection.plots import (
     save_figure,
 )
 from stepjepa.options import FROM_ONE, FROM_ZERO, option, wrong_value
-from stepjepa.run_folder import trained_objective
 
 if TYPE_CHECKING:
     from stepjepa.inspection.embeddings import ViewEmbeddings
@@ -145,7 +144,7 @@ def choose_configs(settings: AnalysisSettings) -> list[JepaConfig]:
 
     UserError if the models were trained on different views, pairs or separators, and no flag decides.
     """
-    from stepjepa.inspection.embeddings import reading_config, refuse_stripped
+    from stepjepa.inspection.embeddings import reading_config, trained_views
 
     def decided(name: str, values: set[Any]) -> Any:
         given = getattr(settings, name, None)
@@ -155,9 +154,7 @@ def choose_configs(settings: AnalysisSettings) -> list[JepaConfig]:
             raise UserError(f"the models were trained with different {name} ({told}); {hint}")
         return next(iter(values), None) if given is None else given
 
-    for path in settings.model_path:
-        refuse_stripped(path)
-    trained = [trained_objective(path) for path in settings.model_path]
+    trained = [trained_views(path) for path in settings.model_path]
     known = [each for each in trained if each is not None]
     views = decided("views", {each["mode"] for each in known} - {"regular"}) or "llm-jepa"
     steps = settings.t_sne_type == "steps"

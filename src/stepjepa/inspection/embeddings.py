@@ -56,22 +56,19 @@ def reading_config(trained: dict[str, Any] | None, views: str) -> JepaConfig:
 
 
 def similarity_config(run_folder: str | os.PathLike[str], views: str) -> JepaConfig:
-    """The :func:`reading_config` of a run folder; UserError if it is none, or :func:`refuse_stripped`."""
-    refuse_stripped(run_folder)
-    trained = trained_objective(run_folder)
+    """The :func:`reading_config` of a run folder; UserError if it is none, or exported without predictor tokens."""
+    trained = trained_views(run_folder)
     if trained is None:
         raise UserError(f"is no run folder (no {RUN_FILE} that tells how the model was trained)", path=Path(run_folder))
     return reading_config(trained, views)
 
 
-def refuse_stripped(run_folder: str | os.PathLike[str]) -> None:
-    """Refuse, as a UserError, a model exported without the predictor tokens at which its views are read."""
-    if (run_of(run_folder) or {}).get("stripped_predictors"):
-        raise UserError(
-            "was exported without the predictor tokens at which its views are read (--strip_predictors); name the run "
-            "it was exported from",
-            path=Path(run_folder),
-        )
+def trained_views(path: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """The ``trained_objective`` of a model; UserError if it lost the predictor tokens at which its views are read."""
+    if (run_of(path) or {}).get("stripped_predictors"):
+        told = "was exported without predictor tokens (--strip_predictors); name the run that it was exported from"
+        raise UserError(told, path=Path(path))
+    return trained_objective(path)
 
 
 @dataclass(frozen=True)

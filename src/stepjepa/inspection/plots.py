@@ -119,6 +119,10 @@ def draw_projection(points: Mapping[str, Points], colouring: str, about: str, se
 def write_png(inspection: Any, path: str | os.PathLike[str], title: str) -> None:
     """Draw a ``record.Inspection``: the tree, each token at its position, and below it the attention matrix."""
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    from stepjepa.inspection.record import COLOURS, MEANING
 
     # The first branch behind another continues its line.
     lines: list[int] = []
@@ -132,7 +136,12 @@ def write_png(inspection: Any, path: str | os.PathLike[str], title: str) -> None
     tree, matrix = figure.subplots(2, 1, height_ratios=heights)
     _draw_tree(tree, inspection, lines)
     _draw_matrix(matrix, inspection)
-    _write_legend(figure, inspection)
+    met = {branch.kind for branch in inspection.branches}
+    entries: list[Any] = [Patch(facecolor=COLOURS[kind], label=told) for kind, told in MEANING.items() if kind in met]
+    if inspection.config.uses_views:
+        look: dict[str, Any] = {"markerfacecolor": "white", "markeredgecolor": "black", "linestyle": "none"}
+        entries += [Line2D([], [], marker=mark, label=f"{kind} is read here", **look) for kind, mark in MARKERS.items()]
+    figure.legend(handles=entries, loc="outside right upper", fontsize=9, frameon=False)
     figure.suptitle(_text(title), fontsize=11)
     save_figure(figure, path)
 
@@ -178,18 +187,3 @@ def _draw_matrix(axes: Any, inspection: Any) -> None:
     axes.set_yticks(places, [read + label for read, label in zip(reads, labels, strict=True)], **font)
     axes.set_xticks(places, labels, rotation=90, **font)
     axes.tick_params(length=2, pad=1)
-
-
-def _write_legend(figure: Any, inspection: Any) -> None:
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    from stepjepa.inspection.record import COLOURS, MEANING
-
-    met = {branch.kind for branch in inspection.branches}
-    entries: list[Any] = [Patch(facecolor=COLOURS[kind], label=told) for kind, told in MEANING.items() if kind in met]
-    if inspection.config.uses_views:
-        look: dict[str, Any] = {"markerfacecolor": "white", "markeredgecolor": "black", "linestyle": "none"}
-        for kind, marker in MARKERS.items():
-            entries.append(Line2D([], [], marker=marker, label=f"{kind} is read here", **look))
-    figure.legend(handles=entries, loc="outside right upper", fontsize=9, frameon=False)

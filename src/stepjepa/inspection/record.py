@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence as Many
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
@@ -86,10 +86,6 @@ class Inspection:
     file: dict[str, Any]
     template: dict[str, str]  # what was derived from the chat template
 
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as dicts, lists and scalars, for JSON."""
-        return asdict(self)
-
 
 def inspect_records(
     records: Many[Record], index: int, tokenizer: Any, config: JepaConfig, count: int = 1
@@ -112,7 +108,8 @@ def inspect_records(
     blocks = (made.tokenize_each(records[start : start + BLOCK]) for start in range(0, len(records), BLOCK))
     tokenized = list(chain.from_iterable(blocks))
     collator = Collator.of(config, made.predictors.tolist())
-    parts, infos = [], []
+    parts: list[list[Sequence]] = []
+    infos: list[dict[str, Any]] = []
     for record, found in zip(records[index : index + count], tokenized[index:], strict=False):
         if found is None:
             remedy = "training leaves it out; raise --max_length, or pass --over_length truncate"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,14 +29,6 @@ from stepjepa.objectives.text import LMLoss
 TOLERANCE = 1e-4
 SOME = 8
 """Records that the slow checks look at."""
-
-
-class Result(NamedTuple):
-    """What a check found: its name, the verdict, and what was compared, with figures."""
-
-    name: str
-    passed: bool
-    detail: str
 
 
 def _require(condition: bool, message: str) -> None:
@@ -220,10 +212,10 @@ CHECKS: tuple[tuple[str, Callable[[Subject], str]], ...] = (
 )
 
 
-def verify(subject: Subject) -> Iterator[Result]:
-    """Run all checks, one result each as it comes."""
+def verify(subject: Subject) -> Iterator[dict[str, Any]]:
+    """Run all checks, one result each as it comes: ``name``, ``passed``, and ``detail``, what was compared."""
     for name, check in CHECKS:
         try:
-            yield Result(name, True, check(subject))
+            yield {"name": name, "passed": True, "detail": check(subject)}
         except (ValueError, RuntimeError) as error:
-            yield Result(name, False, str(error))
+            yield {"name": name, "passed": False, "detail": str(error)}
