@@ -115,6 +115,7 @@ def test_a_missing_file_and_other_versions(
         ({"more": ["--trust_remote_code"]}, "--trust_remote_code 'True', which runs code"),
         ({"more": ["--eval_generate", "2", "--eval_task", "some:Task"]}, "the run had --eval_task 'some:Task', which"),
         ({"more": ["--model_name", "somebody/model", "--term", "a:B"]}, "--model_name 'somebody/model', --term '["),
+        ({"more": ["--layout", "own_layout:nothing"]}, "the run had --layout 'own_layout:nothing', which runs code"),
         ({"more": ["--attn_implementation", "some/kernel"]}, "--attn_implementation 'some/kernel', which"),
         ({"more": ["--no_such_flag"]}, "unknown argument '--no_such_flag'"),
     ],

@@ -247,7 +247,7 @@ def test_batches_of_one_size_are_compiled_once(counted: Any, tiny_model: ModelFa
     assert frames(2, 2 * BLOCK) > before
 
 
-# -- errors, dry runs --------------------------------------------------------------------------------------------------
+# -- errors ------------------------------------------------------------------------------------------------------------
 
 
 def test_training_on_a_cpu_is_refused(tiny_model: ModelFactory, tiny_tokenizer: Any, tmp_path: Any) -> None:

@@ -25,15 +25,18 @@ from stepjepa.objectives.text import LMLoss, tube
 from stepjepa.training.trainer import JepaTrainer
 
 
-def trainer(folder: Path, tokenizer: Any, config: JepaConfig, model: Any = None, **changes: Any) -> JepaTrainer:
+def trainer(
+    folder: Path, tokenizer: Any, config: JepaConfig, objective: Objective | None = None, **changes: Any
+) -> JepaTrainer:
     options = {"per_device_train_batch_size": 3, "lr_scheduler_type": "constant", "optim": "sgd"} | changes
     return JepaTrainer(
-        tiny.make_model("llama", seed=3) if model is None else model,
+        tiny.make_model("llama", seed=3),
         tiny.arguments(folder, **options),
         config,
         train_dataset=tiny.records(),
         eval_dataset=tiny.records(),
         processing_class=copy.deepcopy(tokenizer),
+        objective=objective,
     )
 
 
@@ -82,28 +85,10 @@ def test_triples_are_those_of_the_seed_at_every_evaluation(trained_tokenizer: An
 
 def test_the_best_checkpoint_brings_its_head_and_its_average(trained_tokenizer: Any, tmp_path: Path) -> None:
     config = JepaConfig(mode="step-jepa", predictor_head="linear", target_grad="ema", ema_decay=0.5, lbd=0.7)
-    run = JepaTrainer(
-        tiny.make_model("llama", seed=3),
-        # Called best is the checkpoint with the largest loss, so that it is not the last one.
-        tiny.arguments(
-            tmp_path,
-            per_device_train_batch_size=3,
-            learning_rate=0.3,
-            optim="sgd",
-            max_grad_norm=0.0,
-            eval_strategy="steps",
-            eval_steps=1,
-            save_steps=1,
-            load_best_model_at_end=True,
-            metric_for_best_model="jepa_loss",
-            greater_is_better=True,
-            save_strategy="steps",
-        ),
-        config,
-        train_dataset=tiny.records(),
-        eval_dataset=tiny.records(),
-        processing_class=copy.deepcopy(trained_tokenizer),
-    )
+    # Called best is the checkpoint with the largest loss, so that it is not the last one.
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "jepa_loss", "greater_is_better": True}
+    every = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    run = trainer(tmp_path, trained_tokenizer, config, learning_rate=0.3, max_grad_norm=0.0, **best, **every)
     run.train()
     losses = [line["eval_jepa_loss"] for line in run.state.log_history if "eval_jepa_loss" in line]
     assert max(losses) != losses[-1], "the last checkpoint must not be the best one"
@@ -123,15 +108,7 @@ def test_flops_of_the_run_are_logged_as_they_are_spent(trained_tokenizer: Any, t
 def test_a_term_of_ones_own_is_trained_logged_and_evaluated(trained_tokenizer: Any, tmp_path: Path) -> None:
     """Beside the LM loss and nothing else; its weights move, and the saved model has none of them."""
     objective = Objective([LMLoss(), NextLatent(0.5)])
-    run = JepaTrainer(
-        tiny.make_model("llama", seed=3),
-        tiny.arguments(tmp_path, learning_rate=0.05, optim="sgd", per_device_train_batch_size=3),
-        JepaConfig(mode="regular"),
-        train_dataset=tiny.records(),
-        eval_dataset=tiny.records(),
-        processing_class=copy.deepcopy(trained_tokenizer),
-        objective=objective,
-    )
+    run = trainer(tmp_path, trained_tokenizer, JepaConfig(mode="regular"), objective, learning_rate=0.05)
     before = run.model.term_heads["latent_loss"].weight.detach().clone()
     wanted = run.evaluate()
     run.train()

@@ -38,7 +38,6 @@ class Members:
     draws: tuple[tuple[int, int], ...] = ()  # epoch and index of each
     paths: tuple[Numbers, ...] = ()  # of each the flat places of its own text, in its order
     isolated: tuple[Numbers, ...] = ()  # of each the numbers of its path's tokens that do not see all text before them
-    messages: tuple[Ids, ...] = ()  # of each ``TokenizedRecord.messages``, in numbers of the path's tokens
     tokens: int = 0  # that are computed, without padding
     plain_tokens: int = 0  # of the records as plain rows without padding
 
@@ -160,7 +159,6 @@ class Collator:
             tuple(item.draw for item in present),
             tuple(path[each.text] for each, path in texts),
             tuple(np.flatnonzero(none if each.start is None else each.start[each.text] > 0) for each, _ in texts),
-            tuple(item.record.messages for item in present),
             tokens,
             sum(len(item.record.ids) for item in present),
         )

@@ -151,26 +151,24 @@ class TokenizedDataset(Dataset[Item | None]):
 
 
 def _flattened(record: TokenizedRecord) -> Ids:
-    """A record as one array: its line, the lengths of five parts, these, and the own texts of its views."""
+    """A record as one array: its line, the lengths of four parts, these, and the own texts of its views."""
     views = [view for pair in record.pairs for view in pair]
     # Of each view the length of its own text (-1 for the main text), start, end, predictors.
     table = [(-1 if view.in_main else len(view.ids), view.start, view.end, view.predictors) for view in views]
-    parts = [record.ids, record.labels, record.prompt, record.messages.ravel(), np.array(table, np.int32).ravel()]
+    parts = [record.ids, record.labels, record.prompt, np.array(table, np.int32).ravel()]
     head = np.array([record.line, *map(len, parts)], np.int32)
     return np.concatenate([head, *parts, *(view.ids for view in views if not view.in_main)])
 
 
 def _unflattened(flat: Ids) -> TokenizedRecord:
-    line, *sizes = flat[:6].tolist()
-    ids, labels, prompt, messages, table, texts = np.split(flat[6:], np.cumsum(sizes))
+    line, *sizes = flat[:5].tolist()
+    ids, labels, prompt, table, texts = np.split(flat[5:], np.cumsum(sizes))
     views, begin = [], 0
     for length, start, end, predictors in table.reshape(-1, 4).tolist():
         own = ids if length < 0 else texts[begin : begin + length]
         views.append(View(own, start, end, length < 0, predictors))
         begin += max(length, 0)
-    return TokenizedRecord(
-        ids, labels, prompt, tuple(map(Pair, views[::2], views[1::2])), line, messages.reshape(-1, 3)
-    )
+    return TokenizedRecord(ids, labels, prompt, tuple(map(Pair, views[::2], views[1::2])), line)
 
 
 # -- preparing ---------------------------------------------------------------------------------------------------------

@@ -48,8 +48,6 @@ class TokenizedRecord:
     prompt: Ids = _empty(0)  # [M] the same in front of the tokens of user messages
     pairs: tuple[Pair, ...] = ()
     line: int = 0  # of the record in its file, counted from 1
-    # [S, 3] of each message but the system's: first token, one past the last, 1 if the assistant says it.
-    messages: Ids = _empty(0, 3)
 
 
 Kind = Literal["source", "target"]

@@ -212,12 +212,7 @@ class RecordTokenizer:
         counts["records"] += 1
         counts["pairs"] += len(pairs)
         prompt = _before([(start, end) for role, start, end, _ in placed if role == "user"], len(ids))
-        messages = [
-            (min(start, end, len(ids)), min(end, len(ids)), role == "assistant")
-            for role, start, end, _ in placed
-            if role != "system"
-        ]
-        return TokenizedRecord(ids, labels, prompt, tuple(pairs), record.line, np.array(messages, np.int32))
+        return TokenizedRecord(ids, labels, prompt, tuple(pairs), record.line)
 
 
 def _before(ranges: Sequence[tuple[int, int]], length: int) -> Ids:

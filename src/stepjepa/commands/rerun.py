@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stepjepa.commands import Command, load, parse
+from stepjepa.commands import Command, load, make_parser, parse
 from stepjepa.errors import UserError, shown, visible
 from stepjepa.files import fingerprint
 from stepjepa.models.presets import is_hub_id
@@ -56,16 +56,17 @@ def run(args: argparse.Namespace) -> int:
     moved = {name: getattr(args, name) for name in MOVED}
     moved = {name: str(Path(path).absolute()) if path and Path(path).exists() else path for name, path in moved.items()}
     silent = {"output_dir": str(new), "report_to": "none", "push_to_hub": False}
-    command = [*without_flags(arguments, silent), *as_arguments({**moved, **silent})]
+    command = [*without_flags(arguments, [*silent, "config"]), *as_arguments({**moved, **silent})]
     _tell(f"stepjepa train {shlex.join(command)}")
     directory = str(old.get("directory", ""))
     there = os.path.isdir(directory)  # noqa: PTH112  # Path("") would be the current folder
     if not there:
         _tell(f"note: it was started in {directory}, which is gone; relative paths are meant from here")
     with chdir(directory) if there else nullcontext():
-        repeated = parse("train", command)
-        if (code := _runs_code(repeated)) and not args.trust_folder:
+        # First of all: 'parse' loads a layout of the user's own.
+        if (code := _runs_code(make_parser("train").parse_known_args(command)[0])) and not args.trust_folder:
             raise UserError(f"the run had {code}, which runs code of others; pass --trust_folder if you trust it")
+        repeated = parse("train", command)
         try:
             changes, differences = _changes(old, repeated), _differences(old, repeated)
         except (KeyError, TypeError, AttributeError):
@@ -88,7 +89,7 @@ def _runs_code(args: argparse.Namespace) -> str:
     """The flags that run code, which must be asked for, since a run folder may come from somebody untrusted."""
     runs = {
         "trust_remote_code": args.trust_remote_code,
-        "model_name": is_hub_id(args.model_name),
+        "model_name": args.model_name is not None and is_hub_id(args.model_name),
         "eval_task": ":" in args.eval_task,
         "layout": ":" in (args.layout or ""),
         "attn_implementation": "/" in (args.attn_implementation or ""),

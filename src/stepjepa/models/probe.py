@@ -181,10 +181,7 @@ def shrink(model: PreTrainedModel) -> PreTrainedModel:
     """Make a small copy of a model's architecture with random weights: float32, on the CPU, in evaluation mode.
 
     It has 2, 4, 8 or 16 layers, the fewest with every kind of part that the model has. Head sizes are kept, and with
-    them everything derived from them.
-
-    Raises:
-        ValueError: the copy would be too large, or need more layers.
+    them everything derived from them. ValueError if the copy would be too large, or need more layers.
     """
     for layers in (2, 4, 8, 16):
         config = copy.deepcopy(model.config)

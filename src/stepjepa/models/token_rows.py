@@ -115,10 +115,8 @@ def strip_rows(model: Any, tokenizer: Any, base_rows: int | None = None) -> int:
     """Remove the rows that were added for predictor tokens from embedding and head, in place; returns how many.
 
     ``base_rows`` is the number of rows of the base model, which are kept; if it is unknown (None), rows are removed
-    only if those of the predictor tokens are the last. Generation no longer suppresses the removed tokens.
-
-    Raises:
-        UserError: there are no predictor tokens, or other tokens behind them would change their ids.
+    only if those of the predictor tokens are the last. Generation no longer suppresses the removed tokens. UserError
+    if there are no predictor tokens, or if tokens behind them would change their ids.
     """
     ids, known = all_predictor_ids(tokenizer), len(tokenizer)
     if not ids:

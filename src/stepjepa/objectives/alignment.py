@@ -161,13 +161,10 @@ class SIGReg(Regularizer):
     Projects on random directions and averages the Epps-Pulley statistic of each projection, the distance between its
     characteristic function and that of the standard normal distribution:
     ``N * integral |mean exp(itx) - exp(-t^2/2)|^2 exp(-t^2/2) dt`` over -3 to 3, by the trapezoidal rule at 33 points.
-
-    Attributes:
-        directions: M, drawn anew at every step, by seed and step alone: every process draws the same.
     """
 
     weight: float = 0.05
-    directions: int = 256
+    directions: int = 256  # M, drawn anew at every step, by seed and step alone: every process draws the same
 
     def __call__(self, encoded: Any, batch: Batch, context: Context) -> Tensor:
         return super().__call__(encoded, batch, context) / 2

@@ -80,10 +80,8 @@ def pair_similarity(source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 def effective_rank(embeddings: Tensor, *, centred: bool = False) -> float:
     """Exponential of the entropy of the normalised singular values (Roy & Vetterli, 2007) of embeddings ``[P, D]``.
 
+    Between 1 (one direction) and ``min(P, D)``; 0 for no embeddings or for zeros; NaN if any number is not finite.
     ``centred`` subtracts the mean first; that hides a collapse to one vector.
-
-    Returns:
-        Between 1 (one direction) and ``min(P, D)``; 0 for no embeddings or for zeros; NaN if any number is not finite.
     """
     if len(embeddings) == 0:
         return 0.0

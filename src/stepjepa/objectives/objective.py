@@ -105,12 +105,9 @@ class Objective:
         return {name: each(encoded, batch, context) for name, each in self.terms.items()}
 
     def means(self, sums: Mapping[str, Tensor], counts: Counts, progress: float | None = None) -> dict[str, Tensor]:
-        """Divide sums by the counts of the whole optimizer step (0 counts as 1), and weigh.
+        """The mean of each term, by the counts of the whole optimizer step (0 counts as 1), and ``loss``, their sum.
 
-        ``progress`` is the share of the run that is over, for schedules; None for the weights themselves.
-
-        Returns:
-            The mean of each term, and ``loss``, their weighted sum.
+        It is weighted for a share of the run that is over (``progress``); None for the weights without schedules.
         """
         parts = {name: value / max(float(counts[name]), 1.0) for name, value in sums.items()}
         weighted = [self.terms[name].weight_at(progress) * part for name, part in parts.items()]

@@ -78,12 +78,9 @@ class Term(ABC):
 
     @abstractmethod
     def __call__(self, encoded: Any, batch: Any, context: Context) -> Tensor:
-        """The sum over the micro-batch, a float32 scalar; with gradient 0, not none, where there is nothing to sum.
+        """The sum over a ``collate.Batch``, of its ``encode.Encoded`` hidden states: a float32 scalar.
 
-        Args:
-            encoded: the ``encode.Encoded`` hidden states.
-            batch: the ``collate.Batch``.
-            context: step, seed and the like.
+        Where there is nothing to sum it is 0 with a gradient of 0, not without a gradient.
         """
 
     def weight_at(self, progress: float | None) -> float:
@@ -98,10 +95,7 @@ class Term(ABC):
     def modules(self, config: Any) -> nn.Module | None:
         """Weights of its own, trained and resumed with the model, but not saved as part of it.
 
-        They are found in ``encoded.heads`` under ``head_name``.
-
-        Args:
-            config: of the model's decoder (``model.config.get_text_config()``).
+        They are in ``encoded.heads``. ``config`` is that of the decoder (``model.config.get_text_config()``).
         """
         return None
 

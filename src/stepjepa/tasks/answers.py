@@ -115,10 +115,11 @@ def _boxes(text: str, offset: int) -> Iterator[tuple[int, int, str]]:
 
 
 class Number(NamedTuple):
-    """An exact value, 0.1 is a tenth, and the words of its unit in the singular and lower case."""
+    """An exact value, 0.1 is a tenth, the words of its unit in the singular and lower case, and "x" of "x = 5"."""
 
     value: Fraction
     unit: tuple[str, ...]
+    symbol: str = ""
 
 
 # Digits in groups of three, or, as in India, of two before the last three.
@@ -228,11 +229,11 @@ _TERM = r"[\s($€£]*[-+−]?[0-9][0-9.,]*[)%\s]*"
 _CALCULATION = re.compile(rf"(?:[^0-9]*(?:=|:|{_VERBS}))?{_TERM}(?:(?:[-+−*/×÷·=x]|\\times|\\cdot){_TERM})*")
 
 
-def _parse_statement(text: str) -> tuple[Number, str] | None:
-    """The one number that an answer states, and its symbol ("x" in "x = 5", else empty); None if there is none."""
+def stated_number(text: str) -> Number | None:
+    """The number of an answer, bare or stated: ``The final answer is 8.``, ``x = 8``, ``6 + 2 = 8``; else None."""
     number = parse_number(text)
     if number is not None:
-        return number, ""
+        return number
     text = _clean(text).replace("**", "")
     match = _STATEMENT.fullmatch(text) if len(text) <= _LONGEST_STATEMENT else None
     if match is None:
@@ -244,13 +245,7 @@ def _parse_statement(text: str) -> tuple[Number, str] | None:
     calculated = match["copula"] not in ":" and _CALCULATION.fullmatch(subject)
     if re.search("[0-9]", subject) and not calculated:
         return None
-    return number, subject if len(subject) == 1 and subject.isalpha() else ""
-
-
-def stated_number(text: str) -> Number | None:
-    """The number of an answer, bare or stated: ``The final answer is 8.``, ``x = 8``, ``6 + 2 = 8``; else None."""
-    stated = _parse_statement(text)
-    return None if stated is None else stated[0]
+    return number._replace(symbol=subject if len(subject) == 1 and subject.isalpha() else "")
 
 
 def same_answer(answer: str, truth: str) -> bool:
@@ -259,16 +254,13 @@ def same_answer(answer: str, truth: str) -> bool:
     Units are compared only if both answers have one; then one must begin with the other (``$18`` equals ``18 dollars
     per day``; ``5 cm`` is not ``5 m``). ``x = 5`` is not ``y = 5``.
     """
-    stated, true = _parse_statement(answer), _parse_statement(truth)
-    if stated is None and true is None:
+    said, true = stated_number(answer), stated_number(truth)
+    if said is None and true is None:
         return "".join(_clean(answer).split()) == "".join(_clean(truth).split())
-    if stated is None or true is None:
+    if said is None or true is None or (said.symbol and true.symbol and said.symbol != true.symbol):
         return False
-    (number, symbol), (true_number, true_symbol) = stated, true
-    if symbol and true_symbol and symbol != true_symbol:
-        return False
-    shared = min(len(number.unit), len(true_number.unit))
-    return number.value == true_number.value and number.unit[:shared] == true_number.unit[:shared]
+    shared = min(len(said.unit), len(true.unit))
+    return said.value == true.value and said.unit[:shared] == true.unit[:shared]
 
 
 def canonical(answer: str) -> str:

@@ -123,7 +123,7 @@ class SpiderTask(Task):
             "answer_output": whole.output or None,
         }
         reason = whole.failure or whole.gold_failure
-        failed = WRONG if reason is None else TIMED_OUT if _kind(reason) in ("time", "memory") else FAILED
+        failed = WRONG if reason is None else TIMED_OUT if reason.startswith(("time:", "memory:")) else FAILED
         return Scored(scores, extracted, None if whole.right else failed if query.sql else NO_ANSWER)
 
     def _judge(self, queries: Sequence[_Query]) -> dict[_Query, Verdict]:
@@ -158,7 +158,9 @@ class SpiderTask(Task):
 
         ``execution_without_gold_failures`` is the share that is right where the true query works.
         """
-        failures = Counter(_kind(line["extracted"]["failure"]) for line in lines if line["extracted"]["failure"])
+        failures = Counter(
+            line["extracted"]["failure"].partition(":")[0] for line in lines if line["extracted"]["failure"]
+        )
         golds = [line["extracted"]["gold_failure"] for line in lines]
         details: dict[str, Any] = {
             "failures": dict(failures.most_common()),
@@ -174,10 +176,6 @@ class SpiderTask(Task):
         """A training record in the published form, from a row with ``db_id``, ``question`` and ``query``."""
         name, question, query = (read_text_field(row, field).strip() for field in ("db_id", "question", "query"))
         return chat_record(cls.system_prompt, f"For db_id:[{name}]\n\n{question}", query)
-
-
-def _kind(reason: str) -> str:
-    return reason.partition(":")[0]
 
 
 _BEGINNING = re.compile(r"(?:select|with|values)\b", re.IGNORECASE)

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 Row = tuple[Any, ...]
 
 MOST_ROWS = 500_000
+_MOST_BYTES = 64 * 2**20
 # One value: zeroblob, randomblob, printf, replace and group_concat can make no longer one.
 _LONGEST_VALUE = 16 * 2**20
 _LONGEST_PATTERN = 1000
@@ -105,9 +106,15 @@ def run_query(
 def _read(cursor: sqlite3.Cursor, most_rows: int) -> Table:
     if cursor.description is None:
         raise QueryError("syntax", "no statement")
-    rows = list(islice(cursor, most_rows + 1))
-    if len(rows) > most_rows:
-        raise QueryError("rows", f"more than {most_rows} rows")
+    rows: list[Row] = []
+    size = 0
+    for row in cursor:
+        rows.append(row)
+        size += sum(len(value) if isinstance(value, str | bytes) else 8 for value in row)
+        if len(rows) > most_rows:
+            raise QueryError("rows", f"more than {most_rows} rows")
+        if size > _MOST_BYTES:
+            raise QueryError("memory", f"a result of more than {_MOST_BYTES} bytes")
     return Table(rows, len(cursor.description))
 
 

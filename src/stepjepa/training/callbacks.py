@@ -81,13 +81,14 @@ def console_line(logs: dict[str, float]) -> str | None:
     prefix = "eval_" if "eval_lm_loss" in logs else ""
     if f"{prefix}lm_loss" not in logs:
         return None
+    answers = [name.removeprefix("eval_answer_") for name in logs if name.startswith("eval_answer_")]
     words = {name: f"{term.words}: {{:.4f}}" for name, term in TERMS.items()} | {
         "loss": "Total: {:.4f}",
         "matched_similarity": "cosine of pairs: {:.3f}",
         "shuffled_similarity": "shuffled: {:.3f}",
         "source_rank": "rank: {:.1f}",
         "target_rank": "of targets: {:.1f}",
-        **{name.removeprefix(prefix): f"{name}: {{:.3f}}" for name in logs if "eval_answer_" in name},
+        **{f"answer_{score}": f"{score}: {{:.3f}}" for score in answers},
         "tokens_per_second": "{:,.0f} tok/s",
     }
     shown = [told.format(logs[prefix + name]) for name, told in words.items() if prefix + name in logs]

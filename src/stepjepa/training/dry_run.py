@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, TrainingArguments
 
-from stepjepa.batch.dataset import Prepared, prepare
+from stepjepa.batch.dataset import prepare
 from stepjepa.chat.tokens import add_plain_tokens, add_predictor_tokens
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
@@ -88,21 +88,10 @@ def dry_run(
         training = training_arguments(argparse.Namespace(**{**vars(args), "training": given}), bool(eval_records))
         asked = "use_cpu" not in args.training and (training.bf16 or training.fp16 or processes > 1)
         device = "cpu" if training.device.type == "cpu" and not asked and not on_gpu else "cuda"
+        how: dict[str, Any] = {"device": device, "processes": processes}
+        how["sharding"] = Sharding.of(training, deepspeed, processes)
         try:
-            model, tokenizer = _empty_model(args, config, records)
-            data = [prepare(records, tokenizer, config)]
-            data += [prepare(eval_records, tokenizer, config, what="evaluation data")] if eval_records else []
-            found = _estimate(
-                args,
-                config,
-                training,
-                model,
-                tokenizer,
-                data=data,
-                device=device,
-                processes=processes,
-                sharding=Sharding.of(training, deepspeed, processes),
-            )
+            found = _estimate(args, config, training, records, eval_records, **how)
         except ValueError as error:
             raise UserError(str(error)) from None
     print("dry run: no weights are read or made, and nothing is written")
@@ -114,15 +103,17 @@ def _estimate(
     args: argparse.Namespace,
     config: JepaConfig,
     training: TrainingArguments,
-    model: Any,
-    tokenizer: Any,
+    records: Sequence[Record],
+    eval_records: Sequence[Record],
     *,
-    data: Sequence[Prepared],
     device: str,
     processes: int,
     sharding: Sharding,
 ) -> dict[str, Any]:
-    """Set a model of shapes up as ``JepaTrainer`` does, and estimate everything, by name."""
+    """Prepare the data, set a model of shapes up as ``JepaTrainer`` does, and estimate everything, by name."""
+    model, tokenizer = _empty_model(args, config, records)
+    prepared = prepare(records, tokenizer, config)
+    held_out = prepare(eval_records, tokenizer, config, what="evaluation data") if eval_records else None
     objective = Objective.from_config(config)
     refuse_data(config, training, objective.compares_pairs)
     if sharding.name:
@@ -131,7 +122,7 @@ def _estimate(
     attach_heads(model, objective.heads(base_model(model).config.get_text_config()))
     how: dict[str, Any] = {"encoding": encoding, "device": device, "processes": processes}
     collator = make_collator(model, tokenizer, config, objective, **how)
-    check_positions(collator, *data)
+    check_positions(collator, prepared, held_out)
     fsdp = training.fsdp_config if isinstance(training.fsdp_config, dict) else {}
     again = training.gradient_checkpointing or str(fsdp.get("activation_checkpointing")).lower() == "true"
     ema = config.target_grad == "ema"
@@ -140,7 +131,7 @@ def _estimate(
     except (RuntimeError, NotImplementedError):
         flops = FlopModel()  # experts, which need weights
     of_run: dict[str, Any] = {"compares_pairs": objective.compares_pairs, "processes": processes}
-    plan = Plan.of(flops, data[0].dataset, collator, config, training, **of_run)
+    plan = Plan.of(flops, prepared.dataset, collator, config, training, **of_run)
 
     steps = [plan.micro_batches(step) for step in plan.keys(0)]
     tokens = [sum(Shape.of(each).tokens for each in step) for step in steps]
@@ -154,7 +145,7 @@ def _estimate(
     if (saved := activations(model, Shape.of(largest).tokens, mixed=mixed, checkpointing=again)) is not None:
         parts["activations"] = saved
     # The data may be a sample of a larger set.
-    epoch = math.ceil((getattr(args, "records", None) or len(data[0].dataset)) / plan.records_per_step)
+    epoch = math.ceil((getattr(args, "records", None) or len(prepared.dataset)) / plan.records_per_step)
     run = int(training.max_steps) if training.max_steps > 0 else math.ceil(training.num_train_epochs * epoch)
     if args.same_flop and flops.token:
         run = round(equal_compute(plan, training.num_train_epochs).steps * epoch / plan.steps_per_epoch)
@@ -169,9 +160,9 @@ def _estimate(
         "encoding": f"{encoding} ({reason})",
         "processes": processes,
         "data": {
-            **data[0].counts,
-            **{f"{name}_tokens": count for name, count in data[0].tokens.items()},
-            "longest": int(max(data[0].dataset.lengths)),
+            **prepared.counts,
+            **{f"{name}_tokens": count for name, count in prepared.tokens.items()},
+            "longest": int(max(prepared.dataset.lengths)),
         },
         "step": {
             "records": f"{plan.records_per_step:,} records ({accumulated} x {processes} processes)",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib.util
 import os
 import sys
@@ -13,6 +14,7 @@ from torch import nn
 from torch.utils.data import IterableDataset
 from transformers import TrainingArguments
 from transformers.integrations import get_reporting_integration_callbacks
+from transformers.trainer_utils import HubStrategy
 
 from stepjepa.batch.collate import Collator, Item
 from stepjepa.batch.dataset import STRATEGIES, Prepared
@@ -98,6 +100,22 @@ def refuse_processes(args: TrainingArguments, processes: int) -> None:
 # -- what this trainer can't do ----------------------------------------------------------------------------------------
 
 
+WITHOUT_EFFECT = (
+    "include_num_input_tokens_seen",
+    "bf16_full_eval",
+    "fp16_full_eval",
+    "prediction_loss_only",
+    "eval_accumulation_steps",
+    "batch_eval_metrics",
+    "average_tokens_across_devices",
+    "eval_do_concat_batches",
+    "eval_use_gather_object",
+    "length_column_name",
+    "hub_always_push",
+)
+"""Options of Trainer that this trainer does not use."""
+
+
 def refuse_contradictions(args: TrainingArguments) -> None:
     """Raise a ``ValueError`` for options of Trainer that would be ignored or wrong here."""
     strategy = str(args.train_sampling_strategy)
@@ -109,6 +127,16 @@ def refuse_contradictions(args: TrainingArguments) -> None:
             raise ValueError(f"{name}: expected 0 or False with this trainer, got {getattr(args, name)}")
     if getattr(args.accelerator_config, "split_batches", False):
         raise ValueError("accelerator_config: expected split_batches false: it would change the records of a step")
+    defaults = {field.name: field.default for field in dataclasses.fields(TrainingArguments)}
+    for name in WITHOUT_EFFECT:
+        if name in defaults and getattr(args, name) != defaults[name]:
+            raise ValueError(f"{name}: has no effect with this trainer; leave it at {defaults[name]}")
+    if args.include_for_metrics:
+        raise ValueError("include_for_metrics: has no effect with this trainer; leave it empty")
+    if args.push_to_hub and args.hub_strategy not in (HubStrategy.END, HubStrategy.EVERY_SAVE):
+        raise ValueError(
+            f"hub_strategy: expected end, since the finished model alone is uploaded, got {args.hub_strategy}"
+        )
 
 
 def adjust(args: TrainingArguments, model: nn.Module) -> None:
