@@ -136,9 +136,9 @@ def verify(args: argparse.Namespace) -> dict[str, Any]:
     except ValueError as error:
         raise UserError(str(error)) from None
     checks = []
-    for result in verification.verify(subject):
-        checks.append({"name": result.name, "passed": result.passed, "detail": str(result.detail)})
-        print(f"{'PASS' if result.passed else 'FAIL'}  {result.name}: {visible(str(result.detail))}", flush=True)
+    for check in verification.verify(subject):
+        checks.append(check)
+        print(f"{'PASS' if check['passed'] else 'FAIL'}  {check['name']}: {visible(check['detail'])}", flush=True)
     failed = sum(not check["passed"] for check in checks)
     print("all checks passed" if not failed else f"{failed} check(s) failed")
     about = {"model": name, "data": args.train_file, "mode": config.mode, "layout": config.layout}
