@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 from functools import partial
 from itertools import count
 
@@ -17,7 +16,6 @@ from stepjepa.preparing.conversion import (
     StepOptions,
     convert_response,
     convert_rows,
-    load_splitter,
 )
 from stepjepa.tasks.hellaswag import read_choices
 from stepjepa.tasks.raw_values import Unusable, chat_record
@@ -195,13 +193,6 @@ def test_a_splitter_of_ones_own():
 def test_what_a_splitter_gives_is_checked(result, got):
     with pytest.raises(UserError, match=rf"raw.jsonl:1: --custom: the splitter gave {got}, expected a list"):
         prepare(raw(), splitter=lambda response: result)
-
-
-def test_load_splitter(tmp_path, monkeypatch):
-    (tmp_path / "lines_splitter.py").write_text("def split(text):\n    return text.splitlines()\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    assert load_splitter("lines_splitter:split")("a\nb") == ["a", "b"]
 
 
 def test_real_traces_become_records(shared_data):

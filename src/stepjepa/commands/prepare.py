@@ -19,13 +19,13 @@ from stepjepa.data.sources import FORMATS, read_rows
 from stepjepa.errors import UserError
 from stepjepa.files import atomic_write, existing_file, refuse_existing
 from stepjepa.options import FROM_ONE, Parser, from_args, option, refuse_both
+from stepjepa.own_code import load
 from stepjepa.preparing.conversion import (
     CONVERSIONS,
     Counts,
     StepOptions,
     convert_response,
     convert_rows,
-    load_splitter,
 )
 from stepjepa.tasks import nl_rx, stepmath
 
@@ -109,7 +109,8 @@ def _maker(args: argparse.Namespace) -> tuple[Callable[..., tuple[list[dict[str,
 
         return partial(convert_rows, convert=chat), "--columns"
     if kind == "steps":
-        own = {} if args.custom is None else {"splitter": load_splitter(args.custom)}
+        kind_of_code = "function, such as my_splitter:split"
+        own = {} if args.custom is None else {"splitter": load("--custom", args.custom, kind_of_code)}
         options = from_args(StepOptions, args, **own)
         expected = "--question_field and --response_field, steps divided by blank lines, or --custom"
         return partial(convert_rows, convert=partial(convert_response, options=options)), expected

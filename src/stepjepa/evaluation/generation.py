@@ -26,15 +26,9 @@ class Generator:
     ``sampling.seed`` and the number of the batch, so batches can be run in any order, or again. Of the model's own
     ``generation_config`` only the stop tokens are used, not sampling and penalties.
 
-    Args:
-        model: the model in evaluation mode, perhaps with an adapter; neither it nor the tokenizer is changed.
-        tokenizer: its tokenizer.
-        sampling: settings of decoding.
-        plain: records are rendered without a chat format.
-
-    Attributes:
-        stop_ids: tokens that end an answer: the template's end of turn and every eos token.
-        positions: number of tokens that the model has positions for; None for no limit.
+    ``model`` is in evaluation mode, perhaps with an adapter; neither it nor the tokenizer is changed. With ``plain``
+    records are rendered without a chat format. ``stop_ids`` are the tokens that end an answer, ``positions`` the number
+    of tokens that the model has positions for, None for no limit.
     """
 
     def __init__(self, model: Any, tokenizer: Any, sampling: Sampling, *, plain: bool = False) -> None:

@@ -33,16 +33,10 @@ def meta_file(output: File) -> Path:
 
 
 class OutputFile:
-    """One JSON line per example; a complete file is in the order of the test file.
+    """One JSON line per example, by index in ``done``; a complete file is in the order of ``indices``.
 
-    Args:
-        path: the file of lines; UserError if it belongs to another evaluation, or is damaged.
-        indices: the indices of the examples, in the order of the test file.
-        identity: settings that must be equal for lines to belong to one evaluation.
-        overwrite: replace an existing file, once there are lines.
-
-    Attributes:
-        done: the finished lines by index.
+    UserError if there is a file that was begun with another ``identity`` or is damaged, unless ``overwrite`` is set:
+    then it is replaced as soon as there are lines.
     """
 
     def __init__(self, path: File, indices: Collection[int], identity: dict[str, Any], *, overwrite: bool) -> None:

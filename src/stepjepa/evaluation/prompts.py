@@ -59,10 +59,7 @@ def make_examples(
     template: Template,
     continuations: Callable[[Record], Sequence[Continuation]] = lambda record: (),
 ) -> list[Example]:
-    """Render and tokenise records, with their indices, as in training, and the continuations of each.
-
-    UserError with a record's line if the template can't render it.
-    """
+    """Tokenise records and the continuations of each as in training; UserError if the template can't render one."""
     texts, found = TextTokenizer(tokenizer), []
     for index, record in records:
         try:

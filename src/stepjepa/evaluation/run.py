@@ -24,8 +24,7 @@ from stepjepa.tasks.registry import choose_task, keep, users_source, with_publis
 
 Loader = Callable[[], tuple[Any, Any]]
 
-# Records scored between two updates of the progress bar; a task may score them in parallel.
-_CHUNK = 128
+_CHUNK = 128  # records scored between two updates of the progress bar; a task may score them in parallel
 
 
 class Selection:
@@ -110,9 +109,6 @@ class Evaluation:
 
         ``load`` returns model and tokenizer, by default those of ``settings.model_path``. In the summary
         ``generated_now``, ``seconds`` and ``tokens_per_second`` are those of this run.
-
-        Raises:
-            UserError: the model can't be loaded, the batch needs too much memory, or a record has too many tokens.
         """
         written = self.output.summary()
         if written is not None:

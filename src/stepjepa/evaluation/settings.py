@@ -17,8 +17,7 @@ from stepjepa.options import FROM_ONE, FROM_ZERO, Range, option, refuse_without_
 from stepjepa.tasks.base import TaskOptions
 from stepjepa.tasks.registry import AUTO, TASKS, load_task
 
-LONGEST = 512
-"""Greatest length of an answer in the published evaluation with its default settings and ``--max_new_tokens -1``."""
+LONGEST = 512  # length of an answer in the published evaluation with --max_new_tokens -1
 _TOP_P: Range = (lambda value: 0 < value <= 1, "more than 0 and at most 1")
 _SIMILARITY = "also measure how alike matched and shuffled views are; needs a run folder"
 _BAD = "lines that can't be read or are no record; skip: leave them out, and say how many"

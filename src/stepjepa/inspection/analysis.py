@@ -23,13 +23,7 @@ from stepjepa.data.records import Record
 from stepjepa.data.sources import read_records
 from stepjepa.errors import UserError
 from stepjepa.files import atomic_write, fingerprint, write_json
-from stepjepa.inspection.plots import (
-    BOTH_VIEWS,
-    COLOURED_BY,
-    Points,
-    draw_projection,
-    save_figure,
-)
+from stepjepa.inspection.plots import BOTH_VIEWS, COLOURED_BY, Points, draw_projection, save_figure
 from stepjepa.options import FROM_ONE, FROM_ZERO, option, wrong_value
 
 if TYPE_CHECKING:
@@ -37,8 +31,7 @@ if TYPE_CHECKING:
 
 JSON_FILE, DATA_FILE = "analysis.json", "embeddings.npz"
 NEXT_STEP = "next step"
-MOST_POINTS = 1000
-"""Pairs that are drawn; numbers are of all."""
+MOST_POINTS = 1000  # pairs that are drawn; numbers are of all
 
 _VIEWS = "views (by default those of training)"
 
@@ -217,9 +210,9 @@ def choose_points(
 def group_of(record: Record) -> str:
     """The group of paraphrases that a record belongs to; UserError if it says none."""
     value = record.extra.get("group")
-    if not isinstance(value, (str, int, float)):
-        told = "no field 'group' with a name or a number, which --t_sne_type paraphrase needs; "
-        raise UserError(f"{told}'stepjepa prepare paraphrase' writes it", path=record.path, line=record.line)
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        told = "no field 'group' with a name or a number, as 'stepjepa prepare paraphrase' writes it"
+        raise UserError(told, path=record.path, line=record.line)
     return str(value)
 
 

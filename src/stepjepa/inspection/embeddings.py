@@ -26,8 +26,7 @@ from stepjepa.objectives.monitors import COLLAPSE_SIMILARITY, Window, share
 from stepjepa.run_folder import RUN_FILE, run_of, trained_objective
 
 QUANTILES = (0.1, 0.2, 0.5, 0.8, 0.9)
-TOP = 100
-"""How many of the largest singular values are averaged, as in the LLM-JEPA paper (arXiv 2509.14252)."""
+TOP = 100  # of the largest singular values are averaged, as in the LLM-JEPA paper (arXiv 2509.14252)
 
 Matrix = NDArray[np.float32] | NDArray[np.float64]
 
@@ -103,10 +102,9 @@ def embed_views(
     tokenized = enumerate(made.tokenize_each(records))
     found = {index: record for index, record in tokenized if record is not None and record.pairs}
     if not found:
-        raise UserError(
-            f"none of {len(records)} records has a pair of {config.mode} views; see --step_separator and --max_length",
-            path=records[0].path if records else None,
-        )
+        what = f"{config.mode} views (step_separator {config.step_separator!r}, max_length {config.max_length})"
+        told = f"none of {len(records)} records has a pair of {what}"
+        raise UserError(told, path=records[0].path if records else None)
     options = packing(model, config, model.device.type)
     collator = _Views.of(config, made.predictors.tolist(), encoding=encoding, **options)
     # Long ones first, so that memory problems show at once; like lengths together, so that there is little padding.
@@ -117,19 +115,15 @@ def embed_views(
         for start in range(0, len(order), batch_size):
             some = order[start : start + batch_size]
             batch = send_to_device(collator(Item(found[index]) for index in some), model.device)
-            read = encode(
-                model, batch, lambda encoded: {"both": torch.stack(encoded.pairs, 1)}, layer=config.jepa_layer
-            )
+            read = encode(model, batch, lambda it: {"both": torch.stack(it.pairs, 1)}, layer=config.jepa_layer)
             parts = read["both"].float().split([len(found[index].pairs) for index in some])
             embeddings.update(zip(some, (part.cpu().numpy() for part in parts), strict=True))
             bar.update(len(some))
     joined = np.concatenate([embeddings[index] for index in found])  # [P, 2, D]
     if not np.isfinite(joined).all():
         raise UserError("some embeddings are not finite; the model's numbers overflow: try --dtype float32")
-    of_pairs = np.asarray(
-        [(index, number) for index, record in found.items() for number in range(1, len(record.pairs) + 1)]
-    )
-    return ViewEmbeddings(joined[:, 0], joined[:, 1], of_pairs[:, 0], of_pairs[:, 1])
+    places = [(index, number + 1) for index, record in found.items() for number in range(len(record.pairs))]
+    return ViewEmbeddings(joined[:, 0], joined[:, 1], *np.asarray(places).T)
 
 
 class _Views(Collator):

@@ -26,13 +26,11 @@ COLOURED_BY = {
     "rotten_tomatoes": "by answer",
     "steps": "by number of the step",
 }
+# Colourings of both views; the others are of the text alone, whose partner often says the label outright.
 BOTH_VIEWS = ("in_n_out", "steps")
-"""Colourings of both views; the others are of the text alone, whose partner often says the label outright."""
 FONT, MONOSPACED = "DejaVu Sans", "DejaVu Sans Mono"
-LONGEST_LABEL = 24
-"""Characters of a label in a legend."""
-LABELLED = 80
-"""Most tokens that are written out beside the axes of an attention matrix."""
+LONGEST_LABEL = 24  # characters of a label in a legend
+LABELLED = 80  # most tokens that are written out beside the axes of an attention matrix
 
 
 class Points(NamedTuple):

@@ -93,10 +93,8 @@ def inspect_records(
     """Pack ``count`` records of a file from ``index`` on as one micro-batch and describe it, and the whole file.
 
     A record that would stop training (too long, or without a pair where one is required) does not stop the
-    inspection: it is shown truncated, and counted. Without ``row_length`` there is one row.
-
-    Raises:
-        UserError: there is no such record, training skips it, or a record can't be rendered.
+    inspection: it is shown truncated, and counted. Without ``row_length`` there is one row. UserError if there is no
+    such record, training skips it, or it can't be rendered.
     """
     if not 0 <= index < len(records):
         path = records[0].path if records else None
@@ -211,12 +209,9 @@ def _describe_tree(
 COLOURS = {"shared": PALETTE[3], "main": PALETTE[0], "source": PALETTE[4], "target": PALETTE[2]}
 MEANING = {"shared": "shared by several sequences", "main": "main text"}
 MEANING |= {"source": "source view", "target": "target view"}
-READ = "◂"
-"""Behind a token whose state is read."""
-TRAINED = "→"
-"""Behind a token that is trained to predict the next one, or what stands after the arrow."""
-EDGE = "│"
-"""Between other tokens."""
+READ = "◂"  # behind a token whose state is read
+TRAINED = "→"  # behind a token that is trained to predict the next one, or what stands after the arrow
+EDGE = "│"  # between other tokens
 
 _VISIBLE = str.maketrans({" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"})
 
@@ -252,7 +247,7 @@ def as_text(inspection: Inspection) -> str:
         depths.append(0 if branch.parent is None else depths[branch.parent] + 1)
         row = f"row {branch.row}, " if inspection.branches[-1].row else ""
         isolated = " (sees only itself)" if branch.isolated else ""
-        heading = f"{row}{_ranged(branch.start, branch.end)} {branch.kind}: {passing(inspection, branch)}{isolated}"
+        heading = f"{row}{branch.start}–{branch.end - 1} {branch.kind}: {passing(inspection, branch)}{isolated}"
         parts = []
         for place in range(branch.start, branch.end):
             token = inspection.tokens[place]
@@ -264,11 +259,6 @@ def as_text(inspection: Inspection) -> str:
         lines += ["", f"{indent}{heading}", *(f"{indent}{line}" for line in "".join(parts).splitlines())]
     found = (visible(f"{name}: {text}") for name, text in _findings(inspection))
     return "\n".join([*lines, "", *found])
-
-
-def _ranged(start: int, end: int) -> str:
-    """``start`` up to, not including, ``end``."""
-    return f"{start}" if end == start + 1 else f"{start}–{end - 1}"
 
 
 def _predicted(token: TokenInfo, following: int | None) -> str:

@@ -27,8 +27,7 @@ from stepjepa.objectives.text import LMLoss
 
 # A whole float32 forward pass in another order of additions: relative to the largest number compared.
 TOLERANCE = 1e-4
-SOME = 8
-"""Records that the slow checks look at."""
+SOME = 8  # records that the slow checks look at
 
 
 def _require(condition: bool, message: str) -> None:

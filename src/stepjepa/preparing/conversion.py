@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from stepjepa.data.records import BadRecords, parse_record
 from stepjepa.errors import UserError
 from stepjepa.options import option
-from stepjepa.own_code import load
 from stepjepa.preparing.step_splitting import drop_thinking, split_response, tidy_step
 from stepjepa.tasks.answers import marked_answers, parse_number, same_answer
 from stepjepa.tasks.generic import Gsm8kTask
@@ -44,12 +43,7 @@ class Counts:
 
 
 def convert_rows(
-    rows: Rows,
-    convert: Convert,
-    *,
-    limit: int | None = None,
-    path: object = "<memory>",
-    bad: BadRecords | None = None,
+    rows: Rows, convert: Convert, *, limit: int | None = None, path: object = "<memory>", bad: BadRecords | None = None
 ) -> tuple[list[dict[str, Any]], Counts]:
     """Convert at most ``limit`` rows of the file ``path`` to records, dropping those that are unusable.
 
@@ -106,11 +100,6 @@ CONVERSIONS = {
     "yelp-polarity": Conversion("reviews", "text and label, 0 or 1 (fancyzhx/yelp_polarity)", SentimentTask.convert),
     "paraphrase": Conversion("sentences of one sense", "sentences (humarin/chatgpt-paraphrases)", convert_paraphrases),
 }
-
-
-def load_splitter(name: str) -> Splitter:
-    """Import the user's splitter ``module:function``, which takes a response and returns the list of its steps."""
-    return cast(Splitter, load("--custom", name, "function, such as my_splitter:split"))
 
 
 @dataclass(frozen=True)
