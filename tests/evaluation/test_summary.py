@@ -77,12 +77,6 @@ def test_the_table_shows_every_score():
     assert max(map(len, table.splitlines())) <= 100
 
 
-def test_of_several_samples_the_majority_is_right_or_wrong():
-    samples = [line | {"scores": line["scores"] | {"majority": False}, "error": "wrong answer"} for line in lines()]
-    table = format_summary({**summarise(samples, "exact"), **ABOUT})
-    assert "not right by majority: wrong answer 3" in table
-
-
 def test_what_nobody_knows_is_left_out():
     unknown = [{"scores": {"exact": True}, "error": None, "stopped": None, "new_tokens": None}]
     summary = summarise(unknown, "exact")

@@ -14,7 +14,6 @@ from stepjepa.inspection import analysis
 from stepjepa.inspection.analysis import AnalysisSettings, choose_points, group_of, view_names
 from stepjepa.inspection.embeddings import ViewEmbeddings
 from stepjepa.inspection.plots import (
-    PALETTE,
     REST,
     Points,
     choose_classes,
@@ -22,7 +21,6 @@ from stepjepa.inspection.plots import (
     project,
     save_figure,
 )
-from stepjepa.inspection.record import COLOURS
 
 # -- points ------------------------------------------------------------------------------------------------------------
 
@@ -136,19 +134,3 @@ def test_every_point_is_drawn_in_the_colour_that_the_legend_gives_its_label(kind
         for (x, y), label, target in zip(plane.tolist(), each.labels, each.is_target.tolist(), strict=True):
             wanted = colours.get(label.replace("日", "▯").replace("$", r"\$"), colours.get(REST))
             assert shown[x, y] == pytest.approx((*wanted, int(target)))
-
-
-@pytest.mark.parametrize("palette", [PALETTE, [*COLOURS.values()]])
-def test_colours_of_pictures_are_told_apart_by_the_colour_blind(palette: Any) -> None:
-    """Through the usual linear model of missing red or green receptors."""
-    rgb = np.asarray([to_rgba(colour)[:3] for colour in palette]) ** 2.2
-    to_lms = np.asarray([[17.8824, 43.5161, 4.11935], [3.45565, 27.1554, 3.86714], [0.0299566, 0.184309, 1.46709]])
-    seen = {
-        "protan": [[0, 2.02344, -2.52581], [0, 1, 0], [0, 0, 1]],
-        "deutan": [[1, 0, 0], [0.494207, 0, 1.24827], [0, 0, 1]],
-    }
-    for matrix in seen.values():
-        simulated = rgb @ (np.linalg.inv(to_lms) @ np.asarray(matrix) @ to_lms).T
-        simulated = np.clip(simulated, 0, 1) ** (1 / 2.2)
-        distance = np.linalg.norm(simulated[:, None] - simulated[None], axis=2) + 9 * np.eye(len(palette))
-        assert distance.min() > 0.1
