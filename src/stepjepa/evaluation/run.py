@@ -234,7 +234,7 @@ def _read_answers(settings: ScoreSettings, size: int, wanted: Collection[int]) -
     missing = [index for index in wanted if index not in found]
     if missing:
         told = f"no prediction for {len(missing)} of {len(wanted)} records (the first is index {missing[0]})"
-        raise UserError(f"{told}; add them, with an empty 'generated' if there is no answer", path=path)
+        raise UserError(f"{told}; add them", path=path)
     return found
 
 
