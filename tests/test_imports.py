@@ -65,7 +65,6 @@ def test_what_every_command_imports_is_light(module: str) -> None:
         "plotly",
         "matplotlib",
         "sklearn",
-        "rich",
         "jinja2",
     }
     code = f"import sys, {module}; print(*sys.modules)"

@@ -105,7 +105,7 @@ def draw_collapse(path: Path) -> dict[str, dict[str, float]]:
             _, _, directions = np.linalg.svd(both - both.mean(0), full_matrices=False)
             plane = (both - both.mean(0)) @ directions[:2].T
             for values, kind in ((plane[: len(source)], "source"), (plane[len(source) :], "target")):
-                axes.scatter(*values.T, s=9, color=COLOURS[kind].strong, label=f"{kind} views", alpha=0.6)
+                axes.scatter(*values.T, s=9, color=COLOURS[kind], label=f"{kind} views", alpha=0.6)
             axes.set_title(
                 f"{flags.removeprefix('--jepa_loss_type ').replace('--', '')}\n"
                 f"cosine of matched pairs {matched:.3f}, of shuffled pairs {shuffled:.3f}",

@@ -13,6 +13,7 @@ import tiny
 from slow_tokens import slow_tokens
 from stepjepa.batch.collate import Collator, Item
 from stepjepa.batch.tokenize import RecordTokenizer
+from stepjepa.chat.template import ChatTemplate, PlainTemplate
 from stepjepa.chat.tokens import (
     TextTokenizer,
     add_plain_tokens,
@@ -23,7 +24,7 @@ from stepjepa.chat.tokens import (
 )
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
-from stepjepa.evaluation.prompts import make_example, make_template
+from stepjepa.evaluation.prompts import make_examples
 from stepjepa.models.presets import train_tokenizer
 from stepjepa.tasks.base import Continuation
 
@@ -92,9 +93,9 @@ def test_an_evaluation_asks_with_the_tokens_of_training(
         add_plain_tokens(tokenizer)
     add_predictor_tokens(tokenizer, 1)
     record = spelling(SPELT)
-    template = make_template(tokenizer, plain=plain)
+    template = PlainTemplate(tokenizer) if plain else ChatTemplate(tokenizer)
     told = [Continuation("a", f"so {SPELT}"), Continuation("b", f"so {SPELT}", f"context {SPELT} ")]
-    example = make_example(0, record, TextTokenizer(tokenizer), template, told)
+    (example,) = make_examples([(0, record)], tokenizer, template, lambda _: told)
     config = JepaConfig(mode="regular", plain=plain, max_length=997)
     (trained,) = RecordTokenizer(tokenizer, config).tokenize([record])
     assert example.gold.ids == trained.ids.tolist()[: len(example.gold.ids)]

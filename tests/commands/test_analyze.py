@@ -45,17 +45,15 @@ def runs(tmp_path_factory: Any, trained_tokenizer: Any, data: Path) -> dict[str,
     return {"base": folder / "base", **{name: folder / name for name in flags}}
 
 
-PCA = ("--projections", "pca")
-
-
 def analyze(*flags: object) -> int:
     return main(["analyze", *map(str, flags)])
 
 
 def analysed(paths: Sequence[Path], data: Path, out: Path, *flags: object) -> tuple[list[dict[str, Any]], Any]:
     """The models of an analysis, and their embeddings, as they were written."""
-    assert analyze("--model_path", *paths, "--test_file", data, "--output_dir", out, *PCA, *flags) == 0
-    return json.loads((out / "analysis.json").read_text())["models"], np.load(out / "embeddings.npz")
+    assert analyze("--model_path", *paths, "--test_file", data, "--output_dir", out, *flags) == 0
+    with np.load(out / "embeddings.npz") as arrays:
+        return json.loads((out / "analysis.json").read_text())["models"], dict(arrays)
 
 
 @pytest.mark.parametrize(("name", "views"), [("llm", "llm-jepa"), ("step", "step-jepa")])
@@ -84,7 +82,7 @@ def test_models_stand_side_by_side_on_the_same_pairs(
     runs: dict[str, Path], data: Path, tmp_path: Path, capsys: Any
 ) -> None:
     models, arrays = analysed([runs["regular"], runs["step"]], data, tmp_path)
-    assert [model["name"] for model in models] == ["regular", "step"]
+    assert [model["model_path"] for model in models] == [str(runs["regular"]), str(runs["step"])]
     for model in models:
         # Each where it was trained to be read; separators and pairs of the one that was trained on steps.
         assert (model["config"]["mode"], model["config"]["pairs"]) == ("step-jepa", "all")
@@ -97,18 +95,14 @@ def test_models_stand_side_by_side_on_the_same_pairs(
     assert "step: step-jepa views, source step read behind 2 predictor tokens" in table
 
 
-def test_any_layer_without_predictors_of_a_model_without_a_run(
-    runs: dict[str, Path], data: Path, tmp_path: Path
-) -> None:
+def test_any_layer_of_a_model_without_a_run(runs: dict[str, Path], data: Path, tmp_path: Path) -> None:
     flags = ["--layer", 1, "--pooling", "mean"]
     ((base,), _) = analysed([runs["base"]], data, tmp_path / "base", *flags)
     assert (base["config"]["mode"], base["config"]["predictors"]) == ("llm-jepa", 0)
-    ((bare,), without) = analysed([runs["llm"]], data, tmp_path / "bare", *flags, "--no_predictors")
-    assert (bare["config"]["predictors"], bare["config"]["layout"]) == (0, "branched")
-    ((trained,), behind) = analysed([runs["llm"]], data, tmp_path / "trained", *flags)
-    assert trained["config"]["predictors"] == 2
-    assert np.allclose(behind["0/target"], without["0/target"], atol=1e-5)
-    assert not np.allclose(behind["0/source"], without["0/source"], atol=1e-2)
+    ((trained,), found) = analysed([runs["llm"]], data, tmp_path / "trained", *flags)
+    assert [trained["config"][name] for name in ("predictors", "jepa_layer", "pooling")] == [2, 1, "mean"]
+    _, last = analysed([runs["llm"]], data, tmp_path / "last")
+    assert not np.allclose(found["0/source"], last["0/source"], atol=1e-2)
 
 
 def test_the_system_prompt_is_that_of_training(runs: dict[str, Path], data: Path, tmp_path: Path) -> None:
@@ -126,26 +120,24 @@ def test_the_system_prompt_is_that_of_training(runs: dict[str, Path], data: Path
 
 
 def test_an_earlier_analysis_is_kept(runs: dict[str, Path], data: Path, tmp_path: Path, capsys: Any) -> None:
-    flags = ["--model_path", runs["llm"], "--test_file", data, "--output_dir", tmp_path, *PCA]
+    flags = ["--model_path", runs["llm"], "--test_file", data, "--output_dir", tmp_path]
     assert analyze(*flags) == 0
     before = {file: file.read_bytes() for file in tmp_path.iterdir()}
-    assert len(before) == 6
-    assert analyze(*flags, "--layer", 0) == 2
+    assert len(before) == 3
+    assert analyze(*flags, "--layer", 1) == 2
     assert "is there already; name another --output_dir or pass --overwrite" in capsys.readouterr().err
     # An analysis that fails leaves everything as it was.
     assert analyze(*flags, "--layer", 9, "--overwrite") == 2
     assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before
-    assert analyze(*flags, "--layer", 0, "--overwrite") == 0
+    assert analyze(*flags, "--layer", 1, "--overwrite") == 0
     assert (tmp_path / "embeddings.npz").read_bytes() != before[tmp_path / "embeddings.npz"]
 
 
 ERRORS: list[tuple[list[str], str]] = [
     (["--model_path", "{llm}", "--layer", "3"], "--layer: expected -3 to 2 for a model of 2 layers, got 3"),
-    (
-        ["--model_path", "{llm}", "--views", "step-jepa", "--step_separator", "@@"],
-        "none of 12 records has a pair of step-jepa views",
-    ),
-    (["--model_path", "{llm}", "{step}"], "trained with different views (llm-jepa, step-jepa); pass --views"),
+    (["--model_path", "{llm}", "--layer", "0"], "jepa_layer 0 reads the token embedding of a predictor"),
+    (["--model_path", "{llm}", "--max_examples", "1"], "t-SNE needs 4 points or more, and there are 2"),
+    (["--model_path", "{llm}", "{step}"], "trained with different views ('llm-jepa', 'step-jepa'); pass --views"),
     (["--model_path", "{llm}", "--t_sne_type", "steps"], "not of llm-jepa; pass --views step-jepa"),
 ]
 

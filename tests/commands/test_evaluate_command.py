@@ -35,7 +35,7 @@ def test_evaluates_prints_and_goes_on(files, capsys):
     assert evaluate(files) == 0
     printed = capsys.readouterr()
     assert "task: gsm8k (recognised)" in printed.out
-    assert "LM loss on the right answers" in printed.out
+    assert "gold loss: " in printed.out
     # Our progress bar shows on a terminal only.
     assert "evaluate:" not in printed.err
     assert "arning" not in printed.err

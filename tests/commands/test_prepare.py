@@ -90,7 +90,6 @@ REFUSED = [
     ("yelp", "", ("--dataset", "x"), "name the source with either --input_file or --dataset"),
     ("chat", '{"question": "a", "answer": ""}\n', (), "raw.jsonl:1: column 'answer' is empty"),
     ("chat", "", ("--system", "s", "--system_prompt", "t"), "--system and --system_prompt exclude each other"),
-    ("steps", "", ("--keep_thinking", "--think_steps"), "exclude each other"),
 ]
 
 

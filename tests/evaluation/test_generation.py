@@ -9,11 +9,10 @@ from transformers import AutoTokenizer
 
 from questions import NEW, push, question_records
 from stepjepa.chat.template import ChatTemplate
-from stepjepa.chat.tokens import TextTokenizer
 from stepjepa.data.sources import read_records
 from stepjepa.evaluation import prompts
 from stepjepa.evaluation.generation import Generator
-from stepjepa.evaluation.prompts import Span, make_example
+from stepjepa.evaluation.prompts import Span
 from stepjepa.evaluation.settings import Sampling
 from stepjepa.tasks.base import Continuation
 from tiny import make_model
@@ -168,7 +167,7 @@ def test_likelihoods_are_those_of_a_plain_loop_over_tokens(model, tokenizer):
         Continuation("long", " of the rain"),
         Continuation("other", " it rained.", context="Because"),
     ]
-    example = make_example(0, record, TextTokenizer(tokenizer), ChatTemplate(tokenizer), wanted)
+    (example,) = prompts.make_examples([(0, record)], tokenizer, ChatTemplate(tokenizer), lambda _: wanted)
     spans = list(example.continuations.values())
     prompt = ChatTemplate(tokenizer).render_prompt(record.messages[:-1]).text
     beginnings = [prompt, prompt, (tokenizer.bos_token or "") + "Because"]

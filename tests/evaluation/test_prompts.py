@@ -9,7 +9,7 @@ from stepjepa.chat.template import PlainTemplate
 from stepjepa.cli import main
 from stepjepa.data.prompts import training_system_prompt, with_system_prompt
 from stepjepa.errors import UserError
-from stepjepa.evaluation.prompts import make_examples, make_template
+from stepjepa.evaluation.prompts import make_examples
 from stepjepa.files import write_json, write_jsonl
 from stepjepa.models.presets import train_tokenizer
 from tiny import make_model, make_record
@@ -37,9 +37,9 @@ def test_the_published_end_of_turn_wins_where_it_is_known(plain):
     other.add_special_tokens(
         {"additional_special_tokens": ["<|perception|>", "<|eot_id|>"]}, replace_extra_special_tokens=False
     )
-    assert make_template(other, plain=True).end_of_turn_ids == [other.convert_tokens_to_ids("<|eot_id|>")]
+    assert PlainTemplate(other).end_of_turn_ids == [other.convert_tokens_to_ids("<|eot_id|>")]
     with pytest.raises(UserError, match=r"no token '<\|perception\|>'; leave --plain out"):
-        make_template(make_tokenizer(), plain=True)
+        PlainTemplate(make_tokenizer())
 
 
 @pytest.mark.parametrize(

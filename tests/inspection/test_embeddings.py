@@ -1,6 +1,7 @@
-"""Embeddings of views: where training reads them, and at any layer what separate plain passes give."""
+"""Embeddings of views: where training reads them, and what separate plain passes give."""
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,8 @@ from stepjepa.run_folder import trained_objective
 STEPS = {"mode": "step-jepa", "pairs": "all"}
 
 
-def embed(
-    model: Any, tokenizer: Any, config: JepaConfig, layer: int | None = None, pooling: str = "trained", **options: Any
-) -> ViewEmbeddings:
-    return embed_views(model, tokenizer, tiny.records(), config, layer=layer, pooling=pooling, **options)
+def embed(model: Any, tokenizer: Any, config: JepaConfig, **options: Any) -> ViewEmbeddings:
+    return embed_views(model, tokenizer, tiny.records(), config, **options)
 
 
 @pytest.mark.parametrize(
@@ -37,9 +36,13 @@ def embed(
         ("gpt2", {"mode": "llm-jepa", "layout": "branched", "predictors": 1}),
         ("gemma3_window", {**STEPS, "predictors": 3}),
         ("mistral_window", {**STEPS, "predictors": 0}),
+        ("llama", {"mode": "llm-jepa", "predictors": 2, "jepa_layer": 1, "pooling": "mean"}),
+        ("gpt2", {**STEPS, "predictors": 1, "jepa_layer": -2, "reverse_pred": True}),
+        ("llama", {"mode": "llm-jepa", "predictors": 1, "jepa_layer": 0, "front_pred": True}),
     ],
+    ids=str,
 )
-def test_the_default_reading_is_that_of_training(
+def test_views_are_read_as_in_training(
     architecture: str, settings: dict[str, Any], tiny_model: Any, trained_tokenizer: Any
 ) -> None:
     config = JepaConfig(**settings)
@@ -53,100 +56,48 @@ def test_the_default_reading_is_that_of_training(
     tiny.assert_same(torch.from_numpy(found.target), outputs.target)
 
 
-@pytest.mark.parametrize("architecture", tiny.RECURRENT)
-def test_models_that_need_rows_of_their_own_give_what_separate_passes_give(
-    architecture: str, tiny_model: Any, trained_tokenizer: Any
-) -> None:
-    config = JepaConfig(**STEPS, predictors=2)
-    compare_with_separate_passes(tiny_model(architecture), trained_tokenizer, config, (-1, "mean"), 5e-5)
-
-
 class Slow:
-    """One plain pass for each view, with every hidden state; views found by the characters of the rendered chat."""
+    """One plain pass for each view; views found by the characters of the rendered chat."""
 
-    def __init__(self, model: Any, tokenizer: Any, config: JepaConfig, layer: int, pooling: str) -> None:
-        self.model, self.tokenizer, self.config = model, tokenizer, config
-        self.layer, self.pooling = layer, pooling
+    def __init__(self, model: Any, tokenizer: Any, config: JepaConfig) -> None:
+        self.model, self.tokenizer = model, tokenizer
         assert config.predictors is not None
         self.predictors = predictor_ids(tokenizer, config.predictors)
 
-    def read(
-        self, chat: Any, content: str, source: bool, span: tuple[int, int] | None = None, alone: bool = False
-    ) -> np.ndarray:
-        """A message or a span of its characters: after all that precedes it in the chat, or alone."""
+    def read(self, chat: Any, content: str, span: tuple[int, int], alone: bool) -> np.ndarray:
+        """A span of a message's characters: after all that precedes it in the chat, with predictors, or alone."""
         text = self.tokenizer.apply_chat_template(chat, tokenize=False)
         both = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        start, end = span or (0, len(content))
-        place = text.rindex(content)
-        offsets = enumerate(both["offset_mapping"])
-        inside = [index for index, (begin, _) in offsets if place + start <= begin < place + end]
-        ids, first, last = both["input_ids"], inside[0], inside[-1] + 1
-        predictors = self.predictors if source else []
-        if alone:
-            return self.pool([*ids[first:last], *predictors], 0)
-        if source and self.config.front_pred:
-            return self.pool([*ids[:first], *predictors, *ids[first:last]], first)
-        # The template around a single message is a part of the view.
-        return self.pool([*ids[:last], *predictors], 0 if len(chat) == 1 else first)
-
-    def pool(self, ids: list[int], first: int) -> np.ndarray:
+        place, offsets = text.rindex(content), enumerate(both["offset_mapping"])
+        inside = [index for index, (begin, _) in offsets if place + span[0] <= begin < place + span[1]]
+        ids = both["input_ids"]
+        chosen = ids[inside[0] : inside[-1] + 1] if alone else [*ids[: inside[-1] + 1], *self.predictors]
         with torch.no_grad():
-            states = self.model(input_ids=torch.tensor([ids]), output_hidden_states=True, use_cache=False).hidden_states
-        rows = states[self.layer][0].numpy()
-        return rows[-1] if self.pooling == "last" else rows[first:].mean(0)
+            output = self.model(input_ids=torch.tensor([chosen]), output_hidden_states=True, use_cache=False)
+        return output.hidden_states[-1][0, -1].numpy()
 
     def pairs(self, record: Record) -> list[tuple[np.ndarray, np.ndarray]]:
-        chat, answer, reverse = list(record.messages), record.answer, self.config.reverse_pred
-        if self.config.mode == "llm-jepa":
-            user, assistant = chat[-2:]
-            source = self.read(chat if self.config.layout == "branched" else [user], user["content"], True)
-            return [(source, self.read([assistant], answer, False))]
-        spans, beginning = [], 0
+        chat, answer, spans, beginning = list(record.messages), record.answer, [], 0
         for step in answer.split("\n\n"):
             spans.append((beginning, min(beginning + len(step) + 2, len(answer))))
             beginning = spans[-1][1]
-        found = []
-        for earlier, later in pairwise(spans):
-            first = self.read(chat, answer, not reverse, earlier)
-            second = self.read(chat, answer, reverse, later, alone=True)
-            found.append((second, first) if reverse else (first, second))
-        return found
+        return [(self.read(chat, answer, a, False), self.read(chat, answer, b, True)) for a, b in pairwise(spans)]
 
 
-def compare_with_separate_passes(
-    model: Any, tokenizer: Any, config: JepaConfig, reading: tuple[int, str], tolerance: float = 2e-5
-) -> None:
-    slow = Slow(model, tokenizer, config, *reading)
+@pytest.mark.parametrize("architecture", ["llama", *tiny.RECURRENT])
+def test_embeddings_are_those_of_separate_passes(architecture: str, tiny_model: Any, trained_tokenizer: Any) -> None:
+    model, config = tiny_model(architecture), JepaConfig(**STEPS, predictors=2)
+    slow = Slow(model, trained_tokenizer, config)
     expected = [pair for record in tiny.records() for pair in slow.pairs(record)]
-    found = embed(model, tokenizer, config, *reading)
+    found = embed(model, trained_tokenizer, config)
     assert len(found.record) == len(expected) > 2
     for fast, each in zip((found.source, found.target), zip(*expected, strict=True), strict=True):
-        tiny.assert_same(torch.from_numpy(fast), torch.from_numpy(np.stack(each)), tolerance)
-
-
-@pytest.mark.parametrize(
-    ("architecture", "settings", "readings"),
-    [
-        ("llama", {"mode": "llm-jepa", "predictors": 2}, ((0, "last"), (-3, "mean"))),
-        ("llama", {"mode": "llm-jepa", "layout": "branched", "predictors": 1}, ((1, "last"), (-2, "mean"))),
-        ("llama", {"mode": "llm-jepa", "layout": "branched", "predictors": 2, "front_pred": True}, ((-1, "mean"),)),
-        ("llama", {**STEPS, "predictors": 2}, ((2, "last"), (-1, "mean"))),
-        ("llama", {**STEPS, "predictors": 1, "reverse_pred": True}, ((1, "last"), (-1, "mean"))),
-        ("gpt2", {"mode": "llm-jepa", "predictors": 2}, ((0, "mean"), (-1, "mean"))),
-        ("gemma3_window", {"mode": "llm-jepa", "predictors": 2}, ((1, "mean"), (-1, "mean"))),
-    ],
-    ids=str,
-)
-def test_any_layer_and_pooling_is_that_of_separate_passes(
-    architecture: str, settings: dict[str, Any], readings: Any, tiny_model: Any, trained_tokenizer: Any
-) -> None:
-    for reading in readings:
-        compare_with_separate_passes(tiny_model(architecture), trained_tokenizer, JepaConfig(**settings), reading)
+        tiny.assert_same(torch.from_numpy(fast), torch.from_numpy(np.stack(each)), 5e-5)
 
 
 def test_batches_make_no_difference(tiny_model: Any, trained_tokenizer: Any) -> None:
     model, config = tiny_model("llama"), JepaConfig(**STEPS, predictors=2)
-    one, many = (embed(model, trained_tokenizer, config, -1, "mean", batch_size=size) for size in (1, 16))
+    one, many = (embed(model, trained_tokenizer, config, batch_size=size) for size in (1, 16))
     tiny.assert_same(torch.from_numpy(one.source), torch.from_numpy(many.source))
     assert one.record.tolist() == many.record.tolist() == [0, 0, 0, 1]
     assert one.pair.tolist() == [1, 2, 3, 1]
@@ -169,12 +120,9 @@ def test_what_can_not_be_embedded(tiny_model: Any, trained_tokenizer: Any) -> No
     config = JepaConfig(mode="llm-jepa", predictors=1)
     for layer in (3, -4):
         with pytest.raises(UserError, match=rf"--layer: expected -3 to 2 for a model of 2 layers, got {layer}"):
-            embed_views(model, trained_tokenizer, records, config, layer=layer)
-    with pytest.raises(UserError, match=r"memory.jsonl: none of 1 records has a pair of step-jepa views; see --step"):
+            embed_views(model, trained_tokenizer, records, replace(config, jepa_layer=layer))
+    with pytest.raises(UserError, match=r"memory.jsonl: none of 1 records has a pair of step-jepa views"):
         embed_views(model, trained_tokenizer, records[2:], JepaConfig(**STEPS))
-    deep = JepaConfig(mode="llm-jepa", layout="branched", predictors=1, last_token=-12)
-    with pytest.raises(UserError, match="--pooling mean: the readout stands outside its view"):
-        embed_views(model, trained_tokenizer, [tiny.make_record("Add.", "3", "4" * 30)], deep, pooling="mean")
     model.get_input_embeddings().weight.data[:] = float("nan")
     with pytest.raises(UserError, match=r"not finite.*--dtype float32"):
         embed_views(model, trained_tokenizer, records, config)

@@ -1,17 +1,13 @@
 """The description of records against their sequences, one by one; and what is said about files and records."""
 
-import io
 import json
-import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from rich.cells import cell_len
-from rich.console import Console
 
 import tiny
 from stepjepa.batch.collate import Item
@@ -25,8 +21,8 @@ from stepjepa.inspection.record import (
     EDGE,
     READ,
     Inspection,
+    as_text,
     inspect_records,
-    show,
     title,
     token_text,
     visible_matrix,
@@ -85,7 +81,7 @@ def test_the_tree_holds_what_training_runs_and_shows_each_token_its_own(
     collate = tiny.collator(tokenizer, config)
     made = [(record.line, collate.sequences(Item(record))) for record in tiny.tokenized(tokenizer, config, records)]
     sequences = [(line, sequence) for line, each in made for sequence in each]
-    value = json.loads(json.dumps(found.to_dict()))["tokens"]
+    value = json.loads(json.dumps(asdict(found)))["tokens"]
     paths = _paths(found)
     expected = np.zeros((len(value), len(value)), bool)
     labels: list[list[int]] = [[] for _ in value]
@@ -144,23 +140,9 @@ def test_predictors_and_isolated_steps_in_place_have_branches_of_their_own(
     kinds = [branch.kind for branch in found.branches]
     assert kinds == ["main", *["source", "target"] * 3, "main"]
     assert [branch.isolated for branch in found.branches] == [kind == "target" for kind in kinds]
+    assert [part["text"] for part in found.records[0]["steps"]] == ["3+4=7.\n\n", "7+5=12\n\n", "So it is\n\n", "12"]
     for branch, step in zip([b for b in found.branches if b.isolated], found.records[0]["steps"][1:], strict=True):
-        assert (branch.start, branch.end) == (step["start"], step["end"])
-
-
-@pytest.mark.parametrize("layout", ["branched", "inplace"])
-def test_messages_and_steps_stand_at_the_positions_named(records: list[Record], tokenizer: Any, layout: str) -> None:
-    found = inspect_records(records, 0, tokenizer, _config("step-jepa", layout, pairs="all", predictors=2))
-    main = [found.tokens[place] for place in _paths(found)[0]]
-    (record,) = found.records
-    assert [part["text"] for part in record["steps"]] == ["3+4=7.\n\n", "7+5=12\n\n", "So it is\n\n", "12"]
-    system, user, assistant = record["messages"]
-    for part in (*record["steps"], system, user):
-        assert "".join(token.text for token in main[part["start"] : part["end"]]) == part["text"]
-    assert [part["name"] for part in record["messages"]] == ["system", "user", "assistant"]
-    assert (assistant["start"], assistant["end"]) == (record["steps"][0]["start"], record["steps"][-1]["end"])
-    labelled = "".join(text for token in main for text in token.label_texts)
-    assert labelled == "3+4=7.\n\n7+5=12\n\nSo it is\n\n12<|im_end|>"
+        assert "".join(token.text for token in found.tokens[branch.start : branch.end]) == step["text"]
 
 
 def test_counts_are_of_the_whole_file(records: list[Record], tokenizer: Any) -> None:
@@ -172,36 +154,24 @@ def test_counts_are_of_the_whole_file(records: list[Record], tokenizer: Any) -> 
     assert found.file["tokens"]["main"] == sum(len(record.ids) for record in made)
     views = sum(len(pair.second.content) + 2 for record in made for pair in record.pairs)
     assert found.file["tokens"]["all"] == found.file["tokens"]["main"] + views
-    assert found.file["notes"] == []
     assert found.template["system role"] == "yes"
 
 
 def test_a_record_too_long_is_shown_truncated_and_the_note_says_so(records: list[Record], tokenizer: Any) -> None:
     config = _config("step-jepa", "branched")
     (full,) = inspect_records(records, 0, tokenizer, config).records
-    assert full["full_tokens"] == full["main_tokens"]
     found = inspect_records(records, 0, tokenizer, replace(config, max_length=full["main_tokens"] - 4))
     (cut,) = found.records
     assert found.config.over_length == "error"
-    assert (cut["full_tokens"], cut["main_tokens"]) == (full["main_tokens"], full["main_tokens"] - 4)
-    assert cut["steps"][-1]["cut"]
-    assert "over_length is 'error'" in found.file["notes"][0]
+    assert cut["main_tokens"] == full["main_tokens"] - 4
     assert found.file["counts"]["over length"] == found.file["counts"]["truncated"] > 0
-    assert "shown truncated" in _shown(found, 120)
+    assert f"{full['main_tokens'] - 4} tokens of {full['main_tokens'] - 4} at most" in as_text(found)
 
 
 def test_records_that_training_leaves_out_are_errors_with_a_remedy(records: list[Record], tokenizer: Any) -> None:
     for options in ({"max_length": 11, "over_length": "skip"}, {"max_length": 5}):
         with pytest.raises(UserError, match=r"sums.jsonl:1: .* max_length \d+ .* leaves it out; raise --max_length"):
             inspect_records(records, 0, tokenizer, _config("regular", "separate", **options))
-
-
-def test_files_that_stop_training_are_noted(records: list[Record], tokenizer: Any) -> None:
-    lone = inspect_records(records[2:], 0, tokenizer, _config("step-jepa", "branched", require_pairs=True))
-    assert [note.split(":")[0] for note in lone.file["notes"]] == [
-        "require_pairs is on",
-        "no record has a pair of views",
-    ]
 
 
 def test_white_space_is_made_visible_and_control_characters_are_escaped() -> None:
@@ -217,37 +187,12 @@ def test_token_text_keeps_the_blank_of_sentence_pieces() -> None:
     assert (token_text(pieces, 0), token_text(pieces, 1)) == (" word", "<odd>")
 
 
-def _shown(inspection: Any, width: int, color: Any = None, no_color: bool | None = None) -> str:
-    stream = io.StringIO()
-    console = Console(
-        file=stream, width=width, height=23, color_system=color, no_color=no_color, force_terminal=color is not None
-    )
-    show(inspection, console)
-    return stream.getvalue()
-
-
-def _without_styles(text: str) -> str:
-    return re.sub(r"\x1b\[[\d;]*m", "", text)
-
-
-@pytest.mark.parametrize(("width", "color"), [(37, None), (61, "truecolor"), (80, "standard")])
-def test_nothing_is_wider_than_the_terminal(records: list[Record], tokenizer: Any, color: Any, width: int) -> None:
+def test_the_tree_as_text(records: list[Record], tokenizer: Any) -> None:
     found = inspect_records(records, 0, tokenizer, _config("step-jepa", "branched", pairs="all"), count=2)
-    text = _shown(found, width, color)
-    assert ("\x1b[" in text) == (color is not None)
-    lines = _without_styles(text).splitlines()
-    assert max(map(cell_len, lines)) <= width
-    words = " ".join(" ".join(lines).split())
-    assert all(each in words for each in ("source 1", "step 2", "begin of text", "tokens over regular", "⇥"))
-
-
-def test_tokens_are_told_apart_without_colour(records: list[Record], tokenizer: Any) -> None:
-    found = inspect_records(records, 0, tokenizer, _config("step-jepa", "branched"))
-    text = _shown(found, 120, "truecolor", no_color=True)
-    assert not re.search(r"\x1b\[(?:[\d;]*;)?[34]8;|\x1b\[[34]\d", text), "NO_COLOR leaves bold and underlined"
-    lines = _without_styles(text).splitlines()
-    assert lines == _shown(found, 120).splitlines()
-    assert f"  <|predictor_1|>{EDGE}<|predictor_2|>{READ}" in lines
+    text = as_text(found)
+    words = " ".join(text.split())
+    assert all(each in words for each in ("source 1", "step 2: 7+5=12⏎⏎", "begin of text", "tokens over regular", "⇥"))
+    assert f"<|predictor_1|>{EDGE}<|predictor_2|>{READ}" in map(str.strip, text.splitlines())
 
 
 def test_labels_of_several_records_at_one_position_are_counted(tokenizer: Any) -> None:
@@ -255,7 +200,7 @@ def test_labels_of_several_records_at_one_position_are_counted(tokenizer: Any) -
     found = inspect_records(same, 0, tokenizer, _config("regular", "separate"), count=2)
     assert [branch.kind for branch in found.branches] == ["shared"]
     assert all(len(token.labels) in (0, 2) for token in found.tokens)
-    assert "<|im_end|> ×2" in _shown(found, 120)
+    assert "<|im_end|> ×2" in as_text(found)
 
 
 @pytest.mark.parametrize("layout", ["branched", "inplace"])

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepjepa.inspection import embeddings as numbers
 from stepjepa.inspection.embeddings import (
     ViewEmbeddings,
     analyse,
@@ -47,23 +46,12 @@ def test_cosines_are_those_of_a_slow_loop() -> None:
     for kind, values in (("matched", matched), ("shuffled", shuffled)):
         assert numbers[kind]["n"] == len(values)
         assert numbers[kind]["mean"] == pytest.approx(np.mean(values), abs=1e-6)
-        assert numbers[kind]["std"] == pytest.approx(np.std(values), abs=1e-6)
-        for share in (0.1, 0.2, 0.5, 0.8, 0.9):
-            assert numbers[kind]["quantiles"][str(share)] == pytest.approx(np.quantile(values, share), abs=1e-6)
+    assert numbers["matched"]["std"] == pytest.approx(np.std(matched), abs=1e-6)
+    for share in (0.1, 0.2, 0.5, 0.8, 0.9):
+        assert numbers["matched"]["quantiles"][str(share)] == pytest.approx(np.quantile(matched, share), abs=1e-6)
     nearest = [max(range(13), key=lambda j: row[j]) for row in table]
     assert numbers["retrieval_top1"] == pytest.approx(np.mean([i == j for i, j in enumerate(nearest)]))
     assert (numbers["pairs"], numbers["records"], numbers["dimensions"]) == (13, 13, 5)
-
-
-def test_of_many_pairs_the_mean_is_over_all_and_the_quantiles_over_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    embeddings = random_views(60, 5)
-    whole = analyse(embeddings)["shuffled"]
-    monkeypatch.setattr(numbers, "CROSSED", 20)
-    some, other = (analyse(embeddings, seed=seed)["shuffled"] for seed in (0, 1))
-    assert (whole["n"], some["n"]) == (60 * 59, 20 * 19)
-    assert some["mean"] == other["mean"] == whole["mean"]
-    assert some["quantiles"] != other["quantiles"]
-    assert some["quantiles"]["0.5"] == pytest.approx(whole["quantiles"]["0.5"], abs=0.15)
 
 
 @pytest.mark.parametrize(("count", "size"), [(40, 7), (5, 9)])
@@ -71,12 +59,11 @@ def test_singular_values_are_roots_of_the_eigenvalues_of_the_gram_matrix(count: 
     embeddings = random_views(count, size)
     found = analyse(embeddings)
     source, target = embeddings.source.astype(np.float64), embeddings.target.astype(np.float64)
-    scaled = source / np.sqrt((source**2).sum(1))[:, None] - target / np.sqrt((target**2).sum(1))[:, None]
-    for kind, matrix in (("difference", source - target), ("unit_difference", scaled)):
-        expected = np.sqrt(np.maximum(np.linalg.eigvalsh(matrix.T @ matrix)[::-1], 0))[: min(count, size)]
-        assert found[kind]["values"] == pytest.approx(expected, rel=1e-4)
-        assert found[kind]["top"] == min(count, size)
-        assert found[kind]["top_mean"] == pytest.approx(expected.mean(), rel=1e-4)
+    matrix = source - target
+    expected = np.sqrt(np.maximum(np.linalg.eigvalsh(matrix.T @ matrix)[::-1], 0))[: min(count, size)]
+    assert found["difference"]["values"] == pytest.approx(expected, rel=1e-4)
+    assert found["difference"]["top"] == min(count, size)
+    assert found["difference"]["top_mean"] == pytest.approx(expected.mean(), rel=1e-4)
 
 
 def test_only_the_largest_hundred_are_averaged() -> None:
@@ -91,31 +78,23 @@ def test_the_error_of_the_map_is_that_of_the_normal_equations() -> None:
     found = linear_map(embeddings)
     weights = np.linalg.inv(x.T @ x) @ x.T @ y
     assert found["error"] == pytest.approx(np.linalg.norm(x @ weights - y), rel=1e-6)
-    with_one = np.column_stack([x, np.ones(50)])
-    weights = np.linalg.inv(with_one.T @ with_one) @ with_one.T @ y
-    missed = ((with_one @ weights - y) ** 2).sum() / ((y - y.mean(0)) ** 2).sum()
-    assert found["relative"] == pytest.approx(missed, rel=1e-5)
-    assert found["relative"] < found["held_out"] < 1
 
 
 def test_a_linear_map_is_found_and_an_intercept_is_no_error() -> None:
     embeddings = random_views(200, 4, noise=0.0)
     found, moved = (linear_map(views(embeddings.source, embeddings.target + shift)) for shift in (0, 50))
     assert found["error"] < 1e-3 and moved["error"] > 100
-    for each in (found, moved):
-        assert each["relative"] < 1e-6 and each["held_out"] < 1e-6
+    assert found["held_out"] < 1e-6 and moved["held_out"] < 1e-6
 
 
 def test_unrelated_views_are_told_from_too_few_of_them() -> None:
     generator = np.random.default_rng(3)
     many, few = (views(*generator.normal(size=(2, count, 20))) for count in (2000, 18))
     numbers = analyse(many)
-    assert numbers["linear_map"]["relative"] == pytest.approx(1 - 21 / 2000, abs=0.01)
     assert numbers["linear_map"]["held_out"] == pytest.approx(1 + 20 / 1000, abs=0.02)
     assert numbers["notes"] == []
     numbers = analyse(few)
     assert numbers["linear_map"]["error"] < 1e-3
-    assert numbers["linear_map"]["relative"] < 1e-4
     assert numbers["linear_map"]["held_out"] > 1
     assert numbers["notes"][0].startswith("18 pairs in 20 dimensions are too few")
 
@@ -135,10 +114,10 @@ def test_what_can_not_be_measured_is_none() -> None:
     one = analyse(views([[1.0, 2.0]], [[2.0, 1.0]]))
     assert one["shuffled"] == {"n": 0}
     assert one["matched"]["mean"] == pytest.approx(0.8)
-    assert one["linear_map"] == {"error": pytest.approx(0, abs=1e-6), "relative": None, "held_out": None}
+    assert one["linear_map"] == {"error": pytest.approx(0, abs=1e-6), "held_out": None}
     assert "source_rank" not in one
     same = analyse(views(np.random.default_rng(0).normal(size=(9, 2)), np.ones((9, 2))))
-    assert (same["linear_map"]["relative"], same["linear_map"]["held_out"]) == (None, None)
+    assert same["linear_map"]["held_out"] is None
     assert similarity_quantiles([None]) == similarity_quantiles([]) == {"n": 0}
 
 
@@ -149,7 +128,6 @@ def test_rounding_is_no_direction() -> None:
     source = inner @ generator.normal(size=(2, 100)) + 1e-7 * generator.normal(size=(220, 100))
     target = inner @ generator.normal(size=(2, 100)) + generator.normal(size=(220, 100))
     numbers = linear_map(views(source, target))
-    assert numbers["relative"] == pytest.approx(1 / 3, abs=0.08)
     assert numbers["held_out"] == pytest.approx(1 / 3, abs=0.08)
     assert linear_map(views(np.ones((400, 3)), generator.normal(size=(400, 3))))["held_out"] == pytest.approx(
         1, abs=0.02
@@ -175,5 +153,4 @@ def test_similarity_in_and_between_groups_is_that_of_the_double_loop(size: int, 
     found = within_and_between(embeddings, groups)
     assert found["groups"] == count
     for name, values in cosines.items():
-        assert found[f"{name}_pairs"] == len(values)
         assert found[name] == (pytest.approx(np.mean(values), abs=1e-12) if values else None)

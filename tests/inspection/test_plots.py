@@ -3,7 +3,6 @@
 from itertools import product
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -11,18 +10,17 @@ from matplotlib.colors import to_rgba
 
 import tiny
 from stepjepa.errors import UserError
+from stepjepa.inspection import analysis
 from stepjepa.inspection.analysis import AnalysisSettings, choose_points, group_of, view_names
 from stepjepa.inspection.embeddings import ViewEmbeddings
 from stepjepa.inspection.plots import (
-    PALETTE,
+    REST,
     Points,
     choose_classes,
     draw_projection,
-    draw_singular_values,
     project,
     save_figure,
 )
-from stepjepa.inspection.record import COLOURS
 
 # -- points ------------------------------------------------------------------------------------------------------------
 
@@ -46,12 +44,13 @@ def drawn(found: Points) -> list[tuple[float, str]]:
     return [(float(vector[0]), label) for vector, label in zip(found.vectors, found.labels, strict=True)]
 
 
-def test_views_are_both_drawn() -> None:
+def test_views_are_both_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     found = points("in_n_out")
     sources = [(value, "Enc(text)") for value in (1, 11, 12, 13, 21)]
     assert drawn(found) == sources + [(-value, "Enc(code)") for value, _ in sources]
     assert found.is_target.tolist() == [False] * 5 + [True] * 5
-    sample = points("in_n_out", max_points=2, seed=1)
+    monkeypatch.setattr(analysis, "MOST_POINTS", 2)
+    sample = points("in_n_out", seed=1)
     assert (sample.vectors[:2] == -sample.vectors[2:]).all()
 
 
@@ -83,21 +82,21 @@ def test_the_largest_classes_have_a_colour() -> None:
 
 def test_projections() -> None:
     vectors = np.random.default_rng(1).normal(size=(41, 7)).astype(np.float32)
-    plane, caption = project("pca", vectors, 0)
+    plane, (across, _) = project("PCA", vectors, 0)
     centred = vectors.astype(np.float64) - vectors.mean(0, dtype=np.float64)
     _, values, right = np.linalg.svd(centred)
     assert np.abs(plane) == pytest.approx(np.abs(centred @ right[:2].T), abs=1e-6)
-    assert caption["variance"] == pytest.approx(values[:2] ** 2 / (values**2).sum(), abs=1e-6)
-    first, caption = project("tsne", vectors[:30], 3)
-    assert np.array_equal(first, project("tsne", vectors[:30], 3)[0])
-    assert caption == {"perplexity": 29 / 3}
-    for name, fewest in (("pca", 2), ("tsne", 4)):
-        with pytest.raises(UserError, match=f"{name} needs {fewest} points or more"):
-            project(name, vectors[: fewest - 1], 0)
+    assert across == f"PC 1 ({values[0] ** 2 / (values**2).sum():.1%} of variance)"
+    first, (across, _) = project("t-SNE", vectors[:30], 3)
+    assert np.array_equal(first, project("t-SNE", vectors[:30], 3)[0])
+    assert across == "t-SNE 1 (perplexity 9.67)"
+    for name in ("PCA", "t-SNE"):
+        with pytest.raises(UserError, match="4 points or more, and there are 3"):
+            project(name, vectors[:3], 0)
         # Rounding is not blown up to a picture.
         noise = np.random.default_rng(0).normal(size=(50, 8))
-        plane, caption = project(name, (7 + 1e-6 * noise).astype(np.float32), 0)
-        assert not plane.any() and caption == {}
+        plane, (across, _) = project(name, (7 + 1e-6 * noise).astype(np.float32), 0)
+        assert not plane.any() and across == "all points are one point"
         assert project(name, (7 + 1e-2 * noise).astype(np.float32), 0)[0].any()
 
 
@@ -111,73 +110,27 @@ LABELS = {
 }
 
 
-def draw(kind: str, count: int = 2, vectors: Any = None) -> tuple[list[Points], Any]:
-    settings = AnalysisSettings(["run"], "t.jsonl", "out", t_sne_type=kind)
-    both = np.arange(20) >= (10 if kind != "paraphrase" else 20)
-    made = [np.random.default_rng(seed).normal(size=(20, 6)) if vectors is None else vectors for seed in range(count)]
-    found = [Points(each.astype(np.float32), both, LABELS[kind]) for each in made]
-    return found, draw_projection([f"model {n} $x" for n in range(count)], found, settings, "t.jsonl, last layer")
-
-
 @pytest.mark.parametrize("kind", LABELS)
-def test_every_point_is_drawn_in_the_colour_that_the_legend_gives_its_label(kind: str) -> None:
-    found, figure = draw(kind)
+def test_every_point_is_drawn_in_the_colour_that_the_legend_gives_its_label(kind: str, tmp_path: Path) -> None:
+    both = np.arange(20) >= (10 if kind != "paraphrase" else 20)
+    found = {
+        f"model {seed} $x": Points(np.random.default_rng(seed).normal(size=(20, 6)).astype(np.float32), both, labels)
+        for seed, labels in enumerate([LABELS[kind]] * 2)
+    }
+    figure = draw_projection(found, kind, "t.jsonl", 42)
+    assert figure.get_suptitle().endswith("\nt.jsonl")
+    save_figure(figure, tmp_path / "a.png")
     (legend,) = figure.legends
     texts = [text.get_text().strip() for text in legend.get_texts()]
-    colours = dict(zip(texts, (to_rgba(each.get_color())[:3] for each in legend.legend_handles), strict=True))
-    assert len(figure.axes) == 4
-    for axes, (name, each) in zip(figure.axes, product(("pca", "tsne"), found), strict=True):
+    colours = dict(zip(texts, (to_rgba(each.get_facecolor())[:3] for each in legend.legend_handles), strict=True))
+    assert (REST in texts) == (kind == "paraphrase")
+    for axes, (name, each) in zip(figure.axes, product(("PCA", "t-SNE"), found.values()), strict=True):
         shown = {
-            (float(x), float(y)): (*colour[:3], number)
+            (float(x), float(y)): (*part.get_facecolors()[0][:3], number % 2)
             for number, part in enumerate(axes.collections)
-            for (x, y), colour in zip(part.get_offsets(), part.get_facecolors(), strict=True)
+            for x, y in part.get_offsets()
         }
         plane, _ = project(name, each.vectors, 42)
         for (x, y), label, target in zip(plane.tolist(), each.labels, each.is_target.tolist(), strict=True):
-            wanted = colours.get(label.replace("日", "▯").replace("$", r"\$"), colours.get("all others"))
+            wanted = colours.get(label.replace("日", "▯").replace("$", r"\$"), colours.get(REST))
             assert shown[x, y] == pytest.approx((*wanted, int(target)))
-    extra = ["all others"] if kind == "paraphrase" else ["read as source", "read as target"]
-    assert texts[-len(extra) :] == extra
-
-
-def test_titles_and_labels_are_in_the_picture() -> None:
-    _, figure = draw("in_n_out")
-    assert figure.get_suptitle() == "Embeddings of views, coloured by view\nt.jsonl, last layer"
-    first, _, below, _ = figure.axes
-    assert "% of variance)" in first.get_ylabel()
-    assert (below.get_xlabel(), below.get_ylabel()) == ("t-SNE 1 (perplexity 6.33)", "t-SNE 2")
-    figure.draw_without_rendering()
-    for axes in figure.axes:
-        box = axes.yaxis.label.get_window_extent()
-        assert box.x0 >= 0 and box.y0 >= 0 and box.y1 <= figure.bbox.y1
-    _, figure = draw("in_n_out", 1, np.ones((20, 6)))
-    assert [text.get_text() for axes in figure.axes for text in axes.texts] == ["all points are one point"] * 2
-
-
-def test_singular_values_are_drawn_down_to_rounding(tmp_path: Path) -> None:
-    one = {"difference": {"values": [3.0, 2.0], "top": 2, "top_mean": 2.5}}
-    one["unit_difference"] = {"values": [1.0, 1e-9], "top": 2, "top_mean": 0.5}
-    figure = draw_singular_values({"_a $b": one, "c": one}, ("text", "code"), "t.jsonl")
-    for axes, values in zip(figure.axes, ([3.0, 2.0], [1.0]), strict=True):
-        assert axes.get_yscale() == "log"
-        assert [list(line.get_ydata()) for line in axes.lines] == [values] * 2
-        assert [text.get_text().strip()[:6] for text in axes.get_legend().get_texts()] == [r"_a \$b"[:6], "c (mea"]
-    assert figure.axes[0].get_title() == "Enc(text) - Enc(code)"
-    save_figure(figure, tmp_path / "a.svg")
-    assert ElementTree.fromstring((tmp_path / "a.svg").read_bytes()).tag.endswith("svg")
-
-
-@pytest.mark.parametrize("palette", [PALETTE, [colours.strong for colours in COLOURS.values()]])
-def test_colours_of_pictures_are_told_apart_by_the_colour_blind(palette: Any) -> None:
-    """Through the usual linear model of missing red or green receptors."""
-    rgb = np.asarray([to_rgba(colour)[:3] for colour in palette]) ** 2.2
-    to_lms = np.asarray([[17.8824, 43.5161, 4.11935], [3.45565, 27.1554, 3.86714], [0.0299566, 0.184309, 1.46709]])
-    seen = {
-        "protan": [[0, 2.02344, -2.52581], [0, 1, 0], [0, 0, 1]],
-        "deutan": [[1, 0, 0], [0.494207, 0, 1.24827], [0, 0, 1]],
-    }
-    for matrix in seen.values():
-        simulated = rgb @ (np.linalg.inv(to_lms) @ np.asarray(matrix) @ to_lms).T
-        simulated = np.clip(simulated, 0, 1) ** (1 / 2.2)
-        distance = np.linalg.norm(simulated[:, None] - simulated[None], axis=2) + 9 * np.eye(len(palette))
-        assert distance.min() > 0.1

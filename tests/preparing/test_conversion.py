@@ -2,7 +2,7 @@
 
 import json
 import math
-import sys
+from functools import partial
 from itertools import count
 
 import pytest
@@ -14,9 +14,8 @@ from stepjepa.preparing.conversion import (
     CONVERSIONS,
     SYSTEM_PROMPT,
     StepOptions,
+    convert_response,
     convert_rows,
-    load_splitter,
-    prepare_records,
 )
 from stepjepa.tasks.hellaswag import read_choices
 from stepjepa.tasks.raw_values import Unusable, chat_record
@@ -110,7 +109,7 @@ def raw(**changes):
 
 
 def prepare(*values, **options):
-    return prepare_records(rows(*values), StepOptions(**options), "raw.jsonl")
+    return convert_rows(rows(*values), partial(convert_response, options=StepOptions(**options)), path="raw.jsonl")
 
 
 def test_a_record():
@@ -127,23 +126,6 @@ def test_a_record():
         ],
     }
     assert (counts.read, counts.dropped.total()) == (1, 0)
-
-
-@pytest.mark.parametrize(
-    ("thinking", "steps", "removed"),
-    [
-        ("remove", ["She has 3 + 4 = 7.", "She eats 2, so \\boxed{5}."], 1),
-        ("keep", ["<think>Hm.\nWell.</think>\nShe has 3 + 4 = 7.", "She eats 2, so \\boxed{5}."], 0),
-        ("steps", ["Hm.", "Well.", "She has 3 + 4 = 7.", "She eats 2, so \\boxed{5}."], 0),
-    ],
-)
-def test_thinking_is_removed_and_counted_or_kept(thinking, steps, removed):
-    (record,), counts = prepare(raw(), thinking=thinking)
-    assert record["messages"][-1]["content"].split("\n\n") == steps
-    assert counts.changed.total() == removed
-    # Without thinking there is nothing to count, whatever is asked for.
-    (record,), counts = prepare(raw(deepseek_response="1 + 1 = 2.\n\n2 + 1 = 3."), thinking=thinking)
-    assert (record["total_steps"], counts.changed.total()) == (2, 0)
 
 
 @pytest.mark.parametrize(
@@ -211,13 +193,6 @@ def test_a_splitter_of_ones_own():
 def test_what_a_splitter_gives_is_checked(result, got):
     with pytest.raises(UserError, match=rf"raw.jsonl:1: --custom: the splitter gave {got}, expected a list"):
         prepare(raw(), splitter=lambda response: result)
-
-
-def test_load_splitter(tmp_path, monkeypatch):
-    (tmp_path / "lines_splitter.py").write_text("def split(text):\n    return text.splitlines()\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    assert load_splitter("lines_splitter:split")("a\nb") == ["a", "b"]
 
 
 def test_real_traces_become_records(shared_data):

@@ -20,7 +20,7 @@ def run(args: argparse.Namespace) -> int:
         count = model.config.predictors or 0
         where = f"behind {count} predictor token{'s' if count > 1 else ''}" if count else "at its own end"
         source, target = model.views
-        print(f"{model.name}: {model.config.mode} views, source {source} read {where}, target {target}")
+        print(f"{model.model_path}: {model.config.mode} views, source {source} read {where}, target {target}")
     print(f"\n{as_table(models)}\n")
     for note in notes(models):
         print(f"note: {visible(note)}")
@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
 ANALYZE = Command(
     run,
     flags=((AnalysisSettings, "files"),),
-    common="model_path test_file output_dir overwrite views pairs layer t_sne_type projections max_examples "
+    common="model_path test_file output_dir overwrite views pairs layer pooling t_sne_type max_examples "
     "batch_size dtype",
     epilog="Embeds the two views of each test record where training read them (docs/how-to/representations.md).",
 )

@@ -16,7 +16,7 @@ from stepjepa.errors import UserError
 from stepjepa.evaluation.settings import EvaluationSettings, Sampling, ScoreSettings
 from stepjepa.options import from_args, option, refuse_both
 from stepjepa.published import EvaluationFlags, follow_evaluation_flags
-from stepjepa.run_folder import RUN_FILE
+from stepjepa.run_folder import RUN_FILE, trained_objective
 from stepjepa.signals import Stopped
 from stepjepa.tasks.base import TaskOptions
 from stepjepa.tasks.registry import AUTO, FALLBACK
@@ -65,14 +65,13 @@ def score(args: argparse.Namespace) -> dict[str, Any]:
 
 def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     """Evaluate a model and print the summary."""
-    from stepjepa.evaluation.prompts import trained_plain
     from stepjepa.evaluation.run import Evaluation
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError("every process would write the same file; start one process, without torchrun")
     follow_evaluation_flags(args)
     refuse_both(args, ("load_in_4bit", "load_in_8bit"))
-    if not args.plain and trained_plain(args.model_path):
+    if not args.plain and (trained_objective(args.model_path) or {}).get("plain"):
         print("note: the model was trained without a chat format, so it is asked without one (--plain)")
         args.plain = True
     settings = from_args(

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from stepjepa.arguments import JsonFlags, ModelFlags, add_training_data, jepa_config
@@ -25,8 +24,7 @@ class ShowFlags:
 
     index: int = option(0, "the first record, counted from 0", metavar="I")
     records: int = option(1, "how many to show, as one micro-batch from there on", allowed=FROM_ONE)
-    json: bool = option(False, "one JSON document on standard output instead of tables")
-    no_color: bool = option(False, "no colours, only marks; so does NO_COLOR in the environment")
+    json: bool = option(False, "one JSON document on standard output instead of text")
     png: str | None = option(None, "write tree and attention matrix as a picture", metavar="FILE")
     overwrite: bool = option(False, "let --png replace a file")
 
@@ -45,9 +43,8 @@ def _loading(args: argparse.Namespace) -> dict[str, Any]:
 
 def inspect(args: argparse.Namespace) -> dict[str, Any]:
     """Show some records."""
-    from rich.console import Console
 
-    from stepjepa.inspection.record import inspect_records, show, title
+    from stepjepa.inspection.record import inspect_records, title
 
     config = jepa_config(args)
     if args.png is not None:
@@ -63,17 +60,18 @@ def inspect(args: argparse.Namespace) -> dict[str, Any]:
     if config.plain:
         add_plain_tokens(tokenizer)
     add_predictor_tokens(tokenizer, config.predictors or 0)
+
+    from stepjepa.inspection.record import as_text
+
     inspection = inspect_records(records, args.index, tokenizer, config, args.records)
     if not args.json:
-        # Rich ignores a width without a height on a dumb terminal. The size given is that of a file or a pipe.
-        width, height = shutil.get_terminal_size((120, 24))
-        show(inspection, Console(width=width, height=height, no_color=args.no_color or None))
+        print(as_text(inspection))
     if args.png is not None:
         from stepjepa.inspection.plots import write_png
 
         write_png(inspection, args.png, title(inspection))
         print(f"wrote {args.png}", file=sys.stderr)
-    return {"model": args.model_name, **inspection.to_dict()}
+    return {"model": args.model_name, **asdict(inspection)}
 
 
 def add_flags(parser: Parser) -> None:
@@ -141,11 +139,11 @@ def verify(args: argparse.Namespace) -> dict[str, Any]:
         subject = verification.Subject(model.eval(), tokenizer, config, looked_at, lora=lora)
     except ValueError as error:
         raise UserError(str(error)) from None
-    checks, failed = [], 0
-    for result in verification.verify(subject):
-        checks.append({"name": result.name, "passed": result.passed, "detail": str(result.detail)})
-        print(f"{'PASS' if result.passed else 'FAIL'}  {result.name}: {visible(str(result.detail))}", flush=True)
-        failed += not result.passed
+    checks = []
+    for check in verification.verify(subject):
+        checks.append(check)
+        print(f"{'PASS' if check['passed'] else 'FAIL'}  {check['name']}: {visible(check['detail'])}", flush=True)
+    failed = sum(not check["passed"] for check in checks)
     print("all checks passed" if not failed else f"{failed} check(s) failed")
     about = {"model": name, "data": args.train_file, "mode": config.mode, "layout": config.layout}
     return {**about, "passed": not failed, "checks": checks}

@@ -19,7 +19,8 @@ from stepjepa.data.sources import FORMATS, read_rows
 from stepjepa.errors import UserError
 from stepjepa.files import atomic_write, existing_file, refuse_existing
 from stepjepa.options import FROM_ONE, Parser, from_args, option, refuse_both
-from stepjepa.preparing.conversion import CONVERSIONS, StepOptions, convert_rows, load_splitter, prepare_records
+from stepjepa.own_code import load
+from stepjepa.preparing.conversion import CONVERSIONS, StepOptions, convert_response, convert_rows
 from stepjepa.tasks import nl_rx, stepmath
 
 
@@ -50,11 +51,9 @@ class ChatFlags:
 
 @dataclass
 class SplitFlags:
-    """How responses are split."""
+    """How responses are split, after text in ``<think>`` is removed."""
 
     custom: str | None = option(None, "your own splitter: response in, list of steps out", metavar="MODULE:FUNCTION")
-    keep_thinking: bool = option(False, "keep text in <think>, with its tags; otherwise it is removed, and counted")
-    think_steps: bool = option(False, "blocks of text in <think>, divided by blank lines, are the first steps")
 
 
 @dataclass
@@ -86,7 +85,7 @@ def _run_rows(args: argparse.Namespace) -> int:
     shown = [("read", counts.read), ("kept", len(records)), ("dropped", counts.dropped.total())]
     shown += [(f"  {reason}", count) for reason, count in reasons]
     shown += [("bad, left out", bad.count)] if bad and bad.count else []
-    return _write_files({target: records}, [*shown, *counts.changed.items()])
+    return _write_files({target: records}, shown)
 
 
 def _maker(args: argparse.Namespace) -> tuple[Callable[..., Any], str]:
@@ -101,12 +100,11 @@ def _maker(args: argparse.Namespace) -> tuple[Callable[..., Any], str]:
 
         return partial(convert_rows, convert=chat), "--columns"
     if kind == "steps":
-        refuse_both(args, ("keep_thinking", "think_steps"))
-        splitter = None if args.custom is None else load_splitter(args.custom)
-        thinking = "keep" if args.keep_thinking else "steps" if args.think_steps else "remove"
-        options = from_args(StepOptions, args, splitter=splitter, thinking=thinking)
+        kind_of_code = "function, such as my_splitter:split"
+        own = {} if args.custom is None else {"splitter": load("--custom", args.custom, kind_of_code)}
+        options = from_args(StepOptions, args, **own)
         expected = "--question_field and --response_field, steps divided by blank lines, or --custom"
-        return partial(prepare_records, options=options), expected
+        return partial(convert_rows, convert=partial(convert_response, options=options)), expected
     convert = CONVERSIONS[kind].convert
     if kind == "gsm8k":
         kept = {name: getattr(args, name) == "keep" for name in ("socratic", "calculator")}
@@ -193,7 +191,7 @@ KINDS: dict[str, tuple[str, tuple[tuple[type, str], ...], Callable[[argparse.Nam
     "steps": ("responses of a reasoning model", (SOURCE, (StepOptions, "steps"), (SplitFlags, "steps")), _run_rows),
     **{
         name: (
-            f"{each.summary}; rows with {each.rows}, as those of {each.datasets}",
+            f"{each.summary}; rows with {each.rows}",
             (SOURCE, (Gsm8kFlags, "solution")) if name == "gsm8k" else (SOURCE,),
             _run_rows,
         )

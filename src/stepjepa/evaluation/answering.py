@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from stepjepa.evaluation.generation import Generator
 
 RAN_ON = "ran on"
-COUNT = "answers"
-"""The name under which :class:`AnswerScores` returns the number of records."""
+COUNT = "answers"  # the name under which AnswerScores returns the number of records
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +107,7 @@ class Batcher:
     """Lets a model answer records, given by index, and scores the answers.
 
     ``examples`` are the tokenised records, longest prompts first, so that the first batch needs the most memory.
-
-    Raises:
-        UserError: a record can't be rendered, or has more tokens than the model has positions.
+    UserError if a record can't be rendered, or has more tokens than the model has positions.
     """
 
     task: Task

@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import GenerationConfig
 
+from stepjepa.chat.template import ChatTemplate, PlainTemplate
 from stepjepa.chat.tokens import all_predictor_ids
-from stepjepa.evaluation.prompts import Answer, Span, make_template
+from stepjepa.evaluation.prompts import Answer, Span
 from stepjepa.evaluation.settings import Sampling
 
 
@@ -25,21 +26,16 @@ class Generator:
     ``sampling.seed`` and the number of the batch, so batches can be run in any order, or again. Of the model's own
     ``generation_config`` only the stop tokens are used, not sampling and penalties.
 
-    Args:
-        model: the model in evaluation mode, perhaps with an adapter; neither it nor the tokenizer is changed.
-        tokenizer: its tokenizer.
-        sampling: settings of decoding.
-        plain: records are rendered without a chat format.
-
-    Attributes:
-        stop_ids: tokens that end an answer: the template's end of turn and every eos token.
-        positions: number of tokens that the model has positions for; None for no limit.
+    ``model`` is in evaluation mode, perhaps with an adapter; neither it nor the tokenizer is changed. With ``plain``
+    records are rendered without a chat format. ``stop_ids`` are the tokens that end an answer, ``positions`` the number
+    of tokens that the model has positions for, None for no limit.
     """
 
     def __init__(self, model: Any, tokenizer: Any, sampling: Sampling, *, plain: bool = False) -> None:
         # PEFT would copy the generation settings of its wrapper to the model and leave them there.
         self.model = model = model.get_base_model() if hasattr(model, "peft_config") else model
-        self.tokenizer, self.sampling, self.template = tokenizer, sampling, make_template(tokenizer, plain=plain)
+        self.tokenizer, self.sampling = tokenizer, sampling
+        self.template = PlainTemplate(tokenizer) if plain else ChatTemplate(tokenizer)
         own = model.generation_config
         ends = _as_list(own.eos_token_id if own is not None else None) + _as_list(tokenizer.eos_token_id)
         self.stop_ids = sorted({*self.template.end_of_turn_ids, *ends})

@@ -33,16 +33,10 @@ def meta_file(output: File) -> Path:
 
 
 class OutputFile:
-    """One JSON line per example; a complete file is in the order of the test file.
+    """One JSON line per example, by index in ``done``; a complete file is in the order of ``indices``.
 
-    Args:
-        path: the file of lines; UserError if it belongs to another evaluation, or is damaged.
-        indices: the indices of the examples, in the order of the test file.
-        identity: settings that must be equal for lines to belong to one evaluation.
-        overwrite: replace an existing file, once there are lines.
-
-    Attributes:
-        done: the finished lines by index.
+    UserError if there is a file that was begun with another ``identity`` or is damaged, unless ``overwrite`` is set:
+    then it is replaced as soon as there are lines.
     """
 
     def __init__(self, path: File, indices: Collection[int], identity: dict[str, Any], *, overwrite: bool) -> None:
@@ -193,36 +187,26 @@ def summarise(lines: Sequence[Mapping[str, Any]], headline: str) -> dict[str, An
 
 def format_summary(summary: Mapping[str, Any]) -> str:
     """A summary as a short table for the terminal."""
-    title = f"{summary['n']} examples of {summary['test_file']}, task {summary['task']}"
-    lines = [f"{title}, model {summary['model_path']}" if summary.get("model_path") else title]
-    lines += [f"  left out: {count} records ({reason})" for reason, count in summary["left_out"].items()]
-    width = max(14, *(len(name) + 2 for name in summary["scores"]))
-    lines.append(f"  {'score':<{width}}{'mean':>8}   95 % interval")
+    model = f", model {summary['model_path']}" if summary.get("model_path") else ""
+    lines = [f"{summary['n']} examples of {summary['test_file']}, task {summary['task']}{model}"]
+    width = max(map(len, summary["scores"])) + 2
     for name, score in summary["scores"].items():
-        if score["low"] is None:
-            lines.append(f"  {name:<{width}}{score['mean']:8.4f}")
-        else:
-            interval = f"{100 * score['low']:.2f} .. {100 * score['high']:.2f}"
-            lines.append(f"  {name:<{width}}{100 * score['mean']:7.2f}%   {interval}")
-    if summary["errors"]:
-        # With several samples the error is that of the majority answer.
-        decided = "majority" if "majority" in summary["scores"] else summary["headline"]
-        lines.append(f"  not right by {decided}: {_short(summary['errors'])}")
-    more = {**summary["details"], **(summary.get("similarity") or {})}
-    lines += [f"  {name.replace('_', ' ')}: {_short(value)}" for name, value in more.items()]
+        shown = f"{score['mean']:8.4f}"
+        if score["low"] is not None:
+            interval = f"95 % interval {100 * score['low']:.2f} .. {100 * score['high']:.2f}"
+            shown = f"{100 * score['mean']:7.2f}%   {interval}"
+        lines.append(f"  {name:<{width}}{shown}")
+    # With several samples the error is that of the majority answer.
+    decided = "majority" if "majority" in summary["scores"] else summary["headline"]
+    more = {"left out": summary["left_out"], f"not right by {decided}": summary["errors"], **summary["details"]}
+    more |= summary.get("similarity") or {}
+    names = "gold_loss", "gold_tokens", "ran_on", "generated_tokens", "generated_now", "seconds", "tokens_per_second"
+    more |= {name: summary.get(name) for name in names}
+    for name, value in more.items():
+        if value not in ({}, None, 0):
+            lines.append(f"  {name.replace('_', ' ')}: {_short(value)}")
     if seen := describe_trained_on(summary.get("trained_on")):
         lines.append(f"  {seen}")
-    if summary["gold_loss"] is not None:
-        lines.append(f"  LM loss on the right answers {summary['gold_loss']:.4f} ({summary['gold_tokens']} tokens)")
-    if summary["generated_tokens"] is not None:
-        speed = "nothing generated in this run"
-        if summary.get("tokens_per_second") is not None:
-            # The time of a resumed evaluation is that of its last part.
-            now = summary["generated_now"]
-            part = "" if now == summary["n"] else f"the last {now} examples: "
-            speed = f"{part}{summary['seconds']:.1f} s, {summary['tokens_per_second']:.0f} tokens/s"
-        ran_on = f"{summary['ran_on']:.1%} of answers ran on"
-        lines.append(f"  {summary['generated_tokens']} tokens generated, {ran_on}; {speed}")
     return "\n".join(lines)
 
 
@@ -230,17 +214,12 @@ def describe_trained_on(shares: Mapping[str, float] | None) -> str | None:
     """State the share of test prompts that was trained on (see ``data.prompts``); None if zero or unknown."""
     if not shares or not shares["normalised"]:
         return None
-    return (
-        f"{shares['exact']:.1%} of the test prompts were trained on ({shares['normalised']:.1%} but for case and "
-        "blanks), so the scores are none of new prompts"
-    )
+    exact, others = shares["exact"], shares["normalised"]
+    return f"{exact:.1%} of the test prompts were trained on ({others:.1%} but for case and blanks)"
 
 
 def _short(value: Any) -> str:
     """A value of the summary on one line."""
-    if isinstance(value, float):
-        return f"{value:.4f}"
-    if not isinstance(value, Mapping):
-        return str(value)
-    inner = {name: f"({_short(each)})" if isinstance(each, Mapping) else _short(each) for name, each in value.items()}
-    return ", ".join(f"{name} {each}" for name, each in inner.items()) or "none"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_short(each)}" for name, each in value.items())
+    return f"{value:.4f}" if isinstance(value, float) else str(value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -11,20 +10,9 @@ from stepjepa.chat.template import ChatTemplate, PlainTemplate
 from stepjepa.chat.tokens import Spans, TextTokenizer
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
-from stepjepa.run_folder import trained_objective
 from stepjepa.tasks.base import Continuation, record_error
 
 Template = ChatTemplate | PlainTemplate
-
-
-def make_template(tokenizer: Any, *, plain: bool) -> Template:
-    """The chat template of a tokenizer, or with ``plain`` the form without a chat; UserError if it has none."""
-    return PlainTemplate(tokenizer) if plain else ChatTemplate(tokenizer)
-
-
-def trained_plain(model_path: str | os.PathLike[str]) -> bool:
-    """Whether the run.json of a model says that it was trained without a chat format."""
-    return bool((trained_objective(model_path) or {}).get("plain", False))
 
 
 class Answer(NamedTuple):
@@ -65,43 +53,35 @@ def _span(texts: TextTokenizer, text: str, contents: Spans, start: int, end: int
     return Span(tokens.ids[: tokens.first_from(end)].tolist(), max(1, tokens.first_overlapping(start)))
 
 
-def make_example(
-    index: int, record: Record, texts: TextTokenizer, template: Template, continuations: Sequence[Continuation] = ()
-) -> Example:
-    """Render and tokenise a record as in training; UserError with its line if the template can't render it."""
-    try:
-        prompt = template.render_prompt(record.messages[:-1])
-        whole = template.render(record.messages)
-        scored = {each.label: _continuation_span(record, each, texts, template) for each in continuations}
-    except UserError as error:
-        raise record_error(record, str(error)) from None
-    prompt_ids = texts([prompt.text], [prompt.spans])[0].ids.tolist()
-    gold = _span(texts, whole.text, whole.spans, whole.spans[-1][0], whole.turn_ends[-1])
-    return Example(index, prompt.text, prompt_ids, gold, scored)
-
-
 def make_examples(
     records: Iterable[tuple[int, Record]],
     tokenizer: Any,
     template: Template,
     continuations: Callable[[Record], Sequence[Continuation]] = lambda record: (),
 ) -> list[Example]:
-    """Tokenise records with their indices and the continuations of each, see :func:`make_example`."""
-    texts = TextTokenizer(tokenizer)
-    return [make_example(index, record, texts, template, continuations(record)) for index, record in records]
+    """Tokenise records and the continuations of each as in training; UserError if the template can't render one."""
+    texts, found = TextTokenizer(tokenizer), []
+    for index, record in records:
+        try:
+            prompt, whole = template.render_prompt(record.messages[:-1]), template.render(record.messages)
+            scored = {each.label: _continuation_span(record, each, texts, template) for each in continuations(record)}
+        except UserError as error:
+            raise record_error(record, str(error)) from None
+        prompt_ids = texts([prompt.text], [prompt.spans])[0].ids.tolist()
+        gold = _span(texts, whole.text, whole.spans, whole.spans[-1][0], whole.turn_ends[-1])
+        found.append(Example(index, prompt.text, prompt_ids, gold, scored))
+    return found
 
 
 def _continuation_span(record: Record, continuation: Continuation, texts: TextTokenizer, template: Template) -> Span:
     if continuation.context is None:
-        answer = {"role": "assistant", "content": continuation.text}
-        whole = template.render([*record.messages[:-1], answer])
+        whole = template.render([*record.messages[:-1], {"role": "assistant", "content": continuation.text}])
         text, contents, (start, end) = whole.text, whole.spans, whole.spans[-1]
     else:
         # A rendered prompt has its special tokens; a context of its own needs the one that begins texts.
         begin = texts.tokenizer.bos_token or ""
         start = len(begin) + len(continuation.context)
         text = begin + continuation.context + continuation.text
-        end = len(text)
-        contents = ((len(begin), end),)
+        end, contents = len(text), ((len(begin), len(text)),)
     # Cut here, so that no token contains text after the continuation.
     return _span(texts, text[:end], contents, start, end)

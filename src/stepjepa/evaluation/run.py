@@ -24,10 +24,7 @@ from stepjepa.tasks.registry import choose_task, keep, users_source, with_publis
 
 Loader = Callable[[], tuple[Any, Any]]
 
-NO_PREDICTION = "no prediction"
-
-# Records scored between two updates of the progress bar; a task may score them in parallel.
-_CHUNK = 128
+_CHUNK = 128  # records scored between two updates of the progress bar; a task may score them in parallel
 
 
 class Selection:
@@ -60,10 +57,6 @@ class Evaluation:
         records: the records by position in the test file, with the system prompt that the model is shown.
         bad: the skipped lines of the test file; None if a bad line is an error.
         system_prompt: the system prompt of training, which replaces that of the test file; None if it does not.
-        output: the file of lines.
-
-    Raises:
-        UserError: the test file is wrong, or the output file belongs to another evaluation.
     """
 
     def __init__(self, settings: EvaluationSettings) -> None:
@@ -116,9 +109,6 @@ class Evaluation:
 
         ``load`` returns model and tokenizer, by default those of ``settings.model_path``. In the summary
         ``generated_now``, ``seconds`` and ``tokens_per_second`` are those of this run.
-
-        Raises:
-            UserError: the model can't be loaded, the batch needs too much memory, or a record has too many tokens.
         """
         written = self.output.summary()
         if written is not None:
@@ -126,14 +116,28 @@ class Evaluation:
         kept = set(self.output.done)
         load = functools.cache(load or self._load)
         # Before generating, so that records without views or a folder without run.json end the evaluation at once.
-        measured = self._measure_similarity(load) if self.settings.similarity else None
+        measured = None
+        if self.settings.similarity:
+            from stepjepa.inspection.embeddings import compare_views, similarity_config
+
+            config = similarity_config(self.settings.model_path, self.settings.similarity)
+            config, size = replace(config, plain=self.settings.plain), self.settings.batch_size
+            measured = compare_views(*load(), list(self.records.values()), config, batch_size=size)
         try:
             seconds = 0.0 if self.output.complete else self._generate(load)
         finally:
             self.task.close()
+        similarity = None
         if measured is not None:
+            from stepjepa.inspection.embeddings import similarity_quantiles
+
+            parts: dict[bool, list[float | None]] = {True: [], False: []}
             for index, value in zip(self.records, measured.per_record, strict=True):
-                self.output.done[index]["similarity"] = value
+                line = self.output.done[index]
+                line["similarity"] = value
+                parts[line["error"] is None].append(value)
+            right, wrong = map(similarity_quantiles, parts.values())
+            similarity = {**measured.totals, "right": right, "wrong": wrong}
         lines = self.output.finish()
         fresh = [line for line in lines if line["index"] not in kept]
         summary = {
@@ -141,7 +145,7 @@ class Evaluation:
             "test_file": str(self.settings.test_file),
             "test_fingerprint": self._identity["test_file"],
             **self.selection.summarise(lines),
-            "similarity": None if measured is None else {**measured.totals, **_similarity_by_verdict(lines)},
+            "similarity": similarity,
             "trained_on": share_trained_on(self.settings.model_path, self.records.values()),
             "settings": self._identity,
             "generated_now": len(fresh),
@@ -156,15 +160,6 @@ class Evaluation:
 
         names = ("dtype", "quantization", "trust_remote_code")
         return load_for_inference(self.settings.model_path, **{name: getattr(self.settings, name) for name in names})
-
-    def _measure_similarity(self, load: Loader) -> Any:
-        """Measure the similarity of the views of the test records."""
-        from stepjepa.inspection.embeddings import compare_views, similarity_config
-
-        config = similarity_config(self.settings.model_path, str(self.settings.similarity))
-        config = replace(config, plain=self.settings.plain)
-        records = list(self.records.values())
-        return compare_views(*load(), records, config, batch_size=self.settings.batch_size)
 
     def _generate(self, load: Loader) -> float:
         """Write the missing lines, and return the seconds spent on generating and scoring them."""
@@ -191,43 +186,25 @@ class Evaluation:
         return seconds
 
 
-def _similarity_by_verdict(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Quantiles of the similarities of records with right and with wrong answers."""
-    from stepjepa.inspection.embeddings import similarity_quantiles
-
-    return {
-        name: similarity_quantiles(line["similarity"] for line in lines if (line["error"] is None) == right)
-        for name, right in (("right", True), ("wrong", False))
-    }
-
-
 def score_predictions(settings: ScoreSettings) -> dict[str, Any]:
     """Score a file of answers, write lines and summary as ``stepjepa evaluate`` does, and return the summary."""
     records = read_records(settings.test_file)
     selection = Selection(settings, records)
     found = _read_answers(settings, len(records), selection.records)
-    nothing = [Answer("")] * max(map(len, found.values()), default=1)
     questions = [Question(index, record) for index, record in selection.records.items()]
     lines: list[dict[str, Any]] = []
     try:
         for start in tqdm(range(0, len(questions), _CHUNK), desc=f"score, {_CHUNK} at a time", disable=None):
             chunk = questions[start : start + _CHUNK]
-            answers = [found.get(question.index, nothing) for question in chunk]
-            lines += judge(selection.task, chunk, answers, selection.headline)
+            lines += judge(selection.task, chunk, [found[each.index] for each in chunk], selection.headline)
     finally:
         selection.task.close()
-    for line in lines:
-        if line["index"] not in found:
-            # By some rules, such as the published ones, an empty answer would be right.
-            for each in (line, *line.get("samples", ())):
-                each |= {"scores": dict.fromkeys(each["scores"], False), "error": NO_PREDICTION}
-    options = {"task_options": selection.options}
     summary = {
         "predictions": str(settings.predictions),
         "test_file": str(settings.test_file),
         "test_fingerprint": fingerprint(settings.test_file),
         **selection.summarise(lines),
-        "settings": {**options, "scoring": settings.scoring, "missing": settings.missing},
+        "settings": {"task_options": selection.options, "scoring": settings.scoring},
     }
     # Files of an earlier evaluation belong to the lines that are replaced.
     for file in (summary_file(settings.output_file), meta_file(settings.output_file)):
@@ -242,26 +219,22 @@ def _read_answers(settings: ScoreSettings, size: int, wanted: Collection[int]) -
     path = Path(settings.predictions)
     found: dict[int, list[Answer]] = {}
     for number, line in read_jsonl(path, "file of predictions"):
-        index, fault = line.get("index"), None
-        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < size:
-            fault = f"'index' is {index!r}, expected a whole number from 0 to {size - 1}, the position in the test file"
-        elif index in found:
-            fault = f"a second prediction for index {index}; remove one"
-        else:
-            found[index] = samples = _read_samples(line)
-            if not samples or not all(isinstance(each.text, str) for each in samples):
-                fault = "'generated' must be a string, or a list of at least one"
-            elif any(each.stopped not in (None, True, False) for each in samples):
-                fault = "'stopped' must be true, false or left out"
-        if fault:
-            raise UserError(fault, path=path, line=number)
+        index = line.get("index")
+        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < size or index in found:
+            told = f"'index' is {index!r}, expected a whole number from 0 to {size - 1} (the position in the test file)"
+            raise UserError(f"{told} that no other line has", path=path, line=number)
+        found[index] = samples = _read_samples(line)
+        if not samples or not all(isinstance(each.text, str) for each in samples):
+            raise UserError("'generated' must be a string, or a list of at least one", path=path, line=number)
+        if any(each.stopped not in (None, True, False) for each in samples):
+            raise UserError("'stopped' must be true, false or left out", path=path, line=number)
     counts = {len(samples) for samples in found.values()}
     if len(counts) > 1:
         raise UserError(f"{min(counts)} to {max(counts)} samples per record; give every record as many", path=path)
     missing = [index for index in wanted if index not in found]
-    if missing and settings.missing == "error":
+    if missing:
         told = f"no prediction for {len(missing)} of {len(wanted)} records (the first is index {missing[0]})"
-        raise UserError(f"{told}; add them, or pass --missing wrong to count them as wrong", path=path)
+        raise UserError(f"{told}; add them", path=path)
     return found
 
 

@@ -17,17 +17,13 @@ from stepjepa.options import FROM_ONE, FROM_ZERO, Range, option, refuse_without_
 from stepjepa.tasks.base import TaskOptions
 from stepjepa.tasks.registry import AUTO, TASKS, load_task
 
-LONGEST = 512
-"""Greatest length of an answer in the published evaluation with its default settings and ``--max_new_tokens -1``."""
+LONGEST = 512  # length of an answer in the published evaluation with --max_new_tokens -1
 _TOP_P: Range = (lambda value: 0 < value <= 1, "more than 0 and at most 1")
 _SIMILARITY = "also measure how alike matched and shuffled views are; needs a run folder"
 _BAD = "lines that can't be read or are no record; skip: leave them out, and say how many"
 _TASK = f"how answers are scored; one of {', '.join(TASKS)}, or module:Class of your own; auto goes by the records"
 _SCORING = "the rules; reference: those of the published evaluation, slips included, beside our own"
-_PREDICTIONS = (
-    "JSON lines with 'index', from 0 in the test file, and 'generated', a text or a list of samples; optional "
-)
-_PREDICTIONS += "'stopped', whether the model ended its turn"
+_PREDICTIONS = "JSON lines with 'index' (from 0), 'generated' (a text, or several), perhaps 'stopped' (it ended)"
 
 
 def _length(text: str) -> int:
@@ -118,7 +114,6 @@ class ScoreSettings(ScoringSettings):
     """Settings of ``run.score_predictions``; UserError if a value is not allowed or a file would be replaced."""
 
     predictions: File = option(help=_PREDICTIONS, group="files", metavar="FILE")
-    missing: Literal["error", "wrong"] = option("error", "what a record without a prediction is", group="files")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,7 +1,7 @@
 """Look at the representations of trained models: embed, compute, draw, write. Free of torch until a model is loaded.
 
 An analysis writes analysis.json (settings and numbers), embeddings.npz (source, target, record and pair of all pairs of
-the n-th model as ``n/source`` and so on) and the pictures.
+the n-th model as ``n/source`` and so on) and projection.png.
 """
 
 # ruff: noqa: RUF009  # option() makes the field
@@ -23,21 +23,15 @@ from stepjepa.data.records import Record
 from stepjepa.data.sources import read_records
 from stepjepa.errors import UserError
 from stepjepa.files import atomic_write, fingerprint, write_json
-from stepjepa.inspection.plots import (
-    BOTH_VIEWS,
-    COLOURED_BY,
-    Points,
-    draw_projection,
-    draw_singular_values,
-    save_figure,
-)
-from stepjepa.options import FROM_ONE, FROM_TWO, FROM_ZERO, option, wrong_value
+from stepjepa.inspection.plots import BOTH_VIEWS, COLOURED_BY, Points, draw_projection, save_figure
+from stepjepa.options import FROM_ONE, FROM_ZERO, option, wrong_value
 
 if TYPE_CHECKING:
     from stepjepa.inspection.embeddings import ViewEmbeddings
 
 JSON_FILE, DATA_FILE = "analysis.json", "embeddings.npz"
 NEXT_STEP = "next step"
+MOST_POINTS = 1000  # pairs that are drawn; numbers are of all
 
 _VIEWS = "views (by default those of training)"
 
@@ -52,20 +46,8 @@ class AnalysisSettings:
     overwrite: bool = option(False, "replace an earlier analysis in --output_dir", group="files")
     views: Literal["llm-jepa", "step-jepa"] | None = option(None, "which ones", group=_VIEWS)
     pairs: Literal["first", "all"] | None = option(None, "of each record; all for --t_sne_type steps", group=_VIEWS)
-    step_separator: str | None = option(
-        None,
-        "blank (lines), line, or a literal string",
-        group=_VIEWS,
-        metavar="SEP",
-        # Line ends and tabs are typed as two characters.
-        parse=lambda text: text.replace("\\n", "\n").replace("\\t", "\t"),
-    )
-    max_length: int | None = option(
-        None, "tokens of a record beyond which it is left out", group=_VIEWS, allowed=FROM_TWO
-    )
-    layer: int = option(-1, "of hidden_states; 0 is the embeddings", group=_VIEWS)
-    pooling: Literal["last", "mean"] = option("last", "the readout, or the view", group=_VIEWS)
-    no_predictors: bool = option(False, "read Enc(Text) itself, not behind its predictor tokens", group=_VIEWS)
+    layer: int | None = option(None, "of hidden_states; 0 is the embeddings, -1 the last", group=_VIEWS)
+    pooling: Literal["last", "mean"] | None = option(None, "one token, or the mean as in training", group=_VIEWS)
     use_test_prompts: bool = option(False, "the test file's own system prompt; else that of training", group=_VIEWS)
     t_sne_type: str = option(
         "in_n_out",
@@ -73,26 +55,23 @@ class AnalysisSettings:
         group="pictures",
         choices=tuple(COLOURED_BY),
     )
-    projections: tuple[str, ...] = option(
-        ("pca", "tsne"), "rows of the picture", group="pictures", choices=("pca", "tsne")
-    )
-    max_points: int = option(1000, "pairs drawn; numbers are of all", group="pictures", allowed=FROM_ONE)
     max_examples: int | None = option(None, "a random sample of N records (all)", group="running", allowed=FROM_ONE)
     batch_size: int = option(16, "records at a time", group="running", allowed=FROM_ONE)
     dtype: Dtype = option("auto", "of the weights", group="running")
-    seed: int = option(42, "of samples and projections", group="running", allowed=FROM_ZERO)
+    seed: int = option(42, "of samples and t-SNE", group="running", allowed=FROM_ZERO)
     trust_remote_code: bool = option(False, "run code that comes with the model", group="running")
 
     def __post_init__(self) -> None:
         if fault := wrong_value(self):
             raise UserError(f"--{fault}")
+        if len(set(self.model_path)) < len(self.model_path):
+            raise UserError("--model_path names a model twice; leave one out")
 
 
 @dataclass(frozen=True)
 class ModelViews:
     """What one model makes of the test records."""
 
-    name: str
     model_path: str
     views: tuple[str, str]  # names of source and target
     config: JepaConfig  # how the views were read
@@ -102,8 +81,7 @@ class ModelViews:
 
 def output_files(folder: str | os.PathLike[str]) -> list[Path]:
     """All files that an analysis writes."""
-    pictures = [f"{figure}.{kind}" for figure in ("projection", "singular_values") for kind in ("png", "svg")]
-    return [Path(folder) / name for name in (JSON_FILE, DATA_FILE, *pictures)]
+    return [Path(folder) / name for name in (JSON_FILE, DATA_FILE, "projection.png")]
 
 
 def analyze(settings: AnalysisSettings) -> list[ModelViews]:
@@ -114,94 +92,62 @@ def analyze(settings: AnalysisSettings) -> list[ModelViews]:
         raise UserError("is there already; name another --output_dir or pass --overwrite", path=there[0])
     read, records = fingerprint(settings.test_file), read_records(settings.test_file)
     some = {index: records[index] for index in sampled(len(records), settings.max_examples, settings.seed).tolist()}
-    named = zip(model_names(settings.model_path), settings.model_path, choose_configs(settings), strict=True)
-    models = [_embed_model(name, path, config, some, settings) for name, path, config in named]
-    points = [choose_points(each.embeddings, records, each.views, settings) for each in models]
-    projection = draw_projection([_heading(each) for each in models], points, settings, _where(settings))
-    differences = {each.name: each.numbers for each in models}
-    figures = (projection, draw_singular_values(differences, models[0].views, _where(settings)))
+    configs = zip(settings.model_path, choose_configs(settings), strict=True)
+    models = [_embed_model(path, config, some, settings) for path, config in configs]
+    points = {each.model_path: choose_points(each.embeddings, records, each.views, settings) for each in models}
+    figure = draw_projection(points, settings.t_sne_type, Path(settings.test_file).name, settings.seed)
     for file in there:
         file.unlink()
+    arrays = {f"{n}/{name}": each for n, model in enumerate(models) for name, each in vars(model.embeddings).items()}
     with atomic_write(files[1], "wb") as stream:
-        arrays = {
-            f"{n}/{name}": each for n, model in enumerate(models) for name, each in vars(model.embeddings).items()
-        }
         np.savez_compressed(stream, **arrays)
-    for place, figure in enumerate(figures):
-        for file in files[2 + 2 * place : 4 + 2 * place]:
-            save_figure(figure, file)
+    save_figure(figure, files[2])
     # Written last: where it stands, all others do.
     described = [{**vars(each), "config": each.config.to_dict()} for each in models]
     for each in described:
         del each["embeddings"]
     told = {name: value for name, value in asdict(settings).items() if name not in ("output_dir", "overwrite")}
-    about = {"test_file": settings.test_file, "test_fingerprint": read, "settings": told}
-    write_json(files[0], {**about, "models": described})
+    source = {"test_file": settings.test_file, "test_fingerprint": read, "settings": told}
+    write_json(files[0], {**source, "models": described})
     return models
 
 
 def _embed_model(
-    name: str, path: str, config: JepaConfig, records: Mapping[int, Record], settings: AnalysisSettings
+    path: str, config: JepaConfig, records: Mapping[int, Record], settings: AnalysisSettings
 ) -> ModelViews:
     """Embed the records, given by index, by one model, which is freed again, and measure their views."""
     from stepjepa.inspection.embeddings import analyse, embed_views, within_and_between
     from stepjepa.models.loading import load_for_inference
 
-    prompt = None if settings.use_test_prompts else training_system_prompt(path)
-    some = list(records.values()) if prompt is None else with_system_prompt(list(records.values()), prompt)
+    prompt, some = None if settings.use_test_prompts else training_system_prompt(path), list(records.values())
+    some = some if prompt is None else with_system_prompt(some, prompt)
     model, tokenizer = load_for_inference(path, dtype=settings.dtype, trust_remote_code=settings.trust_remote_code)
-    reading: dict[str, Any] = {"layer": settings.layer, "pooling": settings.pooling, "batch_size": settings.batch_size}
-    embeddings = embed_views(model, tokenizer, some, config, **reading)
+    embeddings = embed_views(model, tokenizer, some, config, batch_size=settings.batch_size)
     embeddings = replace(embeddings, record=np.asarray(list(records))[embeddings.record])
     views = view_names(config.mode, config.reverse_pred)
-    numbers = analyse(embeddings, seed=settings.seed)
+    numbers = analyse(embeddings)
     if settings.t_sne_type == "paraphrase":
         texts = embeddings.target if views[1] == "text" else embeddings.source
         numbers["groups"] = within_and_between(texts, [group_of(records[index]) for index in embeddings.record])
-    return ModelViews(name, path, views, config, embeddings, numbers)
-
-
-def _heading(model: ModelViews) -> str:
-    found = {kind: model.numbers[kind].get("mean") for kind in ("matched", "shuffled")}
-    cosines = ", ".join(f"{kind} {mean:.3f}" for kind, mean in found.items() if mean is not None)
-    return f"{model.name}\n{model.numbers['pairs']:,} pairs, cosine {cosines}"
-
-
-def _where(settings: AnalysisSettings) -> str:
-    layer = "last layer" if settings.layer == -1 else f"layer {settings.layer}"
-    tokens = "mean of tokens" if settings.pooling == "mean" else "last token"
-    return f"{Path(settings.test_file).name}, {layer}, {tokens}"
-
-
-def model_names(model_paths: Sequence[str]) -> list[str]:
-    """The shortest ends of paths that tell the models apart; UserError if one is named twice."""
-    paths = [Path(path).parts for path in model_paths]
-    for length in range(1, max(map(len, paths)) + 1):
-        names = ["/".join(path[-length:]) for path in paths]
-        if len(set(names)) == len(names):
-            return names
-    raise UserError("--model_path names a model twice; leave one out")
+    return ModelViews(path, views, config, embeddings, numbers)
 
 
 def choose_configs(settings: AnalysisSettings) -> list[JepaConfig]:
     """How the views are read from each model: all on the same pairs, each where it was trained to be read.
 
-    UserError if the models were trained on different views or pairs, and no flag decides.
+    UserError if the models were trained on different views, pairs or separators, and no flag decides.
     """
-    from stepjepa.inspection.embeddings import reading_config, refuse_stripped
-    from stepjepa.run_folder import trained_objective
+    from stepjepa.inspection.embeddings import reading_config, trained_views
 
     def decided(name: str, values: set[Any]) -> Any:
-        given = getattr(settings, name)
+        given = getattr(settings, name, None)
         if given is None and len(values) > 1:
-            different = ", ".join(sorted(map(str, values)))
-            raise UserError(f"the models were trained with different {name} ({different}); pass --{name}")
+            hint = f"pass --{name}" if hasattr(settings, name) else "analyze them one by one"
+            told = ", ".join(sorted(map(repr, values)))
+            raise UserError(f"the models were trained with different {name} ({told}); {hint}")
         return next(iter(values), None) if given is None else given
 
-    if not settings.no_predictors:
-        for path in settings.model_path:
-            refuse_stripped(path)
-    trained = [trained_objective(path) for path in settings.model_path]
+    trained = [trained_views(path) for path in settings.model_path]
     known = [each for each in trained if each is not None]
     views = decided("views", {each["mode"] for each in known} - {"regular"}) or "llm-jepa"
     steps = settings.t_sne_type == "steps"
@@ -212,11 +158,15 @@ def choose_configs(settings: AnalysisSettings) -> list[JepaConfig]:
     changes = {
         "pairs": decided("pairs", {"all"} if steps else {each["pairs"] for each in same}),
         "step_separator": decided("step_separator", {each["step_separator"] for each in same}),
-        "max_length": decided("max_length", {each["max_length"] for each in same or known}),
+        "max_length": min((each["max_length"] for each in same or known), default=None),
+        "jepa_layer": settings.layer,
+        "pooling": settings.pooling,
     }
     changes = {name: value for name, value in changes.items() if value is not None}
-    changes |= {"predictors": 0, "front_pred": False} if settings.no_predictors else {}
-    return [replace(reading_config(each, views), **changes) for each in trained]
+    try:
+        return [replace(reading_config(each, views), **changes) for each in trained]
+    except ValueError as error:
+        raise UserError(str(error)) from None
 
 
 def view_names(mode: str, reverse_pred: bool) -> tuple[str, str]:
@@ -237,7 +187,7 @@ def choose_points(
 ) -> Points:
     """The points of one model; UserError if a record lacks what colours it. ``views`` are from :func:`view_names`."""
     colouring = settings.t_sne_type
-    chosen = sampled(len(embeddings.record), settings.max_points, settings.seed)
+    chosen = sampled(len(embeddings.record), MOST_POINTS, settings.seed)
     is_target = np.full(len(chosen), views[1] == "text")
     if colouring in BOTH_VIEWS:
         is_target = np.arange(2 * len(chosen)) >= len(chosen)
@@ -253,7 +203,6 @@ def choose_points(
         elif colouring == "paraphrase":
             labels.append(f"group {group_of(records[index])}")
         else:
-            # Whole, however long: answers that begin alike are different ones.
             labels.append(" ".join(records[index].answer.split()))
     return Points(vectors, is_target, tuple(labels))
 
@@ -261,32 +210,25 @@ def choose_points(
 def group_of(record: Record) -> str:
     """The group of paraphrases that a record belongs to; UserError if it says none."""
     value = record.extra.get("group")
-    if value is None or isinstance(value, (list, dict, bool)):
-        raise UserError(
-            "no field 'group' with a name or a number, which --t_sne_type paraphrase needs; "
-            "'stepjepa prepare paraphrase' writes it",
-            path=record.path,
-            line=record.line,
-        )
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        told = "no field 'group' with a name or a number, as 'stepjepa prepare paraphrase' writes it"
+        raise UserError(told, path=record.path, line=record.line)
     return str(value)
 
 
 def notes(models: Sequence[ModelViews]) -> list[str]:
     """What a reader of the numbers must know, as sentences."""
-    found = [f"{model.name}: {note}" for model in models for note in model.numbers["notes"]]
-    first, *others = models
-    for model in others:
-        if not all(
-            np.array_equal(getattr(model.embeddings, of), getattr(first.embeddings, of)) for of in ("record", "pair")
-        ):
-            found.append(f"{first.name} and {model.name} were read on different pairs; raise --max_length")
+    found = [f"{model.model_path}: {note}" for model in models for note in model.numbers["notes"]]
+    first, *others = ({*zip(each.embeddings.record, each.embeddings.pair, strict=True)} for each in models)
+    if any(other != first for other in others):
+        found.append("the models were read on different pairs, since some have other lengths")
     return found
 
 
 def as_table(models: Sequence[ModelViews]) -> str:
     """The numbers as text, with one column for each model; names are those of analysis.json."""
     columns = [dict(_cells(model.numbers)) for model in models]
-    rows = [["", *(model.name for model in models)]]
+    rows = [["", *(model.model_path for model in models)]]
     rows += [[name, *(column.get(name, "–") for column in columns)] for name in columns[0]]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)

@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,22 +15,18 @@ from accelerate.utils import send_to_device
 from numpy.typing import NDArray
 
 from stepjepa.batch.collate import Collator, Item
-from stepjepa.batch.dataset import BLOCK
 from stepjepa.batch.sequences import Sequence as Tokens
 from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.config import JepaConfig, changes_text
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError, naming_batch_size
-from stepjepa.models.encode import check_layer, encode
+from stepjepa.models.encode import encode
 from stepjepa.models.setup import packing, set_up_attention
 from stepjepa.objectives.monitors import COLLAPSE_SIMILARITY, Window, share
 from stepjepa.run_folder import RUN_FILE, run_of, trained_objective
 
 QUANTILES = (0.1, 0.2, 0.5, 0.8, 0.9)
-TOP = 100
-"""How many of the largest singular values are averaged, as in the LLM-JEPA paper (arXiv 2509.14252)."""
-CROSSED = 2000
-"""Most pairs that are crossed with each other for the quantiles of shuffled pairs."""
+TOP = 100  # of the largest singular values are averaged, as in the LLM-JEPA paper (arXiv 2509.14252)
 
 Matrix = NDArray[np.float32] | NDArray[np.float64]
 
@@ -60,22 +55,19 @@ def reading_config(trained: dict[str, Any] | None, views: str) -> JepaConfig:
 
 
 def similarity_config(run_folder: str | os.PathLike[str], views: str) -> JepaConfig:
-    """The :func:`reading_config` of a run folder; UserError if it is none, or :func:`refuse_stripped`."""
-    refuse_stripped(run_folder)
-    trained = trained_objective(run_folder)
+    """The :func:`reading_config` of a run folder; UserError if it is none, or exported without predictor tokens."""
+    trained = trained_views(run_folder)
     if trained is None:
         raise UserError(f"is no run folder (no {RUN_FILE} that tells how the model was trained)", path=Path(run_folder))
     return reading_config(trained, views)
 
 
-def refuse_stripped(run_folder: str | os.PathLike[str]) -> None:
-    """Refuse, as a UserError, a model exported without the predictor tokens at which its views are read."""
-    if (run_of(run_folder) or {}).get("stripped_predictors"):
-        raise UserError(
-            "was exported without the predictor tokens at which its views are read (--strip_predictors); name the run "
-            "it was exported from",
-            path=Path(run_folder),
-        )
+def trained_views(path: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """The ``trained_objective`` of a model; UserError if it lost the predictor tokens at which its views are read."""
+    if (run_of(path) or {}).get("stripped_predictors"):
+        told = "was exported without predictor tokens (--strip_predictors); name the run that it was exported from"
+        raise UserError(told, path=Path(path))
+    return trained_objective(path)
 
 
 @dataclass(frozen=True)
@@ -89,47 +81,32 @@ class ViewEmbeddings:
 
 
 def embed_views(
-    model: Any,
-    tokenizer: Any,
-    records: Sequence[Record],
-    config: JepaConfig,
-    *,
-    layer: int | None = None,
-    pooling: str = "trained",
-    batch_size: int = 16,
+    model: Any, tokenizer: Any, records: Sequence[Record], config: JepaConfig, *, batch_size: int = 16
 ) -> ViewEmbeddings:
     """Embed the views of all pairs of some records; those without a pair, or over length, have none.
 
     Args:
-        model: in evaluation mode, not wrapped.
+        model: in evaluation mode, not wrapped. A predictor head is no part of Enc and is not applied.
         tokenizer: with the predictor tokens that ``config`` asks for.
         records: the records; UserError if none has a pair.
-        config: a mode with views, in a layout other than ``inplace``.
-        layer: index of ``hidden_states``: 0 is the embedding layer, -1 the last layer after the final norm; by default
-            the layer of training. A predictor head is no part of Enc and is not applied.
-        pooling: ``last`` takes the readout, ``mean`` the mean over the view up to the readout, with the template around
-            a view that stands alone and its predictor tokens; ``trained`` what ``config.pooling`` says.
+        config: a mode with views, in a layout other than ``inplace``; its ``jepa_layer`` and ``pooling`` are read.
         batch_size: records per batch.
     """
     from tqdm.auto import tqdm
 
-    layer = config.jepa_layer if layer is None else layer
     try:
-        encoding, _ = set_up_attention(model, replace(config, encoding="auto", jepa_layer=-1))
-        check_layer(model.config.get_text_config().num_hidden_layers, layer)
+        encoding, _ = set_up_attention(model, replace(config, encoding="auto"))
     except ValueError as error:
         raise UserError(str(error).replace("jepa_layer:", "--layer:")) from None
     made = RecordTokenizer(tokenizer, config)
-    blocks = (made.tokenize_each(records[start : start + BLOCK]) for start in range(0, len(records), BLOCK))
-    tokenized = enumerate(chain.from_iterable(blocks))
+    tokenized = enumerate(made.tokenize_each(records))
     found = {index: record for index, record in tokenized if record is not None and record.pairs}
     if not found:
-        raise UserError(
-            f"none of {len(records)} records has a pair of {config.mode} views; see --step_separator and --max_length",
-            path=records[0].path if records else None,
-        )
+        what = f"{config.mode} views (step_separator {config.step_separator!r}, max_length {config.max_length})"
+        told = f"none of {len(records)} records has a pair of {what}"
+        raise UserError(told, path=records[0].path if records else None)
     options = packing(model, config, model.device.type)
-    collator = _Reader.of(config, made.predictors.tolist(), encoding=encoding, pooling=pooling, **options)
+    collator = _Views.of(config, made.predictors.tolist(), encoding=encoding, **options)
     # Long ones first, so that memory problems show at once; like lengths together, so that there is little padding.
     order = sorted(found, key=lambda index: -len(found[index].ids))
     embeddings: dict[int, NDArray[np.float32]] = {}  # [pairs of the record, 2, D]
@@ -138,48 +115,23 @@ def embed_views(
         for start in range(0, len(order), batch_size):
             some = order[start : start + batch_size]
             batch = send_to_device(collator(Item(found[index]) for index in some), model.device)
-            both = encode(model, batch, lambda encoded: {"both": torch.stack(encoded.pairs, dim=1)}, layer=layer)[
-                "both"
-            ]
-            parts = both.float().split([len(found[index].pairs) for index in some])
+            read = encode(model, batch, lambda it: {"both": torch.stack(it.pairs, 1)}, layer=config.jepa_layer)
+            parts = read["both"].float().split([len(found[index].pairs) for index in some])
             embeddings.update(zip(some, (part.cpu().numpy() for part in parts), strict=True))
             bar.update(len(some))
     joined = np.concatenate([embeddings[index] for index in found])  # [P, 2, D]
     if not np.isfinite(joined).all():
         raise UserError("some embeddings are not finite; the model's numbers overflow: try --dtype float32")
-    return ViewEmbeddings(
-        np.ascontiguousarray(joined[:, 0]),
-        np.ascontiguousarray(joined[:, 1]),
-        np.asarray([index for index, record in found.items() for _ in record.pairs]),
-        np.asarray([number for record in found.values() for number in range(1, len(record.pairs) + 1)]),
-    )
+    places = [(index, number + 1) for index, record in found.items() for number in range(len(record.pairs))]
+    return ViewEmbeddings(joined[:, 0], joined[:, 1], *np.asarray(places).T)
 
 
-@dataclass(frozen=True)
-class _Reader(Collator):
-    """Collates the views of records alone, and pools them as :func:`embed_views` says."""
-
-    pooling: str = "trained"
+class _Views(Collator):
+    """Collates only what is read of records."""
 
     def sequences(self, item: Item) -> list[Tokens]:
-        """What is read of a record."""
-        found = [sequence for sequence in super().sequences(item) if sequence.readouts]
-        if self.pooling == "trained":
-            return found
-        pooled = []
-        for sequence in found:
-            readouts = []
-            for read in sequence.readouts:
-                first = item.record.pairs[read.pair].first
-                # The first view of a pair may stand in the main text, behind what is no part of it; others stand alone.
-                in_text = first.in_main and (read.kind == "target") == self.reading.reverse
-                start = read.end - 1 if self.pooling == "last" else first.start if in_text else 0
-                if start >= read.end:
-                    told = "--pooling mean: the readout stands outside its view, by --last_token; use --pooling last"
-                    raise UserError(told)
-                readouts.append(read._replace(start=start))
-            pooled.append(replace(sequence, readouts=tuple(readouts)))
-        return pooled
+        """The sequences of a record with a readout."""
+        return [sequence for sequence in super().sequences(item) if sequence.readouts]
 
 
 class Similarity(NamedTuple):
@@ -190,10 +142,10 @@ class Similarity(NamedTuple):
 
 
 def compare_views(
-    model: Any, tokenizer: Any, records: Sequence[Record], config: JepaConfig, *, batch_size: int = 16
+    model: Any, tokenizer: Any, records: Sequence[Record], config: JepaConfig, **options: Any
 ) -> Similarity:
     """Embed all pairs of some records as training does, and compare them; for the arguments see :func:`embed_views`."""
-    embeddings = embed_views(model, tokenizer, records, config, batch_size=batch_size)
+    embeddings = embed_views(model, tokenizer, records, config, **options)
     cosines = pair_cosines(embeddings)
     per_record: list[float | None] = [None] * len(records)
     for index in np.unique(embeddings.record).tolist():
@@ -228,52 +180,38 @@ def similarity_quantiles(values: Iterable[float | None]) -> dict[str, Any]:
     if not len(measured):
         return {"n": 0}
     quantiles = {str(q): float(v) for q, v in zip(QUANTILES, np.quantile(measured, QUANTILES), strict=True)}
-    return {
-        "n": len(measured),
-        "mean": float(measured.mean()),
-        "std": float(measured.std()),
-        "quantiles": quantiles,
-    }
+    return {"n": len(measured), "mean": float(measured.mean()), "std": float(measured.std()), "quantiles": quantiles}
 
 
-def analyse(embeddings: ViewEmbeddings, *, seed: int = 0) -> dict[str, Any]:
-    """All numbers of one model; ``seed`` draws the sample behind the quantiles of many shuffled pairs.
+def analyse(embeddings: ViewEmbeddings) -> dict[str, Any]:
+    """All numbers of one model.
 
     Returns:
-        ``pairs``, ``records``, ``dimensions``; cosines of ``matched`` and ``shuffled`` pairs, both means over all;
+        ``pairs``, ``records``, ``dimensions``; cosines of ``matched`` pairs, and the mean over all ``shuffled`` ones;
         effective ranks and ``retrieval_top1`` (missing for a single pair); the singular values of the ``difference`` of
-        source and target, and of the ``unit_difference`` of the same scaled to length 1; ``linear_map``; ``notes``,
-        sentences about what these numbers can't say.
+        source and target; ``linear_map``; ``notes``, sentences about what these numbers can't say.
     """
     totals, source, target = similarity_totals(embeddings), embeddings.source, embeddings.target
-    chosen = np.arange(len(source))
-    if len(chosen) > CROSSED:
-        chosen = np.random.default_rng(seed).choice(chosen, CROSSED, replace=False)
-    crossed = (unit_rows(source[chosen]) @ unit_rows(target[chosen]).T)[~np.eye(len(chosen), dtype=np.bool_)]
-    cosines = {
-        "matched": similarity_quantiles(pair_cosines(embeddings)),
-        "shuffled": similarity_quantiles(crossed),
-    }
-    for kind, found in cosines.items():
-        if (mean := totals.pop(f"{kind}_similarity", None)) is not None:
-            found["mean"] = mean
     pairs, dimensions = source.shape
+    matched = similarity_quantiles(pair_cosines(embeddings)) | {"mean": totals.pop("matched_similarity")}
+    shuffled: dict[str, Any] = {"n": pairs * (pairs - 1)}
     notes = []
-    if cosines["shuffled"].get("mean", 0.0) > COLLAPSE_SIMILARITY:
-        notes.append("unrelated pairs are as alike as related ones: the embeddings are one direction")
+    if pairs > 1:
+        shuffled["mean"] = totals.pop("shuffled_similarity")
+        if shuffled["mean"] > COLLAPSE_SIMILARITY:
+            notes.append("unrelated pairs are as alike as related ones: the embeddings are one direction")
     if pairs < 4 * dimensions:
         notes.append(
-            f"{pairs} pairs in {dimensions} dimensions are too few to tell a linear map, and {dimensions} or fewer are "
-            f"fitted by one without error, whatever they are; take {4 * dimensions} pairs or more"
+            f"{pairs} pairs in {dimensions} dimensions are too few to tell a linear map; take {4 * dimensions} or more"
         )
     return {
         **totals,
         "pairs": pairs,
         "records": len(np.unique(embeddings.record)),
         "dimensions": dimensions,
-        **cosines,
+        "matched": matched,
+        "shuffled": shuffled,
         "difference": singular_values(source - target),
-        "unit_difference": singular_values(unit_rows(source) - unit_rows(target)),
         "linear_map": linear_map(embeddings),
         "notes": notes,
     }
@@ -291,10 +229,9 @@ def linear_map(embeddings: ViewEmbeddings) -> dict[str, Any]:
 
     Returns:
         ``error``: the smallest ``||X W - Y||`` (Frobenius), as in the LLM-JEPA paper; zero by itself where there are
-        no more pairs than dimensions. ``relative``: the square of the same for a ridge regression with an intercept,
-        over ``||Y - mean of Y||^2``: between 0 and 1. ``held_out``: that ratio where each half of the records is
-        predicted from the other; 1 is no better than the mean, and there is no upper end. None where a ratio can't be
-        formed.
+        no more pairs than dimensions. ``held_out``: the square of the same for a ridge regression with an intercept,
+        where each half of the records is predicted from the other, over ``||Y - mean of Y||^2``; 1 is no better than
+        the mean, and there is no upper end. None where it can't be formed.
     """
     from sklearn.linear_model import Ridge
     from sklearn.model_selection import GroupKFold, cross_val_predict
@@ -303,33 +240,28 @@ def linear_map(embeddings: ViewEmbeddings) -> dict[str, Any]:
     # Directions below the rounding of the float32 embeddings are noise, which an exact solution would blow up.
     rounding = float(np.finfo(np.float32).eps)
     weights = np.linalg.lstsq(source, target, rcond=rounding * max(source.shape))[0]
-    ridge = Ridge(alpha=rounding * float((source**2).sum()))
-    spread = float(((target - target.mean(0)) ** 2).sum())
-    relative = held_out = None
-    if spread > 0:
-        relative = float(((ridge.fit(source, target).predict(source) - target) ** 2).sum()) / spread
-        if len(np.unique(embeddings.record)) > 1:
-            # Pairs of one record are never on both sides.
-            found = cross_val_predict(ridge, source, target, groups=embeddings.record, cv=GroupKFold(2))
-            held_out = float(((found - target) ** 2).sum()) / spread
-    return {"error": float(np.linalg.norm(source @ weights - target)), "relative": relative, "held_out": held_out}
+    spread, held_out = float(((target - target.mean(0)) ** 2).sum()), None
+    if spread > 0 and len(np.unique(embeddings.record)) > 1:
+        ridge = Ridge(alpha=rounding * float((source**2).sum()))
+        # Pairs of one record are never on both sides.
+        found = cross_val_predict(ridge, source, target, groups=embeddings.record, cv=GroupKFold(2))
+        held_out = float(((found - target) ** 2).sum()) / spread
+    return {"error": float(np.linalg.norm(source @ weights - target)), "held_out": held_out}
 
 
 def within_and_between(embeddings: Matrix, groups: Sequence[str]) -> dict[str, float | int | None]:
-    """Mean cosine of all pairs of different rows ``[N, D]`` in a group and across groups, and how many pairs there are.
+    """Mean cosine of different rows ``[N, D]``, ``within`` a group and ``between`` groups; None without a pair.
 
-    Linear in N: the cosines of all pairs of unit vectors add up to (|their sum|^2 - their number) / 2.
+    Linear in N: the cosines of all ordered pairs of unit vectors add up to |their sum|^2 - their number.
     """
     rows = unit_rows(embeddings)
     _, members, sizes = np.unique(groups, return_inverse=True, return_counts=True)
     sums = np.zeros((len(sizes), rows.shape[1]))  # [groups, D]
     np.add.at(sums, members, rows)
-    pairs = {"within": int((sizes * (sizes - 1)).sum()) // 2}
-    pairs["between"] = len(rows) * (len(rows) - 1) // 2 - pairs["within"]
-    squared = float((sums**2).sum())
-    found = {
-        "within": (squared - float((rows**2).sum())) / 2,
-        "between": (float((sums.sum(axis=0) ** 2).sum()) - squared) / 2,
+    inside, everything = float((sums**2).sum()), float((sums.sum(axis=0) ** 2).sum())
+    within, between = int((sizes**2).sum()) - len(rows), len(rows) ** 2 - int((sizes**2).sum())
+    return {
+        "within": (inside - float((rows**2).sum())) / within if within else None,
+        "between": (everything - inside) / between if between else None,
+        "groups": len(sizes),
     }
-    means = {name: amount / pairs[name] if pairs[name] else None for name, amount in found.items()}
-    return {**means, **{f"{name}_pairs": count for name, count in pairs.items()}, "groups": len(sizes)}

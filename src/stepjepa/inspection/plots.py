@@ -16,11 +16,9 @@ from stepjepa.errors import UserError
 from stepjepa.files import atomic_write
 from stepjepa.terminal import drawable
 
-MOST_CLASSES = 7
-"""Labels that have a colour of their own: more can't be told apart."""
 PALETTE = (*terminal.PALETTE[:-1], "#000000")
+REST = "all others"
 REST_COLOUR = "#BBBBBB"
-LINES = ("-", "--", "-.", ":")
 MARKERS = {"source": "o", "target": "^"}
 COLOURED_BY = {
     "in_n_out": "by view",
@@ -28,14 +26,11 @@ COLOURED_BY = {
     "rotten_tomatoes": "by answer",
     "steps": "by number of the step",
 }
+# Colourings of both views; the others are of the text alone, whose partner often says the label outright.
 BOTH_VIEWS = ("in_n_out", "steps")
-"""Colourings of both views; the others are of the text alone, whose partner often says the label outright."""
-PLANE_NAMES = {"pca": "PC", "tsne": "t-SNE"}
 FONT, MONOSPACED = "DejaVu Sans", "DejaVu Sans Mono"
-LONGEST_LABEL = 24
-"""Characters of a label in a legend."""
-LABELLED = 80
-"""Most tokens that are written out beside the axes of an attention matrix."""
+LONGEST_LABEL = 24  # characters of a label in a legend
+LABELLED = 80  # most tokens that are written out beside the axes of an attention matrix
 
 
 class Points(NamedTuple):
@@ -47,40 +42,34 @@ class Points(NamedTuple):
 
 
 def choose_classes(labels: Sequence[str], colouring: str) -> list[str]:
-    """The labels that get a colour of their own (the first steps, else the most frequent), in the legend's order."""
-    counts = Counter(labels)
-    if colouring == "in_n_out":
-        return list(counts)
-
-    def order(label: str) -> tuple[int, str]:
-        return len(label), label  # "step 9" before "step 10"
-
-    most = sorted(counts, key=order) if colouring == "steps" else [label for label, _ in counts.most_common()]
-    return sorted(most[:MOST_CLASSES], key=order)
+    """The labels with a colour of their own (the first steps, else the most frequent), in the legend's order."""
+    most = (
+        list(set(labels)) if colouring == "steps" else [each for each, _ in Counter(labels).most_common(len(PALETTE))]
+    )
+    return sorted(most, key=lambda label: (len(label), label))[: len(PALETTE)]  # "step 9" before "step 10"
 
 
-def project(name: str, vectors: NDArray[np.float32], seed: int) -> tuple[NDArray[np.float64], dict[str, Any]]:
-    """Points in the plane ``[M, 2]``, by ``pca`` or ``tsne``; UserError if they are too few.
+def project(name: str, vectors: NDArray[np.float32], seed: int) -> tuple[NDArray[np.float64], list[str]]:
+    """Points in the plane ``[M, 2]``, by ``PCA`` or ``t-SNE``, and names of the two axes; UserError if too few.
 
-    Also what a caption should say: ``variance`` (shares of the two axes) of PCA, ``perplexity`` of t-SNE. Points that
-    differ by rounding alone are one point in the plane too, with an empty caption.
+    Points that differ by rounding alone are one point in the plane, too.
     """
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
 
-    count, fewest = len(vectors), {"pca": 2, "tsne": 4}[name]
-    if count < fewest:
-        told = f"{name} needs {fewest} points or more, and there are {count}; take more records"
-        raise UserError(f"{told}, or pass --projections pca")
+    count = len(vectors)
+    if count < 4:
+        raise UserError(f"t-SNE needs 4 points or more, and there are {count}; take more records")
     wide = vectors.astype(np.float64)
     if np.linalg.norm(wide - wide.mean(0)) <= 1e-5 * np.linalg.norm(wide):
-        return np.zeros((count, 2)), {}
-    if name == "pca":
+        return np.zeros((count, 2)), ["all points are one point", ""]
+    if name == "PCA":
         pca = PCA(n_components=2, svd_solver="full")
-        return pca.fit_transform(wide), {"variance": pca.explained_variance_ratio_.tolist()}
+        plane = pca.fit_transform(wide)
+        return plane, [f"PC {n} ({share:.1%} of variance)" for n, share in enumerate(pca.explained_variance_ratio_, 1)]
     perplexity = min(30.0, (count - 1) / 3)
     plane = TSNE(n_components=2, perplexity=perplexity, init="pca", random_state=seed).fit_transform(wide)
-    return plane.astype(np.float64), {"perplexity": perplexity}
+    return plane.astype(np.float64), [f"t-SNE 1 (perplexity {perplexity:.3g})", "t-SNE 2"]
 
 
 def _text(text: str, font: str = FONT) -> str:
@@ -94,102 +83,44 @@ def save_figure(figure: Any, file: str | os.PathLike[str]) -> None:
         figure.savefig(stream, format=Path(file).suffix.removeprefix("."), dpi=150, bbox_inches="tight")
 
 
-def draw_projection(titles: Sequence[str], points: Sequence[Points], settings: Any, where: str) -> Any:
-    """A figure with one row of axes for each projection, one column for each model.
+def draw_projection(points: Mapping[str, Points], colouring: str, about: str, seed: int) -> Any:
+    """A figure of the points of models, by title: PCA above t-SNE, one column for each model.
 
-    Args:
-        titles: of the models.
-        points: of the models.
-        settings: an ``AnalysisSettings``, for its projections, colouring and seed.
-        where: the file and the place in the model, for the title.
+    ``colouring`` is a key of ``COLOURED_BY``, ``about`` is added to the title, and ``seed`` is that of t-SNE.
     """
     from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
 
-    classes = choose_classes([label for each in points for label in each.labels], settings.t_sne_type)
-    names = settings.projections
-    figure = Figure(figsize=(max(4.3 * len(points), 5.5) + 2.2, 4.1 * len(names) + 1.5), layout="constrained")
-    grid = figure.subplots(len(names), len(points), squeeze=False)
-    figure.suptitle(_text(f"Embeddings of views, coloured {COLOURED_BY[settings.t_sne_type]}\n{where}"), fontsize=12)
-    for row, name in zip(grid, names, strict=True):
-        for axes, each in zip(row, points, strict=True):
-            _scatter(axes, each, name, classes, settings.seed)
-    for axes, title in zip(grid[0], titles, strict=True):
-        axes.set_title(_text(title), fontsize=10)
-    figure.legend(handles=_legend(points, classes), loc="outside right center", fontsize=9, frameon=False)
-    return figure
-
-
-def _scatter(axes: Any, points: Points, name: str, classes: Sequence[str], seed: int) -> None:
-    from matplotlib.colors import to_rgba_array
-
-    plane, caption = project(name, points.vectors, seed)
-    of_class = np.asarray([classes.index(each) if each in classes else len(classes) for each in points.labels])
-    rgba = to_rgba_array([*PALETTE[: len(classes)], REST_COLOUR])
-    # In an order that has nothing to do with the classes, so that none hides the others; only the grey ones lie below.
-    order = np.random.default_rng(0).permutation(len(plane))
-    order = order[np.argsort(of_class[order] < len(classes), kind="stable")]
-    size = float(np.clip(9000 / len(plane), 6, 30))
-    for target, marker in enumerate(MARKERS.values()):
-        chosen = order[points.is_target[order] == target]
-        if len(chosen):
-            colours = rgba[of_class[chosen]]
-            axes.scatter(*plane[chosen].T, c=colours, marker=marker, s=size, alpha=0.65, linewidths=0)
-    axes.set_aspect("equal", adjustable="datalim")
-    axes.tick_params(labelsize=7)
-    if not caption:
-        axes.text(0.5, 0.58, "all points are one point", transform=axes.transAxes, ha="center", fontsize=9)
-    labels = [f"{PLANE_NAMES[name]} {number}" for number in (1, 2)]
-    if "variance" in caption:
-        labels = [f"{label} ({caption['variance'][axis]:.1%} of variance)" for axis, label in enumerate(labels)]
-    else:
-        # Neither places nor distances have a unit here.
-        axes.set(xticks=[], yticks=[])
-        labels[0] += "".join(f" ({what} {value:.3g})" for what, value in caption.items())
-    axes.set_xlabel(labels[0], fontsize=9)
-    axes.set_ylabel(labels[1], fontsize=9)
-
-
-def _legend(points: Sequence[Points], classes: Sequence[str]) -> list[Any]:
-    from matplotlib.lines import Line2D
-
-    def mark(colour: Any, marker: str, label: str) -> Line2D:
-        short = label if len(label) <= LONGEST_LABEL else f"{label[: LONGEST_LABEL - 1]}…"
-        # The blank: what begins with an underscore is left out of a legend.
-        return Line2D([], [], color=colour, marker=marker, linestyle="none", markersize=7, label=f" {_text(short)}")
-
-    entries = [mark(colour, "s", label) for colour, label in zip(PALETTE, classes, strict=False)]
-    if any(set(each.labels).difference(classes) for each in points):
-        entries.append(mark(REST_COLOUR, "s", "all others"))
-    if any(len(set(each.is_target.tolist())) > 1 for each in points):
-        entries += [mark("#555555", marker, f"read as {view}") for view, marker in MARKERS.items()]
-    return entries
-
-
-def draw_singular_values(numbers: Mapping[str, Any], views: tuple[str, str], where: str) -> Any:
-    """A figure of the singular values of source minus target, of models by name: as they are, and at length 1."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11.5, 5.0 + 0.18 * len(numbers)), layout="constrained")
-    kinds = {"difference": f"Enc({views[0]}) - Enc({views[1]})", "unit_difference": "the same at length 1"}
-    for axes, (kind, title) in zip(figure.subplots(1, 2), kinds.items(), strict=True):
-        highest = max(each[kind]["values"][0] for each in numbers.values())
-        for place, (name, each) in enumerate(numbers.items()):
-            # Below that is rounding of float32, which would stretch the axis over nothing.
-            values = [value for value in each[kind]["values"] if value > 1e-6 * highest]
-            mean = f"mean of the {each[kind]['top']} largest: {each[kind]['top_mean']:.3g}"
-            style = {"color": PALETTE[place % len(PALETTE)], "linestyle": LINES[place % len(LINES)], "marker": "."}
-            axes.plot(range(1, len(values) + 1), values, label=f" {_text(name)} ({mean})", **style)
-        axes.set(yscale="log", title=title, xlabel="number, the largest first", ylabel="singular value")
-        axes.grid(visible=True, color="#dddddd", linewidth=0.6)
-        # Below the axes, where it hides nothing.
-        axes.legend(fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.13))
-    figure.suptitle(_text(f"Singular values of the difference of views\n{where}"), fontsize=12)
+    classes = choose_classes([label for each in points.values() for label in each.labels], colouring)
+    colours = dict(zip(classes, PALETTE, strict=False))
+    if any(set(each.labels).difference(classes) for each in points.values()):
+        colours = {REST: REST_COLOUR, **colours}  # drawn first, so that it hides no other
+    figure = Figure(figsize=(max(4.3 * len(points), 5.5) + 2.2, 9.7), layout="constrained")
+    for row, name in zip(figure.subplots(2, len(points), squeeze=False), ("PCA", "t-SNE"), strict=True):
+        for axes, (title, each) in zip(row, points.items(), strict=True):
+            plane, (across, up) = project(name, each.vectors, seed)
+            label_of = np.asarray([label if label in classes else REST for label in each.labels])
+            for label, colour in colours.items():
+                for target, marker in enumerate(MARKERS.values()):
+                    chosen = plane[(label_of == label) & (each.is_target == target)]
+                    axes.scatter(*chosen.T, color=colour, marker=marker, s=14, alpha=0.65, linewidths=0)
+            axes.set(xlabel=across, ylabel=up, title=_text(title))
+            axes.set_aspect("equal", adjustable="datalim")
+    title = f"Embeddings of views, coloured {COLOURED_BY[colouring]}; circles are sources, triangles targets\n{about}"
+    figure.suptitle(_text(title), fontsize=12)
+    # The blank: what begins with an underscore is left out of a legend.
+    entries = [Patch(color=colour, label=f" {_text(label[:LONGEST_LABEL])}") for label, colour in colours.items()]
+    figure.legend(handles=entries, loc="outside right center", fontsize=9, frameon=False)
     return figure
 
 
 def write_png(inspection: Any, path: str | os.PathLike[str], title: str) -> None:
     """Draw a ``record.Inspection``: the tree, each token at its position, and below it the attention matrix."""
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    from stepjepa.inspection.record import COLOURS, MEANING
 
     # The first branch behind another continues its line.
     lines: list[int] = []
@@ -203,7 +134,12 @@ def write_png(inspection: Any, path: str | os.PathLike[str], title: str) -> None
     tree, matrix = figure.subplots(2, 1, height_ratios=heights)
     _draw_tree(tree, inspection, lines)
     _draw_matrix(matrix, inspection)
-    _write_legend(figure, inspection)
+    met = {branch.kind for branch in inspection.branches}
+    entries: list[Any] = [Patch(facecolor=COLOURS[kind], label=told) for kind, told in MEANING.items() if kind in met]
+    if inspection.config.uses_views:
+        look: dict[str, Any] = {"markerfacecolor": "white", "markeredgecolor": "black", "linestyle": "none"}
+        entries += [Line2D([], [], marker=mark, label=f"{kind} is read here", **look) for kind, mark in MARKERS.items()]
+    figure.legend(handles=entries, loc="outside right upper", fontsize=9, frameon=False)
     figure.suptitle(_text(title), fontsize=11)
     save_figure(figure, path)
 
@@ -214,8 +150,8 @@ def _draw_tree(axes: Any, inspection: Any, lines: list[int]) -> None:
     for branch, line in zip(inspection.branches, lines, strict=True):
         tokens = inspection.tokens[branch.start : branch.end]
         first, last = tokens[0].position, tokens[-1].position
-        places, colour = range(first, last + 1), COLOURS[branch.kind].strong
-        axes.bar(places, 0.8, 1, line - 0.4, color=colour, edgecolor="white", linewidth=0.6)
+        places = range(first, last + 1)
+        axes.bar(places, 0.8, 1, line - 0.4, color=COLOURS[branch.kind], edgecolor="white", linewidth=0.6)
         for kind, marker in MARKERS.items():
             read = [token.position for token in tokens if any(each.startswith(kind) for each in token.readouts)]
             axes.scatter(read, [line] * len(read), s=26, marker=marker, facecolor="white", edgecolor="black", zorder=3)
@@ -234,8 +170,7 @@ def _draw_matrix(axes: Any, inspection: Any) -> None:
 
     from stepjepa.inspection.record import COLOURS, READ, visible_matrix, visible_text
 
-    colours = [COLOURS[inspection.branches[token.branch].kind].strong for token in inspection.tokens]
-    keys = np.array([to_rgb(colour) for colour in colours])
+    keys = np.array([to_rgb(COLOURS[inspection.branches[token.branch].kind]) for token in inspection.tokens])
     axes.imshow(np.where(visible_matrix(inspection)[:, :, None], keys[None], 1.0), interpolation="nearest")  # [T, T, 3]
     for branch in inspection.branches[1:]:
         axes.axhline(branch.start - 0.5, color="#555555", linewidth=0.7)
@@ -250,21 +185,3 @@ def _draw_matrix(axes: Any, inspection: Any) -> None:
     axes.set_yticks(places, [read + label for read, label in zip(reads, labels, strict=True)], **font)
     axes.set_xticks(places, labels, rotation=90, **font)
     axes.tick_params(length=2, pad=1)
-
-
-def _write_legend(figure: Any, inspection: Any) -> None:
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    from stepjepa.inspection.record import COLOURS
-
-    met = {branch.kind for branch in inspection.branches}
-    entries: list[Any] = [
-        Patch(facecolor=each.strong, label=each.meaning) for kind, each in COLOURS.items() if kind in met
-    ]
-    if inspection.config.uses_views:
-        look: dict[str, Any] = {"markerfacecolor": "white", "markeredgecolor": "black", "linestyle": "none"}
-        entries += [
-            Line2D([], [], marker=marker, label=f"{kind} is read here", **look) for kind, marker in MARKERS.items()
-        ]
-    figure.legend(handles=entries, loc="outside right upper", fontsize=9, frameon=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,16 +27,7 @@ from stepjepa.objectives.text import LMLoss
 
 # A whole float32 forward pass in another order of additions: relative to the largest number compared.
 TOLERANCE = 1e-4
-SOME = 8
-"""Records that the slow checks look at."""
-
-
-class Result(NamedTuple):
-    """One line of the report."""
-
-    name: str  # what was checked
-    passed: bool
-    detail: str  # what was compared, with figures
+SOME = 8  # records that the slow checks look at
 
 
 def _require(condition: bool, message: str) -> None:
@@ -85,7 +76,7 @@ def check_format(subject: Subject) -> str:
 
 
 def check_pairs(subject: Subject) -> str:
-    """Views are found, and the readouts are where they should be."""
+    """Views are found, and sources are read at the last predictor token."""
     if not subject.config.uses_views:
         return "regular training has no views"
     with_pairs = [record for record in subject.tokenized if record.pairs]
@@ -103,23 +94,20 @@ def check_end_of_turn(subject: Subject) -> str:
     """The labels are the assistant's content and the token that ends its turn."""
     if subject.config.labels != "assistant":
         return f"labels '{subject.config.labels}' were asked for"
-    tokenizer, template = subject.tokenizer, subject.made.template
+    template, known = subject.made.template, {record.line: record for record in subject.tokenized}
     end, compared = template.end_of_turn_ids[0], 0
-    known = {record.line: record for record in subject.tokenized}
     for record in subject.records:
         tokenized = known.get(record.line)
         if tokenized is None or len(tokenized.ids) >= subject.config.max_length:
-            continue
+            continue  # cut
         compared += 1
         labels = tokenized.ids[tokenized.labels + 1].tolist()
         _require(labels[-1] == end, f"line {record.line}: the last label is not the end of turn")
-        answers = [m["content"].strip() for m in record.messages if m["role"] == "assistant"]
+        answers = [m["content"] for m in record.messages if m["role"] == "assistant"]
         wanted = answers[-1] if subject.config.plain else "".join(answers)
-        taught = tokenizer.decode([index for index in labels if index != end], clean_up_tokenization_spaces=False)
-        _require(
-            "".join(taught.split()) == "".join(wanted.split()),
-            f"line {record.line}: the labels read {taught[:60]!r}, the assistant says {wanted[:60]!r}",
-        )
+        taught = subject.tokenizer.decode([each for each in labels if each != end], clean_up_tokenization_spaces=False)
+        told = f"line {record.line}: the labels read {taught[:60]!r}, the assistant says {wanted[:60]!r}"
+        _require("".join(taught.split()) == "".join(wanted.split()), told)
     _require(compared > 0, "every record looked at is cut by max_length, so no end of turn is left; raise it")
     return f"{compared} records: assistant content and {template.end_of_turn!r} are trained, nothing else"
 
@@ -135,20 +123,17 @@ def check_batch(subject: Subject) -> str:
         read: dict[tuple[str, int], Tensor] = {}
         for sequence in subject.collator.sequences(item):
             last, inner = _plain_states(subject, sequence, layer)
-            if len(sequence.text):
-                slow["text"].append(last[torch.from_numpy(sequence.text).long()])
+            slow["text"].append(last[torch.from_numpy(sequence.text).long()])
             for pair, kind, start, end in sequence.readouts:
                 read[kind, pair] = inner[start:end].float().mean(0, keepdim=True)
         for which in sorted(read):
             slow[which[0]].append(read[which])
     expected = torch.cat([rows for parts in slow.values() for rows in parts])
-    # What a plain pass can't give is not a number.
     known = ~expected.isnan().any(-1)
-    worst = float((fast - expected)[known].abs().max())
-    told = f"largest difference {worst:.1e} at scale {float(expected[known].abs().max()):.1f}"
-    _require(worst <= TOLERANCE * max(1.0, float(expected[known].abs().max())), told)
-    tokens = f"{batch['members'].tokens} tokens for {sum(batch['members'].lengths)} in separate passes"
-    return f"{int(known.sum())} states, {told}; {tokens}"
+    worst, scale = float((fast - expected)[known].abs().max()), float(expected[known].abs().max())
+    told = f"largest difference {worst:.1e} at scale {scale:.1f}"
+    _require(worst <= TOLERANCE * max(1.0, scale), told)
+    return f"{int(known.sum())} states, {told}"
 
 
 def _plain_states(subject: Subject, sequence: Tokens, layer: int) -> tuple[Tensor, Tensor]:
@@ -171,7 +156,7 @@ def _plain_states(subject: Subject, sequence: Tokens, layer: int) -> tuple[Tenso
 
 @torch.no_grad()
 def check_lm_loss(subject: Subject) -> str:
-    """The LM loss is the one that transformers computes on the main texts alone."""
+    """The LM loss is the cross-entropy of plain passes over the main texts alone."""
     if LAYOUTS[subject.collator.layout].changes_text:
         return f"layout '{subject.collator.layout}' changes the main text by design"
     ours = float(jepa_loss(subject.model, subject.batch(), Objective([LMLoss()])).loss)
@@ -181,43 +166,38 @@ def check_lm_loss(subject: Subject) -> str:
         logits = subject.model(input_ids=ids[None].to(subject.model.device), use_cache=False).logits[0].float().cpu()
         total += float(F.cross_entropy(logits[labels], ids[labels + 1], reduction="sum"))
         count += len(labels)
-    difference = abs(ours - total / count)
-    _require(difference <= TOLERANCE * max(total / count, 1.0), f"{ours:.6f} against {total / count:.6f}")
-    return f"{ours:.4f} nats per token, difference {difference:.1e}"
+    mean = total / count
+    _require(abs(ours - mean) <= TOLERANCE * max(mean, 1.0), f"{ours:.6f} against {mean:.6f}")
+    return f"{ours:.4f} nats per token, difference {abs(ours - mean):.1e}"
 
 
 def check_step(subject: Subject) -> str:
-    """One optimisation step moves the predictor rows and all that should move, and nothing else."""
+    """Two optimisation steps move the predictor rows and all that should move, and nothing else."""
     model: Any = copy.deepcopy(subject.model)
     model = subject.lora(model) if subject.lora is not None else model
     objective = Objective.from_config(replace(subject.config, lbd=max(subject.config.lbd, 0.1)))
     attach_heads(model, objective.heads(subject.model.config.get_text_config()))
     model.train()
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1.0)
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    optimizer = torch.optim.SGD(trained.values(), lr=1.0)
     # LoRA starts with one factor at zero, so that the other moves only in the second step.
     for _ in range(2):
         jepa_loss(model, subject.batch(), objective).loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-    moved = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
-    expected = {name for name, p in model.named_parameters() if p.requires_grad}
+    moved = {name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])}
     # Experts that no token was sent to have no gradient.
-    wrong = {name for name in expected ^ moved if name in moved or "expert" not in name}
-    _require(
-        not wrong,
-        f"{len(wrong)} parameters did not move though trained, or moved though frozen: {min(wrong, default='')}",
-    )
+    wrong = {name for name in trained.keys() ^ moved if name in moved or "expert" not in name}
+    _require(not wrong, f"{len(wrong)} parameters did not move though trained, or moved though frozen: {[*wrong][:1]}")
     ids = subject.made.predictors.tolist()
     if ids and any(record.pairs for record, *_ in subject.some):
         rows = torch.tensor(ids, device=subject.model.device)
         after = model.get_input_embeddings()(rows)
         still = (after == subject.model.get_input_embeddings()(rows)).all(-1)
         _require(not bool(still.any()), f"{int(still.sum())} of {len(ids)} predictor rows did not move")
-    return (
-        f"{len(moved)} of {len(before)} parameter tensors moved, as they should, {len(ids)} predictor rows among them"
-    )
+    return f"{len(moved)} of {len(before)} parameter tensors moved, {len(ids)} predictor rows among them"
 
 
 CHECKS: tuple[tuple[str, Callable[[Subject], str]], ...] = (
@@ -231,10 +211,10 @@ CHECKS: tuple[tuple[str, Callable[[Subject], str]], ...] = (
 )
 
 
-def verify(subject: Subject) -> Iterator[Result]:
-    """Run all checks, one result each as it comes."""
+def verify(subject: Subject) -> Iterator[dict[str, Any]]:
+    """Run all checks, one result each as it comes: ``name``, ``passed``, and ``detail``, what was compared."""
     for name, check in CHECKS:
         try:
-            yield Result(name, True, check(subject))
+            yield {"name": name, "passed": True, "detail": check(subject)}
         except (ValueError, RuntimeError) as error:
-            yield Result(name, False, str(error))
+            yield {"name": name, "passed": False, "detail": str(error)}

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from stepjepa.data.records import BadRecords, parse_record
 from stepjepa.errors import UserError
 from stepjepa.options import option
-from stepjepa.own_code import load
-from stepjepa.preparing.step_splitting import drop_thinking, split_response, thinking_steps, tidy_step
+from stepjepa.preparing.step_splitting import drop_thinking, split_response, tidy_step
 from stepjepa.tasks.answers import marked_answers, parse_number, same_answer
 from stepjepa.tasks.generic import Gsm8kTask
 from stepjepa.tasks.hellaswag import HellaswagTask
@@ -29,7 +27,6 @@ Rows = Iterable[tuple[int, Row]]  # with line numbers
 Convert = Callable[..., dict[str, Any] | list[dict[str, Any]]]
 Splitter = Callable[[str], list[str]]
 
-FEW_STEPS = "fewer than two steps"
 SYSTEM_PROMPT = (
     "Please solve the problem step by step (separate steps with double newlines), "
     "and put your final answer within \\boxed{}."
@@ -42,17 +39,11 @@ class Counts:
 
     read: int = 0
     dropped: Counter[str] = field(default_factory=Counter)  # rows that gave no record, by reason
-    changed: Counter[str] = field(default_factory=Counter)  # records that were changed, by the kind of change
     columns: tuple[str, ...] = ()  # of the first row, for error messages
 
 
 def convert_rows(
-    rows: Rows,
-    convert: Convert,
-    *,
-    limit: int | None = None,
-    path: object = "<memory>",
-    bad: BadRecords | None = None,
+    rows: Rows, convert: Convert, *, limit: int | None = None, path: object = "<memory>", bad: BadRecords | None = None
 ) -> tuple[list[dict[str, Any]], Counts]:
     """Convert at most ``limit`` rows of the file ``path`` to records, dropping those that are unusable.
 
@@ -89,89 +80,58 @@ class Conversion(NamedTuple):
     """A published data set that ``stepjepa prepare`` can turn into training records."""
 
     summary: str  # one line of help
-    rows: str  # the fields of its rows
+    rows: str  # the fields of its rows, and names of such data sets on the hub
     convert: Convert
-    datasets: str  # names of such data sets on the hub
 
 
 CONVERSIONS = {
-    "gsm8k": Conversion(
-        "word problems, each line of the solution a step if asked",
-        "question and answer",
-        Gsm8kTask.convert,
-        "openai/gsm8k",
-    ),
-    "spider": Conversion("questions and SQL", "db_id, question and query", SpiderTask.convert, "xlangai/spider"),
+    "gsm8k": Conversion("word problems", "question and answer (openai/gsm8k)", Gsm8kTask.convert),
+    "spider": Conversion("questions and SQL", "db_id, question and query (xlangai/spider)", SpiderTask.convert),
     "nq-open": Conversion(
-        "questions and short answers",
-        "question and answer, a list",
-        NqOpenTask.convert,
-        "google-research-datasets/nq_open",
+        "questions", "question and answer, a list (google-research-datasets/nq_open)", NqOpenTask.convert
     ),
-    "hellaswag": Conversion("endings of a story", "ctx, endings and label", HellaswagTask.convert, "Rowan/hellaswag"),
+    "hellaswag": Conversion("stories", "ctx, endings and label (Rowan/hellaswag)", HellaswagTask.convert),
     "rotten-tomatoes": Conversion(
-        "film reviews", "text and label, 0 or 1", SentimentTask.convert, "cornell-movie-review-data/rotten_tomatoes"
+        "film reviews", "text and label, 0 or 1 (cornell-movie-review-data/rotten_tomatoes)", SentimentTask.convert
     ),
     "yelp": Conversion(
-        "reviews", "text and label, 0 to 4", partial(SentimentTask.convert, stars=True), "Yelp/yelp_review_full"
+        "reviews", "text and label, 0 to 4 (Yelp/yelp_review_full)", partial(SentimentTask.convert, stars=True)
     ),
-    "yelp-polarity": Conversion("reviews", "text and label, 0 or 1", SentimentTask.convert, "fancyzhx/yelp_polarity"),
-    "paraphrase": Conversion(
-        "sentences of one sense",
-        "sentences",
-        convert_paraphrases,
-        "google-research-datasets/paws, humarin/chatgpt-paraphrases",
-    ),
+    "yelp-polarity": Conversion("reviews", "text and label, 0 or 1 (fancyzhx/yelp_polarity)", SentimentTask.convert),
+    "paraphrase": Conversion("sentences of one sense", "sentences (humarin/chatgpt-paraphrases)", convert_paraphrases),
 }
-
-
-def load_splitter(name: str) -> Splitter:
-    """Import the user's splitter ``module:function``, which takes a response and returns the list of its steps."""
-    return cast(Splitter, load("--custom", name, "function, such as my_splitter:split"))
 
 
 @dataclass(frozen=True)
 class StepOptions:
-    """Options of :func:`prepare_records`."""
+    """Options of :func:`convert_response`."""
 
     question_field: str = option("question", "field of the question", metavar="NAME")
     response_field: str = option("deepseek_response", "field of the response", metavar="NAME")
     system_prompt: str = option(SYSTEM_PROMPT, metavar="TEXT")
     require_correct: bool = option(False, "leave out records whose final answer is not the ground truth")
-    splitter: Splitter | None = None  # the user's own
-    # What becomes of text in <think>...</think>; steps: it is split at blank lines.
-    thinking: Literal["remove", "keep", "steps"] = "remove"
+    splitter: Splitter = split_response  # or the user's own
 
 
-def prepare_records(
-    rows: Rows,
-    options: StepOptions,
-    path: object = "<memory>",
-    limit: int | None = None,
-    bad: BadRecords | None = None,
-) -> tuple[list[dict[str, Any]], Counts]:
-    """Convert responses of a model to records with a blank line between steps; arguments as of :func:`convert_rows`.
+def convert_response(row: Row, options: StepOptions) -> dict[str, Any]:
+    """Convert a response of a model, without text in ``<think>``, to a record with a blank line between steps.
 
-    Each has ``question``, ``total_steps``, ``messages`` and, if known, ``answer`` and ``ground_truth`` (by default the
+    It has ``question``, ``total_steps``, ``messages`` and, if known, ``answer`` and ``ground_truth`` (by default the
     marked answer in ``answer``, or ``answer`` if it is a number).
     """
-    records, counts = convert_rows(rows, partial(_prepare, options=options), limit=limit, path=path, bad=bad)
-    if changed := sum(record.pop(_THINKING) for record in records):
-        counts.changed["thinking removed (--keep_thinking, --think_steps)"] = changed
-    return records, counts
-
-
-_THINKING = "thinking removed"
-
-
-def _prepare(row: Row, options: StepOptions) -> dict[str, Any]:
     question, whole = (read_text_field(row, name) for name in (options.question_field, options.response_field))
     response = drop_thinking(whole)
     if not response:
         raise Unusable(f"'{options.response_field}' holds only thinking")
-    steps = _find_steps(response if options.thinking == "remove" else whole, options)
-    if len(steps) < 2:
-        raise Unusable(FEW_STEPS)
+    try:
+        steps: object = options.splitter(response)
+    except Exception as error:  # the user's function may raise anything
+        raise UserError(f"--custom: the splitter failed ({type(error).__name__}: {error}); correct it") from error
+    if not isinstance(steps, list) or not all(isinstance(step, str) for step in steps):
+        raise UserError(f"--custom: the splitter gave {type(steps).__name__}, expected a list of strings")
+    tidied = [step for step in map(tidy_step, steps) if step]
+    if len(tidied) < 2:
+        raise Unusable("fewer than two steps")
     truth = _ground_truth(row)
     if options.require_correct:
         _require_correct(response, truth)
@@ -179,22 +139,9 @@ def _prepare(row: Row, options: StepOptions) -> dict[str, Any]:
     return {
         "question": question,
         **{name: value for name, value in optional.items() if value is not None},
-        "total_steps": len(steps),
-        _THINKING: options.thinking == "remove" and bool(re.search("</?think>", whole)),
-        **chat_record(options.system_prompt, question, "\n\n".join(steps)),
+        "total_steps": len(tidied),
+        **chat_record(options.system_prompt, question, "\n\n".join(tidied)),
     }
-
-
-def _find_steps(response: str, options: StepOptions) -> list[str]:
-    if options.splitter is None:
-        return thinking_steps(response) if options.thinking == "steps" else split_response(response)
-    try:
-        steps: object = options.splitter(response)
-    except Exception as error:  # the user's function may raise anything
-        raise UserError(f"--custom: the splitter failed ({type(error).__name__}: {error}); correct it") from error
-    if not isinstance(steps, list) or not all(isinstance(step, str) for step in steps):
-        raise UserError(f"--custom: the splitter gave {type(steps).__name__}, expected a list of strings")
-    return [tidied for tidied in map(tidy_step, steps) if tidied]
 
 
 def _ground_truth(row: Row) -> str | None:

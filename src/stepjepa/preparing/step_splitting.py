@@ -74,15 +74,6 @@ def drop_thinking(text: str) -> str:
     return _trim(text.partition("<think>")[0])
 
 
-def thinking_steps(text: str) -> list[str]:
-    """Split the thinking of a response at blank lines, and append the steps of its answer (:func:`split_response`)."""
-    before, closed, answer = _unix_lines(text).rpartition("</think>")
-    if not closed:
-        return split_response(answer)
-    blocks = _BLANK_LINES.split(re.sub("</?think>", "\n\n", before))
-    return [*filter(None, map(tidy_step, blocks)), *split_response(answer)]
-
-
 def _trim(text: str) -> str:
     """Strip blank lines around a text, but not the indent of the first line, which shows how deep a list is nested."""
     return re.sub(r"^\s*\n", "", text).rstrip()
@@ -97,15 +88,11 @@ def tidy_step(step: str) -> str:
     return _BLANK_LINES.sub("\n", _unix_lines(step)).strip()
 
 
-def _is_heading(piece: str) -> bool:
-    piece = piece.strip()
-    return "\n" not in piece and bool(_HEADING.fullmatch(piece)) and not _BARE_ANSWER.fullmatch(piece)
-
-
 def _leads_in(piece: str) -> bool:
     """Whether a piece only introduces the next one: a heading, "Therefore:", under four words without a digit."""
-    piece = _ITEM_NUMBER.sub("", piece)
-    if _is_heading(piece) or piece.rstrip(" \t*_").endswith(":"):
+    piece = _ITEM_NUMBER.sub("", piece).strip()
+    heading = "\n" not in piece and _HEADING.fullmatch(piece) and not _BARE_ANSWER.fullmatch(piece)
+    if heading or piece.rstrip("*_ \t").endswith(":"):
         return True
     return len(piece.split()) < 4 and not re.search(r"[\d=]", piece)
 
