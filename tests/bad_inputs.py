@@ -15,20 +15,9 @@ import tiny
 from stepjepa.cli import main
 from stepjepa.run_folder import write_run
 
-Damage = Callable[[random.Random, list[bytes]], bytes]
-"""Makes the bytes of a file from the lines of a sound one."""
-
 ODD_VALUES: tuple[Any, ...] = (
     *(None, 7, -0.5, True, "", " \n\t", [], {}, [[]], [None], {"role": "user"}, "\x00", "\x1b[2J\x07", "\u200b"),
-    *(
-        "\ud800",
-        "\u2028",
-        "<|predictor_1|>",
-        "<|eot_id|><|im_start|>",
-        {"a": {"b": [1, {"c": None}]}},
-        [1, "x"],
-        10**40,
-    ),
+    *("\ud800", "\u2028", "<|predictor_1|>", "<|im_start|>", {"a": {"b": [1, {"c": None}]}}, [1, "x"], 10**40),
 )
 
 
@@ -47,18 +36,7 @@ def _joined(lines: list[bytes]) -> bytes:
     return b"\n".join(lines) + b"\n"
 
 
-def _some_line(change: Callable[[random.Random, bytes], bytes]) -> Damage:
-    """Damage to one line."""
-
-    def damage(chance: random.Random, lines: list[bytes]) -> bytes:
-        place = chance.randrange(len(lines))
-        lines[place] = change(chance, lines[place])
-        return _joined(lines)
-
-    return damage
-
-
-def _some_record(change: Callable[[random.Random, dict[str, Any]], Any]) -> Damage:
+def _changed(change: Callable[[random.Random, dict[str, Any]], Any]) -> Callable[[random.Random, bytes], bytes]:
     """Damage to one record in place, which stays JSON."""
 
     def changed(chance: random.Random, line: bytes) -> bytes:
@@ -66,40 +44,18 @@ def _some_record(change: Callable[[random.Random, dict[str, Any]], Any]) -> Dama
         change(chance, record)
         return json.dumps(record).encode()
 
-    return _some_line(changed)
+    return changed
 
 
-def _set_message(chance: random.Random, record: dict[str, Any]) -> None:
-    chance.choice(record["messages"])[chance.choice(["role", "content"])] = chance.choice(ODD_VALUES)
-
-
-def _set_field(chance: random.Random, record: dict[str, Any]) -> None:
-    record[chance.choice(["messages", "text", "code", "ground_truth"])] = chance.choice(ODD_VALUES)
+def _set_value(chance: random.Random, record: dict[str, Any]) -> None:
+    fields = [(record, "messages"), (record, "text"), *((record["messages"][1], name) for name in ("role", "content"))]
+    holder, name = chance.choice(fields)
+    holder[name] = chance.choice(ODD_VALUES)
 
 
 def _drop(chance: random.Random, record: dict[str, Any]) -> None:
     holder: dict[str, Any] = chance.choice([record, *record["messages"]])
     holder.pop(chance.choice(list(holder)))
-
-
-def _roles(chance: random.Random, record: dict[str, Any]) -> None:
-    messages = record["messages"]
-    changes: tuple[Callable[[], Any], ...] = (
-        lambda: messages.insert(chance.randrange(4), dict(chance.choice(messages))),
-        lambda: chance.shuffle(messages),
-        lambda: messages.pop(chance.randrange(3)),
-        lambda: chance.choice(messages).update(role=chance.choice(["User", "tool", "x" * 10**5, "\x1b[31muser"])),
-    )
-    chance.choice(changes)()
-
-
-def _long_step(chance: random.Random, record: dict[str, Any]) -> None:
-    record["messages"][-1]["content"] = chance.choice(["x", "7 ", "é"]) * 10**6
-
-
-def _spelt(chance: random.Random, record: dict[str, Any]) -> None:
-    token = chance.choice(["<|predictor_1|>", "<|eot_id|>", "<|im_start|>", "<|im_end|>", "<|endoftext|>"])
-    chance.choice(record["messages"])["content"] += token * chance.randrange(1, 7)
 
 
 def _flip(chance: random.Random, line: bytes) -> bytes:
@@ -119,42 +75,30 @@ def _insert(*pieces: bytes) -> Callable[[random.Random, bytes], bytes]:
     return insert
 
 
-def _ending(*ends: bytes) -> Damage:
-    """Damage to a line's last brace."""
-    return _some_line(lambda chance, line: line[:-1] + b", " + chance.choice(ends) + b"}")
-
-
 _OTHER = (b"null", b"7", b'"x"', b"[]", b"{}", b"NaN", b"[" * 10**5, b'{"a":' * 10**5)
+_ENDS = (b'"a": NaN', b'"a": -Infinity', b'"a": ' + b"1" * 5000, b'"a": 1e999', b'"messages": []', b'"a": 1, "a": 2')
 
-DAMAGES: dict[str, Damage] = {
-    "broken UTF-8": _some_line(_insert(b"\xff", b"\xc3", b"\xed\xa0\x80", b"\xc0\x80")),
-    "a bit flipped": _some_line(_flip),
-    "a line cut": _some_line(_cut),
-    "control characters": _some_line(_insert(b"\x00", b"\x1b[2J", b"\x07", b"\x0b", b"\r", b"\x85")),
-    "other JSON": _some_line(lambda chance, line: chance.choice([*_OTHER, b"[" + line + b"]"])),
-    "odd numbers": _ending(*(b'"extra": ' + each for each in (b"NaN", b"-Infinity", b"1" * 5000, b"1e999", b"01"))),
-    "a key twice": _ending(b'"messages": []', b'"ground_truth": 1', b'"a": 1, "a": 2'),
-    "a lone surrogate": _some_line(
-        lambda chance, line: line.replace(b"What", chance.choice([rb"\ud800", rb"x\ud83dx"]))
-    ),
-    "an odd value in a message": _some_record(_set_message),
-    "an odd value in a record": _some_record(_set_field),
-    "a missing key": _some_record(_drop),
-    "wrong roles": _some_record(_roles),
-    "special tokens spelt": _some_record(_spelt),
+OF_A_LINE: dict[str, Callable[[random.Random, bytes], bytes]] = {
+    "broken UTF-8": _insert(b"\xff", b"\xc3", b"\xed\xa0\x80", b"\xc0\x80"),
+    "a bit flipped": _flip,
+    "a line cut": _cut,
+    "control characters": _insert(b"\x00", b"\x1b[2J", b"\x07", b"\x0b", b"\r", b"\x85"),
+    "other JSON": lambda chance, line: chance.choice([*_OTHER, b"[" + line + b"]"]),
+    "odd numbers, a key twice": lambda chance, line: line[:-1] + b", " + chance.choice(_ENDS) + b"}",
+    "a lone surrogate": lambda chance, line: line.replace(b"What", rb"x\ud83dx"),
+    "an odd value": _changed(_set_value),
+    "a missing key": _changed(_drop),
+    "a message missing": _changed(lambda chance, record: record["messages"].pop(chance.randrange(3))),
+    "messages in another order": _changed(lambda chance, record: chance.shuffle(record["messages"])),
+}
+OF_A_FILE: dict[str, Callable[[random.Random, list[bytes]], bytes]] = {
     "the last line cut": lambda chance, lines: _joined(lines)[: -chance.randrange(2, len(lines[-1]))],
     "a byte order mark": lambda chance, lines: b"\xef\xbb\xbf" * chance.randrange(1, 3) + _joined(lines),
     "other line ends": lambda chance, lines: chance.choice([b"\r\n", b"\r", b"\n\n\n", b"\n \n"]).join(lines),
     "another encoding": lambda chance, lines: _joined(lines).decode().encode(chance.choice(["utf-16", "cp037"])),
     "nothing": lambda chance, lines: chance.choice([b"", b" \t\n\n", b"\xef\xbb\xbf", b"\x00" * 100]),
-    "compressed": lambda chance, lines: chance.choice(
-        [gzip.compress(_joined(lines), mtime=0), b"PK\x03\x04" + _joined(lines), b"PAR1" + _joined(lines)]
-    ),
+    "compressed": lambda chance, lines: gzip.compress(_joined(lines), mtime=0),
     "noise": lambda chance, lines: chance.randbytes(chance.randrange(1, 2000)),
-}
-LARGE: dict[str, Damage] = {
-    "a step of a million characters": _some_record(_long_step),
-    "a huge line": lambda chance, lines: _joined([lines[0][:-1] + b', "a": "' + b"x" * 10**7 + b'"}', *lines[1:]]),
 }
 
 
@@ -210,13 +154,16 @@ def attempt(capsys: pytest.CaptureFixture[str], what: str, *arguments: object) -
     return Attempt("skipped" if "left out (--bad_records skip)" in said.err else "sound", *said)
 
 
-def try_data(capsys: pytest.CaptureFixture[str], folder: Path, number: int, seed: int, *, large: bool = False) -> str:
+def try_data(capsys: pytest.CaptureFixture[str], folder: Path, number: int, seed: int) -> str:
     """What a command makes of one damaged file; the commands and the kinds of damage take turns."""
-    chance, kinds = random.Random(f"{seed} {number}"), LARGE if large else DAMAGES
-    kind = list(kinds)[number % len(kinds)]
+    chance, kinds = random.Random(f"{seed} {number}"), [*OF_A_LINE, *OF_A_FILE]
+    kind, lines = kinds[number % len(kinds)], sound_lines(chance, 5)
     path, good, scored = folder / f"{number}.jsonl", folder / "good.jsonl", folder / "o.jsonl"
-    path.write_bytes(kinds[kind](chance, sound_lines(chance, 5)))
     good.write_bytes(_joined(sound_lines(random.Random(0), 5)))
+    if kind in OF_A_LINE:
+        place = chance.randrange(len(lines))
+        lines[place] = OF_A_LINE[kind](chance, lines[place])
+    path.write_bytes(_joined(lines) if kind in OF_A_LINE else OF_A_FILE[kind](chance, lines))
     data = ["--train_file", path, "--model_name", "preset:tiny", *(["--bad_records", "skip"] if number % 2 else [])]
     commands: list[list[object]] = [
         ["inspect", *data, "--json"],
@@ -225,7 +172,7 @@ def try_data(capsys: pytest.CaptureFixture[str], folder: Path, number: int, seed
         ["score", "--test_file", good, "--predictions", path, "--output_file", scored, "--overwrite"],
         ["prepare", "gsm8k", "--input_file", path, "--output_file", folder / "p.jsonl", "--overwrite"],
     ]
-    found = outcome(capsys, f"seed {seed}, file {number}, {kind}", *commands[number % 5 if not large else number % 3])
+    found = outcome(capsys, f"seed {seed}, file {number}, {kind}", *commands[number % 5])
     path.unlink()
     return found
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,31 +51,23 @@ def damaged_json(chance: random.Random, text: bytes) -> bytes:
     return json.dumps(value).encode()
 
 
-def _damaged_line(chance: random.Random, text: bytes) -> bytes:
-    lines = text.splitlines()
-    place = chance.randrange(len(lines))
-    lines[place] = damaged_json(chance, lines[place])
-    return b"\n".join(lines) + b"\n"
-
-
 def damage(chance: random.Random, file: Path) -> str:
     """Damage a file, JSON or JSON lines, for good; returns what was done."""
     before = file.read_bytes()
-    kind = chance.choice(["value"] * 6 + ["text"] * 2 + ["empty", "missing", "folder", "link", "binary"])
-    if kind in ("missing", "folder", "link"):
+    kind = chance.choice(["value"] * 6 + ["text"] * 2 + ["empty", "missing", "folder", "binary"])
+    if kind in ("missing", "folder"):
         file.unlink()
         if kind == "folder":
             file.mkdir()
-        elif kind == "link":
-            file.symlink_to(file.with_name("nowhere"))
         return kind
-    change: dict[str, Callable[[random.Random, bytes], bytes]] = {
-        "value": _damaged_line if file.suffix == ".jsonl" else damaged_json,
-        "text": damaged_text,
-        "empty": lambda chance, text: b"",
-        "binary": lambda chance, text: chance.randbytes(chance.randrange(1, 500)),
-    }
-    file.write_bytes(change[kind](chance, before))
+    if kind == "value":
+        lines = before.splitlines() if file.suffix == ".jsonl" else [before]
+        place = chance.randrange(len(lines))
+        lines[place] = damaged_json(chance, lines[place])
+        file.write_bytes(b"\n".join(lines) + b"\n")
+    else:
+        noise = chance.randbytes(chance.randrange(1, 500)) if kind == "binary" else b""
+        file.write_bytes(damaged_text(chance, before) if kind == "text" else noise)
     return kind
 
 

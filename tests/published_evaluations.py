@@ -16,11 +16,11 @@ _STEP_TEST = "--test_file ../datasets/gsm8k_test.jsonl"
 
 
 def _evaluated(document: str, flags: str, **expected: Any) -> Line:
-    return Line(document, "evaluate.py", flags, expected)
+    return Line("evaluate.py", document, flags, expected)
 
 
 def _step_evaluated(document: str, flags: str, **expected: Any) -> Line:
-    return Line(document, "evaluate_step_jepa.py", flags, expected)
+    return Line("evaluate_step_jepa.py", document, flags, expected)
 
 
 EVALUATION = [

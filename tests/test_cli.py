@@ -17,14 +17,6 @@ from stepjepa.files import write_jsonl
 GOOD = {"messages": [{"role": "user", "content": "How much?"}, {"role": "assistant", "content": "One.\n\nTwo."}]}
 
 
-def changed(**changes: Any) -> dict[str, Any]:
-    return {**GOOD, **changes}
-
-
-def messages(*pairs: tuple[Any, Any]) -> dict[str, Any]:
-    return {"messages": [{"role": role, "content": content} for role, content in pairs]}
-
-
 @pytest.fixture
 def good(tmp_path: Path) -> Path:
     write_jsonl(tmp_path / "good.jsonl", [GOOD] * 5)
@@ -50,20 +42,11 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     return lines[0]
 
 
+LONG = {"messages": [{"role": "user", "content": "word " * 999}, GOOD["messages"][1]]}
 BAD_LINES = [
     ("{'a': 1}", "not valid JSON"),
-    ("[1, 2]", "list where an object is needed"),
     ('{"text": "x"}', "no 'messages', and none of the columns completion"),
-    (json.dumps(changed(messages="hello")), "must be a list"),
-    (json.dumps(changed(messages=[{"content": "x"}])), "messages[0] has no 'role'"),
-    (json.dumps(messages(("user", 3), ("assistant", "x"))), "messages[0].content is int"),
-    (json.dumps(messages(("user", "x"), ("assistant", ""))), "messages[1].content (assistant) is empty"),
-    (json.dumps(messages(("human", "x"), ("assistant", "x"))), "'human', expected one of"),
-    (json.dumps(messages(("user", "x"), ("user", "x"))), "the turns are user, user"),
-    (json.dumps(messages(("user", "x"), ("system", "x"), ("assistant", "x"))), "not the first"),
-    (json.dumps(changed(text="x")), "explicit view 'text' stands alone"),
-    (json.dumps(changed(text="x", code=3)), "'code' must be a string"),
-    (json.dumps(messages(("user", "word " * 999), ("assistant", "x"))), "--over_length truncate or skip"),
+    (json.dumps(LONG), "--over_length truncate or skip"),
 ]
 
 
@@ -79,11 +62,9 @@ def test_bad_records_name_file_line_and_remedy(line: str, words: str, base: Path
 
 
 BAD_FLAGS = [
-    (["--lora-rnk", "3"], "did you mean --lora_rank?"),
     (["--predictors", "1_000"], "--predictors: expected a whole number, got '1_000'"),
     (["--batch_size", "99999999999999999999"], "--batch_size: expected a whole number, got '9999"),
     (["--num_epochs", "nan"], "--num_epochs: expected a number, got 'nan'"),
-    (["--jepa_l2", "--infonce"], "more than one alignment loss"),
     (["--eval_steps", "5"], "does nothing without --eval_file"),
     (["--learning_rate", "-1"], "Invalid learning rate"),
     (["--report_to", "wandb"], "requires wandb"),
@@ -99,7 +80,6 @@ BAD_FLAGS = [
     (["--model_name", "preset:huge"], "no preset 'huge'; choose one of preset:tiny"),
     (["--do_train", "True"], "--do_train: it has no effect here"),
     (["--hub_token", "secret"], "set HF_TOKEN in the environment"),
-    (["--eval_file", "x", "--data_file", "y"], "one of --train_file, --data_file and --dataset"),
 ]
 
 
@@ -122,20 +102,15 @@ def test_a_folder_that_holds_something_is_left_alone(base: Path, good: Path, tmp
     assert [path.name for path in run.iterdir()] == ["thesis.txt"]
 
 
-def test_configuration_file(base: Path, good: Path, tmp_path: Path, capsys: Any) -> None:
-    config = tmp_path / "run.yaml"
-    given = ["train", "--train_file", good, "--model_name", base, "--use_cpu", "--config", config]
-    config.write_text("predictors: 1\nlbdd: 2\n")
-    error = error_of(capsys, *given, "--output_dir", tmp_path / "a")
-    assert f"{config}:2: unknown argument '--lbdd=2'; did you mean --lbd?" in error
-    config.write_text("- predictors\n")
-    assert "holds a list" in error_of(capsys, *given, "--output_dir", tmp_path / "a")
+def test_the_command_line_wins_over_a_configuration_file(base: Path, good: Path, tmp_path: Path) -> None:
+    config, run = tmp_path / "run.yaml", tmp_path / "run"
     flags = "step-jepa: true, predictors: 1, lbd: 0.3, max_steps: 2, learning_rate: 1e-3, save_strategy: no"
     config.write_text(f"{flags}, target_grad: on".replace(", ", "\n"))
-    assert main([*map(str, given), "--output_dir", str(tmp_path / "a"), "--lbd", "0.4", "--max-steps", "1"]) == 0
-    run = json.loads((tmp_path / "a" / "run.json").read_text())
-    assert (run["jepa"]["mode"], run["jepa"]["predictors"], run["jepa"]["lbd"]) == ("step-jepa", 1, 0.4)
-    assert (run["results"]["steps"], run["training"]["learning_rate"]) == (1, 1e-3)
+    given = ["train", "--train_file", good, "--model_name", base, "--use_cpu", "--config", config, "--output_dir", run]
+    assert main([*map(str, given), "--lbd", "0.4", "--max-steps", "1"]) == 0
+    record = json.loads((run / "run.json").read_text())
+    assert [record["jepa"][name] for name in ("mode", "predictors", "lbd")] == ["step-jepa", 1, 0.4]
+    assert (record["results"]["steps"], record["training"]["learning_rate"]) == (1, 1e-3)
 
 
 def test_what_a_run_leaves(base: Path, good: Path, tmp_path: Path, capsys: Any) -> None:

@@ -38,7 +38,7 @@ def test_what_is_taken() -> None:
         ("number", "7", "'x' is '7', expected a number"),
         ("number", float("nan"), "'x' is 'nan', expected a number"),
         ("number", 1e300, "'x' is '1e+300', expected a number"),
-        ("number_or_none", {}, "'x' is an object, expected a number"),
+        ("number_or_none", {}, "'x' is '{}', expected a number"),
         ("amount_or_none", 1e-300, "'x' is '1e-300', expected a number of at least 0"),
         ("inner_or_none", "\x1b[2J", "'x' is '\\x1b[2J', expected an object"),
     ],

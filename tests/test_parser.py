@@ -1,7 +1,5 @@
 """Errors of the command line: one line, the nearest name that there is, and what to do."""
 
-from pathlib import Path
-
 import pytest
 
 from stepjepa.cli import main
@@ -16,7 +14,6 @@ ERRORS = [
     ([*TRAIN, "--xyzzy"], "unknown argument '--xyzzy'; stepjepa train --help_all names all"),
     ([*TRAIN, "stray"], "unknown argument 'stray'; it belongs to no flag"),
     ([*TRAIN, "--pooling", "meam"], "argument --pooling: expected one of last, mean, got 'meam'"),
-    ([*TRAIN, "--cache_dir"], "argument --cache_dir: expected one argument"),
     ([*TRAIN, "--per_device_train_batch_size", "1.5"], "argument --batch_size: expected a whole number, got '1.5'"),
     ([*TRAIN, "--save_steps", "x"], "argument --save_steps: expected a number, got 'x'"),
     ([*TRAIN, "--lora", "maybe"], "argument --lora: expected true or false, got 'maybe'"),
@@ -24,7 +21,6 @@ ERRORS = [
     (["prepare"], "are required: KIND; stepjepa prepare --help says more"),
     (["prepare", "nl-rx", "--sized", "4", "--output_file", "x"], "unknown argument '--sized'; did you mean --size?"),
     (["evaluate"], "are required: --test_file, --output_file, --model_path; stepjepa evaluate --help says more"),
-    (["rerun"], "the following arguments are required: FOLDER; stepjepa rerun --help says more"),
 ]
 
 
@@ -36,23 +32,3 @@ def test_errors_tell_the_remedy(given: list[str], words: str, capsys: pytest.Cap
     (line,) = said.err.splitlines()
     assert line.startswith("stepjepa")
     assert words in line
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ("layot: branched\n", ":1: unknown argument '--layot=branched'; did you mean --layout?"),
-        ("lbd: 1\npooling: meam\n", ":2: argument --pooling: expected one of last, mean, got 'meam'"),
-        ("lbd: 1\nbatch_size: 0\n", ":2: argument --batch_size: expected 1 or more, got 0"),
-        # Under a second name, which the message of the flag does not have.
-        ("lbd: 1\n\nper_device_train_batch_size: x\n", ":3: argument --batch_size: expected a whole number, got 'x'"),
-        ("lbd: 1\nsave_steps: x\n", ":2: argument --save_steps: expected a number, got 'x'"),
-    ],
-)
-def test_errors_of_a_file_name_its_line(
-    content: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "run.yaml"
-    file.write_text(content, encoding="utf-8")
-    assert main([*TRAIN, "--config", str(file)]) == 2
-    assert f"{file}{words}" in capsys.readouterr().err

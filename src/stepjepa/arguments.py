@@ -16,15 +16,7 @@ from typing import Any, Literal
 from stepjepa.config import DEFAULTS, NEEDS_VIEWS, SETTINGS, JepaConfig
 from stepjepa.errors import UserError, shown
 from stepjepa.files import existing_file, read_text, read_yaml
-from stepjepa.options import (
-    READERS,
-    Parser,
-    as_arguments,
-    from_args,
-    option,
-    refuse_both,
-    refuse_without_effect,
-)
+from stepjepa.options import READERS, Parser, as_arguments, from_args, option, refuse_both, refuse_without_effect
 
 OBJECTIVE = "objective (neither --regular nor --step_jepa means LLM-JEPA)"
 
@@ -33,11 +25,8 @@ SHORT_LOSSES = {"jepa_l2": "l2", "jepa_mse": "mse", "infonce": "infonce"}
 UNSET = ("labels", "jepa_loss_type", "lbd", "gamma")
 """Fields of :class:`JepaConfig` whose flags have no default, so that it is known whether they are named."""
 
-PAPERS_LOSS = (
-    *(name for name, about in SETTINGS.items() if about["affects"] == "objective"),
-    "predictors",
-    "last_token",
-)
+_OBJECTIVE = (name for name, about in SETTINGS.items() if about["affects"] == "objective")
+PAPERS_LOSS = (*_OBJECTIVE, "predictors", "last_token")
 """Flags that make the papers' cosine the default loss."""
 
 PUBLISHED_WITH_REGULAR = ("predictors", "last_token", "lbd", "step_separator")
@@ -48,9 +37,7 @@ PUBLISHED_WITH_REGULAR = ("predictors", "last_token", "lbd", "step_separator")
 class DataFlags:
     """Flags of the training records."""
 
-    train_file: str | None = option(
-        None, "JSON lines, JSON, CSV, TSV or Parquet; of messages or columns", metavar="FILE"
-    )
+    train_file: str | None = option(None, "JSON lines, JSON, CSV, TSV or Parquet; messages or columns", metavar="FILE")
     columns: list[str] | None = option(None, "columns of user and assistant; unless they are usual", metavar="NAME")
     bad_records: Literal["error", "skip"] = option("error", "lines that are no valid records; skip: count them")
 
@@ -95,12 +82,7 @@ class ShortFlags:
 
 
 def add_training_data(parser: Parser, model: type = ModelFlags) -> None:
-    """Add the flags of records, model and objective, which train, inspect and verify share.
-
-    Args:
-        parser: the parser to extend.
-        model: dataclass of the model's flags, :class:`ModelFlags` or derived from it.
-    """
+    """Add the flags of records, model (a dataclass) and objective, which train, inspect and verify share."""
     parser.add(DataFlags, "data")
     parser.add(model, "model")
     parser.add(ShortFlags, OBJECTIVE)
@@ -134,9 +116,8 @@ def jepa_config(args: argparse.Namespace) -> JepaConfig:
         # On the command line, \n stands for a line end.
         "step_separator": args.step_separator.replace("\\n", "\n"),
         "terms": tuple({"term": name, "args": own} for name, own in zip(names, settings, strict=True)),
+        **({"labels": "all"} if args.train_all else {}),
     }
-    if args.train_all:
-        resolved["labels"] = "all"
     refuse_without_effect({**vars(args), **resolved}, JepaConfig)
     try:
         return from_args(JepaConfig, args, **resolved)
@@ -189,7 +170,6 @@ def arguments_of_file(parser: Parser, path: str, given: Sequence[str]) -> list[s
     values = read_yaml(file)
     if not isinstance(values, dict | None):
         raise UserError(f"holds a {type(values).__name__}; expected 'flag: value' lines", path=file)
-    lines = [line.lstrip(" \t{,'\"?") for line in read_text(file).splitlines()]
     flags = parser._option_string_actions
     overridden = {flags[flag].dest for flag in (each.partition("=")[0] for each in given) if flag in flags}
     result, seen = list[str](), {"config"}
@@ -202,6 +182,7 @@ def arguments_of_file(parser: Parser, path: str, given: Sequence[str]) -> list[s
             words = as_arguments({name: value})
             named_training_fields(parser, parser.parse_known_args(words)[1])
         except UserError as error:
+            lines = [line.lstrip(" \t{,'\"?") for line in read_text(file).splitlines()]
             line = next((number for number, text in enumerate(lines, start=1) if text.startswith(str(key))), None)
             raise UserError(str(error), path=file, line=line) from None
         seen.add(name)
@@ -214,14 +195,14 @@ def _check_value(value: Any) -> None:
     """Refuse what YAML can hold and a flag can't; with its aliases a few lines may stand for billions of values."""
     if isinstance(value, list) and any(isinstance(each, list | dict | None) for each in value):
         raise UserError("holds a list, an object or nothing in a list; expected words or numbers")
-    waiting, count = [value] if isinstance(value, dict) else [], 0
+    waiting, count = [value], 0
     while waiting:
         each, count = waiting.pop(), count + 1
         if count > _MOST_VALUES:
             raise UserError(f"holds more than {_MOST_VALUES:,} values; expected a few")
         if isinstance(each, dict | list):
             waiting.extend([*each, *each.values()] if isinstance(each, dict) else each)
-        elif not isinstance(each, str | int | float | None):
+        elif isinstance(value, dict) and not isinstance(each, str | int | float | None):
             raise UserError(f"holds a {type(each).__name__}; put it in quotes")
 
 
@@ -242,11 +223,9 @@ def _named_fields_parser() -> Any:
     """A parser of the fields of TrainingArguments that returns only those that were named, not their defaults."""
     inner = training_parser()
     for action in inner._actions:
-        action.default = argparse.SUPPRESS
-        action.type = READERS.get(action.type, action.type)
-        if action.dest == "report_to":
-            # transformers' own parser takes only one name.
-            action.nargs = "+"
+        action.default, action.type = argparse.SUPPRESS, READERS.get(action.type, action.type)
+        # transformers' own parser takes only one name of --report_to.
+        action.nargs = "+" if action.dest == "report_to" else action.nargs
     return inner
 
 

@@ -51,10 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     escape_unencodable_output()
     name, *given = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
-    if name in COMMANDS:
-        with raising():
-            return _reporting(f"stepjepa {name}", lambda: _run(name, normalise(given)))
     with raising():
+        if name in COMMANDS:
+            return _reporting(f"stepjepa {name}", lambda: _run(name, normalise(given)))
         return _reporting("stepjepa", lambda: _introduce(name))
 
 

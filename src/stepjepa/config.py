@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal
 
-from stepjepa.options import FROM_ONE, FROM_TWO, FROM_ZERO, PART, POSITIVE, option, options_of, wrong_value
+from stepjepa.options import BELOW_ONE, FROM_ONE, FROM_TWO, FROM_ZERO, PART, POSITIVE, option, options_of, wrong_value
 
 Mode = Literal["regular", "llm-jepa", "step-jepa"]
 Encoding = Literal["auto", "tree", "rows"]
@@ -43,8 +43,7 @@ class JepaConfig:
     """The objective, and how records become sequences; used beside ``transformers.TrainingArguments``.
 
     Raises:
-        ValueError: a value is not allowed, or two options contradict each other; then the message names both options
-            and the remedy.
+        ValueError: a value is not allowed, or two options contradict each other; names both, and the remedy.
     """
 
     mode: Mode = _text(
@@ -79,8 +78,7 @@ class JepaConfig:
     step_separator: str = _views("blank", "blank (lines), line (ends), or a literal string")
     require_pairs: bool = _views(False, "refuse a record without a usable pair; otherwise it trains the LM loss")
     labels: Literal["assistant", "all", "reference"] = _text(
-        "assistant",
-        "tokens that carry LM loss; reference: those of the published collator, all but padding's token",
+        "assistant", "tokens that carry LM loss; reference: those of the published collator, all but padding's token"
     )
     plain: bool = _text(False, "no chat format: question <|perception|> answer; with labels all the question alone")
     max_length: int = _text(512, "most tokens of a record's main sequence", allowed=FROM_TWO, group="data")
@@ -123,10 +121,7 @@ class JepaConfig:
         "on", "train the model through the target; stop: don't; ema: encode it with a moving average of the weights"
     )
     ema_decay: float = _loss(
-        0.99,
-        "decay of the moving average per step",
-        only_with="target_grad ema",
-        allowed=(lambda value: 0 <= value < 1, "0 or more and less than 1"),
+        0.99, "decay of the moving average per step", only_with="target_grad ema", allowed=BELOW_ONE
     )
     jepa_layer: int = _loss(
         -1, "index of hidden_states that embeddings are read from; 0: token embeddings, -1: after the final norm"
@@ -176,10 +171,7 @@ class JepaConfig:
             (in_text and self.reverse_pred, f"reverse_pred {instead}"),
             (in_text and self.last_token, f"last_token contradicts {layout}, whose views end in the row; leave it out"),
             (in_text and self.encoding == "rows", f"encoding 'rows' can't express {layout}; use encoding 'tree'"),
-            (
-                in_text and self.pairs == "all" and distant,
-                f"pairs 'all' with {far} overlap in {layout}; use 'first'",
-            ),
+            (in_text and distant and self.pairs == "all", f"pairs 'all' with {far} overlap in {layout}; use 'first'"),
             (distant and self.mode != "step-jepa", f"{far} counts steps, and mode {self.mode} has none; leave it out"),
             (self.pooling == "mean" and self.last_token, "last_token contradicts pooling 'mean'; leave one out"),
             (
@@ -218,10 +210,7 @@ def changes_text(layout: str | None) -> bool:
 
 
 def affecting(config: JepaConfig, what: Affects) -> dict[str, Any]:
-    """The fields of a configuration that change a given stage (see ``Affects``), with their values.
-
-    The tokens of a record depend on the fields of ``affecting(config, "sequences")``.
-    """
+    """The fields of a configuration that change a given stage (see ``Affects``), with their values."""
     return {name: getattr(config, name) for name, about in SETTINGS.items() if about["affects"] == what}
 
 

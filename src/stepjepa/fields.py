@@ -21,7 +21,6 @@ T = TypeVar("T")
 
 
 def _or_none(read: Callable[[Fields, str], T]) -> Callable[[Fields, str], T | None]:
-    """The same method, which returns None for a field that is missing or null."""
     return lambda self, name: None if self.values.get(name) is None else read(self, name)
 
 
@@ -44,14 +43,11 @@ class Fields:
         self._path, self._remedy, self._line, self._within = path, remedy, line, within
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the names of the fields."""
         return iter(self.values)
 
     def wrong(self, name: str, expected: str) -> UserError:
         """The error for a missing or wrong field, which says what is ``expected``."""
-        value = self.values.get(name)
-        told = "an object" if isinstance(value, dict) else "a list" if isinstance(value, list) else shown(value)
-        there = f"is {told}" if name in self.values else "is missing"
+        there = f"is {shown(self.values[name])}" if name in self.values else "is missing"
         return self.fault(f"{shown(self._within + name)} {there}, expected {expected}")
 
     def fault(self, message: str) -> UserError:
@@ -113,12 +109,10 @@ def checked_fields(
     found = Fields(value, path, remedy, line)
     if holds_half(value):
         raise found.fault("is damaged: holds half of a character (a lone surrogate)")
-    if _deeper(value, _DEEPEST):
+    inner: list[Any] = [value]
+    for _ in range(_DEEPEST):
+        holders = (each.values() if isinstance(each, dict) else each for each in inner)
+        inner = [each for holder in holders for each in holder if isinstance(each, dict | list)]
+    if inner:
         raise found.fault(f"is damaged: holds objects or lists in more than {_DEEPEST} levels")
     return found
-
-
-def _deeper(value: Any, levels: int) -> bool:
-    """Whether objects and lists are nested in more than ``levels`` levels."""
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
-    return inner is not None and (levels == 0 or any(_deeper(each, levels - 1) for each in inner))

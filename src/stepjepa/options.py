@@ -26,6 +26,7 @@ FROM_ONE: Range = (lambda value: value >= 1, "1 or more")
 FROM_TWO: Range = (lambda value: value >= 2, "2 or more")
 POSITIVE: Range = (lambda value: 0 < value < math.inf, "a number above 0")
 SHARE: Range = (lambda value: 0 < value < 1, "a share between 0 and 1")
+BELOW_ONE: Range = (lambda value: 0 <= value < 1, "0 or more and less than 1")
 PART: Range = (lambda value: 0 < value <= 1, "a share above 0 and up to 1")
 
 Settings = TypeVar("Settings")
@@ -69,9 +70,8 @@ class Option:
     def read(self, text: str) -> Any:
         """Convert the text of a flag, with all checks."""
         read = READERS.get(self.type, str)
-        if "parse" in self.about:
-            expected = self.about.get("expected") or self.about.get("allowed", (None, "a number"))[1]
-            read = _reader(expected, self.about["parse"])
+        if parse := self.about.get("parse"):
+            read = _reader(self.about.get("expected") or self.about.get("allowed", (None, "a number"))[1], parse)
         value = read(text)
         if fault := self.fault(value):
             raise argparse.ArgumentTypeError(fault)
@@ -140,20 +140,16 @@ def wrong_value(settings: Any) -> str | None:
 
 
 def refuse_without_effect(values: Mapping[str, Any], *settings: type) -> None:
-    """Raise ``UserError`` for an option without effect, because the one that its ``only_with`` names is not set.
+    """Raise ``UserError`` for an option of these dataclasses without effect; see ``only_with`` of :func:`option`.
 
-    Args:
-        values: the value of every option, by name.
-        settings: the dataclasses of the options to check.
+    ``values`` holds the value of every option, by name.
     """
     for each in options_of(*settings):
         condition = each.about.get("only_with")
         if condition is None or values[each.name] in (None, each.default):
             continue
         wanted = [other.partition(" ") for other in condition.split(" or ")]
-        if not any(
-            values[name] == value if value else values[name] not in (None, False, 0) for name, _, value in wanted
-        ):
+        if not any(values[name] == value if value else values[name] for name, _, value in wanted):
             raise UserError(f"--{each.name} does nothing without --{condition}; add it or leave it out")
 
 
@@ -172,20 +168,20 @@ def from_args(settings: type[Settings], args: argparse.Namespace, **more: Any) -
 
 def as_arguments(flags: Mapping[str, Any]) -> list[str]:
     """Convert a mapping of flags to command line arguments; flags whose value is None are left out."""
+
+    def word(value: Any) -> str:
+        text = json.dumps(value) if isinstance(value, dict) else str(value)
+        # As a shell does.
+        return str(Path(text).expanduser()) if text.startswith("~/") else text
+
     result: list[str] = []
     for name, value in flags.items():
         if isinstance(value, list):
-            result.extend([f"--{name}", *map(_word, value)])
+            result.extend([f"--{name}", *map(word, value)])
         elif value is not None:
             # One argument, so that a value that begins with a dash is not read as a flag.
-            result.append(f"--{name}={_word(value)}")
+            result.append(f"--{name}={word(value)}")
     return result
-
-
-def _word(value: Any) -> str:
-    """A value as one argument; a leading ``~/`` is expanded to the home folder, as a shell does."""
-    text = json.dumps(value) if isinstance(value, dict) else str(value)
-    return str(Path(text).expanduser()) if text.startswith("~/") else text
 
 
 def without_flags(arguments: Sequence[str], names: Iterable[str]) -> list[str]:
@@ -248,12 +244,7 @@ class Parser(argparse.ArgumentParser):
             self.error(f"the following arguments are required: {', '.join(missing)}")
 
     def refuse(self, unknown: Sequence[str], known: Iterable[str] = ()) -> NoReturn:
-        """Raise an error that names the first unknown argument and the flag that was probably meant.
-
-        Args:
-            unknown: the unknown arguments.
-            known: known flags besides those of the parser.
-        """
+        """Raise an error that names the first unknown argument, and a flag of the parser or in ``known`` like it."""
         name = unknown[0].partition("=")[0]
         near = difflib.get_close_matches(name, [*self._option_string_actions, *known], n=1)
         remedy = f"did you mean {near[0]}?" if near else f"{self.prog} --help{'_all' if self.common else ''} names all"
@@ -262,7 +253,7 @@ class Parser(argparse.ArgumentParser):
         self.error(f"unknown argument {shown(unknown[0])}; {remedy}")
 
     def error(self, message: str) -> NoReturn:
-        """Raise ``UserError`` with the message, which names a flag by its first name only."""
+        """Raise ``UserError``; it names a flag by its first name only."""
         message = re.sub(r"^argument (--\w+)(?:/--[\w-]+)+:", r"argument \1:", message)
         more = f"; {self.prog} --help says more" if message.startswith("the following arguments are required") else ""
         raise UserError(message + more)
@@ -284,7 +275,12 @@ class Parser(argparse.ArgumentParser):
         formatter.add_text(self.description)
         for group in self._action_groups:
             formatter.start_section(group.title)
-            formatter.add_arguments([_short(each) for each in group._group_actions if each.dest in self.common])
+            for each in (copy.copy(each) for each in group._group_actions if each.dest in self.common):
+                # One name, and the help text up to its first semicolon.
+                each.option_strings, each.help = each.option_strings[:1], getattr(each, "summary", each.help)
+                if each.metavar == "BOOL":
+                    each.metavar, each.nargs = None, 0
+                formatter.add_argument(each)
             formatter.end_section()
         count = sum(each.dest not in self.common for each in self._actions)
         formatter.add_text(f"{self.epilog or ''}\n{self.prog} --help_all: {count} more flags.".strip())
@@ -296,8 +292,7 @@ def _add(group: argparse._ArgumentGroup, each: Option) -> None:
     about, default = each.about, None if each.default is MISSING else each.default
     metavar = about.get("metavar") or (None if each.choices else {int: "N", float: "X"}.get(each.type, "TEXT"))
     words: dict[str, Any] = {"type": each.read, "default": default, "metavar": metavar}
-    if each.choices:
-        words["choices"] = each.choices
+    words |= {"choices": each.choices} if each.choices else {}
     if each.type is bool:
         words |= {"nargs": "?", "const": True, "metavar": "BOOL"}
     elif each.several:
@@ -309,13 +304,4 @@ def _add(group: argparse._ArgumentGroup, each: Option) -> None:
     told = "" if said in (None, False, "") else " (on)" if said is True else f" ({said})"
     names = [each.name] if about.get("positional") else [f"--{name}" for name in (each.name, *about.get("names", ()))]
     action = group.add_argument(*names, help=about["help"] + told, **words)
-    action.summary = about["help"].partition("; ")[0] + told  # type: ignore[attr-defined]  # see _short
-
-
-def _short(action: argparse.Action) -> argparse.Action:
-    """A copy of an option for the short help: one name, and the help text up to its first semicolon."""
-    short = copy.copy(action)
-    short.option_strings, short.help = list(action.option_strings[:1]), getattr(action, "summary", action.help)
-    if action.metavar == "BOOL":
-        short.metavar, short.nargs = None, 0
-    return short
+    action.summary = about["help"].partition("; ")[0] + told  # type: ignore[attr-defined]  # for the short help

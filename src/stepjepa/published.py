@@ -55,6 +55,7 @@ class EvaluationFlags:
     """Flags of the published evaluations without effect here: what they choose is detected, or never done."""
 
     original_model_name: str | None = option(None, "no effect: a run folder knows its tokenizer", metavar="NAME")
+    split_tune_untune: bool = option(False, "no effect: --similarity tells right and wrong answers apart anyway")
     nosplit_data: bool = option(False, "no effect: a test file is never split here")
     device_map: str | None = option(None, "no effect: see CUDA_VISIBLE_DEVICES", names=("device",), metavar="NAME")
     use_lora: bool = option(False, "no effect: a folder shows whether it holds an adapter")
@@ -98,9 +99,7 @@ def follow_training_flags(args: argparse.Namespace) -> None:
 def follow_evaluation_flags(args: argparse.Namespace) -> None:
     """Print a note for published evaluation flags; ``UserError`` for a ``--device_map`` other than auto or cuda."""
     if args.device_map is not None and args.device_map.split(":")[0] not in ("auto", "cuda"):
-        raise UserError(
-            f"--device_map {args.device_map}: expected auto or cuda; for the CPU set CUDA_VISIBLE_DEVICES to nothing"
-        )
-    idle = [f"--{each.name}" for each in options_of(EvaluationFlags) if getattr(args, each.name)]
-    if idle:
+        told = "expected auto or cuda; for the CPU set CUDA_VISIBLE_DEVICES to nothing"
+        raise UserError(f"--device_map {args.device_map}: {told}")
+    if idle := [f"--{each.name}" for each in options_of(EvaluationFlags) if getattr(args, each.name)]:
         note(f"{', '.join(idle)}: no effect here; see docs/published.md")

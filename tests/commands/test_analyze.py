@@ -13,7 +13,7 @@ from stepjepa.cli import main
 from stepjepa.data.sources import read_records
 from stepjepa.files import write_jsonl
 from stepjepa.inspection.analysis import output_files
-from stepjepa.inspection.embeddings import compare_views, similarity_config, within_and_between
+from stepjepa.inspection.embeddings import compare_views, similarity_config
 from stepjepa.models.loading import load_for_inference
 
 
@@ -97,13 +97,6 @@ def test_models_stand_side_by_side_on_the_same_pairs(
     assert "step: step-jepa views, source step read behind 2 predictor tokens" in table
 
 
-def test_groups_of_paraphrases_are_measured(runs: dict[str, Path], data: Path, tmp_path: Path, capsys: Any) -> None:
-    ((model,), arrays) = analysed([runs["llm"]], data, tmp_path, "--t_sne_type", "paraphrase")
-    expected = within_and_between(arrays["0/source"], [str(n // 4) for n in range(12)])
-    assert model["numbers"]["groups"] == pytest.approx(expected)
-    assert "groups within" in capsys.readouterr().out
-
-
 def test_any_layer_without_predictors_of_a_model_without_a_run(
     runs: dict[str, Path], data: Path, tmp_path: Path
 ) -> None:
@@ -152,7 +145,6 @@ ERRORS: list[tuple[list[str], str]] = [
         ["--model_path", "{llm}", "--views", "step-jepa", "--step_separator", "@@"],
         "none of 12 records has a pair of step-jepa views",
     ),
-    (["--model_path", "{llm}", "--max_examples", "1"], "tsne needs 4 points or more, and there are 2"),
     (["--model_path", "{llm}", "{step}"], "trained with different views (llm-jepa, step-jepa); pass --views"),
     (["--model_path", "{llm}", "--t_sne_type", "steps"], "not of llm-jepa; pass --views step-jepa"),
 ]

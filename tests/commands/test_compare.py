@@ -4,10 +4,8 @@ import json
 
 import pytest
 
-import tiny
 from made_up_runs import make_run
 from stepjepa.cli import main
-from stepjepa.files import write_jsonl
 
 
 @pytest.fixture
@@ -111,42 +109,3 @@ def test_wrong_input_is_one_line_and_exit_code_two(flags, words, runs, tmp_path,
     assert words in error
     assert error.count("\n") == 1
     assert sorted(tmp_path.iterdir()) == before
-
-
-def test_real_runs(tmp_path, trained_tokenizer, capsys):
-    tiny.make_model("llama").save_pretrained(tmp_path / "base")
-    trained_tokenizer.save_pretrained(tmp_path / "base")
-    data = tmp_path / "data.jsonl"
-    write_jsonl(data, [{"messages": list(record.messages)} for record in tiny.records()])
-    shared = ["--train_file", data, "--model_name", tmp_path / "base", "--use_cpu", "--max_steps", 2]
-    folders = []
-    for name, flags in {"regular": ["--regular"], "step": ["--step_jepa", "--lbd", "0.5"]}.items():
-        for seed in (3, 4):
-            run = tmp_path / f"{name}-{seed}"
-            train = ["train", *shared, "--output_dir", run, "--save_strategy", "no", "--finetune_seed", seed, *flags]
-            assert main(list(map(str, train))) == 0
-            evaluate = ["evaluate", "--model_path", run, "--test_file", data, "--output_file", run / "test.jsonl"]
-            evaluate += ["--task", "generic", "--max_new_tokens", 5, "--similarity", "step-jepa"]
-            assert main(list(map(str, evaluate))) == 0
-            folders.append(run)
-    capsys.readouterr()
-    assert compare(*folders, "--format", "json", "--plot", tmp_path / "runs.png") == 0
-    value = json.loads(capsys.readouterr().out)
-    assert [(arm["name"], arm["seeds"]) for arm in value["arms"]] == [
-        ("regular", ["3", "4"]),
-        ("step-jepa", ["3", "4"]),
-    ]
-    assert value["scores"] == {"headline": "exact", "lenient": "prefix"}
-    for arm in value["arms"]:
-        for run in arm["runs"]:
-            folder = next(folder for folder in folders if str(folder) == run["folder"])
-            summary = json.loads((folder / "test.summary.json").read_text(encoding="utf-8"))
-            assert run["headline"] == summary["scores"]["exact"]["mean"]
-            assert run["lenient"] == summary["scores"]["prefix"]["mean"]
-            assert run["stopped"] == summary["scores"]["stopped"]["mean"]
-            assert run["gold_loss"] == summary["gold_loss"]
-            assert run["matched"] == summary["similarity"]["matched_similarity"]
-            assert run["steps"] == 2
-    # Another seed is no other arm, and what was trained longer is not compared unasked.
-    assert compare(*folders[:2]) == 2
-    assert "differ in nothing but their seeds" in capsys.readouterr().err

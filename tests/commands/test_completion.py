@@ -44,7 +44,6 @@ printf '%s\\n' "${COMPREPLY[@]}"
     ("words", "expected"),
     [
         ([""], set(COMMANDS)),
-        (["train", "--layou"], {"--layout"}),
         (["train", "--pooling", ""], {"last", "mean"}),
         (["train", "--step_jepa", "--logging_st"], {"--logging_steps", "--logging_strategy"}),
         (["train", "--train_file", "d"], {"data.jsonl", "datasets"}),

@@ -41,17 +41,9 @@ def test_inspect_shows_what_is_there_and_obeys_nothing(data: Path, capsys: Any, 
     assert "\\x1b" in out
     # Markup of the library that draws the tables is text as well.
     assert "]x[" in out.replace("│", "")
-
-
-def test_a_chat_template_of_others_is_shown_not_obeyed(data: Path, tmp_path: Path, capsys: Any) -> None:
-    template = tmp_path / "evil.jinja"
-    template.write_text(
-        "{% for m in messages %}\x1b[2J[red]{{ m.role }}: {{ m.content }}\x07\n{% endfor %}"
-        "{% if add_generation_prompt %}\x1b[2J[red]assistant: {% endif %}",
-        encoding="utf-8",
-    )
-    flags = ["--train_file", str(data), "--model_name", "preset:tiny", "--regular", "--max_length", "4096"]
-    assert main(["inspect", *flags, "--chat_template", str(template)]) in (0, 2)
+    template = data.with_suffix(".jinja")
+    template.write_text("{% for m in messages %}\x1b[2J[red]{{ m.role }}: {{ m.content }}\x07\n{% endfor %}", "utf-8")
+    main(["inspect", *flags, "--chat_template", str(template)])
     printed(capsys)
 
 

@@ -66,10 +66,8 @@ def test_time_and_memory_of_a_device_by_hand(data: Path, capsys: pytest.CaptureF
 WRONG = [
     (["--gpus", "0"], "--gpus: expected 1 or more, got 0"),
     (["--device", "h200", "--mfu", "1.5"], "--mfu: expected a share"),
-    (["--memory_gib", "nan"], "--memory_gib: expected "),
     (["--device", "h2000"], "--device: expected one of a100, b200"),
     (["--dry_run"], "--dry_run has no effect on this estimate"),
-    (["--gpu", "8"], "did you mean --gpus"),
 ]
 
 

@@ -95,9 +95,6 @@ def test_the_views_of_a_stripped_model_can_not_be_read(
     similarity = ["evaluate", "--model_path", str(tmp_path / "plain"), *test, "--similarity"]
     assert main([*similarity, "--output_file", str(tmp_path / "a.jsonl")]) == 2
     assert "was exported without the predictor tokens at which its views are read" in capsys.readouterr().err
-    analyze = ["analyze", "--model_path", str(tmp_path / "plain"), *test, "--output_dir", str(tmp_path / "look")]
-    assert main(analyze) == 2
-    assert "was exported without the predictor tokens at which its views are read" in capsys.readouterr().err
 
 
 def test_to_a_hub(material: Path, hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

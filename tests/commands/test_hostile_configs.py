@@ -13,50 +13,35 @@ NUMBER, WHOLE, SWITCH = "expected a number", "expected a whole number", "expecte
 
 # What the file holds, and words of the line that answers it.
 FILES: list[tuple[str | bytes, str]] = [
-    # No mapping of flags.
     ("- lbd: 1", "holds a list"),
-    ("lbd", "holds a str"),
     ("2026-11-23", "holds a date"),
-    ("!!set {lbd, gamma}", "holds a set"),
-    # No YAML, or more than one document.
     ("lbd: 1\n\tgamma: 2", "YAML"),
-    ("lbd: 'one", "YAML"),
     ("lbd: *nobody", "YAML"),
     ("lbd: 1\n---\ngamma: 2", "YAML"),
     ("? [lbd]\n: 1", "YAML"),
     # Tags that would make objects.
     ("lbd: !!python/object/apply:os.system ['true']", "YAML"),
     ("lbd: !!binary aGk=", NUMBER),
-    ("lbd: !!int one", "YAML"),
-    # Bytes.
     (b"\xff\xfe", "UTF-8"),
-    (b"lbd: 1\x00", "YAML"),
-    (b"lbd: \xed\xa0\x80", "UTF-8"),
-    # Keys.
-    ("lerning_rate: 1", "did you mean --learning_rate?"),
+    ("layot: branched", ":1: unknown argument '--layot=branched'; did you mean --layout?"),
+    ("lbd: 1\npooling: meam", ":2: argument --pooling: expected one of last, mean, got 'meam'"),
+    # Under a second name, which the message of the flag does not have; of TrainingArguments.
+    ("lbd: 1\n\nper_device_train_batch_size: x", ":3: argument --batch_size: expected a whole number, got 'x'"),
+    ("lbd: 1\nsave_steps: x", ":2: argument --save_steps: expected a number, got 'x'"),
     ("config: other.yaml", "the key 'config' stands twice or is no flag of a file"),
     ("null: 2", "unknown argument '--None=2'"),
-    ("2.5: 2", "the key '2.5' stands twice or is no flag"),
     ("'': 1", "the key '' stands twice or is no flag"),
     ('"\\u001b[2J": 1', "is no flag"),
-    (f"{'x' * 1000}: 1", "unknown argument '--xxx"),
-    (f"{'x' * 100_000}: 1", "YAML"),
     ("help: true", "ignored explicit argument 'True'"),
     ("lbd: 1\nlbd: 1", "the key 'lbd' stands twice"),
     ("batch-size: 1\nbatch_size: 2", "stands twice"),
     ("lr_scheduler_kwargs: {a: 1, a: 2}", "the key 'a' stands twice"),
-    # Values.
     ("lbd: .nan", f"{NUMBER}, got 'nan'"),
     ("lbd: [1, 2]", "unknown argument '2'"),
-    ("lbd: {a: 1}", NUMBER),
-    ("lbd: -1", "lbd"),
     ("batch_size: 1e3", WHOLE),
     (f"batch_size: {'9' * 10_000}", "YAML"),
     ("lora: perhaps", SWITCH),
-    ("jepa_loss_type: kosine", "expected one of cosine"),
-    ("max_steps: 1.5", WHOLE),
     ("train_file: [[a]]", "holds a list, an object or nothing in a list"),
-    ("train_file: [null]", "holds a list, an object or nothing in a list"),
     ('train_file: "a\\0b"', "no such data file"),
     ("lr_scheduler_kwargs: {a: 2026-11-23}", "holds a date; put it in quotes"),
     # Bombs: a few lines that stand for billions of values, depth without end, and a value that holds itself.

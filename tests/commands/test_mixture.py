@@ -61,11 +61,3 @@ def test_training_on_a_mixture_is_repeated_bit_for_bit(tmp_path: Path, capsys: p
     table.write_text(json.dumps(rows(13, "plums")), encoding="utf-8")
     assert stepjepa("rerun", run, "--output_dir", tmp_path / "third") == 2
     assert "--dataset has changed since" in capsys.readouterr().err
-
-
-def test_a_data_set_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["train", "--dataset", str(tmp_path / "no.jsonl"), "--model_name", "preset:tiny", "--output_dir"]
-    assert main([*command, str(tmp_path / "run")]) == 2
-    assert "no.jsonl" in capsys.readouterr().err
-    assert main([*command, str(tmp_path / "run"), "--train_file", "a.jsonl"]) == 2
-    assert "one of --train_file, --data_file and --dataset" in capsys.readouterr().err

@@ -132,36 +132,6 @@ def test_a_dry_run_shows_the_commands_and_writes_nothing(grid: dict[str, Any], t
     assert not folder.exists()
 
 
-def test_a_grid_of_flags_is_that_of_the_file(grid: dict[str, Any], tmp_path: Path, capsys: Any) -> None:
-    train = {name: value for name, value in grid["train"].items() if name not in ("save_steps", "max_steps")}
-    flags = [f"--{name}={value}" for name, value in [*train.items(), *grid["evaluate"].items()]]
-    own = ["--step-jepa", "--lbd", "0.5", "2.0", "--predictors", "0", "1", "--gamma", "0.5", "--last_token", "-1"]
-    command = ["sweep", "--output_dir", str(tmp_path / "sweep"), "--seeds", "82", "23", "--dry_run"]
-    # The rate concerns the baseline too, and so does the weight of the LM loss.
-    rates = ["1e-3", "2e-5"]
-    assert main([*command, *flags, *own, "--learning_rate", *rates]) == 0
-    shown = capsys.readouterr().out
-    method = {"step_jepa": True, "lbd": ["0.5", "2.0"], "predictors": ["0", "1"], "last_token": "-1"}
-    arms = {"regular": {"regular": True}, "step-jepa": method}
-    arms = {name: {**arm, "learning_rate": rates} for name, arm in arms.items()}
-    path = write(tmp_path / "grid.yaml", {**grid, "train": {**train, "gamma": "0.5"}, "arms": arms})
-    assert main([*command, "--config", str(path)]) == 0
-    assert sorted(shown.splitlines()) == sorted(capsys.readouterr().out.splitlines())
-    assert shown.count(" train ") == 2 * (2 + 2 * 2 * 2)
-    # An arm beside that of equal steps; plain training is the same with and without.
-    assert main([*command, *flags, "--step-jepa", "--same_flop"]) == 0
-    shown = capsys.readouterr().out
-    assert re.findall(r"^(\S+)/seed82 ", shown, re.MULTILINE) == ["regular", "step-jepa-same-flop"]
-    assert [" --same_flop" in line for line in shown.splitlines() if " train " in line] == [False, False, True, True]
-    for wrong, words in (
-        (["--lbdd=1"], "lbdd: unknown argument '--lbdd=1'; did you mean --lbd?"),
-        (["--lbd", "1", "x"], "lbd: argument --lbd: expected a number, got 'x'"),
-        (["--lbd=1", "--lbd=2"], "--lbd is there twice"),
-    ):
-        assert words in error_of(capsys, *command[1:], *flags, *wrong)
-    assert "name a grid with --config" in error_of(capsys, *command[1:])
-
-
 def test_the_example_is_a_grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.chdir(tmp_path)
     assert (
@@ -195,8 +165,17 @@ def test_a_whole_sweep_of_real_trainings(
     assert [run["training"]["seed"] for run in runs] == [82, 23, 82, 23]
     assert all(run["results"]["steps"] == 2 for run in runs)
     assert out.strip().splitlines()[-1] == f"next: stepjepa compare {folder}"
-    assert main(["compare", str(folder)]) == 0
-    assert "2 arms, 4 runs, baseline regular;" in capsys.readouterr().out
+    assert main(["compare", str(folder), "--json"]) == 0
+    compared = json.loads(capsys.readouterr().out)
+    assert [(arm["name"], arm["seeds"]) for arm in compared["arms"]] == [
+        ("regular", ["23", "82"]),
+        ("step-jepa_lbd0.5", ["23", "82"]),
+    ]
+    for run in (run for arm in compared["arms"] for run in arm["runs"]):
+        (file,) = Path(run["folder"]).glob("*.summary.json")
+        summary = json.loads(file.read_text())
+        assert (run["headline"], run["gold_loss"]) == (summary["scores"]["exact"]["mean"], summary["gold_loss"])
+        assert run["steps"] == 2
     # Once more there is nothing to do; another grid under the same names is refused.
     assert main(command) == 0
     again = capsys.readouterr().out

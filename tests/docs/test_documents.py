@@ -97,11 +97,8 @@ def flags_of(words: list[str]) -> set[str]:
         (kinds,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
         parser = kinds.choices[words[1]]
     known = {*parser._option_string_actions}
-    if words[0] in ("train", "estimate", "sweep"):
-        # These hand flags on: to TrainingArguments, to train and evaluate.
+    if words[0] in ("train", "estimate"):
         known |= {f"--{name}" for name in training_fields()}
-    if words[0] in ("estimate", "sweep"):
-        known |= flags_of(["train"]) | flags_of(["evaluate"])
     return known
 
 

@@ -37,17 +37,6 @@ from stepjepa.training.trainer import JepaTrainer
 ModelFactory = Callable[..., Any]
 
 
-class Wrapper(nn.Module):
-    """As DDP wraps."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, **kwargs: Any) -> Any:
-        return self.module(**kwargs)
-
-
 @pytest.fixture
 def batch(trained_tokenizer: Any) -> Batch:
     return tiny.batch_of(trained_tokenizer, JepaConfig(predictors=1), prompt_labels=True)
@@ -117,7 +106,7 @@ def test_under_wrappers(wrap: str, tiny_model: ModelFactory, batch: Batch, tiny_
     model = ready(tiny_model)
     with torch.no_grad():
         wanted = run(model, batch)
-        wrapped: Any = Wrapper(Wrapper(model)) if wrap == "wrapped twice" else model
+        wrapped: Any = nn.DataParallel(nn.DataParallel(model)) if wrap == "wrapped twice" else model
         if wrap == "adapter":
             wrapped = add_lora(model, LoraSettings(3), all_predictor_ids(tiny_tokenizer)).eval()
         assert find_decoder(wrapped) is find_decoder(model)
@@ -184,9 +173,6 @@ def test_a_model_without_a_head_or_a_decoder_is_refused(
         find_decoder(Bare())
 
 
-# -- readouts ----------------------------------------------------------------------------------------------------------
-
-
 def test_read_averages_some_tokens() -> None:
     states = torch.arange(22.0).reshape(11, 2)
     index = torch.tensor([4, 9, 0])
@@ -202,9 +188,6 @@ def test_read_averages_some_tokens() -> None:
     assert half.dtype == torch.bfloat16
     assert half.tolist() == [[6.0, 7.0], [18.0, 19.0], [0.0, 1.0]]
     assert read(states, Batch(source_index=index[:0]), "source").shape == (0, 2)
-
-
-# -- averaged weights --------------------------------------------------------------------------------------------------
 
 
 def test_the_average_by_hand() -> None:
@@ -310,9 +293,6 @@ def test_the_trainer_updates_it_once_a_step_and_scores_with_it(trained_tokenizer
                 mean.copy_(0.5 * mean + 0.5 * parameter)
     for (name, value), same in zip(model.named_parameters(), trainer.model.parameters(), strict=True):
         assert torch.allclose(value, same, atol=1e-5), name
-
-
-# -- heads -------------------------------------------------------------------------------------------------------------
 
 
 def test_predictor_heads_by_hand() -> None:

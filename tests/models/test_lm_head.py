@@ -135,9 +135,6 @@ def test_logits_of_one_chunk_at_a_time(monkeypatch: Any) -> None:
     assert sizes == [5, 5, 3]
 
 
-# -- the heads of models -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("architecture", ["llama", "gpt2", "phi", *SCALED])
 def test_logits_are_the_models(architecture: str) -> None:
     """Also where it scales or caps them, and without leaving anything behind."""

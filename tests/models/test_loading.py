@@ -116,8 +116,6 @@ def test_code_of_a_model_is_run_only_when_asked_for(with_code: Path, tmp_path: P
     assert (tmp_path / "ran").exists()
 
 
-# -- damaged weights ---------------------------------------------------------------------------------------------------
-
 LAYER = "model.layers.1.mlp.up_proj.weight"
 
 
@@ -125,10 +123,6 @@ def change(folder: Path, how: Callable[[dict[str, torch.Tensor]], Any], file: st
     weights = load_file(folder / file)
     how(weights)
     save_file(weights, folder / file, {"format": "pt"})
-
-
-def rename(weights: dict[str, torch.Tensor]) -> None:
-    weights[LAYER.replace("mlp", "ffn")] = weights.pop(LAYER)
 
 
 def spoil(weights: dict[str, torch.Tensor]) -> None:
@@ -145,7 +139,6 @@ def fewer_layers(folder: Path) -> None:
 DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "a layer": (lambda folder: change(folder, lambda weights: weights.pop(LAYER)), f"lack '{LAYER}'"),
     "the LM head": (lambda folder: change(folder, lambda weights: weights.pop("lm_head.weight")), "lack 'lm_head.wei"),
-    "another name": (lambda folder: change(folder, rename), f"lack '{LAYER}'"),
     "not finite": (lambda folder: change(folder, spoil), rf"not finite \({LAYER}\)"),
     "fewer layers": (fewer_layers, "correct the number of layers"),
 }

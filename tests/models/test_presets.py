@@ -48,9 +48,6 @@ def base(tmp_path: Path, plain_tokenizer: Any) -> Path:
     return tmp_path / "base"
 
 
-# -- weights -----------------------------------------------------------------------------------------------------------
-
-
 def test_weights_depend_on_the_seed_alone(bare: Path) -> None:
     """So they are equal on all processes, whose generators may stand anywhere."""
     torch.manual_seed(11)
@@ -85,9 +82,6 @@ def test_presets() -> None:
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
     with pytest.raises(UserError, match="no preset 'huge'; choose one of preset:tiny, preset:small"):
         load_model("preset:huge")
-
-
-# -- vocabulary and special ids ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("known", "expected"), [(389, 389), (317, 384), (7, 384)])
@@ -127,9 +121,6 @@ def test_generation_stops_at_every_end(tmp_path: Path, plain_tokenizer: Any) -> 
     model, same = pretrain(tmp_path / "folder")
     ends = same.convert_tokens_to_ids(["<end_of_turn>", "<|im_end|>"])
     assert model.generation_config.eos_token_id == ends
-
-
-# -- new tokenizers ----------------------------------------------------------------------------------------------------
 
 
 def test_a_configuration_alone_is_enough(bare: Path) -> None:
@@ -206,9 +197,6 @@ def test_tokens_of_the_plain_format(options: dict[str, Any] | None, base: Path) 
     assert tokenizer.convert_tokens_to_ids(PERCEPTION) == end - 1
     assert tokenizer.convert_tokens_to_ids("<|predictor_1|>") == end + 1
     assert len(model.get_input_embeddings().weight) >= len(tokenizer)
-
-
-# -- names -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["runs/regulr", "nowhere/at/all", "prset:tiny"])

@@ -11,7 +11,6 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-import tiny
 from stepjepa.models import probe
 from stepjepa.models.probe import choose_encoding, shrink
 
@@ -85,13 +84,6 @@ def test_models_that_see_the_future_are_refused(family: str) -> None:
             choose_encoding(model, wanted)
 
 
-@pytest.mark.parametrize("name", tiny.ARCHITECTURES)
-def test_tiny_models(name: str, tiny_model: ModelFactory) -> None:
-    """Those that all other tests use."""
-    model = tiny_model(name, "eager" if name.startswith("gemma2") else "sdpa")
-    assert choose_encoding(model, "auto")[0] == ("rows" if name in tiny.RECURRENT else "tree")
-
-
 @pytest.mark.parametrize("attention", ["sdpa", "eager", "flex_attention", "tree_sdpa"])
 def test_nothing_is_changed(attention: str, tiny_model: ModelFactory) -> None:
     model = tiny_model("gemma3_window", "sdpa").train()
@@ -119,9 +111,6 @@ def test_what_can_not_be_copied_runs_rows(tiny_model: ModelFactory, monkeypatch:
     encoding, reason = choose_encoding(tiny_model("llama"), "auto")
     assert encoding == "rows"
     assert "no small copy of LlamaForCausalLM could be probed" in reason
-
-
-# -- FlashAttention ----------------------------------------------------------------------------------------------------
 
 
 def test_flash_attention_runs_concatenated_sequences(tiny_model: ModelFactory) -> None:

@@ -135,9 +135,6 @@ def test_products_have_the_dtype_of_the_run(dtype: str, bf16: bool, fp16: bool, 
     assert compute_dtype(dtype, bf16=bf16, fp16=fp16) is expected
 
 
-# -- GGUF --------------------------------------------------------------------------------------------------------------
-
-
 WIDTH, HEADS, INNER, FILE = 20, 5, 28, "tiny.gguf"
 
 
@@ -147,23 +144,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory, plain_tokenizer: Any) -> Pa
     path = tmp_path_factory.mktemp("gguf")
     tokens = [token for token, _ in sorted(plain_tokenizer.get_vocab().items(), key=lambda pair: pair[1])]
     writer = gguf.GGUFWriter(str(path / FILE), "llama")
-    writer.add_context_length(1024)
-    writer.add_embedding_length(WIDTH)
-    writer.add_block_count(1)
-    writer.add_feed_forward_length(INNER)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(HEADS)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(len(tokens))
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(tokens)
-    writer.add_token_types([3 if token in plain_tokenizer.all_special_tokens else 1 for token in tokens])
     merges = json.loads(plain_tokenizer.backend_tokenizer.to_str())["model"]["merges"]
-    writer.add_token_merges([" ".join(pair) for pair in merges])
-    writer.add_eos_token_id(plain_tokenizer.eos_token_id)
-    writer.add_pad_token_id(plain_tokenizer.pad_token_id)
-    writer.add_chat_template(plain_tokenizer.chat_template)
+    settings = {"context_length": 1024, "embedding_length": WIDTH, "block_count": 1, "feed_forward_length": INNER}
+    settings |= {"head_count": HEADS, "head_count_kv": HEADS, "layer_norm_rms_eps": 1e-5, "vocab_size": len(tokens)}
+    settings |= {"tokenizer_model": "gpt2", "tokenizer_pre": "smollm", "token_list": tokens}
+    settings["token_types"] = [3 if token in plain_tokenizer.all_special_tokens else 1 for token in tokens]
+    settings["token_merges"] = [" ".join(pair) for pair in merges]
+    settings |= {name: getattr(plain_tokenizer, name) for name in ("eos_token_id", "pad_token_id", "chat_template")}
+    for name, value in settings.items():
+        getattr(writer, f"add_{name}")(value)
     shapes = {"attn_norm": (WIDTH,), "ffn_norm": (WIDTH,), "ffn_down": (WIDTH, INNER)}
     shapes |= dict.fromkeys(("attn_q", "attn_k", "attn_v", "attn_output"), (WIDTH, WIDTH))
     shapes |= dict.fromkeys(("ffn_gate", "ffn_up"), (INNER, WIDTH))

@@ -89,9 +89,6 @@ def test_tokens_of_the_form_without_a_chat(spare: bool, plain_tokenizer: Any) ->
     assert adapter_ids(tokenizer, plain=True) == sorted({*all_predictor_ids(tokenizer), *ids})
 
 
-# -- adapters ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("rows", [tiny.VOCABULARY, 290])
 def test_an_adapter_carries_the_rows(rows: int, tmp_path: Path, plain_tokenizer: Any) -> None:
     """Spare rows that were drawn anew, and rows that were not there, are those of training when it is loaded again."""
@@ -152,8 +149,6 @@ def test_an_adapter_that_can_train_no_rows_is_refused(plain_tokenizer: Any, tmp_
     with pytest.raises(ValueError, match="adapter of type PROMPT_TUNING can't train the rows"):
         trainer(tmp_path, prompt, plain_tokenizer)
 
-
-# -- removed again -----------------------------------------------------------------------------------------------------
 
 TEXT = "3+4=7.\n\nSo it is 12 <|im_end|> Rot 🌋"
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 import tiny
 from stepjepa.config import JepaConfig
@@ -24,7 +23,7 @@ from stepjepa.objectives.alignment import (
     Variance,
     make_distance,
 )
-from stepjepa.objectives.monitors import SHORTEST, apart, directions, effective_rank, pair_similarity, retrieval_top1
+from stepjepa.objectives.monitors import SHORTEST, apart, directions
 from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.objectives.term import Context
 from stepjepa.objectives.text import tube
@@ -61,9 +60,6 @@ def test_a_constant_map_minimises_all_but_infonce() -> None:
     for name in ("cosine", "l2", "mse"):
         assert make_distance(name)(constant, constant).item() == pytest.approx(0, abs=1e-5)
     assert InfoNCE()(constant, constant).item() == pytest.approx(5 * math.log(5))
-
-
-# -- against collapse --------------------------------------------------------------------------------------------------
 
 
 def test_variance_and_covariance_by_hand() -> None:
@@ -109,12 +105,8 @@ def test_sigreg_draws_by_seed_and_step() -> None:
     assert first not in (step, seed)
 
 
-# -- nothing to compare ------------------------------------------------------------------------------------------------
-
-
 SEEDS = range(60)
 ALIGNMENTS = ["cosine", "l2", "mse", "infonce"]
-WITH_DIRECTIONS = ["cosine", "infonce"]
 REGULARIZERS: list[Regularizer] = [SIGReg(directions=7), Variance(), Covariance()]
 
 
@@ -142,23 +134,16 @@ class Drawn:
 
 @pytest.mark.parametrize("name", ALIGNMENTS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_alignment_is_finite_forward_and_backward(name: str, dtype: torch.dtype) -> None:
+def test_alignment_is_finite_and_a_pair_without_a_direction_adds_nothing(name: str, dtype: torch.dtype) -> None:
+    """Neither to the loss nor to the gradient of either side; what it is compared with stays as it was."""
     for seed in SEEDS:
         drawn = Drawn(seed, dtype=dtype)
         loss = make_distance(name)(drawn.source, drawn.target)
-        assert loss.dtype == torch.float32
-        assert bool(torch.isfinite(loss)), seed
-        for gradient in torch.autograd.grad(loss, [drawn.source, drawn.target]):
-            assert bool(torch.isfinite(gradient).all()), seed
-
-
-@pytest.mark.parametrize("name", WITH_DIRECTIONS)
-def test_a_pair_without_a_direction_adds_nothing(name: str) -> None:
-    """Neither to the loss nor to the gradient of either side; what it is compared with stays as it was."""
-    for seed in SEEDS:
-        drawn = Drawn(seed)
-        loss = make_distance(name)(drawn.source, drawn.target)
         source, target = torch.autograd.grad(loss, [drawn.source, drawn.target])
+        assert loss.dtype == torch.float32
+        assert all(bool(torch.isfinite(value).all()) for value in (loss, source, target)), seed
+        if name not in ("cosine", "infonce"):
+            continue
         assert not source[drawn.zero].any(), seed
         if name == "cosine":
             assert not target[drawn.zero].any(), seed
@@ -185,23 +170,6 @@ def test_by_hand() -> None:
     cosines = [0.96, 11 / (5 * math.sqrt(5)), 0.0]
     wanted = math.log(sum(math.exp(cosine / 0.5) for cosine in cosines)) - 0.96 / 0.5
     assert InfoNCE(0.5)(first, second).item() == pytest.approx(wanted, rel=1e-6)
-
-
-@pytest.mark.parametrize("name", WITH_DIRECTIONS)
-def test_as_the_plain_formula_where_there_are_directions(name: str) -> None:
-    for seed in SEEDS:
-        generator = torch.Generator().manual_seed(seed)
-        source, target = (torch.randn((5, 3), generator=generator).requires_grad_() for _ in range(2))
-        if name == "cosine":
-            slow = (1 - F.cosine_similarity(source, target, dim=-1)).sum()
-        else:
-            logits = F.normalize(source, dim=-1) @ F.normalize(target, dim=-1).T / 0.07
-            slow = F.cross_entropy(logits, torch.arange(5), reduction="sum")
-        fast = make_distance(name)(source, target)
-        assert fast.item() == pytest.approx(slow.item(), rel=1e-5, abs=1e-5)
-        both = [torch.autograd.grad(loss, [source, target]) for loss in (fast, slow)]
-        for ours, plain in zip(*both, strict=True):
-            torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("term", REGULARIZERS, ids=lambda term: term.name)
@@ -238,15 +206,6 @@ def test_what_is_not_finite_stays_so() -> None:
         for name in ALIGNMENTS:
             assert not math.isfinite(make_distance(name)(source, target).item()), (name, wrong)
         assert not math.isfinite(tube(source[None]).item())
-
-
-def test_monitors_of_zeros() -> None:
-    for seed in SEEDS:
-        drawn = Drawn(seed)
-        source, target = drawn.source.detach(), drawn.target.detach()
-        found = [*pair_similarity(source, target), retrieval_top1(source, target)]
-        found += [effective_rank(source), effective_rank(source, centred=True)]
-        assert all(math.isfinite(float(value)) for value in found), seed
 
 
 EVERYTHING: dict[str, Any] = {"sigreg": 0.3, "variance": 0.5, "covariance": 0.2, "stp": 0.7, "prompt_loss_weight": 0.1}

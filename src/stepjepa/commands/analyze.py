@@ -10,12 +10,6 @@ from stepjepa.errors import visible
 from stepjepa.inspection.analysis import AnalysisSettings
 from stepjepa.options import from_args
 
-EPILOG = """\
-Embeds the two views of each test record where training read them: Enc(Text)
-and Enc(Code) for LLM-JEPA, a step and the next one for Step-JEPA. Writes
-analysis.json (all numbers), embeddings.npz, projection.png/.svg and
-singular_values.png/.svg to --output_dir. Several models share each picture."""
-
 
 def run(args: argparse.Namespace) -> int:
     """Analyse the models, write the files and print the numbers."""
@@ -31,8 +25,8 @@ def run(args: argparse.Namespace) -> int:
     for note in notes(models):
         print(f"note: {visible(note)}")
     print(f"written: {', '.join(map(str, output_files(args.output_dir)))}")
-    runs = shlex.join(args.model_path)
-    print(f"next: stepjepa report {runs} --output_file report.html --analysis {shlex.quote(args.output_dir)}")
+    more = shlex.join([*args.model_path, "--output_file", "report.html", "--analysis", args.output_dir])
+    print(f"next: stepjepa report {more}")
     return 0
 
 
@@ -41,5 +35,5 @@ ANALYZE = Command(
     flags=((AnalysisSettings, "files"),),
     common="model_path test_file output_dir overwrite views pairs layer t_sne_type projections max_examples "
     "batch_size dtype",
-    epilog=EPILOG,
+    epilog="Embeds the two views of each test record where training read them (docs/how-to/representations.md).",
 )

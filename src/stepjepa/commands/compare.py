@@ -9,23 +9,13 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from stepjepa.commands import Command
 from stepjepa.errors import UserError
 from stepjepa.files import atomic_write, refuse_existing
 from stepjepa.options import option, refuse_both, refuse_without_effect
 from stepjepa.terminal import visible_lines
-
-if TYPE_CHECKING:
-    from stepjepa.compare.comparison import Comparison
-
-EPILOG = """\
-Runs that differ only in their seeds form an arm; each arm is paired with the
-baseline by seed: Student's paired t-test with Holm's correction over all arms,
-McNemar's exact test for each seed, an exact permutation test over examples.
-Of each arm it says what is equal to the baseline: the number of optimizer
-steps, the FLOPs of training (within 2 %), or neither."""
 
 
 @dataclass
@@ -73,7 +63,7 @@ def compare(args: argparse.Namespace) -> Any:
     return json.loads(text) if args.json and args.output_file is None else 0
 
 
-def _comparison(args: argparse.Namespace) -> Comparison:
+def _comparison(args: argparse.Namespace) -> Any:
     """Compare the runs, named by ``--names``, by the arms of their sweep, or by the settings in which they differ."""
     from stepjepa.compare.comparison import compare
     from stepjepa.compare.evaluated_run import SUMMARY, find_run_folders
@@ -137,5 +127,9 @@ def _write_page(args: argparse.Namespace) -> int:
     return 0
 
 
-COMPARE = Command(compare, flags=((CompareFlags, "what is compared"),), epilog=EPILOG)
+COMPARE = Command(
+    compare,
+    flags=((CompareFlags, "what is compared"),),
+    epilog="Runs that differ only in their seeds form an arm; each arm is paired with the baseline by seed.",
+)
 REPORT = Command(report, flags=((ReportFlags, "runs"),))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from stepjepa.commands import COMMANDS, Command, make_parser
 from stepjepa.errors import UserError
@@ -16,9 +16,6 @@ zsh     stepjepa completion zsh > ~/.zfunc/_stepjepa    (with fpath+=~/.zfunc be
 fish    stepjepa completion fish > ~/.config/fish/completions/stepjepa.fish
 
 The script holds all names, so that completing starts no Python; print it again after an update."""
-
-FILES, FOLDERS = ("FILE", "FILE.html"), ("DIR", "FOLDER", "PATH", "RUN")
-"""Metavars of the flags that take a file, and of those that take a folder."""
 
 
 @dataclass
@@ -40,26 +37,23 @@ def run(args: argparse.Namespace) -> int:
     parser.add_argument("--version", action="store_true", help="print the version")
     commands = parser.add_subparsers(dest="command")
     for name, summary in COMMANDS.items():
-        made = make_parser(name)
-        inner = commands.add_parser(name, help=summary, parents=[made], add_help=False)
-        if name in ("train", "estimate"):
-            for field in training_fields():
-                if f"--{field}" not in inner._option_string_actions:
-                    inner.add_argument(f"--{field}", help="of transformers.TrainingArguments")
-    _complete_files(parser, shtab.FILE, shtab.DIRECTORY)
+        commands.add_parser(name, help=summary, parents=[make_parser(name)], add_help=False)
+    for name in ("train", "estimate"):
+        known = commands.choices[name]
+        for field in sorted({f"--{field}" for field in training_fields()} - {*known._option_string_actions}):
+            known.add_argument(field, help="of transformers.TrainingArguments")
+    complete = dict.fromkeys(("FILE", "FILE.html"), shtab.FILE)
+    complete |= dict.fromkeys(("DIR", "FOLDER", "PATH", "RUN"), shtab.DIRECTORY)
+    waiting = [parser]
+    while waiting:
+        for action in waiting.pop()._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                waiting.extend(action.choices.values())
+            elif action.metavar in complete:
+                # The attribute that shtab reads.
+                action.complete = complete[action.metavar]  # type: ignore[attr-defined]
     print(shtab.complete(parser, shell=args.shell))
     return 0
-
-
-def _complete_files(parser: argparse.ArgumentParser, file: Any, folder: Any) -> None:
-    """Tell shtab which flags of a parser and its sub-commands take files, and which take folders."""
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for inner in action.choices.values():
-                _complete_files(inner, file, folder)
-        elif action.metavar in (*FILES, *FOLDERS):
-            # The attribute that shtab reads.
-            action.complete = file if action.metavar in FILES else folder  # type: ignore[attr-defined]
 
 
 COMPLETION = Command(run, flags=((ShellFlag, "shell"),), epilog=EPILOG)

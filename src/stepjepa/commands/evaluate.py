@@ -6,9 +6,10 @@ import argparse
 import os
 import shlex
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from stepjepa.arguments import JsonFlags, note
+from stepjepa.arguments import JsonFlags
 from stepjepa.commands import Command
 from stepjepa.data.records import tell_bad_records
 from stepjepa.errors import UserError
@@ -30,39 +31,40 @@ resumes an interrupted evaluation. docs/tasks.md describes tasks and scores."""
 
 @dataclass
 class ModelFlags:
-    """How the weights are loaded, and ``--split_tune_untune``, which changes no result."""
+    """How the weights are loaded."""
 
     load_in_4bit: bool = option(False, "load the weights in 4 bits; through bitsandbytes")
     load_in_8bit: bool = option(False, "load the weights in 8 bits; through bitsandbytes")
-    split_tune_untune: bool = option(
-        False, "with --similarity: right and wrong answers apart, which is done anyway", group="scoring"
-    )
 
 
-def _describe_task(asked: str, found: str) -> str:
-    """One line that names the task by which answers are scored, and how it was chosen."""
+def _tell_task(asked: str, found: str) -> None:
+    """Name the task by which answers are scored, and how it was chosen."""
     # A prefix: scoring by the published rules adds a suffix to the name of the task.
     how = "nothing more special was recognised" if found.startswith(FALLBACK) else "recognised"
-    return f"task: {found} ({how if asked == AUTO else 'as asked for'})"
+    print(f"task: {found} ({how if asked == AUTO else 'as asked for'})")
+
+
+def _tell_summary(summary: dict[str, Any], output: Path) -> dict[str, Any]:
+    """Print the summary and the two files of an evaluation; return both for ``--json``."""
+    from stepjepa.evaluation.output import format_summary, summary_file
+
+    print(visible_lines(format_summary(summary)))
+    print(f"written: {output}, {summary_file(output)}")
+    return {**summary, "output_file": str(output), "summary_file": str(summary_file(output))}
 
 
 def score(args: argparse.Namespace) -> dict[str, Any]:
     """Score the answers of another program and print the summary."""
-    from stepjepa.evaluation.output import format_summary, summary_file
     from stepjepa.evaluation.run import score_predictions
 
     settings = from_args(ScoreSettings, args, task_options=from_args(TaskOptions, args))
     summary = score_predictions(settings)
-    written = {"output_file": args.output_file, "summary_file": str(summary_file(settings.output_file))}
-    print(_describe_task(args.task, summary["task"]))
-    print(visible_lines(format_summary(summary)))
-    print(f"written: {', '.join(written.values())}")
-    return {**summary, **written}
+    _tell_task(args.task, summary["task"])
+    return _tell_summary(summary, Path(args.output_file))
 
 
 def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     """Evaluate a model and print the summary."""
-    from stepjepa.evaluation.output import format_summary
     from stepjepa.evaluation.prompts import trained_plain
     from stepjepa.evaluation.run import Evaluation
 
@@ -70,8 +72,6 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
         raise UserError("every process would write the same file; start one process, without torchrun")
     follow_evaluation_flags(args)
     refuse_both(args, ("load_in_4bit", "load_in_8bit"))
-    if args.split_tune_untune and args.similarity is None:
-        note("--split_tune_untune does nothing without --similarity")
     if not args.plain and trained_plain(args.model_path):
         print("note: the model was trained without a chat format, so it is asked without one (--plain)")
         args.plain = True
@@ -84,29 +84,28 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     )
     evaluation = Evaluation(settings)
     tell_bad_records(evaluation.bad)
-    print(_describe_task(args.task, evaluation.task.name))
+    _tell_task(args.task, evaluation.task.name)
     if evaluation.system_prompt is not None:
         shown = repr(evaluation.system_prompt) if evaluation.system_prompt else "none"
         print(f"system prompt: that of training ({shown})")
+    output, count = evaluation.output.path, len(evaluation.records)
     if evaluation.finished:
-        print(f"{evaluation.finished} of {len(evaluation.records)} examples are in {evaluation.output.path} already")
+        print(f"{evaluation.finished} of {count} examples are in {output} already")
     try:
         summary = evaluation.run()
     except Stopped as stop:
-        there = f"{evaluation.finished} of {len(evaluation.records)} examples are in {evaluation.output.path}"
+        there = f"{evaluation.finished} of {count} examples are in {output}"
         again = "the same command without --overwrite" if args.overwrite else "the same command"
         raise Stopped(stop.number, f"stopped; {there}; {again} goes on") from None
-    print(visible_lines(format_summary(summary)))
-    print(f"written: {evaluation.output.path}, {evaluation.output.summary_file}")
-    folder = evaluation.output.path.parent
-    if (folder / RUN_FILE).is_file():
+    found = _tell_summary(summary, output)
+    if (output.parent / RUN_FILE).is_file():
         # Imported late: summarising a finished file needs torch for nothing else.
         from stepjepa.training.hub import write_card
 
-        write_card(folder)
-        run, page = shlex.quote(str(folder)), shlex.quote(str(folder / "report.html"))
+        write_card(output.parent)
+        run, page = shlex.quote(str(output.parent)), shlex.quote(str(output.parent / "report.html"))
         print(f"next: stepjepa report {run} --output_file {page}; with other runs: stepjepa compare {run} OTHER ...")
-    return {**summary, "output_file": str(evaluation.output.path), "summary_file": str(evaluation.output.summary_file)}
+    return found
 
 
 EVALUATE = Command(

@@ -44,13 +44,13 @@ def run(args: argparse.Namespace) -> int:
     from stepjepa.training import hub
 
     folder, name = Path(args.output_dir or args.model_path), None
+    if args.output_dir is None:
+        if not any(folder.glob("*config.json")):
+            raise UserError("holds no model; a run that was stopped has its models in checkpoint-N", path=folder)
+        hub.refuse_lone_adapter(folder)
     if args.push_to_hub is not None:
         # Fail before the model is loaded if the upload would be refused.
         hub.refuse_offline()
-        if args.output_dir is None:
-            if not any(folder.glob("*config.json")):
-                raise UserError("holds no model; a run that was stopped has its models in checkpoint-N", path=folder)
-            hub.refuse_lone_adapter(folder)
         name = hub.create_repository(args.push_to_hub, private=args.hub_private_repo or None)
     if args.output_dir is None:
         hub.write_card(folder, name=name)
@@ -74,9 +74,8 @@ def _export(args: argparse.Namespace, name: str | None) -> None:
 
     folder, _ = open_run_folder(args.output_dir, None)
     run = run_of(args.model_path)
-    model, tokenizer = load_for_inference(
-        args.model_path, dtype=args.dtype, device="cpu", trust_remote_code=args.trust_remote_code
-    )
+    trust = args.trust_remote_code
+    model, tokenizer = load_for_inference(args.model_path, dtype=args.dtype, device="cpu", trust_remote_code=trust)
     count, stripped = len(all_predictor_ids(tokenizer)), None
     if args.strip_predictors:
         stripped = strip_rows(model, tokenizer, _base_rows(args.model_path, run))
@@ -85,9 +84,7 @@ def _export(args: argparse.Namespace, name: str | None) -> None:
         model.save_pretrained(part)
         tokenizer.save_pretrained(part)
         if stripped is not None:
-            strip_tokenizer(
-                part, tokenizer, lambda path: load_tokenizer(path, trust_remote_code=args.trust_remote_code)
-            )
+            strip_tokenizer(part, tokenizer, lambda path: load_tokenizer(path, trust_remote_code=trust))
         write_card(Path(part), name=name or folder.absolute().name, source=args.model_path)
         if run is not None:
             # Evaluation reads from run.json how the model was trained, and prompts it in the same way.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import sys
 from dataclasses import dataclass
@@ -18,9 +17,6 @@ from stepjepa.errors import UserError, visible
 from stepjepa.files import refuse_existing
 from stepjepa.models.presets import PREFIX, preset_tokenizer
 from stepjepa.options import FROM_ONE, Parser, option
-
-PIPE_WIDTH = 120
-"""Columns of the output if standard output is not a terminal and ``COLUMNS`` is not set."""
 
 
 @dataclass
@@ -43,8 +39,16 @@ def _records(args: argparse.Namespace) -> list[Record]:
     return records
 
 
+def _loading(args: argparse.Namespace) -> dict[str, Any]:
+    return {name: getattr(args, name) for name in ("chat_template", "trust_remote_code", "gguf_file")}
+
+
 def inspect(args: argparse.Namespace) -> dict[str, Any]:
     """Show some records."""
+    from rich.console import Console
+
+    from stepjepa.inspection.record import inspect_records, show, title
+
     config = jepa_config(args)
     if args.png is not None:
         refuse_existing(args.png, args.overwrite)
@@ -55,28 +59,17 @@ def inspect(args: argparse.Namespace) -> dict[str, Any]:
     else:
         from stepjepa.models.loading import load_tokenizer
 
-        own = {name: getattr(args, name) for name in ("chat_template", "trust_remote_code", "gguf_file")}
-        tokenizer = load_tokenizer(args.model_name, **own)
+        tokenizer = load_tokenizer(args.model_name, **_loading(args))
     if config.plain:
         add_plain_tokens(tokenizer)
     add_predictor_tokens(tokenizer, config.predictors or 0)
-
-    from stepjepa.inspection.record import inspect_records
-
     inspection = inspect_records(records, args.index, tokenizer, config, args.records)
     if not args.json:
-        from rich.console import Console
-
-        from stepjepa.inspection.record import show
-
-        known = sys.stdout.isatty() or "COLUMNS" in os.environ
-        width = shutil.get_terminal_size().columns if known else PIPE_WIDTH
-        # Rich ignores a width without a height on a dumb terminal.
-        height = shutil.get_terminal_size().lines
+        # Rich ignores a width without a height on a dumb terminal. The size given is that of a file or a pipe.
+        width, height = shutil.get_terminal_size((120, 24))
         show(inspection, Console(width=width, height=height, no_color=args.no_color or None))
     if args.png is not None:
         from stepjepa.inspection.plots import write_png
-        from stepjepa.inspection.record import title
 
         write_png(inspection, args.png, title(inspection))
         print(f"wrote {args.png}", file=sys.stderr)
@@ -133,16 +126,14 @@ def verify(args: argparse.Namespace) -> dict[str, Any]:
     # Evenly spaced over the file, which may consist of several data sets.
     count = min(len(records), args.max_records)
     looked_at = [records[place * len(records) // count] for place in range(count)]
-    print(f"{len(looked_at):,} of {len(records):,} records looked at, spread over all (--max_records)")
+    print(f"{count:,} of {len(records):,} records looked at, spread over all (--max_records)")
     model, tokenizer = load_model(
         name,
         texts=(message["content"] for record in records for message in record.messages),
         predictors=(config.predictors or 0) if config.uses_views else 0,
         seed=args.finetune_seed,
-        chat_template=args.chat_template,
-        trust_remote_code=args.trust_remote_code,
-        gguf_file=args.gguf_file,
         plain=config.plain,
+        **_loading(args),
     )
     try:
         settings, trained = LoraSettings(args.lora_rank), adapter_ids(tokenizer, plain=config.plain)
@@ -150,11 +141,11 @@ def verify(args: argparse.Namespace) -> dict[str, Any]:
         subject = verification.Subject(model.eval(), tokenizer, config, looked_at, lora=lora)
     except ValueError as error:
         raise UserError(str(error)) from None
-    checks = []
+    checks, failed = [], 0
     for result in verification.verify(subject):
         checks.append({"name": result.name, "passed": result.passed, "detail": str(result.detail)})
         print(f"{'PASS' if result.passed else 'FAIL'}  {result.name}: {visible(str(result.detail))}", flush=True)
-    failed = sum(not check["passed"] for check in checks)
+        failed += not result.passed
     print("all checks passed" if not failed else f"{failed} check(s) failed")
     about = {"model": name, "data": args.train_file, "mode": config.mode, "layout": config.layout}
     return {**about, "passed": not failed, "checks": checks}

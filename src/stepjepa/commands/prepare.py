@@ -19,17 +19,8 @@ from stepjepa.data.sources import FORMATS, read_rows
 from stepjepa.errors import UserError
 from stepjepa.files import atomic_write, existing_file, refuse_existing
 from stepjepa.options import FROM_ONE, Parser, from_args, option, refuse_both
-from stepjepa.preparing.conversion import (
-    CONVERSIONS,
-    Counts,
-    StepOptions,
-    convert_rows,
-    load_splitter,
-    prepare_records,
-)
+from stepjepa.preparing.conversion import CONVERSIONS, StepOptions, convert_rows, load_splitter, prepare_records
 from stepjepa.tasks import nl_rx, stepmath
-
-Files = Sequence[tuple[Path, Sequence[Mapping[str, Any]]]]
 
 
 @dataclass(kw_only=True)
@@ -95,11 +86,10 @@ def _run_rows(args: argparse.Namespace) -> int:
     shown = [("read", counts.read), ("kept", len(records)), ("dropped", counts.dropped.total())]
     shown += [(f"  {reason}", count) for reason, count in reasons]
     shown += [("bad, left out", bad.count)] if bad and bad.count else []
-    _write_files([(target, records)], [*shown, *counts.changed.items()])
-    return 0
+    return _write_files({target: records}, [*shown, *counts.changed.items()])
 
 
-def _maker(args: argparse.Namespace) -> tuple[Callable[..., tuple[list[dict[str, Any]], Counts]], str]:
+def _maker(args: argparse.Namespace) -> tuple[Callable[..., Any], str]:
     """The function that makes records of rows, and the fields that it expects."""
     kind = args.preparation.replace("_", "-")
     if kind == "chat":
@@ -124,40 +114,29 @@ def _maker(args: argparse.Namespace) -> tuple[Callable[..., tuple[list[dict[str,
     return partial(convert_rows, convert=convert), CONVERSIONS[kind].rows
 
 
-def _write_files(files: Files, rows: Sequence[tuple[str, object]] = ()) -> None:
+def _write_files(files: Mapping[Path, Sequence[Mapping[str, Any]]], rows: Sequence[tuple[str, object]] = ()) -> int:
     """Write JSON Lines files that belong together: none gets its final name before all are written. Print counts."""
     with ExitStack() as stack:
-        streams = [stack.enter_context(atomic_write(target)) for target, _ in files]
-        for stream, (_, records) in zip(streams, files, strict=True):
+        for target, records in files.items():
+            stream = stack.enter_context(atomic_write(target))
             stream.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
             stream.flush()  # a full disk raises here, before any file has its final name
-    steps = [record["total_steps"] for _, records in files for record in records if "total_steps" in record]
+    steps = [record["total_steps"] for records in files.values() for record in records if "total_steps" in record]
     shown = [*rows, *([("steps per record", f"{sum(steps) / len(steps):.2f}")] if steps else [])]
     width = max((len(name) for name, _ in shown), default=0)
     for name, value in shown:
         print(f"{name:<{width}}  {value:>7}")
-    for target, records in files:
+    for target, records in files.items():
         print(f"written: {target} ({len(records)} records)")
+    return 0
 
 
 @dataclass(kw_only=True)
-class StepmathFlags:
-    """Number of problems, and the seed."""
+class GeneratorFlags:
+    """What both generators take."""
 
-    output_dir: str = option(help="gets train.jsonl and test.jsonl", metavar="DIR")
     overwrite: bool = option(False, "replace files that are there already")
-    train_size: int = option(8000, "records of train.jsonl", allowed=FROM_ONE)
-    test_size: int = option(500, "records of test.jsonl", allowed=FROM_ONE)
     seed: int = option(0, "the same seed gives the same files")
-
-
-def _run_stepmath(args: argparse.Namespace) -> int:
-    folder = Path(args.output_dir)
-    targets = [refuse_existing(folder / f"{part}.jsonl", args.overwrite) for part in ("train", "test")]
-    level = _generate(from_args, stepmath.Difficulty, args)
-    parts = _generate(stepmath.generate_split, args.train_size, args.test_size, args.seed, level)
-    _write_files(list(zip(targets, parts, strict=True)))
-    return 0
 
 
 def _generate(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -169,15 +148,29 @@ def _generate(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 @dataclass(kw_only=True)
-class NlRxFlags:
-    """Size and seed of generated pairs."""
+class StepmathFlags(GeneratorFlags):
+    """Number of problems, and where they are written."""
+
+    output_dir: str = option(help="gets train.jsonl and test.jsonl", metavar="DIR")
+    train_size: int = option(8000, "records of train.jsonl", allowed=FROM_ONE)
+    test_size: int = option(500, "records of test.jsonl", allowed=FROM_ONE)
+
+
+def _run_stepmath(args: argparse.Namespace) -> int:
+    targets = [refuse_existing(Path(args.output_dir, f"{part}.jsonl"), args.overwrite) for part in ("train", "test")]
+    level = _generate(from_args, stepmath.Difficulty, args)
+    parts = _generate(stepmath.generate_split, args.train_size, args.test_size, args.seed, level)
+    return _write_files(dict(zip(targets, parts, strict=True)))
+
+
+@dataclass(kw_only=True)
+class NlRxFlags(GeneratorFlags):
+    """Number of pairs, and where they are written."""
 
     output_file: str = option(help="JSON lines with 'messages'", metavar="FILE")
     test_file: str | None = option(None, "further records, to test with", metavar="FILE")
-    overwrite: bool = option(False, "replace files that are there already")
     size: int = option(10_000, "records", allowed=FROM_ONE)
     test_size: int | None = option(None, "records of --test_file", allowed=FROM_ONE)
-    seed: int = option(0, "the same seed gives the same files")
 
 
 def _run_nl_rx(args: argparse.Namespace) -> int:
@@ -188,9 +181,8 @@ def _run_nl_rx(args: argparse.Namespace) -> int:
     if len({target.resolve() for target in targets}) < len(targets):
         raise UserError("is both --output_file and --test_file; name another", path=targets[0])
     parts = _generate(nl_rx.generate_split, args.size, args.test_size or 0, args.seed)
-    records = [[nl_rx.make_record(*pair) for pair in part] for part in parts]
-    _write_files(list(zip(targets, records, strict=False)))
-    return 0
+    records = ([nl_rx.make_record(*pair) for pair in part] for part in parts)
+    return _write_files(dict(zip(targets, records, strict=False)))
 
 
 SOURCE = (SourceFlags, "source")

@@ -1,7 +1,5 @@
 """``stepjepa rerun``: repeat the training run of a folder and check whether the weights are the same."""
 
-# option() makes the field
-
 from __future__ import annotations
 
 import argparse
@@ -20,12 +18,6 @@ from stepjepa.files import fingerprint
 from stepjepa.models.presets import is_hub_id
 from stepjepa.options import as_arguments, option, without_flags
 from stepjepa.run_folder import RUN_FILE, is_main_process, open_run_folder, read_run
-
-EPILOG = """\
-Repeats the run with the settings of run.json, but reports and uploads nothing.
-Changed versions and another machine are printed; a changed data file, chat
-template or model folder is an error. Exit code 1 if nothing has changed and the
-weights still differ."""
 
 MOVED = ("train_file", "eval_file", "data_file", "model_name")
 
@@ -57,32 +49,27 @@ def run(args: argparse.Namespace) -> int:
     moved = {name: str(Path(path).absolute()) if path and Path(path).exists() else path for name, path in moved.items()}
     silent = {"output_dir": str(new), "report_to": "none", "push_to_hub": False}
     command = [*without_flags(arguments, [*silent, "config"]), *as_arguments({**moved, **silent})]
-    _tell(f"stepjepa train {shlex.join(command)}")
-    directory = str(old.get("directory", ""))
+    lines, directory = [f"stepjepa train {shlex.join(command)}"], str(old.get("directory", ""))
     there = os.path.isdir(directory)  # noqa: PTH112  # Path("") would be the current folder
     if not there:
-        _tell(f"note: it was started in {directory}, which is gone; relative paths are meant from here")
+        lines.append(f"note: it was started in {directory}, which is gone; relative paths are meant from here")
     with chdir(directory) if there else nullcontext():
         # First of all: 'parse' loads a layout of the user's own.
         if (code := _runs_code(make_parser("train").parse_known_args(command)[0])) and not args.trust_folder:
             raise UserError(f"the run had {code}, which runs code of others; pass --trust_folder if you trust it")
         repeated = parse("train", command)
         try:
-            changes, differences = _changes(old, repeated), _differences(old, repeated)
+            changes, differences = _changes(old, repeated)
         except (KeyError, TypeError, AttributeError):
             told = "is damaged: expected 'data', 'loaded', 'versions' and 'machine' of a run; restore it"
             raise UserError(told, path=folder / RUN_FILE) from None
         if changes and not args.allow_changes:
             raise UserError(f"{'; '.join(changes)}; restore what it was, or pass --allow_changes", path=folder)
-        for line in (*changes, *differences):
-            _tell(f"note: {line}")
+        if is_main_process():
+            lines += [f"note: {each}" for each in (*changes, *differences)]
+            print(*map(visible, lines), sep="\n", flush=True)
         load("train").run(repeated)
     return _compare(folder, new, old, bool(changes)) if is_main_process() else 0
-
-
-def _tell(line: str) -> None:
-    if is_main_process():
-        print(visible(line), flush=True)
 
 
 def _runs_code(args: argparse.Namespace) -> str:
@@ -98,9 +85,10 @@ def _runs_code(args: argparse.Namespace) -> str:
     return ", ".join(f"--{name} {shown(getattr(args, name))}" for name, found in runs.items() if found)
 
 
-def _changes(old: Mapping[str, Any], repeated: argparse.Namespace) -> list[str]:
-    """Changes of data, chat template, model or number of processes, after which equal weights are not expected."""
+def _changes(old: Mapping[str, Any], repeated: argparse.Namespace) -> tuple[list[str], list[str]]:
+    """What has changed since: first what makes other weights; then what may change their last digits."""
     from stepjepa.evaluation.output import model_fingerprint
+    from stepjepa.run_folder import versions
     from stepjepa.training.record import machine, read_mixture
 
     found = []
@@ -118,22 +106,11 @@ def _changes(old: Mapping[str, Any], repeated: argparse.Namespace) -> list[str]:
         found.append(f"{repeated.chat_template} has changed since")
     if Path(model).is_dir() and model_fingerprint(model) != old.get("model_fingerprint"):
         found.append(f"the model in {model} has changed since")
-    before, now = old["machine"]["processes"], machine()["processes"]
-    if now != before:
-        found.append(f"the run had {before} processes (torchrun --nproc_per_node), not {now}")
-    return found
-
-
-def _differences(old: Mapping[str, Any], repeated: argparse.Namespace) -> list[str]:
-    """Differences that may change the last digits of the weights: versions, threads, device."""
-    from stepjepa.run_folder import versions
-    from stepjepa.training.record import machine
-
+    was = {**old["versions"], **old["machine"]}
     now = {**versions(), **machine(use_cpu=bool(repeated.training.get("use_cpu")))}
-    before = {**old["versions"], **old["machine"]}
-    return [
-        f"{name} was {was} and is {now.get(name, 'missing')}" for name, was in before.items() if now.get(name) != was
-    ]
+    if now["processes"] != was["processes"]:
+        found.append(f"the run had {was['processes']} processes (torchrun --nproc_per_node), not {now['processes']}")
+    return found, [f"{name} was {was[name]} and is {now.get(name)}" for name in was if now.get(name) != was[name]]
 
 
 def _compare(folder: Path, new: Path, old: Mapping[str, Any], changed: bool) -> int:
@@ -152,4 +129,8 @@ def _compare(folder: Path, new: Path, old: Mapping[str, Any], changed: bool) -> 
     return 0 if same or changed else 1
 
 
-RERUN = Command(run, flags=((RerunFlags, "rerun"),), epilog=EPILOG)
+RERUN = Command(
+    run,
+    flags=((RerunFlags, "rerun"),),
+    epilog="Reports and uploads nothing. Exit code 1 if nothing has changed and the weights still differ.",
+)

@@ -7,23 +7,20 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import re
 import shlex
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from stepjepa.arguments import SHORT_LOSSES, ShortFlags
-from stepjepa.commands import Command, make_parser, parse
-from stepjepa.config import NEEDS_VIEWS, JepaConfig
+from stepjepa.arguments import ShortFlags
+from stepjepa.commands import Command, parse
+from stepjepa.config import JepaConfig
 from stepjepa.errors import UserError
 from stepjepa.files import existing_file
-from stepjepa.options import FROM_ONE, TRUE, Parser, option, options_of
+from stepjepa.options import FROM_ONE, option, options_of
 
 if TYPE_CHECKING:
-    from stepjepa.compare.grid import Flags, Grid
     from stepjepa.compare.sweep import Engine, Outcome, SweepFolder
 
 EPILOG = """\
@@ -36,21 +33,16 @@ The file is YAML:
   seeds: [82, 23, 37, 84, 4]
   baseline: regular   # this one is added if it is missing
 
-Without a file, all other flags are those of train and evaluate; several values
-make a grid, and --same_flop adds an arm ARM-same-flop. Each trial has a run
-folder, DIR/ARM_lbd0.5_predictors1/seed82, with a log beside it. The same command
-continues a sweep: it skips finished trials and resumes interrupted ones. With
---engine slurm the trials are one job array, submitted by submitit."""
-
-OF_METHOD = {*NEEDS_VIEWS, *SHORT_LOSSES, "step_jepa", "additive_mask"}
-"""Flags without effect in regular training, so that the baseline does not get them."""
+Each trial has a run folder, DIR/ARM_lbd0.5_predictors1/seed82, with a log beside
+it. The same command continues a sweep: it skips finished trials and resumes
+interrupted ones. With --engine slurm the trials are one job array of submitit."""
 
 
 @dataclass(kw_only=True)
 class SweepFlags:
     """The grid, and how its trials are run."""
 
-    config: str | None = option(None, "YAML file with the grid", metavar="FILE")
+    config: str = option(help="YAML file with the grid", metavar="FILE")
     output_dir: str = option(help="folder of all run folders", metavar="DIR")
     seeds: list[int] | None = option(None, "seeds, instead of those of the file")
     jobs: int | None = option(None, "trials at a time (1, or one for each GPU; with SLURM its limit)", allowed=FROM_ONE)
@@ -58,36 +50,12 @@ class SweepFlags:
     retry_failed: bool = option(False, "try those again that failed")
     dry_run: bool = option(False, "show what would be run, and write nothing")
     engine: Literal["local", "slurm"] = option("local", "this machine, or jobs of a cluster")
-    slurm: list[str] | None = option(
-        None, "what a job gets, by the names of submitit or of sbatch", metavar="KEY=VALUE"
-    )
-
-
-def parse_grid(parser: Parser, arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse the flags of sweep into ``args``; without a grid file, all others into ``args.flags``, by name."""
-    args, rest = parser.parse_known_args(arguments)
-    parser.refuse_missing(args, "output_dir")
-    flags: dict[str, list[str]] = {}
-    for argument in rest:
-        name, equals, value = argument.partition("=")
-        if args.config is not None or (not flags and not name.startswith("--")):
-            parser.refuse(rest)
-        elif not re.fullmatch(r"--[A-Za-z]\w*", name):
-            flags[next(reversed(flags))].append(argument)
-        elif name[2:] in flags:
-            parser.error(f"{name} is there twice; name it once, with all its values")
-        else:
-            flags[name[2:]] = [value] if equals else []
-    if args.config is None and not flags:
-        parser.error("name a grid with --config, or the flags of train and evaluate")
-    args.flags = {name: value if value[1:] else value[0] if value else True for name, value in flags.items()}
-    return args
+    slurm: list[str] | None = option(None, "what a job gets, by names of submitit or sbatch", metavar="KEY=VALUE")
 
 
 def _train_settings(arguments: list[str]) -> dict[str, Any]:
     """Settings that arguments of ``stepjepa train`` stand for; equal if two spellings mean the same."""
-    # Discard its notes: the log of the trial has them too.
-    with contextlib.redirect_stderr(io.StringIO()):
+    with contextlib.redirect_stderr(io.StringIO()):  # the log of the trial has its notes
         args = parse("train", [*arguments, "--output_dir=."])
     for name in ("train_file", "eval_file", "data_file", "chat_template"):
         if getattr(args, name) is not None:
@@ -104,31 +72,6 @@ def _evaluate_settings(arguments: list[str]) -> dict[str, Any]:
     return vars(args)
 
 
-def _grid_of_flags(flags: Flags, seeds: Sequence[int] | None) -> Grid:
-    """A grid of two arms: the method with all flags, and the baseline with those that affect regular training."""
-    from stepjepa.compare.grid import BASELINE, make_grid
-
-    evaluating = {*make_parser("evaluate")._option_string_actions} - {*make_parser("train")._option_string_actions}
-    grid: dict[str, Flags] = {"train": {}, "evaluate": {}}
-    name = "step-jepa" if "step_jepa" in flags else "llm-jepa"
-    own: Flags = {}
-    baseline: Flags = {"regular": True}
-    for flag, value in flags.items():
-        if f"--{flag}" in evaluating:
-            grid["evaluate"][flag] = value
-        elif flag == "same_flop":
-            # It changes nothing in regular training. The suffix keeps this arm apart from the arm of equal steps.
-            own[flag] = value
-            name += "-same-flop" if str(value).lower() in TRUE else ""
-        elif flag in OF_METHOD:
-            own[flag] = value
-        elif isinstance(value, list):
-            own[flag] = baseline[flag] = value
-        else:
-            grid["train"][flag] = value
-    return make_grid({**grid, "arms": {BASELINE: baseline, name: own}}, seeds)
-
-
 def run(args: argparse.Namespace) -> int:
     """Expand and check the grid, run the trials that are left and show the table."""
     from stepjepa.compare.grid import expand, read_grid, select
@@ -136,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.slurm and args.engine != "slurm":
         raise UserError("--slurm does nothing on this machine; add --engine slurm or leave it out")
-    grid = read_grid(args.config, args.seeds) if args.config else _grid_of_flags(args.flags, args.seeds)
+    grid = read_grid(args.config, args.seeds)
     trials = expand(grid, _train_settings, _evaluate_settings)
     chosen = select(trials, args.only)
     path = Path(args.output_dir)
@@ -192,9 +135,4 @@ def _conclude(folder: SweepFolder, outcome: Outcome, count: int) -> int:
     return 1 if outcome.failed else 0
 
 
-SWEEP = Command(
-    run,
-    flags=((SweepFlags, "sweep"),),
-    parse=parse_grid,
-    epilog=EPILOG,
-)
+SWEEP = Command(run, flags=((SweepFlags, "sweep"),), epilog=EPILOG)

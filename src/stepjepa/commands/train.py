@@ -25,7 +25,18 @@ from stepjepa.arguments import (
 from stepjepa.commands import Command
 from stepjepa.config import Dtype, JepaConfig
 from stepjepa.errors import UserError
-from stepjepa.options import FROM_ONE, PART, POSITIVE, SHARE, Parser, Range, option, refuse_both, refuse_without_effect
+from stepjepa.options import (
+    BELOW_ONE,
+    FROM_ONE,
+    PART,
+    POSITIVE,
+    SHARE,
+    Parser,
+    Range,
+    option,
+    refuse_both,
+    refuse_without_effect,
+)
 from stepjepa.published import TrainingFlags, follow_training_flags, preset_arguments
 from stepjepa.run_folder import FinishedError, is_main_process, read_run
 from stepjepa.terminal import print_rows
@@ -64,9 +75,7 @@ class TrainedModel(ModelFlags):
     lora: bool = option(False, "train an adapter and the predictor rows; instead of all weights")
     lora_rank: int = _lora(16, "rank of the adapter", metavar="R", allowed=FROM_ONE)
     lora_alpha: int | None = _lora(None, "scale of the adapter (twice the rank)", metavar="A")
-    lora_dropout: float = _lora(
-        0.0, "dropout on the adapter's input", metavar="P", allowed=(lambda p: 0 <= p < 1, "0 or more and less than 1")
-    )
+    lora_dropout: float = _lora(0.0, "dropout on the adapter's input", metavar="P", allowed=BELOW_ONE)
     lora_targets: str = _lora("all-linear", "layers that get an adapter; q_proj,v_proj ...", metavar="NAMES")
     use_dora: bool = _lora(False, "DoRA instead of LoRA")
     use_rslora: bool = _lora(False, "rsLoRA: scale by the root of the rank")
@@ -85,9 +94,7 @@ class AnswerFlags:
         None, "answer and score N held-out records at every evaluation", names=("max_eval_samples",), allowed=FROM_ONE
     )
     eval_task: str = _answers("auto", "as --task of 'stepjepa evaluate'", metavar="NAME")
-    eval_max_new_tokens: int = _answers(
-        256, "most tokens of an answer", names=("max_new_tokens_eval",), allowed=FROM_ONE
-    )
+    eval_max_new_tokens: int = _answers(256, "tokens an answer", names=("max_new_tokens_eval",), allowed=FROM_ONE)
     spider_path: str | None = _answers(None, "folder of Spider's databases", metavar="DIR")
     missing_databases: Literal["error", "skip"] = _answers("error", "where a database is missing; skip: the record")
 
@@ -98,9 +105,7 @@ class RunFlags:
 
     output_dir: str | None = option(None, "run folder; must be empty or new, unless resuming", metavar="DIR")
     batch_size: int = option(4, "records per micro-batch", names=("per_device_train_batch_size",), allowed=FROM_ONE)
-    grad_accum: int = option(
-        4, "micro-batches per optimizer step", names=("gradient_accumulation_steps",), allowed=FROM_ONE
-    )
+    grad_accum: int = option(4, "micro-batches a step", names=("gradient_accumulation_steps",), allowed=FROM_ONE)
     learning_rate: float = option(2e-5, "peak learning rate", metavar="LR")
     num_epochs: float = option(3.0, "passes over the data", names=("num_train_epochs",), metavar="N")
     eval_steps: int | None = option(None, "evaluate every N steps (once an epoch)", names=("eval_accuracy_steps",))
@@ -109,9 +114,7 @@ class RunFlags:
     same_flop: bool = option(False, "stop once the FLOPs of --regular for --num_epochs are spent")
     dry_run: bool = option(False, "print tokens, memory and FLOPs of a step, then stop")
     resume_from_checkpoint: str | None = option(None, "checkpoint folder, last, or auto (last if any)", metavar="DIR")
-    allow_changes: bool = option(
-        False, "resume with other data, order or objective than before", only_with="resume_from_checkpoint"
-    )
+    allow_changes: bool = option(False, "with other data, order or objective", only_with="resume_from_checkpoint")
     json: bool = option(False, "one JSON document on standard output at the end; lines go to standard error")
     debug: int = option(0, "0 warnings, 1 progress, 2 details")
     config: str | None = option(None, "YAML file of flags; the command line wins", metavar="FILE")
@@ -121,7 +124,7 @@ FLAGS = (TrainData, TrainedModel, AnswerFlags, RunFlags)
 
 
 def add_flags(parser: Parser) -> None:
-    """Add our own flags, in groups."""
+    """Add our own flags."""
     add_training_data(parser, TrainedModel)
     parser.add(TrainData, "data")
     parser.add(AnswerFlags, "answers during training")
@@ -140,11 +143,10 @@ def more_help(ours: Parser) -> str:
 
 
 def parse(parser: Parser, given: Sequence[str]) -> argparse.Namespace:
-    """Parse our own flags into ``args``, and the fields of TrainingArguments that were named into ``args.training``.
+    """Parse our own flags into ``args``, those of TrainingArguments into ``args.training``, and check them all.
 
     ``args.given`` is the command line as it was given; in ``args.resolved`` the flags that ``--preset`` and
-    ``--config`` stand for come before it. ``args.jepa`` is the objective; the flags are checked as far as is possible
-    without reading data or a model.
+    ``--config`` stand for come before it. ``args.jepa`` is the objective.
     """
     arguments = list(given)
     first, _ = parser.parse_known_args(arguments)
@@ -164,7 +166,7 @@ def check(args: argparse.Namespace) -> JepaConfig:
     """Refuse flags that contradict each other or have no effect, and return the objective's settings."""
     config = jepa_config(args)
     refuse_without_effect(vars(args), *FLAGS)
-    if sum(each is not None for each in (args.train_file, args.data_file, args.dataset)) != 1:
+    if [args.train_file, args.data_file, args.dataset].count(None) != 2:
         raise UserError("name the data with one of --train_file, --data_file and --dataset")
     refuse_both(args, ("data_file", "eval_file"), ("no_cache", "cache_dir"), ("plain", "chat_template"))
     refuse_both(args, ("load_in_4bit", "load_in_8bit"), ("gguf_file", "load_in_4bit"), ("gguf_file", "load_in_8bit"))
@@ -244,19 +246,14 @@ class DeviceFlags:
     records: int | None = option(None, "the data set has N records; --train_file is a sample of it", allowed=FROM_ONE)
 
 
-def add_device_flags(parser: Parser) -> None:
-    """Add the flags of ``train`` and those of the devices."""
+def add_estimate_flags(parser: Parser) -> None:
+    """Add the flags of ``train``; its required output folder, to which nothing is written here, has a default."""
     add_flags(parser)
-    # ``train`` requires this flag; nothing is written to the folder.
     parser.set_defaults(output_dir="estimate")
-    parser.add(DeviceFlags, "devices")
 
 
 def estimate(args: argparse.Namespace) -> dict[str, Any]:
-    """Print what ``train --dry_run`` does, and time and memory on other devices.
-
-    The time is FLOPs / (processes x peak x MFU), without communication between processes.
-    """
+    """Print what ``train --dry_run`` does, and time and memory on other devices."""
     for name, reason in (("dry_run", True), ("resume_from_checkpoint", True), ("records", args.data_file)):
         if getattr(args, name) and reason:
             raise UserError(f"--{name} has no effect on this estimate; leave it out")
@@ -265,15 +262,15 @@ def estimate(args: argparse.Namespace) -> dict[str, Any]:
 
     peak, memory = DEVICES.get(args.device, (None, None))
     peak = args.peak_tflops * 1e12 if args.peak_tflops else peak
-    memory = args.memory_gib * 2**30 if args.memory_gib else memory
+    memory = args.memory_gib * GIB if args.memory_gib else memory
     records, eval_records, _ = read_data(args)
     found = dry_run(args, args.jepa, records, eval_records, processes=args.gpus, on_gpu=peak is not None)
     assert found is not None
-    found["time"] = found["device"] = None
-    if peak is None or found["flops"]["step"] is None:
+    flops, found["time"], found["device"] = found["flops"]["step"], None, None
+    if peak is None or flops is None:
         print("time       not estimated: name a --device, or its --peak_tflops")
     else:
-        step = found["flops"]["step"] / (peak * args.mfu * found["processes"])
+        step = flops / (peak * args.mfu * found["processes"])
         run = step * found["steps"]
         found["time"] = {"step_seconds": step, "run_seconds": run, "mfu": args.mfu, "peak": peak}
         print(f"time       {step:.3g} s a step, {run / 3600:.3g} h in all, at an MFU of {args.mfu}")
@@ -286,7 +283,8 @@ def estimate(args: argparse.Namespace) -> dict[str, Any]:
 
 ESTIMATE = Command(
     estimate,
-    add=add_device_flags,
+    add=add_estimate_flags,
+    flags=((DeviceFlags, "devices"),),
     parse=parse,
     common="train_file max_length model_name dtype lora regular step_jepa layout predictors jepa_loss_type "
     "jepa_ratio batch_size grad_accum num_epochs config gpus device peak_tflops mfu memory_gib records",

@@ -1,8 +1,4 @@
-"""Parts of a model: its decoder, under any wrapper, and the trained heads of terms beside it.
-
-Parts are found by their types and attributes, not by the model's name. Heads are trained with a model, but never saved
-as part of it.
-"""
+"""Parts of a model, under any wrapper: its decoder, and heads of terms, which are trained with it but saved apart."""
 
 from __future__ import annotations
 
@@ -17,8 +13,8 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from transformers import PreTrainedModel
 
+# The submodule of a model that holds the heads, each under its own name.
 HEADS = "term_heads"
-"""Name of the submodule of a model that holds the heads, each under its own name."""
 
 
 def base_model(model: Any) -> Any:
@@ -75,7 +71,7 @@ def attach_heads(model: nn.Module, heads: Mapping[str, nn.Module]) -> None:
     model._modules.pop(HEADS, None)
     if not heads:
         return
-    embedding = model.get_input_embeddings().weight  # type: ignore[operator]  # a method of every PreTrainedModel
+    embedding = model.get_input_embeddings().weight  # type: ignore[operator]
     trained = {parameter.dtype for parameter in model.parameters() if parameter.requires_grad}
     # The dtype of the weights trained beside them: an adapter is in float32 even if its base is not.
     dtype = torch.float32 if torch.float32 in trained else embedding.dtype
@@ -124,9 +120,8 @@ def load_heads(heads: nn.ModuleDict, folder: str | Path) -> None:
         if not path.is_file():
             raise ValueError(f"expected {path.name} in {folder}, got none; the checkpoint was made without this head")
         state: dict[str, Any] = load_file(path)
-        found, wanted = (
-            {key: tuple(value.shape) for key, value in each.items()} for each in (state, head.state_dict())
-        )
+        states = state, head.state_dict()
+        found, wanted = ({key: tuple(value.shape) for key, value in each.items()} for each in states)
         if found != wanted:
             raise ValueError(f"expected a head of the same kind and width in {path}, {wanted}, got {found}")
         set_model_state_dict(head, state, options=StateDictOptions(full_state_dict=True))

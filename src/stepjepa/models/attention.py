@@ -31,8 +31,8 @@ from stepjepa.batch.mask import BLOCK, Rule, Trees, blocks, dense, padded, sees,
 SDPA, EAGER = "tree_sdpa", "tree_eager"
 FLEX, FLEX_UNFUSED = "tree_flex", "tree_flex_unfused"
 
+# Most shapes that FlexAttention is compiled for; beyond torch's default of 8 it would silently run uncompiled.
 SHAPES = 256
-"""Most shapes that FlexAttention is compiled for; beyond torch's default of 8 it would silently run uncompiled."""
 
 _current: ContextVar[Trees | None] = ContextVar("tree_mask", default=None)
 

@@ -45,8 +45,7 @@ class Encoded:
     @cached_property
     def pairs(self) -> tuple[Tensor, Tensor]:
         """Source embeddings ``[P, D]`` (after the predictor head, if there is one) and target embeddings ``[P, D]``."""
-        states = self.states[self.layer]
-        source, target = (read(states, self.batch, kind) for kind in ("source", "target"))
+        source, target = (read(self.states[self.layer], self.batch, kind) for kind in ("source", "target"))
         if "predictor_head" in self.heads:
             source = self.heads["predictor_head"](source)
         return source, target
@@ -92,6 +91,8 @@ def encode(
 ) -> dict[str, Tensor]:
     """Run a micro-batch in one or several passes, and evaluate a function of its hidden states inside the last pass.
 
+    ValueError if the model lacks one of the layers, or does not call its LM head exactly once in a pass.
+
     A hook catches the decoder's output. Another hook, on the LM head, calls ``evaluate`` and then gives the head an
     empty input. So all parameters are used inside the wrapped forward (which DDP and FSDP rely on), sharded weights are
     gathered when they are used, and logits exist only where ``evaluate`` asks for them.
@@ -103,9 +104,6 @@ def encode(
         evaluate: its result, which is returned, must hold every tensor that gradients flow through.
         layer: the layer that embeddings are read from.
         layers: other layers that are read.
-
-    Raises:
-        ValueError: the model lacks one of the layers, or does not call its LM head exactly once in a pass.
     """
     passes = batch.passes
     caught: list[dict[int, Tensor]] = []
@@ -124,9 +122,8 @@ def encode(
         if len(caught) == len(passes):
             # Flat positions count on from pass to pass.
             joined = {each: torch.cat([found[each] for found in caught]) for each in wanted if len(caught) > 1}
-            results.append(
-                evaluate(Encoded(joined or caught[0], batch, layer, head, find_heads(model) or nn.ModuleDict()))
-            )
+            heads = find_heads(model) or nn.ModuleDict()
+            results.append(evaluate(Encoded(joined or caught[0], batch, layer, head, heads)))
         return (args[0][:, :0],)
 
     def show(_module: nn.Module, _args: Any, output: Any) -> Any:
@@ -183,21 +180,24 @@ def check_layer(last: int, layer: int) -> None:
         raise ValueError(f"jepa_layer: expected {-last - 1} to {last} for a model of {last} layers, got {layer}")
 
 
-class EmaEncoder:
-    """A copy of a model whose weights are an exponential moving average of the model's.
+class EmaEncoder(TrainerCallback):
+    """A copy of a model whose weights are an exponential moving average of the model's, updated after every step.
 
     Frozen weights, such as those below an adapter, are shared with the model and take no memory. The model must not be
     wrapped by DDP, nor have heads of terms yet. ``decay`` is the weight of the previous average in every update.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
-        self.decay = decay
+        self.decay, self._trained = decay, model
         trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
         shared = {id(p): p for name, p in model.named_parameters() if name not in trained}
         self._model = copy.deepcopy(model, dict(shared)).eval()
         self._weights = {name: p.requires_grad_(False) for name, p in self._model.named_parameters() if name in trained}
         # In half precision most of an update would be rounded away, so the average is kept in float32.
         self._average = {name: p.detach().float() for name, p in self._weights.items()}
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.update(self._trained)
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
@@ -218,9 +218,8 @@ class EmaEncoder:
 
     def save(self, folder: str | Path) -> None:
         """Write the averaged weights into a checkpoint folder."""
-        save_file(
-            {name: value.cpu().contiguous().clone() for name, value in self._average.items()}, Path(folder) / EMA_FILE
-        )
+        state = {name: value.cpu().contiguous().clone() for name, value in self._average.items()}
+        save_file(state, Path(folder) / EMA_FILE)
 
     @torch.no_grad()
     def load(self, folder: str | Path) -> None:
@@ -234,13 +233,3 @@ class EmaEncoder:
         for name, value in state.items():
             self._average[name].copy_(value)
             self._weights[name].copy_(value)
-
-
-class EmaCallback(TrainerCallback):
-    """Updates the averaged weights after every optimizer step."""
-
-    def __init__(self, encoder: EmaEncoder, model: nn.Module) -> None:
-        self._encoder, self._model = encoder, model
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._encoder.update(self._model)

@@ -19,8 +19,8 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from stepjepa.models.architecture import base_model, causal_model, find_decoder
 
+# Minimum number of logits in a chunk: matrix products of few rows are slow.
 FEWEST_LOGITS = 2**20
-"""Minimum number of logits in a chunk: matrix products of few rows are slow."""
 
 # Causal model -> whether its logits are the unchanged output of its LM head.
 _plain: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
@@ -38,9 +38,8 @@ def summed_cross_entropy(
     if chunk is None:
         vocabulary, width = head.weight.shape
         chunk = max(width // 4, FEWEST_LOGITS // vocabulary, 1)
-    found: Tensor = _SummedCrossEntropy.apply(
-        states, head.weight, head.bias, label_ids, rows, chunk, torch.is_grad_enabled()
-    )
+    given = states, head.weight, head.bias, label_ids, rows, chunk, torch.is_grad_enabled()
+    found: Tensor = _SummedCrossEntropy.apply(*given)
     return found
 
 

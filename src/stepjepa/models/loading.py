@@ -24,14 +24,10 @@ from stepjepa.models.token_rows import give_plain_tokens, give_predictors, grow,
 from stepjepa.models.weights import load_adapter, load_weights, quantization_options
 from stepjepa.run_folder import run_of
 
+# Every folder with a tokenizer has a file that matches one of these.
 TOKENIZER_FILES = ("tokenizer*", "vocab.*", "spiece.model")
-"""Every folder with a tokenizer has a file that matches one of these."""
-
+# File endings of other weight formats than safetensors; reading some of them can run code that they contain.
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack")
-"""File endings of other weight formats than safetensors; reading some of them can run code that they contain."""
-
-
-# -- Training ----------------------------------------------------------------------------------------------------------
 
 
 def load_model(
@@ -51,7 +47,9 @@ def load_model(
     allow_missing_weights: bool = False,
     gguf_file: str | None = None,
 ) -> tuple[Any, Any]:
-    """Load or build a causal language model for training, with its tokenizer.
+    """Load or build a causal language model for training; returns it in training mode, and its tokenizer.
+
+    UserError if ``name`` does not exist, can't be loaded, is an adapter, or has weights in other formats only.
 
     Args:
         name: a folder, a hub id, or ``preset:NAME`` for a small model with random weights.
@@ -68,12 +66,6 @@ def load_model(
         quantization: from ``weights.quantization_options``, to load trained weights in 4 or 8 bits.
         allow_missing_weights: draw weights that ``name`` lacks at random, instead of refusing it.
         gguf_file: a GGUF file of ``name`` with weights and tokenizer; the weights are dequantised.
-
-    Returns:
-        The model, in training mode, and the tokenizer.
-
-    Raises:
-        UserError: ``name`` does not exist, can't be loaded, is an adapter, or has weights in other formats only.
     """
     if (Path(name) / "adapter_config.json").is_file():
         raise UserError("is an adapter; training starts from a whole model: run 'stepjepa export' on it", path=name)
@@ -104,13 +96,8 @@ def load_model(
 def load_tokenizer(
     name: str, *, chat_template: str | None = None, trust_remote_code: bool = False, gguf_file: str | None = None
 ) -> Any:
-    """Load the tokenizer of a folder or hub id, or of a GGUF file in it; UserError if it can't be loaded.
-
-    ``chat_template`` names a Jinja file to use instead of the tokenizer's own template.
-    """
-    from transformers import AutoTokenizer
-
-    tokenizer = _described(AutoTokenizer, "tokenizer", name, trust_remote_code, gguf_file)
+    """Load the tokenizer of a folder or hub id, or of a GGUF file in it, perhaps with the template of a Jinja file."""
+    tokenizer = _described("tokenizer", name, trust_remote_code, gguf_file)
     if chat_template is not None:
         tokenizer.chat_template = read_template(chat_template)
     return tokenizer
@@ -118,13 +105,14 @@ def load_tokenizer(
 
 def load_config(name: str, *, trust_remote_code: bool, gguf_file: str | None = None) -> Any:
     """Load the configuration of a folder or hub id; UserError if there is none."""
-    from transformers import AutoConfig
-
-    return _described(AutoConfig, "configuration", name, trust_remote_code, gguf_file)
+    return _described("configuration", name, trust_remote_code, gguf_file)
 
 
-def _described(kind: Any, what: str, name: str, trust_remote_code: bool, gguf_file: str | None) -> Any:
+def _described(what: str, name: str, trust_remote_code: bool, gguf_file: str | None) -> Any:
+    from transformers import AutoConfig, AutoTokenizer
+
     refuse_missing(name)
+    kind: Any = AutoTokenizer if what == "tokenizer" else AutoConfig
     with reported(f"can't load a {what} from '{name}'"):
         return kind.from_pretrained(name, trust_remote_code=trust_remote_code, gguf_file=gguf_file)
 
@@ -150,9 +138,7 @@ def new_config(
         elif vocabulary is None:
             raise UserError("holds no tokenizer; put one there, or train one with --train_tokenizer SIZE", path=folder)
         if vocabulary is not None:
-            tokenizer = presets.train_tokenizer(texts, vocabulary, tokenizer)
-            if chat_template is not None:
-                tokenizer.chat_template = read_template(chat_template)
+            tokenizer = presets.train_tokenizer(texts, vocabulary, tokenizer, chat_template)
             tokenizer = presets.as_loaded(tokenizer, config, trust_remote_code=trust_remote_code)
     if plain:
         add_plain_tokens(tokenizer)
@@ -186,9 +172,6 @@ def load_named(model: Any, tokenizer: Any, data: Any, *, predictors: int, seed: 
             raise ValueError("processing_class: expected a tokenizer, since the model has no name to load one from")
         own = load_tokenizer(name)
     return model, own if tokenizer is None else tokenizer, data
-
-
-# -- LoRA --------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -231,9 +214,6 @@ def add_lora(model: Any, settings: LoraSettings, trainable_ids: Sequence[int]) -
     return wrapped
 
 
-# -- Trained models ----------------------------------------------------------------------------------------------------
-
-
 def load_for_inference(
     path: str | os.PathLike[str],
     *,
@@ -244,26 +224,26 @@ def load_for_inference(
 ) -> tuple[Any, Any]:
     """Load a trained model in evaluation mode, with its tokenizer; an adapter is merged into its base model.
 
+    UserError if no model can be loaded.
+
     Args:
         path: run folder, checkpoint folder or hub id.
         dtype: as in :func:`load_model`.
         quantization: ``4bit`` or ``8bit`` through bitsandbytes, None for neither.
         device: where to put the model; None for the accelerator if there is one, else the CPU.
         trust_remote_code: run code that comes with the model.
-
-    Raises:
-        UserError: no model can be loaded from ``path``.
     """
     name = str(path)
     if name.startswith(PREFIX):
         raise UserError(f"'{name}' has random weights; name the folder of a run that trained it")
     adapter = Path(name) / "adapter_config.json"
-    if Path(name).is_dir() and not adapter.is_file() and not (Path(name) / "config.json").is_file():
+    is_adapter = adapter.is_file()
+    if Path(name).is_dir() and not is_adapter and not (Path(name) / "config.json").is_file():
         raise UserError("holds no model; a run that was stopped has its models in checkpoint-N", path=name)
     refuse_pickled(name)
     tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
     base, file = name, None
-    if adapter.is_file():
+    if is_adapter:
         file = ((run_of(name) or {}).get("loaded") or {}).get("gguf_file")
         described = read_json_object(adapter, "file of an adapter", "restore it, or train again")
         base = str(described.get("base_model_name_or_path") or "")
@@ -273,7 +253,7 @@ def load_for_inference(
     options = {} if quantization is None else quantization_options(quantization, device=device)
     with reported(f"can't load a model from '{base}'"):
         model = load_weights(base, gguf_file=file, dtype=dtype, trust_remote_code=trust_remote_code, **options)
-        if adapter.is_file():
+        if is_adapter:
             grow(model, len(tokenizer))
             model = load_adapter(model, name).merge_and_unload()
     if device is None:

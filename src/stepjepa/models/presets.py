@@ -13,7 +13,6 @@ from stepjepa.files import existing_file
 from stepjepa.offline import use_cache_if_unreachable
 
 PREFIX = "preset:"
-
 _SIZES = {
     "tiny": {"vocab_size": 1024, "hidden_size": 128, "num_hidden_layers": 4, "intermediate_size": 352},
     "small": {"vocab_size": 1024, "hidden_size": 256, "num_hidden_layers": 4, "intermediate_size": 704},
@@ -36,13 +35,11 @@ SPECIAL_TOKENS = ("<|pad|>", "<|im_start|>", "<|im_end|>")
 
 # The chat template writes these words into every record, so they must be frequent when merges are learnt.
 ROLE_WORDS = ("system\n", "user\n", "assistant\n") * 1000
-
+# Embedding rows kept free for predictor tokens, so that models of every mode and every K have the same shape.
 SPARE_ROWS = 32
-"""Embedding rows kept free for predictor tokens, so that models of every mode and every K have the same shape."""
 
 # The time to learn merges is quadratic in the length of a word: one of a million characters would take hours.
 _LONG_WORD = re.compile(r"\S{200}")
-
 # Digits, blanks, line breaks, contractions, letters outside ASCII: tokenizers differ in how they split them.
 _MIXED_TEXT = "It's 3,145.92  km\n\n\tto A\u00df\u4e2d: don't\n"
 
@@ -66,14 +63,12 @@ def preset_config(name: str) -> Any:
     )
 
 
-# -- Tokenizers --------------------------------------------------------------------------------------------------------
-
-
-def train_tokenizer(texts: Iterable[str], vocabulary: int, old: Any = None) -> Any:
+def train_tokenizer(texts: Iterable[str], vocabulary: int, old: Any = None, chat_template: str | None = None) -> Any:
     """Train a tokenizer of at most ``vocabulary`` tokens on texts; UserError if there is no room for the 256 bytes.
 
     It has type, special tokens and chat template of the ``old`` one. None for byte-level BPE with ChatML, in which
     every digit is a token of its own, as arithmetic needs, and which adds no token before or after a text.
+    ``chat_template`` names a Jinja file to use instead.
     """
     texts = (_LONG_WORD.sub(r"\g<0> ", text) for text in texts)
     if old is None:
@@ -82,6 +77,8 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int, old: Any = None) -> A
         tokenizer = old.train_new_from_iterator(texts, vocabulary, show_progress=False)
     if len(tokenizer) > vocabulary:
         raise UserError(f"a tokenizer of {vocabulary} tokens is too small: expected {len(tokenizer)} or more")
+    if chat_template is not None:
+        tokenizer.chat_template = read_template(chat_template)
     return tokenizer
 
 
@@ -114,14 +111,8 @@ def _train_chatml(texts: Iterable[str], vocabulary: int) -> Any:
 def preset_tokenizer(
     name: str, texts: Iterable[str], chat_template: str | None = None, vocabulary: int | None = None
 ) -> Any:
-    """Train the tokenizer of a preset, of its own size unless ``vocabulary`` names one.
-
-    ``chat_template`` names a Jinja file to use instead of ChatML.
-    """
-    tokenizer = train_tokenizer(texts, vocabulary or preset_config(name).vocab_size)
-    if chat_template is not None:
-        tokenizer.chat_template = read_template(chat_template)
-    return tokenizer
+    """Train the tokenizer of a preset, of its own size unless ``vocabulary`` names one; see :func:`train_tokenizer`."""
+    return train_tokenizer(texts, vocabulary or preset_config(name).vocab_size, None, chat_template)
 
 
 def read_template(path: str) -> str:
@@ -147,9 +138,6 @@ def as_loaded(tokenizer: Any, config: Any, *, trust_remote_code: bool) -> Any:
         raise UserError(f"--train_tokenizer: a new tokenizer of '{config.model_type}' would not keep all texts")
     loaded.name_or_path = ""  # not that of the temporary folder
     return loaded
-
-
-# -- Models ------------------------------------------------------------------------------------------------------------
 
 
 def fit_config(config: Any, tokenizer: Any, *, anew: bool) -> None:
@@ -195,9 +183,6 @@ def add_ends(model: Any, ends: Sequence[int]) -> None:
     every = [*known] if isinstance(known, list) else [] if known is None else [known]
     every += [end for end in dict.fromkeys(ends) if end not in every]
     model.generation_config.eos_token_id = every[0] if len(every) == 1 else every
-
-
-# -- Names -------------------------------------------------------------------------------------------------------------
 
 
 def is_hub_id(name: str) -> bool:

@@ -25,12 +25,11 @@ from stepjepa.batch.sequences import Ids, TokenizedRecord
 from stepjepa.models.attention import enable_trees
 from stepjepa.models.encode import encode
 
+# Largest relative difference between states that counts as rounding.
 ROUNDING = 1e-3
-"""Largest relative difference between states that counts as rounding."""
-
+# Sizes in the copy: LIMIT of windows, chunks and the like; TABLE of the position table, longer than any sequence of the
+# probe and shorter than their tree; VOCABULARY of the vocabulary.
 LIMIT, TABLE, VOCABULARY = 5, 24, 97
-"""Sizes in the copy: LIMIT of windows, chunks and the like; TABLE of the position table, longer than any sequence of
-the probe and shorter than their tree; VOCABULARY of the vocabulary."""
 MOST_PARAMETERS = 6 * 10**7
 
 _LARGEST = {
@@ -43,11 +42,11 @@ _LARGEST = {
     2: "num_experts_per_tok moe_topk moe_top_k top_k_experts moe_k n_group",
     1: "topk_group n_groups mamba_n_groups mamba_ngroups num_kv_shared_layers index_topk_blocks index_local_blocks",
 }
+# Setting in the copy's configuration -> its largest value.
 LARGEST = {name: most for most, names in _LARGEST.items() for name in names.split()}
-"""Setting in the copy's configuration -> its largest value."""
 
+# Attention that stands in for FlashAttention: it raises if it does not get the bounds of concatenated sequences.
 BOUNDS = "probe_bounds"
-"""Attention that stands in for FlashAttention: it raises if it does not get the bounds of concatenated sequences."""
 
 
 class Findings(NamedTuple):
@@ -64,11 +63,8 @@ _found: dict[str, Findings] = {}  # by class and configuration
 def choose_encoding(model: PreTrainedModel, wanted: str) -> tuple[str, str]:
     """Choose the encoding of a transformers model's micro-batches; the model itself, on any device, is not run.
 
-    Returns:
-        The encoding (``collate.Encoding``; ``concatenated`` for rows under FlashAttention) and the reason in words.
-
-    Raises:
-        ValueError: the model does not support what is ``wanted`` (``auto``, ``tree`` or ``rows``).
+    Returns ``collate.Encoding`` (``concatenated`` for rows under FlashAttention) and the reason in words; ValueError if
+    the model does not support what is ``wanted`` (``auto``, ``tree`` or ``rows``).
     """
     found = probe(model)
     if found.no_rows is not None:

@@ -14,25 +14,19 @@ from stepjepa.models.encode import check_layer
 from stepjepa.models.probe import choose_encoding
 from stepjepa.models.token_rows import give_plain_tokens, give_predictors, train_rows
 
+# Default tokens per row: under a dense mask the cost of attention grows with the square of a row's length.
 CPU_ROW, DENSE_ROW, FLEX_ROW = 1024, 2048, 8192
-"""Default tokens per row: under a dense mask the cost of attention grows with the square of a row's length."""
-
+# Row length, divided by the model's width, at which masked attention costs as much on a CPU as the rest of a layer
+# (measured on ``preset:tiny``: attention takes a quarter of a step at 250 tokens without a mask).
 CPU_ATTENTION = 2.8
-"""Row length, divided by the model's width, at which attention under a mask costs as much on a CPU as the rest of a
-layer (measured on ``preset:tiny``: attention takes a quarter of a step at 250 tokens without a mask)."""
 
 
 def set_up(model: Any, tokenizer: Any, config: JepaConfig, seed: int = 42) -> tuple[str, str]:
     """Prepare a causal language model, or a PEFT wrapper of one, and its tokenizer for an objective, in place.
 
     Adds tokens that they lack, with rows drawn by the seed, and switches attention to trees if the model can run them.
-    ``architecture.attach_heads`` attaches the heads of terms.
-
-    Returns:
-        The encoding, see ``collate.Encoding``, and the reason for it.
-
-    Raises:
-        ValueError: the model can't be trained with this objective; the message names the remedy.
+    ``architecture.attach_heads`` attaches the heads of terms. Returns the encoding, see ``collate.Encoding``, and the
+    reason for it. ValueError if the model can't be trained with this objective; the message names the remedy.
     """
     base = base_model(model)
     new = give_plain_tokens(base, tokenizer, seed) if config.plain else []

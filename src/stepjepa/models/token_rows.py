@@ -14,8 +14,8 @@ from stepjepa.chat.tokens import add_plain_tokens, add_predictor_tokens, all_pre
 from stepjepa.errors import UserError
 from stepjepa.models.presets import add_ends
 
+# Tokenizer files that list added tokens.
 TOKEN_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
-"""Tokenizer files that list added tokens."""
 
 
 def give_plain_tokens(model: Any, tokenizer: Any, seed: int = 42) -> list[int]:
@@ -23,8 +23,7 @@ def give_plain_tokens(model: Any, tokenizer: Any, seed: int = 42) -> list[int]:
 
     Rows are as in :func:`give_predictors`. Returns the ids of ``<|perception|>`` and ``<|eot_id|>``.
     """
-    known = len(tokenizer)
-    ids = add_plain_tokens(tokenizer)
+    known, ids = len(tokenizer), add_plain_tokens(tokenizer)
     _fill_rows(model, len(tokenizer), [index for index in ids if index >= known], seed)
     add_ends(model, ids[1:])
     return ids
@@ -75,10 +74,7 @@ def _fill_rows(model: Any, rows: int, new: Sequence[int], seed: int) -> None:
 
 
 def adapter_ids(tokenizer: Any, *, plain: bool) -> list[int]:
-    """Tokens whose rows an adapter must train and save, since its base, loaded again, does not have them.
-
-    They are the predictor tokens and, for a run in the plain format (``plain``), that format's tokens.
-    """
+    """Tokens whose rows an adapter must train and save, since its base lacks them: predictors, the plain format's."""
     return sorted({*all_predictor_ids(tokenizer), *(add_plain_tokens(tokenizer) if plain else ())})
 
 
@@ -140,23 +136,22 @@ def strip_tokenizer(folder: str | Path, tokenizer: Any, load: Callable[[str], An
 
     UserError if they are still there when it is loaded again (``load``), since its format stores them in other files.
     """
-    names = frozenset(tokenizer.convert_ids_to_tokens(all_predictor_ids(tokenizer)))
+    names = set(tokenizer.convert_ids_to_tokens(all_predictor_ids(tokenizer)))
+
+    def stays(value: Any) -> bool:
+        text = value.get("content") if isinstance(value, dict) else value
+        return not (isinstance(text, str) and text in names)
+
+    def without(value: Any) -> Any:
+        """A JSON value without entries that name one of the tokens: by key, as a string, or by ``content``."""
+        if isinstance(value, dict):
+            return {key: without(each) for key, each in value.items() if key not in names and stays(each)}
+        return [without(each) for each in value if stays(each)] if isinstance(value, list) else value
+
     for path in (Path(folder) / name for name in TOKEN_FILES):
         if path.is_file():
-            content = _without(json.loads(path.read_text(encoding="utf-8")), names)
+            content = without(json.loads(path.read_text(encoding="utf-8")))
             path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     if names & set(load(str(folder)).get_added_vocab()):
         kind = type(tokenizer).__name__
         raise UserError(f"--strip_predictors: the files of a {kind} can't be changed here; leave it out")
-
-
-def _without(value: Any, names: frozenset[str]) -> Any:
-    """A JSON value without entries that name one of the tokens: by key, as a string, or by ``content``."""
-
-    def stays(inner: Any) -> bool:
-        text = inner.get("content") if isinstance(inner, dict) else inner
-        return not (isinstance(text, str) and text in names)
-
-    if isinstance(value, dict):
-        return {key: _without(each, names) for key, each in value.items() if key not in names and stays(each)}
-    return [_without(each, names) for each in value if stays(each)] if isinstance(value, list) else value

@@ -24,11 +24,8 @@ from stepjepa.errors import UserError, shown
 def load_weights(name: str, *, allow_missing: bool = False, gguf_file: str | None = None, **options: Any) -> Any:
     """Load a causal language model from the safetensors of a folder or hub id, or from a GGUF file in it (dequantised).
 
-    ``options`` are those of ``AutoModelForCausalLM.from_pretrained``.
-
-    Raises:
-        UserError: weights are missing (unless ``allow_missing``: then they are drawn at random), belong to layers that
-            the configuration lacks, or are not finite.
+    UserError if weights are missing (unless ``allow_missing``: then they are drawn at random), belong to layers that
+    the configuration lacks, or are not finite. ``options`` are those of ``AutoModelForCausalLM.from_pretrained``.
     """
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
@@ -107,8 +104,8 @@ def quantization_options(
 ) -> dict[str, Any]:
     """Arguments of ``from_pretrained`` for ``4bit`` (NF4, doubly quantized scales) or ``8bit``, but embedding and head.
 
-    ``compute`` is the dtype of products with 4-bit weights; None for bfloat16 if there is an accelerator, else float32.
-    The weights go to ``device``; None for the accelerator, or the CPU if there is none.
+    ``compute`` is the dtype of products with 4-bit weights. By default it is bfloat16, and ``device`` the accelerator;
+    float32 and the CPU where there is none.
     """
     if importlib.util.find_spec("bitsandbytes") is None:
         raise UserError(f"--load_in_{kind} needs bitsandbytes, which is not installed; run 'pip install bitsandbytes'")
@@ -129,7 +126,6 @@ def quantization_options(
 
 def parameter_counts(model: nn.Module) -> tuple[int, int]:
     """Number of trained parameter values, and of all; two 4-bit values that share a byte count as two."""
-
     sizes = [
         (math.prod(getattr(getattr(parameter, "quant_state", None), "shape", parameter.shape)), parameter.requires_grad)
         for parameter in model.parameters()

@@ -20,8 +20,8 @@ from stepjepa.objectives.term import Context, Term, term
 if TYPE_CHECKING:
     from stepjepa.batch.collate import Batch
 
+# Source and target embeddings ``[P, D]`` of P pairs to the sum of their losses, a float32 scalar.
 Distance = Callable[[Tensor, Tensor], Tensor]
-"""Source and target embeddings ``[P, D]`` of P pairs to the sum of their losses, a float32 scalar."""
 
 
 @dataclass(frozen=True)
@@ -132,9 +132,9 @@ class Alignment(_OfPairs):
 
 @dataclass
 class Regularizer(_OfPairs):
-    """A term against collapse on all source and all target embeddings of a micro-batch, over all processes.
+    """A term against collapse on all embeddings of a micro-batch, over all processes; 0 for less than two a side.
 
-    The values of both sides are added up, or averaged for SIGReg, as in their papers; 0 for less than two embeddings.
+    The values of both sides, source and target, are added up, or averaged for SIGReg, as in their papers.
     """
 
     compares_pairs = True

@@ -10,13 +10,27 @@ directions, and gets exactly 0 as its gradient.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+# Length up to which a vector has no direction. Its gradient would be the inverse of its length.
 SHORTEST = 1e-8
-"""Length up to which a vector has no direction. Its gradient would be the inverse of its length."""
+
+# Mean cosine of *unrelated* pairs from which on embeddings count as one constant direction.
+COLLAPSE_SIMILARITY = 0.99
+# Uncentred effective rank up to which embeddings count as one line. The similarity does not show a collapse to two
+# opposite vectors, whose mean cosine is small.
+COLLAPSE_RANK = 1.5
+# Fewest pairs that a rank is judged by: few pairs span few directions.
+COLLAPSE_PAIRS = 16
+
+REMEDIES = (
+    "try --jepa_loss_type infonce with a small --lbd, --sigreg 0.05, or --variance 1 --covariance 0.04 (--target_grad "
+    "stop and ema only slow it down)"
+)
 
 
 def directions(vectors: Tensor) -> tuple[Tensor, Tensor]:
@@ -36,22 +50,6 @@ def apart(first: Tensor, second: Tensor) -> Tensor:
     """``1 - cos`` of vectors ``[..., D]``, exactly 0 and without a gradient where one of them has no direction."""
     (first, here), (second, there) = directions(first), directions(second)
     return (1 - (first * second).sum(-1)).masked_fill(~(here & there), 0)
-
-
-COLLAPSE_SIMILARITY = 0.99
-"""Mean cosine of *unrelated* pairs from which on embeddings count as one constant direction."""
-
-COLLAPSE_RANK = 1.5
-"""Uncentred effective rank up to which embeddings count as one line. The similarity does not show a collapse to two
-opposite vectors, whose mean cosine is small."""
-
-COLLAPSE_PAIRS = 16
-"""Fewest pairs that a rank is judged by: few pairs span few directions."""
-
-REMEDIES = (
-    "try --jepa_loss_type infonce with a small --lbd, --sigreg 0.05, or --variance 1 --covariance 0.04 (--target_grad "
-    "stop and ema only slow it down)"
-)
 
 
 def collapse(logs: dict[str, float]) -> str | None:
@@ -86,8 +84,7 @@ def effective_rank(embeddings: Tensor, *, centred: bool = False) -> float:
     if len(embeddings) == 0:
         return 0.0
     matrix = embeddings.float()
-    if centred:
-        matrix = matrix - matrix.mean(0)
+    matrix = matrix - matrix.mean(0) if centred else matrix
     if not bool(torch.isfinite(matrix).all()):
         return math.nan
     values = torch.linalg.svdvals(matrix)
@@ -110,11 +107,7 @@ def share(name: str, amount: float, count: float) -> dict[str, float]:
 
 
 class Window:
-    """Sums and pairs since the last log line; adding to it never waits for the device.
-
-    Args:
-        keep: how many of the latest pairs the ranks and the retrieval are computed on.
-    """
+    """Sums, and the latest ``keep`` pairs, since the last log line; adding to it never waits for the device."""
 
     def __init__(self, keep: int = 256) -> None:
         self._keep = keep
@@ -143,6 +136,11 @@ class Window:
     def totals(self, names: list[str]) -> list[float]:
         """The running sums by name; 0 for what was never added. Waits for the device."""
         return [float(self._sums.get(name, 0.0)) for name in names]
+
+    def monitors(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """The similarities of these sums (of all processes, by the names of ``add_pairs``), and :meth:`geometry`."""
+        similarity = share("matched_similarity", sums["matched"], sums["pairs"])
+        return similarity | share("shuffled_similarity", sums["shuffled"], sums["crossings"]) | self.geometry()
 
     def geometry(self) -> dict[str, float]:
         """Effective ranks and retrieval of the latest pairs of this process, and how many; empty for less than two."""

@@ -13,7 +13,7 @@ from stepjepa.config import JepaConfig
 from stepjepa.errors import UserError
 from stepjepa.models.encode import Encoded, encode
 from stepjepa.objectives.alignment import Alignment, Covariance, SIGReg, Variance, make_distance
-from stepjepa.objectives.monitors import Window, share
+from stepjepa.objectives.monitors import Window
 from stepjepa.objectives.term import TERMS, Context, Term, load_term
 from stepjepa.objectives.text import LMLoss, PromptLoss, Tube
 
@@ -45,24 +45,15 @@ def _terms(config: JepaConfig) -> Iterator[Term]:
         yield load_term(each["term"], each["args"])
 
 
+# Term -> what its mean is over, of a whole optimizer step.
 Counts = Mapping[str, Tensor | float]
-"""Term -> what its mean is over, of a whole optimizer step."""
 
 
 class Objective:
     """A weighted sum of terms: ``gamma * LM loss + lbd * alignment loss`` (arXiv 2509.14252, eq. 2), and others.
 
-    Args:
-        terms: with different names.
-        layer: hidden state that embeddings are read from, as transformers counts ``hidden_states``; -1 is the last one.
-
-    Attributes:
-        of_pairs: names of the terms that are means over pairs.
-        compares_pairs: a term depends on which pairs share a micro-batch.
-        layers: all hidden states that are read.
-
-    Example:
-        >>> Objective([LMLoss(), Alignment(0.1, InfoNCE())])
+    Such as ``Objective([LMLoss(), Alignment(0.1, InfoNCE())])``; the terms must have different names. ``layer`` is the
+    hidden state that embeddings are read from, as transformers counts ``hidden_states``; -1 is the last one.
     """
 
     def __init__(self, terms: Iterable[Term], layer: int = -1) -> None:
@@ -75,6 +66,7 @@ class Objective:
         self.names = list(self.terms)
         self.of_pairs = [name for name, each in self.terms.items() if each.of_pairs]
         self.compares_pairs = any(each.compares_pairs for each in self.terms.values())
+        # All hidden states that are read.
         self.layers = sorted({layer, -1, *(layer for each in self.terms.values() for layer in each.layers)})
 
     @classmethod
@@ -128,9 +120,8 @@ class Losses(NamedTuple):
         """Similarities, effective ranks and retrieval of the pairs, as they are logged; waits for the device."""
         window = Window(max(len(self.source), 1))
         window.add_pairs(self.source, self.target)
-        matched, shuffled, pairs, crossings = window.totals(["matched", "shuffled", "pairs", "crossings"])
-        similarity = share("matched_similarity", matched, pairs) | share("shuffled_similarity", shuffled, crossings)
-        return similarity | window.geometry()
+        names = ["matched", "shuffled", "pairs", "crossings"]
+        return window.monitors(dict(zip(names, window.totals(names), strict=True)))
 
 
 def jepa_loss(

@@ -115,11 +115,11 @@ def _boxes(text: str, offset: int) -> Iterator[tuple[int, int, str]]:
 
 
 class Number(NamedTuple):
-    """An exact value, 0.1 is a tenth, the words of its unit in the singular and lower case, and "x" of "x = 5"."""
+    """A number as an answer states it."""
 
-    value: Fraction
-    unit: tuple[str, ...]
-    symbol: str = ""
+    value: Fraction  # exact: 0.1 is a tenth
+    unit: tuple[str, ...]  # its words, in the singular and lower case
+    symbol: str = ""  # "x" of "x = 5"
 
 
 # Digits in groups of three, or, as in India, of two before the last three.
@@ -174,10 +174,8 @@ def _clean(text: str) -> str:
     text = plain_characters(text)
     if len(text) > _LONGEST_TEXT:
         return text.strip()
-    previous = None
-    while text != previous:
-        previous = text
-        text = _WRAPPER.sub(r" \1 ", text)
+    while (unwrapped := _WRAPPER.sub(r" \1 ", text)) != text:
+        text = unwrapped
     for pattern, replacement in _REPLACEMENTS:
         text = re.sub(pattern, replacement, text)
     previous = None

@@ -43,36 +43,29 @@ class Continuation:
 
 
 class Likelihood(NamedTuple):
-    """The natural logarithm of the probability of all tokens of a continuation, and how many those are."""
+    """How probable a continuation is."""
 
-    log_probability: float
-    tokens: int
+    log_probability: float  # natural logarithm, of all its tokens
+    tokens: int  # how many those are
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What a model answered to a record, without special tokens, and the likelihoods of :meth:`Task.continuations`.
-
-    These are by label; None for answers that another program generated.
-    """
+    """What a model answered to a record, without special tokens, and the likelihoods of :meth:`Task.continuations`."""
 
     text: str
-    likelihoods: Mapping[str, Likelihood] | None = None
+    likelihoods: Mapping[str, Likelihood] | None = None  # by label; None for answers that another program generated
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """The verdict on one response.
+    """The verdict on one response."""
 
-    Attributes:
-        scores: by name, True and False or numbers of which the mean makes sense; the same names for all records.
-        extracted: what was read out of the truth and of the response, by name; None where nothing was found.
-        error: why the headline score is not reached, one of the constants above.
-    """
-
+    # By name, True and False or numbers of which the mean makes sense; the same names for all records.
     scores: dict[str, bool | float]
+    # What was read out of the truth and of the response, by name; None where nothing was found.
     extracted: dict[str, str | None] = field(default_factory=dict)
-    error: str | None = None
+    error: str | None = None  # why the headline score is not reached, one of the constants above
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,24 +88,15 @@ class TaskOptions:
 
 
 class Task(ABC):
-    """How the records of one kind are scored.
-
-    Attributes:
-        headline: the score that counts when only one is shown.
-        lenient: the score that overlooks what follows the right answer.
-        beginning: the score of answers that begin right, the headline with ``--startswith``.
-        takes: the fields of :class:`TaskOptions` that make a difference to this task.
-        system_prompt: recognises the data set's records; empty for none.
-        file_names: how the names of its files begin, in lower case with ``_``, which recognise it, too.
-    """
+    """How the records of one kind are scored."""
 
     name: ClassVar[str]
-    headline: ClassVar[str]
-    lenient: ClassVar[str]
-    beginning: ClassVar[str] = "prefix"
-    takes: ClassVar[tuple[str, ...]] = ()
-    system_prompt: ClassVar[str] = ""
-    file_names: ClassVar[tuple[str, ...]] = ()
+    headline: ClassVar[str]  # the score that counts when only one is shown
+    lenient: ClassVar[str]  # the score that overlooks what follows the right answer
+    beginning: ClassVar[str] = "prefix"  # the score of answers that begin right, the headline with --startswith
+    takes: ClassVar[tuple[str, ...]] = ()  # the fields of TaskOptions that make a difference to this task
+    system_prompt: ClassVar[str] = ""  # recognises the data set's records; empty for none
+    file_names: ClassVar[tuple[str, ...]] = ()  # how the names of its files begin, in lower case with _; the same
     options: TaskOptions = TaskOptions()
     _workers: Workers | None = None
 
@@ -173,8 +157,8 @@ class Task(ABC):
             self._workers.close()
 
 
+# The classes under :func:`task` that are loaded, by name.
 REGISTERED: dict[str, type[Task]] = {}
-"""The classes under :func:`task` that are loaded, by name."""
 
 _TaskClass = TypeVar("_TaskClass", bound=type[Task])
 

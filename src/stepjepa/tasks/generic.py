@@ -7,14 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stepjepa.data.records import Record
-from stepjepa.tasks.answers import (
-    canonical,
-    marked_answers,
-    parse_number,
-    same_answer,
-    stated_number,
-    text_scores,
-)
+from stepjepa.tasks.answers import canonical, marked_answers, parse_number, same_answer, stated_number, text_scores
 from stepjepa.tasks.base import NO_ANSWER, WRONG, Response, Scored, Task, record_error, task
 from stepjepa.tasks.raw_values import Unusable, chat_record, read_text_field
 
@@ -23,10 +16,7 @@ _GROUND_TRUTH = "ground_truth"
 
 @task("generic")
 class GenericTask(Task):
-    """The truth is the last assistant message; the answer is all that the model said.
-
-    Scores: ``exact``, ``prefix`` (the truth comes first, perhaps the model ran on), ``contains``.
-    """
+    """The truth is the last assistant message, the answer all that the model said; scores are ``text_scores``."""
 
     headline = "exact"
     lenient = "prefix"
@@ -67,11 +57,9 @@ class BoxedTask(Task):
         given = _ground_truth(record)
         marked = marked_answers(record.answer if given is None else given)
         if given is None and not marked:
-            raise record_error(
-                record,
-                r"no answer to compare with: the assistant message has neither \boxed{...} nor a line '#### ...', "
-                f"and there is no field '{_GROUND_TRUTH}'; add one of them or pass --task generic",
-            )
+            lacking = r"the assistant message has neither \boxed{...} nor a line '#### ...'"
+            remedy = f"add one, or a field '{_GROUND_TRUTH}', or pass --task generic"
+            raise record_error(record, f"no answer to compare with: {lacking}; {remedy}")
         return marked[-1] if marked else str(given)
 
     def marked(self, text: str) -> list[str]:
@@ -139,12 +127,11 @@ class Gsm8kTask(BoxedTask):
     def convert(
         cls, row: Mapping[str, Any], *, steps: bool = False, socratic: bool = True, calculator: bool = True
     ) -> dict[str, Any]:
-        """A training record of a row of the original files, ``main`` or ``socratic``.
+        """A training record of a row of the original files, ``main`` or ``socratic``: ``question`` and ``answer``.
 
         Args:
-            row: ``question`` and ``answer``.
-            steps: separate the lines of the solution by blank lines, so that each is a step; the line of the answer
-                stays with the last one.
+            row: of one problem.
+            steps: separate the lines of the solution by blank lines, so that each is a step, the last with the answer.
             socratic: keep the question in front of each line of the socratic variant (``question ** answer``).
             calculator: keep the annotations ``<<48/2=24>>``.
         """

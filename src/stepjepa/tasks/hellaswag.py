@@ -21,21 +21,14 @@ def read_choices(record: Record) -> tuple[str, tuple[str, ...]]:
     Where such a beginning stands several times, the last one that leaves room for the others counts, so that a
     context may have lines like ``A) `` of its own. UserError where one of the five is missing.
     """
-    message = record.messages[-2]["content"]
-    endings: list[str] = []
-    end = len(message)
+    context, found = record.messages[-2]["content"], []
     for letter in reversed(LETTERS):
-        mark = f"\n{letter}) "
-        start = message.rfind(mark, 0, end)
-        ending = message[start + len(mark) : end].strip()
-        if start < 0 or not ending:
-            told = f"the user message has no ending '{letter}) ...'; expected a context, then 'A) ' to 'D) '"
-            raise record_error(record, told)
-        endings.insert(0, ending)
-        end = start
-    if not message[:end].strip():
-        raise record_error(record, "the user message has no context before 'A) '; add it")
-    return message[:end], tuple(endings)
+        context, mark, ending = context.rpartition(f"\n{letter}) ")
+        found.append(ending.strip() if mark else "")
+    if not all(found) or not context.strip():
+        told = "the user message is not a context, then four endings on lines that begin 'A) ' to 'D) '"
+        raise record_error(record, told)
+    return context, tuple(reversed(found))
 
 
 # A letter that stands as an answer: alone, set off by a bracket or a stop, or followed by a reason; and not followed by
@@ -139,6 +132,6 @@ class HellaswagTask(Task):
 
 def _most_likely(values: Sequence[float]) -> str | None:
     """The letter of the largest of four log-probabilities, the first of equal ones; None where none is possible."""
-    usable = [-math.inf if math.isnan(value) else value for value in values]
-    best = max(usable)
-    return None if best == -math.inf else LETTERS[usable.index(best)]
+    # False for NaN.
+    possible = {letter: value for letter, value in zip(LETTERS, values, strict=True) if value > -math.inf}
+    return max(possible, key=possible.__getitem__, default=None)

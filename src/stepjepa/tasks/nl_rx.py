@@ -34,9 +34,8 @@ _LONGEST_EXAMPLE = 60
 def judge(answer: str, truth: str) -> tuple[str, str | None]:
     """Compare any text with an expression; without a limit of time, so to be run by :meth:`Task.run_within_limits`.
 
-    Returns:
-        ``malformed`` and what is wrong; ``different`` and a line on which the two differ; or ``equivalent``, and what
-        both describe where that is no line at all or every line.
+    Returns ``malformed`` and what is wrong; ``different`` and a line on which the two differ; or ``equivalent``, and
+    what both describe where that is no line at all or every line.
     """
     try:
         parse(answer)
@@ -122,7 +121,7 @@ _GRAMMAR = yaml.safe_load(resources.files("stepjepa.tasks").joinpath("nl_rx_gram
 PRODUCTIONS, GROUPS = _GRAMMAR["productions"], _GRAMMAR["groups"]
 _LITERALS = GROUPS["literal"]
 _TRIPLES = {"and, and", "either, or"}
-# What the strings of a description are, in their order.
+# The strings of a description, in their order.
 STRINGS = ("dog", "truck", "ring", "lake")
 
 # So many draws of a depth and size (see _draw_parts) give about 10,000 pairs, as the published set has, and small and
@@ -141,7 +140,6 @@ class Tree(NamedTuple):
     times: int | None = None
 
     def names(self) -> Iterator[str]:
-        """Of all productions in the tree."""
         yield self.name
         for part in self.parts:
             yield from part.names()
@@ -171,9 +169,8 @@ def _draw_parts(
 ) -> tuple[Tree, ...] | None:
     """Trees for several parts side by side, each from its group of productions; None where one finds no room.
 
-    ``depth`` is how many productions may stand one below the other, literals left out; ``size`` how many on one way
-    down, each with the number of its parts added; ``compositions`` how many "and" and "or" on one way down. Where no
-    room is left, only literals fit.
+    ``depth`` limits the productions one below the other, literals left out; ``size`` those on one way down, each with
+    its parts; ``compositions`` the "and" and "or" on one way down. Where no room is left, only literals fit.
     """
     names = []
     for group in groups:
@@ -222,7 +219,6 @@ def _draw_pairs(seed: int) -> Iterator[tuple[str, str]]:
     pairs: dict[str, str] = {}
 
     def draw_pair(depth: int, size: int) -> bool:
-        """Whether one more draw brings a new pair."""
         parts = _draw_parts(("no literal",), draw, depth, size)
         # There are so many sets of three literals that half of them are skipped.
         if parts is None or (_TRIPLES.intersection(parts[0].names()) and draw.random() < 0.5) or parts[0] in known:
@@ -240,12 +236,8 @@ def _draw_pairs(seed: int) -> Iterator[tuple[str, str]]:
     first = list(pairs.items())
     draw.shuffle(first)
     yield from first
-    failures = 0
-    while failures < _PATIENCE:
-        failures += 1
-        if draw_pair(*_LARGE):
-            failures = 0
-            yield next(reversed(pairs.items()))
+    while any(draw_pair(*_LARGE) for _ in range(_PATIENCE)):
+        yield next(reversed(pairs.items()))
 
 
 def generate_split(size: int, test_size: int, seed: int) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:

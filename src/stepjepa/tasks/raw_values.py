@@ -81,15 +81,10 @@ _NUMBERED = re.compile(r"(?:sentence|question|text|caption|paraphrase|sent)[ _]?
 def convert_paraphrases(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Pretraining records of a row of n sentences that say the same: n - 1 times a sentence and its successor.
 
-    There is no task for them: comparing what a model generates with one of many right paraphrases measures nothing.
-
-    Args:
-        row: two sentences or more (``sentence1``, ``sentence2``; ``text``, ``paraphrase``), perhaps with a ``label`` or
-            ``is_duplicate``, of which only 1 is kept; or a list of sentences (``set``, ``sentences``,
-            ``paraphrases``), perhaps with a first one beside it (``text``). UserError for others.
-
-    Returns:
-        The records, with ``position``, that of the user's sentence, from 1.
+    The row has two sentences or more (``sentence1``, ``sentence2``; ``text``, ``paraphrase``), perhaps with a ``label``
+    or ``is_duplicate``, of which only 1 is kept; or a list of sentences (``set``, ``sentences``, ``paraphrases``),
+    perhaps with a first one beside it (``text``). UserError for others. ``position`` in a record is that of the user's
+    sentence, from 1. There is no task for them: comparing an answer with one of many right paraphrases says nothing.
     """
     columns = {str(key).strip().lower(): value for key, value in row.items()}
     label = as_label(columns.get("label", columns.get("is_duplicate", 1)))

@@ -23,8 +23,8 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from functools import reduce
+from dataclasses import dataclass
+from functools import cache, reduce
 from operator import and_, or_
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -32,12 +32,10 @@ from typing import Literal, NamedTuple, TypeAlias
 LONGEST = 1000
 DEEPEST = 60
 
+# Code points, ends included, in order and apart from each other.
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
-"""Code points, ends included, in order and apart from each other."""
-
+# Fewest and most repetitions, None for no upper bound.
 Bounds: TypeAlias = tuple[int, int | None]
-"""Fewest and most repetitions, None for no upper bound."""
-
 Kind = Literal[
     "none", "empty", "characters", "boundary", "concatenation", "union", "intersection", "complement", "repetition"
 ]
@@ -110,9 +108,7 @@ class _Parser:
     """Reads an expression from left to right, one method per rule of the grammar."""
 
     def __init__(self, text: str) -> None:
-        self.text = text
-        self.position = 0
-        self.depth = 0
+        self.text, self.position, self.depth = text, 0, 0
 
     def error(self, what: str) -> RegexSyntaxError:
         return RegexSyntaxError(f"{what} at character {self.position + 1}")
@@ -144,13 +140,10 @@ class _Parser:
         return parts[0] if len(parts) == 1 else Node("concatenation", tuple(parts))
 
     def repetition(self) -> Node:
-        start = self.position
+        negated = False
         while self.take("~"):
-            pass
-        negated = (self.position - start) % 2
-        node = self.atom()
-        if negated:
-            node = Node("complement", (node,))
+            negated = not negated
+        node = Node("complement", (self.atom(),)) if negated else self.atom()
         operators = 0
         while (token := _TOKEN.match(self.text, self.position)) and (token["repeat"] or token["least"]):
             operators += 1
@@ -202,13 +195,14 @@ class _Parser:
 
     def member(self, first: str, last: str | None) -> Ranges:
         """A member of a class: a character, a range, or a class in short."""
-        ends = [self.characters(end) for end in (first, last) if end is not None]
-        if len(ends) == 1:
-            return ends[0]
-        ((begin, first_end), *more), ((end, last_end), *others) = ends
-        if more or others or begin != first_end or end != last_end or end < begin:
+        begin = self.characters(first)
+        if last is None:
+            return begin
+        end = self.characters(last)
+        codes = begin[0][0], end[0][0]
+        if (begin, end) != tuple(((code, code),) for code in codes) or codes[1] < codes[0]:
             raise self.error(f"'{first}-{last}', which is no range,")
-        return ((begin, end),)
+        return (codes,)
 
 
 def equivalent(left: str, right: str) -> bool:
@@ -252,10 +246,7 @@ def _holds(ranges: Ranges, code: int) -> bool:
 
 
 def _alphabet(character_sets: set[Ranges]) -> tuple[list[str], dict[Ranges, int]]:
-    """The characters of lines in blocks that two expressions do not tell apart.
-
-    An example of each block, and the blocks of each set of characters as bits.
-    """
+    """An example of each block of characters that two expressions do not tell apart; the blocks of each set as bits."""
     sets = [_ANY, *sorted(character_sets - {_ANY})]
     # Between two neighbouring cuts all characters are in the same sets.
     cuts = sorted({cut for ranges in sets for first, last in ranges for cut in (first, last + 1)})
@@ -291,7 +282,6 @@ class _Term:
     blocks: int
     accepts: int
     number: int
-    derivatives: dict[int, _Term] = field(default_factory=dict)
 
 
 class _Terms:
@@ -299,6 +289,7 @@ class _Terms:
 
     def __init__(self, is_word: list[int]) -> None:
         self._is_word = is_word
+        self.derivative = cache(self._derive)
         self._made: dict[tuple[object, ...], _Term] = {}
         self.none = self._make("none", 0)
         self.empty = self._make("empty", _EVERYWHERE)
@@ -382,15 +373,8 @@ class _Terms:
         in_order = tuple(sorted(members, key=lambda member: member.number))
         return self._make(kind, reduce(operator, (member.accepts for member in members)), in_order)
 
-    def derivative(self, term: _Term, before: int, block: int) -> _Term:
-        """What may follow a character of a block that a term begins with; ``before`` is 1 behind a word character."""
-        key = 2 * block + before
-        found = term.derivatives.get(key)
-        if found is None:
-            found = term.derivatives[key] = self._derive(term, before, block)
-        return found
-
     def _derive(self, term: _Term, before: int, block: int) -> _Term:
+        """What may follow a character of a block that a term begins with; ``before`` is 1 behind a word character."""
         surroundings = 2 * before + self._is_word[block]
         match term.kind:
             case "characters":

@@ -18,12 +18,11 @@ from stepjepa.tasks.base import REGISTERED, WRONG, Response, Scored, Task, TaskO
 
 AUTO = "auto"
 FALLBACK = "generic"
+# In the order in which 'auto' asks them. Each is in the module of its name with ``_``, loaded when it is needed.
 TASKS = ("nl-rx", "spider", "gsm8k", "nq-open", "hellaswag", "sentiment", "stepmath", "boxed", FALLBACK)
-"""In the order in which 'auto' asks them. Each is in the module of its name with ``_``, loaded when it is needed."""
-
 _OTHER_MODULES = {"gsm8k": "generic", "boxed": "generic"}
+# The data sets by their own names.
 ALIASES = {"synth": "nl-rx", "turk": "nl-rx", "rotten-tomatoes": "sentiment", "yelp": "sentiment"}
-"""The data sets by their own names."""
 
 
 def load_task(name: str) -> type[Task]:
@@ -79,11 +78,9 @@ def _recognise(records: Sequence[Record]) -> type[Task]:
         if not strangers:
             break
         if len(strangers) < len(records):
-            raise record_error(
-                strangers[0],
-                f"task '{AUTO}' can't decide: {len(records) - len(strangers)} of {len(records)} records look like "
-                f"'{name}', but not this one; pass --task {name} or --task {FALLBACK}",
-            )
+            told = f"{len(records) - len(strangers)} of {len(records)} records look like '{name}', but not this one"
+            remedy = f"pass --task {name} or --task {FALLBACK}"
+            raise record_error(strangers[0], f"task '{AUTO}' can't decide: {told}; {remedy}")
     return kind
 
 

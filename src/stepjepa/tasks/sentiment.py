@@ -105,10 +105,9 @@ class SentimentTask(Task):
 
     @classmethod
     def convert(cls, row: Mapping[str, Any], *, stars: bool = False) -> dict[str, Any]:
-        """A record in the published form, from a row with ``text`` and ``label``.
+        """A record in the published form, from a row with ``text`` and ``label``: 0 or 1 for Bad and Good.
 
-        The labels are 0 and 1 for Bad and Good (``rotten_tomatoes``, ``yelp_polarity``); with ``stars`` 0 to 4, one
-        star to five (``yelp_review_full``).
+        With ``stars`` (``yelp_review_full``) the labels are 0 to 4, one star to five.
         """
         labels = STARS if stars else ("Bad", "Good")
         text = read_text_field(row, "text").strip()

@@ -68,11 +68,8 @@ class SpiderTask(Task):
     def truth(self, record: Record) -> str:
         database = self._database(record)
         if not database.is_file():
-            raise record_error(
-                record,
-                f"the database '{database.parent.name}' is not at {database}; pass the --spider_path that has it, "
-                "--missing_databases skip, or --task generic to compare the text alone",
-            )
+            remedy = "pass the --spider_path that has it, --missing_databases skip, or --task generic for the text"
+            raise record_error(record, f"the database '{database.parent.name}' is not at {database}; {remedy}")
         return record.answer
 
     def left_out(self, record: Record) -> str | None:
@@ -83,11 +80,8 @@ class SpiderTask(Task):
         match = _DATABASE.match(record.messages[-2]["content"])
         name = match[1] if match else ""
         if name in ("", ".", "..") or re.search(r"[/\\\0]", name):
-            raise record_error(
-                record,
-                f"'{name}' is no name of a database; expected a question that begins with 'For db_id:[name]', the name "
-                "of a folder in --spider_path; or pass --task generic to compare the text alone",
-            )
+            remedy = "begin the question with 'For db_id:[NAME]', or pass --task generic to compare the text alone"
+            raise record_error(record, f"'{name}' is no name of a database; {remedy}")
         return Path(str(self.options.spider_path)) / name / f"{name}.sqlite"
 
     def score(self, record: Record, response: Response) -> Scored:
@@ -158,14 +152,10 @@ class SpiderTask(Task):
 
         ``execution_without_gold_failures`` is the share that is right where the true query works.
         """
-        failures = Counter(
-            line["extracted"]["failure"].partition(":")[0] for line in lines if line["extracted"]["failure"]
-        )
-        golds = [line["extracted"]["gold_failure"] for line in lines]
-        details: dict[str, Any] = {
-            "failures": dict(failures.most_common()),
-            "gold_failures": dict(Counter(filter(None, golds)).most_common()),
-        }
+        said, golds = ([line["extracted"][name] for line in lines] for name in ("failure", "gold_failure"))
+        failures = Counter(failure.partition(":")[0] for failure in said if failure)
+        details: dict[str, Any] = {"failures": dict(failures.most_common())}
+        details["gold_failures"] = dict(Counter(filter(None, golds)).most_common())
         fine = [line["scores"]["execution"] for line, gold in zip(lines, golds, strict=True) if gold is None]
         if 0 < len(fine) < len(lines):
             details["execution_without_gold_failures"] = sum(fine) / len(fine)

@@ -35,10 +35,8 @@ _SYNTAX = ("syntax error", "incomplete input", "unrecognized token", "stack over
 
 
 class QueryError(Exception):
-    """A query that failed, and its kind.
-
-    ``syntax`` (no query at all, or several), ``denied`` (it would do more than read), ``time``, ``rows``, ``memory``
-    (a limit), or ``other`` (an unknown table or column, most often).
+    """A query that failed, by kind: ``syntax`` (no query at all, or several), ``denied`` (it would do more than read),
+    ``time``, ``rows``, ``memory`` (a limit), or ``other`` (an unknown table or column, most often).
     """
 
     def __init__(self, kind: str, message: object) -> None:
@@ -121,9 +119,9 @@ def _read(cursor: sqlite3.Cursor, most_rows: int) -> Table:
 def compare(gold: Table, found: Table, *, ordered: bool) -> tuple[bool, bool]:
     """Whether two queries found the same, whatever the order of the columns; and whether that is the same, too.
 
-    Rows count as often as they occur, with ``ordered`` in their order; one rearrangement of the columns must fit all
-    rows. A whole number is equal as integer and as float; other floats are compared in twelve digits, since sums depend
-    on the order of their terms; NULL equals only NULL, and a number is never text.
+    Rows count as often as they occur, with ``ordered`` in their order; one order of the columns must fit all rows. A
+    whole number is equal as integer and as float; other floats are compared in twelve digits, since sums depend on the
+    order of their terms; NULL equals only NULL, and a number is never text.
     """
 
     def settle(value: Any) -> Any:
@@ -150,17 +148,13 @@ def compare(gold: Table, found: Table, *, ordered: bool) -> tuple[bool, bool]:
 
 
 class Verdict(NamedTuple):
-    """A query compared with the right one, see :func:`compare`.
-
-    Why they failed is the kind of a :class:`QueryError` and its message; where the right query failed, nothing is said
-    about the other. The outputs are what the ``sqlite3`` shell would print; if long, shortened, with a digest.
-    """
+    """A query compared with the right one, see :func:`compare`."""
 
     right: bool = False
     same_columns: bool = False
-    failure: str | None = None
-    gold_failure: str | None = None
-    gold_output: str = ""
+    failure: str | None = None  # kind of a QueryError, and its message
+    gold_failure: str | None = None  # the same of the right query; then nothing is said about the other
+    gold_output: str = ""  # what the sqlite3 shell would print; if long, shortened, with a digest
     output: str = ""
 
 

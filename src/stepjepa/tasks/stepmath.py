@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from stepjepa.data.records import Record
-from stepjepa.options import option
+from stepjepa.options import FROM_TWO, option, wrong_value
 from stepjepa.tasks.base import task
 from stepjepa.tasks.generic import BoxedTask
 from stepjepa.tasks.raw_values import chat_record
@@ -46,15 +46,15 @@ class StepmathTask(BoxedTask):
 class Difficulty:
     """How hard the problems are; amounts hold at the start, on the way and as the answer."""
 
-    min_steps: int = option(2, "fewest steps of a problem", metavar="N")
+    min_steps: int = option(2, "fewest steps of a problem", metavar="N", allowed=FROM_TWO)
     max_steps: int = option(3, "most steps of a problem", metavar="N")
     max_quantity: int = option(10, "largest number by which an amount changes", metavar="N")
     max_amount: int = option(50, "largest amount, also as a result", metavar="N")
     operations: tuple[str, ...] = option(tuple(_SIGNS), "which operations there are", metavar="NAME")
 
     def __post_init__(self) -> None:
-        if self.min_steps < 2:
-            raise ValueError(f"min_steps: expected 2 or more, got {self.min_steps}")
+        if fault := wrong_value(self):
+            raise ValueError(fault)
         if not self.min_steps <= self.max_steps <= MAX_STEPS:
             raise ValueError(f"max_steps: expected {self.min_steps} (min_steps) to {MAX_STEPS}, got {self.max_steps}")
         if not self.operations or not set(self.operations) <= _SIGNS.keys():
@@ -145,10 +145,7 @@ def _tell(draw: random.Random, moves: list[_Move]) -> tuple[str, str]:
 def _draw_records(
     size: int, seed: str, level: Difficulty, name: str, *, avoid: Collection[str] = (), once: bool = False
 ) -> tuple[list[dict[str, Any]], set[str]]:
-    """Records with different questions, none with a chain of equations to avoid, and their chains.
-
-    With ``once`` no chain occurs again with another story.
-    """
+    """Records with different questions, no chain of equations to avoid, or ``once`` any chain twice; and the chains."""
     draw = random.Random(seed)
     first = _choices(level, [])
     records: dict[str, dict[str, Any]] = {}
@@ -187,8 +184,8 @@ def generate_split(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Records to train on and records to test with; raises as :func:`generate`.
 
-    A test problem's chain of equations occurs in no training record, and in no other test record, whatever the story.
-    The test records do not depend on ``train_size``, so training sets of several sizes share one test set.
+    A test problem's chain of equations occurs in no other record, whatever the story. The test records do not depend
+    on ``train_size``, so training sets of several sizes share one test set.
     """
     level = difficulty or Difficulty()
     test, chains = _draw_records(test_size, f"stepmath {seed} test", level, "test_size", once=True)

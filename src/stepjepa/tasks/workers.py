@@ -32,17 +32,11 @@ class Workers:
     """A pool of processes that run one function; if a call reaches a limit, only its own process is ended.
 
     The processes are spawned and import only the function's module, so they stay small even if this one holds a model.
-
-    Args:
-        function: at the top level of a module that is quick to import.
-        seconds: time limit of a call, counted from its own beginning.
-        memory: memory limit of a call in MiB, beyond what its process uses at the start; enforced only on Linux.
-        processes: how many; None for one per CPU core, at most 8.
+    ``seconds`` of a call count from its own beginning; ``memory``, in MiB, is beyond what its process uses at the
+    start, and enforced only on Linux. By default there is one process per CPU core, at most 8.
     """
 
-    def __init__(
-        self, function: Callable[..., Any], *, seconds: float, memory: int, processes: int | None = None
-    ) -> None:
+    def __init__(self, function: Callable[..., Any], *, seconds: float, memory: int, processes: int | None) -> None:
         from pebble import ProcessPool
 
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2

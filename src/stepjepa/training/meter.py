@@ -81,20 +81,12 @@ class Meter:
             named = {each.logged_weight: each.weight_at(progress) for each in objective.terms.values()}
             line |= {
                 **{name: weight for name, weight in named.items() if name is not None},
-                **_similarity(sums, self._window),
+                **self._window.monitors(sums),
                 "pairs_per_second": sums["pairs"] / seconds,
                 **share("without_pair_share", sums["records_without_pair"], sums["records_with_views"]),
             }
         self.start()
         return line
-
-
-def _similarity(sums: Mapping[str, float], window: Window) -> dict[str, float]:
-    return {
-        **share("matched_similarity", sums["matched"], sums["pairs"]),
-        **share("shuffled_similarity", sums["shuffled"], sums["crossings"]),
-        **window.geometry(),
-    }
 
 
 @torch.no_grad()
@@ -122,4 +114,4 @@ def measure(trainer: Any, prepared: Prepared, run: Callable[[Batch], Any]) -> tu
     sums = {name: torch.tensor(seen[name]) for name in objective.names}
     means = objective.means(sums, {name: seen[f"count_{name}"] for name in objective.names})
     metrics = {name: float(value) for name, value in means.items()}
-    return metrics | (_similarity(seen, window) if objective.of_pairs else {}), int(seen["records"])
+    return metrics | (window.monitors(seen) if objective.of_pairs else {}), int(seen["records"])

@@ -23,7 +23,7 @@ from stepjepa.data.records import Data, Views
 from stepjepa.errors import UserError, is_out_of_memory
 from stepjepa.models.architecture import attach_heads, base_model, without_heads
 from stepjepa.models.attention import refuse_flex_training
-from stepjepa.models.encode import EmaCallback, EmaEncoder
+from stepjepa.models.encode import EmaEncoder
 from stepjepa.models.lm_head import LMHead
 from stepjepa.models.loading import load_named, refuse_pickled
 from stepjepa.models.setup import make_collator, set_up
@@ -134,7 +134,7 @@ class JepaTrainer(Trainer):
         if self.jepa.target_grad == "ema":
             with without_heads(self.model):
                 self.ema = EmaEncoder(self.model, self.jepa.ema_decay)
-            self.add_callback(EmaCallback(self.ema, self.model))
+            self.add_callback(self.ema)
         # Derived and tried out here, where the model is whole.
         _ = self.flops, LMHead(self.model)
         say = print if self.is_world_process_zero() else lambda line: None
