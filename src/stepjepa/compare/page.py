@@ -230,7 +230,7 @@ def _under_legend(runs: Sequence[Run], look: Look, charts: Sequence[Any], text: 
 def loss_section(runs: Sequence[Run], look: Look) -> Section:
     """Losses, scores during training, gradient norm, learning rate and speed."""
     columns = [name for name in _columns(runs) if name.endswith("loss") or name.startswith("eval_answer_")]
-    text = "Means since the log line before. A falling alignment loss is no sign of success: constants have none."
+    text = "Means since the last log line. A falling alignment loss proves nothing: a constant embedding has none."
     rest = curves("losses-rest", runs, ("lbd", "grad_norm", "learning_rate", "tokens_per_second"), look)
     parts = _under_legend(runs, look, curves("losses", runs, columns, look), text, rest=rest)
     return Section("losses", "Losses over steps", parts)

@@ -50,7 +50,8 @@ def draw(comparison: Comparison) -> Figure:
     measures, labels = measure_names(comparison), [comparison.baseline.name]
     for name, difference in comparison.differences.items():
         labels.append(f"{name} [{', '.join(difference.equal) or 'neither steps nor FLOPs'}]")
-    labels = [drawable(label, FONT) for label in labels]
+    # A longer name would leave the axes no room.
+    labels = [drawable(label[:100], FONT) for label in labels]
     size = (3.2 * len(measures) + min(0.075 * max(map(len, labels)), 6) + 0.6, 0.42 * len(labels) + 1.7)
     figure = Figure(figsize=size, layout="constrained")
     panels = figure.subplots(1, len(measures), sharey=True, squeeze=False)[0]
