@@ -57,15 +57,6 @@ def test_bash_completes(scripts: Path, words: list[str], expected: set[str]) -> 
     assert (set(done.stdout.split()), done.stderr) == (expected, "")
 
 
-@pytest.mark.parametrize("shell", SHELLS)
-def test_every_shell_reads_its_script(shell: str, scripts: Path) -> None:
-    text = (scripts / shell).read_text(encoding="utf-8")
-    assert all(name in text for name in (*COMMANDS, "step_jepa", "torch_empty_cache_steps"))
-    if shutil.which(shell) is None:
-        pytest.skip(f"there is no {shell} here to read it")
-    subprocess.run([shell, "-n", scripts / shell], check=True, timeout=60)
-
-
 def test_without_the_library_the_remedy_is_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

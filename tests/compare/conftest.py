@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from made_up_logs import STEP_JEPA, log
-from made_up_runs import make_run
+from made_up_runs import STEP_JEPA, log, make_run
 
 LLM = {"mode": "llm-jepa", "lbd": 0.5}
 # Of eight examples, right by the headline, for each seed.

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from made_up_logs import log
-from made_up_runs import change, evaluate, make_run
+from made_up_runs import change, evaluate, log, make_run
 from stepjepa.compare.evaluated_run import run_names
 from stepjepa.compare.logged_run import read_runs
 from stepjepa.errors import UserError

@@ -10,8 +10,7 @@ import pytest
 from test_sections import say
 
 from bad_runs import DAMAGED, damage
-from made_up_logs import STEP_JEPA, log
-from made_up_runs import change, evaluate, make_run
+from made_up_runs import STEP_JEPA, change, evaluate, log, make_run
 from stepjepa.cli import main
 from stepjepa.compare.logged_run import read_runs
 from stepjepa.compare.page import make_page

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from made_up_logs import STEP_JEPA, log
-from made_up_runs import change, evaluate, make_run
+from made_up_runs import STEP_JEPA, change, evaluate, log, make_run
 from stepjepa.compare.charts import POINTS, chart_text, json_block, looks
 from stepjepa.compare.logged_run import read_runs
 from stepjepa.compare.page import (

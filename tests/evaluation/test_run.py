@@ -262,11 +262,6 @@ def test_wrong_settings_are_refused(change, words, test_file):
         settings(test_file, **change)
 
 
-def test_only_the_first_records_if_asked(loaded, test_file):
-    assert run(loaded, test_file, "two.jsonl", max_examples=2)["n"] == 2
-    assert [line["truth"] for line in read(test_file.parent / "two.jsonl")] == ANSWERS[:2]
-
-
 def test_what_a_task_leaves_out_is_counted_and_the_others_keep_their_places(loaded, test_file):
     chosen = settings(test_file, task="user_task:Choosy", batch_size=1)
     with killed_before(1):

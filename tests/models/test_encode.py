@@ -146,16 +146,6 @@ def test_a_head_maps_the_source_alone(tiny_model: ModelFactory, batch: Batch) ->
         assert all(torch.equal(value, wanted[name]) for name, value in run(model, batch).items())
 
 
-def test_no_hook_is_left(tiny_model: ModelFactory, batch: Batch) -> None:
-    model = ready(tiny_model)
-    run(model, batch)
-    with pytest.raises(IndexError):
-        run(model, Batch({**batch, "source_index": torch.tensor([10**6])}))
-    for module in model.modules():
-        assert not module._forward_hooks
-        assert not module._forward_pre_hooks
-
-
 def test_a_model_without_a_head_or_a_decoder_is_refused(
     tiny_model: ModelFactory, batch: Batch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
