@@ -8,8 +8,8 @@ and optimizer states are sharded (1 if they are not):
 - optimizer states: ``n a b / z``, for a values of b bytes per trained weight, see :data:`OPTIMIZERS`;
 - averaged weights (``--target_grad ema``): ``n w``;
 - activations: ``T w sum(i + o)``, for T tokens, over the matrices of all blocks, which read i and write o values a
-  token; with checkpointing of B blocks of width D: ``T w B D``, and the sum over one block. An estimate from below: within
-  a third for Llama and its kin, far less than what GPT-2 keeps.
+  token; with checkpointing of B blocks of width D: ``T w B D``, and the sum over one block. An estimate from below:
+  within a third for Llama and its kin, far less than what GPT-2 keeps.
 
 Not included: blocks that FSDP gathers while they are in use, logits, temporary tensors of the backward pass and of
 kernels, and the memory of the allocator and of the device's libraries.
