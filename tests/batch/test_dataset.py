@@ -46,11 +46,12 @@ def contents(prepared: Prepared) -> list[Any]:
 # -- sources -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("config", [JepaConfig(pairs="all", max_length=4096), STEPS])
+@pytest.mark.parametrize("config", [JepaConfig(max_length=4096), replace(STEPS, pairs="all")])
 def test_every_door_leads_to_the_same_tokens(config: JepaConfig, trained_tokenizer: Any, tmp_path: Path) -> None:
     file = tmp_path / "records.jsonl"
     write_jsonl(file, dicts())
     wanted = [plain(record) for record in RecordTokenizer(trained_tokenizer, config).tokenize(tiny.records())]
+    assert max(len(pairs) for *_, pairs, _ in wanted) == (3 if config.pairs == "all" else 1)
     memory = [replace(record, path="<memory>") for record in tiny.records()]
     for data in [memory, dicts(), iter(dicts()), datasets.Dataset.from_list(dicts()), str(file), file]:
         prepared = prepare(data, trained_tokenizer, config)

@@ -12,14 +12,13 @@ from stepjepa.cli import main
 from stepjepa.commands import COMMANDS
 
 pytest.importorskip("shtab")
-SHELLS = ("bash", "zsh", "fish")
 
 
 @pytest.fixture(scope="module")
 def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a script for each shell."""
     folder = tmp_path_factory.mktemp("scripts")
-    for shell in SHELLS:
+    for shell in ("bash", "zsh", "fish"):
         with (folder / shell).open("w", encoding="utf-8") as stream, contextlib.redirect_stdout(stream):
             assert main(["completion", shell]) == 0
     for name in ("data.jsonl", "other.txt"):
