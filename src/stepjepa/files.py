@@ -199,7 +199,7 @@ def naming_disk_errors(path: str | os.PathLike[str]) -> Iterator[None]:
     """Re-raise errors of a disk that is full or fails as ``OSError`` with the path being written, which they lack."""
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # safetensors and PyTorch have errors of their own for a full disk; all are raised again
         number = error.errno if isinstance(error, OSError) and error.filename is None else None
         # safetensors gives the system's error number in its message, PyTorch gives none.
         if told := re.search(r"\(os error (\d+)\)", str(error)):
@@ -241,7 +241,7 @@ def write_jsonl(path: str | os.PathLike[str], values: Iterable[dict[str, Any]]) 
     """Write a JSON Lines file atomically, and return the number of lines."""
     count = 0
     with atomic_write(path) as stream:
-        for count, value in enumerate(values, start=1):  # noqa: B007
+        for count, value in enumerate(values, start=1):  # noqa: B007  # the last count is returned
             stream.write(json.dumps(value, ensure_ascii=False) + "\n")
     return count
 

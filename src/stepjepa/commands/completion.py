@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
                 waiting.extend(action.choices.values())
             elif action.metavar in complete:
                 # The attribute that shtab reads.
-                action.complete = complete[action.metavar]  # type: ignore[attr-defined]
+                action.complete = complete[action.metavar]  # type: ignore[attr-defined]  # argparse does not declare it
     print(shtab.complete(parser, shell=args.shell))
     return 0
 

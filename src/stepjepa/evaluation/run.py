@@ -243,4 +243,4 @@ def _read_samples(line: dict[str, Any]) -> list[Answer]:
     given = line.get("samples") or line.get("generated")
     parts = given if isinstance(given, list) else [given]
     about = [each if isinstance(each, dict) else line | {"generated": each} for each in parts]
-    return [Answer(each.get("generated"), each.get("stopped")) for each in about]  # type: ignore[arg-type]
+    return [Answer(each.get("generated"), each.get("stopped")) for each in about]  # type: ignore[arg-type]  # checked next
