@@ -84,14 +84,16 @@ def draw(count: int, seed: int) -> list[Mutation]:
 
 
 def noticed(mutation: Mutation, workers: int) -> bool:
-    """Whether the tests of the file's folder, or then the rest of the suite, fail."""
+    """Whether the tests that mirror the file, then those of its folder, then the rest of the suite, fail."""
     original = mutation.path.read_text(encoding="utf-8")
     folder = ROOT / "tests" / mutation.path.relative_to(SOURCE).parts[0]
-    near = [str(folder)] if folder.is_dir() else []
+    mirror = folder / f"test_{mutation.path.name}"
+    stages = [[str(mirror)] if mirror.is_file() else [], [str(folder)] if folder.is_dir() else []]
+    stages.append(["tests/invariants", "tests/commands", "tests/examples"])
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", str(workers), "--dist", "loadfile", "-m", "not slow"]
     try:
         mutation.path.write_text(mutation.text, encoding="utf-8")
-        for tests in (near, ["tests/invariants", "tests/commands", "tests/examples"]):
+        for tests in filter(None, stages):
             done = subprocess.run([*command, *tests], cwd=ROOT, capture_output=True, check=False, timeout=900)
             if done.returncode:
                 return True
@@ -108,11 +110,12 @@ def main() -> int:
     options.add_argument("--count", type=int, default=200, help="mutations drawn (200)")
     options.add_argument("--seed", type=int, default=42, help="of the draw (42)")
     options.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="of pytest (all cores)")
-    options.add_argument("--output", type=Path, required=True, help="JSON file of all verdicts")
+    options.add_argument("--output", type=Path, required=True, help="JSON file of all verdicts; resumed")
     args = options.parse_args()
     drawn = draw(args.count, args.seed)
-    results: list[dict[str, str | int | bool]] = []
-    for number, mutation in enumerate(drawn, start=1):
+    # What the file holds already is not run again.
+    results: list[dict[str, str | int | bool]] = json.loads(args.output.read_text()) if args.output.exists() else []
+    for number, mutation in enumerate(drawn[len(results) :], start=len(results) + 1):
         where = f"{mutation.path.relative_to(ROOT)}:{mutation.line}"
         found = noticed(mutation, args.workers)
         results.append({"where": where, "change": mutation.change, "noticed": found})

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from stepjepa.batch.collate import Batch
+from stepjepa.batch.micro_batch import Batch
 from stepjepa.config import JepaConfig
 from stepjepa.models.encode import Encoded
 from stepjepa.objectives.objective import Objective

@@ -23,8 +23,8 @@ from transformers import TrainingArguments
 
 import tiny
 from own_term import NextLatent, objective_with
-from stepjepa.batch.collate import Item
 from stepjepa.batch.dataset import StepSampler
+from stepjepa.batch.sequences import Item
 from stepjepa.config import JepaConfig
 from stepjepa.models.architecture import PredictorHead, attach_heads, load_heads, save_heads
 from stepjepa.models.attention import enable_trees

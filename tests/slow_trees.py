@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stepjepa.batch.collate import Batch
+from stepjepa.batch.micro_batch import Batch
 from stepjepa.batch.pack import Rows
 from stepjepa.batch.sequences import Readout, Sequence, TokenizedRecord
 

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, TrainingArguments
 
-from stepjepa.batch.collate import Batch, Collator, Item
-from stepjepa.batch.sequences import TokenizedRecord
+from stepjepa.batch.collate import Collator
+from stepjepa.batch.micro_batch import Batch
+from stepjepa.batch.sequences import Item, TokenizedRecord
 from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.chat.tokens import predictor_ids
 from stepjepa.config import JepaConfig

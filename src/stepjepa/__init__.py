@@ -35,9 +35,10 @@ _HOME = {name: module for module, names in _NAMES.items() for name in names.spli
 __all__ = ["__version__", *_HOME]  # noqa: PLE0604  # the names are strings, from the table above
 
 if TYPE_CHECKING:
-    from stepjepa.batch.collate import Batch, Collator
+    from stepjepa.batch.collate import Collator
     from stepjepa.batch.dataset import prepare
     from stepjepa.batch.layouts import layout
+    from stepjepa.batch.micro_batch import Batch
     from stepjepa.batch.sequences import Sequence
     from stepjepa.config import JepaConfig
     from stepjepa.data.records import Record

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import tiny
-from stepjepa.batch.collate import Batch, Item
-from stepjepa.batch.sequences import Sequence
+from stepjepa.batch.micro_batch import Batch
+from stepjepa.batch.sequences import Item, Sequence
 from stepjepa.config import JepaConfig
 
 CONFIGURATIONS = {

@@ -13,10 +13,10 @@ from torch import Tensor
 
 import tiny
 from slow_trees import random_records, random_sequences
-from stepjepa.batch.collate import Collator, Item
+from stepjepa.batch.collate import Collator
 from stepjepa.batch.mask import Trees, dense
 from stepjepa.batch.pack import Rows, cut, pack, pack_passes
-from stepjepa.batch.sequences import Sequence
+from stepjepa.batch.sequences import Item, Sequence
 from stepjepa.models.attention import enable_trees
 from stepjepa.objectives.alignment import Alignment, InfoNCE
 from stepjepa.objectives.objective import Objective, jepa_loss

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import tiny
-from stepjepa.batch.collate import Collator, Item
-from stepjepa.batch.sequences import Sequence
+from stepjepa.batch.collate import Collator
+from stepjepa.batch.sequences import Item, Sequence
 from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.chat.template import ChatTemplate, PlainTemplate
 from stepjepa.chat.tokens import END_OF_TURN, PERCEPTION, add_plain_tokens

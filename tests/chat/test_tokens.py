@@ -11,7 +11,8 @@ import pytest
 
 import tiny
 from slow_tokens import slow_tokens
-from stepjepa.batch.collate import Collator, Item
+from stepjepa.batch.collate import Collator
+from stepjepa.batch.sequences import Item
 from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.chat.template import ChatTemplate, PlainTemplate
 from stepjepa.chat.tokens import (

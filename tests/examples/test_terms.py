@@ -15,7 +15,8 @@ from torch import Tensor
 
 import tiny
 from slow_trees import random_records
-from stepjepa.batch.collate import Collator, Item
+from stepjepa.batch.collate import Collator
+from stepjepa.batch.sequences import Item
 from stepjepa.cli import main
 from stepjepa.files import write_jsonl
 from stepjepa.models.architecture import attach_heads

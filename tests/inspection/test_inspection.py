@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tiny
-from stepjepa.batch.collate import Item
+from stepjepa.batch.sequences import Item
 from stepjepa.chat.tokens import add_predictor_tokens
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record, parse_record

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 import tiny
-from stepjepa.batch.collate import Batch, Item
+from stepjepa.batch.micro_batch import Batch
+from stepjepa.batch.sequences import Item
 from stepjepa.config import JepaConfig
 from stepjepa.models.attention import enable_trees
 from stepjepa.objectives.alignment import L2, Alignment, InfoNCE

@@ -13,9 +13,8 @@ from torch import Tensor
 
 import tiny
 from slow_trees import batch_of, random_sequences, row_mask
-from stepjepa.batch.collate import Item
 from stepjepa.batch.pack import Rows, pack
-from stepjepa.batch.sequences import Sequence
+from stepjepa.batch.sequences import Item, Sequence
 from stepjepa.config import JepaConfig
 from stepjepa.models.attention import enable_trees
 

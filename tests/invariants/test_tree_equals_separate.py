@@ -12,11 +12,12 @@ from torch import Tensor
 
 import tiny
 from slow_trees import Slow, logits_of, probe, random_records, random_sequences, separately
-from stepjepa.batch.collate import Batch, Collator, Item
+from stepjepa.batch.collate import Collator
 from stepjepa.batch.layouts import LAYOUTS, Layout, Reading
+from stepjepa.batch.micro_batch import Batch
 from stepjepa.batch.pack import pack
+from stepjepa.batch.sequences import Item, TokenizedRecord
 from stepjepa.batch.sequences import Sequence as TokenSequence
-from stepjepa.batch.sequences import TokenizedRecord
 from stepjepa.config import JepaConfig
 from stepjepa.models.attention import EAGER, SDPA, enable_trees
 from stepjepa.models.encode import Encoded, encode

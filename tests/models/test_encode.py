@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import tiny
 from slow_trees import logits_of
-from stepjepa.batch.collate import Batch
+from stepjepa.batch.micro_batch import Batch
 from stepjepa.chat.tokens import all_predictor_ids
 from stepjepa.config import JepaConfig
 from stepjepa.models.architecture import (

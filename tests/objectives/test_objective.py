@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from stepjepa.batch.collate import Batch, Members
+from stepjepa.batch.micro_batch import Batch, Members
 from stepjepa.config import JepaConfig
 from stepjepa.errors import UserError
 from stepjepa.objectives.alignment import Alignment, Cosine, Covariance, InfoNCE, SIGReg, Variance

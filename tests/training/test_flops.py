@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 import tiny
-from stepjepa.batch.collate import Batch, Collator, Item
-from stepjepa.batch.sequences import Pair, TokenizedRecord, View
+from stepjepa.batch.collate import Collator
+from stepjepa.batch.micro_batch import Batch
+from stepjepa.batch.sequences import Item, Pair, TokenizedRecord, View
 from stepjepa.models.architecture import attach_heads, without_heads
 from stepjepa.models.attention import enable_trees
 from stepjepa.models.encode import EmaEncoder

@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM
 import tiny
 from own_term import NextLatent
 from slow_trees import separately
-from stepjepa.batch.collate import Item
 from stepjepa.batch.dataset import prepare
+from stepjepa.batch.sequences import Item
 from stepjepa.config import JepaConfig
 from stepjepa.objectives.alignment import SIGReg
 from stepjepa.objectives.objective import Objective

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import tiny
-from stepjepa.batch.collate import Batch
+from stepjepa.batch.micro_batch import Batch
 from stepjepa.config import JepaConfig
 from stepjepa.training.flops import FlopModel, Shape
 from stepjepa.training.plan import (

@@ -22,9 +22,8 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset, Sampler
 from tqdm.auto import tqdm
 
-from stepjepa.batch.collate import Item
 from stepjepa.batch.layouts import LAYOUTS
-from stepjepa.batch.sequences import Ids, Pair, TokenizedRecord, View
+from stepjepa.batch.sequences import Ids, Item, Pair, TokenizedRecord, View
 from stepjepa.batch.tokenize import COUNTS, RecordTokenizer
 from stepjepa.config import JepaConfig, affecting
 from stepjepa.data.records import Data, Record, Views, as_records

@@ -16,9 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepjepa.batch.sequences import Sequence
-
-Numbers = NDArray[np.int64]
+from stepjepa.batch.sequences import Numbers, Sequence
 
 PASS_COST = 64
 """What one more forward pass costs on a CPU, in tokens (measured on tiny models, where it counts most)."""

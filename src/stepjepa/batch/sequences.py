@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ids = NDArray[np.int32]
+Numbers = NDArray[np.int64]
 
 
 def _empty(*shape: int) -> Any:
@@ -48,6 +49,14 @@ class TokenizedRecord:
     prompt: Ids = _empty(0)  # [M] the same in front of the tokens of user messages
     pairs: tuple[Pair, ...] = ()
     line: int = 0  # of the record in its file, counted from 1
+
+
+class Item(NamedTuple):
+    """A record on its way into a micro-batch."""
+
+    record: TokenizedRecord
+    with_views: bool = True  # not so in a step that loss dropout leaves without views
+    draw: tuple[int, int] = (0, 0)  # epoch and index of the record, on which all that is drawn at random for it depends
 
 
 Kind = Literal["source", "target"]

@@ -14,7 +14,8 @@ import torch
 from accelerate.utils import send_to_device
 from numpy.typing import NDArray
 
-from stepjepa.batch.collate import Collator, Item
+from stepjepa.batch.collate import Collator
+from stepjepa.batch.sequences import Item
 from stepjepa.batch.sequences import Sequence as Tokens
 from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.config import JepaConfig, changes_text

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepjepa.batch.collate import Collator, Item
+from stepjepa.batch.collate import Collator
 from stepjepa.batch.dataset import BLOCK, count_tokens
 from stepjepa.batch.pack import pack
-from stepjepa.batch.sequences import Sequence
+from stepjepa.batch.sequences import Item, Sequence
 from stepjepa.batch.tokenize import COUNTS, RecordTokenizer, step_views
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record

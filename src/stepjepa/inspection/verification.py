@@ -13,8 +13,10 @@ import torch.nn.functional as F
 from accelerate.utils import send_to_device
 from torch import Tensor, nn
 
-from stepjepa.batch.collate import Batch, Collator, Item
+from stepjepa.batch.collate import Collator
 from stepjepa.batch.layouts import LAYOUTS
+from stepjepa.batch.micro_batch import Batch
+from stepjepa.batch.sequences import Item
 from stepjepa.batch.sequences import Sequence as Tokens
 from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.config import JepaConfig

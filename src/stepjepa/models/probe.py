@@ -20,8 +20,8 @@ from transformers.masking_utils import sdpa_mask
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging
 
-from stepjepa.batch.collate import Collator, Encoding, Item
-from stepjepa.batch.sequences import Ids, TokenizedRecord
+from stepjepa.batch.collate import Collator, Encoding
+from stepjepa.batch.sequences import Ids, Item, TokenizedRecord
 from stepjepa.models.attention import enable_trees
 from stepjepa.models.encode import encode
 

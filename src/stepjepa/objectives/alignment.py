@@ -18,7 +18,7 @@ from stepjepa.objectives.monitors import apart, directions
 from stepjepa.objectives.term import Context, Term, term
 
 if TYPE_CHECKING:
-    from stepjepa.batch.collate import Batch
+    from stepjepa.batch.micro_batch import Batch
 
 # Source and target embeddings ``[P, D]`` of P pairs to the sum of their losses, a float32 scalar.
 Distance = Callable[[Tensor, Tensor], Tensor]

@@ -14,7 +14,7 @@ from stepjepa.objectives.monitors import apart
 from stepjepa.objectives.term import Context, Term, term
 
 if TYPE_CHECKING:
-    from stepjepa.batch.collate import Batch
+    from stepjepa.batch.micro_batch import Batch
 
 
 @term("lm_loss", "LM loss")

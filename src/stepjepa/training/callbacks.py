@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from tqdm.auto import tqdm
 from transformers.trainer_callback import ProgressCallback, TrainerCallback
 
-from stepjepa.batch.collate import Batch
+from stepjepa.batch.micro_batch import Batch
 from stepjepa.errors import UserError
 from stepjepa.files import atomic_write
 from stepjepa.objectives.monitors import REMEDIES, collapse

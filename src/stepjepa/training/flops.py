@@ -27,7 +27,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AttentionMaskInterface
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from stepjepa.batch.collate import Batch
+from stepjepa.batch.micro_batch import Batch
 from stepjepa.models.architecture import base_model, find_decoder, find_heads
 
 SMALL = 5 * 10**7

@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from stepjepa.batch.collate import Batch, Item
+from stepjepa.batch.micro_batch import Batch
+from stepjepa.batch.sequences import Item
 from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record, as_records

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from stepjepa.batch.collate import Batch
 from stepjepa.batch.dataset import Prepared, StepSampler
+from stepjepa.batch.micro_batch import Batch
 from stepjepa.objectives.monitors import Window, share
 
 Total = Callable[[Sequence[float]], list[float]]

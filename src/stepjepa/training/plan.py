@@ -19,8 +19,9 @@ import numpy as np
 from transformers import TrainerCallback, TrainingArguments
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
-from stepjepa.batch.collate import Batch, Collator
+from stepjepa.batch.collate import Collator
 from stepjepa.batch.dataset import Key, StepSampler, TokenizedDataset
+from stepjepa.batch.micro_batch import Batch
 from stepjepa.config import JepaConfig
 from stepjepa.training.flops import FlopModel, counting
 

@@ -16,8 +16,9 @@ from transformers import TrainingArguments
 from transformers.integrations import get_reporting_integration_callbacks
 from transformers.trainer_utils import HubStrategy
 
-from stepjepa.batch.collate import Collator, Item
+from stepjepa.batch.collate import Collator
 from stepjepa.batch.dataset import STRATEGIES, Prepared
+from stepjepa.batch.sequences import Item
 from stepjepa.config import JepaConfig
 from stepjepa.errors import UserError
 from stepjepa.models.architecture import has_experts
