@@ -12,8 +12,9 @@ import pytest
 
 from bad_inputs import ODD_VALUES, attempt, damaged_text
 from made_up_runs import make_run
+from stepjepa.commands.sweep import table
 from stepjepa.compare.grid import Trial
-from stepjepa.compare.sweep import SweepFolder, sweep, table
+from stepjepa.compare.sweep import SweepFolder, sweep
 from stepjepa.errors import UserError
 from stepjepa.terminal import visible_lines
 

@@ -15,9 +15,10 @@ _NAMES = {
     "errors": "UserError",
     "data.records": "Record",
     "data.sources": "read_records",
-    "batch.collate": "Batch Collator",
-    "batch.dataset": "prepare",
+    "batch.collate": "Collator",
     "batch.layouts": "layout",
+    "batch.micro_batch": "Batch",
+    "batch.prepare": "prepare",
     "batch.sequences": "Sequence",
     "models.encode": "Encoded",
     "models.loading": "LoraSettings add_lora load_for_inference load_model",
@@ -36,9 +37,9 @@ __all__ = ["__version__", *_HOME]  # noqa: PLE0604  # the names are strings, fro
 
 if TYPE_CHECKING:
     from stepjepa.batch.collate import Collator
-    from stepjepa.batch.dataset import prepare
     from stepjepa.batch.layouts import layout
     from stepjepa.batch.micro_batch import Batch
+    from stepjepa.batch.prepare import prepare
     from stepjepa.batch.sequences import Sequence
     from stepjepa.config import JepaConfig
     from stepjepa.data.records import Record

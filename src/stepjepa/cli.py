@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib.metadata
 import os
 import re
 import signal
@@ -10,7 +11,6 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 
-from stepjepa import __version__
 from stepjepa.commands import COMMANDS, load, parse
 from stepjepa.errors import UserError, one_line, visible
 from stepjepa.files import naming_disk_errors
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _introduce(name: str) -> int:
     """Print the version or the overview, or refuse an unknown command."""
     if name == "--version":
-        print(f"stepjepa {__version__}")
+        print(f"stepjepa {importlib.metadata.version('stepjepa')}")
     elif name in ("-h", "--help", "help"):
         print(OVERVIEW)
     else:

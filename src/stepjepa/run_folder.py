@@ -22,6 +22,7 @@ from stepjepa.files import atomic_write, fingerprint, naming_disk_errors, read_j
 
 RUN_FILE = "run.json"
 METRICS_FILE = "metrics.jsonl"
+CARD_FILE = "README.md"
 PROMPTS_FILE = "trained_prompts.json"
 """File of the sorted hashes of the training prompts; see ``data.prompts``."""
 
@@ -148,7 +149,7 @@ def checksum_fault(folder: Path, *, read_all: bool = True, complete: bool = Fals
 def write_checksums(folder: Path) -> None:
     """Write the checksums of all files in a folder, before the folder or its files get their final names."""
     # Without the model card, which every evaluation rewrites.
-    files = (file for file in sorted(folder.rglob("*")) if file.is_file() and file.name != "README.md")
+    files = (file for file in sorted(folder.rglob("*")) if file.is_file() and file.name != CARD_FILE)
     write_json(folder / CHECKSUMS_FILE, {file.relative_to(folder).as_posix(): fingerprint(file) for file in files})
 
 

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 import tiny
-from stepjepa.batch import dataset as module
-from stepjepa.batch.dataset import Key, Prepared, prepare
+from stepjepa.batch import prepare as module
+from stepjepa.batch.dataset import Key, Prepared
+from stepjepa.batch.prepare import prepare
 from stepjepa.batch.sequences import TokenizedRecord
 from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.config import JepaConfig

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from test_sweep import folder_of, running_pids, trials_of, wait_for
 
+from stepjepa.commands.sweep import table
 from stepjepa.compare.slurm import CLUSTER, Slurm, TrialJob, read_options
-from stepjepa.compare.sweep import Local, SweepFolder, sweep, table
+from stepjepa.compare.sweep import Local, SweepFolder, sweep
 from stepjepa.errors import UserError
 from stepjepa.signals import Interruptions
 

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
+from stepjepa.commands.sweep import table
 from stepjepa.compare.grid import Trial, expand, make_grid
-from stepjepa.compare.sweep import LAUNCHER, Local, SweepFolder, sweep, table, visible_gpus
+from stepjepa.compare.sweep import LAUNCHER, Local, SweepFolder, sweep, visible_gpus
 from stepjepa.errors import UserError
 
 FAKE = (sys.executable, "-S", str(Path(__file__).with_name("fake_stepjepa.py")))

@@ -12,8 +12,7 @@ from stepjepa.chat.template import ChatTemplate
 from stepjepa.data.sources import read_records
 from stepjepa.evaluation import prompts
 from stepjepa.evaluation.generation import Generator
-from stepjepa.evaluation.prompts import Span
-from stepjepa.evaluation.settings import Sampling
+from stepjepa.evaluation.prompts import Sampling, Span
 from stepjepa.tasks.base import Continuation
 from tiny import make_model
 

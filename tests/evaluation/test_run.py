@@ -16,9 +16,9 @@ from stepjepa.errors import UserError
 from stepjepa.evaluation.answering import Batcher
 from stepjepa.evaluation.generation import Generator
 from stepjepa.evaluation.output import model_fingerprint
-from stepjepa.evaluation.prompts import make_examples
+from stepjepa.evaluation.prompts import Sampling, make_examples
 from stepjepa.evaluation.run import Evaluation
-from stepjepa.evaluation.settings import EvaluationSettings, Sampling
+from stepjepa.evaluation.settings import EvaluationSettings
 from stepjepa.files import write_json, write_jsonl
 from stepjepa.models.presets import train_tokenizer
 from tiny import make_model

@@ -14,7 +14,8 @@ import tiny
 from made_up_runs import evaluate, make_run
 from stepjepa.cli import main
 from stepjepa.files import write_jsonl
-from stepjepa.training.hub import CARD_FILE, MARK, base_on_hub, write_card
+from stepjepa.run_folder import CARD_FILE
+from stepjepa.training.hub import MARK, base_on_hub, write_card
 
 RUN: dict[str, Any] = {
     "model": "org/base-1B",

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 import tiny
 from own_term import NextLatent
 from slow_trees import separately
-from stepjepa.batch.dataset import prepare
+from stepjepa.batch.prepare import prepare
 from stepjepa.batch.sequences import Item
 from stepjepa.config import JepaConfig
 from stepjepa.objectives.alignment import SIGReg

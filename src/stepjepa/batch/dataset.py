@@ -1,46 +1,20 @@
-"""Records of any source to a data set of tokens: tokenised once, kept in memory or in a cache, read in one order."""
+"""Tokenised records, and the order in which they are trained."""
 
 from __future__ import annotations
 
-import gc
 import hashlib
-import json
-import os
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
-from dataclasses import KW_ONLY, dataclass, field, replace
-from importlib.metadata import version
-from itertools import chain, islice
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, NamedTuple
 
-import datasets
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 from torch.utils.data import Dataset, Sampler
-from tqdm.auto import tqdm
 
 from stepjepa.batch.layouts import LAYOUTS
 from stepjepa.batch.sequences import Ids, Item, Pair, TokenizedRecord, View
-from stepjepa.batch.tokenize import COUNTS, RecordTokenizer
-from stepjepa.config import JepaConfig, affecting
-from stepjepa.data.records import Data, Record, Views, as_records
-from stepjepa.data.sources import read_any
-from stepjepa.errors import UserError
-from stepjepa.files import atomic_write, write_json
-from stepjepa.run_folder import is_main_process
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-CacheDir = str | os.PathLike[str] | Literal[False] | None
-"""A folder for tokenised data; None is ``stepjepa`` in the user's folder for caches, False keeps nothing."""
-
-BLOCK = 1000
-"""Records that are tokenised at once."""
-
+from stepjepa.config import JepaConfig
 
 # -- the order of records ----------------------------------------------------------------------------------------------
 
@@ -119,7 +93,7 @@ class StepSampler(Sampler[Key]):
 
 # -- tokens of records -------------------------------------------------------------------------------------------------
 
-_SCHEMA = pa.schema({"length": pa.int64(), "record": pa.list_(pa.int32())})
+SCHEMA = pa.schema({"length": pa.int64(), "record": pa.list_(pa.int32())})
 
 
 class TokenizedDataset(Dataset[Item | None]):
@@ -149,7 +123,7 @@ class TokenizedDataset(Dataset[Item | None]):
         return Item(_unflattened(self._records[number].values.to_numpy()), with_views, (epoch, number))
 
 
-def _flattened(record: TokenizedRecord) -> Ids:
+def flattened(record: TokenizedRecord) -> Ids:
     """A record as one array: its line, the lengths of four parts, these, and the own texts of its views."""
     views = [view for pair in record.pairs for view in pair]
     # Of each view the length of its own text (-1 for the main text), start, end, predictors.
@@ -168,9 +142,6 @@ def _unflattened(flat: Ids) -> TokenizedRecord:
         views.append(View(own, start, end, length < 0, predictors))
         begin += max(length, 0)
     return TokenizedRecord(ids, labels, prompt, tuple(map(Pair, views[::2], views[1::2])), line)
-
-
-# -- preparing ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -198,106 +169,3 @@ def count_tokens(records: Iterable[TokenizedRecord], config: JepaConfig) -> dict
             elif not (changes_text or config.reverse_pred):
                 views += target.end - target.start
     return {"main": main, "all": main + views}
-
-
-def prepare(
-    data: Data,
-    tokenizer: PreTrainedTokenizerBase,
-    config: JepaConfig,
-    *,
-    what: str = "training data",
-    views: Views | None = None,
-    cache_dir: CacheDir = False,
-    say: Callable[[str], None] = print,
-) -> Prepared:
-    """Tokenise records, or read them where they were tokenised before.
-
-    Args:
-        data: records, see ``records.Data``; a ``datasets.Dataset`` is read row by row.
-        tokenizer: with predictor tokens and a chat template.
-        config: see ``JepaConfig``.
-        what: names the data on the progress bar and in messages.
-        views: gives the pairs of views of each record, instead of those of the mode (LLM-JEPA only).
-        cache_dir: where tokenised data is kept. Of several processes the main one writes.
-        say: takes a line for people.
-
-    Raises:
-        UserError: a record is wrong, none is left, or a mode with views finds no pair at all.
-    """
-    if views is not None and config.mode != "llm-jepa":
-        raise ValueError(f"views: expected mode 'llm-jepa', got '{config.mode}', which finds its views itself")
-    rows: Any = read_any(data) if isinstance(data, str | os.PathLike) else data
-    if not isinstance(rows, datasets.Dataset):
-        rows = list(as_records(rows))
-    # A record knows its line, and not in which of several files.
-    paths = {"<memory>"} if isinstance(rows, datasets.Dataset) else {record.path for record in rows}
-    source = paths.pop() if len(paths) == 1 else "<several files>"
-    if views is not None:
-        rows = [replace(record, views=tuple(views(record))) for record in as_records(rows)]
-
-    def make(file: Path | None) -> Prepared:
-        made, tokens, waiting = RecordTokenizer(tokenizer, config), Counter(all=0, main=0), as_records(rows)
-        opened: Any = nullcontext(pa.BufferOutputStream()) if file is None else atomic_write(file, "wb")
-        gc.disable()  # no cyclic garbage is made here, and looking for it takes a third of the time
-        try:
-            with opened as sink, pa.ipc.new_stream(sink, _SCHEMA) as writer:
-                for _ in tqdm(range(0, len(rows), BLOCK), f"prepare {what}", disable=None):
-                    found = made.tokenize(islice(waiting, BLOCK))
-                    tokens.update(count_tokens(found, config))
-                    columns = [[len(each.ids) for each in found], list(map(_flattened, found))]
-                    writer.write_table(pa.table(columns, schema=_SCHEMA))
-                where, kept, pairs = source if len(rows) else what, made.counts["records"], made.counts["pairs"]
-                if not kept:
-                    told = f"none of the {made.counts['skipped']} records can be trained on; check --max_length"
-                    raise UserError(told, path=where)
-                if config.uses_views and not pairs:
-                    remedy = "check --step_separator and --max_length, or use --regular"
-                    raise UserError(f"none of the {kept} records has a pair; {remedy}", path=where)
-        finally:
-            gc.enable()
-        dataset = TokenizedDataset(sink.getvalue() if file is None else str(file))
-        counts = {name: made.counts[name] for name in COUNTS}
-        return Prepared(dataset, counts, dict(tokens), made.template.describe(), source)
-
-    if cache_dir is False:
-        return make(None)
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stepjepa"
-    file = Path(cache_dir or folder) / f"prepared-{fingerprint(as_records(rows), tokenizer, config)}.arrow"
-    try:
-        # The description is written last, and makes the table valid.
-        about = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
-        found = Prepared(TokenizedDataset(str(file)), **about, source=source)
-        say(f"cache: {what} as prepared before, from {file} (--no_cache prepares anew)")
-        return found
-    except (OSError, ValueError, TypeError, LookupError):
-        pass
-    if is_main_process():
-        try:
-            found = make(file)
-            about = {"counts": found.counts, "tokens": found.tokens, "template": found.template}
-            write_json(file.with_suffix(".json"), about)
-            return found
-        except OSError as error:
-            say(f"cache: nothing stored ({error}); --cache_dir names another folder, --no_cache does without")
-    return make(None)
-
-
-def fingerprint(records: Iterable[Record], tokenizer: PreTrainedTokenizerBase, config: JepaConfig) -> str:
-    """Hash what tokens depend on: code, versions, tokenizer, settings, and all of the records but where they lie."""
-    package, digest = Path(__file__).resolve().parents[1], hashlib.sha256()
-    folders = (sorted((package / name).glob("*.py")) for name in ("batch", "data", "chat"))
-    for code in chain([package / "config.py"], *folders):
-        digest.update(code.name.encode() + b"\0" + code.read_bytes())
-    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
-    parts = [
-        [(name, version(name)) for name in ("tokenizers", "transformers", "jinja2", "numpy")],
-        None if backend is None else (backend.to_str(), backend.encode_special_tokens),
-        type(tokenizer).__name__,
-        sorted((name, repr(value)) for name, value in tokenizer.special_tokens_map.items()),
-        tokenizer.chat_template,
-        sorted(affecting(config, "sequences").items()),
-    ]
-    digest.update(repr(parts).encode())
-    for record in records:
-        digest.update(repr((record.messages, record.views, record.line)).encode())
-    return digest.hexdigest()[:32]

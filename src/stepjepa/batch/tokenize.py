@@ -26,6 +26,10 @@ COUNTS = ("records", "pairs", "without a pair", "over length", "truncated", "pai
 """What is counted while records are tokenised."""
 
 
+BLOCK = 1000
+"""Records that are best tokenised at once."""
+
+
 class ViewText(NamedTuple):
     """A view as characters ``start`` to ``end`` of a rendered text, a step's separator included."""
 

@@ -28,7 +28,7 @@ COMMANDS = {
 }
 """Name and one line of help of each, in the order of a typical workflow."""
 
-_MODULES = {"verify": "inspect", "score": "evaluate", "report": "compare", "estimate": "train"}
+_MODULES = {"verify": "inspect", "analyze": "inspect", "score": "evaluate", "report": "compare", "estimate": "train"}
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from stepjepa.arguments import JsonFlags
 from stepjepa.commands import Command
 from stepjepa.data.records import tell_bad_records
 from stepjepa.errors import UserError
-from stepjepa.evaluation.settings import EvaluationSettings, Sampling, ScoreSettings
+from stepjepa.evaluation.prompts import Sampling
+from stepjepa.evaluation.settings import EvaluationSettings, ScoreSettings
 from stepjepa.options import from_args, option, refuse_both
 from stepjepa.published import EvaluationFlags, follow_evaluation_flags
 from stepjepa.run_folder import RUN_FILE, trained_objective

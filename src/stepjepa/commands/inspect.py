@@ -1,8 +1,9 @@
-"""``stepjepa inspect`` and ``stepjepa verify``: show what records become; check model and data of the user."""
+"""``stepjepa inspect``, ``verify`` and ``analyze``: what records become, what is wrong, what a model represents."""
 
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,8 +15,9 @@ from stepjepa.data.records import Record, bad_records, parse_record, tell_bad_re
 from stepjepa.data.sources import read_records
 from stepjepa.errors import UserError, visible
 from stepjepa.files import refuse_existing
+from stepjepa.inspection.analysis import AnalysisSettings
 from stepjepa.models.presets import PREFIX, preset_tokenizer
-from stepjepa.options import FROM_ONE, Parser, option
+from stepjepa.options import FROM_ONE, Parser, from_args, option
 
 
 @dataclass
@@ -156,4 +158,32 @@ VERIFY = Command(
     common="train_file max_length model_name chat_template lora regular step_jepa layout predictors labels plain "
     "jepa_loss_type max_records json finetune_seed",
     epilog="example: stepjepa verify --train_file data.jsonl --model_name preset:tiny --step_jepa",
+)
+
+
+def analyze(args: argparse.Namespace) -> int:
+    """Analyse the models, write the files and print the numbers."""
+    from stepjepa.inspection import analysis
+
+    models = analysis.analyze(from_args(AnalysisSettings, args))
+    for model in models:
+        count = model.config.predictors or 0
+        where = f"behind {count} predictor token{'s' if count > 1 else ''}" if count else "at its own end"
+        source, target = model.views
+        print(f"{model.model_path}: {model.config.mode} views, source {source} read {where}, target {target}")
+    print(f"\n{analysis.as_table(models)}\n")
+    for note in analysis.notes(models):
+        print(f"note: {visible(note)}")
+    print(f"written: {', '.join(map(str, analysis.output_files(args.output_dir)))}")
+    more = shlex.join([*args.model_path, "--output_file", "report.html", "--analysis", args.output_dir])
+    print(f"next: stepjepa report {more}")
+    return 0
+
+
+ANALYZE = Command(
+    analyze,
+    flags=((AnalysisSettings, "files"),),
+    common="model_path test_file output_dir overwrite views pairs layer pooling t_sne_type max_examples "
+    "batch_size dtype",
+    epilog="Embeds the two views of each test record where training read them (docs/how-to/representations.md).",
 )

@@ -9,6 +9,7 @@ import contextlib
 import io
 import shlex
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,6 +22,7 @@ from stepjepa.files import existing_file
 from stepjepa.options import FROM_ONE, option, options_of
 
 if TYPE_CHECKING:
+    from stepjepa.compare.grid import Trial
     from stepjepa.compare.sweep import Engine, Outcome, SweepFolder
 
 EPILOG = """\
@@ -116,9 +118,15 @@ def _engine(args: argparse.Namespace, folder: SweepFolder) -> tuple[Engine, str]
     return Local(jobs, gpus), f"{jobs} ({f'{len(gpus)} GPUs' if gpus else 'no GPU'})"
 
 
+def table(folder: SweepFolder, trials: Sequence[Trial]) -> str:
+    """Finished trials as ``stepjepa report`` shows them, under their names."""
+    from stepjepa.compare.tables import report, report_text
+
+    return report_text(report([folder.run_folder(trial) for trial in trials], [trial.name for trial in trials]))
+
+
 def _conclude(folder: SweepFolder, outcome: Outcome, count: int) -> int:
     """Print the table, the failures and the next command; return the exit code."""
-    from stepjepa.compare.sweep import table
 
     if outcome.finished:
         print(f"\n{table(folder, outcome.finished)}")

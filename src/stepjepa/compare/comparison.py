@@ -71,6 +71,13 @@ class Comparison:
     def baseline(self) -> Arm:
         return self.arms[0]
 
+    def measure_names(self) -> dict[str, str]:
+        """What to call each of ``MEASURES`` that some arm has; the lenient score only if it is not the headline."""
+        names = {**self.scores, "stopped": "stop rate"}
+        if names["lenient"] == names["headline"]:
+            del names["lenient"]
+        return {key: name for key, name in names.items() if any(arm.spread(key) is not None for arm in self.arms)}
+
 
 def compare(
     folders: Sequence[str | os.PathLike[str] | RunFolder],

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stepjepa.compare.comparison import Comparison
-from stepjepa.compare.tables import measure_names
 from stepjepa.errors import UserError
 from stepjepa.files import atomic_write
 from stepjepa.terminal import drawable
@@ -47,7 +46,7 @@ def draw(comparison: Comparison) -> Figure:
     """One axes for each measure, one row for each arm, the baseline on top."""
     from matplotlib.figure import Figure
 
-    measures, labels = measure_names(comparison), [comparison.baseline.name]
+    measures, labels = comparison.measure_names(), [comparison.baseline.name]
     for name, difference in comparison.differences.items():
         labels.append(f"{name} [{', '.join(difference.equal) or 'neither steps nor FLOPs'}]")
     # A longer name would leave the axes no room.

@@ -25,7 +25,6 @@ from typing import IO, Any, Protocol
 
 from stepjepa.compare.evaluated_run import SUMMARY, SWEEP_FILE
 from stepjepa.compare.grid import Trial
-from stepjepa.compare.tables import report, report_text
 from stepjepa.errors import UserError, visible
 from stepjepa.files import locked, write_json
 from stepjepa.run_folder import RUN_FILE, versions
@@ -204,11 +203,6 @@ def sweep(
         finally:
             engine.end(asked)
     return Outcome(sorted(finished, key=list(trials).index), failed, asked.first)
-
-
-def table(folder: SweepFolder, trials: Sequence[Trial]) -> str:
-    """Finished trials as ``stepjepa report`` shows them, under their names."""
-    return report_text(report([folder.run_folder(trial) for trial in trials], [trial.name for trial in trials]))
 
 
 class Child:

@@ -139,21 +139,13 @@ def report_text(rows: Sequence[dict[str, Any]]) -> str:
     return f"{_wrap(sentence)}\n\n{listed}{_text_table(('run', 'mode', 'K', 'accuracy', *forms), cells)}"
 
 
-def measure_names(comparison: Comparison) -> dict[str, str]:
-    """What to call each of ``MEASURES``; what is another under the same name, or unknown everywhere, is left out."""
-    names = {**comparison.scores, "stopped": "stop rate"}
-    if names["lenient"] == names["headline"]:
-        del names["lenient"]
-    return {key: name for key, name in names.items() if any(arm.spread(key) is not None for arm in comparison.arms)}
-
-
 def tables(comparison: Comparison) -> list[Table]:
     """All tables: what the arms came to, their differences from the baseline over seeds and over examples, the runs."""
     return [_arms(comparison), _over_seeds(comparison), _over_examples(comparison), _runs(comparison)]
 
 
 def _arms(comparison: Comparison) -> Table:
-    names = measure_names(comparison)
+    names = comparison.measure_names()
     best = max(found.mean for arm in comparison.arms if (found := arm.spread("headline")) is not None)
     rows = []
     for arm in comparison.arms:
@@ -169,7 +161,7 @@ def _arms(comparison: Comparison) -> Table:
 
 
 def _over_seeds(comparison: Comparison) -> Table:
-    names, rows = measure_names(comparison), []
+    names, rows = comparison.measure_names(), []
     for name, found in comparison.differences.items():
         cells = [name, ", ".join(found.equal) or "neither", str(len(found.seeds))]
         for test in map(found.measures.get, names):
@@ -190,7 +182,7 @@ def _over_seeds(comparison: Comparison) -> Table:
 
 
 def _over_examples(comparison: Comparison) -> Table:
-    known, rows = "lenient" in measure_names(comparison), []
+    known, rows = "lenient" in comparison.measure_names(), []
     for name, found in comparison.differences.items():
         test = found.by_example
         counts = [test and test.gained, *([found.gained_lenient_before] if known else []), test and test.lost]
@@ -207,7 +199,7 @@ def _over_examples(comparison: Comparison) -> Table:
 
 
 def _runs(comparison: Comparison) -> Table:
-    names, rows = measure_names(comparison), []
+    names, rows = comparison.measure_names(), []
     # Sweeps give folders of different arms the same last name.
     parent = os.path.commonpath([run.folder.resolve().parent for arm in comparison.arms for run in arm.runs])
     for arm in comparison.arms:

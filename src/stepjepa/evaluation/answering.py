@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
-from stepjepa.evaluation.prompts import Answer, Example, Span, make_examples
-from stepjepa.evaluation.settings import Sampling
+from stepjepa.evaluation.prompts import Answer, Example, Sampling, Span, make_examples
 from stepjepa.tasks.base import WRONG, Likelihood, Response, Scored, Task, record_error
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from transformers import GenerationConfig
 
 from stepjepa.chat.template import ChatTemplate, PlainTemplate
 from stepjepa.chat.tokens import all_predictor_ids
-from stepjepa.evaluation.prompts import Answer, Span
-from stepjepa.evaluation.settings import Sampling
+from stepjepa.evaluation.prompts import Answer, Sampling, Span
 
 
 class Generator:

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -12,43 +11,17 @@ from typing import Literal
 from stepjepa.config import Dtype
 from stepjepa.errors import UserError
 from stepjepa.evaluation.output import File
+from stepjepa.evaluation.prompts import Sampling
 from stepjepa.files import refuse_existing
-from stepjepa.options import FROM_ONE, FROM_ZERO, Range, option, refuse_without_effect, wrong_value
+from stepjepa.options import FROM_ONE, option, wrong_value
 from stepjepa.tasks.base import TaskOptions
 from stepjepa.tasks.registry import AUTO, TASKS, load_task
 
-LONGEST = 512  # length of an answer in the published evaluation with --max_new_tokens -1
-_TOP_P: Range = (lambda value: 0 < value <= 1, "more than 0 and at most 1")
 _SIMILARITY = "also measure how alike matched and shuffled views are; needs a run folder"
 _BAD = "lines that can't be read or are no record; skip: leave them out, and say how many"
 _TASK = f"how answers are scored; one of {', '.join(TASKS)}, or module:Class of your own; auto goes by the records"
 _SCORING = "the rules; reference: those of the published evaluation, slips included, beside our own"
 _PREDICTIONS = "JSON lines with 'index' (from 0), 'generated' (a text, or several), perhaps 'stopped' (it ended)"
-
-
-def _length(text: str) -> int:
-    """Parse ``--max_new_tokens``; -1 has the effect that it has in the published evaluation."""
-    if text != "-1":
-        return int(text)
-    print(f"note: --max_new_tokens -1 is --max_new_tokens {LONGEST}", file=sys.stderr)
-    return LONGEST
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """Settings of decoding; UserError if one is out of range or has no effect on greedy answers."""
-
-    max_new_tokens: int = option(256, "cut answers off there", allowed=FROM_ONE, parse=_length)
-    temperature: float = option(0.0, "0 is greedy", metavar="T", allowed=FROM_ZERO)
-    top_p: float = option(1.0, "of sampling", metavar="P", allowed=_TOP_P, only_with="temperature")
-    top_k: int = option(0, "of sampling; 0 for all tokens", metavar="K", allowed=FROM_ZERO, only_with="temperature")
-    seed: int = option(42, "of sampling", allowed=FROM_ZERO)
-    num_samples: int = option(1, "answers a prompt: pass@N, majority", allowed=FROM_ONE, only_with="temperature")
-
-    def __post_init__(self) -> None:
-        if fault := wrong_value(self):
-            raise UserError(f"--{fault}")
-        refuse_without_effect(vars(self), Sampling)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepjepa.batch.collate import Collator
-from stepjepa.batch.dataset import BLOCK, count_tokens
+from stepjepa.batch.dataset import count_tokens
 from stepjepa.batch.pack import pack
 from stepjepa.batch.sequences import Item, Sequence
-from stepjepa.batch.tokenize import COUNTS, RecordTokenizer, step_views
+from stepjepa.batch.tokenize import BLOCK, COUNTS, RecordTokenizer, step_views
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError, visible

@@ -10,6 +10,7 @@ from typing import Any
 
 from stepjepa.errors import UserError
 from stepjepa.files import existing_file
+from stepjepa.models.token_rows import add_ends
 from stepjepa.offline import use_cache_if_unreachable
 
 PREFIX = "preset:"
@@ -175,14 +176,6 @@ def random_model(config: Any, tokenizer: Any, ends: Sequence[int], seed: int, **
     settings.eos_token_id = None
     add_ends(model, ends)
     return model
-
-
-def add_ends(model: Any, ends: Sequence[int]) -> None:
-    """Add tokens at which a model's generation stops to its generation configuration, in place."""
-    known = model.generation_config.eos_token_id
-    every = [*known] if isinstance(known, list) else [] if known is None else [known]
-    every += [end for end in dict.fromkeys(ends) if end not in every]
-    model.generation_config.eos_token_id = every[0] if len(every) == 1 else every
 
 
 def is_hub_id(name: str) -> bool:

@@ -12,7 +12,6 @@ import torch
 
 from stepjepa.chat.tokens import add_plain_tokens, add_predictor_tokens, all_predictor_ids
 from stepjepa.errors import UserError
-from stepjepa.models.presets import add_ends
 
 # Tokenizer files that list added tokens.
 TOKEN_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
@@ -71,6 +70,14 @@ def _fill_rows(model: Any, rows: int, new: Sequence[int], seed: int) -> None:
     if resized or not told_apart:
         noise = torch.randn(fresh.shape, generator=torch.Generator().manual_seed(seed)).to(fresh.device)
         weight[list(new)] = (mean + spread * noise).to(weight.dtype)
+
+
+def add_ends(model: Any, ends: Sequence[int]) -> None:
+    """Add tokens at which a model's generation stops to its generation configuration, in place."""
+    known = model.generation_config.eos_token_id
+    every = [*known] if isinstance(known, list) else [] if known is None else [known]
+    every += [end for end in dict.fromkeys(ends) if end not in every]
+    model.generation_config.eos_token_id = every[0] if len(every) == 1 else every
 
 
 def adapter_ids(tokenizer: Any, *, plain: bool) -> list[int]:

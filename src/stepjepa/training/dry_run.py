@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, TrainingArguments
 
-from stepjepa.batch.dataset import prepare
+from stepjepa.batch.prepare import prepare
 from stepjepa.chat.tokens import add_plain_tokens, add_predictor_tokens
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record

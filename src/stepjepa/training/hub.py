@@ -17,9 +17,7 @@ from stepjepa.errors import UserError, one_line, visible
 from stepjepa.evaluation.output import model_fingerprint
 from stepjepa.files import atomic_write, read_json_object
 from stepjepa.offline import STAYS_OFFLINE
-from stepjepa.run_folder import run_of
-
-CARD_FILE = "README.md"
+from stepjepa.run_folder import CARD_FILE, run_of
 
 MARK = "<!-- Written by stepjepa, which writes it anew as long as this line stands here. -->"
 

@@ -22,7 +22,7 @@ from transformers.integrations import TensorBoardCallback
 from transformers.trainer_utils import SaveStrategy
 
 from stepjepa import run_folder
-from stepjepa.batch.dataset import CacheDir, prepare
+from stepjepa.batch.prepare import CacheDir, prepare
 from stepjepa.chat.tokens import all_predictor_ids
 from stepjepa.config import JepaConfig
 from stepjepa.data.prompts import common_system_prompt, system_prompts, with_system_prompt, write_trained_prompts

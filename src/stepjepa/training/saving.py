@@ -14,8 +14,7 @@ from transformers.trainer_utils import rotate_checkpoints
 from stepjepa.files import naming_disk_errors
 from stepjepa.models.architecture import load_heads, save_heads, split_state, without_heads
 from stepjepa.models.weights import missing_of_adapter
-from stepjepa.run_folder import PART, last_checkpoint, move_into_place, write_checksums
-from stepjepa.training.hub import CARD_FILE
+from stepjepa.run_folder import CARD_FILE, PART, last_checkpoint, move_into_place, write_checksums
 
 
 def way_back(folder: str | Path | None, condition: str = "") -> str:

@@ -16,8 +16,9 @@ from transformers import Trainer, TrainingArguments
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.trainer_utils import speed_metrics
 
-from stepjepa.batch.dataset import Prepared, StepSampler, prepare
+from stepjepa.batch.dataset import Prepared, StepSampler
 from stepjepa.batch.micro_batch import Batch
+from stepjepa.batch.prepare import prepare
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Data, Views
 from stepjepa.errors import UserError, is_out_of_memory
