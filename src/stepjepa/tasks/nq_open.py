@@ -27,10 +27,10 @@ _REPLACEMENTS = (
 def normal_form(text: str) -> str:
     """A text as it is compared: as in SQuAD lower case, no articles, no punctuation, single spaces.
 
-    Unlike there, a decimal point, a minus sign and what separates two numbers count (``1.5`` is not ``15``), commas that
-    group digits don't; accents, compatibility forms of Unicode, invisible characters and the spacing of initials
-    (``B. F. Skinner``) don't. ``;``, which stands between several answers, stays as a word, and nothing but
-    punctuation stands for itself.
+    Unlike there, a decimal point, a minus sign and what separates two numbers count (``1.5`` is not ``15``). Commas
+    that group digits, accents, compatibility forms of Unicode, invisible characters and the spacing of initials
+    (``B. F. Skinner``) don't. ``;``, which stands between several answers, stays as a word, and nothing but punctuation
+    stands for itself.
     """
     if not text.isascii():
         # One by one, which drops marks before they are sorted: that takes the square of their number.
@@ -86,7 +86,7 @@ class NqOpenTask(Task):
     def convert(cls, row: Mapping[str, Any]) -> dict[str, Any]:
         """A record in the published form, from a row of the hub: ``question``, and ``answer``, a list or one string."""
         question, answer = read_text_field(row, "question").strip(), row.get("answer")
-        given = as_list(answer) or [answer]
+        given = [answer] if isinstance(answer, str) and answer[:1] != "[" else as_list(answer) or []
         texts = [text.strip() for text in given if isinstance(text, str) and text.strip("; ")]
         if not texts:
             raise Unusable("no answer")
