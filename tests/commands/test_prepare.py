@@ -88,7 +88,7 @@ REFUSED = [
     ("steps", '{"question": "a", "text": "b"}\n', (), "no field 'deepseek_response': 1); expected --question_field"),
     ("hellaswag", '{"x": 1}\n', (), "no record could be kept (no field 'ctx': 1); expected ctx"),
     ("yelp", "", ("--dataset", "x"), "name the source with either --input_file or --dataset"),
-    ("chat", '{"question": "a", "answer": ""}\n', (), "raw.jsonl:1: column 'answer' is empty"),
+    ("chat", '{"question": "a", "answer": ""}\n', (), "raw.jsonl:1: column 'answer' is ''"),
     ("chat", "", ("--system", "s", "--system_prompt", "t"), "--system and --system_prompt exclude each other"),
 ]
 
