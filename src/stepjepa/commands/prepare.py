@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stepjepa.commands import Command
-from stepjepa.data.records import ASSISTANT, MOST_NAMES, USER, bad_records, tell_bad_records, to_messages
+from stepjepa.data.records import ASSISTANT, MOST_NAMES, USER, BadRecords, to_messages
 from stepjepa.data.sources import FORMATS, read_rows
 from stepjepa.errors import UserError
 from stepjepa.files import atomic_write, existing_file, refuse_existing
@@ -70,7 +70,7 @@ def _run_rows(args: argparse.Namespace) -> int:
     if (args.input_file is None) == (args.dataset is None):
         raise UserError("name the source with either --input_file or --dataset")
     make, expected = _maker(args)
-    name, bad = args.dataset or existing_file(args.input_file, "raw file"), bad_records(args.bad_records)
+    name, bad = args.dataset or existing_file(args.input_file, "raw file"), BadRecords(args.bad_records)
     rows = read_rows(str(name), split=args.split, subset=args.subset, bad=bad)
     target = refuse_existing(args.output_file, args.overwrite)
     if target.exists() and Path(name).exists() and target.samefile(name):
@@ -78,13 +78,13 @@ def _run_rows(args: argparse.Namespace) -> int:
     records, counts = make(rows, path=str(name), limit=args.max_examples, bad=bad)
     reasons = counts.dropped.most_common()
     if not records:
-        told = [f"{reason}: {count}" for reason, count in reasons] + ([bad.describe()] if bad and bad.count else [])
+        told = [f"{reason}: {count}" for reason, count in reasons] + ([bad.describe()] if bad.count else [])
         hint = f"; expected {expected}, got {', '.join(counts.columns[:MOST_NAMES])}" if counts.columns else ""
         raise UserError(f"no record could be kept ({'; '.join(told) or 'it is empty'}){hint}", path=name)
-    tell_bad_records(bad)
+    bad.tell()
     shown = [("read", counts.read), ("kept", len(records)), ("dropped", counts.dropped.total())]
     shown += [(f"  {reason}", count) for reason, count in reasons]
-    shown += [("bad, left out", bad.count)] if bad and bad.count else []
+    shown += [("bad, left out", bad.count)] if bad.count else []
     return _write_files({target: records}, shown)
 
 

@@ -210,40 +210,36 @@ def _view(value: Any, key: str, role: str) -> str | None:
 
 
 class BadRecords:
-    """The lines of a file that are skipped because something is wrong with them (``--bad_records skip``)."""
+    """What becomes of the lines of a file that something is wrong with (``--bad_records``): an error, or skipped."""
 
-    def __init__(self) -> None:
+    def __init__(self, choice: str = "error") -> None:
+        self.skips = choice == "skip"
         self.count = 0
-        self.lines: list[int] = []  # of the first few of them, and what is wrong there
-        self.first: list[str] = []
+        self.first: list[tuple[int, str]] = []  # the first few lines, and what is wrong there
 
     def note(self, error: UserError, line: int) -> None:
-        """Skip a line or a row."""
+        """Raise the error, or skip a line or a row."""
+        if not self.skips:
+            raise error from None
         self.count += 1
         if self.count <= 3:
-            self.lines.append(line)
-            self.first.append(one_line(error))
+            self.first.append((line, one_line(error)))
 
     def describe(self) -> str:
         """One line for people."""
         rest = f"; and {self.count - 3:,} more" if self.count > 3 else ""
         lines = "line" if self.count == 1 else "lines"
-        return f"{self.count:,} bad {lines} left out (--bad_records skip): {'; '.join(self.first)}{rest}"
+        told = "; ".join(told for _, told in self.first)
+        return f"{self.count:,} bad {lines} left out (--bad_records skip): {told}{rest}"
+
+    def tell(self) -> None:
+        """Say on standard error how many lines were left out, and the first of them; nothing if none was."""
+        if self.count:
+            print(f"note: {self.describe()}", file=sys.stderr)
 
     def to_dict(self) -> dict[str, Any]:
         """For ``run.json``: nothing that depends on where the file lies."""
-        return {"left_out": self.count, "first_lines": list(self.lines)}
-
-
-def bad_records(choice: str) -> BadRecords | None:
-    """What takes the bad records of one file, by ``--bad_records``; None where they are errors."""
-    return BadRecords() if choice == "skip" else None
-
-
-def tell_bad_records(bad: BadRecords | None) -> None:
-    """Say on standard error how many lines of a file were left out, and the first of them."""
-    if bad is not None and bad.count:
-        print(f"note: {bad.describe()}", file=sys.stderr)
+        return {"left_out": self.count, "first_lines": [line for line, _ in self.first]}
 
 
 _SEPARATORS = {

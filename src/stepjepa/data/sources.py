@@ -19,7 +19,7 @@ Rows = Iterator[tuple[int, dict[str, Any]]]
 """Line or row number, counted from 1, and the row by the names of its columns."""
 
 Wrong = Callable[[UserError, int], None]
-"""Takes what is wrong with a row, and its number."""
+"""Takes what is wrong with a row, and its number: ``BadRecords.note``."""
 
 # Reasoning traces can be longer than the 128 KiB that the csv module allows a field.
 _LONGEST_FIELD = 2**27
@@ -50,7 +50,7 @@ def read_rows(
     if found.suffix.lower() not in FORMATS:
         told = f"a name that ends in {', '.join(FORMATS)} is expected; unpack, rename or convert it"
         raise UserError(told, path=found)
-    return FORMATS[found.suffix.lower()](found, _taking(bad))
+    return FORMATS[found.suffix.lower()](found, (bad or BadRecords()).note)
 
 
 def read_records(
@@ -63,13 +63,12 @@ def read_records(
         bad: takes the lines that are wrong; None makes the first of them an error.
         columns: of the user's and the assistant's message, where they have names of their own.
     """
-    found, wrong = existing_file(path, "data file"), _taking(bad)
+    found, bad = existing_file(path, "data file"), bad or BadRecords()
     reader = FORMATS.get(found.suffix.lower(), _read_json_lines)
-    records = list(_parse_each(reader(found, wrong), path, wrong, columns))
+    records = list(_parse_each(reader(found, bad.note), path, bad, columns))
     if not records:
-        none = "holds no records; expected one JSON object per line"
-        told = f"holds no sound record; {bad.describe()}" if bad is not None and bad.count else none
-        raise UserError(told, path=path)
+        rest = bad.describe() if bad.count else "expected one JSON object per line"
+        raise UserError(f"holds no records; {rest}", path=path)
     return records
 
 
@@ -83,7 +82,7 @@ def read_any(source: str | os.PathLike[str], *, bad: BadRecords | None = None, c
         return read_records(path, bad=bad, columns=columns)
     dataset, subset, split = (name, "", "") if path.is_dir() else (*name.split(":"), "", "")[:3]
     rows = read_rows(dataset, subset=subset or None, split=split or None)
-    return list(_parse_each(rows, name, _taking(bad), columns))
+    return list(_parse_each(rows, name, bad or BadRecords(), columns))
 
 
 def mix(parts: Sequence[Sequence[Record]], weights: Sequence[float] | None, seed: int) -> list[list[Record]]:
@@ -113,22 +112,14 @@ def mix(parts: Sequence[Sequence[Record]], weights: Sequence[float] | None, seed
     return [[part[index] for index in indices] for part, indices in zip(parts, drawn, strict=True)]
 
 
-def _parse_each(rows: Rows, path: str | os.PathLike[str], wrong: Wrong, columns: Columns) -> Iterator[Record]:
+def _parse_each(rows: Rows, path: str | os.PathLike[str], bad: BadRecords, columns: Columns) -> Iterator[Record]:
     for line, value in rows:
         try:
             record = parse_record(value, path, line, columns)
         except UserError as error:
-            wrong(error, line)
+            bad.note(error, line)
         else:
             yield record
-
-
-def _raise(error: UserError, line: int) -> None:
-    raise error from None
-
-
-def _taking(bad: BadRecords | None) -> Wrong:
-    return _raise if bad is None else bad.note
 
 
 def _looks_like_a_path(name: str) -> bool:
