@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
 from decimal import Decimal
 from fractions import Fraction
 from functools import cache
@@ -74,16 +72,16 @@ def text_scores(generated: str, truth: str) -> dict[str, bool | float]:
     return {"exact": said == truth, "prefix": said.startswith(truth), "contains": truth in generated}
 
 
-# After "####" comes a space or the beginning of a number; or mark and answer are together in bold face or in backticks.
-_HASHES = re.compile(
-    rf"(?<!\S)####(?:[ \t{_GROUPING_SPACES}]+(?=[^\s#])|(?=[-+−.\d$€£¥*`\\(]))(?P<line>[^\n]+)"
-    r"|(?P<around>\*\*|`)####[ \t]*(?P<inside>[^\s*`][^*`\n]*)(?P=around)"
-)
 # Braces nest twelve deep at most; those behind a backslash do not group.
 _CONTENT = r"(?:[^{}\\]|\\.)*+"
 for _ in range(12):
     _CONTENT = rf"(?:[^{{}}\\]|\\.|\{{{_CONTENT}\}})*+"
-_BOX = re.compile(rf"\\boxed\s*+\{{({_CONTENT})\}}", re.DOTALL)
+# After "####" comes a space or the beginning of a number; or mark and answer are together in bold face or in backticks.
+_MARKED = re.compile(
+    rf"\\boxed\s*+\{{(?P<box>(?s:{_CONTENT}))\}}"
+    rf"|(?<!\S)####(?:[ \t{_GROUPING_SPACES}]+(?=[^\s#])|(?=[-+−.\d$€£¥*`\\(]))(?P<line>(?:(?!\\boxed\b)[^\n])++)"
+    r"|(?P<around>\*\*|`)####[ \t]*(?P<inside>[^\s*`][^*`\n]*)(?P=around)"
+)
 
 
 def marked_answers(text: str) -> list[str]:
@@ -93,23 +91,13 @@ def marked_answers(text: str) -> list[str]:
     instead of the line. White space must precede ``####``, except in ``**#### 18**``. Digits of any script are returned
     as ASCII, invisible characters are removed, and a line ends at a special token.
     """
-    text = plain_characters(text)
-    boxes = list(_boxes(text, 0))
-    starts, ends = [start for start, _, _ in boxes], [end for _, end, _ in boxes]
-    lines = [
-        (match.start(), match.end(), before_special_token(match["line"] or match["inside"]))
-        for match in _HASHES.finditer(text)
-        # As many boxes end before it as begin before its end.
-        if bisect_right(ends, match.start()) == bisect_left(starts, match.end())
-    ]
-    return [answer.strip() for _, _, answer in sorted([*boxes, *lines]) if answer.strip()]
-
-
-def _boxes(text: str, offset: int) -> Iterator[tuple[int, int, str]]:
-    """Beginning, end and content of the closed boxes that contain no other box."""
-    for match in _BOX.finditer(text):
-        inner = list(_boxes(match[1], offset + match.start(1)))
-        yield from inner or [(offset + match.start(), offset + match.end(), match[1])]
+    text, answers = plain_characters(text), list[str]()
+    for match in _MARKED.finditer(text):
+        if match["box"] is not None:
+            answers += marked_answers(match["box"]) if "\\boxed" in match["box"] else [match["box"].strip()]
+        elif not text.startswith("\\boxed", match.end()):
+            answers.append(before_special_token(match["line"] or match["inside"]).strip())
+    return [answer for answer in answers if answer]
 
 
 class Number(NamedTuple):
