@@ -44,11 +44,7 @@ class Rendered(NamedTuple):
 
 
 class ChatTemplate:
-    """The chat template of a fast tokenizer, with properties derived from it.
-
-    Raises:
-        UserError: the tokenizer is slow, there is no chat template, it can't render a chat, or no token can end a turn.
-    """
+    """The chat template of a fast tokenizer, with properties derived from it."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         from transformers.utils.chat_template_utils import _compile_jinja_template

@@ -65,15 +65,11 @@ def as_records(values: Iterable[Record | dict[str, Any]]) -> Iterator[Record]:
 def parse_record(
     value: Mapping[str, Any], path: str | os.PathLike[str] = "<memory>", line: int = 0, columns: Columns = None
 ) -> Record:
-    """Check one object and make a record of it.
+    """Check one object and make a record of it; ``path`` and ``line``, counted from 1, are for errors.
 
-    Args:
-        value: with ``messages``: optionally one system message first, then user and assistant in turn; or the chat in
-            another form, see :func:`to_messages`. Optionally explicit views: ``views``, a list of pairs of texts; or
-            ``text`` and ``code``, each a text or a list of one message.
-        path: for error messages, as is ``line``.
-        line: counted from 1.
-        columns: of the user's and the assistant's message, where they have names of their own.
+    It has ``messages``: optionally one system message first, then user and assistant in turn; or the chat in another
+    form, see :func:`to_messages`. Optionally explicit views: ``views``, a list of pairs of texts; or ``text`` and
+    ``code``, each a text or a list of one message.
     """
     try:
         messages, used = to_messages(value, columns)
@@ -98,12 +94,9 @@ def to_messages(
 ) -> tuple[list[dict[str, Any]], set[str]]:
     """The chat of a row, and the columns that it was taken from.
 
-    Args:
-        row: by the names of its columns.
-        columns: see :data:`Columns`; None takes a whole chat (:data:`CHATS`), or the first of :data:`USER` and of
-            :data:`ASSISTANT` that the row has; in Alpaca's form ``instruction`` goes on with ``input``.
-        system: column of the system prompt.
-        system_prompt: the same for all rows.
+    Without ``columns`` that is a whole chat (:data:`CHATS`), or the first of :data:`USER` and of :data:`ASSISTANT` that
+    the row has; in Alpaca's form ``instruction`` goes on with ``input``. ``system`` is a column, ``system_prompt`` the
+    same text for all rows.
     """
     if columns is not None and len(columns) != 2:
         raise UserError(f"--columns: expected two names, USER ASSISTANT, got {' '.join(columns)}")

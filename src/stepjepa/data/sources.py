@@ -32,14 +32,10 @@ def read_rows(
     subset: str | None = None,
     bad: BadRecords | None = None,
 ) -> Rows:
-    """The rows of a raw data set.
+    """The rows of a file, of a folder that ``datasets`` can load, or of a data set on the hub.
 
-    Args:
-        source: a file, its format told by its name (:data:`FORMATS`); a folder that ``datasets`` can load; or the name
-            of a data set on the hub. What looks like a path is never asked for at the hub.
-        split: of a hub data set or folder; may be left out where there is only one.
-        subset: its configuration, where it has several.
-        bad: takes the rows that are wrong; None makes the first of them an error.
+    The format of a file is told by its name (:data:`FORMATS`). What looks like a path is never asked for at the hub.
+    ``split`` and ``subset`` are for folders and the hub, where there are several.
     """
     path, name = Path(source).expanduser(), os.fspath(source)
     if path.is_dir() or not (path.exists() or _looks_like_a_path(name)):
@@ -88,13 +84,7 @@ def read_any(source: str | os.PathLike[str], *, bad: BadRecords | None = None, c
 def mix(parts: Sequence[Sequence[Record]], weights: Sequence[float] | None, seed: int) -> list[list[Record]]:
     """The largest mixture of several data sets in which each has its share and no record stands twice.
 
-    Args:
-        parts: the records of each.
-        weights: the share of each, in any unit; None takes all records of all.
-        seed: draws which records of a data set are taken.
-
-    Returns:
-        What is taken of each, in its order there.
+    ``weights`` are in any unit, None takes all. What is taken of each, drawn by the seed, keeps its order there.
     """
     if weights is None:
         return [list(part) for part in parts]
