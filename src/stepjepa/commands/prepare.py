@@ -22,6 +22,7 @@ from stepjepa.options import FROM_ONE, Parser, from_args, option, refuse_both
 from stepjepa.own_code import load
 from stepjepa.preparing.conversion import CONVERSIONS, StepOptions, convert_response, convert_rows
 from stepjepa.tasks import nl_rx, stepmath
+from stepjepa.tasks.raw_values import chat_record
 
 
 @dataclass(kw_only=True)
@@ -179,7 +180,7 @@ def _run_nl_rx(args: argparse.Namespace) -> int:
     if len({target.resolve() for target in targets}) < len(targets):
         raise UserError("is both --output_file and --test_file; name another", path=targets[0])
     parts = _generate(nl_rx.generate_split, args.size, args.test_size or 0, args.seed)
-    records = ([nl_rx.make_record(*pair) for pair in part] for part in parts)
+    records = ([chat_record(nl_rx.NlRxTask.system_prompt, *pair) for pair in part] for part in parts)
     return _write_files(dict(zip(targets, records, strict=False)))
 
 

@@ -50,12 +50,8 @@ def drop_thinking(text: str) -> str:
     A closing tag alone ends thinking that began in the prompt. An opening tag alone begins thinking that never ended:
     all text after it is removed.
     """
-    kept, position = [], 0
-    while (start := text.find("<think>", position)) >= 0 and (end := text.find("</think>", start)) >= 0:
-        kept.append(text[position:start])
-        position = end + len("</think>")
-    text = "".join([*kept, text[position:]]).rpartition("</think>")[2]
-    return _trim(text.partition("<think>")[0])
+    text = re.sub(r"<think>(?:(?!</?think>).)*+</think>", "", text, flags=re.DOTALL)
+    return _trim(text.rpartition("</think>")[2].partition("<think>")[0])
 
 
 def _trim(text: str) -> str:

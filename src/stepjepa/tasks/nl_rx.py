@@ -21,7 +21,6 @@ import yaml
 from stepjepa.data.records import Record
 from stepjepa.tasks.answers import strip_code_fence, text_scores
 from stepjepa.tasks.base import NO_ANSWER, TIMED_OUT, WRONG, Response, Scored, Task, record_error, task
-from stepjepa.tasks.raw_values import Unusable, chat_record
 from stepjepa.tasks.regex import RegexSyntaxError, equivalent, find_difference, parse
 
 _RIGHT = ("same text", "equivalent")
@@ -103,18 +102,6 @@ class NlRxTask(Task):
         counts = Counter(verdict for verdict, _ in verdicts)
         trivial = sum(verdict == "equivalent" and reason is not None for verdict, reason in verdicts)
         return {"verdicts": dict(counts.most_common()), "trivially_equivalent": trivial}
-
-
-def make_record(sentence: str, regex: str) -> dict[str, Any]:
-    """A record in the published form; :class:`Unusable` without a sentence or without an expression of the dialect."""
-    sentence, regex = sentence.strip(), regex.strip()
-    if not sentence:
-        raise Unusable("no sentence")
-    try:
-        parse(regex)
-    except RegexSyntaxError:
-        raise Unusable("no regular expression of NL-RX") from None
-    return chat_record(NlRxTask.system_prompt, sentence, regex)
 
 
 _GRAMMAR = yaml.safe_load(resources.files("stepjepa.tasks").joinpath("nl_rx_grammar.yaml").read_text("utf-8"))
