@@ -1,7 +1,5 @@
 """Flags shared by several commands, the :class:`JepaConfig` built from them, flags from YAML files. Free of torch."""
 
-# ruff: noqa: RUF009  # option() makes the field
-
 from __future__ import annotations
 
 import argparse

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from stepjepa.commands import COMMANDS, load, parse
 from stepjepa.errors import UserError, one_line, visible
 from stepjepa.files import naming_disk_errors
-from stepjepa.offline import go_offline, no_telemetry, wanted
+from stepjepa.offline import set_environment
 from stepjepa.signals import Stopped, raising
 from stepjepa.terminal import escape_unencodable_output, lines_to_stderr, print_json
 
@@ -72,9 +72,7 @@ def _introduce(name: str) -> int:
 
 def _run(name: str, arguments: list[str]) -> int:
     # Before the import of libraries that read the environment.
-    no_telemetry()
-    if wanted(arguments):
-        go_offline()
+    set_environment(arguments)
     # Hide the libraries' warnings about each other, unless Python was started with options for warnings.
     if not sys.warnoptions:
         warnings.filterwarnings("ignore", category=FutureWarning)

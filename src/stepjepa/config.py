@@ -4,8 +4,6 @@ Each field is declared in one place: its flag, ``--help``, choices, range check,
 in the cache key of tokenised data all derive from that declaration.
 """
 
-# ruff: noqa: RUF009  # option() makes the field
-
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass

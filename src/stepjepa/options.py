@@ -208,7 +208,9 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**more)
         self.common, self.takes_others = common, takes_others
         self.required: list[str] = []
-        self.add_argument("--offline", action="store_true", help="connect to no other machine")
+        self.add_argument(
+            "--offline", action="store_true", help="use the libraries' offline mode: nothing is asked of a hub"
+        )
         if common:
 
             class HelpAll(argparse.Action):

@@ -1,7 +1,5 @@
 """``stepjepa prepare``: make training files from raw data sets, or generate them."""
 
-# ruff: noqa: RUF009  # option() makes the field
-
 from __future__ import annotations
 
 import argparse
