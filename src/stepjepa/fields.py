@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from math import isfinite
-from typing import Any, TypeVar
+from typing import Any, TypeVar, final
 
 from stepjepa.errors import UserError, shown
 from stepjepa.files import read_json_object
@@ -20,6 +20,7 @@ def _or_none(read: Callable[[Fields, str], T]) -> Callable[[Fields, str], T | No
     return lambda self, name: None if self.values.get(name) is None else read(self, name)
 
 
+@final
 class Fields:
     """The fields of a JSON object. A method with ``_or_none`` returns None for a field that is missing or null.
 

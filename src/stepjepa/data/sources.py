@@ -65,10 +65,7 @@ def read_records(
     """
     found, wrong = existing_file(path, "data file"), _taking(bad)
     reader = FORMATS.get(found.suffix.lower(), _read_json_lines)
-    is_lines = reader is _read_json_lines or (reader is _read_json and not _is_list(found))
-    # A record must be JSON that other programs can read, too.
-    rows = _read_json_lines(found, wrong, finite=True) if is_lines else reader(found, wrong)
-    records = list(_parse_each(rows, path, wrong, columns))
+    records = list(_parse_each(reader(found, wrong), path, wrong, columns))
     if not records:
         none = "holds no records; expected one JSON object per line"
         told = f"holds no sound record; {bad.describe()}" if bad is not None and bad.count else none
@@ -140,8 +137,8 @@ def _looks_like_a_path(name: str) -> bool:
     return is_file or name.startswith(("/", ".", "~")) or "\\" in name or name.count("/") > 1
 
 
-def _read_json_lines(path: Path, wrong: Wrong, *, finite: bool = False) -> Rows:
-    return read_jsonl(path, finite=finite, wrong=lambda error: wrong(error, error.line or 0))
+def _read_json_lines(path: Path, wrong: Wrong) -> Rows:
+    return read_jsonl(path, wrong=lambda error: wrong(error, error.line or 0))
 
 
 def _is_list(path: Path) -> bool:

@@ -10,7 +10,6 @@ from typing import Any
 
 from stepjepa.errors import UserError
 from stepjepa.files import existing_file
-from stepjepa.models.token_rows import add_ends
 
 PREFIX = "preset:"
 _SIZES = {
@@ -166,6 +165,8 @@ def random_model(config: Any, tokenizer: Any, ends: Sequence[int], seed: int, **
     """
     import torch
     from transformers import AutoModelForCausalLM
+
+    from stepjepa.models.token_rows import add_ends
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -34,7 +34,7 @@ from stepjepa.models.loading import LoraSettings, add_lora, load_model
 from stepjepa.models.token_rows import adapter_ids
 from stepjepa.models.weights import compute_dtype, quantization_options, quantized
 from stepjepa.run_folder import is_main_process, write_run
-from stepjepa.signals import OneRequest, Stopped
+from stepjepa.signals import Interruptions, Stopped
 from stepjepa.tasks.base import TaskOptions
 from stepjepa.tasks.registry import choose_task, keep
 from stepjepa.terminal import print_rows
@@ -74,7 +74,7 @@ def train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | None
         transformers.logging.set_verbosity_error()
     # Before anything is drawn, an adapter's weights among it.
     transformers.set_seed(args.finetune_seed)
-    alone = locked(Path(args.output_dir), "stepjepa train") if is_main_process() and not args.dry_run else nullcontext()
+    alone = locked(Path(args.output_dir)) if is_main_process() and not args.dry_run else nullcontext()
     try:
         with alone:
             return _train(args, config)
@@ -261,7 +261,7 @@ def _run(trainer: JepaTrainer, folder: Path, checkpoint: str | None, record: dic
     def launched() -> None:
         record["launches"].append({"seconds": time.time() - start, "to_step": trainer.state.global_step})
 
-    request = OneRequest(promise)
+    request = Interruptions(promise)
     trainer.add_callback(StopCallback(request, trainer.args.world_size, trainer.args.device))
     for board in trainer.callback_handler.callbacks:
         if isinstance(board, TensorBoardCallback):
