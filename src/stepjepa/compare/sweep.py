@@ -177,7 +177,7 @@ def sweep(
     engine = Local() if engine is None else engine
     folder.states(trials)
     folder.path.mkdir(parents=True, exist_ok=True)
-    with locked(folder.path, "stepjepa sweep"), Interruptions() as asked:
+    with locked(folder.path), Interruptions() as asked:
         states = folder.states(trials)
         finished = [trial for trial in trials if states[trial.name] == FINISHED]
         failed = {} if retry_failed else {t.name: folder.reason(t) for t in trials if states[t.name] == FAILED}
