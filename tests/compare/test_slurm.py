@@ -69,7 +69,7 @@ def fake_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_jobs_are_an_array_that_later_starts_watch_and_ctrl_c_cancels(
+def test_jobs_are_an_array_that_bars_later_starts_and_that_ctrl_c_cancels(
     fake_slurm: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trials = trials_of(seeds=(1,))
@@ -81,16 +81,19 @@ def test_jobs_are_an_array_that_later_starts_watch_and_ctrl_c_cancels(
     assert {"array=0-2%2", "partition=gpu", "time=90", "cpus-per-task=3", "job-name=stepjepa"} < asked
     assert " --cpus-per-task=3 " in script.splitlines()[-1]
     assert capsys.readouterr().out.startswith("slurm: 3 jobs submitted, from 7_0;")
-    # A later start: two are still there, one was lost with its node and is submitted again.
-    states = "JobID|State|NodeList\\n7_0|RUNNING|a\\n7_1|PENDING|a\\n7_2|NODE_FAIL|a\\n"
-    program(fake_slurm, "sacct", f'printf "{states}"')
+    # A later start: while one may still run, none is submitted; when the last was lost with its node, all are.
     program(fake_slurm, "sbatch", 'echo "Submitted batch job 11"')
     engine = Slurm(folder, options, 2)
+    lost = "JobID|State|NodeList\\n7_0|NODE_FAIL|a\\n7_1|CANCELLED|a\\n7_2"
+    for state in ("RUNNING", "PENDING", "REQUEUED"):
+        program(fake_slurm, "sacct", f'printf "{lost}|{state}|a\\n"')
+        submitit.SlurmJob.watcher.clear()
+        with pytest.raises(UserError, match=r"jobs of an earlier start have not ended \(7_2\); wait, or scancel"):
+            engine.begin(folder, trials)
+    program(fake_slurm, "sacct", f'printf "{lost}|NODE_FAIL|a\\n"')
     submitit.SlurmJob.watcher.clear()
     engine.begin(folder, trials)
-    said = capsys.readouterr().out.splitlines()
-    assert said[0] == "slurm: 2 jobs of an earlier start are watched"
-    assert said[1].startswith("slurm: 1 jobs submitted, from 11;")
+    assert capsys.readouterr().out.startswith("slurm: 3 jobs submitted, from 11_0;")
     with Interruptions() as interruptions:
         interruptions.count, interruptions.first = 1, signal.SIGHUP
         engine.end(interruptions)
@@ -98,7 +101,7 @@ def test_jobs_are_an_array_that_later_starts_watch_and_ctrl_c_cancels(
         interruptions.first = signal.SIGINT
         engine.end(interruptions)
     cancelled = [line for line in (fake_slurm / "called").read_text().splitlines() if line.startswith("scancel")]
-    assert cancelled == ["scancel 7_0", "scancel 7_1", "scancel 11"]
+    assert cancelled == ["scancel 11_0", "scancel 11_1", "scancel 11_2"]
 
 
 def test_what_the_cluster_refuses_is_said(fake_slurm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
