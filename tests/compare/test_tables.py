@@ -8,6 +8,7 @@ import pytest
 
 from made_up_runs import make_run
 from stepjepa.compare.comparison import compare, verdict
+from stepjepa.compare.evaluated_run import RunFolder
 from stepjepa.compare.plot import check_picture, draw, write_picture
 from stepjepa.compare.tables import FORMATS, tables
 from stepjepa.errors import UserError
@@ -86,8 +87,10 @@ def test_every_format_says_what_is_equal(groups):
 
 
 def test_text_fits_80_columns_and_begins_with_the_verdict(runs):
-    for names, first in (((), "llm-jepa"), (("regular", "step-jepa layout=inplace lbd=0.5 predictors=2"), "(2)")):
-        text = FORMATS["text"](compare(runs, names=names))
+    long = "step-jepa layout=inplace lbd=0.5 predictors=2"
+    for name, first in (("llm-jepa", "llm-jepa"), (long, "(2)")):
+        of_sweep = [RunFolder(run, *(("regular", True) if "reg" in run.name else (name,))) for run in runs]
+        text = FORMATS["text"](compare(of_sweep))
         assert max(map(len, text.splitlines())) <= 80
         assert text.startswith("at equal steps, better than regular in exact: ")
         # Every table is aligned, and names its row in each of its blocks.
@@ -95,7 +98,7 @@ def test_text_fits_80_columns_and_begins_with_the_verdict(runs):
             head, rule, *rows = block.splitlines()
             assert len(head) == len(rule) == max(map(len, rows))
             assert rows[-1].startswith(first)
-        assert f"{first} step-jepa layout" in text or not names
+        assert f"{first} step-jepa layout" in text or name != long
         assert "note: " in text
 
 
@@ -150,7 +153,8 @@ def test_the_picture_shows_means_deviations_seeds_and_the_baseline(runs, tmp_pat
     assert [line.get_xdata()[0] for line in axes.lines if line.get_marker() == "D"] == [25, 62.5]
     bars = [sorted(segment[:, 0]) for bar in axes.collections for segment in bar.get_segments()]
     assert bars == [pytest.approx([12.5, 37.5]), pytest.approx([37.5, 87.5])]
-    odd = compare(runs, names=["$x_1$ 日本", "_b"])
+    names = {"regular": "$x_1$ 日本", "jepa": "_b"}
+    odd = compare([RunFolder(run, names[run.name.partition("-")[0]], "reg" in run.name) for run in runs])
     for kind in ("png", "svg"):
         files = [tmp_path / f"{place}.{kind}" for place in (1, 2)]
         for file in files:

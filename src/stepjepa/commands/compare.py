@@ -25,7 +25,6 @@ class CompareFlags:
     runs: list[str] = option(help="evaluated run folders, or folders of sweeps", positional=True, metavar="DIR")
     evaluation: str | None = option(None, "which one, if a run has several: NAME.summary.json", metavar="NAME")
     baseline: str | None = option(None, "name of the arm to compare with (the regular one)", metavar="ARM")
-    names: str | None = option(None, "names of the arms, in the order of their first runs", metavar="A,B")
     tails: Literal["one", "two"] = option("one", "one- or two-tailed p, to be corrected for the number of arms")
     format: Literal["text", "markdown", "json"] = option("text", "format of the tables")
     json: bool = option(False, "short for --format json")
@@ -64,7 +63,7 @@ def compare(args: argparse.Namespace) -> Any:
 
 
 def _comparison(args: argparse.Namespace) -> Any:
-    """Compare the runs, named by ``--names``, by the arms of their sweep, or by the settings in which they differ."""
+    """Compare the runs."""
     from stepjepa.compare.comparison import compare
     from stepjepa.compare.evaluated_run import SUMMARY, find_run_folders
 
@@ -77,8 +76,7 @@ def _comparison(args: argparse.Namespace) -> Any:
         print(f"note: {visible_lines(str(waiting[0].folder))}{more}: not evaluated yet, left out", file=sys.stderr)
     if not places:
         raise UserError("none of its runs is evaluated yet; go on with the sweep", path=waiting[0].folder.parents[1])
-    names = [] if args.names is None else [" ".join(name.split()) for name in args.names.split(",")]
-    return compare(places, names=names, evaluation=args.evaluation, baseline=args.baseline, tails=args.tails)
+    return compare(places, evaluation=args.evaluation, baseline=args.baseline, tails=args.tails)
 
 
 @dataclass
@@ -113,7 +111,7 @@ def report(args: argparse.Namespace) -> Any:
 
 def _write_page(args: argparse.Namespace) -> int:
     from stepjepa.compare.logged_run import read_runs
-    from stepjepa.compare.page import write_page
+    from stepjepa.compare.page import make_page
     from stepjepa.inspection.analysis import JSON_FILE
 
     target, analysis = Path(args.output_file), args.analysis and Path(args.analysis)
@@ -122,8 +120,12 @@ def _write_page(args: argparse.Namespace) -> int:
     refuse_existing(target, args.overwrite)
     if analysis and not (analysis / JSON_FILE).is_file():
         raise UserError(f"holds no {JSON_FILE}; name an output folder of 'stepjepa analyze'", path=analysis)
-    size = write_page(read_runs(args.runs), target, title=args.title, baseline=args.baseline, analysis=analysis)
-    print(f"written: {visible_lines(str(target))} ({size / 1e6:.1f} MB); open it in a browser")
+    page = make_page(read_runs(args.runs), title=args.title, baseline=args.baseline, analysis=analysis)
+    # Files of other programs may hold half of a surrogate pair, which UTF-8 can't encode.
+    content = page.encode("utf-8", errors="replace")
+    with atomic_write(target, "wb") as stream:
+        stream.write(content)
+    print(f"written: {visible_lines(str(target))} ({len(content) / 1e6:.1f} MB); open it in a browser")
     return 0
 
 

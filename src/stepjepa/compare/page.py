@@ -17,12 +17,11 @@ from markupsafe import Markup
 
 from stepjepa.compare.charts import DASHES, Look, curves, json_block, looks, read_template, render
 from stepjepa.compare.comparison import Comparison, compare, verdict
-from stepjepa.compare.evaluated_run import settings_of
 from stepjepa.compare.logged_run import Run, is_number
 from stepjepa.compare.plot import picture
 from stepjepa.compare.tables import UNKNOWN, Table, interval, tables
 from stepjepa.errors import UserError
-from stepjepa.files import atomic_write, read_jsonl
+from stepjepa.files import read_jsonl
 from stepjepa.terminal import visible_lines
 
 LONGEST = 4000
@@ -46,15 +45,6 @@ class Section:
     def html(self) -> Markup:
         """Safe markup."""
         return render("section.html", parts=self.parts)
-
-
-def write_page(runs: Sequence[Run], path: str | os.PathLike[str], **options: Any) -> int:
-    """Write the page of some runs atomically; options as for :func:`make_page`. Returns the number of bytes written."""
-    # Files of other programs may hold half of a surrogate pair, which UTF-8 can't encode.
-    page = make_page(runs, **options).encode("utf-8", errors="replace")
-    with atomic_write(path, "wb") as stream:
-        stream.write(page)
-    return len(page)
 
 
 def make_page(
@@ -270,8 +260,6 @@ _FACTS = {
     "layout": ("jepa", "layout"),
     "status": ("status",),
     "seed": ("training", "seed"),
-    "trained parameters": ("parameters", "trained"),
-    "training data": ("data", "train", "file"),
     "records": ("data", "train", "records"),
     "steps": ("results", "steps"),
     "tokens": ("results", "tokens"),
@@ -282,16 +270,8 @@ _FACTS = {
 
 
 def overview_section(runs: Sequence[Run]) -> Section:
-    """What was trained: main facts, the settings in which runs differ, command lines, versions."""
-    shown = [
-        Table("Runs", ("run", *_FACTS), [(r.name, *(_plain(r.get(*way)) for way in _FACTS.values())) for r in runs])
-    ]
-    settings = [_settings(run) for run in runs]
-    names = dict.fromkeys(name for each in settings for name in each)
-    if differing := [name for name in names if len({each.get(name) for each in settings}) > 1]:
-        rows = [[run.name, *map(each.get, differing)] for run, each in zip(runs, settings, strict=True)]
-        cells = [[UNKNOWN if cell is None else cell for cell in row] for row in rows]
-        shown.append(Table("Settings in which the runs differ", ("run", *differing), cells))
+    """What was trained: main facts, command lines, and ``run.json`` whole."""
+    facts = [(run.name, *(_plain(run.get(*way)) for way in _FACTS.values())) for run in runs]
     details = [
         (
             run.name,
@@ -300,14 +280,8 @@ def overview_section(runs: Sequence[Run]) -> Section:
         )
         for run in runs
     ]
-    return Section("overview", "What was trained", [{"tables": shown, "details": details}])
-
-
-def _settings(run: Run) -> dict[str, str]:
-    try:
-        return {name: _plain(value) for name, value in settings_of(run.folder).items()}
-    except UserError:
-        return {}
+    part = {"tables": [Table("Runs", ("run", *_FACTS), facts)], "details": details}
+    return Section("overview", "What was trained", [part])
 
 
 def answers_section(runs: Sequence[Run]) -> Section:
