@@ -87,19 +87,17 @@ def test_every_format_says_what_is_equal(groups):
 
 
 def test_text_fits_80_columns_and_begins_with_the_verdict(runs):
-    long = "step-jepa layout=inplace lbd=0.5 predictors=2"
-    for name, first in (("llm-jepa", "llm-jepa"), (long, "(2)")):
-        of_sweep = [RunFolder(run, *(("regular", True) if "reg" in run.name else (name,))) for run in runs]
-        text = FORMATS["text"](compare(of_sweep))
-        assert max(map(len, text.splitlines())) <= 80
-        assert text.startswith("at equal steps, better than regular in exact: ")
-        # Every table is aligned, and names its row in each of its blocks.
-        for block in re.findall(r"(?m)^arm .*\n-.*\n(?:.+\n)+", text):
-            head, rule, *rows = block.splitlines()
-            assert len(head) == len(rule) == max(map(len, rows))
-            assert rows[-1].startswith(first)
-        assert f"{first} step-jepa layout" in text or name != long
-        assert "note: " in text
+    text = FORMATS["text"](compare(runs))
+    assert max(map(len, text.splitlines())) <= 80
+    assert text.startswith("at equal steps, better than regular in exact: ")
+    # Every table is aligned, and names its row in each of its blocks.
+    blocks = re.findall(r"(?m)^arm .*\n-.*\n(?:.+\n)+", text)
+    assert len(blocks) > 4
+    for block in blocks:
+        head, rule, *rows = block.splitlines()
+        assert len(head) == len(rule) == max(map(len, rows))
+        assert rows[-1].startswith("llm-jepa")
+    assert "note: " in text
 
 
 def test_the_verdict_by_hand(runs, groups):

@@ -92,14 +92,10 @@ def _finished_trials(folder: Path) -> list[RunFolder]:
 
 
 def run_names(folders: Sequence[Path]) -> list[str]:
-    """Name each run by as many of the last parts of its path as tell all apart (``seed82`` alone says too little)."""
+    """Name each run by its path below the folder that holds them all: sweeps give many the same last name."""
     paths = [folder.resolve() for folder in folders]
-    fewest = 2 if any(path.name.startswith("seed") for path in paths) else 1
-    for count in range(fewest, max((len(path.parts) for path in paths), default=0)):
-        names = ["/".join(path.parts[1:][-count:]) for path in paths]
-        if len(set(names)) == len(names):
-            return names
-    return [str(path) for path in paths]
+    parent = os.path.commonpath([path.parent for path in paths])
+    return [str(path.relative_to(parent)) for path in paths]
 
 
 @dataclass(frozen=True)
@@ -120,11 +116,6 @@ class EvaluatedRun:
     views: str | None  # whose similarity was measured: llm-jepa or step-jepa
     loaded: dict[str, Any]  # how the model was loaded for training: dtype, chat template, attention
     trained_on: str | None = None  # which share of the test prompts was trained on, in words
-
-    @property
-    def files(self) -> list[Path]:
-        """The files that were read."""
-        return [self.folder / name for name in (RUN_FILE, f"{self.evaluation}{SUMMARY}", f"{self.evaluation}.jsonl")]
 
     def mean(self, measure: str) -> float | None:
         """The mean of one of ``MEASURES``, or one of ``FIGURES``."""
@@ -272,14 +263,12 @@ def _examples(file: Path, summary: Fields) -> tuple[list[int], dict[str, list[fl
     indices = [line.whole("index", 0) for line in lines]
     if len(lines) != summary.whole("n", 1):
         raise UserError(f"its {len(lines)} lines are not the examples of {file.name}; {_EVALUATE_AGAIN}", path=path)
-    found: dict[str, list[float] | None] = {}
-    for measure in MEASURES:
-        name = "stopped" if measure == "stopped" else summary.text(measure)
-        holders = lines if measure == "stopped" else [line.inner("scores") for line in lines]
-        if measure == "stopped" and any(line.values.get(name) is None for line in lines):
-            found[measure] = None
-            continue
-        found[measure] = [holder.number(name) for holder in holders]
+    found: dict[str, list[float] | None] = {"stopped": None}
+    for measure in ("headline", "lenient"):
+        name = summary.text(measure)
+        found[measure] = [line.inner("scores").number(name) for line in lines]
+    if all(line.values.get("stopped") is not None for line in lines):
+        found["stopped"] = [line.number("stopped") for line in lines]
     return indices, found
 
 
