@@ -1,17 +1,13 @@
-"""A comparison as text, Markdown, JSON and picture: the same numbers, and nothing that breaks them."""
+"""A comparison as text, Markdown and JSON: the same numbers, and nothing that breaks them."""
 
 import json
 import re
-from xml.etree import ElementTree
 
 import pytest
 
 from made_up_runs import make_run
 from stepjepa.compare.comparison import compare, verdict
-from stepjepa.compare.evaluated_run import RunFolder
-from stepjepa.compare.plot import check_picture, draw, write_picture
 from stepjepa.compare.tables import FORMATS, tables
-from stepjepa.errors import UserError
 
 LLM = {"mode": "llm-jepa"}
 RIGHT = {
@@ -81,9 +77,6 @@ def test_every_format_says_what_is_equal(groups):
     value = json.loads(FORMATS["json"](comparison))
     assert [arm["difference"]["equal"] for arm in value["arms"][1:]] == [["steps", "FLOPs"], ["steps"], ["FLOPs"], []]
     assert "| llm-jepa K=1 | steps, FLOPs |" in FORMATS["markdown"](comparison)
-    labels = [label.get_text() for label in draw(comparison).axes[0].get_yticklabels()]
-    ends = ["[steps, FLOPs]", "[steps]", "[FLOPs]", "[neither steps nor FLOPs]"]
-    assert labels == ["regular", *(f"llm-jepa K={k} {end}" for k, end in enumerate(ends, start=1))]
 
 
 def test_text_fits_80_columns_and_begins_with_the_verdict(runs):
@@ -137,27 +130,3 @@ def test_json_holds_every_number(runs):
     }
     assert (found["by_example"]["gained"], found["gained_lenient_before"], found["token_ratio"]) == (6, 0, 1.5)
     assert [run["mcnemar"] and run["mcnemar"]["gained"] for run in jepa["runs"]] == [None, 2, 1, 3]
-
-
-def test_the_picture_shows_means_deviations_seeds_and_the_baseline(runs, tmp_path):
-    comparison = compare(runs)
-    figure = draw(comparison)
-    assert [axes.get_title() for axes in figure.axes] == ["exact", "prefix", "stop rate"]
-    axes = figure.axes[0]
-    (baseline,) = [line for line in axes.lines if line.get_linestyle() == "--"]
-    assert list(baseline.get_xdata()) == [25, 25]
-    dots = [sorted(line.get_xdata()) for line in axes.lines if line.get_marker() == "o"]
-    assert dots == [[12.5, 25, 37.5], [50, 50, 50, 100]]
-    assert [line.get_xdata()[0] for line in axes.lines if line.get_marker() == "D"] == [25, 62.5]
-    bars = [sorted(segment[:, 0]) for bar in axes.collections for segment in bar.get_segments()]
-    assert bars == [pytest.approx([12.5, 37.5]), pytest.approx([37.5, 87.5])]
-    names = {"regular": "$x_1$ 日本", "jepa": "_b"}
-    odd = compare([RunFolder(run, names[run.name.partition("-")[0]], "reg" in run.name) for run in runs])
-    for kind in ("png", "svg"):
-        files = [tmp_path / f"{place}.{kind}" for place in (1, 2)]
-        for file in files:
-            write_picture(odd, file)
-        assert files[0].read_bytes() == files[1].read_bytes()
-    assert ElementTree.parse(tmp_path / "1.svg").getroot().tag.endswith("svg")
-    with pytest.raises(UserError, match=r"a\.pdf: --plot draws \.png or \.svg"):
-        check_picture("a.pdf")

@@ -29,33 +29,25 @@ class CompareFlags:
     format: Literal["text", "markdown", "json"] = option("text", "format of the tables")
     json: bool = option(False, "short for --format json")
     output_file: str | None = option(None, "write the tables to this file", metavar="FILE")
-    plot: str | None = option(None, "draw means, error bars and seeds: FILE.png or FILE.svg", metavar="FILE")
-    overwrite: bool = option(False, "replace --output_file and --plot")
+    overwrite: bool = option(False, "replace --output_file", only_with="output_file")
 
 
 def compare(args: argparse.Namespace) -> Any:
-    """Compare the runs; print the tables or write them to files."""
-    from stepjepa.compare.plot import check_picture, write_picture
+    """Compare the runs; print the tables or write them to a file."""
     from stepjepa.compare.tables import FORMATS
 
+    refuse_without_effect(vars(args), CompareFlags)
     if args.json and args.format not in ("text", "json"):
         raise UserError(f"--json means --format json, and --format {args.format} is named too; leave one out")
-    written = [file for file in (args.output_file, args.plot) if file is not None]
-    if args.plot is not None:
-        check_picture(args.plot)
-    for file in written:
-        refuse_existing(file, args.overwrite)
-    comparison = _comparison(args)
-    text = FORMATS["json" if args.json else args.format](comparison)
+    if args.output_file is not None:
+        refuse_existing(args.output_file, args.overwrite)
+    text = FORMATS["json" if args.json else args.format](_comparison(args))
     if args.output_file is not None:
         with atomic_write(args.output_file) as stream:
             stream.write(text)
+        print(f"written: {args.output_file}")
     elif not args.json:
         print(visible_lines(text), end="")
-    if args.plot is not None:
-        write_picture(comparison, args.plot)
-    if written:
-        print(f"written: {', '.join(written)}", file=sys.stderr if args.output_file is None else sys.stdout)
     return json.loads(text) if args.json and args.output_file is None else 0
 
 

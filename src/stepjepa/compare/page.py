@@ -18,7 +18,6 @@ from markupsafe import Markup
 from stepjepa.compare.charts import DASHES, Look, curves, json_block, looks, read_template, render
 from stepjepa.compare.comparison import Comparison, compare, verdict
 from stepjepa.compare.logged_run import Run, is_number
-from stepjepa.compare.plot import picture
 from stepjepa.compare.tables import UNKNOWN, Table, interval, tables
 from stepjepa.errors import UserError
 from stepjepa.files import read_jsonl
@@ -135,7 +134,7 @@ def compare_runs(runs: Sequence[Run], baseline: str | None = None) -> list[tuple
 
 
 def comparison_section(compared: Sequence[tuple[str, Comparison | None, str]]) -> Section:
-    """The verdict, the tables and the picture of each comparison."""
+    """The verdict and the tables of each comparison."""
     parts = []
     for name, comparison, reason in compared:
         part: Part = {"heading": f"Evaluation {name}" if len(compared) > 1 else ""}
@@ -144,19 +143,9 @@ def comparison_section(compared: Sequence[tuple[str, Comparison | None, str]]) -
         else:
             said = verdict(comparison)
             part |= {"verdict": f"{said[0].upper()}{said[1:]}.", "notes": comparison.notes}
-            title = "Means of the arms with standard deviations over seeds, as in the first table"
-            part |= {
-                "tables": tables(comparison),
-                "pictures": [(title, _embedded("svg+xml", picture(comparison, "svg")))],
-            }
-            part["texts"] = ["Runs that differ in nothing but their seeds are an arm."]
+            part |= {"tables": tables(comparison), "texts": ["Runs that differ in nothing but their seeds are an arm."]}
         parts.append(part)
     return Section("arms", "Arms over seeds", parts)
-
-
-def _embedded(kind: str, content: bytes) -> str:
-    """A picture as an address that holds it."""
-    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
 
 
 def accuracy_section(runs: Sequence[Run]) -> Section:
@@ -248,7 +237,8 @@ def embedding_section(runs: Sequence[Run], analysis: Path | None = None) -> Sect
     inside = (file.parent for run in runs for file in sorted(run.folder.glob("*/analysis.json")))
     folder = analysis or next(inside, None)
     files = [] if folder is None else sorted(folder.glob("*.png"), key=lambda file: file.name != "projection.png")
-    pictures = [(file.stem.replace("_", " "), _embedded("png", file.read_bytes())) for file in files]
+    addresses = [f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}" for file in files]
+    pictures = [(file.stem.replace("_", " "), each) for file, each in zip(files, addresses, strict=True)]
     part = {"texts": ["Drawn by stepjepa analyze."], "pictures": pictures}
     return Section("embeddings", "Embeddings of the views", [part] if pictures else [])
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
 import signal
 import sys
@@ -26,7 +25,7 @@ _SET_HERE = ("nodes", "ntasks_per_node", "tasks_per_node", "array_parallelism")
 
 
 def read_options(arguments: Sequence[str]) -> dict[str, Any]:
-    """Parameters of submitit's ``AutoExecutor``, which checks them, from arguments ``partition=gpu``, ``time=4:00:00``.
+    """Parameters of submitit's ``AutoExecutor``, which checks them, from arguments such as ``partition=gpu``.
 
     A value that is JSON is read as such. Names of SLURM get ``slurm_`` before them; ``timeout_min`` is always there.
 
@@ -45,31 +44,17 @@ def read_options(arguments: Sequence[str]) -> dict[str, Any]:
             raise UserError(f"--slurm: expected KEY=VALUE, got '{argument}'; write partition=gpu, say")
         if name in _SET_HERE:
             raise UserError(f"--slurm: {name} is set by the sweep; --jobs N says how many trials run at a time")
-        if name == "time":
-            options["timeout_min"] = _minutes(text)
-            continue
         try:
             value = json.loads(text)
         except ValueError:
             value = text
         options[name if name in AutoExecutor._typed_parameters() else f"slurm_{name}"] = value
     if "timeout_min" not in options:
-        raise UserError("--slurm: name the time limit of one trial, as in --slurm time=4:00:00")
+        raise UserError("--slurm: name the time limit of one trial in minutes, as in --slurm timeout_min=240")
     if "cpus_per_task" in options:
         # From SLURM 22.05 on, srun no longer takes this over from sbatch.
         options.setdefault("slurm_srun_args", [f"--cpus-per-task={options['cpus_per_task']}"])
     return options
-
-
-def _minutes(text: str) -> int:
-    """A time limit as sbatch takes it: ``90``, ``90:00``, ``1:30:00``, ``1-12``, ``1-12:30`` or ``1-12:30:00``."""
-    found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
-    if not found:
-        raise UserError(f"--slurm: a time limit is minutes or [DAYS-]HOURS:MINUTES:SECONDS, got '{text}'")
-    days, first, second, third = found.groups()
-    # Without days, what stands before one colon or none is minutes.
-    hours, minutes, seconds = (first, second, third) if days or third else (0, first, second)
-    return int(days or 0) * 1440 + int(hours) * 60 + int(minutes or 0) + -(-int(seconds or 0) // 60)
 
 
 class TrialJob:
