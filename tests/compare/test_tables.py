@@ -43,7 +43,7 @@ def rows_of(table):
 
 
 def test_tables_by_hand(runs):
-    arms, seeds, examples, each = map(rows_of, tables(compare(runs)))
+    arms, seeds, examples = map(rows_of, tables(compare(runs)))
     # jepa: 4, 4, 4 and 8 of 8: mean 5/8, std sqrt((3 + 9) / 3) / 8 = 2/8.
     figures = {"LM loss": "0.500", "matched": "0.750", "shuffled": "0.250", "seconds": "2"}
     same = dict.fromkeys(("exact", "prefix", "stop rate"), "25.00% ± 12.50")
@@ -62,11 +62,6 @@ def test_tables_by_hand(runs):
         {"arm": "llm-jepa", "equal": "steps", "pairs": "3", **points, **p_values, "tokens": "× 1.50", "FLOPs": "× 1.50"}
     ]
     assert [tuple(row.values()) for row in examples] == [("llm-jepa", "6", "0", "0", "0.0625", "0.1250", "0.0625")]
-    assert [tuple(row.values()) for row in each][2:5] == [
-        ("regular", "82", "12.50%", "12.50%", "12.50%", "–", "–", "–", "regular-82"),
-        ("llm-jepa", "4", "100.00%", "100.00%", "100.00%", "–", "–", "–", "jepa-4"),
-        ("llm-jepa", "23", "50.00%", "50.00%", "100.00%", "2", "0", "0.5000", "jepa-23"),
-    ]
 
 
 def test_every_format_says_what_is_equal(groups):

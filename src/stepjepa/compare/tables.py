@@ -99,16 +99,8 @@ def report(folders: Sequence[str | os.PathLike[str]], names: Sequence[str] = ())
 
 
 def report_text(rows: Sequence[dict[str, Any]]) -> str:
-    """Rows of :func:`report` for a terminal: which run is best, in one sentence, and tables of 80 columns."""
+    """Rows of :func:`report` for a terminal, in tables of 80 columns."""
     best = max(row["accuracy"] for row in rows)
-    leading = [row for row in rows if row["accuracy"] == best]
-    who, ends = leading[0]["run"], interval(leading[0]["low"], leading[0]["high"])
-    if len(leading) > 1:
-        who = f"{len(leading)} of {len(rows)} runs"
-    over = f", 95 % interval over examples{ends}" if ends else ""
-    sentence = f"best by {rows[0]['score']}: {who} with {best:.1%}{over}; *: best"
-    if len(rows) > 1:
-        sentence += "; whether arms differ over seeds, 'stepjepa compare' tests"
     forms = {"lenient": "{:.1%}", "stop rate": "{:.1%}", **_FORMS}
     del forms["FLOPs"]
     cells = [
@@ -119,12 +111,15 @@ def report_text(rows: Sequence[dict[str, Any]]) -> str:
         )
         for row in rows
     ]
+    sentence = f"accuracy is {rows[0]['score']} [95 % interval over examples]; *: best"
+    if len(rows) > 1:
+        sentence += "; whether arms differ over seeds, 'stepjepa compare' tests"
     return f"{_wrap(sentence)}\n\n{_text_table(('run', 'mode', 'K', 'accuracy', *forms), cells)}"
 
 
 def tables(comparison: Comparison) -> list[Table]:
-    """All tables: what the arms came to, their differences from the baseline over seeds and over examples, the runs."""
-    return [_arms(comparison), _over_seeds(comparison), _over_examples(comparison), _runs(comparison)]
+    """What the arms came to, and their differences from the baseline over seeds and over examples."""
+    return [_arms(comparison), _over_seeds(comparison), _over_examples(comparison)]
 
 
 def _arms(comparison: Comparison) -> Table:
@@ -181,19 +176,6 @@ def _over_examples(comparison: Comparison) -> Table:
     )
 
 
-def _runs(comparison: Comparison) -> Table:
-    names, rows = comparison.measure_names(), []
-    runs = [(arm, run) for arm in comparison.arms for run in arm.runs]
-    for (arm, run), folder in zip(runs, run_names([run.folder for _, run in runs]), strict=True):
-        found = comparison.differences.get(arm.name)
-        test = found.by_seed.get(run.seed) if found else None
-        numbers = [form(run.mean(name), "{:.2%}") for name in names]
-        numbers += [form(test and test.gained, "{}"), form(test and test.lost, "{}")]
-        rows.append((arm.name, run.seed, *numbers, _p_text(test and test.p_two_sided), folder))
-    heads = ("arm", "seed", *names.values(), "gained", "lost", "McNemar p, two-tailed", "folder")
-    return Table("Runs, each against the baseline of its seed", heads, rows)
-
-
 def _p_text(value: float | None) -> str:
     return "< 0.0001" if value is not None and value < 0.0001 else form(value, "{:.4f}")
 
@@ -211,10 +193,7 @@ def as_text(comparison: Comparison) -> str:
     """For a terminal: the verdict in one sentence, then tables of at most 80 columns."""
     blocks = [_wrap(verdict(comparison)), _wrap(_heading(comparison))]
     for table in tables(comparison):
-        # Folders can be as long as they like; the other formats name them.
-        count = len(table.columns) - (table.columns[-1] == "folder")
-        rows = _text_table(table.columns[:count], [row[:count] for row in table.rows])
-        blocks.append(f"{_wrap(table.title)}\n\n{rows}")
+        blocks.append(f"{_wrap(table.title)}\n\n{_text_table(table.columns, table.rows)}")
     blocks.append("\n".join(_wrap(f"note: {note}", "  ") for note in comparison.notes))
     return "\n\n".join(blocks) + "\n"
 
