@@ -15,7 +15,6 @@ from stepjepa.compare.page import (
     answers_section,
     compare_runs,
     comparison_section,
-    embedding_section,
     loss_section,
     overview_section,
     representation_section,
@@ -74,7 +73,7 @@ def test_a_run_without_any_facts_still_has_an_overview(tmp_path):
     assert overview_section(runs).title == "What was trained"
     look = looks(runs, None)
     empty = [accuracy_section(runs), loss_section(runs, look), representation_section(runs, look)]
-    empty += [answers_section(runs), embedding_section(runs), comparison_section([])]
+    empty += [answers_section(runs), comparison_section([])]
     assert not any(section.parts for section in empty)
 
 
@@ -178,14 +177,3 @@ def test_answers_are_those_of_the_lines(tmp_path):
     assert right == [True, False, True] and stopped == [True, True, False]
     assert error == ["", "wrong answer", ""] and scores == [[1, 1], [0, 1], [1, 1]]
     assert shown_text("a\n\x1b[2J\u202eb\ud800") == "a\n\\x1b[2J\\u202eb\\ud800"
-
-
-def test_pictures_of_an_analysis(tmp_path):
-    folder = make_run(tmp_path / "run", "1")
-    (folder / "look").mkdir()
-    for name in ("analysis.json", "a.png", "projection.png"):
-        (folder / "look" / name).write_text(name)
-    html = embedding_section(read_runs([folder])).html
-    assert re.findall("<figcaption>(.*?)<", html) == ["projection", "a"]
-    assert 'src="data:image/png;base64,cHJvamVjdGlvbi5wbmc="' in html
-    assert not embedding_section(read_runs([folder]), tmp_path).parts

@@ -75,10 +75,6 @@ class ReportFlags:
     runs: list[str] = option(help="run folders, or folders of sweeps", positional=True, metavar="RUN")
     json: bool = option(False, "the table for machines")
     output_file: str | None = option(None, "write a page", metavar="FILE.html")
-    title: str | None = option(None, "of the page (the names of the runs)", only_with="output_file")
-    analysis: str | None = option(
-        None, "of 'stepjepa analyze' (the first one in a folder of the runs)", metavar="DIR", only_with="output_file"
-    )
     baseline: str | None = option(None, "arm to compare with (the regular one)", only_with="output_file", metavar="ARM")
     overwrite: bool = option(False, "replace --output_file", only_with="output_file")
 
@@ -101,15 +97,12 @@ def report(args: argparse.Namespace) -> Any:
 def _write_page(args: argparse.Namespace) -> int:
     from stepjepa.compare.logged_run import read_runs
     from stepjepa.compare.page import make_page
-    from stepjepa.inspection.analysis import JSON_FILE
 
-    target, analysis = Path(args.output_file), args.analysis and Path(args.analysis)
+    target = Path(args.output_file)
     if target.suffix.lower() not in (".html", ".htm"):
         raise UserError("--output_file is an HTML page; end its name in .html", path=target)
     refuse_existing(target, args.overwrite)
-    if analysis and not (analysis / JSON_FILE).is_file():
-        raise UserError(f"holds no {JSON_FILE}; name an output folder of 'stepjepa analyze'", path=analysis)
-    page = make_page(read_runs(args.runs), title=args.title, baseline=args.baseline, analysis=analysis)
+    page = make_page(read_runs(args.runs), args.baseline)
     # Files of other programs may hold half of a surrogate pair, which UTF-8 can't encode.
     content = page.encode("utf-8", errors="replace")
     with atomic_write(target, "wb") as stream:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import cache
 from html import escape
 from importlib.resources import files
 from typing import Any
@@ -37,15 +36,11 @@ def read_template(name: str) -> str:
     return (files("stepjepa.compare") / "templates" / name).read_text(encoding="utf-8")
 
 
-@cache
-def _environment() -> Environment:
-    loader = PackageLoader("stepjepa.compare")
-    return Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-
-
 def render(template: str, **values: Any) -> Markup:
     """Fill in a template; every value is escaped unless it is ``Markup``."""
-    return Markup(_environment().get_template(template).render(values))
+    loader = PackageLoader("stepjepa.compare")
+    environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    return Markup(environment.get_template(template).render(values))
 
 
 def json_block(name: str, value: Any) -> Markup:

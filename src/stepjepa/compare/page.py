@@ -10,7 +10,6 @@ import os
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
@@ -46,16 +45,10 @@ class Section:
         return render("section.html", parts=self.parts)
 
 
-def make_page(
-    runs: Sequence[Run], *, title: str | None = None, baseline: str | None = None, analysis: Path | None = None
-) -> str:
+def make_page(runs: Sequence[Run], baseline: str | None = None) -> str:
     """The page of some runs as text, the same for the same runs.
 
-    Args:
-        runs: from ``logged_run.read_runs``.
-        title: of the page; by default made of the names of the runs.
-        baseline: the arm that the others are compared with; by default the regular one.
-        analysis: output folder of ``stepjepa analyze``; by default the first one in the folder of a run.
+    ``baseline`` is the arm that the others are compared with, by default that of the sweep, or the regular one.
     """
     compared = compare_runs(runs, baseline)
     look = looks(runs, next((comparison for _, comparison, _ in compared if comparison), None))
@@ -65,7 +58,6 @@ def make_page(
         "losses": lambda: loss_section(runs, look),
         "similarity and ranks": lambda: representation_section(runs, look),
         "answers": lambda: answers_section(runs),
-        "embeddings": lambda: embedding_section(runs, analysis),
         "overview": lambda: overview_section(runs),
     }
     notes = [f"{run.name}: {note}" if len(runs) > 1 else note for run in runs for note in run.notes]
@@ -87,7 +79,7 @@ def make_page(
         plotly = get_plotlyjs().replace("\r\n", "\n")
     return render(
         "page.html",
-        title=title or (f"Run {runs[0].name}" if len(runs) == 1 else f"{len(runs)} runs"),
+        title=f"Run {runs[0].name}" if len(runs) == 1 else f"{len(runs)} runs",
         policy=_content_policy([first, *scripts, *filter(None, [plotly])]),
         version=importlib.metadata.version("stepjepa"),
         style=read_template("page.css"),
@@ -230,17 +222,6 @@ def representation_section(runs: Sequence[Run], look: Look) -> Section:
     charts = curves("representations", runs, columns, look)
     parts = _under_legend(runs, look, charts, text, warnings=warnings)
     return Section("representations", "Similarity and effective rank over steps", parts)
-
-
-def embedding_section(runs: Sequence[Run], analysis: Path | None = None) -> Section:
-    """The pictures of ``stepjepa analyze`` in a folder; by default the first one in the folder of a run."""
-    inside = (file.parent for run in runs for file in sorted(run.folder.glob("*/analysis.json")))
-    folder = analysis or next(inside, None)
-    files = [] if folder is None else sorted(folder.glob("*.png"), key=lambda file: file.name != "projection.png")
-    addresses = [f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}" for file in files]
-    pictures = [(file.stem.replace("_", " "), each) for file, each in zip(files, addresses, strict=True)]
-    part = {"texts": ["Drawn by stepjepa analyze."], "pictures": pictures}
-    return Section("embeddings", "Embeddings of the views", [part] if pictures else [])
 
 
 _FACTS = {
