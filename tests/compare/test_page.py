@@ -74,7 +74,7 @@ def test_nothing_is_loaded_from_elsewhere(arms):
 def test_sections_are_linked_in_order_and_have_names_of_their_own(arms):
     page = re.sub(r"<(script|style).*?</\1>", "", make_page(read_runs(arms)), flags=re.DOTALL)
     anchors = re.findall(r'<li><a href="#([^"]+)">', page)
-    assert anchors == ["arms", "accuracy", "losses", "representations", "overview"]
+    assert anchors == ["arms", "accuracy", "steps", "overview"]
     assert re.findall(r'<section id="([^"]+)"', page) == anchors
     names = re.findall(r'\bid="([^"]+)"', page)
     assert len(names) == len(set(names))
@@ -92,7 +92,7 @@ def test_a_damaged_file_of_answers_is_a_note(arms):
     page = make_page(read_runs(arms))
     assert "Without answers: " in page
     assert "The runs are not compared: " in page
-    assert 'id="losses"' in page
+    assert 'id="steps"' in page
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -166,11 +166,11 @@ def test_theme_legend_and_width_in_a_browser(browser, arms, tmp_path):
     after = browser.execute_script(ink)
     assert before != after
     assert browser.find_element("id", "theme").get_attribute("aria-pressed") in ("true", "false")
-    colour = "return getComputedStyle(document.querySelector('#losses-0 .ytick text')).fill"
+    colour = "return getComputedStyle(document.querySelector('#steps-0 .ytick text')).fill"
     assert browser.execute_script(colour) == after
     # A box hides its run in all charts of all sections.
     browser.execute_script("dispatchEvent(new Event('beforeprint'))")
-    lines = "return document.querySelectorAll('#losses-0 .scatterlayer .trace').length"
+    lines = "return document.querySelectorAll('#steps-0 .scatterlayer .trace').length"
     assert browser.execute_script(lines) == 6
     browser.execute_script("document.querySelector('[data-legend] input').click()")
     assert browser.execute_script(lines) == 5

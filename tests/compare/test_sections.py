@@ -15,10 +15,9 @@ from stepjepa.compare.page import (
     answers_section,
     compare_runs,
     comparison_section,
-    loss_section,
     overview_section,
-    representation_section,
     shown_text,
+    steps_section,
 )
 from stepjepa.errors import UserError
 from stepjepa.files import write_jsonl
@@ -72,7 +71,7 @@ def test_a_run_without_any_facts_still_has_an_overview(tmp_path):
     runs = read_runs([tmp_path / "a"])
     assert overview_section(runs).title == "What was trained"
     look = looks(runs, None)
-    empty = [accuracy_section(runs), loss_section(runs, look), representation_section(runs, look)]
+    empty = [accuracy_section(runs), steps_section(runs, look)]
     empty += [answers_section(runs), comparison_section([])]
     assert not any(section.parts for section in empty)
 
@@ -81,26 +80,29 @@ def test_losses_over_steps_of_one_run(tmp_path):
     folder = make_run(tmp_path / "a", "1", jepa=STEP_JEPA)
     log(folder, 3, views=True, eval_lm_loss=5.0, eval_answer_exact=0.25, grad_norm=1.0)
     runs = read_runs([folder])
-    section = loss_section(runs, looks(runs, None))
+    section = steps_section(runs, looks(runs, None))
     found = charts(section.html)
-    (total,) = found["losses-0"]["data"]
+    (total,) = found["steps-0"]["data"]
     assert total["x"] == [7, 14, 21] and total["y"] == [13, 6.5, 4.33333]
-    lm, held_out = found["losses-1"]["data"]
+    lm, held_out = found["steps-1"]["data"]
     assert (lm["name"], held_out["name"], held_out["line"]["dash"]) == ("a", "a, held-out", "dot")
-    assert re.findall("<figcaption>(.*?)<", section.html) == ["loss", "lm loss", "jepa loss", "exact", "grad norm"]
-    assert found["losses-3"]["layout"]["yaxis"]["tickformat"] == ".0%"
-    assert [each["y"] for each in found["losses-rest-0"]["data"]] == [[1, 1, 1]]
+    titles = ["loss", "lm loss", "jepa loss", "exact", "matched similarity", "shuffled similarity", "source rank"]
+    assert re.findall("<figcaption>(.*?)<", section.html) == [*titles, "grad norm"]
+    assert found["steps-3"]["layout"]["yaxis"]["tickformat"] == ".0%"
+    assert [each["y"] for each in found["steps-7"]["data"]] == [[1, 1, 1]]
 
 
 def test_of_several_runs_each_column_has_a_chart(arms):
     runs = read_runs(arms)
     look = looks(runs, compare_runs(runs)[0][1])
-    traces = charts(loss_section(runs, look).html)["losses-0"]["data"]
+    found = charts(steps_section(runs, look).html)
+    traces = found["steps-0"]["data"]
     assert [trace["meta"]["run"] for trace in traces] == [run.name for run in runs]
     # Arms have colours, seeds have line styles.
     assert [trace["line"]["color"] for trace in traces] == [PALETTE[0]] * 3 + [PALETTE[1]] * 3
     assert [trace["line"]["dash"] for trace in traces] == ["solid", "dash", "dot"] * 2
-    assert all(len(each["data"]) == 3 for each in charts(representation_section(runs, look).html).values())
+    # Regular training has no views.
+    assert [len(each["data"]) for each in found.values()] == [6, 6, 3, 3, 3, 3]
 
 
 def test_long_logs_are_thinned_and_values_that_are_no_numbers_skipped(tmp_path):
@@ -110,7 +112,7 @@ def test_long_logs_are_thinned_and_values_that_are_no_numbers_skipped(tmp_path):
     with (folder / "metrics.jsonl").open("a", encoding="utf-8") as stream:
         stream.write("\n".join(map(json.dumps, lines)))
     runs = read_runs([folder])
-    trace = charts(loss_section(runs, looks(runs, None)).html)["losses-0"]["data"][0]
+    trace = charts(steps_section(runs, looks(runs, None)).html)["steps-0"]["data"][0]
     assert len(trace["x"]) <= POINTS + 1 and not {20_011, 20_021} & set(trace["x"])
     assert (trace["x"][-1], trace["y"][-1]) == (20_023, 1.0)
 
@@ -120,7 +122,7 @@ def test_a_collapse_is_reported(shuffled, warned, tmp_path):
     folder = make_run(tmp_path / "a", "1", jepa=STEP_JEPA)
     log(folder, views=True, shuffled_similarity=shuffled)
     runs = read_runs([folder])
-    html = representation_section(runs, looks(runs, None)).html
+    html = steps_section(runs, looks(runs, None)).html
     assert ("step 35: unrelated pairs have cosine 0.995" in html) is warned
 
 

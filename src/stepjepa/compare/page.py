@@ -55,8 +55,7 @@ def make_page(runs: Sequence[Run], baseline: str | None = None) -> str:
     makers: dict[str, Callable[[], Section]] = {
         "arms": lambda: comparison_section(compared),
         "accuracy": lambda: accuracy_section(runs),
-        "losses": lambda: loss_section(runs, look),
-        "similarity and ranks": lambda: representation_section(runs, look),
+        "charts over steps": lambda: steps_section(runs, look),
         "answers": lambda: answers_section(runs),
         "overview": lambda: overview_section(runs),
     }
@@ -186,29 +185,12 @@ def _plain(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _columns(runs: Sequence[Run]) -> list[str]:
-    names = dict.fromkeys(name.removeprefix("eval_") for run in runs for line in run.metrics for name in line)
-    return [f"eval_{name}" if name.startswith("answer_") else name for name in names]
+_CHARTED = ("loss", "answer_", "similarity", "_rank", "retrieval", "lbd", "grad_norm", "learning_rate", "per_second")
+"""Parts of the names of columns that have a chart, in the order of the charts."""
 
 
-def _under_legend(runs: Sequence[Run], look: Look, charts: Sequence[Any], text: str, **more: Any) -> list[Part]:
-    """Charts over steps under a legend of the runs; nothing without charts."""
-    legend = [(run.name, look[run.name][0], DASHES[look[run.name][1]]) for run in runs if run.metrics]
-    texts = [text, "Dotted lines with diamonds are of held-out records."]
-    return [{"texts": texts, "charts": charts, "legend": legend if len(runs) > 1 else [], **more}] if charts else []
-
-
-def loss_section(runs: Sequence[Run], look: Look) -> Section:
-    """Losses, scores during training, gradient norm, learning rate and speed."""
-    columns = [name for name in _columns(runs) if name.endswith("loss") or name.startswith("eval_answer_")]
-    text = "Means since the last log line. A falling alignment loss proves nothing: a constant embedding has none."
-    rest = curves("losses-rest", runs, ("lbd", "grad_norm", "learning_rate", "tokens_per_second"), look)
-    parts = _under_legend(runs, look, curves("losses", runs, columns, look), text, rest=rest)
-    return Section("losses", "Losses over steps", parts)
-
-
-def representation_section(runs: Sequence[Run], look: Look) -> Section:
-    """Similarity and effective ranks, with a warning where embeddings collapsed."""
+def steps_section(runs: Sequence[Run], look: Look) -> Section:
+    """What was logged over steps, under a legend of the runs, with a warning where embeddings collapsed."""
     from stepjepa.objectives.monitors import REMEDIES, collapse
 
     warnings = []
@@ -216,12 +198,15 @@ def representation_section(runs: Sequence[Run], look: Look) -> Section:
         logged = [line for line in run.metrics if is_number(line.get("shuffled_similarity"))]
         if logged and (found := collapse({name: each for name, each in logged[-1].items() if is_number(each)})):
             warnings.append(f"{run.name}: step {logged[-1]['step']:g}: {found}; {REMEDIES}")
-    # What a rank is of, rank_pairs, is no sign of anything.
-    columns = [name for name in _columns(runs) if any(part in name for part in ("similarity", "_rank", "retrieval"))]
-    text = "Embeddings are collapsing where shuffled pairs become as similar as matched ones, or a rank falls to 1."
-    charts = curves("representations", runs, columns, look)
-    parts = _under_legend(runs, look, charts, text, warnings=warnings)
-    return Section("representations", "Similarity and effective rank over steps", parts)
+    names = dict.fromkeys(name.removeprefix("eval_") for run in runs for line in run.metrics for name in line)
+    columns = [f"eval_{name}" if name.startswith("answer_") else name for name in names]
+    charted = dict.fromkeys(name for part in _CHARTED for name in columns if part in name)
+    legend = [(run.name, look[run.name][0], DASHES[look[run.name][1]]) for run in runs if run.metrics]
+    texts = ["Dotted lines with diamonds are of held-out records. A falling alignment loss proves nothing."]
+    texts += ["Embeddings are collapsing where shuffled pairs become as similar as matched ones, or a rank falls to 1."]
+    charts = curves("steps", runs, list(charted), look)
+    part = {"warnings": warnings, "texts": texts, "charts": charts, "legend": legend if len(runs) > 1 else []}
+    return Section("steps", "Over steps", [part] if charts else [])
 
 
 _FACTS = {
