@@ -219,7 +219,7 @@ def _empty_model(args: argparse.Namespace, config: JepaConfig, records: Sequence
     if args.pretrain or name.startswith(PREFIX):
         texts = (message["content"] for record in records for message in record.messages)
         new = {"chat_template": template, "trust_remote_code": trust, "plain": config.plain}
-        tokenizer, found = new_config(name, texts, args.train_tokenizer, **new)
+        tokenizer, found = new_config(name, texts, **new)
     else:
         file = args.gguf_file
         tokenizer = load_tokenizer(name, chat_template=template, trust_remote_code=trust, gguf_file=file)
