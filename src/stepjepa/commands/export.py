@@ -85,7 +85,7 @@ def _export(args: argparse.Namespace, name: str | None) -> None:
         tokenizer.save_pretrained(part)
         if stripped is not None:
             strip_tokenizer(part, tokenizer, lambda path: load_tokenizer(path, trust_remote_code=trust))
-        write_card(Path(part), name=name or folder.absolute().name, source=args.model_path)
+        write_card(Path(part), name=name or folder.absolute().name, run=run or {"model": Path(args.model_path).name})
         if run is not None:
             # Evaluation reads from run.json how the model was trained, and prompts it in the same way.
             more = {} if stripped is None else {"stripped_predictors": count}
