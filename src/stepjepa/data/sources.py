@@ -119,8 +119,7 @@ def _looks_like_a_path(name: str) -> bool:
 
 
 def _read_json_lines(path: Path, wrong: Wrong) -> Rows:
-    # Rows must be JSON that other programs can read, too.
-    return read_jsonl(path, finite=True, wrong=lambda error: wrong(error, error.line or 0))
+    return read_jsonl(path, wrong=lambda error: wrong(error, error.line or 0))
 
 
 def _read_json(path: Path, wrong: Wrong) -> Rows:

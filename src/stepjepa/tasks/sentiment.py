@@ -22,8 +22,8 @@ _SIDES |= {"Negative": -1, "Neutral": 0, "Positive": 1}
 _NAME = r"(?P<name>very\s+bad|very\s+good|bad|good|mediocre|negative|neutral|positive)(?![\w'-])"
 _NAMED = re.compile(rf"(?<![\w'-]){_NAME}", re.IGNORECASE)
 _FIRST = re.compile(rf"[\W_]*{_NAME}", re.IGNORECASE)
-# "The sentiment of the comment is: Good", "It's a good film".
-_PHRASE = re.compile(rf"[\w\s]{{1,80}}?(?:\bis|'s|:)(?:\s+an?\b)?[\W_]*{_NAME}", re.IGNORECASE)
+# "The sentiment of the comment is: Good", "It's a good film"; not "I do not think it is good".
+_PHRASE = re.compile(rf"(?!.*\bnot\b)[\w\s]{{1,80}}?(?:\bis|'s|:)(?:\s+an?\b)?[\W_]*{_NAME}", re.IGNORECASE)
 
 
 def read_label(text: str) -> str | None:
