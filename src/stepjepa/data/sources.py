@@ -89,17 +89,17 @@ def mix(parts: Sequence[Sequence[Record]], weights: Sequence[float] | None, seed
     if weights is None:
         return [list(part) for part in parts]
     if len(weights) != len(parts) or not all(0 < weight < float("inf") for weight in weights):
-        given = " ".join(f"{weight:g}" for weight in weights)
-        told = f"expected {len(parts)} positive numbers, one for each --dataset, got {given}"
-        raise UserError(f"--dataset_weights: {told}")
+        raise UserError(f"--dataset_weights: expected {len(parts)} positive numbers, one for each --dataset")
     scale = min(len(part) / weight for part, weight in zip(parts, weights, strict=True))
-    counts = [min(round(scale * weight), len(part)) for part, weight in zip(parts, weights, strict=True)]
-    if 0 in counts:
-        told = f"of data set {counts.index(0) + 1} not one record is taken; raise its weight"
-        raise UserError(f"--dataset_weights: {told}")
-    draw = random.Random(seed)
-    drawn = [sorted(draw.sample(range(len(part)), count)) for part, count in zip(parts, counts, strict=True)]
-    return [[part[index] for index in indices] for part, indices in zip(parts, drawn, strict=True)]
+    draw, taken = random.Random(seed), list[list[Record]]()
+    for part, weight in zip(parts, weights, strict=True):
+        indices = draw.sample(range(len(part)), min(round(scale * weight), len(part)))
+        taken.append([part[index] for index in sorted(indices)])
+    if not all(taken):
+        raise UserError(
+            f"--dataset_weights: not one record of data set {taken.index([]) + 1} is taken; raise its weight"
+        )
+    return taken
 
 
 def _parse_each(rows: Rows, path: str | os.PathLike[str], bad: BadRecords, columns: Columns) -> Iterator[Record]:

@@ -110,7 +110,7 @@ class Number(NamedTuple):
 _INTEGER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
 _NUMBER = re.compile(
     r"(?:(?:≈|\\approx\b|(?i:about|approximately|approx\.?|roughly|around)\s)\s*)?"
-    r"(?P<sign>[+-]?)\s*(?P<currency>[$€£¥₹]?)\s*(?P<inner_sign>[+-]?)\s*"
+    r"(?P<sign>[+-]?)\s*+(?P<currency>[$€£¥₹]?)\s*+(?P<inner_sign>[+-]?)\s*+"
     rf"(?:(?:(?P<whole>{_INTEGER})\s+)?(?P<over>{_INTEGER})\s*/\s*(?P<under>{_INTEGER})"
     rf"|(?P<decimal>(?:{_INTEGER}(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{{1,2}})?))"
     # The number must not continue, as in 1,2 or 1.2.3 or 1/2/3.
@@ -130,11 +130,8 @@ _NOT_UNITS = re.compile(
     r"\b(?:or|and|to|not|plus|minus|times|by|over|out|if|but|is|are|was|were)\b|^(?:squared|cubed|factorial)\b",
     re.IGNORECASE,
 )
-# Numbers of characters above any real number, or sentence that states one; they limit the time.
-_LONGEST_NUMBER = 120
-_LONGEST_STATEMENT = 400
-# A longer answer is compared without removing its decoration.
-_LONGEST_TEXT = 2000
+# No sentence that states a number is longer; longer answers are compared as text, without removing their decoration.
+_LONGEST = 1000
 
 _WRAPPER = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|mbox|operatorname)\s*\{([^{}]*)\}")
 _REPLACEMENTS = (
@@ -156,7 +153,7 @@ _DELIMITERS = {"$$": "$$", "$": "$", r"\(": r"\)", r"\[": r"\]", "**": "**", "*"
 def _clean(text: str) -> str:
     """Remove decoration from an answer: delimiters of formulas, bold face, LaTeX spacing, a full stop at the end."""
     text = plain_characters(text)
-    if len(text) > _LONGEST_TEXT:
+    if len(text) > _LONGEST:
         return text.strip()
     while (unwrapped := _WRAPPER.sub(r" \1 ", text)) != text:
         text = unwrapped
@@ -182,7 +179,7 @@ def parse_number(text: str) -> Number | None:
     ``50``, not ``0.5``. Refused are several numbers, calculations, letters that stand for values.
     """
     text = _FRACTION.sub(r" \1\3/\2\4 ", _clean(text)).strip()
-    match = _NUMBER.match(text) if len(text) <= _LONGEST_NUMBER else None
+    match = _NUMBER.match(text) if len(text) <= _LONGEST else None
     if match is None or (match["sign"] and match["inner_sign"]):
         return None
     unit = _UNIT.fullmatch(text[match.end() :].replace("/", " per ").strip())
@@ -216,7 +213,7 @@ def stated_number(text: str) -> Number | None:
     if number is not None:
         return number
     text = _clean(text).replace("**", "")
-    match = _STATEMENT.fullmatch(text) if len(text) <= _LONGEST_STATEMENT else None
+    match = _STATEMENT.fullmatch(text) if len(text) <= _LONGEST else None
     if match is None:
         return None
     subject, number = match["subject"].strip(" \t\n$"), parse_number(match["rest"])

@@ -27,7 +27,6 @@ _RIGHT = ("same text", "equivalent")
 _ERRORS = {"different": WRONG, "malformed": WRONG, "empty": NO_ANSWER, "undecided": TIMED_OUT}
 # What a fifth of the published expressions come to, so that very different ones are equivalent.
 _TRIVIAL = {"no line": "~(.*)", "every line": ".*", "every line but the empty one": ".+"}
-_LONGEST_EXAMPLE = 60
 
 
 def judge(answer: str, truth: str) -> tuple[str, str | None]:
@@ -43,7 +42,7 @@ def judge(answer: str, truth: str) -> tuple[str, str | None]:
     line = find_difference(answer, truth)
     if line is None:
         return "equivalent", next((name for name, regex in _TRIVIAL.items() if equivalent(truth, regex)), None)
-    return "different", line if len(line) <= _LONGEST_EXAMPLE else f"{line[:_LONGEST_EXAMPLE]}..."
+    return "different", line
 
 
 @task("nl-rx")
