@@ -8,6 +8,7 @@ options that are not special, known only to a copy of the tokenizer. The ids of 
 from __future__ import annotations
 
 import copy
+import random
 import re
 from collections.abc import Sequence
 from itertools import chain
@@ -127,9 +128,8 @@ class TextTokenizer:
     def _with_stand_ins(self, texts: Sequence[tuple[str, Spans]]) -> list[Tokens]:
         if not texts:
             return []
-        used = set().union(*(text for text, _ in texts))
-        if self._copy is None or not used.isdisjoint(self._stands_for.values()):
-            self._make_copy(used)
+        if self._copy is None:
+            self._make_copy()
         replaced = []
         for text, contents in texts:
             parts, position = [], 0
@@ -145,12 +145,12 @@ class TextTokenizer:
     def _stand_in(self, found: re.Match[str]) -> str:
         return self._stands_for[found[0]] * len(found[0])
 
-    def _make_copy(self, used: set[str]) -> None:
-        """Copy the tokenizer and add stand-ins made of private-use characters that are not in ``used``."""
+    def _make_copy(self) -> None:
+        """Copy the tokenizer and add stand-ins made of private-use characters, drawn so that no text can hold them."""
         from tokenizers import AddedToken
 
-        free = (character for character in map(chr, range(0x10FFFD, 0xFFFFF, -1)) if character not in used)
-        self._stands_for = dict(zip(self._special, free, strict=False))
+        drawn = random.SystemRandom().sample(range(0x100000, 0x10FFFE), len(self._special))
+        self._stands_for = dict(zip(self._special, map(chr, drawn), strict=True))
         self._copy, added = copy.deepcopy(self.tokenizer), self.tokenizer.added_tokens_decoder
         stand_ins = []
         for token, index in self._special.items():
