@@ -20,7 +20,7 @@ import yaml
 
 from stepjepa.data.records import Record
 from stepjepa.tasks.answers import strip_code_fence, text_scores
-from stepjepa.tasks.base import NO_ANSWER, TIMED_OUT, WRONG, Response, Scored, Task, record_error, task
+from stepjepa.tasks.base import NO_ANSWER, TIMED_OUT, WRONG, Response, Scored, Task, record_error
 from stepjepa.tasks.regex import RegexSyntaxError, equivalent, find_difference, parse
 
 _RIGHT = ("same text", "equivalent")
@@ -45,7 +45,6 @@ def judge(answer: str, truth: str) -> tuple[str, str | None]:
     return "different", line
 
 
-@task("nl-rx")
 class NlRxTask(Task):
     """The truth is the assistant message, an expression of NL-RX's dialect (see ``tasks.regex``).
 
@@ -53,6 +52,7 @@ class NlRxTask(Task):
     ``undecided`` whether the limits were reached before that was known.
     """
 
+    name = "nl-rx"
     headline = "equivalent"
     lenient = "prefix"
     takes = ("time_limit", "memory_limit", "workers")

@@ -10,7 +10,7 @@ from typing import Any
 
 from stepjepa.data.records import Record
 from stepjepa.tasks.answers import answer_start, text_scores
-from stepjepa.tasks.base import NO_ANSWER, WRONG, Response, Scored, Task, record_error, task
+from stepjepa.tasks.base import NO_ANSWER, WRONG, Response, Scored, Task, record_error
 from stepjepa.tasks.raw_values import chat_record, read_label_field, read_text_field
 
 # From one star to five; Rotten Tomatoes has two of them.
@@ -47,7 +47,6 @@ def _label(match: re.Match[str]) -> str:
     return " ".join(match["name"].split()).title()
 
 
-@task("sentiment")
 class SentimentTask(Task):
     """The truth is a label: Good or Bad (``rotten_tomatoes``), or one of five from Very Bad to Very Good (``yelp``).
 
@@ -55,6 +54,7 @@ class SentimentTask(Task):
     (Positive), too; ``first_word`` is the label as a whole word in any case, ``prefix`` its letters, as in Goodness.
     """
 
+    name = "sentiment"
     headline = "correct"
     lenient = "first_word"
     system_prompt = "Determine whether the comment is positive or negative"

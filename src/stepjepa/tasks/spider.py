@@ -21,7 +21,6 @@ from stepjepa.tasks.base import (
     Task,
     TaskOptions,
     record_error,
-    task,
 )
 from stepjepa.tasks.raw_values import chat_record, read_text_field
 from stepjepa.tasks.sql_execution import Verdict, judge
@@ -33,7 +32,6 @@ Call = tuple[str, str, str | None, bool, float, int]
 """The arguments of ``sql_execution.judge``; the answer is None for the true query alone."""
 
 
-@task("spider")
 class SpiderTask(Task):
     """The truth is a query; an answer is right if it finds the same in the record's database.
 
@@ -42,6 +40,7 @@ class SpiderTask(Task):
     fails every answer is wrong; ``details`` counts such records.
     """
 
+    name = "spider"
     headline = "execution"
     lenient = "first_statement"
     takes = ("spider_path", "missing_databases", "time_limit", "memory_limit", "workers")
