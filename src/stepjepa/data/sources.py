@@ -96,9 +96,7 @@ def mix(parts: Sequence[Sequence[Record]], weights: Sequence[float] | None, seed
         indices = draw.sample(range(len(part)), min(round(scale * weight), len(part)))
         taken.append([part[index] for index in sorted(indices)])
     if not all(taken):
-        raise UserError(
-            f"--dataset_weights: not one record of data set {taken.index([]) + 1} is taken; raise its weight"
-        )
+        raise UserError(f"--dataset_weights: no record of data set {taken.index([]) + 1} is taken; raise its weight")
     return taken
 
 
