@@ -48,10 +48,8 @@ class BoxedTask(Task):
     @classmethod
     def recognises(cls, record: Record) -> bool:
         """The truth is marked, or the field ``ground_truth`` is a number."""
-        given = _ground_truth(record)
-        if given is not None and (marked_answers(given) or parse_number(given) is not None):
-            return True
-        return bool(marked_answers(record.answer))
+        given = _ground_truth(record) or ""
+        return bool(marked_answers(given) or marked_answers(record.answer)) or parse_number(given) is not None
 
     def truth(self, record: Record) -> str:
         given = _ground_truth(record)

@@ -80,16 +80,12 @@ class NlRxTask(Task):
         both = zip(responses, records, strict=True)
         pairs = [(strip_code_fence(response.text), self.truth(record)) for response, record in both]
         # Samples of one record often agree; each pair is decided once.
-        verdicts: dict[tuple[str, str], tuple[str, str | None]] = {
-            pair: ("same text" if pair[0] else "empty", None) for pair in pairs if pair[0] in ("", pair[1])
-        }
-        waiting = [pair for pair in dict.fromkeys(pairs) if pair not in verdicts]
+        waiting = [pair for pair in dict.fromkeys(pairs) if pair[0] not in ("", pair[1])]
         outcomes = self.run_within_limits(judge, waiting, self.options.time_limit) if waiting else []
-        for pair, outcome in zip(waiting, outcomes, strict=True):
-            verdicts[pair] = ("undecided", outcome.message) if outcome.failure else outcome.value
-        scored = []
+        decided = (("undecided", each.message) if each.failure else each.value for each in outcomes)
+        verdicts, scored = dict(zip(waiting, decided, strict=True)), []
         for pair, response in zip(pairs, responses, strict=True):
-            verdict, reason = verdicts[pair]
+            verdict, reason = verdicts.get(pair, ("same text" if pair[0] else "empty", None))
             texts = text_scores(response.text, pair[1])
             scores = {"equivalent": verdict in _RIGHT, **texts, "undecided": verdict == "undecided"}
             scored.append(Scored(scores, {"verdict": verdict, "reason": reason}, _ERRORS.get(verdict)))
