@@ -30,10 +30,9 @@ _TRIVIAL = {"no line": "~(.*)", "every line": ".*", "every line but the empty on
 
 
 def judge(answer: str, truth: str) -> tuple[str, str | None]:
-    """Compare any text with an expression; without a limit of time, so to be run by :meth:`Task.run_within_limits`.
+    """Compare any text with an expression, without a limit of time.
 
-    Returns ``malformed`` and what is wrong; ``different`` and a line on which the two differ; or ``equivalent``, and
-    what both describe where that is no line at all or every line.
+    ``malformed`` and what is wrong; ``different`` and a line on which they differ; or ``equivalent``, and ``_TRIVIAL``.
     """
     try:
         parse(answer)
@@ -223,10 +222,10 @@ def _draw_pairs(seed: int) -> Iterator[tuple[str, str]]:
 
 
 def generate_split(size: int, test_size: int, seed: int) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Pairs of a description and its regular expression to train on, and others to test with.
+    """Pairs of a description and its regular expression to train on, and others to test with; none comes twice.
 
-    No description occurs twice, and no expression of a test pair in a training pair. More pairs begin with the same,
-    and the test pairs do not depend on the size of the training set. ValueError if the grammar has not so many.
+    No expression of a test pair is one of a training pair. More pairs begin with the same, and the test pairs do not
+    depend on the size of the training set. ValueError if the grammar has not so many.
     """
     pairs = _draw_pairs(seed)
 

@@ -160,10 +160,7 @@ def equivalent(left: str, right: str) -> bool:
 
 
 def find_difference(left: str, right: str) -> str | None:
-    """A shortest line that one of two expressions describes and the other does not; None if they are equivalent.
-
-    A line is any text without a newline. Word characters are the ASCII letters and digits and ``_``.
-    """
+    """A shortest line that one of two expressions describes and the other does not; None if they are equivalent."""
     trees = parse(left), parse(right)
     examples, blocks = _alphabet((left, right), _character_sets(trees[0]) | _character_sets(trees[1]))
     is_word = [int(_WORD.holds(example)) for example in examples]

@@ -16,7 +16,7 @@ from stepjepa.tasks.raw_values import chat_record, read_label_field, read_text_f
 # From one star to five; Rotten Tomatoes has two of them.
 STARS = ("Very Bad", "Bad", "Mediocre", "Good", "Very Good")
 _SIDES = {"Very Bad": -1, "Bad": -1, "Mediocre": 0, "Good": 1, "Very Good": 1}
-# What the prompt asks for, in words that are no labels, is on a side, too.
+# The prompt's own words are no labels, but on a side.
 _SIDES |= {"Negative": -1, "Neutral": 0, "Positive": 1}
 
 _NAME = r"(?P<name>very\s+bad|very\s+good|bad|good|mediocre|negative|neutral|positive)(?![\w'-])"

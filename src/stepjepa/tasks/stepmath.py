@@ -166,10 +166,7 @@ def _draw_records(
 
 
 def generate(size: int, seed: int, difficulty: Difficulty | None = None) -> list[dict[str, Any]]:
-    """Records of different problems, more of which begin with the same; ValueError if there are not so many.
-
-    They have ``messages``, ``question``, ``answer`` (the full solution), ``ground_truth`` and ``total_steps``.
-    """
+    """Records of different problems, more of which begin with the same; ValueError if there are not so many."""
     return _draw_records(size, f"stepmath {seed}", difficulty or Difficulty(), "size")[0]
 
 
