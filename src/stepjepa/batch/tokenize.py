@@ -121,10 +121,9 @@ class RecordTokenizer:
             steps = step_views(record, main, config.step_separator)
             found += zip(steps, steps[config.pair_distance :], strict=False)
         elif config.mode == "llm-jepa" and record.views is not None:
-            spoken = [(source, target) for source, target in record.views if source.strip() and target.strip()]
-            found += [
-                (self._alone(0, "user", source), self._alone(1, "assistant", target)) for source, target in spoken
-            ]
+            for source, target in record.views:
+                if source.strip() and target.strip():
+                    found.append((self._alone(0, "user", source), self._alone(1, "assistant", target)))
         elif config.mode == "llm-jepa":
             in_text, asked = LAYOUTS[str(config.layout)].views_in_text, 0
             for index, message in enumerate(record.messages):

@@ -189,15 +189,12 @@ class PlainTemplate:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, answers: bool = True) -> None:
         _refuse_slow(tokenizer)
         known = tokenizer.get_vocab()
-        if PERCEPTION not in known:
-            told = f"--plain is for models without a chat format, and this tokenizer has no token '{PERCEPTION}'"
+        if lacking := {PERCEPTION, END_OF_TURN} - known.keys():
+            told = f"--plain is for models without a chat format, and this tokenizer has no token '{min(lacking)}'"
             raise UserError(f"{told}; leave --plain out")
-        end = END_OF_TURN if END_OF_TURN in known else tokenizer.eos_token
-        if end is None:
-            raise UserError("the tokenizer has no token that could end an answer; give it an eos_token")
         self.answers = answers
-        self.end_of_turn = str(end)
-        self.end_of_turn_ids = [int(known[self.end_of_turn])]
+        self.end_of_turn = END_OF_TURN
+        self.end_of_turn_ids = [int(known[END_OF_TURN])]
         self.begin = str(tokenizer.bos_token) if _begins_texts(tokenizer) else ""
 
     def render(self, messages: Sequence[Message]) -> Rendered:
