@@ -195,7 +195,9 @@ class PlainTemplate:
         self.answers = answers
         self.end_of_turn = END_OF_TURN
         self.end_of_turn_ids = [int(known[END_OF_TURN])]
-        self.begin = str(tokenizer.bos_token) if _begins_texts(tokenizer) else ""
+        # Where the tokenizer itself puts its begin-of-text token before every text, so does the format.
+        begins = tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]
+        self.begin = str(tokenizer.bos_token) if begins else ""
 
     def render(self, messages: Sequence[Message]) -> Rendered:
         """Render the last question and its answer."""
@@ -219,9 +221,9 @@ class PlainTemplate:
 
     def describe(self) -> dict[str, str]:
         """Properties of the format, for reports."""
-        parts = ("user", PERCEPTION, "answer") if self.answers else ("user",)
+        parts = f"{PERCEPTION} answer {END_OF_TURN}" if self.answers else END_OF_TURN
         return {
-            "form": " ".join(("plain:", *parts, self.end_of_turn)),
+            "form": f"plain: user {parts}",
             "end of turn": repr(self.end_of_turn),
             "begin of text": repr(self.begin) if self.begin else "none",
         }
@@ -230,11 +232,6 @@ class PlainTemplate:
 def _refuse_slow(tokenizer: PreTrainedTokenizerBase) -> None:
     if not getattr(tokenizer, "is_fast", False):
         raise UserError("the tokenizer has no fast version, and token positions need one; convert it first")
-
-
-def _begins_texts(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether a tokenizer itself puts its begin-of-text token before every text."""
-    return tokenizer.bos_token_id is not None and tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]
 
 
 def _told(error: Exception) -> str:

@@ -220,10 +220,10 @@ class BadRecords:
 
     def describe(self) -> str:
         """One line for people."""
-        rest = f"; and {self.count - 3:,} more" if self.count > 3 else ""
+        rest = [f"and {self.count - 3:,} more"] if self.count > 3 else []
+        told = "; ".join([told for _, told in self.first] + rest)
         lines = "line" if self.count == 1 else "lines"
-        told = "; ".join(told for _, told in self.first)
-        return f"{self.count:,} bad {lines} left out (--bad_records skip): {told}{rest}"
+        return f"{self.count:,} bad {lines} left out (--bad_records skip): {told}"
 
     def tell(self) -> None:
         """Say on standard error how many lines were left out, and the first of them; nothing if none was."""

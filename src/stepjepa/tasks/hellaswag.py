@@ -25,8 +25,7 @@ def read_choices(record: Record) -> tuple[str, tuple[str, ...]]:
         context, mark, ending = context.rpartition(f"\n{letter}) ")
         found.append(ending.strip() if mark else "")
     if not all(found) or not context.strip():
-        told = "the user message is not a context, then four endings on lines that begin 'A) ' to 'D) '"
-        raise record_error(record, told)
+        raise record_error(record, "the message lacks a context or four endings on lines that begin 'A) ' to 'D) '")
     return context, tuple(reversed(found))
 
 
