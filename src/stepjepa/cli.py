@@ -74,6 +74,7 @@ def _run(name: str, arguments: list[str]) -> int:
     # Hide the libraries' warnings about each other, unless Python was started with options for warnings.
     if not sys.warnoptions:
         warnings.filterwarnings("ignore", category=FutureWarning)
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # a picture has a box instead
     args = parse(name, arguments)
     with lines_to_stderr(getattr(args, "json", False)):
         found = load(name).run(args)

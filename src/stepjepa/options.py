@@ -196,18 +196,18 @@ def without_flags(arguments: Sequence[str], names: Iterable[str]) -> list[str]:
 class Parser(argparse.ArgumentParser):
     """A parser of dataclass options with a short help, which raises ``UserError`` where a command line is wrong.
 
-    Args:
+    Attributes:
         common: names of the options that ``--help`` shows, in short form; with none it shows all, in full.
-        more_help: returns text for the end of ``--help_all`` of this parser.
+        more_help: returns text for the end of ``--help_all``.
         takes_others: return unknown flags and don't ask for missing ones; otherwise both are errors.
+        required: names of the flags without a default.
     """
 
-    def __init__(
-        self, *, common: Collection[str] = (), more_help: Any = None, takes_others: bool = False, **more: Any
-    ) -> None:
+    def __init__(self, *, common: Collection[str] = (), **more: Any) -> None:
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **more)
-        self.common, self.more_help, self.takes_others = common, more_help, takes_others
-        self.required: list[str] = []
+        self.common, self.required = common, list[str]()
+        self.more_help: Callable[[Parser], str] = lambda _: ""
+        self.takes_others = False
         self.add_argument("--offline", action="store_true", help="use the libraries' offline mode: ask no hub")
         if common:
             self.add_argument("--help_all", action="help", help="show every flag")

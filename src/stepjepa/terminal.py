@@ -75,16 +75,3 @@ def duration(seconds: float) -> str:
     if whole < 86400:
         return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
     return f"{whole // 86400} d {whole % 86400 // 3600:02d} h"
-
-
-def drawable(text: str, family: str) -> str:
-    """Replace characters that a font has no glyph for by a box: Matplotlib would warn of them.
-
-    Args:
-        text: the text to draw.
-        family: name of the font family.
-    """
-    from matplotlib.font_manager import FontProperties, findfont, get_font
-
-    font = get_font(findfont(FontProperties(family=family)))
-    return "".join(character if font.get_char_index(ord(character)) else "▯" for character in text)

@@ -77,14 +77,6 @@ def test_nothing_is_replaced_unasked(runs, tmp_path, capsys):
     assert "<svg" in picture.read_text(encoding="utf-8")
 
 
-def test_what_is_read_is_never_replaced(runs, capsys):
-    file = runs[2] / "test.jsonl"
-    before = file.read_bytes()
-    assert compare(*runs, "--output_file", file, "--overwrite") == 2
-    assert f"{file}: is an input of this comparison; name another" in capsys.readouterr().err
-    assert file.read_bytes() == before
-
-
 def test_a_picture_beside_printed_json_leaves_it_json(runs, tmp_path, capsys):
     assert compare(*runs, "--format", "json", "--plot", tmp_path / "a.png") == 0
     printed = capsys.readouterr()

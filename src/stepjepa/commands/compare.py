@@ -45,9 +45,6 @@ def compare(args: argparse.Namespace) -> Any:
     for file in written:
         refuse_existing(file, args.overwrite)
     comparison = _comparison(args)
-    read = {str(file.resolve()) for arm in comparison.arms for run in arm.runs for file in run.files}
-    if lost := [file for file in written if str(Path(file).resolve()) in read]:
-        raise UserError("is an input of this comparison; name another file", path=lost[0])
     text = FORMATS["json" if args.json else args.format](comparison)
     if args.output_file is not None:
         with atomic_write(args.output_file) as stream:

@@ -129,6 +129,7 @@ def add_flags(parser: Parser) -> None:
     parser.add(RunFlags, "run")
     parser.add(TrainingFlags, "of the published scripts (docs/published.md)")
     parser.required += ["train_file", "model_name", "output_dir"]
+    parser.more_help = more_help
 
 
 def more_help(ours: Parser) -> str:
@@ -214,7 +215,6 @@ TRAIN = Command(
     common="train_file eval_file max_length model_name dtype lora regular step_jepa layout predictors lbd "
     "jepa_loss_type jepa_ratio eval_generate output_dir batch_size grad_accum learning_rate num_epochs "
     "eval_steps finetune_seed resume_from_checkpoint dry_run config",
-    more_help=more_help,
     epilog="""\
 example: stepjepa train --train_file train.jsonl --model_name preset:tiny \\
   --step_jepa --lbd 0.1 --output_dir runs/a
@@ -286,7 +286,6 @@ ESTIMATE = Command(
     parse=parse,
     common="train_file max_length model_name dtype lora regular step_jepa layout predictors jepa_loss_type "
     "jepa_ratio batch_size grad_accum num_epochs config gpus device peak_tflops mfu memory_gib records",
-    more_help=more_help,
     epilog="""\
 Takes all flags of 'stepjepa train', and first prints the same as its --dry_run.
 The time is FLOPs / (processes x peak x MFU), without communication.""",

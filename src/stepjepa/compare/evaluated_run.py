@@ -121,11 +121,6 @@ class EvaluatedRun:
     loaded: dict[str, Any]  # how the model was loaded for training: dtype, chat template, attention
     trained_on: str | None = None  # which share of the test prompts was trained on, in words
 
-    @property
-    def files(self) -> list[Path]:
-        """The files that were read."""
-        return [self.folder / name for name in (RUN_FILE, f"{self.evaluation}{SUMMARY}", f"{self.evaluation}.jsonl")]
-
     def mean(self, measure: str) -> float | None:
         """The mean of one of ``MEASURES``, or one of ``FIGURES``."""
         if measure in FIGURES:

@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING
 from stepjepa.compare.comparison import Comparison
 from stepjepa.errors import UserError
 from stepjepa.files import atomic_write
-from stepjepa.terminal import drawable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FONT = "DejaVu Sans"
 PICTURES = (".png", ".svg")
 
 
@@ -50,7 +48,7 @@ def draw(comparison: Comparison) -> Figure:
     for name, difference in comparison.differences.items():
         labels.append(f"{name} [{', '.join(difference.equal) or 'neither steps nor FLOPs'}]")
     # A longer name would leave the axes no room.
-    labels = [drawable(label[:100], FONT) for label in labels]
+    labels = [label[:100] for label in labels]
     size = (3.2 * len(measures) + min(0.075 * max(map(len, labels)), 6) + 0.6, 0.42 * len(labels) + 1.7)
     figure = Figure(figsize=size, layout="constrained")
     panels = figure.subplots(1, len(measures), sharey=True, squeeze=False)[0]
@@ -67,7 +65,7 @@ def draw(comparison: Comparison) -> Figure:
             axes.errorbar(100 * found.mean, row, xerr=bar, fmt="D", color=colour, markersize=5, capsize=3, zorder=3)
             if row == 0:
                 axes.axvline(100 * found.mean, color=colour, linestyle="--", linewidth=1)
-        axes.set_title(drawable(name, FONT), fontsize=10)
+        axes.set_title(name, fontsize=10)
         axes.set_xlabel("share of answers, %", fontsize=9)
         axes.grid(visible=True, axis="x", color="#dddddd", linewidth=0.6)
     panels[0].set_yticks(range(len(labels)), labels)
