@@ -202,8 +202,6 @@ def _named_fields_parser() -> Any:
     inner = training_parser()
     for action in inner._actions:
         action.default, action.type = argparse.SUPPRESS, READERS.get(action.type, action.type)
-        # transformers' own parser takes only one name of --report_to.
-        action.nargs = "+" if action.dest == "report_to" else action.nargs
     return inner
 
 
@@ -217,8 +215,6 @@ def named_training_fields(parser: Parser, rest: Sequence[str]) -> dict[str, Any]
     if unknown:
         parser.refuse(unknown, [f"--{name}" for name in training_fields()])
     named = vars(known)
-    if len(named.get("report_to", ())) == 1:
-        named["report_to"] = named["report_to"][0]
     for name in {"hub_token", *OURS} & {*named}:
         # Every user of the machine can read a token in a command line, and the run folder keeps it.
         instead = "set HF_TOKEN in the environment" if name == "hub_token" else "it has no effect here"

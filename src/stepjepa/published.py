@@ -97,9 +97,6 @@ def follow_training_flags(args: argparse.Namespace) -> None:
 
 
 def follow_evaluation_flags(args: argparse.Namespace) -> None:
-    """Print a note for published evaluation flags; ``UserError`` for a ``--device_map`` other than auto or cuda."""
-    if args.device_map is not None and args.device_map.split(":")[0] not in ("auto", "cuda"):
-        told = "expected auto or cuda; for the CPU set CUDA_VISIBLE_DEVICES to nothing"
-        raise UserError(f"--device_map {args.device_map}: {told}")
+    """Print a note for published evaluation flags."""
     if idle := [f"--{each.name}" for each in options_of(EvaluationFlags) if getattr(args, each.name)]:
         note(f"{', '.join(idle)}: no effect here; see docs/published.md")

@@ -37,12 +37,6 @@ PACKAGES = ("stepjepa", "torch", "transformers", "accelerate", "peft", "tokenize
 _KEPT = ("model", "jepa", "lora", "loaded", "data", "order")
 """Keys of ``run.json`` that must not change when a run is resumed."""
 
-_RESUMED_WITH = (
-    *("learning_rate", "weight_decay", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "max_steps"),
-    *("num_train_epochs", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "bf16", "fp16"),
-)
-"""Training arguments that may change when a run is resumed; the new values take effect."""
-
 
 class FinishedError(UserError):
     """The run to resume is already finished."""
@@ -256,12 +250,11 @@ def earlier_launches(
 ) -> list[dict[str, Any]]:
     """``launches`` of a run that is being resumed, after a check that its settings are those of ``now``.
 
-    A change of what may change, or of anything with ``allow_changes``, is said on one line.
+    With ``allow_changes`` a change is said on one line instead. Other settings, such as the learning rate, may change.
     """
     if not (folder / RUN_FILE).is_file():
         return []
     before, now = read_run(folder), json.loads(json.dumps(now, default=str))
-    was, training = before.get("training") or {}, now["training"]
     for part in _KEPT:
         if before.get(part) == now[part]:
             continue
@@ -275,10 +268,8 @@ def earlier_launches(
                 path=folder,
             )
         say(f"resumed with other settings: {words}")
-    for name in _RESUMED_WITH:
-        if was.get(name, training[name]) != training[name]:
-            say(f"resumed with another --{name}: {was[name]} before, {training[name]} from now on")
-    same_length = all(was.get(name) == training[name] for name in ("num_train_epochs", "max_steps"))
+    was = before.get("training") or {}
+    same_length = all(was.get(name) == now["training"][name] for name in ("num_train_epochs", "max_steps"))
     if before.get("status") == "finished" and same_length:
         raise FinishedError("the run is finished; there is nothing to resume", path=folder)
     launches: list[dict[str, Any]] = before.get("launches", [])

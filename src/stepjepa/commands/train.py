@@ -252,9 +252,6 @@ def add_estimate_flags(parser: Parser) -> None:
 
 def estimate(args: argparse.Namespace) -> dict[str, Any]:
     """Print what ``train --dry_run`` does, and time and memory on other devices."""
-    for name, reason in (("dry_run", True), ("resume_from_checkpoint", True), ("records", args.data_file)):
-        if getattr(args, name) and reason:
-            raise UserError(f"--{name} has no effect on this estimate; leave it out")
     from stepjepa.training.dry_run import GIB, dry_run
     from stepjepa.training.record import read_data
 
@@ -266,16 +263,16 @@ def estimate(args: argparse.Namespace) -> dict[str, Any]:
     assert found is not None
     flops, found["time"], found["device"] = found["flops"]["step"], None, None
     if peak is None or flops is None:
-        print("time       not estimated: name a --device, or its --peak_tflops")
+        print("time: not estimated; name a --device, or its --peak_tflops")
     else:
         step = flops / (peak * args.mfu * found["processes"])
         run = step * found["steps"]
         found["time"] = {"step_seconds": step, "run_seconds": run, "mfu": args.mfu, "peak": peak}
-        print(f"time       {step:.3g} s a step, {run / 3600:.3g} h in all, at an MFU of {args.mfu}")
+        print(f"time: {step:.3g} s a step, {run / 3600:.3g} h in all, at an MFU of {args.mfu}")
     if memory is not None:
         fits = found["memory"]["peak"] <= memory
         found["device"] = {"bytes": memory, "fits": fits}
-        print(f"device     {memory / GIB:.1f} GiB: the memory above {'fits' if fits else 'does NOT fit'}")
+        print(f"device: {memory / GIB:.1f} GiB: the memory above {'fits' if fits else 'does NOT fit'}")
     return found
 
 
