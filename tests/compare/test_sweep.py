@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from stepjepa.commands.sweep import table
-from stepjepa.compare.grid import Trial, expand, make_grid
+from stepjepa.compare.grid import Grid, Trial, expand
 from stepjepa.compare.sweep import LAUNCHER, Local, SweepFolder, sweep, visible_gpus
 from stepjepa.errors import UserError
 
@@ -39,7 +39,7 @@ print("stopped", outcome.stopped)
 
 
 def trials_of(*, seeds: Sequence[int] = (1, 2), arms: dict[str, Any] = ARMS, **train: Any) -> list[Trial]:
-    return expand(make_grid({"arms": arms, "seeds": list(seeds), "train": train}), str, str)
+    return expand(Grid(Path("grid.yaml"), train, {}, arms, tuple(seeds), "regular"), str, str)
 
 
 def folder_of(path: Path, trials: list[Trial]) -> SweepFolder:

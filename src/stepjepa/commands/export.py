@@ -71,7 +71,7 @@ def _export(args: argparse.Namespace, name: str | None) -> None:
     def save(part: str) -> None:
         model.save_pretrained(part)
         tokenizer.save_pretrained(part)
-        write_card(Path(part), name=name or folder.absolute().name, source=args.model_path)
+        write_card(Path(part), name=name or folder.absolute().name, run=run or {"model": Path(args.model_path).name})
         if run is not None:
             # Evaluation reads from run.json how the model was trained, and prompts it in the same way.
             write_run(Path(part), {**run, "exported_from": str(args.model_path)})

@@ -240,21 +240,3 @@ def linear_map(embeddings: ViewEmbeddings) -> dict[str, Any]:
         found = cross_val_predict(ridge, source, target, groups=embeddings.record, cv=GroupKFold(2))
         held_out = float(((found - target) ** 2).sum()) / spread
     return {"error": float(np.linalg.norm(source @ weights - target)), "held_out": held_out}
-
-
-def within_and_between(embeddings: Matrix, groups: Sequence[str]) -> dict[str, float | int | None]:
-    """Mean cosine of different rows ``[N, D]``, ``within`` a group and ``between`` groups; None without a pair.
-
-    Linear in N: the cosines of all ordered pairs of unit vectors add up to |their sum|^2 - their number.
-    """
-    rows = unit_rows(embeddings)
-    _, members, sizes = np.unique(groups, return_inverse=True, return_counts=True)
-    sums = np.zeros((len(sizes), rows.shape[1]))  # [groups, D]
-    np.add.at(sums, members, rows)
-    inside, everything = float((sums**2).sum()), float((sums.sum(axis=0) ** 2).sum())
-    within, between = int((sizes**2).sum()) - len(rows), len(rows) ** 2 - int((sizes**2).sum())
-    return {
-        "within": (inside - float((rows**2).sum())) / within if within else None,
-        "between": (everything - inside) / between if between else None,
-        "groups": len(sizes),
-    }

@@ -175,7 +175,7 @@ def _build(
     """The trainer of a run, the settings of its adapter, and rows for ``first_screen``."""
     training, lora, kind = training_arguments(args, bool(eval_records)), lora_settings(args), quantized(args)
     compute = compute_dtype(args.dtype, bf16=training.bf16, fp16=training.fp16)
-    same = ("dtype", "pretrain", "train_tokenizer", "chat_template", "attn_implementation", "trust_remote_code")
+    same = ("dtype", "pretrain", "chat_template", "attn_implementation", "trust_remote_code")
     model, tokenizer = load_model(
         args.model_name,
         texts=(message["content"] for record in train_records for message in record.messages),
