@@ -63,11 +63,7 @@ class EvaluationFlags:
 
 
 def follow_training_flags(args: argparse.Namespace) -> None:
-    """Translate published training flags into ours, in place.
-
-    Raises:
-        UserError: a flag has no counterpart here, or contradicts another one.
-    """
+    """Translate published training flags into ours, in place; ``UserError`` for a contradiction."""
     if args.linear_predictor:
         raise UserError("--linear_predictor: Semantic Tube Prediction has no predictor layer here; leave it out")
     if args.linear is not None:

@@ -57,8 +57,6 @@ def open_run_folder(
     ``say`` is called with one line for each checkpoint that is skipped, with the reason.
     """
     folder, wanted = Path(path), None if resume is None else resume.lower()
-    if folder.exists() and not folder.is_dir():
-        raise UserError("is a file; --output_dir needs a folder", path=folder)
     is_run = (folder / RUN_FILE).is_file()
     checkpoint: Path | None = None
     if wanted in ("last", "true") or (wanted == "auto" and is_run):

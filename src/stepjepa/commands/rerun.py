@@ -25,8 +25,8 @@ MOVED = ("train_file", "eval_file", "data_file", "model_name")
 class RerunFlags:
     """The run, and what may differ."""
 
-    folder: str = option(help="run folder", positional=True, metavar="FOLDER")
-    output_dir: str | None = option(None, "folder of the new run; empty or new (FOLDER-rerun)", metavar="DIR")
+    folder: str = option(help="run folder", positional=True, metavar="RUN")
+    output_dir: str | None = option(None, "folder of the new run; empty or new (RUN-rerun)", metavar="DIR")
     allow_changes: bool = option(False, "go on where data or model have changed")
     trust_folder: bool = option(False, "run code that the folder names: of its model, task, terms, layout, kernel")
     train_file: str | None = option(None, "where it is now, if it was moved", metavar="FILE")

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stepjepa.arguments import (
-    OURS,
     ModelFlags,
     add_training_data,
     arguments_of_file,
@@ -134,9 +133,9 @@ def add_flags(parser: Parser) -> None:
 def more_help(ours: Parser) -> str:
     """Help on the flags of TrainingArguments that are not ours, for ``--help_all``."""
     inner = training_parser()
-    left_out = {*ours._option_string_actions, *(f"--{name}" for name in OURS)}
     for group in inner._action_groups:
-        group._group_actions = [each for each in group._group_actions if not left_out & {*each.option_strings}]
+        known = ours._option_string_actions
+        group._group_actions = [each for each in group._group_actions if not known.keys() & {*each.option_strings}]
     return "\ntransformers.TrainingArguments:\n" + inner.format_help().partition("options:")[2]
 
 
