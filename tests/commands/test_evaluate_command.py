@@ -82,7 +82,7 @@ def test_a_file_that_nothing_recognises_is_said_to_be_compared_as_text(files, ca
 def test_another_setting_is_refused_until_told_to_overwrite(files, capsys):
     assert evaluate(files) == 0
     assert evaluate(files, "--task", "generic") == 2
-    assert "task gsm8k instead of generic" in capsys.readouterr().err
+    assert "was begun with another task, headline;" in capsys.readouterr().err
     assert evaluate(files, "--task", "generic", "--overwrite") == 0
     assert "task: generic (as asked for)" in capsys.readouterr().out
 

@@ -52,12 +52,7 @@ class OutputFile:
             told = f"is no output of an evaluation: {self._meta_file.name} is missing; {_ANEW}"
             raise UserError(told, path=self.path)
         begun = read_json_object(self._meta_file, "file", _ANEW).get("identity") or {}
-        changed = [
-            name if isinstance(value, dict) or len(str(value)) > 40 else f"{name} {begun.get(name)} instead of {value}"
-            for name, value in self._identity.items()
-            if begun.get(name) != value
-        ]
-        if changed:
+        if changed := [name for name, value in self._identity.items() if begun.get(name) != value]:
             raise UserError(f"was begun with another {', '.join(changed)}; {_ANEW}", path=self.path)
         # An evaluation that was killed may have left half a line.
         content = self.path.read_bytes()

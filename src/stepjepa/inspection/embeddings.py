@@ -86,12 +86,8 @@ def embed_views(
 ) -> ViewEmbeddings:
     """Embed the views of all pairs of some records; those without a pair, or over length, have none.
 
-    Args:
-        model: in evaluation mode, not wrapped. A predictor head is no part of Enc and is not applied.
-        tokenizer: with the predictor tokens that ``config`` asks for.
-        records: the records; UserError if none has a pair.
-        config: a mode with views, in a layout other than ``inplace``; its ``jepa_layer`` and ``pooling`` are read.
-        batch_size: records per batch.
+    ``model`` is in evaluation mode, ``config`` in a layout other than ``inplace``. A predictor head is no part of Enc
+    and is not applied. UserError if no record has a pair.
     """
     from tqdm.auto import tqdm
 
