@@ -48,7 +48,7 @@ FORMS = (
 )
 
 # Stage one trains a tokenizer and a model of this shape; stage two takes both from its folder.
-FIRST = "--pretrain --model_name preset:tiny --train_tokenizer 512 --plain --train_all --num_epochs 1"
+FIRST = "--pretrain --model_name preset:tiny --plain --train_all --num_epochs 1"
 SECOND = "--regular --plain --num_epochs 30"
 BOTH = (
     "--batch_size 16 --grad_accum 1 --lr_scheduler_type cosine --warmup_steps 20 --logging_steps 100 "

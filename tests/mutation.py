@@ -1,10 +1,14 @@
 """Mutations: does the suite notice a changed line? Not part of ``make test``; hours for all 200.
 
 Draws executable lines of the folders that hold the arithmetic by a fixed seed, changes one thing in each (a comparison,
-an operator, a constant, a condition, a returned value), and runs the tests that mirror the file. A mutation that no
-test notices is a survivor; all survivors are listed.
+an operator, a constant, a condition, a returned value), and runs the tests that run the line. A mutation that no test
+notices is a survivor; all survivors are listed.
 
+    pip install pytest-cov
+    python -m pytest -m "not slow" --cov=src/stepjepa --cov-context=test --cov-report=
     python tests/mutation.py --count 200 --output mutations.json
+
+It changes files of the tree that it runs in, and puts them back: run it in a clone. The same command resumes.
 """
 
 from __future__ import annotations
@@ -12,13 +16,12 @@ from __future__ import annotations
 import argparse
 import ast
 import json
-import os
 import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "stepjepa"
@@ -56,10 +59,19 @@ def changes(node: ast.AST) -> Iterator[Callable[[], None]]:
 
 
 def changeable(path: Path) -> dict[int, list[int]]:
-    """For each line of a file the places, in the order of ``ast.walk``, of nodes that can be changed."""
+    """For each line of a file the places, in the order of ``ast.walk``, of nodes that can be changed.
+
+    Left out is what no test can notice: types, ``if TYPE_CHECKING``, and ``strict`` of ``zip``, which guards against
+    errors in the code itself.
+    """
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    types = [getattr(node, name, None) for node in nodes for name in ("annotation", "returns")]
+    idle = {id(inner) for each in types if each is not None for inner in ast.walk(each)}
+    idle |= {id(node.value) for node in nodes if isinstance(node, ast.keyword) and node.arg == "strict"}
+    idle |= {id(node) for node in nodes if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"}
     found: dict[int, list[int]] = {}
-    for place, node in enumerate(ast.walk(ast.parse(path.read_text(encoding="utf-8")))):
-        if any(True for _ in changes(node)):
+    for place, node in enumerate(nodes):
+        if id(node) not in idle and any(True for _ in changes(node)):
             found.setdefault(node.lineno, []).append(place)  # type: ignore[attr-defined]
     return found
 
@@ -83,25 +95,30 @@ def draw(count: int, seed: int) -> list[Mutation]:
     return [mutate(path, line, generator.choice(places)) for path, line, places in chosen]
 
 
-def noticed(mutation: Mutation, workers: int) -> bool:
-    """Whether the tests that mirror the file, then those of its folder, then the rest of the suite, fail."""
+def tests_of(mutation: Mutation, coverage: Any) -> list[str]:
+    """The tests that ran a line; of a line that only a fixture ran those of the file, of any other some folders."""
+    ran = coverage.contexts_by_lineno(str(mutation.path))
+    # A statement of several lines may be known by an earlier one.
+    line = max((each for each in ran if each <= mutation.line), default=0)
+    named = [context.rpartition("|")[::2] for context in ran.get(line, ()) if context]
+    files = {test.partition("::")[0] for test, phase in named if phase == "setup"}
+    alone = {test for test, phase in named if phase == "run" and test.partition("::")[0] not in files}
+    # What runs when a module is imported belongs to no test.
+    folders = (mutation.path.relative_to(SOURCE).parts[0], "invariants", "commands")
+    return sorted(files | alone) or [f"tests/{folder}" for folder in folders]
+
+
+def noticed(mutation: Mutation, tests: list[str]) -> bool:
+    """Whether one of the tests fails, or takes a quarter of an hour."""
     original = mutation.path.read_text(encoding="utf-8")
-    folder = ROOT / "tests" / mutation.path.relative_to(SOURCE).parts[0]
-    mirror = folder / f"test_{mutation.path.name}"
-    stages = [[str(mirror)] if mirror.is_file() else [], [str(folder)] if folder.is_dir() else []]
-    stages.append(["tests/invariants", "tests/commands", "tests/examples"])
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", str(workers), "--dist", "loadfile", "-m", "not slow"]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "not slow", "-p", "no:cacheprovider", *tests]
     try:
         mutation.path.write_text(mutation.text, encoding="utf-8")
-        for tests in filter(None, stages):
-            done = subprocess.run([*command, *tests], cwd=ROOT, capture_output=True, check=False, timeout=900)
-            if done.returncode:
-                return True
+        return bool(subprocess.run(command, cwd=ROOT, capture_output=True, check=False, timeout=900).returncode)
     except subprocess.TimeoutExpired:
         return True
     finally:
         mutation.path.write_text(original, encoding="utf-8")
-    return False
 
 
 def main() -> int:
@@ -109,15 +126,19 @@ def main() -> int:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--count", type=int, default=200, help="mutations drawn (200)")
     options.add_argument("--seed", type=int, default=42, help="of the draw (42)")
-    options.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="of pytest (all cores)")
+    options.add_argument("--coverage", default=".coverage", help="data of pytest-cov with contexts (%(default)s)")
     options.add_argument("--output", type=Path, required=True, help="JSON file of all verdicts; resumed")
     args = options.parse_args()
+    from coverage import CoverageData
+
+    coverage = CoverageData(args.coverage)
+    coverage.read()
     drawn = draw(args.count, args.seed)
     # What the file holds already is not run again.
-    results: list[dict[str, str | int | bool]] = json.loads(args.output.read_text()) if args.output.exists() else []
+    results: list[dict[str, Any]] = json.loads(args.output.read_text()) if args.output.exists() else []
     for number, mutation in enumerate(drawn[len(results) :], start=len(results) + 1):
         where = f"{mutation.path.relative_to(ROOT)}:{mutation.line}"
-        found = noticed(mutation, args.workers)
+        found = noticed(mutation, tests_of(mutation, coverage))
         results.append({"where": where, "change": mutation.change, "noticed": found})
         args.output.write_text(json.dumps(results, indent=1), encoding="utf-8")
         print(f"[{number}/{len(drawn)}] {'noticed ' if found else 'SURVIVED'} {where}  {mutation.change}", flush=True)

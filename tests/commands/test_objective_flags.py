@@ -97,7 +97,6 @@ REFUSED: list[tuple[str, str]] = [
     ("--jepa_layer 7", "jepa_layer: expected -5 to 4 for a model of 4 layers, got 7"),
     ("--pretrain --lora", "--lora needs trained weights"),
     ("--lora --load_in_4bit --load_in_8bit --model_name x", "exclude each other"),
-    ("--model_name x --train_tokenizer 400", "--train_tokenizer needs random weights"),
     ("--same_flop --max_steps 5", "--same_flop works out the number of steps"),
     ("--term_args {}", "--term_args: expected a JSON object for each --term"),
     ("--term own_term:Nothing", "--term"),

@@ -171,7 +171,7 @@ def test_a_second_sweep_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     wait_for(lambda: len(running_pids(tmp_path)) == 2)
     code, out, err = ending(driver(tmp_path, trials))
     assert (code, out) == (1, "")
-    assert err.startswith(f"{tmp_path}: is in use by stepjepa sweep, process {first.pid} on ")
+    assert err.startswith(f"{tmp_path}: is in use by process {first.pid} on ")
     first.send_signal(signal.SIGTERM)
     assert ending(first)[1].endswith(f"stopped {signal.SIGTERM.value}\n")
 

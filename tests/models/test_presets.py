@@ -1,9 +1,8 @@
-"""Presets, random weights from a configuration, new tokenizers, names of models, and training in two stages."""
+"""Presets, random weights from a configuration, names of models, and tokens of the plain format."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import chat_templates
 import tiny
-from stepjepa.chat.template import ChatTemplate, PlainTemplate
+from stepjepa.chat.template import PlainTemplate
 from stepjepa.chat.tokens import END_OF_TURN, PERCEPTION
 from stepjepa.errors import UserError
-from stepjepa.models.loading import load_for_inference, load_model
-from stepjepa.models.presets import CHAT_TEMPLATE, SPARE_ROWS, is_hub_id, refuse_missing
-from stepjepa.models.presets import train_tokenizer as new_tokenizer
+from stepjepa.models.loading import load_for_inference, load_model, load_tokenizer
+from stepjepa.models.presets import CHAT_TEMPLATE, SPARE_ROWS, is_hub_id, refuse_missing, train_tokenizer
 
 TEXTS = [message["content"] for record in tiny.records() for message in record.messages]
 STRANGE = ["12345 + 67.8%", "It's DON'T  I'll\n\n\n x", "Größe, 中文 é", "a\tb\r\n  c", "<|perception|>A<|eot_id|>"]
@@ -36,11 +34,6 @@ def pretrain(folder: Path, **options: Any) -> tuple[Any, Any]:
 
 
 @pytest.fixture
-def bare(tmp_path: Path) -> Path:
-    return save_config(tmp_path / "bare")
-
-
-@pytest.fixture
 def base(tmp_path: Path, plain_tokenizer: Any) -> Path:
     """A trained model with its tokenizer."""
     tiny.make_model("llama", seed=5).save_pretrained(tmp_path / "base")
@@ -48,17 +41,17 @@ def base(tmp_path: Path, plain_tokenizer: Any) -> Path:
     return tmp_path / "base"
 
 
-def test_weights_depend_on_the_seed_alone(bare: Path) -> None:
+def test_weights_depend_on_the_seed_alone(base: Path) -> None:
     """So they are equal on all processes, whose generators may stand anywhere."""
     torch.manual_seed(11)
     before = torch.get_rng_state()
-    first, _ = pretrain(bare, train_tokenizer=290, seed=3)
+    first, _ = pretrain(base, seed=3)
     assert torch.equal(torch.get_rng_state(), before)
     assert first.training
     torch.manual_seed(12)
-    again, _ = pretrain(bare, train_tokenizer=290, seed=3)
+    again, _ = pretrain(base, seed=3)
     assert all(torch.equal(value, again.state_dict()[name]) for name, value in first.state_dict().items())
-    other, _ = pretrain(bare, train_tokenizer=290, seed=4)
+    other, _ = pretrain(base, seed=4)
     assert not torch.equal(first.get_input_embeddings().weight, other.get_input_embeddings().weight)
 
 
@@ -67,19 +60,25 @@ def test_trained_weights_are_left_aside(base: Path) -> None:
     assert float(pretrain(base)[0].model.layers[0].mlp.up_proj.weight.detach().std()) == pytest.approx(0.02, rel=0.1)
 
 
-def test_dtypes(tmp_path: Path) -> None:
+def test_dtypes(tmp_path: Path, plain_tokenizer: Any) -> None:
     folder = save_config(tmp_path / "half", dtype="bfloat16")
+    plain_tokenizer.save_pretrained(folder)
     for dtype, expected in [("auto", torch.bfloat16), ("float32", torch.float32), ("float16", torch.float16)]:
-        assert pretrain(folder, train_tokenizer=290, dtype=dtype)[0].dtype == expected
+        assert pretrain(folder, dtype=dtype)[0].dtype == expected
 
 
 def test_presets() -> None:
-    model, tokenizer = load_model("preset:tiny-qwen", texts=TEXTS, train_tokenizer=277)
+    model, tokenizer = load_model("preset:tiny-qwen", texts=TEXTS)
     assert type(model).__name__ == "Qwen3ForCausalLM"
     assert (model.config.hidden_size, model.config.num_key_value_heads) == (128, 1)
-    assert len(tokenizer) == 277
-    assert model.config.vocab_size == 320
+    # No more tokens and rows than the texts give.
+    assert tokenizer.get_vocab() == train_tokenizer(TEXTS, 1024).get_vocab()
+    assert model.config.vocab_size == -(-(len(tokenizer) + SPARE_ROWS) // 64) * 64 < 1024
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    assert tokenizer.chat_template == CHAT_TEMPLATE
+    assert tokenizer("7315")["input_ids"] == [tokenizer.convert_tokens_to_ids(digit) for digit in "7315"]
+    for text in STRANGE[:4]:
+        assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
     with pytest.raises(UserError, match="no preset 'huge'; choose one of preset:tiny, preset:small"):
         load_model("preset:huge")
 
@@ -123,42 +122,8 @@ def test_generation_stops_at_every_end(tmp_path: Path, plain_tokenizer: Any) -> 
     assert model.generation_config.eos_token_id == ends
 
 
-def test_a_configuration_alone_is_enough(bare: Path) -> None:
-    assert [file.name for file in bare.iterdir()] == ["config.json"]
-    model, tokenizer = pretrain(bare, train_tokenizer=283)
-    assert len(tokenizer) == 283
-    assert model.config.vocab_size == 320
-    assert tokenizer.get_vocab() == new_tokenizer(TEXTS, 283).get_vocab()
-    assert tokenizer.chat_template == CHAT_TEMPLATE
-    assert tokenizer("7315")["input_ids"] == [tokenizer.convert_tokens_to_ids(digit) for digit in "7315"]
-    for text in STRANGE[:4]:
-        assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
-
-
-@pytest.mark.parametrize("name", ["qwen2.5", "olmo2"])
-def test_the_template_of_the_old_tokenizer_is_kept(
-    name: str, shared_data: Path, tmp_path: Path, real_tokenizer: Callable[[str], Any]
-) -> None:
-    folder = save_config(tmp_path / name)
-    AutoTokenizer.from_pretrained(str(shared_data / "tokenizers" / name)).save_pretrained(folder)
-    model, tokenizer = pretrain(folder, train_tokenizer=331)
-    old, new = ChatTemplate(real_tokenizer(name)), ChatTemplate(tokenizer)
-    assert len(tokenizer) <= 331
-    assert tokenizer.eos_token == real_tokenizer(name).eos_token
-    assert new.describe() == old.describe()
-    for record in tiny.records():
-        assert new.render(record.messages) == old.render(record.messages)
-        text = new.render(record.messages).text
-        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-        assert tokenizer.decode(ids, clean_up_tokenization_spaces=False) == text
-        assert ids.count(new.end_of_turn_ids[0]) == text.count(new.end_of_turn)
-    assert new.end_of_turn_ids[0] in torch.tensor(model.generation_config.eos_token_id).reshape(-1).tolist()
-
-
-@pytest.mark.parametrize("name", ["llama", "qwen2", "gpt2"])
-def test_what_is_saved_is_loaded_again_as_it_was(name: str, tmp_path: Path) -> None:
-    """Transformers gives some families' tokenizers a way of their own to cut texts into words, whatever was saved."""
-    model, tokenizer = pretrain(save_config(tmp_path / "bare", name), train_tokenizer=307, plain=True, predictors=2)
+def test_what_is_saved_is_loaded_again_as_it_was(tmp_path: Path) -> None:
+    model, tokenizer = load_model("preset:tiny", texts=TEXTS, plain=True, predictors=2)
     model.save_pretrained(tmp_path / "run")
     tokenizer.save_pretrained(tmp_path / "run")
     again, same = load_for_inference(tmp_path / "run", device="cpu")
@@ -173,25 +138,26 @@ def test_what_is_saved_is_loaded_again_as_it_was(name: str, tmp_path: Path) -> N
     assert tokenizer.convert_tokens_to_ids(END_OF_TURN) in whole.generation_config.eos_token_id
 
 
-def test_what_is_missing_is_said(bare: Path, base: Path, tmp_path: Path, plain_tokenizer: Any) -> None:
-    with pytest.raises(UserError, match="holds no tokenizer"):
-        pretrain(bare)
+def test_what_is_missing_is_said(base: Path, tmp_path: Path, plain_tokenizer: Any) -> None:
+    bare = save_config(tmp_path / "bare", "phi")
+    for load in (pretrain, lambda folder: load_tokenizer(str(folder))):
+        with pytest.raises(UserError, match="holds no tokenizer"):
+            load(bare)
     with pytest.raises(UserError, match=r"of 258 tokens is too small: expected 259 or more"):
-        pretrain(bare, train_tokenizer=258)
-    assert len(pretrain(bare, train_tokenizer=259)[1]) == 259
+        train_tokenizer(TEXTS, 258)
+    assert len(train_tokenizer(TEXTS, 259)) == 259
     plain_tokenizer.save_pretrained(tmp_path / "words")
     with pytest.raises(UserError, match="can't load a configuration from"):
-        pretrain(tmp_path / "words", train_tokenizer=290)
+        pretrain(tmp_path / "words")
     (base / "chat_template.jinja").unlink()
     with pytest.raises(UserError, match=r"no chat template; .*--plain"):
         pretrain(base)
     assert PlainTemplate(pretrain(base, plain=True)[1]).end_of_turn == END_OF_TURN
 
 
-@pytest.mark.parametrize("options", [None, {}, {"train_tokenizer": 290}], ids=["trained", "new", "new tokenizer"])
-def test_tokens_of_the_plain_format(options: dict[str, Any] | None, base: Path) -> None:
-    load = load_model if options is None else pretrain
-    model, tokenizer = load(base if options is not None else str(base), plain=True, predictors=3, **(options or {}))
+@pytest.mark.parametrize("fresh", [False, True])
+def test_tokens_of_the_plain_format(fresh: bool, base: Path) -> None:
+    model, tokenizer = load_model(str(base), pretrain=fresh, plain=True, predictors=3)
     end = tokenizer.convert_tokens_to_ids(END_OF_TURN)
     assert {*model.generation_config.eos_token_id} == {end, tokenizer.eos_token_id}
     assert tokenizer.convert_tokens_to_ids(PERCEPTION) == end - 1

@@ -11,7 +11,6 @@ import torch
 import yaml
 
 import tiny
-from made_up_runs import evaluate, make_run
 from stepjepa.cli import main
 from stepjepa.files import write_jsonl
 from stepjepa.run_folder import CARD_FILE
@@ -48,24 +47,6 @@ def test_what_a_card_says(tmp_path: Path) -> None:
     }
     assert "name = 'me/mine'" in text
     assert not any(word in text for word in ("/home", "secret", "of-me"))
-
-
-def test_the_scores_of_a_run_are_in_its_card_and_in_what_a_hub_reads(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run", "1011000")
-    write_card(folder)
-    text = (folder / CARD_FILE).read_text()
-    assert "- exact on test.jsonl: 0.4286\n" in text
-    (index,) = yaml.safe_load(text.split("---\n")[1])["model-index"]
-    metrics = {each["type"]: each["value"] for result in index["results"] for each in result["metrics"]}
-    assert metrics["exact"] == pytest.approx(3 / 7)
-    # Of another model now, so it says nothing of this one.
-    (folder / "model.safetensors").write_text("other")
-    write_card(folder)
-    assert "exact" not in (folder / CARD_FILE).read_text()
-    (folder / "damaged.summary.json").write_text("{")
-    evaluate(folder, "1111111")
-    write_card(folder)
-    assert "- exact on test.jsonl: 1.0000\n" in (folder / CARD_FILE).read_text()
 
 
 def test_somebodys_own_card_is_kept(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """``stepjepa compare`` and ``stepjepa report``: arms against a baseline, runs in a table or on a page."""
 
-# ruff: noqa: RUF009  # option() makes the field
-
 from __future__ import annotations
 
 import argparse

@@ -99,10 +99,6 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
         raise Stopped(stop.number, f"stopped; {there}; {again} goes on") from None
     found = _tell_summary(summary, output)
     if (output.parent / RUN_FILE).is_file():
-        # Imported late: summarising a finished file needs torch for nothing else.
-        from stepjepa.training.hub import write_card
-
-        write_card(output.parent)
         run, page = shlex.quote(str(output.parent)), shlex.quote(str(output.parent / "report.html"))
         print(f"next: stepjepa report {run} --output_file {page}; with other runs: stepjepa compare {run} OTHER ...")
     return found

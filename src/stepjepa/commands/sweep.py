@@ -1,7 +1,5 @@
 """``stepjepa sweep``: train and evaluate every combination of a grid."""
 
-# ruff: noqa: RUF009  # option() makes the field
-
 from __future__ import annotations
 
 import argparse

@@ -1,7 +1,5 @@
 """``stepjepa train`` and ``stepjepa estimate``. Flags that are not ours go to ``transformers.TrainingArguments``."""
 
-# ruff: noqa: RUF009  # option() makes the field
-
 from __future__ import annotations
 
 import argparse
@@ -69,8 +67,7 @@ class TrainedModel(ModelFlags):
 
     dtype: Dtype = option("float32", "dtype of the weights")
     allow_missing_weights: bool = option(False, "initialise weights that the model's files lack at random")
-    pretrain: bool = option(False, "start from random weights; with the configuration of --model_name")
-    train_tokenizer: int | None = option(None, "with --pretrain: train a tokenizer of SIZE tokens", metavar="SIZE")
+    pretrain: bool = option(False, "start from random weights; with configuration and tokenizer of --model_name")
     attn_implementation: str | None = option(None, "as in transformers: sdpa, eager ...", metavar="NAME")
     lora: bool = option(False, "train an adapter and the predictor rows; instead of all weights")
     lora_rank: int = _lora(16, "rank of the adapter", metavar="R", allowed=FROM_ONE)
@@ -176,8 +173,6 @@ def check(args: argparse.Namespace) -> JepaConfig:
     for name in ("lora", "gguf_file"):
         if untrained and getattr(args, name):
             raise UserError(f"--{name} needs trained weights, and presets have random weights, as with --pretrain")
-    if args.train_tokenizer is not None and not untrained:
-        raise UserError("--train_tokenizer needs random weights, which --pretrain makes; add it or leave both out")
     if args.same_flop and args.training.get("max_steps", -1) > 0:
         raise UserError("--same_flop works out the number of steps, and --max_steps names it; leave one out")
     return config

@@ -13,7 +13,7 @@ from typing import Any
 from stepjepa.config import NEEDS_VIEWS, JepaConfig
 from stepjepa.errors import UserError, shown
 from stepjepa.evaluation.output import describe_trained_on, model_fingerprint
-from stepjepa.fields import Fields, checked_fields, read_fields
+from stepjepa.fields import Fields, read_fields
 from stepjepa.files import read_jsonl
 from stepjepa.run_folder import RUN_FILE, read_run
 
@@ -137,7 +137,7 @@ def read_evaluated_run(folder: str | os.PathLike[str], evaluation: str | None = 
         UserError: no run folder, an unfinished run, no such evaluation, one of another model, or a damaged file.
     """
     path = Path(folder)
-    run = checked_fields(read_run(path), path / RUN_FILE, _TRAIN_AGAIN)
+    run = Fields(read_run(path), path / RUN_FILE, _TRAIN_AGAIN)
     if (status := run.text("status")) != "finished":
         raise UserError(f"the run is not finished (status {shown(status)}); resume it, or leave it out", path=path)
     file = _summary_file(path, evaluation)
@@ -165,10 +165,10 @@ def read_evaluated_run(folder: str | os.PathLike[str], evaluation: str | None = 
             "gold_loss": summary.number_or_none("gold_loss"),
             "matched": similarity.number_or_none("matched_similarity"),
             "shuffled": similarity.number_or_none("shuffled_similarity"),
-            "tokens": results.amount_or_none("tokens"),
-            "seconds": results.amount_or_none("train_seconds"),
+            "tokens": results.number_or_none("tokens"),
+            "seconds": results.number_or_none("train_seconds"),
             # The first edition did not count them.
-            "flops": results.amount_or_none("flops"),
+            "flops": results.number_or_none("flops"),
         },
         model=evaluated.text_or_none("model"),
         views=evaluated.text_or_none("similarity"),
@@ -179,7 +179,7 @@ def read_evaluated_run(folder: str | os.PathLike[str], evaluation: str | None = 
 
 def _inner(outer: Fields, name: str) -> Fields:
     """A nested object; an empty one where there is none."""
-    return outer.inner_or_none(name) or checked_fields({}, "", "")
+    return outer.inner_or_none(name) or Fields({}, "", "")
 
 
 def _summary_file(folder: Path, evaluation: str | None) -> Path:
@@ -256,10 +256,7 @@ def is_of_another_model(folder: Path, summary: Mapping[str, Any]) -> bool:
 def _examples(file: Path, summary: Fields) -> tuple[list[int], dict[str, list[float] | None]]:
     """The examples and their scores."""
     path = file.with_name(file.name.removesuffix(SUMMARY) + ".jsonl")
-    lines = [
-        checked_fields(value, path, _EVALUATE_AGAIN, line=number)
-        for number, value in read_jsonl(path, "file of answers")
-    ]
+    lines = [Fields(value, path, _EVALUATE_AGAIN, number) for number, value in read_jsonl(path, "file of answers")]
     indices = [line.whole("index", 0) for line in lines]
     if len(lines) != summary.whole("n", 1):
         raise UserError(f"its {len(lines)} lines are not the examples of {file.name}; {_EVALUATE_AGAIN}", path=path)

@@ -157,7 +157,7 @@ def sweep(folder: SweepFolder, trials: Sequence[Trial], engine: Engine | None = 
     engine = Local() if engine is None else engine
     folder.states(trials)
     folder.path.mkdir(parents=True, exist_ok=True)
-    with locked(folder.path, "stepjepa sweep"), Interruptions() as asked:
+    with locked(folder.path), Interruptions() as asked:
         states = folder.states(trials)
         finished = [trial for trial in trials if states[trial.name] == FINISHED]
         left, failed = [trial for trial in trials if trial not in finished], dict[str, str]()

@@ -4,8 +4,6 @@ An analysis writes analysis.json (settings and numbers), embeddings.npz (source,
 the n-th model as ``n/source`` and so on) and projection.png.
 """
 
-# ruff: noqa: RUF009  # option() makes the field
-
 from __future__ import annotations
 
 import os
@@ -133,7 +131,8 @@ def choose_configs(settings: AnalysisSettings) -> list[JepaConfig]:
 
     UserError if the models were trained on different views, pairs or separators, and no flag decides.
     """
-    from stepjepa.inspection.embeddings import reading_config, trained_views
+    from stepjepa.inspection.embeddings import reading_config
+    from stepjepa.run_folder import trained_objective
 
     def decided(name: str, values: set[Any], given: Any = None) -> Any:
         if given is None and len(values) > 1:
@@ -141,7 +140,7 @@ def choose_configs(settings: AnalysisSettings) -> list[JepaConfig]:
             raise UserError(f"the models were trained with {told}; pass --views and --pairs, or analyze one by one")
         return next(iter(values), None) if given is None else given
 
-    trained = [trained_views(path) for path in settings.model_path]
+    trained = [trained_objective(path) for path in settings.model_path]
     known = [each for each in trained if each is not None]
     views = decided("views", {each["mode"] for each in known} - {"regular"}, settings.views) or "llm-jepa"
     steps = settings.t_sne_type == "steps"

@@ -24,7 +24,7 @@ from stepjepa.errors import UserError, naming_batch_size
 from stepjepa.models.encode import encode
 from stepjepa.models.setup import packing, set_up_attention
 from stepjepa.objectives.monitors import COLLAPSE_SIMILARITY, Window, share
-from stepjepa.run_folder import RUN_FILE, run_of, trained_objective
+from stepjepa.run_folder import RUN_FILE, trained_objective
 
 QUANTILES = (0.1, 0.2, 0.5, 0.8, 0.9)
 TOP = 100  # of the largest singular values are averaged, as in the LLM-JEPA paper (arXiv 2509.14252)
@@ -56,19 +56,11 @@ def reading_config(trained: dict[str, Any] | None, views: str) -> JepaConfig:
 
 
 def similarity_config(run_folder: str | os.PathLike[str], views: str) -> JepaConfig:
-    """The :func:`reading_config` of a run folder; UserError if it is none, or exported without predictor tokens."""
-    trained = trained_views(run_folder)
+    """The :func:`reading_config` of a run folder; UserError if it is none."""
+    trained = trained_objective(run_folder)
     if trained is None:
         raise UserError(f"is no run folder (no {RUN_FILE} that tells how the model was trained)", path=Path(run_folder))
     return reading_config(trained, views)
-
-
-def trained_views(path: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """The ``trained_objective`` of a model; UserError if it lost the predictor tokens at which its views are read."""
-    if (run_of(path) or {}).get("stripped_predictors"):
-        told = "was exported without predictor tokens (--strip_predictors); name the run that it was exported from"
-        raise UserError(told, path=Path(path))
-    return trained_objective(path)
 
 
 @dataclass(frozen=True)

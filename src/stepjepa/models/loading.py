@@ -26,8 +26,6 @@ from stepjepa.run_folder import run_of
 
 # Every folder with a tokenizer has a file that matches one of these.
 TOKENIZER_FILES = ("tokenizer*", "vocab.*", "spiece.model")
-# File endings of other weight formats than safetensors; reading some of them can run code that they contain.
-PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack")
 
 
 def load_model(
@@ -41,7 +39,6 @@ def load_model(
     attn_implementation: str | None = None,
     trust_remote_code: bool = False,
     pretrain: bool = False,
-    train_tokenizer: int | None = None,
     plain: bool = False,
     quantization: dict[str, Any] | None = None,
     allow_missing_weights: bool = False,
@@ -53,7 +50,7 @@ def load_model(
 
     Args:
         name: a folder, a hub id, or ``preset:NAME`` for a small model with random weights.
-        texts: training texts of a new tokenizer, that of a preset or of ``train_tokenizer``.
+        texts: training texts of a preset's tokenizer.
         predictors: K, the number of predictor tokens to add.
         seed: of random weights and of new embedding rows.
         dtype: of the weights: ``float32``, ``bfloat16``, ``float16`` or ``auto``, the checkpoint's own.
@@ -61,7 +58,6 @@ def load_model(
         attn_implementation: as in transformers.
         trust_remote_code: run code that comes with the model.
         pretrain: take only configuration and tokenizer from ``name``, and draw random weights; a preset always does.
-        train_tokenizer: with random weights only: train a tokenizer of at most this many tokens, to which others come.
         plain: add the tokens of ``chat.template.PlainTemplate``, and stop generation at its end of turn.
         quantization: from ``weights.quantization_options``, to load trained weights in 4 or 8 bits.
         allow_missing_weights: draw weights that ``name`` lacks at random, instead of refusing it.
@@ -72,14 +68,13 @@ def load_model(
     options: dict[str, Any] = {"attn_implementation": attn_implementation, "trust_remote_code": trust_remote_code}
     if pretrain or name.startswith(PREFIX):
         tokenizer, config = new_config(
-            name, texts, train_tokenizer, chat_template=chat_template, trust_remote_code=trust_remote_code, plain=plain
+            name, texts, chat_template=chat_template, trust_remote_code=trust_remote_code, plain=plain
         )
         ends = add_plain_tokens(tokenizer)[1:] if plain else list(ChatTemplate(tokenizer).end_of_turn_ids)
         ends += [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         with reported(f"can't build a model from '{name}'"):
             model = presets.random_model(config, tokenizer, ends, seed, dtype=new_dtype(config, dtype), **options)
     else:
-        refuse_pickled(name)
         tokenizer = load_tokenizer(
             name, chat_template=chat_template, trust_remote_code=trust_remote_code, gguf_file=gguf_file
         )
@@ -97,6 +92,9 @@ def load_tokenizer(
     name: str, *, chat_template: str | None = None, trust_remote_code: bool = False, gguf_file: str | None = None
 ) -> Any:
     """Load the tokenizer of a folder or hub id, or of a GGUF file in it, perhaps with the template of a Jinja file."""
+    # Of a folder that holds none, transformers would make an empty tokenizer for some families.
+    if Path(name).is_dir() and gguf_file is None and not any(any(Path(name).glob(file)) for file in TOKENIZER_FILES):
+        raise UserError("holds no tokenizer; put the files of one there", path=name)
     tokenizer = _described("tokenizer", name, trust_remote_code, gguf_file)
     if chat_template is not None:
         tokenizer.chat_template = read_template(chat_template)
@@ -118,31 +116,19 @@ def _described(what: str, name: str, trust_remote_code: bool, gguf_file: str | N
 
 
 def new_config(
-    name: str,
-    texts: Iterable[str],
-    vocabulary: int | None,
-    *,
-    chat_template: str | None,
-    trust_remote_code: bool,
-    plain: bool,
+    name: str, texts: Iterable[str], *, chat_template: str | None, trust_remote_code: bool, plain: bool
 ) -> tuple[Any, Any]:
     """The tokenizer and the configuration of a model with random weights, fitted to each other."""
     if name.startswith(PREFIX):
         config = presets.preset_config(name)
-        tokenizer = presets.preset_tokenizer(name, texts, chat_template, vocabulary)
+        tokenizer = presets.preset_tokenizer(name, texts, chat_template)
+        config.vocab_size = 0  # as many as the tokenizer needs
     else:
-        config, folder = load_config(name, trust_remote_code=trust_remote_code), Path(name)
-        tokenizer = None
-        if not folder.is_dir() or any(path for file in TOKENIZER_FILES for path in folder.glob(file)):
-            tokenizer = load_tokenizer(name, chat_template=chat_template, trust_remote_code=trust_remote_code)
-        elif vocabulary is None:
-            raise UserError("holds no tokenizer; put one there, or train one with --train_tokenizer SIZE", path=folder)
-        if vocabulary is not None:
-            tokenizer = presets.train_tokenizer(texts, vocabulary, tokenizer, chat_template)
-            tokenizer = presets.as_loaded(tokenizer, config, trust_remote_code=trust_remote_code)
+        config = load_config(name, trust_remote_code=trust_remote_code)
+        tokenizer = load_tokenizer(name, chat_template=chat_template, trust_remote_code=trust_remote_code)
     if plain:
         add_plain_tokens(tokenizer)
-    presets.fit_config(config, tokenizer, anew=vocabulary is not None or name.startswith(PREFIX))
+    presets.fit_config(config, tokenizer)
     return tokenizer, config
 
 
@@ -240,7 +226,6 @@ def load_for_inference(
     is_adapter = adapter.is_file()
     if Path(name).is_dir() and not is_adapter and not (Path(name) / "config.json").is_file():
         raise UserError("holds no model; a run that was stopped has its models in checkpoint-N", path=name)
-    refuse_pickled(name)
     tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
     base, file = name, None
     if is_adapter:
@@ -249,7 +234,6 @@ def load_for_inference(
         base = str(described.get("base_model_name_or_path") or "")
         if not base:
             raise UserError("names no base model (base_model_name_or_path); add it", path=adapter)
-        refuse_pickled(base)
     options = {} if quantization is None else quantization_options(quantization, device=device)
     with reported(f"can't load a model from '{base}'"):
         model = load_weights(base, gguf_file=file, dtype=dtype, trust_remote_code=trust_remote_code, **options)
@@ -260,20 +244,6 @@ def load_for_inference(
         device = torch.accelerator.current_accelerator(check_available=True) or "cpu"
     # Quantized weights are on their device already.
     return (model if options else model.to(device)).eval(), tokenizer
-
-
-def refuse_pickled(folder: str | os.PathLike[str]) -> None:
-    """Raise UserError for a model or checkpoint folder that has weights, but none as safetensors."""
-    found = Path(folder)
-    kind = "adapter_model" if (found / "adapter_config.json").is_file() else "model"
-    if any((found / f"{kind}.safetensors{ending}").is_file() for ending in ("", ".index.json")):
-        return
-    if weights := sorted(file.name for file in found.glob("*model*") if file.suffix in PICKLED):
-        remedy = "where you trust it, convert it with from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)"
-        raise UserError(
-            f"holds its weights as {weights[0]}, and only safetensors are read, since others can run code; {remedy}",
-            path=found,
-        )
 
 
 @contextmanager

@@ -1,17 +1,14 @@
-"""Models with random weights and newly trained tokenizers: presets such as ``preset:tiny``, and ``--pretrain``."""
+"""Models with random weights: presets such as ``preset:tiny``, with tokenizers of their own, and ``--pretrain``."""
 
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from stepjepa.errors import UserError
 from stepjepa.files import existing_file
-from stepjepa.models.token_rows import add_ends
-from stepjepa.offline import use_cache_if_unreachable
 
 PREFIX = "preset:"
 _SIZES = {
@@ -41,8 +38,6 @@ SPARE_ROWS = 32
 
 # The time to learn merges is quadratic in the length of a word: one of a million characters would take hours.
 _LONG_WORD = re.compile(r"\S{200}")
-# Digits, blanks, line breaks, contractions, letters outside ASCII: tokenizers differ in how they split them.
-_MIXED_TEXT = "It's 3,145.92  km\n\n\tto A\u00df\u4e2d: don't\n"
 
 
 def preset_config(name: str) -> Any:
@@ -64,26 +59,12 @@ def preset_config(name: str) -> Any:
     )
 
 
-def train_tokenizer(texts: Iterable[str], vocabulary: int, old: Any = None, chat_template: str | None = None) -> Any:
-    """Train a tokenizer of at most ``vocabulary`` tokens on texts; UserError if there is no room for the 256 bytes.
+def train_tokenizer(texts: Iterable[str], vocabulary: int, chat_template: str | None = None) -> Any:
+    """Train byte-level BPE of at most ``vocabulary`` tokens on texts, with ChatML or the template of a Jinja file.
 
-    It has type, special tokens and chat template of the ``old`` one. None for byte-level BPE with ChatML, in which
-    every digit is a token of its own, as arithmetic needs, and which adds no token before or after a text.
-    ``chat_template`` names a Jinja file to use instead.
+    Every digit is a token of its own, as arithmetic needs, and no token is added before or after a text. UserError if
+    there is no room for the 256 bytes.
     """
-    texts = (_LONG_WORD.sub(r"\g<0> ", text) for text in texts)
-    if old is None:
-        tokenizer = _train_chatml(texts, vocabulary)
-    else:
-        tokenizer = old.train_new_from_iterator(texts, vocabulary, show_progress=False)
-    if len(tokenizer) > vocabulary:
-        raise UserError(f"a tokenizer of {vocabulary} tokens is too small: expected {len(tokenizer)} or more")
-    if chat_template is not None:
-        tokenizer.chat_template = read_template(chat_template)
-    return tokenizer
-
-
-def _train_chatml(texts: Iterable[str], vocabulary: int) -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -98,22 +79,23 @@ def _train_chatml(texts: Iterable[str], vocabulary: int) -> Any:
         initial_alphabet=sorted(words.alphabet()),
         show_progress=False,
     )
+    texts = (_LONG_WORD.sub(r"\g<0> ", text) for text in texts)
     tokenizer.train_from_iterator([*ROLE_WORDS, *texts], trainer)
+    if (size := tokenizer.get_vocab_size()) > vocabulary:
+        raise UserError(f"a tokenizer of {vocabulary} tokens is too small: expected {size} or more")
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=pad,
         eos_token=end,
         extra_special_tokens=[start],
-        chat_template=CHAT_TEMPLATE,
+        chat_template=CHAT_TEMPLATE if chat_template is None else read_template(chat_template),
         clean_up_tokenization_spaces=False,
     )
 
 
-def preset_tokenizer(
-    name: str, texts: Iterable[str], chat_template: str | None = None, vocabulary: int | None = None
-) -> Any:
-    """Train the tokenizer of a preset, of its own size unless ``vocabulary`` names one; see :func:`train_tokenizer`."""
-    return train_tokenizer(texts, vocabulary or preset_config(name).vocab_size, None, chat_template)
+def preset_tokenizer(name: str, texts: Iterable[str], chat_template: str | None = None) -> Any:
+    """Train the tokenizer of a preset, see :func:`train_tokenizer`."""
+    return train_tokenizer(texts, preset_config(name).vocab_size, chat_template)
 
 
 def read_template(path: str) -> str:
@@ -121,36 +103,16 @@ def read_template(path: str) -> str:
     return existing_file(path, "chat template").read_text(encoding="utf-8")
 
 
-def as_loaded(tokenizer: Any, config: Any, *, trust_remote_code: bool) -> Any:
-    """Reload a new tokenizer as transformers will load it from the folder of a model with this configuration.
-
-    Some model families (such as Qwen2) split texts into words in their own way, whatever was saved. A model must be
-    trained on the tokens that it will get later. UserError if those lose parts of texts.
-    """
-    from transformers import AutoTokenizer
-
-    with tempfile.TemporaryDirectory() as folder:
-        config.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        loaded = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    ids = loaded(_MIXED_TEXT, add_special_tokens=False)["input_ids"]
-    # Additional tokens, which some families add, are harmless.
-    if not tokenizer.get_vocab().items() <= loaded.get_vocab().items() or loaded.decode(ids) != _MIXED_TEXT:
-        raise UserError(f"--train_tokenizer: a new tokenizer of '{config.model_type}' would not keep all texts")
-    loaded.name_or_path = ""  # not that of the temporary folder
-    return loaded
-
-
-def fit_config(config: Any, tokenizer: Any, *, anew: bool) -> None:
+def fit_config(config: Any, tokenizer: Any) -> None:
     """Set the vocabulary size and the special token ids of a configuration, in place, from a tokenizer.
 
-    The tokenizer has all tokens except predictor tokens, which use the spare rows. If it is trained ``anew``, the
-    number of rows follows from it alone; otherwise a configuration with enough rows keeps its own number.
+    The tokenizer has all tokens except predictor tokens, which use the spare rows. A configuration with enough rows
+    keeps its own number.
     """
     decoder = config.get_text_config(decoder=True)
     rows = len(tokenizer) + SPARE_ROWS
     # A new number of rows is a multiple of 64, which suits the hardware.
-    rows = decoder.vocab_size if not anew and decoder.vocab_size >= rows else -(-rows // 64) * 64
+    rows = decoder.vocab_size if decoder.vocab_size >= rows else -(-rows // 64) * 64
     used = (tokenizer.bos_token_id, tokenizer.eos_token_id)
     # The row of the padding token is zero and not trained, so no other token may share it.
     pad = None if tokenizer.pad_token_id in used else tokenizer.pad_token_id
@@ -167,6 +129,8 @@ def random_model(config: Any, tokenizer: Any, ends: Sequence[int], seed: int, **
     """
     import torch
     from transformers import AutoModelForCausalLM
+
+    from stepjepa.models.token_rows import add_ends
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -189,11 +153,6 @@ def is_hub_id(name: str) -> bool:
 
 
 def refuse_missing(name: str) -> None:
-    """Raise UserError for a missing folder or misspelt preset, before transformers looks for it on the hub.
-
-    For a hub id, switch to the local cache if the hub does not answer.
-    """
-    if is_hub_id(name):
-        use_cache_if_unreachable()
-    elif not Path(name).is_dir():
+    """Raise UserError for a missing folder or misspelt preset, before transformers looks for it on the hub."""
+    if not is_hub_id(name) and not Path(name).is_dir():
         raise UserError(f"no such model folder; check the path (presets are such as {PREFIX}tiny)", path=name)

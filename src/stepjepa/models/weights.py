@@ -80,10 +80,7 @@ def missing_of_adapter(model: Any, folder: Path) -> list[str]:
     from peft import get_peft_model_state_dict
     from safetensors import safe_open
 
-    file = folder / "adapter_model.safetensors"
-    if not file.is_file():
-        return []
-    with safe_open(file, "pt") as weights:
+    with safe_open(folder / "adapter_model.safetensors", "pt") as weights:
         return sorted(set(get_peft_model_state_dict(model, save_embedding_layers=False)) - set(weights.keys()))
 
 

@@ -1,13 +1,25 @@
 """``stepjepa train --dry_run``: what a run would cost, from its real data and the shapes of its model alone.
 
 No weights are read, drawn or kept, and nothing is written. The data is prepared for real, so all its errors come to
-light here, too. The formulas stand in ``memory.py`` and ``flops.py``.
+light here, too. FLOPs are those of ``flops.py``. The memory of a process is estimated in bytes, part by part, from
+shapes and dtypes. With N weights, n of them trained, w bytes per weight, and s, g, z the number of processes over which
+weights, gradients and optimizer states are sharded (1 if they are not):
+
+- weights: ``N w / s``; a quantized weight takes 0.516 bytes (4 bits and scales) or 1 byte (8 bits);
+- gradients: ``n w / g``, and the same again for the buckets of DDP;
+- optimizer states: ``n a b / z``, for a values of b bytes per trained weight, see :data:`OPTIMIZERS`;
+- averaged weights (``--target_grad ema``): ``n w``;
+- activations: ``T w sum(i + o)``, for T tokens, over the matrices of all blocks, which read i and write o values a
+  token; with checkpointing of B blocks of width D: ``T w B D``, and the sum over one block. An estimate from below:
+  within a third for Llama and its kin, far less than what GPT-2 keeps.
+
+Not included: blocks that FSDP gathers while they are in use, logits, temporary tensors of the backward pass and of
+kernels, and the memory of the allocator and of the device's libraries.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import shutil
@@ -15,9 +27,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from accelerate.utils.deepspeed import HfDeepSpeedConfig
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, TrainingArguments
 
 from stepjepa.batch.prepare import prepare
@@ -25,7 +39,7 @@ from stepjepa.chat.tokens import add_plain_tokens, add_predictor_tokens
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
-from stepjepa.models.architecture import attach_heads, base_model
+from stepjepa.models.architecture import attach_heads, base_model, find_decoder, has_experts
 from stepjepa.models.loading import add_lora, load_config, load_tokenizer, new_config, new_dtype, reported
 from stepjepa.models.presets import PREFIX
 from stepjepa.models.setup import make_collator, set_up_attention
@@ -35,7 +49,6 @@ from stepjepa.objectives.objective import Objective
 from stepjepa.run_folder import is_main_process
 from stepjepa.terminal import print_rows
 from stepjepa.training.flops import FlopModel, Shape
-from stepjepa.training.memory import Sharding, activations, kept_bytes
 from stepjepa.training.plan import Plan, equal_compute
 from stepjepa.training.settings import (
     check_positions,
@@ -46,6 +59,16 @@ from stepjepa.training.settings import (
 )
 
 GIB = 2**30
+
+QUANTIZED = {"4bit": 0.516, "8bit": 1.0}
+"""Bytes of a quantized weight."""
+
+OPTIMIZERS: dict[str, tuple[int, int | None]] = {
+    **dict.fromkeys(("adamw_torch", "adamw_torch_fused"), (2, None)),
+    **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit"), (2, 1)),
+    "sgd": (0, None),
+}
+"""Optimizer -> number of values per trained weight, and bytes per value (None: those of the weight)."""
 
 # What torchrun tells a process of the others; a dry run needs their number alone.
 _LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -60,21 +83,10 @@ def dry_run(
     processes: int | None = None,
     on_gpu: bool = False,
 ) -> dict[str, Any] | None:
-    """Print what a run of ``commands.train`` would cost, from the first of its processes.
+    """Print what a run of ``commands.train`` would cost; None from all processes but the first.
 
-    Args:
-        args: the flags.
-        config: made of them.
-        records: to be trained on.
-        eval_records: held out; prepared for their errors' sake.
-        processes: number of them; by default torchrun's, or ``WORLD_SIZE`` where there are no such devices.
-        on_gpu: plan for a GPU also where there is none.
-
-    Returns:
-        The same for programs: bytes, FLOPs, tokens. None from the other processes.
-
-    Raises:
-        UserError: what the run itself would raise before its first step.
+    UserError for whatever the run itself would refuse before its first step. ``processes`` are by default torchrun's,
+    or ``WORLD_SIZE`` where there are no such devices; ``on_gpu`` plans for a GPU also where there is none.
     """
     if not is_main_process():
         return None
@@ -82,7 +94,7 @@ def dry_run(
     with _alone():
         given = dict(args.training)
         # Its package need not be there to read its configuration.
-        deepspeed = _read_deepspeed(given.pop("deepspeed", None))
+        deepspeed = given.pop("deepspeed", None)
         # Without this, 16 bits would be refused on a machine that is only asked.
         given.setdefault("use_cpu", not torch.accelerator.is_available())
         training = training_arguments(argparse.Namespace(**{**vars(args), "training": given}), bool(eval_records))
@@ -99,6 +111,16 @@ def dry_run(
     return found
 
 
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Hide from libraries that there are other processes, so that they do not wait for them."""
+    hidden = {name: os.environ.pop(name) for name in _LAUNCHED if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
+
+
 def _estimate(
     args: argparse.Namespace,
     config: JepaConfig,
@@ -108,7 +130,7 @@ def _estimate(
     *,
     device: str,
     processes: int,
-    sharding: Sharding,
+    sharding: Sharding | None,
 ) -> dict[str, Any]:
     """Prepare the data, set a model of shapes up as ``JepaTrainer`` does, and estimate everything, by name."""
     model, tokenizer = _empty_model(args, config, records)
@@ -116,10 +138,11 @@ def _estimate(
     held_out = prepare(eval_records, tokenizer, config, what="evaluation data") if eval_records else None
     objective = Objective.from_config(config)
     refuse_data(config, training, objective.compares_pairs)
-    if sharding.name:
+    if sharding:
         refuse_sharding(config, args.eval_generate)
     encoding, reason = set_up_attention(model, config)
-    attach_heads(model, objective.heads(base_model(model).config.get_text_config()))
+    base = base_model(model)
+    attach_heads(model, objective.heads(base.config.get_text_config()))
     how: dict[str, Any] = {"encoding": encoding, "device": device, "processes": processes}
     collator = make_collator(model, tokenizer, config, objective, **how)
     check_positions(collator, prepared, held_out)
@@ -153,7 +176,7 @@ def _estimate(
     folder = Path(str(training.output_dir)).absolute()
     every = training.save_steps if training.save_steps >= 1 else max(math.ceil(run * training.save_steps), 1)
     saves = {"no": 0, "epoch": math.ceil(run / epoch)}.get(str(training.save_strategy.value), run // int(every))
-    base, (trained, total) = base_model(model), parameter_counts(model)
+    trained, total = parameter_counts(model)
     accumulated = f"{plan.batch_size} x {training.gradient_accumulation_steps} accumulated"
     return {
         "model": f"{type(base).__name__}, {total:,} parameters, {trained:,} trained, {base.dtype}",
@@ -215,45 +238,104 @@ def describe(found: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _empty_model(args: argparse.Namespace, config: JepaConfig, records: Sequence[Record]) -> tuple[Any, Any]:
     """What ``load_model`` and ``add_lora`` give, on the meta device, with its real tokenizer."""
-    name, trust, template = args.model_name, args.trust_remote_code, args.chat_template
+    name, lora = args.model_name, lora_settings(args)
+    trust: dict[str, Any] = {"trust_remote_code": args.trust_remote_code}
     if args.pretrain or name.startswith(PREFIX):
         texts = (message["content"] for record in records for message in record.messages)
-        new = {"chat_template": template, "trust_remote_code": trust, "plain": config.plain}
-        tokenizer, found = new_config(name, texts, args.train_tokenizer, **new)
+        tokenizer, found = new_config(name, texts, chat_template=args.chat_template, plain=config.plain, **trust)
     else:
-        file = args.gguf_file
-        tokenizer = load_tokenizer(name, chat_template=template, trust_remote_code=trust, gguf_file=file)
-        found = load_config(name, trust_remote_code=trust, gguf_file=file)
+        tokenizer = load_tokenizer(name, chat_template=args.chat_template, gguf_file=args.gguf_file, **trust)
+        found = load_config(name, gguf_file=args.gguf_file, **trust)
         if config.plain:
             add_plain_tokens(tokenizer)
     if config.uses_views and config.predictors:
         add_predictor_tokens(tokenizer, config.predictors)
-    lora = lora_settings(args)
     with reported(f"can't build a model from '{name}'"), torch.device("meta"):
         kind = {"dtype": new_dtype(found, args.dtype), "attn_implementation": args.attn_implementation}
-        model: Any = AutoModelForCausalLM.from_config(found, trust_remote_code=trust, **kind)
+        model: Any = AutoModelForCausalLM.from_config(found, **kind, **trust)
         grow(model, len(tokenizer))
         if lora is not None:
             model = add_lora(model, lora, adapter_ids(tokenizer, plain=config.plain))
     return model.train(), tokenizer
 
 
-@contextmanager
-def _alone() -> Iterator[None]:
-    """Hide from libraries that there are other processes, so that they do not wait for them."""
-    hidden = {name: os.environ.pop(name) for name in _LAUNCHED if name in os.environ}
-    try:
-        yield
-    finally:
-        os.environ.update(hidden)
+# -- memory of a process -----------------------------------------------------------------------------------------------
 
 
-def _read_deepspeed(value: Any) -> dict[str, Any] | None:
-    """DeepSpeed's configuration: a file, or JSON itself."""
-    if value is None or isinstance(value, dict):
-        return value
-    try:
-        text = value if str(value).lstrip().startswith("{") else Path(value).read_text(encoding="utf-8")
-        return dict(json.loads(text))
-    except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"--deepspeed: can't be read as a JSON object ({error})") from None
+class Sharding(NamedTuple):
+    """Number of processes over which each part is sharded, by FSDP or DeepSpeed's ZeRO: s, g and z of the module."""
+
+    weights: int
+    gradients: int
+    states: int
+    # How float32 weights are kept for mixed precision: "instead" of those of 16 bits (FSDP), or "beside" (DeepSpeed).
+    master: str = ""
+
+    @classmethod
+    def of(cls, args: TrainingArguments, deepspeed: Any, processes: int) -> Sharding | None:
+        """What the arguments configure, and ``deepspeed``, a file or a JSON object; None for no sharding."""
+        mixed = args.bf16 or args.fp16
+        if deepspeed is not None:
+            try:
+                stage = HfDeepSpeedConfig(deepspeed).get_value("zero_optimization.stage", 0)
+            except (ValueError, AttributeError, OSError) as error:
+                raise UserError(f"--deepspeed: can't be read as a JSON object ({error})") from None
+            weights, gradients, states = (processes if stage >= least else 1 for least in (3, 2, 1))
+            return cls(weights, gradients, states, "beside" if mixed else "")
+        return cls(processes, processes, processes, "instead" if mixed else "") if args.fsdp else None
+
+
+def kept_bytes(
+    model: nn.Module,
+    optim: str,
+    *,
+    processes: int = 1,
+    sharding: Sharding | None = None,
+    quantized: str | None = None,
+    ema: bool = False,
+) -> dict[str, int]:
+    """Bytes that a process keeps between steps, by part; without the states of an optimizer not in :data:`OPTIMIZERS`.
+
+    The model is on any device, meta included, and neither sharded nor quantized (``4bit`` or ``8bit``) yet.
+    """
+    shards = sharding or Sharding(1, 1, 1)
+    head = model.get_output_embeddings()  # type: ignore[operator]  # a method of every PreTrainedModel
+    # bitsandbytes quantizes frozen linear layers other than the head.
+    linear = [module.weight for module in model.modules() if isinstance(module, nn.Linear) and module is not head]
+    packed = {id(weight) for weight in linear if quantized and not weight.requires_grad}
+
+    def size(tensor: Tensor) -> float:
+        if id(tensor) in packed:
+            return tensor.numel() * QUANTIZED[str(quantized)]
+        width = 2 if shards.master == "beside" else tensor.element_size()
+        return tensor.numel() * (max(4, width) if shards.master == "instead" and tensor.requires_grad else width)
+
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    count, own = sum(parameter.numel() for parameter in trained), sum(map(size, trained))
+    parts = {"weights": sum(map(size, model.parameters())) / shards.weights, "gradients": own / shards.gradients}
+    if optim in OPTIMIZERS:
+        values, width = OPTIMIZERS[optim]
+        beside = 4 * count if shards.master == "beside" else 0
+        states = values * (count * width if width is not None else beside or own)
+        parts["optimizer states"] = (states + beside) / shards.states
+    if processes > 1 and sharding is None:
+        parts["buckets of DDP"] = parts["gradients"]
+    if ema:
+        parts["averaged weights"] = own
+    return {name: round(value) for name, value in parts.items()}
+
+
+def activations(model: nn.Module, tokens: int, *, mixed: bool = False, checkpointing: bool = False) -> int | None:
+    """Bytes kept between the forward and the backward pass of a micro-batch of so many ``tokens``, padding included.
+
+    ``mixed`` where the pass runs in 16 bits, whatever the weights' dtype. None for a mixture of experts, of which it is
+    not known which token meets which.
+    """
+    if has_experts(model):
+        return None
+    decoder: Any = find_decoder(model)
+    width = 2 if mixed else torch.finfo(decoder.dtype).bits // 8
+    inner = [pair for each in decoder.children() if isinstance(each, nn.ModuleList) for pair in each.named_parameters()]
+    values = sum(sum(weight.shape) for name, weight in inner if weight.ndim == 2 and "lora_" not in name)
+    blocks = int(decoder.config.num_hidden_layers)
+    return tokens * width * (blocks * decoder.config.hidden_size + values // blocks if checkpointing else values)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -10,11 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import EvalResult, HfApi, ModelCard, ModelCardData, constants
+from huggingface_hub import HfApi, ModelCardData, constants
 
-from stepjepa.chat.tokens import saved_with_predictors
 from stepjepa.errors import UserError, one_line, visible
-from stepjepa.evaluation.output import model_fingerprint
 from stepjepa.files import atomic_write, read_json_object
 from stepjepa.offline import STAYS_OFFLINE
 from stepjepa.run_folder import CARD_FILE, run_of
@@ -32,73 +29,57 @@ UPLOADED = [
 
 _CARD = """\
 ---
-{{ card_data }}
+{head}
 ---
 
-{{ mark }}
+{mark}
 
-# {{ name }}
+# {name}
 
-A causal language model, trained from `{{ origin }}` in mode `{{ mode }}`, by stepjepa.
-{% for line in results %}
-- {{ line }}
-{%- endfor %}
+A causal language model, trained from `{origin}` in mode `{mode}`, by stepjepa. Predictor tokens
+(`<|predictor_1|>` ...) of its tokenizer are for training alone; `generate()` never produces them.
 
 ```python
-from {{ library }} import {{ loader }}
+from {library} import {loader}
 from transformers import AutoTokenizer
 
-name = {{ quoted }}
+name = {quoted}
 tokenizer = AutoTokenizer.from_pretrained(name)
-model = {{ loader }}.from_pretrained(name)
+model = {loader}.from_pretrained(name)
 ```
-{% if predictors %}
-Predictor tokens (`<|predictor_1|>` ...) of the tokenizer are for training alone; `generate()` never produces them.
-{% endif %}"""
+"""
 
 
-def write_card(
-    folder: Path, *, name: str | None = None, source: str | Path | None = None, run: Mapping[str, Any] | None = None
-) -> None:
-    """Write the card of a model folder, unless the one that is there was written by somebody else.
+def write_card(folder: Path, *, name: str | None = None, run: Mapping[str, Any] | None = None) -> None:
+    """Write the card of a model folder, to be loaded by ``name``, unless somebody else's is there.
 
-    No directory of this machine is in it.
-
-    Args:
-        folder: of the model.
-        name: to load it by; the folder's by default.
-        source: run or checkpoint folder that it came from; ``folder`` by default.
-        run: parts of ``run.json``; read from ``source`` by default.
+    ``run`` are parts of ``run.json``, by default the folder's. No directory of this machine is in the card.
     """
-    path, source = folder / CARD_FILE, Path(source or folder)
+    path = folder / CARD_FILE
     if path.is_file() and MARK not in path.read_text(encoding="utf-8", errors="replace"):
         return
-    run, name = run or run_of(source) or {"model": source.name}, name or folder.absolute().name
-    mode, results = _plain((run.get("jepa") or {}).get("mode", "regular")), list(_results(source))
-    base, adapter = base_on_hub(run), (folder / "adapter_config.json").is_file()
+    run, name = run or run_of(folder) or {"model": folder.name}, name or folder.absolute().name
+    mode, base = _plain((run.get("jepa") or {}).get("mode", "regular")), base_on_hub(run)
+    adapter = (folder / "adapter_config.json").is_file()
     head = ModelCardData(
         base_model=base,
         library_name="peft" if adapter else "transformers",
         pipeline_tag="text-generation",
         tags=["stepjepa", *([] if mode == "regular" else ["jepa", mode])],
         model_name=_plain(name),
-        eval_results=results or None,
     )
-    card = ModelCard.from_template(
-        head,
-        template_str=_CARD,
+    text = _CARD.format(
+        head=head,
         mark=MARK,
         name=_plain(name),
         origin=base or _plain(Path(str(run.get("model"))).name),
         mode=mode,
-        results=[f"{each.metric_type} on {each.dataset_name}: {each.metric_value:.4f}" for each in results],
         library=head.library_name,
         loader="AutoPeftModelForCausalLM" if adapter else "AutoModelForCausalLM",
         quoted=repr(name),
-        predictors=saved_with_predictors(folder),
     )
     with atomic_write(path) as stream:
-        stream.write(card.content)
+        stream.write(text)
 
 
 def base_on_hub(run: Mapping[str, Any]) -> str | None:
@@ -108,20 +89,6 @@ def base_on_hub(run: Mapping[str, Any]) -> str | None:
     local = len(str(run.get("model_fingerprint") or "")) == 64 or Path(name).is_dir()
     random = name.startswith("preset:") or (run.get("loaded") or {}).get("pretrain")
     return None if local or random or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) else name
-
-
-def _results(source: Path) -> Iterator[EvalResult]:
-    """The scores of evaluations of the very weights in a run or checkpoint folder."""
-    places = [source, source.parent] if source.name.startswith("checkpoint-") else [source]
-    for path in sorted(path for place in places for path in place.glob("*.summary.json")):
-        try:
-            summary = json.loads(path.read_text(encoding="utf-8"))
-            current, scores = summary["settings"]["model"] == model_fingerprint(source), summary["scores"].items()
-            file = _plain(Path(summary["test_file"]).name)
-            for name, score in scores if current else ():
-                yield EvalResult("text-generation", file, file, _plain(name), float(score["mean"]))
-        except (ValueError, KeyError, TypeError, AttributeError):
-            continue  # damaged, or written by another program
 
 
 def _plain(text: Any) -> str:
@@ -153,7 +120,6 @@ def _naming_hub_errors(what: str, remedy: str = "") -> Iterator[None]:
 
 def create_repository(name: str, *, private: bool | None = None) -> str:
     """Make a model repository where there is none, and return its name as ``owner/name``."""
-    refuse_offline()
     with _naming_hub_errors(f"can't make the repository '{name}' on the hub"):
         return str(HfApi().create_repo(name, private=private, exist_ok=True).repo_id)
 
@@ -172,24 +138,14 @@ def refuse_lone_adapter(folder: str | os.PathLike[str]) -> None:
 
 
 def upload(folder: str | os.PathLike[str], name: str, *, message: str, revision: str | None = None) -> str:
-    """Upload what a model folder holds of :data:`UPLOADED` to a repository, and wait for it.
+    """Upload what a model folder holds of :data:`UPLOADED` to a repository; returns its address.
 
-    Returns:
-        The address of the repository.
-
-    Raises:
-        UserError: the hub refuses, or can't be reached; with the command that tries again. Nothing local is changed.
+    UserError if the hub refuses or can't be reached, with the command that tries again.
     """
-    refuse_offline()
     refuse_lone_adapter(folder)
     again = f"stepjepa export --model_path {folder} --push_to_hub {name}"
     again += f" --hub_revision {revision}" if revision else ""
     with _naming_hub_errors(f"can't upload to '{name}'", f"; {folder} is whole; to try again: {again}"):
-        HfApi().upload_folder(
-            repo_id=name,
-            folder_path=Path(folder),
-            commit_message=message,
-            allow_patterns=UPLOADED,
-            revision=revision,
-        )
+        chosen: dict[str, Any] = {"allow_patterns": UPLOADED, "commit_message": message, "revision": revision}
+        HfApi().upload_folder(repo_id=name, folder_path=Path(folder), **chosen)
     return f"{HfApi().endpoint}/{name}"

@@ -124,7 +124,7 @@ def describe_run(args: argparse.Namespace, trainer: Any) -> dict[str, Any]:
         "loaded": {
             "dtype": args.dtype,
             "pretrain": args.pretrain,
-            "train_tokenizer": args.train_tokenizer,
+            "train_tokenizer": None,  # of earlier versions
             "quantized": quantized(args),
             "chat_template": None if args.chat_template is None else fingerprint(args.chat_template),
             "attn_implementation": args.attn_implementation,

@@ -119,7 +119,9 @@ def refuse_other_weights(model: Any, load_result: Any) -> None:
 
 def refuse_other_adapter(model: Any, checkpoint: Path) -> None:
     """Raise a ``ValueError`` for missing weights of an adapter, of which PEFT only warns."""
-    if hasattr(model, "peft_config") and (lost := missing_of_adapter(model, checkpoint)):
+    # Sharded weights are in other files.
+    known = hasattr(model, "peft_config") and (checkpoint / "adapter_model.safetensors").is_file()
+    if known and (lost := missing_of_adapter(model, checkpoint)):
         raise ValueError(f"its weights are those of another adapter: {lost[0]} is missing")
 
 

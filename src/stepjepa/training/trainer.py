@@ -26,7 +26,7 @@ from stepjepa.models.architecture import attach_heads, base_model, without_heads
 from stepjepa.models.attention import refuse_flex_training
 from stepjepa.models.encode import EmaEncoder
 from stepjepa.models.lm_head import LMHead
-from stepjepa.models.loading import load_named, refuse_pickled
+from stepjepa.models.loading import load_named
 from stepjepa.models.setup import make_collator, set_up
 from stepjepa.objectives.objective import Losses, Objective, jepa_loss
 from stepjepa.objectives.term import Context, alone, gather_rows
@@ -330,7 +330,6 @@ class JepaTrainer(Trainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         """The heads are no part of the model that the Trainer loads."""
-        refuse_pickled(resume_from_checkpoint)
         saving.refuse_other_adapter(self.model, Path(resume_from_checkpoint))
         with saving.loading_heads(self.model, resume_from_checkpoint):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
