@@ -241,12 +241,7 @@ def _notes(arms: Sequence[Arm], differences: dict[str, Difference]) -> Iterator[
         values = {each[what] for each in facts if what in each}
         if len(values) > 1:
             yield f"the runs differ in {what}: {', '.join(sorted(value[:60] for value in values))}"
-    models: dict[str, EvaluatedRun] = {}
-    for run in runs:
-        if run.trained_on is not None:
-            yield f"{run.folder}: {run.trained_on}"
-        if run.model is not None and (known := models.setdefault(run.model, run)) is not run:
-            yield f"the very same model was evaluated in {known.folder} and in {run.folder}; is that intended?"
+    yield from (f"{run.folder}: {run.trained_on}" for run in runs if run.trained_on is not None)
 
 
 def _circumstances(run: EvaluatedRun) -> dict[str, str]:

@@ -155,7 +155,6 @@ def sweep(folder: SweepFolder, trials: Sequence[Trial], engine: Engine | None = 
         UserError: another sweep is running in the folder, or see :meth:`SweepFolder.states`.
     """
     engine = Local() if engine is None else engine
-    folder.states(trials)
     folder.path.mkdir(parents=True, exist_ok=True)
     with locked(folder.path), Interruptions() as asked:
         states = folder.states(trials)

@@ -173,13 +173,7 @@ def similarity_quantiles(values: Iterable[float | None]) -> dict[str, Any]:
 
 
 def analyse(embeddings: ViewEmbeddings) -> dict[str, Any]:
-    """All numbers of one model.
-
-    Returns:
-        ``pairs``, ``records``, ``dimensions``; cosines of ``matched`` pairs, and the mean over all ``shuffled`` ones;
-        effective ranks and ``retrieval_top1`` (missing for a single pair); the singular values of the ``difference`` of
-        source and target; ``linear_map``; ``notes``, sentences about what these numbers can't say.
-    """
+    """All numbers of one model; ``notes`` are sentences about what they can't say."""
     totals, source, target = similarity_totals(embeddings), embeddings.source, embeddings.target
     pairs, dimensions = source.shape
     matched = similarity_quantiles(pair_cosines(embeddings)) | {"mean": totals.pop("matched_similarity")}
