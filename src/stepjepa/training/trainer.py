@@ -97,7 +97,7 @@ class JepaTrainer(Trainer):
         self.jepa = jepa or JepaConfig()
         self.objective = objective or Objective.from_config(self.jepa)
         settings.refuse_contradictions(args)
-        settings.refuse_data(self.jepa, args, self.objective.compares_pairs, train_dataset, eval_dataset)
+        settings.refuse_data(self.jepa, args, self.objective.compares_pairs)
         wanted = (self.jepa.predictors or 0) if self.jepa.uses_views else 0
         how: dict[str, Any] = {"predictors": wanted, "seed": args.seed}
         model, processing_class, train_dataset = load_named(model, processing_class, train_dataset, **how)
