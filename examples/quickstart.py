@@ -86,10 +86,9 @@ def run(folder: Path, size: Size) -> str:
             f"evaluate --model_path {each} --test_file {folder}/test.jsonl --output_file {each}/test.jsonl "
             "--max_new_tokens 64 --batch_size 50 --similarity llm-jepa"
         )
-    listed = " ".join(map(str, folders))
     if size.equal_flops:
-        command(f"compare {listed} --names {','.join(runs)} --baseline plain-longer")
-    command(f"report {listed} --output_file {folder}/report.html")
+        command(f"compare {' '.join(str(each) for arm in runs if arm != 'plain' for each in runs[arm])}")
+    command(f"report {' '.join(map(str, folders))} --output_file {folder}/report.html")
     table, answers = describe(runs)
     found = f"{MEANING}\n\n{(table if size.accuracy else table.drop(columns='right %')).to_string()}\n\n{answers}"
     if not size.accuracy:

@@ -22,10 +22,8 @@ DAMAGED = ("run.json", "test.summary.json", "test.jsonl")
 """What a comparison reads of a run folder."""
 
 WORTHLESS: tuple[Any, ...] = (
-    *(None, True, -1, 0, 7.5, 1e300, -1e300, 1e-300, 10**400, float("nan"), float("inf"), "", "x" * 10**5, "7"),
+    *(None, True, -1, 0, 7.5, 1e300, -1e300, float("nan"), float("inf"), "", "x" * 10**5, "7"),
     *([], {}, [None], {"mean": None}, "\x1b[2J\x07", "a\nb", "\u202eabc", "regular", *ODD_VALUES),
-    # Lists in lists: each fewer than a parser refuses, and more than a program can write.
-    json.loads("[" * 500 + "]" * 500),
 )
 
 
@@ -46,7 +44,7 @@ def damaged_json(chance: random.Random, text: bytes) -> bytes:
     if change == 0:
         del holder[last]
     elif change == 1 and isinstance(holder, dict):
-        holder[chance.choice(["", "mean", "\ud800", "\x1b[31m", f"{last}_"])] = holder.pop(last)
+        holder[chance.choice(["", "mean", "\x1b[31m", f"{last}_"])] = holder.pop(last)
     else:
         holder[last] = chance.choice(WORTHLESS)
     return json.dumps(value).encode()

@@ -1,8 +1,8 @@
 """Mutations: does the suite notice a changed line? Not part of ``make test``; hours for all 200.
 
 Draws executable lines of the folders that hold the arithmetic by a fixed seed, changes one thing in each (a comparison,
-an operator, a constant, a condition, a returned value), and runs the tests that run the line; all tests of the folder
-where only other processes run it. A mutation that no test notices is a survivor; all survivors are listed.
+an operator, a constant, a condition, a returned value), and runs the tests that run the line. A mutation that no test
+notices is a survivor; all survivors are listed.
 
     pip install pytest-cov
     python -m pytest -m "not slow" --cov=src/stepjepa --cov-context=test --cov-report=
@@ -59,10 +59,19 @@ def changes(node: ast.AST) -> Iterator[Callable[[], None]]:
 
 
 def changeable(path: Path) -> dict[int, list[int]]:
-    """For each line of a file the places, in the order of ``ast.walk``, of nodes that can be changed."""
+    """For each line of a file the places, in the order of ``ast.walk``, of nodes that can be changed.
+
+    Left out is what no test can notice: types, ``if TYPE_CHECKING``, and ``strict`` of ``zip``, which guards against
+    errors in the code itself.
+    """
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    types = [getattr(node, name, None) for node in nodes for name in ("annotation", "returns")]
+    idle = {id(inner) for each in types if each is not None for inner in ast.walk(each)}
+    idle |= {id(node.value) for node in nodes if isinstance(node, ast.keyword) and node.arg == "strict"}
+    idle |= {id(node) for node in nodes if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"}
     found: dict[int, list[int]] = {}
-    for place, node in enumerate(ast.walk(ast.parse(path.read_text(encoding="utf-8")))):
-        if any(True for _ in changes(node)):
+    for place, node in enumerate(nodes):
+        if id(node) not in idle and any(True for _ in changes(node)):
             found.setdefault(node.lineno, []).append(place)  # type: ignore[attr-defined]
     return found
 
@@ -87,15 +96,16 @@ def draw(count: int, seed: int) -> list[Mutation]:
 
 
 def tests_of(mutation: Mutation, coverage: Any) -> list[str]:
-    """The tests that ran a line, or its folder's where none did; for one that only a fixture ran, its whole file."""
+    """The tests that ran a line; of a line that only a fixture ran those of the file, of any other some folders."""
     ran = coverage.contexts_by_lineno(str(mutation.path))
     # A statement of several lines may be known by an earlier one.
     line = max((each for each in ran if each <= mutation.line), default=0)
     named = [context.rpartition("|")[::2] for context in ran.get(line, ()) if context]
     files = {test.partition("::")[0] for test, phase in named if phase == "setup"}
     alone = {test for test, phase in named if phase == "run" and test.partition("::")[0] not in files}
-    folder = ROOT / "tests" / mutation.path.relative_to(SOURCE).parts[0]
-    return sorted(files | alone) or [str(folder if folder.is_dir() else ROOT / "tests")]
+    # What runs when a module is imported belongs to no test.
+    folders = (mutation.path.relative_to(SOURCE).parts[0], "invariants", "commands")
+    return sorted(files | alone) or [f"tests/{folder}" for folder in folders]
 
 
 def noticed(mutation: Mutation, tests: list[str]) -> bool:

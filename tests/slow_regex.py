@@ -4,6 +4,7 @@ It follows the tree of an expression and a line hand in hand: where may a match 
 ``~`` are union, intersection and complement of those places, ``\b`` looks at the characters on both sides.
 """
 
+import re
 import string
 from functools import cache
 
@@ -27,7 +28,7 @@ def matches(expression, line):
         parts, (least, most), places = node.parts, node.bounds, frozenset({start})
         match node.kind:
             case "characters":
-                here = start < len(line) and any(first <= ord(line[start]) <= last for first, last in node.ranges)
+                here = start < len(line) and re.fullmatch(node.text, line[start], re.ASCII)
                 places = frozenset({start + 1} if here else ())
             case "boundary":
                 places = frozenset({start} if is_word(start - 1) != is_word(start) else ())

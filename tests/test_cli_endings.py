@@ -5,13 +5,9 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
-import pytest
-
 from stepjepa.cli import main
-from stepjepa.files import write_jsonl
 
 CHAT = [{"role": "user", "content": "How much?"}, {"role": "assistant", "content": "One."}]
 
@@ -50,22 +46,3 @@ def test_interrupted_while_a_command_is_loaded(capsys: Any, monkeypatch: Any) ->
     monkeypatch.setattr("stepjepa.commands.importlib.import_module", interrupted)
     assert main(["score", "--help"]) == 128 + signal.SIGINT
     assert capsys.readouterr().err == "stepjepa score: interrupted\n"
-
-
-@pytest.mark.parametrize(
-    ("given", "code", "told"), [("None", 0, ""), ("7", 7, ""), ("'no\\nlicence'", 1, "stepjepa score: no licence\n")]
-)
-def test_sys_exit_in_a_plug_in_ends_as_python_ends(
-    given: str, code: int, told: str, tmp_path: Path, capsys: Any, monkeypatch: Any
-) -> None:
-    source = "import sys\nfrom user_task import LastWord\n\nclass Mine(LastWord):\n"
-    source += f"    def truth(self, record):\n        sys.exit({given})\n"
-    (tmp_path / "ending_task.py").write_text(source, encoding="utf-8")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "ending_task", raising=False)
-    write_jsonl(tmp_path / "test.jsonl", [{"messages": CHAT}])
-    write_jsonl(tmp_path / "said.jsonl", [{"index": 0, "generated": "x"}])
-    files = ["--test_file", str(tmp_path / "test.jsonl"), "--predictions", str(tmp_path / "said.jsonl")]
-    files += ["--output_file", str(tmp_path / "out.jsonl")]
-    assert main(["score", *files, "--task", "ending_task:Mine"]) == code
-    assert capsys.readouterr().err == told

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stepjepa.errors import UserError
-from stepjepa.fields import Fields, read_fields
+from stepjepa.fields import Fields
 
 
 def fields(**values: Any) -> Fields:
@@ -22,7 +20,6 @@ def test_what_is_taken() -> None:
     assert (found.whole("whole"), found.whole("zero", 0), found.whole_or_none("none")) == (-3, 0, None)
     assert (found.number("number"), found.number("whole"), found.number("yes")) == (0.5, -3.0, 1.0)
     assert [found.number_or_none(name) for name in ("number", "none", "nan", "absent")] == [0.5, None, None, None]
-    assert [found.amount_or_none(name) for name in ("number", "zero", "nan")] == [0.5, 0.0, None]
     assert found.inner("inner").whole("a") == 1
     assert found.inner_or_none("none") is found.inner_or_none("absent") is None
     assert (list(fields(a=1, b=2)), "a" in fields(a=1)) == (["a", "b"], True)
@@ -39,7 +36,6 @@ def test_what_is_taken() -> None:
         ("number", float("nan"), "'x' is 'nan', expected a number"),
         ("number", 1e300, "'x' is '1e+300', expected a number"),
         ("number_or_none", {}, "'x' is '{}', expected a number"),
-        ("amount_or_none", 1e-300, "'x' is '1e-300', expected a number of at least 0"),
         ("inner_or_none", "\x1b[2J", "'x' is '\\x1b[2J', expected an object"),
     ],
 )
@@ -52,13 +48,3 @@ def test_what_is_refused(method: str, value: Any, told: str) -> None:
 def test_a_missing_field_is_named() -> None:
     with pytest.raises(UserError, match=r"'prefix' is missing, expected an object"):
         fields().inner("prefix")
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [(json.dumps({"a": ["\ud800"]}), "holds half of a character"), ('{"a": ' + "[" * 60 + "]" * 60 + "}", "60 levels")],
-)
-def test_what_could_not_be_written_again_is_refused(text: str, told: str, tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text(text)
-    with pytest.raises(UserError, match=rf"a.json: is damaged: .*{told}"):
-        read_fields(tmp_path / "a.json", "file", "restore it")

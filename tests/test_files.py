@@ -21,7 +21,6 @@ from stepjepa.files import atomic_write, locked, naming_disk_errors, read_json_o
         (b"[1]", "a JSON list where an object is needed"),
         (b'{"a": 1, "a": 2}', "a key stands twice"),
         (b'{"a": "\\ud800"}', "half of a character"),
-        (b'{"a": NaN}', "NaN is no JSON value"),
         (b'{"a":' * 10**5, "too long"),
         (b'{"a": ' + b"1" * 5000 + b"}", "too long"),
     ],
@@ -30,11 +29,11 @@ def test_a_wrong_line_is_named(line: bytes, told: str, tmp_path: Path) -> None:
     path = tmp_path / "data.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"a": 1}\r\n\n' + line + b'\n{"a": "\\ud83d\\ude00"}')
     errors: list[UserError] = []
-    found = list(read_jsonl(path, finite=True, wrong=errors.append))
+    found = list(read_jsonl(path, wrong=errors.append))
     assert found == [(1, {"a": 1}), (4, {"a": "\U0001f600"})]
     assert len(errors) == 1 and str(errors[0]).startswith(f"{path}:3: ") and told in str(errors[0])
     with pytest.raises(UserError, match=r"data\.jsonl:3: "):
-        list(read_jsonl(path, finite=True))
+        list(read_jsonl(path))
 
 
 @pytest.mark.parametrize("text", ["", "[1]", '{"a": 1', "\ud800"])
@@ -49,7 +48,7 @@ def test_a_damaged_json_file_is_named(text: str, tmp_path: Path) -> None:
     ("text", "told"),
     [
         ("a: 1\nb: [1\n", "yaml:3: not valid YAML"),
-        ("a: 1\na: 2", "yaml:2: the key 'a' stands twice"),
+        ("a: 1\na: 2", "yaml:2: not valid YAML .the key 'a' stands twice"),
         ("a: !!python/object/apply:os.getcwd []", "yaml:1: not valid YAML"),
         ("a: 2026-99-99", "not valid YAML"),
     ],
@@ -92,7 +91,7 @@ def test_disk_errors_name_the_file(error: Exception) -> None:
 
 
 HOLD = "import sys, time; from pathlib import Path; from stepjepa.files import locked\n"
-HOLD += "with locked(Path(sys.argv[1]), 'stepjepa train'): print('held', flush=True); time.sleep(60)"
+HOLD += "with locked(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
 
 
 def test_a_second_process_is_told_who_holds_the_lock_and_a_kill_frees_it(tmp_path: Path) -> None:
@@ -100,10 +99,10 @@ def test_a_second_process_is_told_who_holds_the_lock_and_a_kill_frees_it(tmp_pat
     with subprocess.Popen([sys.executable, "-c", HOLD, folder], stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout is not None
         assert first.stdout.readline() == "held\n"
-        told = rf"is in use by stepjepa train, process {first.pid} on .* since 20\d\d-"
-        with pytest.raises(UserError, match=told), locked(folder, "stepjepa train", patience=0):
+        told = rf"is in use by process {first.pid} on "
+        with pytest.raises(UserError, match=told), locked(folder, patience=0):
             pass
         first.send_signal(signal.SIGKILL)
-    with locked(folder, "stepjepa train", patience=5):
+    with locked(folder, patience=5):
         pass
     assert not list(tmp_path.rglob(".*"))

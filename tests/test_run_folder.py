@@ -1,6 +1,5 @@
 """Which checkpoint a run is resumed from, which damage is found, and which folders a new run may use."""
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stepjepa.errors import UserError
-from stepjepa.run_folder import checkpoints, open_run_folder, put_back, save_whole, text_of_run, write_checksums
+from stepjepa.run_folder import checkpoints, open_run_folder, remove_start, save_whole, write_checksums
 
 
 def make(folder: Path) -> Path:
@@ -110,10 +109,7 @@ def test_a_failed_save_leaves_what_was_there(tmp_path: Path) -> None:
 def test_a_launch_that_trains_nothing_leaves_no_trace(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
-    (run / "run.json").write_text(json.dumps({"status": "finished"}))
-    before = text_of_run(run)
-    (run / "run.json").write_text("{}")
-    put_back(run, before)
-    assert (run / "run.json").read_text() == '{"status": "finished"}'
-    put_back(run, None)
+    for name in ("run.json", "trained_prompts.json"):
+        (run / name).write_text("{}")
+    remove_start(run)
     assert not run.exists()

@@ -5,13 +5,13 @@ import signal
 
 import pytest
 
-from stepjepa.signals import OneRequest, Stopped, raising
+from stepjepa.signals import Interruptions, Stopped, raising
 
 
 def test_the_second_request_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, asked, killed = [7.0], list[int](), list[tuple[int, int]]()
     monkeypatch.setattr("stepjepa.signals.time.monotonic", lambda: clock[0])
-    with OneRequest(asked.append) as request:
+    with Interruptions(asked.append) as request:
         os.kill(os.getpid(), signal.SIGTERM)
         # Forwarded by torchrun or SLURM.
         clock[0] += 1.9

@@ -10,11 +10,12 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from stepjepa.commands import COMMANDS, load, parse
 from stepjepa.errors import UserError, one_line, visible
 from stepjepa.files import naming_disk_errors
-from stepjepa.offline import go_offline, no_telemetry, wanted
+from stepjepa.offline import set_environment
 from stepjepa.signals import Stopped, raising
 from stepjepa.terminal import escape_unencodable_output, lines_to_stderr, print_json
 
@@ -22,15 +23,11 @@ from stepjepa.terminal import escape_unencodable_output, lines_to_stderr, print_
 def normalise(arguments: Sequence[str]) -> list[str]:
     """Replace dashes inside flag names by underscores: ``--batch-size 4`` becomes ``--batch_size 4``."""
     result: list[str] = []
-    for position, argument in enumerate(arguments):
-        if argument == "--":
-            return [*result, *arguments[position:]]
+    for argument in arguments:
         name, equals, value = argument.partition("=")
         # Flags only: a value may begin with dashes, too.
-        flag = re.fullmatch(r"--[A-Za-z][\w-]*", name)
-        if flag and value == "--":  # argparse would read it as an empty list
-            raise UserError(f"{name} needs a value, and '--' is none; give it one, or leave the flag out")
-        result.append(f"--{name[2:].replace('-', '_')}{equals}{value}" if flag else argument)
+        is_flag = re.fullmatch(r"--[A-Za-z][\w-]*", name)
+        result.append(f"--{name[2:].replace('-', '_')}{equals}{value}" if is_flag else argument)
     return result
 
 
@@ -43,11 +40,12 @@ Train causal language models with LLM-JEPA and Step-JEPA objectives, look inside
 stepjepa COMMAND --help says more; stepjepa --version prints the version."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> Any:
     """Run one command; the arguments are those of the process if none are given.
 
     Returns:
-        0 for success, 1 for a failed check or a closed pipe, 2 for wrong input or a system error, 128 + N for signal N.
+        What ``sys.exit`` takes: 0 for success, 1 for a failed check or a closed pipe, 2 for wrong input or a system
+        error, 128 + N for signal N.
     """
     escape_unencodable_output()
     name, *given = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
@@ -72,9 +70,7 @@ def _introduce(name: str) -> int:
 
 def _run(name: str, arguments: list[str]) -> int:
     # Before the import of libraries that read the environment.
-    no_telemetry()
-    if wanted(arguments):
-        go_offline()
+    set_environment(arguments)
     # Hide the libraries' warnings about each other, unless Python was started with options for warnings.
     if not sys.warnoptions:
         warnings.filterwarnings("ignore", category=FutureWarning)
@@ -88,16 +84,13 @@ def _run(name: str, arguments: list[str]) -> int:
     return int(isinstance(found, dict) and found.get("passed") is False)
 
 
-def _reporting(program: str, act: Callable[[], int]) -> int:
+def _reporting(program: str, act: Callable[[], Any]) -> Any:
     """Run a command; an error is printed on one line that begins with the program, and becomes the exit code."""
     try:
         try:
             code = act()
         except SystemExit as stop:
-            # As in Python itself, a text is printed and means exit code 1.
-            code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-            if isinstance(stop.code, str):
-                print(f"{program}: {one_line(stop.code)}", file=sys.stderr)
+            code = stop.code
         # Flush here, where errors are handled; Python's own flush at exit would print a traceback.
         with naming_disk_errors("standard output"):
             sys.stdout.flush()
@@ -123,7 +116,3 @@ def _reporting(program: str, act: Callable[[], int]) -> int:
         # Discard output that can't be written: Python's own flush at exit would print a traceback.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -4,15 +4,24 @@ Each field is declared in one place: its flag, ``--help``, choices, range check,
 in the cache key of tokenised data all derive from that declaration.
 """
 
-# ruff: noqa: RUF009  # option() makes the field
-
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal
 
-from stepjepa.options import BELOW_ONE, FROM_ONE, FROM_TWO, FROM_ZERO, PART, POSITIVE, option, options_of, wrong_value
+from stepjepa.options import (
+    BELOW_ONE,
+    FROM_ONE,
+    FROM_TWO,
+    FROM_ZERO,
+    PART,
+    POSITIVE,
+    load,
+    option,
+    options_of,
+    wrong_value,
+)
 
 Mode = Literal["regular", "llm-jepa", "step-jepa"]
 Encoding = Literal["auto", "tree", "rows"]
@@ -144,7 +153,6 @@ class JepaConfig:
             raise ValueError(fault)
         if self.layout is not None and ":" in self.layout:
             from stepjepa.batch.layouts import name_layout
-            from stepjepa.own_code import load
 
             name_layout(load("--layout", self.layout), self.layout)
         known = layouts_of(self.mode)

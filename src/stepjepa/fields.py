@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterator, Mapping
+from math import isfinite
 from typing import Any, TypeVar, final
 
 from stepjepa.errors import UserError, shown
-from stepjepa.files import holds_half, read_json_object
-
-_DEEPEST = 60
-"""Most levels of nested objects and lists; our own files have ten at most."""
+from stepjepa.files import read_json_object
 
 _LARGEST = 1e60
 """Largest magnitude of a number: measured numbers are smaller, and its square is still a finite float."""
-
 
 T = TypeVar("T")
 
@@ -37,7 +33,7 @@ class Fields:
     """
 
     def __init__(
-        self, values: Mapping[str, Any], path: str | os.PathLike[str], remedy: str, line: int | None, within: str = ""
+        self, values: Mapping[str, Any], path: object, remedy: str, line: int | None = None, within: str = ""
     ) -> None:
         self.values = values
         self._path, self._remedy, self._line, self._within = path, remedy, line, within
@@ -77,14 +73,7 @@ class Fields:
     def number_or_none(self, name: str) -> float | None:
         """A number; None also if it is not finite, as the loss of a diverged model is."""
         value = self.values.get(name)
-        return None if value is None or (isinstance(value, float) and not math.isfinite(value)) else self.number(name)
-
-    def amount_or_none(self, name: str) -> float | None:
-        """As :meth:`number_or_none`, for a count or a measurement: 0, or at least ``1 / _LARGEST`` (a safe divisor)."""
-        value = self.number_or_none(name)
-        if value is not None and not (value == 0 or value >= 1 / _LARGEST):
-            raise self.wrong(name, "a number of at least 0")
-        return value
+        return None if value is None or (isinstance(value, float) and not isfinite(value)) else self.number(name)
 
     def inner(self, name: str) -> Fields:
         """The fields of a nested object."""
@@ -99,20 +88,4 @@ class Fields:
 
 def read_fields(path: str | os.PathLike[str], what: str, remedy: str) -> Fields:
     """Read a JSON file that holds one object, and return its fields; arguments as for :func:`read_json_object`."""
-    return checked_fields(read_json_object(path, what, remedy), path, remedy)
-
-
-def checked_fields(
-    value: dict[str, Any], path: str | os.PathLike[str], remedy: str, *, line: int | None = None
-) -> Fields:
-    """The fields of an object; ``UserError`` if it can't be written to JSON again."""
-    found = Fields(value, path, remedy, line)
-    if holds_half(value):
-        raise found.fault("is damaged: holds half of a character (a lone surrogate)")
-    inner: list[Any] = [value]
-    for _ in range(_DEEPEST):
-        holders = (each.values() if isinstance(each, dict) else each for each in inner)
-        inner = [each for holder in holders for each in holder if isinstance(each, dict | list)]
-    if inner:
-        raise found.fault(f"is damaged: holds objects or lists in more than {_DEEPEST} levels")
-    return found
+    return Fields(read_json_object(path, what, remedy), path, remedy)

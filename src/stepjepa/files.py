@@ -10,7 +10,6 @@ import os
 import re
 import secrets
 import socket
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,15 +22,9 @@ from stepjepa.errors import UserError, shown, visible
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 """Disk full, quota exceeded, file too large, input/output error, read-only file system."""
 
-_TOO_LONG = "can't be read as JSON: a number or a nesting in it is too long; remove the line"
-
 
 def existing_file(path: str | os.PathLike[str], what: str = "file") -> Path:
-    """The path of a file, after a check that it exists.
-
-    Raises:
-        UserError: the file is missing, or is a folder.
-    """
+    """The path of a file; ``UserError`` if it is missing or a folder."""
     found = Path(path)
     if found.is_dir():
         raise UserError(f"is a folder where a {what} is needed; name the file in it", path=found)
@@ -45,26 +38,14 @@ def _raise(error: UserError) -> None:
 
 
 def read_jsonl(
-    path: str | os.PathLike[str],
-    what: str = "file",
-    *,
-    finite: bool = False,
-    wrong: Callable[[UserError], None] = _raise,
+    path: str | os.PathLike[str], what: str = "file", *, wrong: Callable[[UserError], None] = _raise
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Read a JSON Lines file, yielding (line number from 1, object) pairs; blank lines are skipped.
 
-    Args:
-        path: the file.
-        what: kind of file, for errors.
-        finite: refuse ``NaN`` and ``Infinity``, which Python reads and writes though they are not JSON.
-        wrong: called with the error of a bad line, which is then skipped; by default the error is raised.
-
-    Raises:
-        UserError: the file is missing; by default also: a line is not UTF-8, not JSON, not an object, repeats a key, or
-            holds a lone surrogate.
+    A line that is not UTF-8, no JSON object, repeats a key or holds a lone surrogate is skipped after ``wrong`` was
+    called with its error, which is raised by default.
     """
     found = existing_file(path, what)
-    refuse = _refuse_constant if finite else None
     # Decode line by line: a text decoder reads ahead and could not name the line with the error.
     with found.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
@@ -73,7 +54,7 @@ def read_jsonl(
                 text = line.removeprefix(codecs.BOM_UTF8 if number == 1 else b"").decode().strip()
                 if not text:
                     continue
-                value = json.loads(text, parse_constant=refuse, object_pairs_hook=_object)
+                value = json.loads(text, object_pairs_hook=_object)
                 if not isinstance(value, dict):
                     kind = type(value).__name__
                     raise ValueError(f"a JSON {kind} where an object is needed; every line must be one JSON object")
@@ -93,10 +74,6 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON value; write a number or null, or leave the field out")
-
-
 def _fault(error: Exception) -> str:
     """What is wrong with a line that can't be decoded or parsed."""
     if isinstance(error, UnicodeDecodeError):
@@ -104,26 +81,21 @@ def _fault(error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError):
         return f"not valid JSON ({error.msg} at column {error.colno}); every line must be one JSON object"
     # Python's own ValueError is about the digits of an integer.
-    return _TOO_LONG if isinstance(error, RecursionError) or "digits" in str(error) else str(error)
+    is_long = isinstance(error, RecursionError) or "digits" in str(error)
+    return "can't be read as JSON: a number or a nesting in it is too long; remove the line" if is_long else str(error)
 
 
 def holds_half(value: dict[str, Any]) -> bool:
-    """Whether a string in a value holds a lone surrogate, which can't be written as UTF-8."""
+    """Whether a string in a JSON value holds a lone surrogate, which can't be written as UTF-8."""
     try:
-        json.dumps(value, ensure_ascii=False, skipkeys=True, default=str).encode()
+        json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         return True
-    except RecursionError:
-        return False
     return False
 
 
 def read_text(path: Path) -> str:
-    """Read a UTF-8 file, without its byte order mark.
-
-    Raises:
-        UserError: the file is not UTF-8 (with the line of the first wrong byte).
-    """
+    """Read a UTF-8 file, without its byte order mark; ``UserError`` with the line of the first wrong byte."""
     found = path.read_bytes().removeprefix(codecs.BOM_UTF8)
     try:
         return found.decode()
@@ -133,16 +105,7 @@ def read_text(path: Path) -> str:
 
 
 def read_json_object(path: str | os.PathLike[str], what: str, remedy: str) -> dict[str, Any]:
-    """Read a JSON file that holds one object.
-
-    Args:
-        path: the file.
-        what: kind of file, for errors.
-        remedy: what to do if the file is damaged, for errors.
-
-    Raises:
-        UserError: the file is missing, is not valid JSON, or holds no object.
-    """
+    """Read a JSON file that holds one object; ``UserError``, which says the ``remedy``, if it is missing or damaged."""
     found = existing_file(path, what)
     try:
         value = json.loads(read_text(found))
@@ -157,40 +120,34 @@ def read_json_object(path: str | os.PathLike[str], what: str, remedy: str) -> di
 def read_yaml(path: Path) -> Any:
     """Read a YAML document; ``on``, ``off``, ``yes`` and ``no`` stay strings, as in flags (and in YAML 1.2).
 
-    Raises:
-        UserError: the file is not UTF-8, not YAML, repeats a key, or would run code; with the line where it is known.
+    ``UserError``, with the line where it is known, if the file is not UTF-8 or not YAML, or repeats a key.
     """
     import yaml
 
     class Loader(yaml.SafeLoader):
         """A safe loader that reads only true and false as booleans, and refuses repeated keys."""
 
-        # Check before aliases are resolved and mappings merged (<<): both would hide a repeated key.
+        yaml_implicit_resolvers = {  # noqa: RUF012  # as in its base
+            first: [each for each in known if first in "tTfF" or each[0] != "tag:yaml.org,2002:bool"]
+            for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        }
+
         def compose_mapping_node(self, anchor: Any) -> Any:
-            node, seen = super().compose_mapping_node(anchor), set[str]()
-            for key, _ in node.value:
-                if isinstance(key, yaml.ScalarNode):
-                    if key.value in seen:
-                        told = f"the key {shown(key.value)} stands twice; leave one"
-                        raise UserError(told, path=path, line=key.start_mark.line + 1)
-                    seen.add(key.value)
+            # Before mappings are merged (<<), which would hide a repeated key.
+            node = super().compose_mapping_node(anchor)
+            for number, (key, _) in enumerate(node.value):
+                if any(key.value == other.value for other, _ in node.value[:number]):
+                    told = f"the key {shown(str(key.value))} stands twice"
+                    raise yaml.MarkedYAMLError(problem=told, problem_mark=key.start_mark)
             return node
 
-    Loader.yaml_implicit_resolvers = {
-        first: [(tag, pattern) for tag, pattern in known if tag != "tag:yaml.org,2002:bool"]
-        for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-    truth = re.compile("^(?:true|True|TRUE|false|False|FALSE)$")
-    Loader.add_implicit_resolver("tag:yaml.org,2002:bool", truth, list("tTfF"))
     text = read_text(path)
     try:
         return yaml.load(text, Loader=Loader)  # a SafeLoader
-    except UserError:
-        raise
     except Exception as error:  # PyYAML's constructors raise errors of every kind for values that do not fit
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or "a value does not fit its type"
-        told = f"not valid YAML ({problem}); check indentation and quotes"
+        told = f"not valid YAML ({problem}); check keys, indentation and quotes"
         raise UserError(told, path=path, line=mark.line + 1 if mark else None) from None
 
 
@@ -215,9 +172,7 @@ def naming_disk_errors(path: str | os.PathLike[str]) -> Iterator[None]:
 def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[Any]]:
     """Open a temporary file that is renamed to ``path`` when the block ends without an error.
 
-    Args:
-        path: the final name; its folder is created if missing.
-        mode: ``"w"`` for UTF-8 text or ``"wb"`` for bytes.
+    The folder is created if missing; the mode is ``"w"`` for UTF-8 text or ``"wb"`` for bytes.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -237,21 +192,14 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
         stream.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def write_jsonl(path: str | os.PathLike[str], values: Iterable[dict[str, Any]]) -> int:
-    """Write a JSON Lines file atomically, and return the number of lines."""
-    count = 0
+def write_jsonl(path: str | os.PathLike[str], values: Iterable[dict[str, Any]]) -> None:
+    """Write a JSON Lines file atomically."""
     with atomic_write(path) as stream:
-        for count, value in enumerate(values, start=1):  # noqa: B007  # the last count is returned
-            stream.write(json.dumps(value, ensure_ascii=False) + "\n")
-    return count
+        stream.writelines(json.dumps(value, ensure_ascii=False) + "\n" for value in values)
 
 
 def refuse_existing(path: str | os.PathLike[str], overwrite: bool = False) -> Path:
-    """The path of an output file, after a check that it may be written.
-
-    Raises:
-        UserError: the path is a folder, or the file exists and ``overwrite`` is off.
-    """
+    """The path of an output file; ``UserError`` if it is a folder, or exists and ``overwrite`` is off."""
     target = Path(path)
     if target.is_dir():
         raise UserError("is a folder; name a file in it", path=target)
@@ -267,25 +215,19 @@ def fingerprint(path: str | os.PathLike[str]) -> str:
 
 
 @contextmanager
-def locked(folder: Path, what: str, patience: float = 0.5) -> Iterator[None]:
+def locked(folder: Path, patience: float = 0.5) -> Iterator[None]:
     """Hold the lock of a folder, a hidden file beside it, while the block runs; the kernel frees it after a kill.
 
-    Args:
-        folder: the folder; it need not exist.
-        what: name of this program, for the error that another program gets.
-        patience: seconds to wait for a lock that another process holds.
-
-    Raises:
-        UserError: another process holds the lock; the error names it, its host and the time of locking.
+    ``UserError``, which names process and host, if another process does not free it within ``patience`` seconds.
     """
     path = folder.absolute().with_name(f".{folder.absolute().name}.lock")
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path)
     try:
         lock.acquire(timeout=patience)
-        path.write_text(f"{what}, process {os.getpid()} on {socket.gethostname()} since {time.strftime('%F %T')}")
+        path.write_text(f"process {os.getpid()} on {socket.gethostname()}")
     except Timeout:
-        holder = visible(path.read_text().strip()) if path.exists() else "another process"
+        holder = visible(path.read_text()) if path.exists() else "another process"
         raise UserError(f"is in use by {holder}; wait for it or stop it", path=folder) from None
     except OSError:  # a file system without locks, or a parent folder that is read-only
         pass

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import copy
 import difflib
+import importlib
 import json
 import math
 import re
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
@@ -204,20 +205,12 @@ class Parser(argparse.ArgumentParser):
     def __init__(
         self, *, common: Collection[str] = (), more_help: Any = None, takes_others: bool = False, **more: Any
     ) -> None:
-        more |= {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
-        super().__init__(**more)
-        self.common, self.takes_others = common, takes_others
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **more)
+        self.common, self.more_help, self.takes_others = common, more_help, takes_others
         self.required: list[str] = []
-        self.add_argument("--offline", action="store_true", help="connect to no other machine")
+        self.add_argument("--offline", action="store_true", help="use the libraries' offline mode: ask no hub")
         if common:
-
-            class HelpAll(argparse.Action):
-                def __call__(self, parser: Any, *_: Any) -> None:
-                    parser.common = ()
-                    print(parser.format_help() + more_help(parser))
-                    parser.exit()
-
-            self.add_argument("--help_all", action=HelpAll, nargs=0, help="show every flag")
+            self.add_argument("--help_all", action="help", help="show every flag")
 
     def add(self, settings: type, group: str, without: Collection[str] = ()) -> None:
         """Add the flags of a dataclass ``without`` some fields; ``group`` is the heading of those that name none."""
@@ -231,6 +224,10 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse as argparse does, and refuse unknown and missing flags unless the parser takes others."""
+        if self.common and "--help_all" in (args or ()):
+            self.common = ()
+            print(self.format_help() + self.more_help(self))
+            self.exit()
         found, unknown = super().parse_known_args(args, namespace)
         if not self.takes_others:
             if unknown:
@@ -254,37 +251,24 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise ``UserError``; it names a flag by its first name only."""
-        message = re.sub(r"^argument (--\w+)(?:/--[\w-]+)+:", r"argument \1:", message)
-        more = f"; {self.prog} --help says more" if message.startswith("the following arguments are required") else ""
-        raise UserError(message + more)
-
-    def format_usage(self) -> str:
-        """The usage: positional arguments and required flags."""
-        positional = [str(each.metavar or each.dest) for each in self._actions if not each.option_strings]
-        needed = [f"--{name} {self._option_string_actions[f'--{name}'].metavar}" for name in self.required]
-        self.usage = " ".join([self.prog, *positional, *needed, "[flags below]"])
-        return super().format_usage()
+        raise UserError(re.sub(r"^argument (--\w+)(?:/--[\w-]+)+:", r"argument \1:", message))
 
     def format_help(self) -> str:
         """The help text: all options in full, or the common ones in short form."""
-        self.format_usage()
-        if not self.common:
-            return super().format_help()
-        formatter = argparse.RawDescriptionHelpFormatter(self.prog, max_help_position=27)
-        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
-        formatter.add_text(self.description)
-        for group in self._action_groups:
-            formatter.start_section(group.title)
-            for each in (copy.copy(each) for each in group._group_actions if each.dest in self.common):
+        positional = [str(each.metavar or each.dest) for each in self._actions if not each.option_strings]
+        needed = [f"--{name} {self._option_string_actions[f'--{name}'].metavar}" for name in self.required]
+        self.usage = " ".join([self.prog, *positional, *needed, "[flags below]"])
+        if self.common:
+            hidden = [each for each in self._actions if each.dest not in self.common]
+            for each in self._actions:
                 # One name, and the help text up to its first semicolon.
                 each.option_strings, each.help = each.option_strings[:1], getattr(each, "summary", each.help)
                 if each.metavar == "BOOL":
                     each.metavar, each.nargs = None, 0
-                formatter.add_argument(each)
-            formatter.end_section()
-        count = sum(each.dest not in self.common for each in self._actions)
-        formatter.add_text(f"{self.epilog or ''}\n{self.prog} --help_all: {count} more flags.".strip())
-        return formatter.format_help()
+            for each in hidden:
+                each.help = argparse.SUPPRESS
+            self.epilog = f"{self.epilog or ''}\n{self.prog} --help_all: {len(hidden)} more flags.".strip()
+        return super().format_help()
 
 
 def _add(group: argparse._ArgumentGroup, each: Option) -> None:
@@ -305,3 +289,32 @@ def _add(group: argparse._ArgumentGroup, each: Option) -> None:
     names = [each.name] if about.get("positional") else [f"--{name}" for name in (each.name, *about.get("names", ()))]
     action = group.add_argument(*names, help=about["help"] + told, **words)
     action.summary = about["help"].partition("; ")[0] + told  # type: ignore[attr-defined]  # for the short help
+
+
+Base = TypeVar("Base")
+
+
+def load(flag: str, address: str, kind: str = "Class") -> Any:
+    """Load the user's own ``module:name``, which runs code of that module; it may be in the working folder.
+
+    ``UserError``, which names the flag and the ``kind`` of thing, if that fails.
+    """
+    # Unlike 'python -m', an installed command does not search the working folder. Added last, it hides no module.
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.append(here)
+    module, _, name = address.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (Exception, SystemExit) as error:  # the user's module may raise anything when it is imported
+        cause = f"{type(error).__name__}: {error}"
+        raise UserError(f"{flag}: can't load '{address}' ({cause}); expected an importable module:{kind}") from None
+
+
+def load_class(flag: str, address: str, base: type[Base]) -> type[Base]:
+    """Load a class of the user with :func:`load`, and check that it is a complete class derived from ``base``."""
+    found = load(flag, address)
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise UserError(f"{flag}: '{address}' is no class derived from {base.__module__}.{base.__name__}")
+    if missing := sorted(getattr(found, "__abstractmethods__", ())):
+        raise UserError(f"{flag}: '{address}' lacks the method '{missing[0]}'; see docs/design.md")
+    return found

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from stepjepa.errors import UserError
-from stepjepa.files import atomic_write, fingerprint, naming_disk_errors, read_json_object, write_json
+from stepjepa.files import fingerprint, naming_disk_errors, read_json_object, write_json
 
 RUN_FILE = "run.json"
 METRICS_FILE = "metrics.jsonl"
@@ -193,17 +193,12 @@ def save_whole(folder: Path, save: Callable[[str], None]) -> None:
 def save_new(folder: Path, save: Callable[[str], None]) -> None:
     """Save into a new or empty folder atomically: all files appear at once, or none; see :func:`save_whole`."""
     target = folder.resolve()
-    if target.is_mount():
-        # A rename can't replace this folder.
-        save_whole(target, save)
-        return
     part = target.with_name(f".{target.name}{PART}")
     shutil.rmtree(part, ignore_errors=True)
     try:
         part.mkdir(parents=True)
         with naming_disk_errors(folder):
             save(str(part))
-        shutil.rmtree(target / PART, ignore_errors=True)
         part.replace(target)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
@@ -222,24 +217,13 @@ def write_run(folder: Path, values: dict[str, Any]) -> None:
         write_json(folder / RUN_FILE, json.loads(json.dumps(values, default=str)))
 
 
-def text_of_run(folder: Path) -> str | None:
-    """The text of ``run.json``, for :func:`put_back`; None if the file does not exist."""
-    path = folder / RUN_FILE
-    return path.read_text(encoding="utf-8") if path.is_file() else None
-
-
-def put_back(folder: Path, before: str | None) -> None:
-    """Restore a run folder (``before``: :func:`text_of_run`) after a launch that trained nothing."""
-    if not is_main_process():
-        return
-    if before is not None:
-        with atomic_write(folder / RUN_FILE) as stream:
-            stream.write(before)
-        return
-    (folder / RUN_FILE).unlink(missing_ok=True)
-    (folder / PROMPTS_FILE).unlink(missing_ok=True)
-    if not any(folder.iterdir()):
-        folder.rmdir()
+def remove_start(folder: Path) -> None:
+    """Remove what a launch that trained nothing has written, so that the folder can be used again."""
+    if is_main_process():
+        (folder / RUN_FILE).unlink(missing_ok=True)
+        (folder / PROMPTS_FILE).unlink(missing_ok=True)
+        if not any(folder.iterdir()):
+            folder.rmdir()
 
 
 # Keys of run.json that are read, with their types.

@@ -6,8 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -27,11 +26,16 @@ class Stopped(KeyboardInterrupt):
 
 
 class Interruptions:
-    """A context manager in which stop signals are counted instead of ending the process."""
+    """A context manager in which stop signals are counted instead of ending the process.
 
-    def __init__(self) -> None:
+    Args:
+        act: called with the number of the first signal; the second request then ends the process.
+    """
+
+    def __init__(self, act: Callable[[int], None] | None = None) -> None:
         self.count = 0  # stop requests so far
         self.first = 0  # number of the first signal
+        self._act = act
         self._since = 0.0
         self._before: dict[int, Any] = {}
 
@@ -41,6 +45,11 @@ class Interruptions:
         self.count += 1
         self.first = self.first or number
         self._since = time.monotonic()
+        if self._act and self.count == 1:
+            self._act(number)
+        elif self._act:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
 
     def __enter__(self) -> Interruptions:
         # Python allows signal handlers to be set in the main thread only.
@@ -56,29 +65,10 @@ class Interruptions:
             signal.signal(number, handler)
 
 
-class OneRequest(Interruptions):
-    """A context manager that calls ``act`` with the number of the first signal; the second request ends the process."""
-
-    def __init__(self, act: Callable[[int], None]) -> None:
-        super().__init__()
-        self._act = act
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        before = self.count
-        super()._note(number, frame)
-        if before == 0:
-            self._act(number)
-        elif self.count > before:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-
-
-@contextmanager
-def raising() -> Iterator[None]:
+def raising() -> Interruptions:
     """Raise :class:`Stopped` on the first stop request, so that unfinished work is cleaned up."""
 
     def stop(number: int) -> None:
         raise Stopped(number)
 
-    with OneRequest(stop):
-        yield
+    return Interruptions(stop)

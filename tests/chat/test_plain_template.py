@@ -10,7 +10,7 @@ import tiny
 from stepjepa.batch.collate import Collator
 from stepjepa.batch.sequences import Item, Sequence
 from stepjepa.batch.tokenize import RecordTokenizer
-from stepjepa.chat.template import ChatTemplate, PlainTemplate
+from stepjepa.chat.template import PlainTemplate
 from stepjepa.chat.tokens import END_OF_TURN, PERCEPTION, add_plain_tokens
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
@@ -81,12 +81,6 @@ def test_a_text_begins_as_the_tokenizer_begins_texts(beginning: Any) -> None:
     assert ids_of(beginning, template.render_prompt(CHAT[:-1]).text) == beginning("Why?<|perception|>")["input_ids"]
     alone = template.render_alone("assistant", "So.")
     assert (alone.text, alone.text[slice(*alone.spans[0])]) == ("<|begin|>So.", "So.")
-
-
-def test_it_says_the_same_things_of_itself_as_a_chat_template(plain: Any) -> None:
-    described = PlainTemplate(plain).describe()
-    assert described.pop("form") == "plain: user <|perception|> answer <|eot_id|>"
-    assert described.keys() == ChatTemplate(plain).describe().keys()
 
 
 # -- records as tokens -------------------------------------------------------------------------------------------------

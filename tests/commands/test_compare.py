@@ -62,34 +62,15 @@ def test_the_folder_of_a_sweep_stands_for_its_runs(runs, tmp_path, capsys):
 
 
 def test_nothing_is_replaced_unasked(runs, tmp_path, capsys):
-    table, picture = tmp_path / "table.txt", tmp_path / "picture.svg"
-    for file in (table, picture):
-        file.write_text("mine")
-        assert compare(*runs, "--output_file", table, "--plot", picture) == 2
-        assert f"{file}: is there already; name another file or pass --overwrite" in capsys.readouterr().err
-        assert file.read_text() == "mine"
-        table.unlink(missing_ok=True)
-    assert not table.exists()
-    assert compare(*runs, "--output_file", table, "--plot", picture, "--overwrite") == 0
+    table = tmp_path / "table.txt"
+    table.write_text("mine")
+    assert compare(*runs, "--output_file", table) == 2
+    assert f"{table}: is there already; name another file or pass --overwrite" in capsys.readouterr().err
+    assert table.read_text() == "mine"
+    assert compare(*runs, "--output_file", table, "--overwrite") == 0
     assert table.read_text(encoding="utf-8").startswith(
         "at equal steps, no arm is shown to be better than regular in exact; 2 seeds"
     )
-    assert "<svg" in picture.read_text(encoding="utf-8")
-
-
-def test_what_is_read_is_never_replaced(runs, capsys):
-    file = runs[2] / "test.jsonl"
-    before = file.read_bytes()
-    assert compare(*runs, "--output_file", file, "--overwrite") == 2
-    assert f"{file}: is an input of this comparison; name another" in capsys.readouterr().err
-    assert file.read_bytes() == before
-
-
-def test_a_picture_beside_printed_json_leaves_it_json(runs, tmp_path, capsys):
-    assert compare(*runs, "--format", "json", "--plot", tmp_path / "a.png") == 0
-    printed = capsys.readouterr()
-    assert json.loads(printed.out)["baseline"] == "regular"
-    assert f"written: {tmp_path / 'a.png'}" in printed.err
 
 
 @pytest.mark.parametrize(
@@ -97,7 +78,7 @@ def test_a_picture_beside_printed_json_leaves_it_json(runs, tmp_path, capsys):
     [
         (["--baseline", "other"], "--baseline: no arm 'other'; choose one of regular; step-jepa"),
         (["--evaluation", "best"], "holds no finished evaluation 'best' (there is test)"),
-        (["--plot", "a.pdf"], "--plot draws .png or .svg"),
+        (["--overwrite"], "--overwrite does nothing without --output_file"),
         (["nowhere"], "nowhere: is no run folder"),
     ],
 )

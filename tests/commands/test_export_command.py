@@ -1,4 +1,4 @@
-"""``stepjepa export``: plain folders, without predictor tokens if asked for, on a hub if asked for."""
+"""``stepjepa export``: plain folders, on a hub if asked for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import tiny
@@ -51,33 +50,20 @@ def export(*flags: object) -> int:
 
 
 @pytest.mark.parametrize("name", ["run", "adapter"])
-@pytest.mark.parametrize("strip", [True, False], ids=["stripped", "as trained"])
-def test_a_plain_folder(
-    name: str, strip: bool, material: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    flags = ["--strip_predictors"] if strip else []
-    assert export("--model_path", material / name, "--output_dir", tmp_path / "plain", *flags) == 0
+def test_a_plain_folder(name: str, material: Path, tmp_path: Path) -> None:
+    assert export("--model_path", material / name, "--output_dir", tmp_path / "plain") == 0
     assert {path.name for path in (tmp_path / "plain").iterdir()} == PLAIN | {"run.json"}
     base = AutoConfig.from_pretrained(material / "base")
-    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "plain").eval()
-    assert plain.config.vocab_size == base.vocab_size + (0 if strip else 2)
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "plain")
+    assert plain.config.vocab_size == base.vocab_size + 2
     tokenizer, first = (AutoTokenizer.from_pretrained(folder) for folder in (tmp_path / "plain", material / "base"))
-    assert len(tokenizer) == len(first) + (0 if strip else 2)
-    ids = tokenizer("3+4=7.\n\nSo it is", return_tensors="pt").input_ids
-    assert torch.equal(ids, first("3+4=7.\n\nSo it is", return_tensors="pt").input_ids)
-    if strip:
-        told = f"stripped: 2 predictor tokens; 2 rows of the embedding with them; the vocabulary has {base.vocab_size}"
-        assert told in capsys.readouterr().out
-        assert plain.generation_config.suppress_tokens is None
-        assert export("--model_path", material / name, "--output_dir", tmp_path / "whole") == 0
-        whole = AutoModelForCausalLM.from_pretrained(tmp_path / "whole").eval()
-        with torch.no_grad():
-            assert torch.equal(plain(ids).logits, whole(ids).logits[..., : base.vocab_size])
-            assert plain.generate(ids, max_new_tokens=3).shape[1] <= ids.shape[1] + 3
+    assert len(tokenizer) == len(first) + 2
+    assert tokenizer("3+4=7.\n\nSo it is").input_ids == first("3+4=7.\n\nSo it is").input_ids
+    assert "predictor_1" in (tmp_path / "plain" / "README.md").read_text(encoding="utf-8")
 
 
 def test_an_export_is_evaluated_as_its_run_is(material: Path, tmp_path: Path) -> None:
-    assert export("--model_path", material / "run", "--output_dir", tmp_path / "plain", "--strip_predictors") == 0
+    assert export("--model_path", material / "run", "--output_dir", tmp_path / "plain") == 0
     answers = []
     for folder, file in ((material / "run", "a.jsonl"), (tmp_path / "plain", "b.jsonl")):
         test = ["--test_file", str(material / "data.jsonl"), "--output_file", str(tmp_path / file)]
@@ -86,21 +72,8 @@ def test_an_export_is_evaluated_as_its_run_is(material: Path, tmp_path: Path) ->
     assert answers[0] == answers[1]
 
 
-def test_the_views_of_a_stripped_model_can_not_be_read(
-    material: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert export("--model_path", material / "run", "--output_dir", tmp_path / "plain", "--strip_predictors") == 0
-    test = ["--test_file", str(material / "data.jsonl")]
-    similarity = ["evaluate", "--model_path", str(tmp_path / "plain"), *test, "--similarity"]
-    assert main([*similarity, "--output_file", str(tmp_path / "a.jsonl")]) == 2
-    assert "was exported without predictor tokens" in capsys.readouterr().err
-    analyze = ["analyze", "--model_path", str(tmp_path / "plain"), *test, "--output_dir", str(tmp_path / "look")]
-    assert main(analyze) == 2
-    assert "was exported without predictor tokens" in capsys.readouterr().err
-
-
 def test_to_a_hub(material: Path, hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    more = ["--push_to_hub", "me/mine", "--hub_private_repo", "--strip_predictors"]
+    more = ["--push_to_hub", "me/mine", "--hub_private_repo"]
     assert export("--model_path", material / "adapter", "--output_dir", tmp_path / "plain", *more) == 0
     assert capsys.readouterr().out.endswith(f"uploaded: {hub.endpoint}/me/mine\n")
     # run.json names folders of this machine, and is for 'stepjepa evaluate' here.
@@ -133,9 +106,8 @@ def test_a_hub_that_refuses_costs_nothing(
     ("flags", "words"),
     [
         ([], "--output_dir is missing"),
-        (["--model_path", "BASE", "--output_dir", "x", "--strip_predictors"], "tokenizer has no predictor tokens"),
         (["--hub_revision", "dev", "--output_dir", "x"], "--hub_revision does nothing without --push_to_hub"),
-        (["--push_to_hub", "me/mine", "--strip_predictors"], "--strip_predictors does nothing without --output_dir"),
+        (["--push_to_hub", "me/mine", "--dtype", "float16"], "--dtype does nothing without --output_dir"),
         (["--push_to_hub", "me/mine"], "the adapter's base model is a folder of this machine"),
         (["--push_to_hub", "me/mi ne", "--output_dir", "x"], "can't make the repository 'me/mi ne' on the hub"),
     ],
@@ -143,7 +115,6 @@ def test_a_hub_that_refuses_costs_nothing(
 def test_flags_that_can_not_be(
     flags: list[str], words: str, material: Path, hub: FakeHub, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = [str(material / "base") if flag == "BASE" else flag for flag in flags]
     assert export("--model_path", material / "adapter", *flags) == 2
     assert words in capsys.readouterr().err
     assert hub.requests == []

@@ -110,7 +110,7 @@ def test_flags_of_a_cluster(grid: dict[str, Any], tmp_path: Path, monkeypatch: p
         assert "not installed; pip install submitit" in error_of(capsys, *base)
     pytest.importorskip("submitit", reason="jobs are handed in through submitit, which is not installed")
     monkeypatch.setenv("STEPJEPA_SUBMITIT_CLUSTER", "local")
-    slurm = [*map(str, base), "--jobs", "3", "--slurm", "time=1:30:00"]
+    slurm = [*map(str, base), "--jobs", "3", "--slurm", "timeout_min=90"]
     assert "Unknown argument 'partitoin' for executor 'slurm'" in error_of(capsys, *slurm, "partitoin=a")
     assert main(["sweep", *slurm, "partition=gpu", "--dry_run"]) == 0
     assert "at a time: 3 (SLURM, timeout_min=90 slurm_partition=gpu)" in capsys.readouterr().out

@@ -10,7 +10,7 @@ from test_sections import say
 
 from made_up_runs import make_run
 from stepjepa.compare.logged_run import read_runs
-from stepjepa.compare.page import write_page
+from stepjepa.compare.page import make_page
 
 HOSTILE = (
     "<script>alert(1)</script>",
@@ -56,7 +56,7 @@ def address(folder: Path) -> str:
     runs = [make_run(folder / right, right, stopped="1110111") for right in ("1001000", "0110100")]
     for run, generated in zip(runs, (GENERATED, [*GENERATED[:5], "six", "eleven"]), strict=True):
         say(run, prompt=shared, truth="<b>truth</b>", generated=generated)
-    write_page(read_runs(runs), folder / "page.html")
+    (folder / "page.html").write_text(make_page(read_runs(runs)), encoding="utf-8", errors="replace")
     return f"file://{folder / 'page.html'}"
 
 

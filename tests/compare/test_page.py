@@ -74,14 +74,14 @@ def test_nothing_is_loaded_from_elsewhere(arms):
 def test_sections_are_linked_in_order_and_have_names_of_their_own(arms):
     page = re.sub(r"<(script|style).*?</\1>", "", make_page(read_runs(arms)), flags=re.DOTALL)
     anchors = re.findall(r'<li><a href="#([^"]+)">', page)
-    assert anchors == ["arms", "accuracy", "losses", "representations", "overview"]
+    assert anchors == ["arms", "accuracy", "steps", "overview"]
     assert re.findall(r'<section id="([^"]+)"', page) == anchors
     names = re.findall(r'\bid="([^"]+)"', page)
     assert len(names) == len(set(names))
 
 
 def test_markup_in_runs_stays_text(hostile):
-    page = make_page(read_runs(hostile), title=HOSTILE)
+    page = make_page(read_runs(hostile))
     own = re.sub(r"<(script|style).*?</\1>", "", page, flags=re.DOTALL)
     assert "<img src=x" not in own and "{{ 7" in own and "&lt;img src=x" in own
     assert all("caught" not in script for script in scripts(page))
@@ -92,7 +92,7 @@ def test_a_damaged_file_of_answers_is_a_note(arms):
     page = make_page(read_runs(arms))
     assert "Without answers: " in page
     assert "The runs are not compared: " in page
-    assert 'id="losses"' in page
+    assert 'id="steps"' in page
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -111,11 +111,11 @@ def test_the_command_writes_a_page_and_overwrites_only_when_told(arms, tmp_path,
     # Half of a character, which UTF-8 can't encode.
     text = (arms[0] / "run.json").read_text(encoding="utf-8")
     (arms[0] / "run.json").write_text(text.replace("preset:tiny", "\\ud800"), encoding="utf-8")
-    given = ["report", *map(str, arms), "--output_file", str(target), "--title", "Mine & yours"]
+    given = ["report", *map(str, arms), "--output_file", str(target)]
     assert main(given) == 0
     printed = capsys.readouterr()
     assert printed.out.startswith(f"written: {target} (") and printed.out.count("\n") == 1
-    assert "<title>Mine &amp; yours</title>" in target.read_text(encoding="utf-8")
+    assert "<title>6 runs</title>" in target.read_text(encoding="utf-8")
     before = target.read_bytes()
     assert main(given) == 2
     assert "is there already; name another file or pass --overwrite" in capsys.readouterr().err
@@ -136,14 +136,14 @@ def open_page(browser, path: Path) -> None:
 
 def test_the_page_in_a_browser(browser, hostile, tmp_path):
     target = tmp_path / "page.html"
-    target.write_text(make_page(read_runs(hostile), title=HOSTILE), encoding="utf-8")
+    target.write_text(make_page(read_runs(hostile)), encoding="utf-8")
     open_page(browser, target)
     # All of them, as for printing.
     browser.execute_script("dispatchEvent(new Event('beforeprint'))")
     assert browser.execute_script("return document.querySelectorAll('.chart:not([data-drawn])').length") == 0
     assert browser.execute_script("return document.querySelectorAll('.chart svg.main-svg').length") > 8
     assert browser.execute_script("return document.querySelectorAll('img:not([alt]), [onerror]').length") == 0
-    assert browser.title == HOSTILE.replace("&amp;", "&amp;")
+    assert browser.title == "2 runs"
     told = [line for line in browser.get_log("browser") if line["level"] in ("SEVERE", "WARNING")]
     assert told == []
     # Markup that got into a page would do nothing there.
@@ -152,7 +152,7 @@ def test_the_page_in_a_browser(browser, hostile, tmp_path):
         "const script = document.createElement('script'); script.textContent = \"document.title = 'caught'\";"
         "document.body.append(script)"
     )
-    assert browser.title == HOSTILE
+    assert browser.title == "2 runs"
     assert "Content Security Policy" in " ".join(line["message"] for line in browser.get_log("browser"))
 
 
@@ -166,11 +166,11 @@ def test_theme_legend_and_width_in_a_browser(browser, arms, tmp_path):
     after = browser.execute_script(ink)
     assert before != after
     assert browser.find_element("id", "theme").get_attribute("aria-pressed") in ("true", "false")
-    colour = "return getComputedStyle(document.querySelector('#losses-0 .ytick text')).fill"
+    colour = "return getComputedStyle(document.querySelector('#steps-0 .ytick text')).fill"
     assert browser.execute_script(colour) == after
     # A box hides its run in all charts of all sections.
     browser.execute_script("dispatchEvent(new Event('beforeprint'))")
-    lines = "return document.querySelectorAll('#losses-0 .scatterlayer .trace').length"
+    lines = "return document.querySelectorAll('#steps-0 .scatterlayer .trace').length"
     assert browser.execute_script(lines) == 6
     browser.execute_script("document.querySelector('[data-legend] input').click()")
     assert browser.execute_script(lines) == 5

@@ -15,11 +15,9 @@ from stepjepa.compare.page import (
     answers_section,
     compare_runs,
     comparison_section,
-    embedding_section,
-    loss_section,
     overview_section,
-    representation_section,
     shown_text,
+    steps_section,
 )
 from stepjepa.errors import UserError
 from stepjepa.files import write_jsonl
@@ -55,7 +53,7 @@ def test_data_for_scripts_ends_no_element():
     assert chart_text("<b>&amp;") == "&lt;b&gt;&amp;amp;"
 
 
-def test_the_overview_says_what_was_trained_and_what_differs(tmp_path):
+def test_the_overview_says_what_was_trained(tmp_path):
     parts = {"command": ["train", "--train_file=a b.jsonl"], "parameters": {"trained": 11, "total": 1013}}
     folders = [make_run(tmp_path / "a", "1101", jepa=STEP_JEPA, flops=2.5e12, **parts), make_run(tmp_path / "b", "1")]
     html = overview_section(read_runs(folders)).html
@@ -64,9 +62,6 @@ def test_the_overview_says_what_was_trained_and_what_differs(tmp_path):
     assert [facts[name] for name in ("mode", "K", "layout")] == ["step-jepa", "2", "branched"]
     assert [facts[name] for name in ("FLOPs", "tokens", "seconds", "records")] == ["2.5e+12", "1,000", "2.5", "9"]
     assert "stepjepa train &#39;--train_file=a b.jsonl&#39;" in html
-    differing = dict(zip(found[3], zip(*found[4:], strict=True), strict=True))
-    # A regular run has no use for the settings of views.
-    assert differing["lbd"] == ("0.5", "–") and not {"output_dir", "learning_rate"} & set(differing)
 
 
 def test_a_run_without_any_facts_still_has_an_overview(tmp_path):
@@ -76,8 +71,8 @@ def test_a_run_without_any_facts_still_has_an_overview(tmp_path):
     runs = read_runs([tmp_path / "a"])
     assert overview_section(runs).title == "What was trained"
     look = looks(runs, None)
-    empty = [accuracy_section(runs), loss_section(runs, look), representation_section(runs, look)]
-    empty += [answers_section(runs), embedding_section(runs), comparison_section([])]
+    empty = [accuracy_section(runs), steps_section(runs, look)]
+    empty += [answers_section(runs), comparison_section([])]
     assert not any(section.parts for section in empty)
 
 
@@ -85,25 +80,29 @@ def test_losses_over_steps_of_one_run(tmp_path):
     folder = make_run(tmp_path / "a", "1", jepa=STEP_JEPA)
     log(folder, 3, views=True, eval_lm_loss=5.0, eval_answer_exact=0.25, grad_norm=1.0)
     runs = read_runs([folder])
-    section = loss_section(runs, looks(runs, None))
+    section = steps_section(runs, looks(runs, None))
     found = charts(section.html)
-    total, lm, held_out = found["losses-0"]["data"]
+    (total,) = found["steps-0"]["data"]
     assert total["x"] == [7, 14, 21] and total["y"] == [13, 6.5, 4.33333]
-    assert (lm["name"], held_out["name"], held_out["line"]["dash"]) == ("lm loss", "lm loss, held-out", "dot")
-    assert [each["name"] for each in found["losses-1"]["data"]] == ["jepa loss"]
-    assert found["losses-2"]["layout"]["yaxis"]["tickformat"] == ".0%" and "<figcaption>exact<" in section.html
-    assert [each["name"] for each in found["losses-rest-0"]["data"]] == ["grad norm"]
+    lm, held_out = found["steps-1"]["data"]
+    assert (lm["name"], held_out["name"], held_out["line"]["dash"]) == ("a", "a, held-out", "dot")
+    titles = ["loss", "lm loss", "jepa loss", "exact", "matched similarity", "shuffled similarity", "source rank"]
+    assert re.findall("<figcaption>(.*?)<", section.html) == [*titles, "grad norm"]
+    assert found["steps-3"]["layout"]["yaxis"]["tickformat"] == ".0%"
+    assert [each["y"] for each in found["steps-7"]["data"]] == [[1, 1, 1]]
 
 
 def test_of_several_runs_each_column_has_a_chart(arms):
     runs = read_runs(arms)
     look = looks(runs, compare_runs(runs)[0][1])
-    traces = charts(loss_section(runs, look).html)["losses-0"]["data"]
+    found = charts(steps_section(runs, look).html)
+    traces = found["steps-0"]["data"]
     assert [trace["meta"]["run"] for trace in traces] == [run.name for run in runs]
     # Arms have colours, seeds have line styles.
     assert [trace["line"]["color"] for trace in traces] == [PALETTE[0]] * 3 + [PALETTE[1]] * 3
     assert [trace["line"]["dash"] for trace in traces] == ["solid", "dash", "dot"] * 2
-    assert all(len(each["data"]) == 3 for each in charts(representation_section(runs, look).html).values())
+    # Regular training has no views.
+    assert [len(each["data"]) for each in found.values()] == [6, 6, 3, 3, 3, 3]
 
 
 def test_long_logs_are_thinned_and_values_that_are_no_numbers_skipped(tmp_path):
@@ -113,7 +112,7 @@ def test_long_logs_are_thinned_and_values_that_are_no_numbers_skipped(tmp_path):
     with (folder / "metrics.jsonl").open("a", encoding="utf-8") as stream:
         stream.write("\n".join(map(json.dumps, lines)))
     runs = read_runs([folder])
-    trace = charts(loss_section(runs, looks(runs, None)).html)["losses-0"]["data"][0]
+    trace = charts(steps_section(runs, looks(runs, None)).html)["steps-0"]["data"][0]
     assert len(trace["x"]) <= POINTS + 1 and not {20_011, 20_021} & set(trace["x"])
     assert (trace["x"][-1], trace["y"][-1]) == (20_023, 1.0)
 
@@ -123,7 +122,7 @@ def test_a_collapse_is_reported(shuffled, warned, tmp_path):
     folder = make_run(tmp_path / "a", "1", jepa=STEP_JEPA)
     log(folder, views=True, shuffled_similarity=shuffled)
     runs = read_runs([folder])
-    html = representation_section(runs, looks(runs, None)).html
+    html = steps_section(runs, looks(runs, None)).html
     assert ("step 35: unrelated pairs have cosine 0.995" in html) is warned
 
 
@@ -138,7 +137,7 @@ def test_scores_and_errors(tmp_path):
 
 def test_arms_are_compared_over_seeds(arms):
     html = comparison_section(compare_runs(read_runs(arms))).html
-    assert html.index("no arm is shown to be better than regular") < html.index("<table") < html.index("data:image/svg")
+    assert html.index("no arm is shown to be better than regular") < html.index("<table")
     # Differences of 25, 0 and 50 points: mean 25, standard error 14.43, t of 2 degrees of freedom 4.303.
     assert "+25.00 [-37.10, +87.10]" in html
 
@@ -180,14 +179,3 @@ def test_answers_are_those_of_the_lines(tmp_path):
     assert right == [True, False, True] and stopped == [True, True, False]
     assert error == ["", "wrong answer", ""] and scores == [[1, 1], [0, 1], [1, 1]]
     assert shown_text("a\n\x1b[2J\u202eb\ud800") == "a\n\\x1b[2J\\u202eb\\ud800"
-
-
-def test_pictures_of_an_analysis(tmp_path):
-    folder = make_run(tmp_path / "run", "1")
-    (folder / "look").mkdir()
-    for name in ("analysis.json", "a.png", "projection.png"):
-        (folder / "look" / name).write_text(name)
-    html = embedding_section(read_runs([folder])).html
-    assert re.findall("<figcaption>(.*?)<", html) == ["projection", "a"]
-    assert 'src="data:image/png;base64,cHJvamVjdGlvbi5wbmc="' in html
-    assert not embedding_section(read_runs([folder]), tmp_path).parts

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from stepjepa.commands.sweep import table
-from stepjepa.compare.grid import Trial, expand, make_grid
+from stepjepa.compare.grid import Grid, Trial, expand
 from stepjepa.compare.sweep import LAUNCHER, Local, SweepFolder, sweep, visible_gpus
 from stepjepa.errors import UserError
 
@@ -39,7 +39,7 @@ print("stopped", outcome.stopped)
 
 
 def trials_of(*, seeds: Sequence[int] = (1, 2), arms: dict[str, Any] = ARMS, **train: Any) -> list[Trial]:
-    return expand(make_grid({"arms": arms, "seeds": list(seeds), "train": train}), str, str)
+    return expand(Grid(Path("grid.yaml"), train, {}, arms, tuple(seeds), "regular"), str, str)
 
 
 def folder_of(path: Path, trials: list[Trial]) -> SweepFolder:
@@ -172,7 +172,7 @@ def test_a_second_sweep_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     wait_for(lambda: len(running_pids(tmp_path)) == 2)
     code, out, err = ending(driver(tmp_path, trials))
     assert (code, out) == (1, "")
-    assert err.startswith(f"{tmp_path}: is in use by stepjepa sweep, process {first.pid} on ")
+    assert err.startswith(f"{tmp_path}: is in use by process {first.pid} on ")
     first.send_signal(signal.SIGTERM)
     assert ending(first)[1].endswith(f"stopped {signal.SIGTERM.value}\n")
 

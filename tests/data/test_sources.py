@@ -50,7 +50,6 @@ WRITERS = {
     "lines.json": json_lines,
     "rows.csv": lambda path: table(path, ","),
     "bom.csv": lambda path: table(path, ",", encoding="utf-8-sig"),
-    "rows.tsv": lambda path: table(path, "\t"),
     "rows.parquet": parquet,
 }
 
@@ -60,7 +59,7 @@ def test_every_format_gives_the_same_rows(tmp_path, name):
     path = tmp_path / name
     WRITERS[name](path)
     assert [row for _, row in read_rows(path)] == ROWS
-    assert {f".{name.lower().rpartition('.')[2]}" for name in WRITERS} == set(FORMATS)
+    assert {f".{name.lower().rpartition('.')[2]}" for name in WRITERS} == set(FORMATS) - {".tsv"}
 
 
 def test_rows_know_their_lines(tmp_path):
@@ -81,28 +80,28 @@ def test_rows_know_their_lines(tmp_path):
         ('a\tb\n"Yes\tno\nand" so\ton\n', [{"a": '"Yes', "b": "no"}, {"a": 'and" so', "b": "on"}]),
         ('a\tb\n"Yes," he said, "no"\tx\n', [{"a": '"Yes," he said, "no"', "b": "x"}]),
         ("a\tb\r\n1\t\r\n", [{"a": "1", "b": ""}]),
-        # Quoted as CSV is, on one line or over several.
-        ('a\tb\n"say ""no"""\t"x"\n', [{"a": 'say "no"', "b": "x"}]),
-        ('a\tb\n"one\ntwo"\tx\n"tab\there"\ty\n', [{"a": "one\ntwo", "b": "x"}, {"a": "tab\there", "b": "y"}]),
+        # Quoted as CSV is.
+        ('"a"\tb\n"say ""no"""\t"x"\n', [{"a": 'say "no"', "b": "x"}]),
         ("only\none\ntwo\n", [{"only": "one"}, {"only": "two"}]),
     ],
 )
-def test_tsv_comes_in_two_kinds(tmp_path, text, rows):
+def test_a_line_of_tsv_is_a_row(tmp_path, text, rows):
     assert [row for _, row in read_rows(write(tmp_path / "a.tsv", text))] == rows
 
 
 WRONG = [
     ("a.jsonl", '{"a": 1}\n{"a"\n', r"a\.jsonl:2: not valid JSON"),
-    ("a.json", '[{"a": 1},\n {"a" 2}]', r"a\.json:2: not valid JSON \(Expecting ':' delimiter at column 7\)"),
+    ("a.json", '[{"a": 1},\n {"a" 2}]', r"a\.json:2: not valid JSON \(Expecting ':' delimiter: line 2 column 7"),
     ("a.json", '[{"a": 1}, 3]', r"a\.json: element 2 is a JSON int, expected an object"),
     ("a.json", "3", r"a\.json:1: a JSON int where an object is needed"),
     ("a.json", r'[{"a": 1}, {"a": "\ud83d"}]', r"a\.json: element 2 holds half of a character"),
-    ("a.json", "[" * 100_000, r"a\.json: can't be read as JSON"),
+    ("a.json", "[" * 100_000, r"a\.json: not valid JSON \(maximum recursion depth"),
     ("a.json", '{"a": 1}\n{"a"\n', r"a\.json:2: not valid JSON"),
     ("a.csv", "a,b\n1,2\n\n1,2,3\n", r"a\.csv:4: 3 fields where the header has 2; quote"),
     ("a.csv", "a,b\n1\n", r"a\.csv:2: 1 fields where the header has 2"),
     ("a.csv", 'a,b\n1,2\n"x"y,2\n', r"a\.csv:3: not valid CSV"),
     ("a.csv", 'a,b\n1,2\n"x,2\n1,2\n', r"a\.csv:3: not valid CSV \(unexpected end of data\)"),
+    ("a.tsv", 'a\tb\n"one\ntwo"\tx\n', r"a\.tsv:2: 1 fields where the header has 2"),
     ("a.csv", "a,a\n1,2\n", r"a\.csv:1: the first line must name the columns, each once"),
     ("a.parquet", "PAR1PAR1", r"a\.parquet: no readable Parquet file"),
     ("a.txt", "x", r"a\.txt: a name that ends in \.jsonl, .* is expected"),
@@ -146,12 +145,9 @@ def folder(tmp_path, monkeypatch):
 def test_a_folder_is_loaded_by_datasets(folder):
     assert list(read_rows(folder, split="train")) == list(enumerate(ROWS, start=1))
     for options, message in [
-        ({}, r"set: has several splits; pass --split with one of train, test"),
-        ({"split": "trian"}, r"set: has no split 'trian'; it has train, test"),
-        (
-            {"split": "train", "subset": "main"},
-            r"set: can't be loaded: .*'main' not found.*; see --subset",
-        ),
+        ({}, r"set: name a split; there are train, test"),
+        ({"split": "trian"}, r"set: has no split 'trian'; there are train, test"),
+        ({"split": "train", "subset": "main"}, r"set: can't be loaded: .*'main' not found.*; check name, subset"),
     ]:
         with pytest.raises(UserError, match=message):
             list(read_rows(folder, **options))
@@ -175,9 +171,10 @@ def test_the_hub_is_asked_for_name_and_subset(monkeypatch):
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (ConnectionError("Couldn't reach it"), r"can't be loaded: Couldn't reach it; check the network"),
-        (FileNotFoundError("Dataset 'a/b' doesn't exist on the Hub."), r"doesn't exist on the Hub; check --dataset"),
-        (ValueError("Config name is missing.\nPick one."), r"can't be loaded: Config name is missing; see --subset$"),
+        (
+            ValueError("Config name is missing.\nPick one."),
+            r"can't be loaded: Config name is missing; check name, subset",
+        ),
         (KeyError(), r"can't be loaded: KeyError"),
     ],
 )

@@ -29,7 +29,7 @@ SMALL: dict[str, dict[str, str | None]] = {
 # Flag -> its value, where a document names it.
 SMALLER = {"--size": "20", "--train_size": "40", "--test_size": "5", "--num_samples": "2", "--eval_generate": "2"}
 SMALLER |= dict.fromkeys(("--eval_steps", "--save_steps", "--warmup_steps"), "1")
-OUTPUTS = ("--output_dir", "--output_file", "--plot", "--png")
+OUTPUTS = ("--output_dir", "--output_file", "--png")
 
 
 class World:

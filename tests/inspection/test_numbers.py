@@ -7,14 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepjepa.inspection.embeddings import (
-    ViewEmbeddings,
-    analyse,
-    linear_map,
-    similarity_quantiles,
-    singular_values,
-    within_and_between,
-)
+from stepjepa.inspection.embeddings import ViewEmbeddings, analyse, linear_map, similarity_quantiles, singular_values
 
 
 def views(source: Any, target: Any, record: Any = None) -> ViewEmbeddings:
@@ -139,18 +132,3 @@ def test_a_collapse_is_said() -> None:
     numbers = analyse(views(*near))
     assert numbers["notes"] == ["unrelated pairs are as alike as related ones: the embeddings are one direction"]
     assert numbers["source_rank"] < 1.1
-
-
-@pytest.mark.parametrize(("size", "width", "count"), [(2, 3, 1), (7, 5, 3), (61, 4, 61)])
-def test_similarity_in_and_between_groups_is_that_of_the_double_loop(size: int, width: int, count: int) -> None:
-    random = np.random.default_rng(size)
-    embeddings = random.normal(size=(size, width)) + 0.3
-    groups = [f"group {number}" for number in random.permutation(size) % count]
-    cosines: dict[str, list[float]] = {"within": [], "between": []}
-    for one, other in itertools.combinations(range(size), 2):
-        kind = "within" if groups[one] == groups[other] else "between"
-        cosines[kind].append(cosine(embeddings[one], embeddings[other]))
-    found = within_and_between(embeddings, groups)
-    assert found["groups"] == count
-    for name, values in cosines.items():
-        assert found[name] == (pytest.approx(np.mean(values), abs=1e-12) if values else None)

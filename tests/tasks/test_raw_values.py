@@ -2,7 +2,6 @@
 
 import json
 
-import numpy as np
 import pytest
 
 from stepjepa.errors import UserError
@@ -12,32 +11,18 @@ from stepjepa.tasks.raw_values import as_label, as_list
 
 @pytest.mark.parametrize("items", [["a", "b"], ["a, b", "[c]", "d\\e"], ["two\nlines", "tab\t", "é☃"]])
 def test_a_list_and_all_ways_of_writing_it(items):
-    array = np.array(items, dtype=object)
-    # What pandas writes into a CSV file for an array: no commas.
-    for value in (items, tuple(items), array, repr(items), json.dumps(items), f" {items} ", str(array)):
+    for value in (items, repr(items), json.dumps(items), f" {items} "):
         assert as_list(value) == items
 
 
-@pytest.mark.parametrize(
-    "value",
-    [None, 3, {"a": 1}, "", "a, b", "['a', 'b'", "['a'b']", "['a', 1]", "[a]"],
-)
+@pytest.mark.parametrize("value", [None, 3, {"a": 1}, "", "a, b", "['a', 'b'", "['a' 'b']", "[a]", "(" * 999])
 def test_anything_else_is_none(value):
     assert as_list(value) is None
 
 
-@pytest.mark.parametrize(
-    ("value", "label"),
-    [
-        *((value, "2") for value in (2, 2.0, " 2 ", "2.00", np.int64(2))),
-        *((value, None) for value in (None, " ", -1, "None", float("nan"))),
-        (2.5, "2.5"),
-        (True, "True"),
-        ("v2.0", "v2.0"),
-    ],
-)
-def test_a_label_and_all_ways_of_writing_it(value, label):
-    assert as_label(value) == label
+@pytest.mark.parametrize("value", [2, 2.0, " 2 ", "2.00"])
+def test_a_label_and_all_ways_of_writing_it(value):
+    assert (as_label(value), as_label("v2.5")) == ("2", "v2.5")
 
 
 def made(*rows):
@@ -56,7 +41,7 @@ def made(*rows):
         {"sentence1": "one", "sentence2": "two"},
         {"text": "one", "paraphrases": ["two"], "category": "question", "source": "quora"},
         {"source": "one", "target": "two"},
-        {"sentence_1": " one ", "sentence_2": "two\n"},
+        {"question1": " one ", "question2": "two\n"},
     ],
 )
 def test_forms_of_pairs(row):
@@ -66,15 +51,11 @@ def test_forms_of_pairs(row):
 def test_each_sentence_of_a_group_predicts_the_next():
     expected = [("a", "b", 1, 1), ("b", "c", 1, 2), ("c", "d", 1, 3), ("x", "y", 2, 1)]
     assert made({"set": ["a", "b", "c", "d"]}, {"set": ["x", "y"]}) == (expected, {})
-    assert made({"text1": "a", "text2": "b", "text10": "d", "text3": "c"}, {"text1": "x", "text2": "y"})[0] == expected
 
 
 def test_only_pairs_labelled_1_are_paraphrases():
-    rows = [{"sentence1": "one", "sentence2": "two", "label": label} for label in ("true", "0", -1, "entailment")]
-    assert made(*rows) == (
-        [("one", "two", 1, 1)],
-        {"label 0: no paraphrases": 1, "no label": 1, "label neither 0 nor 1": 1},
-    )
+    rows = [{"sentence1": "one", "sentence2": "two", "label": label} for label in ("true", 1.0, "0", -1, None)]
+    assert made(*rows) == ([("one", "two", place, 1) for place in (1, 2)], {"not labelled 1, as paraphrases": 3})
 
 
 def test_a_sentence_counts_once_whatever_its_case_and_spacing():

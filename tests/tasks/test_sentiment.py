@@ -20,6 +20,7 @@ TASK = SentimentTask()
         ("Good", "This is a good review", "c_s"),
         ("Good", "```\nGood\n```", "cf_s"),
         ("Bad", "This is not a good review", ""),
+        ("Good", "I do not think it is good", ""),
         # Another label, or a longer one.
         ("Good", "Bad", ""),
         ("Very Bad", "Bad", "s"),

@@ -1,6 +1,6 @@
 """A record as tokens before and after a layout has placed it: views, and the token sequences that the model reads."""
 
-# ruff: noqa: RUF009  # _empty() makes the field
+# _empty() makes the field
 
 from __future__ import annotations
 

@@ -122,25 +122,14 @@ class ChatTemplate:
 
     def describe(self) -> dict[str, str]:
         """Properties derived from the template, for reports."""
-        tokenizer, bos = self._tokenizer, self._tokenizer.bos_token
-        adds = _begins_texts(tokenizer)
-        begin = "none (the tokenizer would add one)" if adds else "none"
-        if bos is not None and self.render([_ASKED, _ANSWERED]).text.startswith(bos):
-            begin = f"{bos!r}, once (the tokenizer would add another)" if adds else repr(bos)
-        back = []
-        for role in ("user", "assistant"):
-            # Index of a content's last token, counted from the end of its message rendered alone.
-            alone = self.render_alone(role, "why")
-            offsets = tokenizer(alone.text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
-            back.append(f"{role} {-1 - sum(start >= alone.spans[0][1] for start, _ in offsets)}")
-        dated = "strftime_now" in self._source or "date_string" in self._source
+        bos, dated = self._tokenizer.bos_token, "strftime_now" in self._source or "date_string" in self._source
+        begins = bos is not None and self.render([_ASKED, _ANSWERED]).text.startswith(bos)
         return {
             "system role": "yes" if self.has_system_role else "no: put before the first user message",
             "lone assistant turn": "yes" if self.lone_assistant else "no: rendered as a user turn",
             "end of turn": repr(self.end_of_turn) + (" (appended)" if self.appends_end_of_turn else ""),
-            "begin of text": begin,
+            "begin of text": repr(bos) if begins else "none",
             "date": f"pinned to {PINNED_DATE}" if dated else "none",
-            "last content token": ", ".join(back),
         }
 
     def _apply(self, messages: Sequence[Message]) -> str:
@@ -240,16 +229,12 @@ class PlainTemplate:
         return Rendered(alone.text + PERCEPTION, spans, (*[0] * earlier, *alone.turn_ends))
 
     def describe(self) -> dict[str, str]:
-        """Properties of the format, for reports: the keys that a chat template has, and ``form``."""
+        """Properties of the format, for reports."""
         parts = ("user", PERCEPTION, "answer") if self.answers else ("user",)
         return {
             "form": " ".join(("plain:", *parts, self.end_of_turn)),
-            "system role": "no: left out",
-            "lone assistant turn": "yes: its bare content",
             "end of turn": repr(self.end_of_turn),
             "begin of text": repr(self.begin) if self.begin else "none",
-            "date": "none",
-            "last content token": "user -1, assistant -1",
         }
 
 

@@ -1,7 +1,5 @@
 """``stepjepa compare`` and ``stepjepa report``: arms against a baseline, runs in a table or on a page."""
 
-# ruff: noqa: RUF009  # option() makes the field
-
 from __future__ import annotations
 
 import argparse
@@ -25,46 +23,34 @@ class CompareFlags:
     runs: list[str] = option(help="evaluated run folders, or folders of sweeps", positional=True, metavar="DIR")
     evaluation: str | None = option(None, "which one, if a run has several: NAME.summary.json", metavar="NAME")
     baseline: str | None = option(None, "name of the arm to compare with (the regular one)", metavar="ARM")
-    names: str | None = option(None, "names of the arms, in the order of their first runs", metavar="A,B")
     tails: Literal["one", "two"] = option("one", "one- or two-tailed p, to be corrected for the number of arms")
     format: Literal["text", "markdown", "json"] = option("text", "format of the tables")
     json: bool = option(False, "short for --format json")
     output_file: str | None = option(None, "write the tables to this file", metavar="FILE")
-    plot: str | None = option(None, "draw means, error bars and seeds: FILE.png or FILE.svg", metavar="FILE")
-    overwrite: bool = option(False, "replace --output_file and --plot")
+    overwrite: bool = option(False, "replace --output_file", only_with="output_file")
 
 
 def compare(args: argparse.Namespace) -> Any:
-    """Compare the runs; print the tables or write them to files."""
-    from stepjepa.compare.plot import check_picture, write_picture
+    """Compare the runs; print the tables or write them to a file."""
     from stepjepa.compare.tables import FORMATS
 
+    refuse_without_effect(vars(args), CompareFlags)
     if args.json and args.format not in ("text", "json"):
         raise UserError(f"--json means --format json, and --format {args.format} is named too; leave one out")
-    written = [file for file in (args.output_file, args.plot) if file is not None]
-    if args.plot is not None:
-        check_picture(args.plot)
-    for file in written:
-        refuse_existing(file, args.overwrite)
-    comparison = _comparison(args)
-    read = {str(file.resolve()) for arm in comparison.arms for run in arm.runs for file in run.files}
-    if lost := [file for file in written if str(Path(file).resolve()) in read]:
-        raise UserError("is an input of this comparison; name another file", path=lost[0])
-    text = FORMATS["json" if args.json else args.format](comparison)
+    if args.output_file is not None:
+        refuse_existing(args.output_file, args.overwrite)
+    text = FORMATS["json" if args.json else args.format](_comparison(args))
     if args.output_file is not None:
         with atomic_write(args.output_file) as stream:
             stream.write(text)
+        print(f"written: {args.output_file}")
     elif not args.json:
         print(visible_lines(text), end="")
-    if args.plot is not None:
-        write_picture(comparison, args.plot)
-    if written:
-        print(f"written: {', '.join(written)}", file=sys.stderr if args.output_file is None else sys.stdout)
     return json.loads(text) if args.json and args.output_file is None else 0
 
 
 def _comparison(args: argparse.Namespace) -> Any:
-    """Compare the runs, named by ``--names``, by the arms of their sweep, or by the settings in which they differ."""
+    """Compare the runs."""
     from stepjepa.compare.comparison import compare
     from stepjepa.compare.evaluated_run import SUMMARY, find_run_folders
 
@@ -77,8 +63,7 @@ def _comparison(args: argparse.Namespace) -> Any:
         print(f"note: {visible_lines(str(waiting[0].folder))}{more}: not evaluated yet, left out", file=sys.stderr)
     if not places:
         raise UserError("none of its runs is evaluated yet; go on with the sweep", path=waiting[0].folder.parents[1])
-    names = [] if args.names is None else [" ".join(name.split()) for name in args.names.split(",")]
-    return compare(places, names=names, evaluation=args.evaluation, baseline=args.baseline, tails=args.tails)
+    return compare(places, evaluation=args.evaluation, baseline=args.baseline, tails=args.tails)
 
 
 @dataclass
@@ -88,10 +73,6 @@ class ReportFlags:
     runs: list[str] = option(help="run folders, or folders of sweeps", positional=True, metavar="RUN")
     json: bool = option(False, "the table for machines")
     output_file: str | None = option(None, "write a page", metavar="FILE.html")
-    title: str | None = option(None, "of the page (the names of the runs)", only_with="output_file")
-    analysis: str | None = option(
-        None, "of 'stepjepa analyze' (the first one in a folder of the runs)", metavar="DIR", only_with="output_file"
-    )
     baseline: str | None = option(None, "arm to compare with (the regular one)", only_with="output_file", metavar="ARM")
     overwrite: bool = option(False, "replace --output_file", only_with="output_file")
 
@@ -113,17 +94,18 @@ def report(args: argparse.Namespace) -> Any:
 
 def _write_page(args: argparse.Namespace) -> int:
     from stepjepa.compare.logged_run import read_runs
-    from stepjepa.compare.page import write_page
-    from stepjepa.inspection.analysis import JSON_FILE
+    from stepjepa.compare.page import make_page
 
-    target, analysis = Path(args.output_file), args.analysis and Path(args.analysis)
+    target = Path(args.output_file)
     if target.suffix.lower() not in (".html", ".htm"):
         raise UserError("--output_file is an HTML page; end its name in .html", path=target)
     refuse_existing(target, args.overwrite)
-    if analysis and not (analysis / JSON_FILE).is_file():
-        raise UserError(f"holds no {JSON_FILE}; name an output folder of 'stepjepa analyze'", path=analysis)
-    size = write_page(read_runs(args.runs), target, title=args.title, baseline=args.baseline, analysis=analysis)
-    print(f"written: {visible_lines(str(target))} ({size / 1e6:.1f} MB); open it in a browser")
+    page = make_page(read_runs(args.runs), args.baseline)
+    # Files of other programs may hold half of a surrogate pair, which UTF-8 can't encode.
+    content = page.encode("utf-8", errors="replace")
+    with atomic_write(target, "wb") as stream:
+        stream.write(content)
+    print(f"written: {visible_lines(str(target))} ({len(content) / 1e6:.1f} MB); open it in a browser")
     return 0
 
 

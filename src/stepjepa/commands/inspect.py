@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -175,8 +174,6 @@ def analyze(args: argparse.Namespace) -> int:
     for note in analysis.notes(models):
         print(f"note: {visible(note)}")
     print(f"written: {', '.join(map(str, analysis.output_files(args.output_dir)))}")
-    more = shlex.join([*args.model_path, "--output_file", "report.html", "--analysis", args.output_dir])
-    print(f"next: stepjepa report {more}")
     return 0
 
 

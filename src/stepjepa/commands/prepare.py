@@ -1,7 +1,5 @@
 """``stepjepa prepare``: make training files from raw data sets, or generate them."""
 
-# ruff: noqa: RUF009  # option() makes the field
-
 from __future__ import annotations
 
 import argparse
@@ -18,8 +16,7 @@ from stepjepa.data.records import ASSISTANT, MOST_NAMES, USER, bad_records, tell
 from stepjepa.data.sources import FORMATS, read_rows
 from stepjepa.errors import UserError
 from stepjepa.files import atomic_write, existing_file, refuse_existing
-from stepjepa.options import FROM_ONE, Parser, from_args, option, refuse_both
-from stepjepa.own_code import load
+from stepjepa.options import FROM_ONE, Parser, from_args, load, option, refuse_both
 from stepjepa.preparing.conversion import CONVERSIONS, StepOptions, convert_response, convert_rows
 from stepjepa.tasks import nl_rx, stepmath
 

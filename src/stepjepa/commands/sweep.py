@@ -1,7 +1,5 @@
 """``stepjepa sweep``: train and evaluate every combination of a grid."""
 
-# ruff: noqa: RUF009  # option() makes the field
-
 from __future__ import annotations
 
 import argparse
@@ -76,7 +74,7 @@ def _evaluate_settings(arguments: list[str]) -> dict[str, Any]:
 
 def run(args: argparse.Namespace) -> int:
     """Expand and check the grid, run the trials that are left and show the table."""
-    from stepjepa.compare.grid import expand, read_grid, select
+    from stepjepa.compare.grid import KEYS, expand, read_grid, select
     from stepjepa.compare.sweep import SweepFolder, sweep
 
     if args.slurm and args.engine != "slurm":
@@ -87,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     path = Path(args.output_dir)
     if path.exists() and not path.is_dir():
         raise UserError("is a file; --output_dir needs a folder", path=path)
-    folder = SweepFolder(path, trials, grid.to_dict())
+    folder = SweepFolder(path, trials, {name: getattr(grid, name) for name in KEYS})
     states = folder.states(chosen)
     engine, where = _engine(args, folder)
     there = ", ".join(f"{count} {state}" for state, count in Counter(states.values()).items())

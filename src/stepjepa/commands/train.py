@@ -1,7 +1,5 @@
 """``stepjepa train`` and ``stepjepa estimate``. Flags that are not ours go to ``transformers.TrainingArguments``."""
 
-# ruff: noqa: RUF009  # option() makes the field
-
 from __future__ import annotations
 
 import argparse

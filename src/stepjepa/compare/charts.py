@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import cache
 from html import escape
 from importlib.resources import files
 from typing import Any
@@ -26,13 +25,6 @@ POINTS = 1000
 # Escapes the characters that could end a <script> element, or a line in one.
 _ESCAPED = {ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&\u2028\u2029"}
 
-# Columns of metrics.jsonl that share a chart where there is one run.
-_TOGETHER = (
-    ("loss", "lm_loss"),
-    ("matched_similarity", "shuffled_similarity"),
-    ("source_rank", "target_rank"),
-    ("source_rank_centred", "target_rank_centred"),
-)
 _SHARES = ("eval_answer_", "retrieval")
 
 Look = Mapping[str, tuple[str, str]]
@@ -44,15 +36,11 @@ def read_template(name: str) -> str:
     return (files("stepjepa.compare") / "templates" / name).read_text(encoding="utf-8")
 
 
-@cache
-def _environment() -> Environment:
-    loader = PackageLoader("stepjepa.compare")
-    return Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-
-
 def render(template: str, **values: Any) -> Markup:
     """Fill in a template; every value is escaped unless it is ``Markup``."""
-    return Markup(_environment().get_template(template).render(values))
+    loader = PackageLoader("stepjepa.compare")
+    environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    return Markup(environment.get_template(template).render(values))
 
 
 def json_block(name: str, value: Any) -> Markup:
@@ -80,56 +68,44 @@ def looks(runs: Sequence[Run], comparison: Comparison | None) -> Look:
 
 
 def curves(prefix: str, runs: Sequence[Run], columns: Sequence[str], look: Look) -> list[tuple[str, Markup]]:
-    """Titles and charts of columns of ``metrics.jsonl`` over steps; of several runs each column has its own."""
-    logged = [name for name in columns if any(_points(run, name)[0] for run in runs)]
-    groups = [tuple(name for name in group if name in logged) for group in _TOGETHER] if len(runs) == 1 else []
-    alone = [(name,) for name in logged if not any(name in group for group in groups)]
+    """Titles and charts of columns of ``metrics.jsonl`` over steps.
+
+    ``templates/charts.js`` draws them with Plotly when they come into view; the theme gives the colours.
+    """
+    from plotly import graph_objects as go
+
     found = []
-    for place, group in enumerate(sorted(filter(None, [*groups, *alone]), key=lambda group: logged.index(group[0]))):
-        percent = group[0].startswith(_SHARES)
-        title = " and ".join(name.removeprefix("eval_answer_").replace("_", " ") for name in group)
-        traces = [
-            trace
-            for run in runs
-            for number, name in enumerate(group)
-            for trace in _traces(run, name, *(look[run.name] if len(runs) > 1 else (PALETTE[number], "")), percent)
-        ]
-        found.append((title, _chart(f"{prefix}-{place}", title, traces, percent, len(runs) == 1 and len(group) > 1)))
+    for place, column in enumerate(name for name in columns if any(_points(run, name)[0] for run in runs)):
+        percent, title = column.startswith(_SHARES), column.removeprefix("eval_answer_").replace("_", " ")
+        traces = [trace for run in runs for trace in _traces(run, column, *look[run.name], percent)]
+        layout = go.Layout(
+            hovermode="closest",
+            margin={"l": 48, "r": 12, "t": 8, "b": 40},
+            xaxis={"title": {"text": "step"}, "rangemode": "tozero"},
+            yaxis={"tickformat": ".0%"} if percent else {},
+            showlegend=False,
+        )
+        drawn = {"data": [trace.to_plotly_json() for trace in traces], "layout": layout.to_plotly_json()}
+        element = '<div class="chart" id="{}" role="img" aria-label="{} over steps" style="height:280px"></div>{}'
+        name = f"{prefix}-{place}"
+        found.append((title, Markup(element).format(name, title, json_block(f"{name}-data", drawn))))
     return found
 
 
-def _chart(name: str, title: str, traces: Sequence[Any], percent: bool, legend: bool) -> Markup:
-    """A chart, which ``templates/charts.js`` draws with Plotly when it comes into view; the theme gives the colours."""
-    from plotly import graph_objects as go
-
-    layout = go.Layout(
-        hovermode="closest",
-        margin={"l": 48, "r": 12, "t": 8, "b": 40},
-        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
-        xaxis={"title": {"text": "step"}, "rangemode": "tozero"},
-        yaxis={"tickformat": ".0%"} if percent else {},
-        showlegend=legend,
-    )
-    drawn = {"data": [trace.to_plotly_json() for trace in traces], "layout": layout.to_plotly_json()}
-    element = '<div class="chart" id="{}" role="img" aria-label="{} over steps" style="height:280px"></div>{}'
-    return Markup(element).format(name, title, json_block(f"{name}-data", drawn))
-
-
 def _traces(run: Run, column: str, colour: str, dash: str, percent: bool) -> list[Any]:
-    """The line of a column and, dotted, that of its held-out values; the name of a run where runs have line styles."""
+    """The line of a column and, dotted, that of its held-out values."""
     from plotly import graph_objects as go
 
     traces = []
     for name, held_out in ((column, False), (f"eval_{column}", True)):
         steps, values = _points(run, name)
-        label = (run.name if dash else column.replace("_", " ")) + (", held-out" if held_out else "")
         if steps:
             trace = go.Scatter(
                 x=steps,
                 y=values,
-                name=chart_text(label),
+                name=chart_text(f"{run.name}, held-out" if held_out else run.name),
                 mode="lines+markers" if held_out or len(steps) < 3 else "lines",
-                line={"color": colour, "width": 2, "dash": "dot" if held_out else dash or "solid"},
+                line={"color": colour, "width": 2, "dash": "dot" if held_out else dash},
                 marker={"symbol": "diamond" if held_out else "circle", "size": 6, "color": colour},
                 # By which the boxes of the legend hide a run in all charts.
                 meta={"run": run.name},

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stepjepa.compare import statistics
-from stepjepa.compare.evaluated_run import MEASURES, EvaluatedRun, RunFolder, read_evaluated_run, refuse_different
+from stepjepa.compare.evaluated_run import (
+    MEASURES,
+    EvaluatedRun,
+    RunFolder,
+    read_evaluated_run,
+    refuse_different,
+    short,
+)
 from stepjepa.compare.statistics import ExampleTest, PairedT, Spread
 from stepjepa.errors import UserError
 
@@ -83,16 +88,14 @@ def compare(
     folders: Sequence[str | os.PathLike[str] | RunFolder],
     *,
     evaluation: str | None = None,
-    names: Sequence[str] = (),
     baseline: str | None = None,
     tails: str = "one",
 ) -> Comparison:
     """Compare evaluated runs.
 
     Args:
-        folders: of the runs, in any order.
+        folders: of the runs, in any order; arms are named by their sweep, or by what differs.
         evaluation: which one to take of each run; needed only where there are several.
-        names: of the arms, in the order of their first runs; by default those of the sweep, or what differs.
         baseline: name of the arm to compare with; by default that of the sweep, or the regular one.
         tails: key of ``TAILS``.
 
@@ -102,52 +105,44 @@ def compare(
     places = [each if isinstance(each, RunFolder) else RunFolder(Path(each)) for each in folders]
     runs = [read_evaluated_run(place.folder, evaluation) for place in places]
     refuse_different(runs)
-    of_sweep = list(dict.fromkeys(place.arm for place in places))
+    groups: dict[str, dict[str, EvaluatedRun]] = {}
+    labels: dict[str, set[str | None]] = {}
+    for place, run in zip(places, runs, strict=True):
+        key = _json(run.settings)
+        labels.setdefault(key, set()).add(place.arm)
+        other = groups.setdefault(key, {}).setdefault(run.seed, run)
+        if other is not run:
+            fault = f"is of the same arm and seed ({run.seed}) as {other.folder}; leave one out"
+            raise UserError(fault, path=run.folder)
+    if len(groups) < 2:
+        raise UserError("the runs differ in nothing but their seeds; add those of another arm to compare with")
+    settings = [next(iter(group.values())).settings for group in groups.values()]
+    names = [str(label) for each in labels.values() for label in each if label is not None]
     baselines = {place.arm for place in places if place.is_baseline}
-    if not names and None not in of_sweep and len(baselines) == 1:
-        # Fails where several sweeps use one name for different arms, or several names for one.
-        with suppress(UserError):
-            return _compare(_arms(runs, list(map(str, of_sweep))), baseline or baselines.pop(), tails)
-    return _compare(_arms(runs, names), baseline, tails)
-
-
-def _compare(arms: Sequence[Arm], baseline: str | None, tails: str) -> Comparison:
-    first = [arm for arm in arms if (arm.settings["mode"] == "regular" if baseline is None else arm.name == baseline)]
+    if len(names) != len(groups) or len(set(names)) < len(names) or len(baselines) != 1:
+        # Outside of sweeps; or several sweeps use one name for different arms, or several names for one.
+        names, baselines = _names(settings), {None}
+    wanted = baseline or baselines.pop()
+    arms = [
+        Arm(name, each, tuple(sorted(group.values(), key=lambda run: [int(part) for part in run.seed.split("/")])))
+        for name, each, group in zip(names, settings, groups.values(), strict=True)
+    ]
+    first = [arm for arm in arms if (arm.settings["mode"] == "regular" if wanted is None else arm.name == wanted)]
     if len(first) != 1:
-        listed = "; ".join(arm.name for arm in arms)
-        fault = f"no arm '{baseline}'" if baseline is not None else f"{len(first)} arms are regular"
-        raise UserError(f"--baseline: {fault}; choose one of {listed}")
+        fault = f"no arm '{wanted}'" if wanted is not None else f"{len(first)} arms are regular"
+        raise UserError(f"--baseline: {fault}; choose one of {'; '.join(names)}")
     ordered = (*first, *(arm for arm in arms if arm is not first[0]))
     differences = {arm.name: _difference(arm, first[0]) for arm in ordered[1:]}
     _correct(list(differences.values()), TAILS[tails])
-    protocol = first[0].runs[0].protocol
+    protocol = runs[0].protocol
     test = {
         "task": protocol["task"],
         "sha256": protocol["test file (sha256)"],
         "examples": protocol["number of examples"],
-        "evaluation": ", ".join(sorted({run.evaluation for arm in arms for run in arm.runs})),
+        "evaluation": ", ".join(sorted({run.evaluation for run in runs})),
     }
     scores = {name: protocol[name] for name in ("headline", "lenient")}
     return Comparison(scores, test, ordered, differences, tails, tuple(_notes(ordered, differences)))
-
-
-def _arms(runs: Sequence[EvaluatedRun], names: Sequence[str]) -> list[Arm]:
-    groups: dict[str, dict[str, EvaluatedRun]] = {}
-    for run in runs:
-        other = groups.setdefault(_json(run.settings), {}).setdefault(run.seed, run)
-        if other is not run:
-            fault = f"is of the same arm and seed ({run.seed}) as {other.folder}; leave one out"
-            raise UserError(fault, path=run.folder)
-    settings = [next(iter(group.values())).settings for group in groups.values()]
-    if len(settings) < 2:
-        raise UserError("the runs differ in nothing but their seeds; add those of another arm to compare with")
-    found = _names(settings)
-    if names and (len(names) != len(found) or len(set(names)) < len(names) or not all(names)):
-        raise UserError(f"--names: every arm needs a name of its own, in this order: {'; '.join(found)}")
-    return [
-        Arm(name, each, tuple(sorted(group.values(), key=lambda run: [int(part) for part in run.seed.split("/")])))
-        for name, each, group in zip(names or found, settings, groups.values(), strict=True)
-    ]
 
 
 def _all_known(values: Iterable[Any]) -> list[Any]:
@@ -213,12 +208,8 @@ def _names(settings: Sequence[dict[str, Any]]) -> list[str]:
     order = dict.fromkeys([*first, *(key for each in settings for key in each)])
     shown = [key for key in order if key == "mode" or len({_json(each[key]) for each in settings if key in each}) > 1]
     names = [" ".join(filter(None, (_part(key, each[key]) for key in shown if key in each))) for each in settings]
-    for place, each in enumerate(settings):
-        if names.count(names[place]) > 1:
-            # Of two such arms one lacks a setting, as those of an older version may.
-            rare = [key for key in each if not all(key in other for other in settings)]
-            names[place] = " ".join([names[place], *(f"{key}={_json(each[key])}" for key in rare)])
-    return names
+    # Of two equal names one arm lacks a setting, as those of an older version may.
+    return [name if names.count(name) == 1 else f"{name} ({place})" for place, name in enumerate(names, start=1)]
 
 
 def _part(key: str, value: Any) -> str:
@@ -242,38 +233,21 @@ def _notes(arms: Sequence[Arm], differences: dict[str, Difference]) -> Iterator[
     """What a reader must know of the runs, one sentence each."""
     runs, baseline = [run for arm in arms for run in arm.runs], arms[0].name
     steps = {arm.name: " or ".join(f"{each:,}" for each in sorted({run.steps for run in arm.runs})) for arm in arms}
-    if len({run.steps for run in runs}) == 1:
-        yield f"compared at equal steps ({steps[baseline]}); tokens and FLOPs of training differ as the tables say"
-    else:
-        told = "; ".join(f"{name} {each}" for name, each in steps.items())
-        yield f"not all arms are compared at equal steps: {told}"
-    if any(run.figures["flops"] is None for run in runs):
-        yield "FLOPs are not in all run folders (older versions did not count them), so less is said at equal FLOPs"
+    yield f"optimizer steps: {'; '.join(f'{name} {each}' for name, each in steps.items())}"
     if not any("FLOPs" in found.equal for found in differences.values()):
         share = f"within {SAME_FLOPS:.0%} of {baseline}"
         yield f"nothing here is comparable at equal FLOPs ({share}); add runs trained with --same_flop"
     if max(run.mean("headline") or 0 for run in runs) < 0.01:
         yield "no run is right on 1% of the examples, so their differences say nothing yet; train longer"
     for arm in arms[1:]:
-        seeds, test = differences[arm.name].seeds, differences[arm.name].measures["headline"]
-        for one, other in ((arm, arms[0]), (arms[0], arm)):
-            alone = ", ".join(run.seed for run in one.runs if run.seed not in seeds)
-            if alone:
-                yield f"{one.name}: {other.name} has no run with seed {alone}; skipped in the differences"
-        if len(seeds) > 1 and test is not None and test.t is None:
-            yield f"{arm.name}: its differences from {baseline} are equal for all seeds, so there is no t-test"
-    yield from _doubts(runs)
-
-
-def _doubts(runs: Sequence[EvaluatedRun]) -> Iterator[str]:
-    packages = dict.fromkeys(name for run in runs for name in run.versions if name != "platform")
-    made = {f"version of {name}": [run.versions.get(name, "unknown") for run in runs] for name in packages}
-    for name in ("dtype", "chat_template", "attn_implementation"):
-        made[name] = [_shown(run.loaded[name]) for run in runs if name in run.loaded]
-    made["views in matched and shuffled similarity"] = [run.views for run in runs if run.views is not None]
-    for what, values in made.items():
-        if len(set(values)) > 1:
-            yield f"the runs differ in {what}: {', '.join(sorted(set(values)))}"
+        alone = [each.seed for each in (*arm.runs, *arms[0].runs) if each.seed not in differences[arm.name].seeds]
+        if alone:
+            yield f"{arm.name} and {baseline} don't both have the seeds {', '.join(alone)}; skipped in the differences"
+    facts = [_circumstances(run) for run in runs]
+    for what in dict.fromkeys(name for each in facts for name in each):
+        values = {each[what] for each in facts if what in each}
+        if len(values) > 1:
+            yield f"the runs differ in {what}: {', '.join(sorted(map(short, values)))}"
     models: dict[str, EvaluatedRun] = {}
     for run in runs:
         if run.trained_on is not None:
@@ -282,10 +256,12 @@ def _doubts(runs: Sequence[EvaluatedRun]) -> Iterator[str]:
             yield f"the very same model was evaluated in {known.folder} and in {run.folder}; is that intended?"
 
 
-def _shown(value: Any) -> str:
-    """A setting in a sentence; a template of many lines by its fingerprint."""
-    text = value if isinstance(value, str) else _json(value)
-    return text if len(text) <= 40 and text.isprintable() else hashlib.sha256(text.encode()).hexdigest()[:12]
+def _circumstances(run: EvaluatedRun) -> dict[str, str]:
+    """What should be equal but need not; older runs don't say all of it."""
+    found = {f"version of {name}": version for name, version in run.versions.items() if name != "platform"}
+    loaded = ("dtype", "chat_template", "attn_implementation")
+    found |= {name: str(run.loaded[name]) for name in loaded if name in run.loaded}
+    return found | ({} if run.views is None else {"views in matched and shuffled similarity": run.views})
 
 
 def verdict(comparison: Comparison) -> str:

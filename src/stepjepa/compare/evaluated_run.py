@@ -13,7 +13,7 @@ from typing import Any
 from stepjepa.config import NEEDS_VIEWS, JepaConfig
 from stepjepa.errors import UserError, shown
 from stepjepa.evaluation.output import describe_trained_on, model_fingerprint
-from stepjepa.fields import Fields, checked_fields, read_fields
+from stepjepa.fields import Fields, read_fields
 from stepjepa.files import read_jsonl
 from stepjepa.run_folder import RUN_FILE, read_run
 
@@ -92,14 +92,10 @@ def _finished_trials(folder: Path) -> list[RunFolder]:
 
 
 def run_names(folders: Sequence[Path]) -> list[str]:
-    """Name each run by as many of the last parts of its path as tell all apart (``seed82`` alone says too little)."""
+    """Name each run by its path below the folder that holds them all: sweeps give many the same last name."""
     paths = [folder.resolve() for folder in folders]
-    fewest = 2 if any(path.name.startswith("seed") for path in paths) else 1
-    for count in range(fewest, max((len(path.parts) for path in paths), default=0)):
-        names = ["/".join(path.parts[1:][-count:]) for path in paths]
-        if len(set(names)) == len(names):
-            return names
-    return [str(path) for path in paths]
+    parent = os.path.commonpath([path.parent for path in paths])
+    return [str(path.relative_to(parent)) for path in paths]
 
 
 @dataclass(frozen=True)
@@ -121,11 +117,6 @@ class EvaluatedRun:
     loaded: dict[str, Any]  # how the model was loaded for training: dtype, chat template, attention
     trained_on: str | None = None  # which share of the test prompts was trained on, in words
 
-    @property
-    def files(self) -> list[Path]:
-        """The files that were read."""
-        return [self.folder / name for name in (RUN_FILE, f"{self.evaluation}{SUMMARY}", f"{self.evaluation}.jsonl")]
-
     def mean(self, measure: str) -> float | None:
         """The mean of one of ``MEASURES``, or one of ``FIGURES``."""
         if measure in FIGURES:
@@ -146,7 +137,7 @@ def read_evaluated_run(folder: str | os.PathLike[str], evaluation: str | None = 
         UserError: no run folder, an unfinished run, no such evaluation, one of another model, or a damaged file.
     """
     path = Path(folder)
-    run = checked_fields(read_run(path), path / RUN_FILE, _TRAIN_AGAIN)
+    run = Fields(read_run(path), path / RUN_FILE, _TRAIN_AGAIN)
     if (status := run.text("status")) != "finished":
         raise UserError(f"the run is not finished (status {shown(status)}); resume it, or leave it out", path=path)
     file = _summary_file(path, evaluation)
@@ -174,10 +165,10 @@ def read_evaluated_run(folder: str | os.PathLike[str], evaluation: str | None = 
             "gold_loss": summary.number_or_none("gold_loss"),
             "matched": similarity.number_or_none("matched_similarity"),
             "shuffled": similarity.number_or_none("shuffled_similarity"),
-            "tokens": results.amount_or_none("tokens"),
-            "seconds": results.amount_or_none("train_seconds"),
+            "tokens": results.number_or_none("tokens"),
+            "seconds": results.number_or_none("train_seconds"),
             # The first edition did not count them.
-            "flops": results.amount_or_none("flops"),
+            "flops": results.number_or_none("flops"),
         },
         model=evaluated.text_or_none("model"),
         views=evaluated.text_or_none("similarity"),
@@ -188,7 +179,7 @@ def read_evaluated_run(folder: str | os.PathLike[str], evaluation: str | None = 
 
 def _inner(outer: Fields, name: str) -> Fields:
     """A nested object; an empty one where there is none."""
-    return outer.inner_or_none(name) or checked_fields({}, "", "")
+    return outer.inner_or_none(name) or Fields({}, "", "")
 
 
 def _summary_file(folder: Path, evaluation: str | None) -> Path:
@@ -202,11 +193,6 @@ def _summary_file(folder: Path, evaluation: str | None) -> Path:
         which = f" '{wanted}' (there is {there})" if wanted else ""
         raise UserError(f"holds no finished evaluation{which}; evaluate with an --output_file in it", path=folder)
     return folder / f"{wanted}{SUMMARY}"
-
-
-def settings_of(folder: Path) -> dict[str, Any]:
-    """What decides what a run trains, apart from data and seed; ``UserError`` if ``run.json`` is missing or damaged."""
-    return _settings(checked_fields(read_run(folder), folder / RUN_FILE, _TRAIN_AGAIN))
 
 
 def _settings(run: Fields) -> dict[str, Any]:
@@ -268,26 +254,18 @@ def is_of_another_model(folder: Path, summary: Mapping[str, Any]) -> bool:
 
 
 def _examples(file: Path, summary: Fields) -> tuple[list[int], dict[str, list[float] | None]]:
-    """The examples and their scores, checked against the means of the summary."""
+    """The examples and their scores."""
     path = file.with_name(file.name.removesuffix(SUMMARY) + ".jsonl")
-    lines = [
-        checked_fields(value, path, _EVALUATE_AGAIN, line=number)
-        for number, value in read_jsonl(path, "file of answers")
-    ]
+    lines = [Fields(value, path, _EVALUATE_AGAIN, number) for number, value in read_jsonl(path, "file of answers")]
     indices = [line.whole("index", 0) for line in lines]
-    if len(lines) != summary.whole("n", 1) or indices != sorted(set(indices)):
+    if len(lines) != summary.whole("n", 1):
         raise UserError(f"its {len(lines)} lines are not the examples of {file.name}; {_EVALUATE_AGAIN}", path=path)
-    found: dict[str, list[float] | None] = {}
-    for measure in MEASURES:
-        name = "stopped" if measure == "stopped" else summary.text(measure)
-        holders = lines if measure == "stopped" else [line.inner("scores") for line in lines]
-        if measure == "stopped" and any(line.values.get(name) is None for line in lines):
-            found[measure] = None
-            continue
-        found[measure] = values = [holder.number(name) for holder in holders]
-        mean = summary.inner("scores").inner(name).number("mean")
-        if not math.isclose(math.fsum(values) / len(values), mean, abs_tol=1e-9):
-            raise UserError(f"its lines don't give the mean of {file.name}; {_EVALUATE_AGAIN}", path=path)
+    found: dict[str, list[float] | None] = {"stopped": None}
+    for measure in ("headline", "lenient"):
+        name = summary.text(measure)
+        found[measure] = [line.inner("scores").number(name) for line in lines]
+    if all(line.values.get("stopped") is not None for line in lines):
+        found["stopped"] = [line.number("stopped") for line in lines]
     return indices, found
 
 
@@ -301,19 +279,20 @@ def refuse_different(runs: Sequence[EvaluatedRun], only: Sequence[str] = ()) -> 
     known = {what: value for run in reversed(runs) for what, value in run.protocol.items() if value is not None}
     for run in runs[1:]:
         said = [
-            f"{what.replace('_', ' ')} is {_short(ours)} instead of {_short(theirs)}"
+            f"{what.replace('_', ' ')} is {short(ours)} instead of {short(theirs)}"
             for what in only or first.protocol | run.protocol
             if (ours := run.protocol.get(what)) != (theirs := (known if only else first.protocol).get(what))
             if not (only and ours is None)
         ]
         if not said and run.indices != first.indices:
-            other = min(set(run.indices) ^ set(first.indices))
-            said = [f"only one of them was asked example {other} (counted from 0)"]
+            said = ["they were not asked the same examples"]
         if said:
             fault = f"can't be compared with {first.folder}: {said[0]}"
             raise UserError(f"{fault}; train and evaluate all alike, or leave this one out", path=run.folder)
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """A value in a sentence."""
     text = "unknown" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    text = " ".join(text.split())
     return text if len(text) <= 60 else f"{text[:57]}..."

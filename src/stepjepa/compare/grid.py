@@ -1,4 +1,4 @@
-"""From a grid, in a YAML file or on the command line, to the list of its trials. Nothing is run or written here.
+"""From a grid in a YAML file to the list of its trials. Nothing is run or written here.
 
 A trial is one training and its evaluation, as two lists of flags, in a run folder whose name says what is particular
 to it: ``<arm>_lbd0.5_predictors1/seed82``.
@@ -11,7 +11,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,16 +42,12 @@ Check = Callable[[list[str]], Any]
 class Grid:
     """Arms to compare. An arm's flags win over shared ones; None takes one away, a list stands for each value."""
 
+    source: Path  # the file that the grid was read from
     train: Flags  # shared by all arms
     evaluate: Flags
     arms: dict[str, Flags]  # the baseline first
     seeds: tuple[int, ...]
     baseline: str
-    source: Path | None = None  # the file that the grid was read from
-
-    def to_dict(self) -> dict[str, Any]:
-        """The grid in the form of the file."""
-        return {name: getattr(self, name) for name in KEYS}
 
 
 @dataclass(frozen=True)
@@ -67,20 +63,15 @@ class Trial:
 
 
 def read_grid(path: str | os.PathLike[str], seeds: Sequence[int] | None = None) -> Grid:
-    """The grid that a YAML file describes; see :func:`make_grid`."""
+    """The grid that a YAML file describes; ``seeds`` are used instead of those of the file.
+
+    Raises:
+        UserError: a key or a value is not one of a grid; the error names the line.
+    """
     source = existing_file(path, "grid")
     values = read_yaml(source)
     if not isinstance(values, dict):
         raise UserError(f"expected the keys {', '.join(KEYS)}", path=source)
-    return make_grid(values, seeds, source)
-
-
-def make_grid(values: Mapping[str, Any], seeds: Sequence[int] | None = None, source: Path | None = None) -> Grid:
-    """A grid from a mapping of the form of the YAML file; ``seeds`` are used instead of those of the mapping.
-
-    Raises:
-        UserError: a key or a value is not one of a grid; the error names the file ``source`` and the line.
-    """
     for key in values:
         if key not in KEYS:
             raise _error(source, f"unknown key; expected {', '.join(KEYS)}", str(key))
@@ -102,10 +93,10 @@ def make_grid(values: Mapping[str, Any], seeds: Sequence[int] | None = None, sou
         got = json.dumps(numbers, default=str)
         raise _error(source, f"expected different whole numbers, 0 or more, got {got}", "seeds")
     shared = {name: _flags(source, name, values.get(name), name) for name in ("train", "evaluate")}
-    return Grid(**shared, arms={baseline: {}, **own}, seeds=tuple(numbers), baseline=baseline, source=source)
+    return Grid(source, **shared, arms={baseline: {}, **own}, seeds=tuple(numbers), baseline=baseline)
 
 
-def _flags(source: Path | None, command: str, values: Any, *keys: str) -> Flags:
+def _flags(source: Path, command: str, values: Any, *keys: str) -> Flags:
     """Flags by their names with underscores."""
     if values is not None and not isinstance(values, dict):
         raise _error(source, f"holds a {type(values).__name__}; expected 'flag: value' lines", *keys)
@@ -121,12 +112,11 @@ def _flags(source: Path | None, command: str, values: Any, *keys: str) -> Flags:
     return flags
 
 
-def _error(source: Path | None, message: str, *keys: str) -> UserError:
+def _error(source: Path, message: str, *keys: str) -> UserError:
     """An error that names the file, and the line and the path of a key."""
     import yaml
 
-    line = None
-    node = None if source is None else yaml.compose(read_text(source), Loader=yaml.SafeLoader)
+    line, node = None, yaml.compose(read_text(source), Loader=yaml.SafeLoader)
     for key in keys:
         pairs = node.value if isinstance(node, yaml.MappingNode) else []
         found = [pair for pair in pairs if str(pair[0].value).replace("-", "_") == key.replace("-", "_")]
@@ -153,12 +143,9 @@ def expand(grid: Grid, check_train: Check, check_evaluate: Check) -> list[Trial]
             with _errors_at(grid, (("arms", arm), own), (("train",), grid.train)):
                 meaning = check_train(train)
             for earlier, known in meanings.items():
-                if known == meaning:
-                    fault = f"'{label}' would train the same as '{earlier}'; leave one out"
-                    raise _error(grid.source, fault, "arms", arm)
                 # Some file systems don't tell upper case from lower case.
-                if label.casefold() == earlier.casefold():
-                    fault = f"two combinations would be called '{label}'; rename the arm"
+                if known == meaning or label.casefold() == earlier.casefold():
+                    fault = f"'{label}' would train the same as '{earlier}', or be called the same; leave one out"
                     raise _error(grid.source, fault, "arms", arm)
             meanings[label] = meaning
             for seed in grid.seeds:

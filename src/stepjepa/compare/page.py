@@ -10,19 +10,16 @@ import os
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
 from stepjepa.compare.charts import DASHES, Look, curves, json_block, looks, read_template, render
 from stepjepa.compare.comparison import Comparison, compare, verdict
-from stepjepa.compare.evaluated_run import settings_of
 from stepjepa.compare.logged_run import Run, is_number
-from stepjepa.compare.plot import picture
 from stepjepa.compare.tables import UNKNOWN, Table, interval, tables
 from stepjepa.errors import UserError
-from stepjepa.files import atomic_write, read_jsonl
+from stepjepa.files import read_jsonl
 from stepjepa.terminal import visible_lines
 
 LONGEST = 4000
@@ -48,35 +45,18 @@ class Section:
         return render("section.html", parts=self.parts)
 
 
-def write_page(runs: Sequence[Run], path: str | os.PathLike[str], **options: Any) -> int:
-    """Write the page of some runs atomically; options as for :func:`make_page`. Returns the number of bytes written."""
-    # Files of other programs may hold half of a surrogate pair, which UTF-8 can't encode.
-    page = make_page(runs, **options).encode("utf-8", errors="replace")
-    with atomic_write(path, "wb") as stream:
-        stream.write(page)
-    return len(page)
-
-
-def make_page(
-    runs: Sequence[Run], *, title: str | None = None, baseline: str | None = None, analysis: Path | None = None
-) -> str:
+def make_page(runs: Sequence[Run], baseline: str | None = None) -> str:
     """The page of some runs as text, the same for the same runs.
 
-    Args:
-        runs: from ``logged_run.read_runs``.
-        title: of the page; by default made of the names of the runs.
-        baseline: the arm that the others are compared with; by default the regular one.
-        analysis: output folder of ``stepjepa analyze``; by default the first one in the folder of a run.
+    ``baseline`` is the arm that the others are compared with, by default that of the sweep, or the regular one.
     """
     compared = compare_runs(runs, baseline)
     look = looks(runs, next((comparison for _, comparison, _ in compared if comparison), None))
     makers: dict[str, Callable[[], Section]] = {
         "arms": lambda: comparison_section(compared),
         "accuracy": lambda: accuracy_section(runs),
-        "losses": lambda: loss_section(runs, look),
-        "similarity and ranks": lambda: representation_section(runs, look),
+        "charts over steps": lambda: steps_section(runs, look),
         "answers": lambda: answers_section(runs),
-        "embeddings": lambda: embedding_section(runs, analysis),
         "overview": lambda: overview_section(runs),
     }
     notes = [f"{run.name}: {note}" if len(runs) > 1 else note for run in runs for note in run.notes]
@@ -98,7 +78,7 @@ def make_page(
         plotly = get_plotlyjs().replace("\r\n", "\n")
     return render(
         "page.html",
-        title=title or (f"Run {runs[0].name}" if len(runs) == 1 else f"{len(runs)} runs"),
+        title=f"Run {runs[0].name}" if len(runs) == 1 else f"{len(runs)} runs",
         policy=_content_policy([first, *scripts, *filter(None, [plotly])]),
         version=importlib.metadata.version("stepjepa"),
         style=read_template("page.css"),
@@ -145,7 +125,7 @@ def compare_runs(runs: Sequence[Run], baseline: str | None = None) -> list[tuple
 
 
 def comparison_section(compared: Sequence[tuple[str, Comparison | None, str]]) -> Section:
-    """The verdict, the tables and the picture of each comparison."""
+    """The verdict and the tables of each comparison."""
     parts = []
     for name, comparison, reason in compared:
         part: Part = {"heading": f"Evaluation {name}" if len(compared) > 1 else ""}
@@ -154,19 +134,9 @@ def comparison_section(compared: Sequence[tuple[str, Comparison | None, str]]) -
         else:
             said = verdict(comparison)
             part |= {"verdict": f"{said[0].upper()}{said[1:]}.", "notes": comparison.notes}
-            title = "Means of the arms with standard deviations over seeds, as in the first table"
-            part |= {
-                "tables": tables(comparison),
-                "pictures": [(title, _embedded("svg+xml", picture(comparison, "svg")))],
-            }
-            part["texts"] = ["Runs that differ in nothing but their seeds are an arm."]
+            part |= {"tables": tables(comparison), "texts": ["Runs that differ in nothing but their seeds are an arm."]}
         parts.append(part)
     return Section("arms", "Arms over seeds", parts)
-
-
-def _embedded(kind: str, content: bytes) -> str:
-    """A picture as an address that holds it."""
-    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
 
 
 def accuracy_section(runs: Sequence[Run]) -> Section:
@@ -215,29 +185,12 @@ def _plain(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _columns(runs: Sequence[Run]) -> list[str]:
-    names = dict.fromkeys(name.removeprefix("eval_") for run in runs for line in run.metrics for name in line)
-    return [f"eval_{name}" if name.startswith("answer_") else name for name in names]
+_CHARTED = ("loss", "answer_", "similarity", "_rank", "retrieval", "lbd", "grad_norm", "learning_rate", "per_second")
+"""Parts of the names of columns that have a chart, in the order of the charts."""
 
 
-def _under_legend(runs: Sequence[Run], look: Look, charts: Sequence[Any], text: str, **more: Any) -> list[Part]:
-    """Charts over steps under a legend of the runs; nothing without charts."""
-    legend = [(run.name, look[run.name][0], DASHES[look[run.name][1]]) for run in runs if run.metrics]
-    texts = [text, "Dotted lines with diamonds are of held-out records."]
-    return [{"texts": texts, "charts": charts, "legend": legend if len(runs) > 1 else [], **more}] if charts else []
-
-
-def loss_section(runs: Sequence[Run], look: Look) -> Section:
-    """Losses, scores during training, gradient norm, learning rate and speed."""
-    columns = [name for name in _columns(runs) if name.endswith("loss") or name.startswith("eval_answer_")]
-    text = "Means since the last log line. A falling alignment loss proves nothing: a constant embedding has none."
-    rest = curves("losses-rest", runs, ("lbd", "grad_norm", "learning_rate", "tokens_per_second"), look)
-    parts = _under_legend(runs, look, curves("losses", runs, columns, look), text, rest=rest)
-    return Section("losses", "Losses over steps", parts)
-
-
-def representation_section(runs: Sequence[Run], look: Look) -> Section:
-    """Similarity and effective ranks, with a warning where embeddings collapsed."""
+def steps_section(runs: Sequence[Run], look: Look) -> Section:
+    """What was logged over steps, under a legend of the runs, with a warning where embeddings collapsed."""
     from stepjepa.objectives.monitors import REMEDIES, collapse
 
     warnings = []
@@ -245,22 +198,15 @@ def representation_section(runs: Sequence[Run], look: Look) -> Section:
         logged = [line for line in run.metrics if is_number(line.get("shuffled_similarity"))]
         if logged and (found := collapse({name: each for name, each in logged[-1].items() if is_number(each)})):
             warnings.append(f"{run.name}: step {logged[-1]['step']:g}: {found}; {REMEDIES}")
-    # What a rank is of, rank_pairs, is no sign of anything.
-    columns = [name for name in _columns(runs) if any(part in name for part in ("similarity", "_rank", "retrieval"))]
-    text = "Embeddings are collapsing where shuffled pairs become as similar as matched ones, or a rank falls to 1."
-    charts = curves("representations", runs, columns, look)
-    parts = _under_legend(runs, look, charts, text, warnings=warnings)
-    return Section("representations", "Similarity and effective rank over steps", parts)
-
-
-def embedding_section(runs: Sequence[Run], analysis: Path | None = None) -> Section:
-    """The pictures of ``stepjepa analyze`` in a folder; by default the first one in the folder of a run."""
-    inside = (file.parent for run in runs for file in sorted(run.folder.glob("*/analysis.json")))
-    folder = analysis or next(inside, None)
-    files = [] if folder is None else sorted(folder.glob("*.png"), key=lambda file: file.name != "projection.png")
-    pictures = [(file.stem.replace("_", " "), _embedded("png", file.read_bytes())) for file in files]
-    part = {"texts": ["Drawn by stepjepa analyze."], "pictures": pictures}
-    return Section("embeddings", "Embeddings of the views", [part] if pictures else [])
+    names = dict.fromkeys(name.removeprefix("eval_") for run in runs for line in run.metrics for name in line)
+    columns = [f"eval_{name}" if name.startswith("answer_") else name for name in names]
+    charted = dict.fromkeys(name for part in _CHARTED for name in columns if part in name)
+    legend = [(run.name, look[run.name][0], DASHES[look[run.name][1]]) for run in runs if run.metrics]
+    texts = ["Dotted lines with diamonds are of held-out records. A falling alignment loss proves nothing."]
+    texts += ["Embeddings are collapsing where shuffled pairs become as similar as matched ones, or a rank falls to 1."]
+    charts = curves("steps", runs, list(charted), look)
+    part = {"warnings": warnings, "texts": texts, "charts": charts, "legend": legend if len(runs) > 1 else []}
+    return Section("steps", "Over steps", [part] if charts else [])
 
 
 _FACTS = {
@@ -270,8 +216,6 @@ _FACTS = {
     "layout": ("jepa", "layout"),
     "status": ("status",),
     "seed": ("training", "seed"),
-    "trained parameters": ("parameters", "trained"),
-    "training data": ("data", "train", "file"),
     "records": ("data", "train", "records"),
     "steps": ("results", "steps"),
     "tokens": ("results", "tokens"),
@@ -282,16 +226,8 @@ _FACTS = {
 
 
 def overview_section(runs: Sequence[Run]) -> Section:
-    """What was trained: main facts, the settings in which runs differ, command lines, versions."""
-    shown = [
-        Table("Runs", ("run", *_FACTS), [(r.name, *(_plain(r.get(*way)) for way in _FACTS.values())) for r in runs])
-    ]
-    settings = [_settings(run) for run in runs]
-    names = dict.fromkeys(name for each in settings for name in each)
-    if differing := [name for name in names if len({each.get(name) for each in settings}) > 1]:
-        rows = [[run.name, *map(each.get, differing)] for run, each in zip(runs, settings, strict=True)]
-        cells = [[UNKNOWN if cell is None else cell for cell in row] for row in rows]
-        shown.append(Table("Settings in which the runs differ", ("run", *differing), cells))
+    """What was trained: main facts, command lines, and ``run.json`` whole."""
+    facts = [(run.name, *(_plain(run.get(*way)) for way in _FACTS.values())) for run in runs]
     details = [
         (
             run.name,
@@ -300,14 +236,8 @@ def overview_section(runs: Sequence[Run]) -> Section:
         )
         for run in runs
     ]
-    return Section("overview", "What was trained", [{"tables": shown, "details": details}])
-
-
-def _settings(run: Run) -> dict[str, str]:
-    try:
-        return {name: _plain(value) for name, value in settings_of(run.folder).items()}
-    except UserError:
-        return {}
+    part = {"tables": [Table("Runs", ("run", *_FACTS), facts)], "details": details}
+    return Section("overview", "What was trained", [part])
 
 
 def answers_section(runs: Sequence[Run]) -> Section:

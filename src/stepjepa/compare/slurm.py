@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
 import signal
 import sys
@@ -15,7 +14,6 @@ from typing import Any
 from stepjepa.compare.grid import Trial
 from stepjepa.compare.sweep import FAILED, FINISHED, INTERRUPTED, Local, SweepFolder
 from stepjepa.errors import UserError, one_line
-from stepjepa.files import read_json_object, write_json
 from stepjepa.signals import Interruptions
 
 CLUSTER = "STEPJEPA_SUBMITIT_CLUSTER"
@@ -27,7 +25,7 @@ _SET_HERE = ("nodes", "ntasks_per_node", "tasks_per_node", "array_parallelism")
 
 
 def read_options(arguments: Sequence[str]) -> dict[str, Any]:
-    """Parameters of submitit's ``AutoExecutor``, which checks them, from arguments ``partition=gpu``, ``time=4:00:00``.
+    """Parameters of submitit's ``AutoExecutor``, which checks them, from arguments such as ``partition=gpu``.
 
     A value that is JSON is read as such. Names of SLURM get ``slurm_`` before them; ``timeout_min`` is always there.
 
@@ -46,31 +44,17 @@ def read_options(arguments: Sequence[str]) -> dict[str, Any]:
             raise UserError(f"--slurm: expected KEY=VALUE, got '{argument}'; write partition=gpu, say")
         if name in _SET_HERE:
             raise UserError(f"--slurm: {name} is set by the sweep; --jobs N says how many trials run at a time")
-        if name == "time":
-            options["timeout_min"] = _minutes(text)
-            continue
         try:
             value = json.loads(text)
         except ValueError:
             value = text
         options[name if name in AutoExecutor._typed_parameters() else f"slurm_{name}"] = value
     if "timeout_min" not in options:
-        raise UserError("--slurm: name the time limit of one trial, as in --slurm time=4:00:00")
+        raise UserError("--slurm: name the time limit of one trial in minutes, as in --slurm timeout_min=240")
     if "cpus_per_task" in options:
         # From SLURM 22.05 on, srun no longer takes this over from sbatch.
         options.setdefault("slurm_srun_args", [f"--cpus-per-task={options['cpus_per_task']}"])
     return options
-
-
-def _minutes(text: str) -> int:
-    """A time limit as sbatch takes it: ``90``, ``90:00``, ``1:30:00``, ``1-12``, ``1-12:30`` or ``1-12:30:00``."""
-    found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
-    if not found:
-        raise UserError(f"--slurm: a time limit is minutes or [DAYS-]HOURS:MINUTES:SECONDS, got '{text}'")
-    days, first, second, third = found.groups()
-    # Without days, what stands before one colon or none is minutes.
-    hours, minutes, seconds = (first, second, third) if days or third else (0, first, second)
-    return int(days or 0) * 1440 + int(hours) * 60 + int(minutes or 0) + -(-int(seconds or 0) // 60)
 
 
 class TrialJob:
@@ -128,33 +112,26 @@ class Slurm:
             raise UserError(f"--slurm: {one_line(error)}") from None
 
     def begin(self, folder: SweepFolder, trials: Sequence[Trial]) -> None:
-        """Watch jobs of an earlier start that are still there, and submit the other trials."""
+        """Submit the trials; ``UserError`` if jobs of an earlier start may still run them."""
         import submitit
 
-        job_class = submitit.SlurmJob if self._executor.cluster == "slurm" else submitit.LocalJob
-        ids_file = self._files / "jobs.json"
-        ids = read_json_object(ids_file, "list of jobs", "move it away") if ids_file.exists() else {}
-        for number, trial in enumerate(trial for trial in trials if trial.name in ids):
-            job = job_class(self._files, ids[trial.name])
-            # The first asks the cluster for all of them.
-            if not job.done(force_check=not number) and job.state != "UNKNOWN":
-                self._watched[trial] = job
-        if self._watched:
-            print(f"slurm: {len(self._watched)} jobs of an earlier start are watched", flush=True)
-        left = [trial for trial in trials if trial not in self._watched]
-        if not left:
+        if not trials:
             return
-        for trial in left:
+        job_class = submitit.SlurmJob if self._executor.cluster == "slurm" else submitit.LocalJob
+        ids = [file.name.removesuffix("_submitted.pkl") for file in self._files.glob("*_submitted.pkl")]
+        if there := [job.job_id for job in [job_class(self._files, each) for each in ids] if not job.done()]:
+            told = f"jobs of an earlier start have not ended ({', '.join(sorted(there)[:5])}); wait, or scancel them"
+            raise UserError(f"{told}; remove the folder if the cluster no longer knows them", path=self._files)
+        for trial in trials:
             # Until its job begins, a trial to be tried again has not failed.
             if folder.read_record(trial).get("status") == FAILED:
                 folder.record(trial, INTERRUPTED)
         place = SweepFolder(folder.path.resolve(), [], {}, folder.launcher)
         try:
-            jobs = self._executor.submit_array([TrialJob(place, trial) for trial in left])
+            jobs = self._executor.submit_array([TrialJob(place, trial) for trial in trials])
         except (RuntimeError, OSError) as error:
             raise UserError(f"the jobs were refused ({one_line(error)}); change --slurm") from None
-        self._watched |= dict(zip(left, jobs, strict=True))
-        write_json(ids_file, ids | {trial.name: job.job_id for trial, job in self._watched.items()})
+        self._watched = dict(zip(trials, jobs, strict=True))
         print(f"slurm: {len(jobs)} jobs submitted, from {jobs[0].job_id}; logs in {self._files}", flush=True)
 
     def ended(self) -> list[Trial]:
@@ -164,10 +141,8 @@ class Slurm:
             # In this order: what a job writes last is there when it is done.
             done, status = job.done(), self._folder.read_record(trial).get("status")
             if done and status not in (FINISHED, FAILED):
-                said = self._folder.last_line(trial)
-                self._folder.record(
-                    trial, INTERRUPTED, f"job {job.job_id} ended ({job.state}) before the trial did: {said}"
-                )
+                told = f"job {job.job_id} ended ({job.state}) before the trial did: {self._folder.last_line(trial)}"
+                self._folder.record(trial, INTERRUPTED, told)
             if done or status in (FINISHED, FAILED):
                 found.append(trial)
                 del self._watched[trial]

@@ -10,7 +10,6 @@ _slurm/                        files of submitit, where trials are jobs
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shlex
 import shutil
@@ -26,6 +25,7 @@ from typing import IO, Any, Protocol
 from stepjepa.compare.evaluated_run import SUMMARY, SWEEP_FILE
 from stepjepa.compare.grid import Trial
 from stepjepa.errors import UserError, visible
+from stepjepa.evaluation.output import json_at
 from stepjepa.files import locked, write_json
 from stepjepa.run_folder import RUN_FILE, versions
 from stepjepa.signals import Interruptions
@@ -98,15 +98,15 @@ class SweepFolder:
 
     def is_trained(self, trial: Trial) -> bool:
         """Whether a training is finished."""
-        return _read(self.run_folder(trial) / RUN_FILE).get("status") == FINISHED
+        return json_at(self.run_folder(trial) / RUN_FILE).get("status") == FINISHED
 
     def is_evaluated(self, trial: Trial) -> bool:
         """Whether a trial is trained and evaluated."""
-        return self.is_trained(trial) and bool(_read(self.run_folder(trial) / f"test{SUMMARY}"))
+        return self.is_trained(trial) and bool(json_at(self.run_folder(trial) / f"test{SUMMARY}"))
 
     def read_record(self, trial: Trial) -> dict[str, Any]:
         """The flags of a trial and how it ended; empty where it was not begun."""
-        return _read(self.path / f"{trial.name}.trial.json")
+        return json_at(self.path / f"{trial.name}.trial.json")
 
     def record(self, trial: Trial, status: str, reason: str = "") -> None:
         """Write down that a trial is ``running``, ``interrupted``, ``failed`` or ``finished``, and the reason."""
@@ -123,15 +123,6 @@ class SweepFolder:
         lines = log.read_bytes()[-65536:].decode(errors="replace").split("\n") if log.exists() else []
         said = [" ".join(line.split()) for line in lines if line.strip() and not line.startswith("$ ")]
         return visible(said[-1][:300]) if said else "no output"
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """A JSON object; empty where there is none."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _by_flag(arguments: Any) -> set[str]:
@@ -177,7 +168,7 @@ def sweep(
     engine = Local() if engine is None else engine
     folder.states(trials)
     folder.path.mkdir(parents=True, exist_ok=True)
-    with locked(folder.path, "stepjepa sweep"), Interruptions() as asked:
+    with locked(folder.path), Interruptions() as asked:
         states = folder.states(trials)
         finished = [trial for trial in trials if states[trial.name] == FINISHED]
         failed = {} if retry_failed else {t.name: folder.reason(t) for t in trials if states[t.name] == FAILED}

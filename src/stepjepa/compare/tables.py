@@ -11,21 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from stepjepa.compare.comparison import Comparison, verdict
-from stepjepa.compare.evaluated_run import (
-    FIGURES,
-    MEASURES,
-    read_evaluated_run,
-    refuse_different,
-    run_names,
-)
+from stepjepa.compare.evaluated_run import FIGURES, MEASURES, read_evaluated_run, refuse_different, run_names
 from stepjepa.evaluation.output import mean_with_interval
 from stepjepa.terminal import finite
 
 WIDTH = 80
 UNKNOWN = "–"
 """Stands for what is not known or not tested."""
-
-_LONGEST_NAME = 36
 
 # In what the evaluations of runs in one table must be equal.
 _SAME_QUESTIONS = (
@@ -63,14 +55,6 @@ def _text_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         )
         for block in blocks
     )
-
-
-def _numbered(names: Sequence[str]) -> tuple[dict[str, str], str]:
-    """The names of rows as tables show them, and a list of them: numbers, where a name leaves numbers no room."""
-    if max(map(len, names)) <= _LONGEST_NAME:
-        return {name: name for name in names}, ""
-    shown = {name: f"({number})" for number, name in enumerate(names, start=1)}
-    return shown, "\n".join(_wrap(f"{number} {name}", "    ") for name, number in shown.items()) + "\n\n"
 
 
 def _wrap(text: str, indent: str = "") -> str:
@@ -115,33 +99,27 @@ def report(folders: Sequence[str | os.PathLike[str]], names: Sequence[str] = ())
 
 
 def report_text(rows: Sequence[dict[str, Any]]) -> str:
-    """Rows of :func:`report` for a terminal: which run is best, in one sentence, and tables of 80 columns."""
+    """Rows of :func:`report` for a terminal, in tables of 80 columns."""
     best = max(row["accuracy"] for row in rows)
-    leading = [row for row in rows if row["accuracy"] == best]
-    who, ends = leading[0]["run"], interval(leading[0]["low"], leading[0]["high"])
-    if len(leading) > 1:
-        who = f"{len(leading)} of {len(rows)} runs"
-    over = f", 95 % interval over examples{ends}" if ends else ""
-    sentence = f"best by {rows[0]['score']}: {who} with {best:.1%}{over}; *: best"
-    if len(rows) > 1:
-        sentence += "; whether arms differ over seeds, 'stepjepa compare' tests"
     forms = {"lenient": "{:.1%}", "stop rate": "{:.1%}", **_FORMS}
     del forms["FLOPs"]
-    names, listed = _numbered([row["run"] for row in rows])
     cells = [
         (
-            *(names[row["run"]], row["mode"], str(row["K"])),
+            *(row["run"], row["mode"], str(row["K"])),
             f"{'* ' if row['accuracy'] == best else ''}{row['accuracy']:.1%}{interval(row['low'], row['high'])}",
             *(form(row[name], how) for name, how in forms.items()),
         )
         for row in rows
     ]
-    return f"{_wrap(sentence)}\n\n{listed}{_text_table(('run', 'mode', 'K', 'accuracy', *forms), cells)}"
+    sentence = f"accuracy is {rows[0]['score']} [95 % interval over examples]; *: best"
+    if len(rows) > 1:
+        sentence += "; whether arms differ over seeds, 'stepjepa compare' tests"
+    return f"{_wrap(sentence)}\n\n{_text_table(('run', 'mode', 'K', 'accuracy', *forms), cells)}"
 
 
 def tables(comparison: Comparison) -> list[Table]:
-    """All tables: what the arms came to, their differences from the baseline over seeds and over examples, the runs."""
-    return [_arms(comparison), _over_seeds(comparison), _over_examples(comparison), _runs(comparison)]
+    """What the arms came to, and their differences from the baseline over seeds and over examples."""
+    return [_arms(comparison), _over_seeds(comparison), _over_examples(comparison)]
 
 
 def _arms(comparison: Comparison) -> Table:
@@ -198,22 +176,6 @@ def _over_examples(comparison: Comparison) -> Table:
     )
 
 
-def _runs(comparison: Comparison) -> Table:
-    names, rows = comparison.measure_names(), []
-    # Sweeps give folders of different arms the same last name.
-    parent = os.path.commonpath([run.folder.resolve().parent for arm in comparison.arms for run in arm.runs])
-    for arm in comparison.arms:
-        found = comparison.differences.get(arm.name)
-        for run in arm.runs:
-            test = found.by_seed.get(run.seed) if found else None
-            numbers = [form(run.mean(name), "{:.2%}") for name in names]
-            numbers += [form(test and test.gained, "{}"), form(test and test.lost, "{}")]
-            folder = str(run.folder.resolve().relative_to(parent))
-            rows.append((arm.name, run.seed, *numbers, _p_text(test and test.p_two_sided), folder))
-    heads = ("arm", "seed", *names.values(), "gained", "lost", "McNemar p, two-tailed", "folder")
-    return Table("Runs, each against the baseline of its seed", heads, rows)
-
-
 def _p_text(value: float | None) -> str:
     return "< 0.0001" if value is not None and value < 0.0001 else form(value, "{:.4f}")
 
@@ -229,13 +191,9 @@ def _heading(comparison: Comparison) -> str:
 
 def as_text(comparison: Comparison) -> str:
     """For a terminal: the verdict in one sentence, then tables of at most 80 columns."""
-    names, listed = _numbered([arm.name for arm in comparison.arms])
-    blocks = [_wrap(verdict(comparison)), f"{_wrap(_heading(comparison))}\n\n{listed}".rstrip()]
+    blocks = [_wrap(verdict(comparison)), _wrap(_heading(comparison))]
     for table in tables(comparison):
-        # Folders can be as long as they like; the other formats name them.
-        count = len(table.columns) - (table.columns[-1] == "folder")
-        rows = [(names[row[0]], *row[1:count]) for row in table.rows]
-        blocks.append(f"{_wrap(table.title)}\n\n{_text_table(table.columns[:count], rows)}")
+        blocks.append(f"{_wrap(table.title)}\n\n{_text_table(table.columns, table.rows)}")
     blocks.append("\n".join(_wrap(f"note: {note}", "  ") for note in comparison.notes))
     return "\n\n".join(blocks) + "\n"
 

@@ -76,15 +76,13 @@ def parse_record(
         columns: of the user's and the assistant's message, where they have names of their own.
     """
     try:
-        if columns is None and value.get("messages") is not None:
-            messages, used = value["messages"], {"messages"}
-        else:
-            messages, used = to_messages(value, columns)
-        checked, views = _check_messages(messages), _check_views(value, used)
+        messages, used = to_messages(value, columns)
+        _check_turns([message["role"] for message in messages])
+        views = _check_views(value, used)
     except UserError as error:
         raise UserError(str(error), path=path, line=line) from None
     extra = {key: value[key] for key in value if key not in {*used, "views", *_VIEW_ROLES}}
-    return Record(checked, views, str(path), line, extra, tuple(name for name in value if name in used))
+    return Record(tuple(messages), views, str(path), line, extra, tuple(name for name in value if name in used))
 
 
 def describe_columns(record: Record) -> str | None:
@@ -109,7 +107,8 @@ def to_messages(
     """
     if columns is not None and len(columns) != 2:
         raise UserError(f"--columns: expected two names, USER ASSISTANT, got {' '.join(columns)}")
-    if columns is None and (whole := next((name for name in CHATS if name in row), None)) is not None:
+    whole = next((name for name in CHATS if row.get(name) is not None), None) if columns is None else None
+    if whole is not None:
         messages, used = _turns(row, whole, None), {whole}
     else:
         names = (USER, ASSISTANT) if columns is None else [(name,) for name in columns]
@@ -146,14 +145,24 @@ def _turns(row: Mapping[str, Any], name: str, role: str | None) -> list[dict[str
     turns = row[name]
     if role is not None and not (isinstance(turns, list) and any(isinstance(each, Mapping) for each in turns)):
         return [{"role": role, "content": _text(row, name)}]
-    found = []
-    for turn in turns if isinstance(turns, list) else [None]:
-        known = turn if isinstance(turn, Mapping) else {}
-        speaker, content = known.get("role", known.get("from")), known.get("content", known.get("value"))
-        if not isinstance(speaker, str) or not isinstance(content, str):
-            raise UserError(f"column '{name}' holds no list of turns with 'role' and 'content', or 'from' and 'value'")
-        found.append({"role": _SHAREGPT.get(speaker, speaker), "content": content})
-    return found
+    if not isinstance(turns, list | tuple):
+        raise UserError(f"'{name}' must be a list of messages with 'role' and 'content', or 'from' and 'value'")
+    return [_message(turn, f"{name}[{index}]") for index, turn in enumerate(turns)]
+
+
+def _message(turn: Any, name: str) -> dict[str, Any]:
+    known = turn if isinstance(turn, Mapping) else {}
+    role, content = known.get("role", known.get("from")), known.get("content", known.get("value"))
+    role = _SHAREGPT.get(str(role), role)
+    if known.get("tool_calls") or role == "tool":
+        raise UserError(f"{name} is part of a tool call, and those are not supported; remove the record")
+    if role not in ROLES or not isinstance(content, str):
+        expected = f"'role', one of {', '.join(ROLES)}, and 'content', a text"
+        raise UserError(f"{name} is {shown(turn)}; expected {expected}")
+    # A system prompt may be empty on purpose (it switches a template's default off).
+    if role != "system" and not content.strip():
+        raise UserError(f"{name}.content ({role}) is empty; fill it or remove the record")
+    return {"role": role, "content": content}
 
 
 def _text(row: Mapping[str, Any], name: str) -> str:
@@ -161,45 +170,18 @@ def _text(row: Mapping[str, Any], name: str) -> str:
     # A table of numbers is read as numbers, where a file of texts would have held their digits.
     if isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
-    if not isinstance(value, str):
-        kind = "nothing" if value is None else type(value).__name__
-        raise UserError(f"column '{name}' holds {kind}; expected a text")
-    if not value.strip():
-        raise UserError(f"column '{name}' is empty; fill it in, or leave such rows out with --bad_records skip")
+    if not isinstance(value, str) or not value.strip():
+        told = f"column '{name}' is {shown(value)}; expected a text"
+        raise UserError(f"{told}; fill it in, or leave such rows out with --bad_records skip")
     return value
 
 
-def _check_messages(messages: Any) -> tuple[dict[str, Any], ...]:
-    if not isinstance(messages, list | tuple) or not messages:
-        raise UserError("'messages' must be a list with at least one user and one assistant message")
-    checked = tuple(_check_message(message, f"messages[{index}]") for index, message in enumerate(messages))
-    roles = [message["role"] for message in checked]
-    if "system" in roles[1:]:
-        raise UserError("a system message that is not the first; move it to the front")
-    turns = roles[roles[0] == "system" :]
+def _check_turns(roles: Sequence[str]) -> None:
+    turns = roles[roles[:1] == ["system"] :]
     if not turns or turns != ["user", "assistant"] * (len(turns) // 2):
-        told = (", ".join(turns[:8]) or "none") + (", ..." if len(turns) > 8 else "")
-        raise UserError(f"the turns are {told}; expected user and assistant in turn, assistant last")
-    return checked
-
-
-def _check_message(message: Any, name: str) -> dict[str, Any]:
-    if not isinstance(message, dict):
-        raise UserError(f"{name} is {type(message).__name__}, expected an object with 'role' and 'content'")
-    if message.get("tool_calls") or message.get("role") == "tool":
-        raise UserError(f"{name} is part of a tool call, and those are not supported; remove the record")
-    for key in ("role", "content"):
-        if key not in message:
-            raise UserError(f"{name} has no '{key}'; add it")
-        if not isinstance(message[key], str):
-            raise UserError(f"{name}.{key} is {type(message[key]).__name__}, expected a string")
-    role, content = message["role"], message["content"]
-    if role not in ROLES:
-        raise UserError(f"{name}.role is {shown(role)}, expected one of {', '.join(ROLES)}")
-    # A system prompt may be empty on purpose (it switches a template's default off).
-    if role != "system" and not content.strip():
-        raise UserError(f"{name}.content ({role}) is empty; fill it or remove the record")
-    return {"role": role, "content": content}
+        told = (", ".join(roles[:8]) or "none") + (", ..." if len(roles) > 8 else "")
+        expected = "user and assistant in turn, assistant last, and a system message only in front"
+        raise UserError(f"the turns are {told}; expected {expected}")
 
 
 def _check_views(value: Mapping[str, Any], used: set[str]) -> tuple[tuple[str, str], ...] | None:
@@ -213,9 +195,8 @@ def _check_views(value: Mapping[str, Any], used: set[str]) -> tuple[tuple[str, s
     text, code = (None if key in used else _view(value.get(key), key, role) for key, role in _VIEW_ROLES.items())
     if text is not None and code is not None:
         return ((text, code),)
-    if used == {"messages"} and (text is None) != (code is None):
-        lone = "text" if code is None else "code"
-        raise UserError(f"explicit view '{lone}' stands alone; give both 'text' and 'code' or neither")
+    if used == {"messages"} and (text, code) != (None, None):
+        raise UserError("one of the explicit views 'text' and 'code' stands alone; give both or neither")
     return None
 
 

@@ -65,10 +65,7 @@ def read_records(
     """
     found, wrong = existing_file(path, "data file"), _taking(bad)
     reader = FORMATS.get(found.suffix.lower(), _read_json_lines)
-    is_lines = reader is _read_json_lines or (reader is _read_json and not _is_list(found))
-    # A record must be JSON that other programs can read, too.
-    rows = _read_json_lines(found, wrong, finite=True) if is_lines else reader(found, wrong)
-    records = list(_parse_each(rows, path, wrong, columns))
+    records = list(_parse_each(reader(found, wrong), path, wrong, columns))
     if not records:
         none = "holds no records; expected one JSON object per line"
         told = f"holds no sound record; {bad.describe()}" if bad is not None and bad.count else none
@@ -140,27 +137,23 @@ def _looks_like_a_path(name: str) -> bool:
     return is_file or name.startswith(("/", ".", "~")) or "\\" in name or name.count("/") > 1
 
 
-def _read_json_lines(path: Path, wrong: Wrong, *, finite: bool = False) -> Rows:
-    return read_jsonl(path, finite=finite, wrong=lambda error: wrong(error, error.line or 0))
-
-
-def _is_list(path: Path) -> bool:
-    with path.open("rb") as stream:
-        return stream.read(1024).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
+def _read_json_lines(path: Path, wrong: Wrong) -> Rows:
+    return read_jsonl(path, wrong=lambda error: wrong(error, error.line or 0))
 
 
 def _read_json(path: Path, wrong: Wrong) -> Rows:
     """A list of objects, as ``json.dump`` and chat tools write them, or JSON lines by another name."""
-    if not _is_list(path):
+    with path.open("rb") as stream:
+        is_list = stream.read(1024).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
+    if not is_list:
         yield from _read_json_lines(path, wrong)
         return
     text = read_text(path)
     try:
         rows = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UserError(f"not valid JSON ({error.msg} at column {error.colno})", path=path, line=error.lineno) from None
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets in thousands of brackets
-        raise UserError(f"can't be read as JSON ({_first_line(error)})", path=path) from None
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits
+        line = getattr(error, "lineno", None)
+        raise UserError(f"not valid JSON ({_first_line(error)})", path=path, line=line) from None
     for number, row in enumerate(rows, start=1):
         fault = None if isinstance(row, dict) else f"is a JSON {type(row).__name__}, expected an object"
         if fault is None and holds_half(row):
@@ -172,40 +165,37 @@ def _read_json(path: Path, wrong: Wrong) -> Rows:
 
 
 def _read_csv(path: Path, wrong: Wrong) -> Rows:
-    return _read_table(path, wrong, {"delimiter": ",", "strict": True})
+    return _read_table(path, wrong, delimiter=",", strict=True)
 
 
 def _read_tsv(path: Path, wrong: Wrong) -> Rows:
-    """Tab-separated values come in two kinds: quoted like CSV, or plain, a line a row, quotation marks being text."""
-    with path.open("rb") as lines:
-        tabs = {line.count(b"\t") for line in lines if line.strip()}
-    if len(tabs) > 1:
-        # Some row must go over several lines, or hold a tab, in quotation marks.
-        return _read_table(path, wrong, {"delimiter": "\t", "strict": True})
-    return _read_table(path, wrong, {"delimiter": "\t", "quoting": csv.QUOTE_NONE}, unquote=True)
+    """A line a row: quotation marks are text, but where they enclose a whole field."""
+    for line, row in _read_table(path, wrong, delimiter="\t", quoting=csv.QUOTE_NONE):
+        yield line, {name: _unquoted(field) for name, field in row.items()}
 
 
 def _unquoted(field: str) -> str:
     return field[1:-1].replace('""', '"') if re.fullmatch(r'"(?:[^"]|"")*"', field) else field
 
 
-def _read_table(path: Path, wrong: Wrong, dialect: dict[str, Any], *, unquote: bool = False) -> Rows:
+def _read_table(path: Path, wrong: Wrong, **dialect: Any) -> Rows:
     names: list[str] | None = None
     before, line = csv.field_size_limit(_LONGEST_FIELD), 1
     try:
         # utf-8-sig: spreadsheets put a byte order mark in front.
         with path.open(encoding="utf-8-sig", newline="") as stream:
             table = csv.reader(stream, **dialect)
-            for fields in table:
-                row = [_unquoted(field) for field in fields] if unquote else fields
-                if row and names is None:
-                    names = [name.strip() for name in row]
+            for row in table:
+                if not row:
+                    pass
+                elif names is None:
+                    names = [_unquoted(name.strip()) for name in row]
                     # pandas leaves the name of its index empty; a header without names, or with one twice, is none.
                     if not any(names) or len(set(names)) < len(names):
                         raise UserError("the first line must name the columns, each once", path=path, line=1)
-                elif row and names is not None and len(row) == len(names):
+                elif len(row) == len(names):
                     yield line, dict(zip(names, row, strict=True))
-                elif row and names is not None:
+                else:
                     told = f"{len(row)} fields where the header has {len(names)}; quote a field with a separator"
                     wrong(UserError(told, path=path, line=line), line)
                 line = table.line_num + 1
@@ -251,18 +241,12 @@ def _read_dataset(name: str, split: str | None, subset: str | None) -> Rows:
         splits = datasets.load_dataset(name, subset)
     except Exception as error:  # whatever a data set, its files or the hub's library may come up with
         told = _first_line(error) + (f" ({_first_line(error.__cause__)})" if error.__cause__ else "")
-        if isinstance(error, ConnectionError):
-            remedy = "; check the network, or download a file and pass it as --input_file"
-        elif isinstance(error, FileNotFoundError):
-            remedy = "; check --dataset"
-        else:
-            remedy = "; see --subset" if "config" in told.lower() else ""
-        raise UserError(f"can't be loaded: {told}{remedy}", path=name) from None
+        raise UserError(f"can't be loaded: {told}; check name, subset and network, or pass a file", path=name) from None
     if split is None and len(splits) == 1:
         split = next(iter(splits))
     if split not in splits:
-        wrong = "has several splits; pass --split with one of" if split is None else f"has no split '{split}'; it has"
-        raise UserError(f"{wrong} {', '.join(splits)}", path=name)
+        wrong = "name a split" if split is None else f"has no split '{split}'"
+        raise UserError(f"{wrong}; there are {', '.join(splits)}", path=name)
     yield from enumerate(splits[split], start=1)
 
 

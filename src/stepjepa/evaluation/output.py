@@ -77,7 +77,7 @@ class OutputFile:
 
     def summary(self) -> dict[str, Any] | None:
         """The summary of a complete file; None if there is none yet."""
-        found = _json_at(self.summary_file) if self.complete else {}
+        found = json_at(self.summary_file) if self.complete else {}
         return found if found.get("settings") == self._identity else None
 
     def add(self, lines: Sequence[Line]) -> None:
@@ -103,7 +103,7 @@ class OutputFile:
         return lines
 
 
-def _json_at(path: Path) -> dict[str, Any]:
+def json_at(path: Path) -> dict[str, Any]:
     """The object in a JSON file; empty if the file is missing or damaged."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -141,7 +141,7 @@ def model_fingerprint(path: File) -> str:
                     stream.seek(part * (size - _CHUNK) // (_CHUNKS - 1))
                     digest.update(stream.read(_CHUNK))
     # A damaged configuration is reported when the model is loaded; an adapter that names itself has no other base.
-    base = _json_at(folder / "adapter_config.json").get("base_model_name_or_path")
+    base = json_at(folder / "adapter_config.json").get("base_model_name_or_path")
     if isinstance(base, str) and Path(base).is_dir() and Path(base).resolve() != folder.resolve():
         digest.update(model_fingerprint(base).encode())
     return digest.hexdigest()

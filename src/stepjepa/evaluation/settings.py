@@ -1,7 +1,5 @@
 """Settings of evaluations, without importing torch."""
 
-# ruff: noqa: RUF009  # option() makes the field
-
 from __future__ import annotations
 
 from dataclasses import dataclass, field

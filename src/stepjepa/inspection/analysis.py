@@ -4,8 +4,6 @@ An analysis writes analysis.json (settings and numbers), embeddings.npz (source,
 the n-th model as ``n/source`` and so on) and projection.png.
 """
 
-# ruff: noqa: RUF009  # option() makes the field
-
 from __future__ import annotations
 
 import os
@@ -76,7 +74,7 @@ class ModelViews:
     views: tuple[str, str]  # names of source and target
     config: JepaConfig  # how the views were read
     embeddings: ViewEmbeddings  # whose records are counted from 0 in the test file
-    numbers: dict[str, Any]  # see embeddings.analyse; also 'groups' for paraphrases
+    numbers: dict[str, Any]  # see embeddings.analyse
 
 
 def output_files(folder: str | os.PathLike[str]) -> list[Path]:
@@ -116,7 +114,7 @@ def _embed_model(
     path: str, config: JepaConfig, records: Mapping[int, Record], settings: AnalysisSettings
 ) -> ModelViews:
     """Embed the records, given by index, by one model, which is freed again, and measure their views."""
-    from stepjepa.inspection.embeddings import analyse, embed_views, within_and_between
+    from stepjepa.inspection.embeddings import analyse, embed_views
     from stepjepa.models.loading import load_for_inference
 
     prompt, some = None if settings.use_test_prompts else training_system_prompt(path), list(records.values())
@@ -125,11 +123,7 @@ def _embed_model(
     embeddings = embed_views(model, tokenizer, some, config, batch_size=settings.batch_size)
     embeddings = replace(embeddings, record=np.asarray(list(records))[embeddings.record])
     views = view_names(config.mode, config.reverse_pred)
-    numbers = analyse(embeddings)
-    if settings.t_sne_type == "paraphrase":
-        texts = embeddings.target if views[1] == "text" else embeddings.source
-        numbers["groups"] = within_and_between(texts, [group_of(records[index]) for index in embeddings.record])
-    return ModelViews(path, views, config, embeddings, numbers)
+    return ModelViews(path, views, config, embeddings, analyse(embeddings))
 
 
 def choose_configs(settings: AnalysisSettings) -> list[JepaConfig]:
@@ -137,26 +131,25 @@ def choose_configs(settings: AnalysisSettings) -> list[JepaConfig]:
 
     UserError if the models were trained on different views, pairs or separators, and no flag decides.
     """
-    from stepjepa.inspection.embeddings import reading_config, trained_views
+    from stepjepa.inspection.embeddings import reading_config
+    from stepjepa.run_folder import trained_objective
 
-    def decided(name: str, values: set[Any]) -> Any:
-        given = getattr(settings, name, None)
+    def decided(name: str, values: set[Any], given: Any = None) -> Any:
         if given is None and len(values) > 1:
-            hint = f"pass --{name}" if hasattr(settings, name) else "analyze them one by one"
-            told = ", ".join(sorted(map(repr, values)))
-            raise UserError(f"the models were trained with different {name} ({told}); {hint}")
+            told = f"different {name} ({', '.join(sorted(map(repr, values)))})"
+            raise UserError(f"the models were trained with {told}; pass --views and --pairs, or analyze one by one")
         return next(iter(values), None) if given is None else given
 
-    trained = [trained_views(path) for path in settings.model_path]
+    trained = [trained_objective(path) for path in settings.model_path]
     known = [each for each in trained if each is not None]
-    views = decided("views", {each["mode"] for each in known} - {"regular"}) or "llm-jepa"
+    views = decided("views", {each["mode"] for each in known} - {"regular"}, settings.views) or "llm-jepa"
     steps = settings.t_sne_type == "steps"
     if steps and views != "step-jepa":
         raise UserError(f"--t_sne_type steps colours the views of step-jepa, not of {views}; pass --views step-jepa")
     # Only who was trained on these views has had a choice of pairs and separators.
     same = [each for each in known if each["mode"] == views]
     changes = {
-        "pairs": decided("pairs", {"all"} if steps else {each["pairs"] for each in same}),
+        "pairs": decided("pairs", {"all"} if steps else {each["pairs"] for each in same}, settings.pairs),
         "step_separator": decided("step_separator", {each["step_separator"] for each in same}),
         "max_length": min((each["max_length"] for each in same or known), default=None),
         "jepa_layer": settings.layer,

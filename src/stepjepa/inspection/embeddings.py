@@ -24,7 +24,7 @@ from stepjepa.errors import UserError, naming_batch_size
 from stepjepa.models.encode import encode
 from stepjepa.models.setup import packing, set_up_attention
 from stepjepa.objectives.monitors import COLLAPSE_SIMILARITY, Window, share
-from stepjepa.run_folder import RUN_FILE, run_of, trained_objective
+from stepjepa.run_folder import RUN_FILE, trained_objective
 
 QUANTILES = (0.1, 0.2, 0.5, 0.8, 0.9)
 TOP = 100  # of the largest singular values are averaged, as in the LLM-JEPA paper (arXiv 2509.14252)
@@ -56,19 +56,11 @@ def reading_config(trained: dict[str, Any] | None, views: str) -> JepaConfig:
 
 
 def similarity_config(run_folder: str | os.PathLike[str], views: str) -> JepaConfig:
-    """The :func:`reading_config` of a run folder; UserError if it is none, or exported without predictor tokens."""
-    trained = trained_views(run_folder)
+    """The :func:`reading_config` of a run folder; UserError if it is none."""
+    trained = trained_objective(run_folder)
     if trained is None:
         raise UserError(f"is no run folder (no {RUN_FILE} that tells how the model was trained)", path=Path(run_folder))
     return reading_config(trained, views)
-
-
-def trained_views(path: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """The ``trained_objective`` of a model; UserError if it lost the predictor tokens at which its views are read."""
-    if (run_of(path) or {}).get("stripped_predictors"):
-        told = "was exported without predictor tokens (--strip_predictors); name the run that it was exported from"
-        raise UserError(told, path=Path(path))
-    return trained_objective(path)
 
 
 @dataclass(frozen=True)
@@ -248,21 +240,3 @@ def linear_map(embeddings: ViewEmbeddings) -> dict[str, Any]:
         found = cross_val_predict(ridge, source, target, groups=embeddings.record, cv=GroupKFold(2))
         held_out = float(((found - target) ** 2).sum()) / spread
     return {"error": float(np.linalg.norm(source @ weights - target)), "held_out": held_out}
-
-
-def within_and_between(embeddings: Matrix, groups: Sequence[str]) -> dict[str, float | int | None]:
-    """Mean cosine of different rows ``[N, D]``, ``within`` a group and ``between`` groups; None without a pair.
-
-    Linear in N: the cosines of all ordered pairs of unit vectors add up to |their sum|^2 - their number.
-    """
-    rows = unit_rows(embeddings)
-    _, members, sizes = np.unique(groups, return_inverse=True, return_counts=True)
-    sums = np.zeros((len(sizes), rows.shape[1]))  # [groups, D]
-    np.add.at(sums, members, rows)
-    inside, everything = float((sums**2).sum()), float((sums.sum(axis=0) ** 2).sum())
-    within, between = int((sizes**2).sum()) - len(rows), len(rows) ** 2 - int((sizes**2).sum())
-    return {
-        "within": (inside - float((rows**2).sum())) / within if within else None,
-        "between": (everything - inside) / between if between else None,
-        "groups": len(sizes),
-    }

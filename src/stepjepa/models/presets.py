@@ -9,8 +9,6 @@ from typing import Any
 
 from stepjepa.errors import UserError
 from stepjepa.files import existing_file
-from stepjepa.models.token_rows import add_ends
-from stepjepa.offline import use_cache_if_unreachable
 
 PREFIX = "preset:"
 _SIZES = {
@@ -132,6 +130,8 @@ def random_model(config: Any, tokenizer: Any, ends: Sequence[int], seed: int, **
     import torch
     from transformers import AutoModelForCausalLM
 
+    from stepjepa.models.token_rows import add_ends
+
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, **options)
@@ -153,11 +153,6 @@ def is_hub_id(name: str) -> bool:
 
 
 def refuse_missing(name: str) -> None:
-    """Raise UserError for a missing folder or misspelt preset, before transformers looks for it on the hub.
-
-    For a hub id, switch to the local cache if the hub does not answer.
-    """
-    if is_hub_id(name):
-        use_cache_if_unreachable()
-    elif not Path(name).is_dir():
+    """Raise UserError for a missing folder or misspelt preset, before transformers looks for it on the hub."""
+    if not is_hub_id(name) and not Path(name).is_dir():
         raise UserError(f"no such model folder; check the path (presets are such as {PREFIX}tiny)", path=name)

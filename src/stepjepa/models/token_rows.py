@@ -1,20 +1,14 @@
-"""Embedding and head rows of new tokens: use spare rows, train rows with an adapter, remove rows for export."""
+"""Embedding and head rows of new tokens: use spare rows, train rows with an adapter."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from stepjepa.chat.tokens import add_plain_tokens, add_predictor_tokens, all_predictor_ids
-from stepjepa.errors import UserError
-
-# Tokenizer files that list added tokens.
-TOKEN_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 
 
 def give_plain_tokens(model: Any, tokenizer: Any, seed: int = 42) -> list[int]:
@@ -112,53 +106,3 @@ def train_rows(model: Any, ids: Sequence[int]) -> None:
     config.trainable_token_indices = list(ids)
     keep_rows_alone(model)
     set_additional_trainable_modules(base, config, base.config.to_dict(), model.active_adapter)
-
-
-def strip_rows(model: Any, tokenizer: Any, base_rows: int | None = None) -> int:
-    """Remove the rows that were added for predictor tokens from embedding and head, in place; returns how many.
-
-    ``base_rows`` is the number of rows of the base model, which are kept; if it is unknown (None), rows are removed
-    only if those of the predictor tokens are the last. Generation no longer suppresses the removed tokens. UserError
-    if there are no predictor tokens, or if tokens behind them would change their ids.
-    """
-    ids, known = all_predictor_ids(tokenizer), len(tokenizer)
-    if not ids:
-        raise UserError("--strip_predictors: the tokenizer has no predictor tokens; leave it out")
-    if behind := sorted(set(range(ids[0], known)) - set(ids)):
-        token = tokenizer.convert_ids_to_tokens(behind[0])
-        raise UserError(f"--strip_predictors would change the ids of later tokens, such as {token!r}; leave it out")
-    rows = int(model.get_input_embeddings().weight.shape[0])
-    if base_rows is None:
-        base_rows = ids[0] if rows == known else rows
-    keep = min(max(base_rows, ids[0]), rows)
-    if keep < rows:
-        model.resize_token_embeddings(keep, mean_resizing=False)
-    suppressed = [index for index in model.generation_config.suppress_tokens or () if index < keep]
-    model.generation_config.suppress_tokens = suppressed or None
-    return rows - keep
-
-
-def strip_tokenizer(folder: str | Path, tokenizer: Any, load: Callable[[str], Any]) -> None:
-    """Remove the predictor tokens from the files of a folder where ``tokenizer`` was saved.
-
-    UserError if they are still there when it is loaded again (``load``), since its format stores them in other files.
-    """
-    names = set(tokenizer.convert_ids_to_tokens(all_predictor_ids(tokenizer)))
-
-    def stays(value: Any) -> bool:
-        text = value.get("content") if isinstance(value, dict) else value
-        return not (isinstance(text, str) and text in names)
-
-    def without(value: Any) -> Any:
-        """A JSON value without entries that name one of the tokens: by key, as a string, or by ``content``."""
-        if isinstance(value, dict):
-            return {key: without(each) for key, each in value.items() if key not in names and stays(each)}
-        return [without(each) for each in value if stays(each)] if isinstance(value, list) else value
-
-    for path in (Path(folder) / name for name in TOKEN_FILES):
-        if path.is_file():
-            content = without(json.loads(path.read_text(encoding="utf-8")))
-            path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    if names & set(load(str(folder)).get_added_vocab()):
-        kind = type(tokenizer).__name__
-        raise UserError(f"--strip_predictors: the files of a {kind} can't be changed here; leave it out")

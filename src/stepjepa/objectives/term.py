@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stepjepa.errors import UserError
-from stepjepa.own_code import load_class
+from stepjepa.options import load_class
 
 
 def alone(rows: Tensor) -> tuple[Tensor, int]:

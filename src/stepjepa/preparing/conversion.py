@@ -134,7 +134,11 @@ def convert_response(row: Row, options: StepOptions) -> dict[str, Any]:
         raise Unusable("fewer than two steps")
     truth = _ground_truth(row)
     if options.require_correct:
-        _require_correct(response, truth)
+        if truth is None:
+            raise Unusable("no ground truth to compare with")
+        # As in evaluation, only a marked answer counts, the last one.
+        if not any(same_answer(answer, truth) for answer in marked_answers(response)[-1:]):
+            raise Unusable("wrong or no final answer")
     optional = {"answer": row.get("answer"), "ground_truth": truth}
     return {
         "question": question,
@@ -146,22 +150,12 @@ def convert_response(row: Row, options: StepOptions) -> dict[str, Any]:
 
 def _ground_truth(row: Row) -> str | None:
     """The answer in ``ground_truth``; else the marked answer in ``answer``, or ``answer`` itself if it is a number."""
-    # A value that is not equal to itself is a gap in a table.
-    values = [row.get(name) for name in ("ground_truth", "answer")]
-    truth, answer = (str(v).strip() if isinstance(v, str | int | float) and v == v else "" for v in values)  # noqa: PLR0124
-    if truth:
-        return (marked_answers(truth) or [truth])[-1]
-    if marked := marked_answers(answer):
-        return marked[-1]
-    return answer if parse_number(answer) is not None else None
-
-
-def _require_correct(response: str, truth: str | None) -> None:
-    """Drop a response whose last marked answer is not the truth; as in evaluation, only a marked answer counts."""
-    if truth is None:
-        raise Unusable("no ground truth to compare with")
-    marked = marked_answers(response)
-    if not marked:
-        raise Unusable("no \\boxed{...} or '#### ...' answer")
-    if not same_answer(marked[-1], truth):
-        raise Unusable("wrong final answer")
+    for name in ("ground_truth", "answer"):
+        text = str(row.get(name, "")).strip()
+        if text in ("", "None", "nan"):  # a gap in a table
+            continue
+        if marked := marked_answers(text):
+            return marked[-1]
+        if name == "ground_truth" or parse_number(text) is not None:
+            return text
+    return None

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
 
@@ -29,34 +27,21 @@ _CLOSING = re.compile(
 )
 
 _OPENING = re.compile(r"\s*(```|~~~|\$\$|\\\[|\\begin\{[a-z]+\*?\})")
-_CLOSING_MARK = re.compile(r"^\s*(?:```|~~~)\s*$|\$\$|\\\]|\\end\{[a-z]+\*?\}")
+_BLOCK = re.compile(r"(?:```.*```|~~~.*~~~|\$\$.*\$\$|\\\[.*\\\]|\\begin\{.*\\end\{[a-z]+\*?\})[ \t.,]*", re.DOTALL)
 
 
 def _block_lines(lines: Sequence[str]) -> set[int]:
-    """The numbers of the lines in code fences, displays and LaTeX environments, which blank lines do not split.
-
-    A block ends at the first closing mark; it is none if anything but blanks, commas and full stops follows there.
-    """
-    closed: dict[str, list[int]] = defaultdict(list)
-    for number, line in enumerate(lines):
-        for mark in {found.strip() for found in _CLOSING_MARK.findall(line)}:
-            closed[mark].append(number)
+    """The numbers of the lines in code fences, displays and LaTeX environments, which blank lines do not split."""
     inside: set[int] = set()
-    end = -1
+    end = ""  # the mark that closes the block
     for number, line in enumerate(lines):
-        if number <= end or not (opening := _OPENING.match(line)):
-            continue
-        mark = opening[1].replace("\\[", "\\]").replace("\\begin", "\\end")
-        stop, rest = number, line[opening.end() :]
-        if mark not in rest:
-            place = bisect_right(closed[mark], number)
-            if place == len(closed[mark]):
-                continue
-            stop = closed[mark][place]
-            rest = lines[stop]
-        if not rest.partition(mark)[2].strip(" \t.,"):
-            end = stop
-            inside.update(range(number, end + 1))
+        rest, opening = line, None if end else _OPENING.match(line)
+        if opening:
+            end = opening[1].replace("\\[", "\\]").replace("\\begin", "\\end")
+            rest = line[opening.end() :]
+        if end:
+            inside.add(number)
+            end = "" if end in rest else end
     return inside
 
 
@@ -99,13 +84,8 @@ def _leads_in(piece: str) -> bool:
 
 def _continues(piece: str) -> bool:
     """Whether a piece only completes the piece before it: a block, the next line of an equation, "#### 18"."""
-    stripped = piece.strip()
-    lines = stripped.split("\n")
-    return (
-        stripped.startswith(("=", "where "))
-        or bool(_BARE_ANSWER.fullmatch(stripped))
-        or len(_block_lines(lines)) == len(lines)
-    )
+    text = piece.strip()
+    return text.startswith(("=", "where ")) or bool(_BARE_ANSWER.fullmatch(text) or _BLOCK.fullmatch(text))
 
 
 def _join_trivial(pieces: Iterable[str], marked: bool) -> list[str]:
@@ -172,9 +152,9 @@ def _paragraphs(
 
 
 def _marked_steps(paragraphs: list[str], marked: Sequence[int], in_list: bool) -> list[str]:
-    """Steps that begin at the ``marked`` paragraphs, and those behind them; empty if the markers number no steps.
+    """Steps that begin at the ``marked`` paragraphs, what introduces marker 1 with it, and those behind them.
 
-    Paragraphs before marker 1 introduce the first step. A list, "1.", ends before an unindented paragraph with content.
+    A list, "1.", ends before an unindented paragraph with content.
     """
     last = paragraphs[marked[-1] :]
     # The last step ends before the conclusion of the response.
@@ -184,12 +164,8 @@ def _marked_steps(paragraphs: list[str], marked: Sequence[int], in_list: bool) -
     if in_list:
         outside = (at for at in range(1, end) if not (_leads_in(last[at - 1]) or last[at][0] in " \t-*"))
         end = next((at for at in outside if not _continues(last[at])), end)
-        if marked[0] + sum(not _CLOSING.match(text) for text in last[end:]) > len(marked):
-            # With more paragraphs around it than items, the list gives facts or a summary, not the solution.
-            return []
-    first = re.search(r"\d+", paragraphs[marked[0]])
-    # Before a higher number than 1 stand unmarked steps.
-    before = [0] if first and int(first[0]) == 1 else range(marked[0] + 1)
+    # Text before a higher number than 1 is not an introduction but steps of a response that is cut off in front.
+    before = [0] if re.match(r"\D*1\b", paragraphs[marked[0]]) else range(marked[0] + 1)
     starts = [*before, *marked[1:], marked[-1] + end]
     return ["\n".join(paragraphs[start:stop]) for start, stop in pairwise(starts)] + last[end:]
 
@@ -203,9 +179,9 @@ def split_response(text: str) -> list[str]:
     """
     lines = _trim(_unix_lines(text)).split("\n")
     inside = _block_lines(lines)
-    steps: list[str] = []
+    pieces, marked = _paragraphs(lines, inside)
     for pattern in (_STEP_MARKER, _NUMBER_MARKER):
-        if not steps and (markers := _find_markers(lines, inside, pattern)):
-            steps = _marked_steps(*_paragraphs(lines, inside, markers), in_list=pattern is _NUMBER_MARKER)
-    pieces = steps or _paragraphs(lines, inside)[0]
-    return [tidy_step(step) for step in _join_trivial(pieces, marked=bool(steps))]
+        if not marked and (markers := _find_markers(lines, inside, pattern)):
+            pieces, marked = _paragraphs(lines, inside, markers)
+            pieces = _marked_steps(pieces, marked, in_list=pattern is _NUMBER_MARKER)
+    return [tidy_step(step) for step in _join_trivial(pieces, marked=bool(marked))]

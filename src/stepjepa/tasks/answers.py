@@ -24,8 +24,6 @@ _LAST_TOKENS = re.compile(r"(?:</s>|<\|\w{1,40}\|>)\Z")
 _CODE = re.compile(
     r"(?P<fence>```|~~~)(?:\w*[^\S\n]*\n)?(?P<block>(?:(?!(?P=fence)).)+)(?P=fence)|`(?P<inline>[^`\n]+)`", re.DOTALL
 )
-_FENCE = re.compile(r"^[^\S\n]*(?:```|~~~)\w*[^\S\n]*\n")
-_SHORT_BOX = re.compile(r"\$*\\(?:boxed|text)\s*\{([^{}]*)\}\$*")
 # Number of characters that answer_start reads; the limit keeps its searches short.
 _LONGEST_START = 2000
 
@@ -58,9 +56,9 @@ def before_special_token(text: str) -> str:
 
 
 def answer_start(text: str) -> str:
-    """The first line of an answer in plain characters, without a code fence or box, up to a special token."""
-    start = before_special_token(plain_characters(text.strip()[:_LONGEST_START])).strip()
-    return _SHORT_BOX.sub(r"\1", _FENCE.sub("", start)).strip().partition("\n")[0]
+    """The first line of an answer in plain characters, without a code fence around it, up to a special token."""
+    start = before_special_token(plain_characters(text.strip()[:_LONGEST_START]))
+    return strip_code_fence(start).partition("\n")[0]
 
 
 def strip_code_fence(text: str) -> str:
@@ -119,11 +117,9 @@ class Number(NamedTuple):
 
     value: Fraction  # exact: 0.1 is a tenth
     unit: tuple[str, ...]  # its words, in the singular and lower case
-    symbol: str = ""  # "x" of "x = 5"
 
 
-# Digits in groups of three, or, as in India, of two before the last three.
-_INTEGER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,2}(?:,[0-9]{2})+,[0-9]{3}|[0-9]+)"
+_INTEGER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
 _NUMBER = re.compile(
     r"(?:(?:≈|\\approx\b|(?i:about|approximately|approx\.?|roughly|around)\s)\s*)?"
     r"(?P<sign>[+-]?)\s*(?P<currency>[$€£¥₹]?)\s*(?P<inner_sign>[+-]?)\s*"
@@ -137,7 +133,7 @@ _PARTS = ("whole", "over", "under", "decimal")
 _WORD = r"[^\W\d_]+(?:\^\{?-?[0-9]\}?|[²³])?"
 _UNIT = re.compile(rf"(?P<sign>[%$€£¥₹]?)\s*(?P<words>(?:{_WORD}(?:[ .·*-]+{_WORD}){{0,4}})?)")
 _SIGNS = {"$": "dollar", "€": "euro", "£": "pound", "¥": "yen", "₹": "rupee", "%": "percent"}
-_CODES = {"usd": "dollar", "eur": "euro", "gbp": "pound", "jpy": "yen", "inr": "rupee"}
+_SIGNS |= {"usd": "dollar", "eur": "euro"}
 _SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 # Any other letter behind a number is algebra (5x, 2n) or a scale (3k, 2M), but in a script without capitals (5元).
 _LETTER_UNITS = frozenset("mglLshWVJ")
@@ -212,13 +208,12 @@ def parse_number(text: str) -> Number | None:
     if match["under"] and parts["under"] == 0:
         return None
     value = parts["whole"] + parts["over"] / parts["under"] if match["under"] else parts["decimal"]
-    words = [word.lower() for word in words]
+    words = [word.lower().removesuffix("s") if len(word) > 2 else word.lower() for word in words]
     while words and words[0] in _SCALES:
         value *= _SCALES[words.pop(0)]
-    singular = [_CODES.get(word) or (word.removesuffix("s") if len(word) > 2 else word) for word in words]
     signs = [_SIGNS[sign] for sign in (match["currency"], unit["sign"]) if sign]
     negative = "-" in (match["sign"], match["inner_sign"])
-    return Number(-value if negative else value, (*signs, *singular))
+    return Number(-value if negative else value, (*signs, *(_SIGNS.get(word, word) for word in words)))
 
 
 _VERBS = r"\b(?:is|are|was|were|equals)\b"
@@ -240,22 +235,20 @@ def stated_number(text: str) -> Number | None:
     if number is None or subject.endswith(("!", "<", ">")):
         return None
     # "x = 5, y = 8" states two answers, "6 * 3 = 18" one.
-    calculated = match["copula"] not in ":" and _CALCULATION.fullmatch(subject)
-    if re.search("[0-9]", subject) and not calculated:
-        return None
-    return number._replace(symbol=subject if len(subject) == 1 and subject.isalpha() else "")
+    calculated = match["copula"] != ":" and _CALCULATION.fullmatch(subject)
+    return number if calculated or not re.search("[0-9]", subject) else None
 
 
 def same_answer(answer: str, truth: str) -> bool:
     """Whether two answers are equal: as exact numbers, or else as text without spaces and LaTeX decoration.
 
     Units are compared only if both answers have one; then one must begin with the other (``$18`` equals ``18 dollars
-    per day``; ``5 cm`` is not ``5 m``). ``x = 5`` is not ``y = 5``.
+    per day``; ``5 cm`` is not ``5 m``).
     """
     said, true = stated_number(answer), stated_number(truth)
     if said is None and true is None:
         return "".join(_clean(answer).split()) == "".join(_clean(truth).split())
-    if said is None or true is None or (said.symbol and true.symbol and said.symbol != true.symbol):
+    if said is None or true is None:
         return False
     shared = min(len(said.unit), len(true.unit))
     return said.value == true.value and said.unit[:shared] == true.unit[:shared]

@@ -31,34 +31,23 @@ def read_choices(record: Record) -> tuple[str, tuple[str, ...]]:
     return context, tuple(reversed(found))
 
 
-# A letter that stands as an answer: alone, set off by a bracket or a stop, or followed by a reason; and not followed by
-# another letter of the kind ("A or B", "A, B", "A) B)").
-_OPEN, _CLOSE, _ALONE = r"[\s(\[\"'*]*", r"[)\]\"'*]*", r"(?=[)\].,:]|\s*$)"
-_LETTER = (
-    rf"{_OPEN}(?P<letter>[A-Da-d])(?![\w'])"
-    r"(?=\s*$|[)\]\"'*.:,;!]|\s+(?i:because|since|as)\b|\s+(?i:is\s+(?:the\s+)?(?:best|correct|right|most))\b)"
-    rf"(?!{_CLOSE}[.,;:]?\s*(?:(?:(?i:or|and)\b|[/&,]){_OPEN}(?:[A-D](?![\w'])|[a-d]{_ALONE})|{_OPEN}[A-Da-d]{_ALONE}))"
-)
-_FIRST = re.compile(_LETTER)
-_STATED = re.compile(rf"\b(?i:answer|ending|option|choice|choose|pick|select)(?i:\s+is)?\s*:?{_LETTER}")
+# A letter that stands as an answer: set off by a bracket or a stop, last in its line, or followed by a reason.
+_LETTER = re.compile(r"(?<![\w'])([A-Da-d])(?=[)\]\"'`*.,:;!]|\s*$|\s+(?i:because|since|as)\b)(?!'\w)")
+_CAPITAL = re.compile(r"(?<![\w'])(?:[B-D](?![\w'])|A(?=\s+(?:or|and)\b))")
 
 
 def read_letter(text: str, endings: Sequence[str]) -> str | None:
     """The letter that an answer in words means, or None for no letter or several.
 
-    Read are an ending copied as it is, and in the first line letters that a phrase announces (``The answer is B``), if
-    all are the same, or with which it begins (``(B)``, ``b) because ...``). ``A or B`` counts for nothing.
+    Read are an ending copied as it is, and in the first line one letter that stands as an answer (``The answer is B``,
+    ``(b) because ...``). ``A or B`` counts for nothing.
     """
     copied = [letter for letter, ending in zip(LETTERS, endings, strict=True) if _plain(ending) == _plain(text)]
     if len(copied) == 1:
         return copied[0]
     line = answer_start(re.sub(r":[^\S\n]*\n\s*", ": ", text))
-    words = set(re.findall(r"\w+", line.upper()))
-    if len(words) == 1 and words < set(LETTERS) and "?" not in line:
-        return words.pop()
-    matches = list(_STATED.finditer(line)) or [match for match in [_FIRST.match(line)] if match]
-    letters = {match["letter"].upper() for match in matches}
-    return letters.pop() if len(letters) == 1 else None
+    letters = {letter.upper() for letter in _LETTER.findall(line)}
+    return letters.pop() if len(letters) == 1 and letters.issuperset(_CAPITAL.findall(line)) else None
 
 
 def _plain(text: str) -> str:

@@ -38,63 +38,48 @@ def read_text_field(row: Mapping[str, Any], name: str) -> str:
 def read_label_field(row: Mapping[str, Any], count: int) -> int:
     """The field ``label``, a number below ``count``; :class:`Unusable` if it is missing or another."""
     label = as_label(row.get("label"))
-    if label is None:
-        raise Unusable("no label")
     if label not in map(str, range(count)):
+        # Among them -1, which marks test records of the hub.
         raise Unusable(f"the label is none of 0 to {count - 1}")
     return int(label)
 
 
+def as_label(value: Any) -> str:
+    """A class label as text; ``2.0``, as a table with gaps has it, is ``2``."""
+    return re.sub(r"\.0+$", "", str(value).strip())
+
+
 def as_list(value: Any) -> list[Any] | None:
-    """A list, tuple or array as a list; None for anything else.
-
-    Text counts if Python, JSON or NumPy wrote it: ``['a', "b"]``, ``['a' 'b']``, which Python would read as one string.
-    """
+    """A list, or text of one as Python or JSON writes it (``['a', "b"]``); None for anything else."""
     if isinstance(value, str):
-        text = value.strip()
-        # Nothing but commas and white space may stand between the strings.
-        if text[:1] != "[" or text[-1:] != "]" or _ITEM.sub("", text[1:-1]).strip(", \t\r\n"):
-            return None
         try:
-            return [ast.literal_eval(item.replace("\n", "\\n")) for item in _ITEM.findall(text[1:-1])]
-        except (ValueError, SyntaxError):
+            found = ast.literal_eval(value.strip())
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
             return None
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    return list(value) if isinstance(value, list | tuple) else None
+        # Python reads 'a' 'b', as NumPy writes two strings, as one.
+        value = found if isinstance(found, list) and len(found) == len(_ITEM.findall(value)) else None
+    return value if isinstance(value, list) else None
 
 
-def as_label(value: Any) -> str | None:
-    """A class label as text, ``2.0`` as ``2``; None where it is missing, or -1, which marks test records of the hub."""
-    label = "" if value is None else str(value).strip()
-    label = re.sub(r"^(-?[0-9]+)\.0+$", r"\1", label)
-    return None if label.lower() in ("", "-1", "none", "nan") else label
-
-
-# Columns of the paraphrase sets of the hub: a list of sentences, perhaps beside a first one; or two sentences.
+# Columns of the paraphrase sets of the hub: a list of sentences, perhaps beside a ``text``; or two sentences.
 _LISTS = ("set", "sentences", "paraphrases")
-_FIRSTS = ("text", "sentence", "phrase")
-_PAIRS = (("text", "paraphrase"), ("sentence", "paraphrase"), ("source", "target"), ("anchor", "positive"))
-_NUMBERED = re.compile(r"(?:sentence|question|text|caption|paraphrase|sent)[ _]?(\d+)")
+_PAIRS = [("text", "paraphrase"), ("sentence", "paraphrase"), ("source", "target"), ("anchor", "positive")]
+_PAIRS += [(f"{name}1", f"{name}2") for name in ("sentence", "question", "text")]
 
 
 def convert_paraphrases(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Pretraining records of a row of n sentences that say the same: n - 1 times a sentence and its successor.
 
-    The row has two sentences or more (``sentence1``, ``sentence2``; ``text``, ``paraphrase``), perhaps with a ``label``
-    or ``is_duplicate``, of which only 1 is kept; or a list of sentences (``set``, ``sentences``, ``paraphrases``),
-    perhaps with a first one beside it (``text``). UserError for others. ``position`` in a record is that of the user's
+    The row has two sentences (``sentence1``, ``sentence2``; ``text``, ``paraphrase``), perhaps with a ``label`` or
+    ``is_duplicate``, of which only 1 is kept; or a list of sentences (``set``, ``sentences``, ``paraphrases``), perhaps
+    with a first one beside it (``text``). UserError for others. ``position`` in a record is that of the user's
     sentence, from 1. There is no task for them: comparing an answer with one of many right paraphrases says nothing.
     """
-    columns = {str(key).strip().lower(): value for key, value in row.items()}
-    label = as_label(columns.get("label", columns.get("is_duplicate", 1)))
-    if label is None:
-        raise Unusable("no label")
-    if label.lower() not in ("1", "true"):
-        raise Unusable("label 0: no paraphrases" if label.lower() in ("0", "false") else "label neither 0 nor 1")
+    if as_label(row.get("label", row.get("is_duplicate", 1))).lower() not in ("1", "true"):
+        raise Unusable("not labelled 1, as paraphrases")
     # Each sentence once, whatever its case and spacing.
     different: dict[str, str] = {}
-    for sentence in _sentences(columns):
+    for sentence in _sentences(row):
         if isinstance(sentence, str) and sentence.strip():
             text = " ".join(sentence.split())
             different.setdefault(text.casefold(), text)
@@ -106,20 +91,15 @@ def convert_paraphrases(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _sentences(columns: Mapping[str, Any]) -> list[Any]:
+def _sentences(row: Mapping[str, Any]) -> list[Any]:
     for name in _LISTS:
-        if name in columns:
-            listed = as_list(columns[name])
+        if name in row:
+            listed = as_list(row[name])
             if listed is None:
                 raise UserError(f"'{name}' is no list of sentences")
-            return [columns[other] for other in _FIRSTS if other in columns][:1] + listed
+            return [row.get("text"), *listed]
     for pair in _PAIRS:
-        if columns.keys() >= set(pair):
-            return [columns[name] for name in pair]
-    numbered = {int(match[1]): columns[name] for name in columns if (match := _NUMBERED.fullmatch(name))}
-    if len(numbered) > 1:
-        return [numbered[number] for number in sorted(numbered)]
-    raise UserError(
-        f"the columns are {', '.join(columns) or '(none)'}; expected two sentences (sentence1 and sentence2, text and "
-        "paraphrase) or a list (set, sentences, paraphrases)"
-    )
+        if row.keys() >= set(pair):
+            return [row[name] for name in pair]
+    forms = "two sentences (sentence1 and sentence2, text and paraphrase) or a list (set, sentences, paraphrases)"
+    raise UserError(f"the columns are {', '.join(map(str, row)) or '(none)'}; expected {forms}")

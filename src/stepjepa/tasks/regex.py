@@ -9,7 +9,8 @@ They are those of textbooks with two operators more, ``&`` and ``~``, and descri
     complement    = '~' complement | atom
     atom          = '(' union ')' | '()' | '[' class ']' | '.' | '\b' | escape | character
 
-``^`` and ``$`` are characters only behind a backslash. ``\d``, ``\w``, ``\s`` and their capitals are ASCII classes.
+``^`` and ``$`` are characters only behind a backslash. Classes and escapes are Python's: ``\d``, ``\w``, ``\s``, their
+capitals (of ASCII), ``\t`` and the like.
 
 Equivalence is decided exactly, by Brzozowski derivatives: both expressions are followed through all lines at once, and
 they are equivalent if no line leads to a pair of derivatives of which only one accepts the end. There may be billions
@@ -21,6 +22,7 @@ known for each of the four surroundings (word character before or not, behind or
 from __future__ import annotations
 
 import re
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -32,8 +34,6 @@ from typing import Literal, NamedTuple, TypeAlias
 LONGEST = 1000
 DEEPEST = 60
 
-# Code points, ends included, in order and apart from each other.
-Ranges: TypeAlias = tuple[tuple[int, int], ...]
 # Fewest and most repetitions, None for no upper bound.
 Bounds: TypeAlias = tuple[int, int | None]
 Kind = Literal[
@@ -46,49 +46,32 @@ class RegexSyntaxError(ValueError):
 
 
 class Node(NamedTuple):
-    """A part of an expression: ``characters`` have ranges, a ``repetition`` bounds; no parts to join are empty text."""
+    """A part of an expression: ``characters`` have a text, a ``repetition`` bounds; no parts to join are empty text."""
 
     kind: Kind
     parts: tuple[Node, ...] = ()
-    ranges: Ranges = ()
+    text: str = ""  # which characters: one, an escape or a class, as Python's ``re`` reads it
     bounds: Bounds = (1, 1)
 
-
-def _merged(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """The same code points as ranges in order that do not touch."""
-    merged: list[tuple[int, int]] = []
-    for first, last in sorted(ranges):
-        if merged and first <= merged[-1][1] + 1:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], last))
-        else:
-            merged.append((first, last))
-    return tuple(merged)
+    def holds(self, character: str) -> bool:
+        """Whether a character is one of these."""
+        return _compiled(self.text).fullmatch(character) is not None
 
 
-def _others(ranges: Ranges) -> Ranges:
-    """The code points outside of ranges."""
-    edges = [-1, *(edge for each in ranges for edge in each), 0x110000]
-    gaps = zip(edges[::2], edges[1::2], strict=True)
-    return tuple((before + 1, after - 1) for before, after in gaps if before + 1 < after)
+@cache
+def _compiled(text: str) -> re.Pattern[str]:
+    # Python warns of classes that may become other ones in a future version, such as [a&&b].
+    with warnings.catch_warnings(action="ignore"):
+        return re.compile(text, re.ASCII)
 
 
-def _of(*pieces: str) -> Ranges:
-    """Ranges from characters and from pairs of characters, the ends of a range."""
-    return _merged((ord(piece[0]), ord(piece[-1])) for piece in pieces)
-
-
-_WORD = _of("09", "AZ", "az", "_")
-_ANY = _others(_of("\n"))
-_ESCAPES = {"d": _of("09"), "w": _WORD, "s": _of(" ", "\t\r")}
-_ESCAPES |= {name.upper(): _others(ranges) for name, ranges in _ESCAPES.items()}
-_ESCAPES |= {name: _of(character) for name, character in zip("tnrfv", "\t\n\r\f\v", strict=True)}
+_WORD = Node("characters", text=r"\w")
 _REPEATS: dict[str, Bounds] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
-
+_ESCAPE = r"\\(?:[dwsDWStnrfv]|[^\w])"
 _TOKEN = re.compile(
-    r"(?P<operator>[|&~()])|(?P<repeat>[*+?])|\{(?P<least>[0-9]+)(?P<comma>,(?P<most>[0-9]+)?)?\}"
-    r"|(?P<boundary>\\b)|\[(?P<negated>\^?)(?P<members>(?:\\.|[^\]\\])*)\]|(?P<character>\\.|[^|&~()*+?{}\[\]\\^$])"
+    r"(?P<repeat>[*+?])|\{(?P<least>[0-9]+)(?P<comma>,(?P<most>[0-9]+)?)?\}|(?P<boundary>\\b)"
+    rf"|(?P<characters>\[\^?(?:{_ESCAPE}|[^\]\\])+\]|{_ESCAPE}|[^|&~()*+?{{}}\[\]\\^$])"
 )
-_MEMBER = re.compile(r"(\\.|[^\\])(?:-(\\.|[^\\]))?")
 
 
 def parse(text: str) -> Node:
@@ -171,38 +154,15 @@ class _Parser:
                 raise self.error("no ')'")
             return node
         token = _TOKEN.match(self.text, self.position)
-        if token is None or not (token["boundary"] or token["members"] or token["character"]):
+        if token is None or not (token["boundary"] or token["characters"]):
             raise self.error(f"'{self.text[self.position : self.position + 1]}' where a character is needed")
-        if token["boundary"]:
-            node = Node("boundary")
-        elif token["character"]:
-            node = Node("characters", ranges=_ANY if token[0] == "." else self.characters(token[0]))
-        else:
-            members = _MEMBER.finditer(token["members"])
-            ranges = _merged(each for member in members for each in self.member(*member.groups()))
-            node = Node("characters", ranges=_others(ranges) if token["negated"] else ranges)
+        node = Node("boundary") if token["boundary"] else Node("characters", text=token[0])
+        try:
+            _compiled(node.text)
+        except re.error as error:
+            raise self.error(f"'{token[0]}' ({error.msg})") from None
         self.position = token.end()
         return node
-
-    def characters(self, text: str) -> Ranges:
-        """What a character, or one behind a backslash, stands for."""
-        character = text[-1]
-        if len(text) == 1 or not (character.isalnum() or character == "_"):
-            return _of(character)
-        if character not in _ESCAPES:
-            raise self.error(f"'{text}', which means nothing,")
-        return _ESCAPES[character]
-
-    def member(self, first: str, last: str | None) -> Ranges:
-        """A member of a class: a character, a range, or a class in short."""
-        begin = self.characters(first)
-        if last is None:
-            return begin
-        end = self.characters(last)
-        codes = begin[0][0], end[0][0]
-        if (begin, end) != tuple(((code, code),) for code in codes) or codes[1] < codes[0]:
-            raise self.error(f"'{first}-{last}', which is no range,")
-        return (codes,)
 
 
 def equivalent(left: str, right: str) -> bool:
@@ -216,8 +176,8 @@ def find_difference(left: str, right: str) -> str | None:
     A line is any text without a newline. Word characters are the ASCII letters and digits and ``_``.
     """
     trees = parse(left), parse(right)
-    examples, blocks = _alphabet(_character_sets(trees[0]) | _character_sets(trees[1]))
-    is_word = [int(_holds(_WORD, ord(example))) for example in examples]
+    examples, blocks = _alphabet((left, right), _character_sets(trees[0]) | _character_sets(trees[1]))
+    is_word = [int(_WORD.holds(example)) for example in examples]
     terms = _Terms(is_word)
     # Breadth-first search over pairs of derivatives, each with the line that leads there and whether it ends with a
     # word character; beyond the ends of a line there is none.
@@ -236,32 +196,25 @@ def find_difference(left: str, right: str) -> str | None:
     return None
 
 
-def _character_sets(node: Node) -> set[Ranges]:
-    own = {"characters": {node.ranges}, "boundary": {_WORD}}.get(node.kind, set())
+def _character_sets(node: Node) -> set[Node]:
+    own = {"characters": {node}, "boundary": {_WORD}}.get(node.kind, set())
     return own.union(*map(_character_sets, node.parts))
 
 
-def _holds(ranges: Ranges, code: int) -> bool:
-    return any(first <= code <= last for first, last in ranges)
-
-
-def _alphabet(character_sets: set[Ranges]) -> tuple[list[str], dict[Ranges, int]]:
+def _alphabet(texts: Iterable[str], character_sets: set[Node]) -> tuple[list[str], dict[Node, int]]:
     """An example of each block of characters that two expressions do not tell apart; the blocks of each set as bits."""
-    sets = [_ANY, *sorted(character_sets - {_ANY})]
-    # Between two neighbouring cuts all characters are in the same sets.
-    cuts = sorted({cut for ranges in sets for first, last in ranges for cut in (first, last + 1)})
-    examples: dict[tuple[bool, ...], int] = {}
-    # A later example replaces an earlier one: the most readable last.
-    for code in (*reversed(cuts), *map(ord, reversed("aA0-bB1 _eE.+"))):
-        inside = tuple(_holds(ranges, code) for ranges in sets)
-        # A newline is in no line.
-        if inside[0]:
-            examples[inside] = code
+    # Whatever a set begins with, or what follows on its last character, is in ASCII, in the texts, or behind one there.
+    sets = sorted(character_sets)
+    codes = {*range(129), *(ord(character) + more for text in texts for character in text for more in (0, 1))}
+    examples: dict[tuple[bool, ...], str] = {}
+    # A later example replaces an earlier one: the most readable last. A newline is in no line.
+    for code in (*sorted(codes - {10, 0x110000}, reverse=True), *map(ord, reversed("aA0-bB1 _eE.+"))):
+        examples[tuple(each.holds(chr(code)) for each in sets)] = chr(code)
     blocks = {
-        ranges: sum(1 << block for block, inside in enumerate(examples) if inside[number])
-        for number, ranges in enumerate(sets)
+        each: sum(1 << block for block, inside in enumerate(examples) if inside[number])
+        for number, each in enumerate(sets)
     }
-    return [chr(code) for code in examples.values()], blocks
+    return list(examples.values()), blocks
 
 
 # The surroundings of a place as a number: 2 * before + behind, each 1 next to a word character. A set of them as bits:
@@ -303,12 +256,12 @@ class _Terms:
             self._made[key] = _Term(kind, parts, bounds, blocks, accepts, len(self._made))
         return self._made[key]
 
-    def of(self, node: Node, blocks: dict[Ranges, int]) -> _Term:
+    def of(self, node: Node, blocks: dict[Node, int]) -> _Term:
         """The term of a tree, given the blocks of each set of characters as bits."""
         parts = [self.of(part, blocks) for part in node.parts]
         match node.kind:
             case "characters":
-                return self._characters(blocks[node.ranges])
+                return self._characters(blocks[node])
             case "boundary":
                 return self._make("boundary", _AT_BOUNDARIES)
             case "complement":

@@ -13,7 +13,7 @@ from dataclasses import fields
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
 from stepjepa.files import fingerprint
-from stepjepa.own_code import load_class
+from stepjepa.options import load_class
 from stepjepa.tasks.base import REGISTERED, WRONG, Response, Scored, Task, TaskOptions, record_error
 
 AUTO = "auto"

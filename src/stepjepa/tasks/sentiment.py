@@ -22,20 +22,15 @@ _SIDES |= {"Negative": -1, "Neutral": 0, "Positive": 1}
 _NAME = r"(?P<name>very\s+bad|very\s+good|bad|good|mediocre|negative|neutral|positive)(?![\w'-])"
 _NAMED = re.compile(rf"(?<![\w'-]){_NAME}", re.IGNORECASE)
 _FIRST = re.compile(rf"[\W_]*{_NAME}", re.IGNORECASE)
-_PHRASE = re.compile(
-    r"[\W_]*(?:i\s+(?:think|believe|say)\s+(?:that\s+)?)?(?:(?:the|this|my|overall)\s+){0,2}"
-    r"(?:it|this|comment|review|sentiment|label|answer|rating|verdict|tone|classification|movie|film|overall)\b"
-    r"(?:\s+of\s+(?:the|this)\s+(?:comment|review))?(?:(?:\s+(?:is|was|seems|sounds)\b|'s\b)(?:\s+an?\b)?)?\s*:?"
-    rf"[\W_]*{_NAME}",
-    re.IGNORECASE,
-)
+# "The sentiment of the comment is: Good", "It's a good film"; not "I do not think it is good".
+_PHRASE = re.compile(rf"(?!.*\bnot\b)[\w\s]{{1,80}}?(?:\bis|'s|:)(?:\s+an?\b)?[\W_]*{_NAME}", re.IGNORECASE)
 
 
 def read_label(text: str) -> str | None:
     """The label that an answer gives, one of :data:`STARS` or Negative, Neutral, Positive; None for none or several.
 
-    The first line must begin with it, in any case, or with a phrase such as ``The sentiment is``; nothing in that line
-    may name another. What comes later (the model ran on) counts for nothing.
+    The first line must begin with it, in any case, or with a phrase that ends in ``is``; nothing in that line may name
+    another. What comes later (the model ran on) counts for nothing.
     """
     line = answer_start(text)
     found = _FIRST.match(line) or _PHRASE.match(line)

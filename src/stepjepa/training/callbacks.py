@@ -24,7 +24,7 @@ from stepjepa.files import atomic_write
 from stepjepa.objectives.monitors import REMEDIES, collapse
 from stepjepa.objectives.term import TERMS
 from stepjepa.run_folder import METRICS_FILE
-from stepjepa.signals import OneRequest, Stopped
+from stepjepa.signals import Interruptions, Stopped
 from stepjepa.training.saving import way_back
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class StopCallback(TrainerCallback):
     resumed later.
     """
 
-    def __init__(self, request: OneRequest, processes: int = 1, device: torch.device | None = None) -> None:
+    def __init__(self, request: Interruptions, processes: int = 1, device: torch.device | None = None) -> None:
         self._request, self._processes, self._device = request, processes, device
         self._number = 0
 

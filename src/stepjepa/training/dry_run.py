@@ -280,7 +280,8 @@ class Sharding(NamedTuple):
                 stage = HfDeepSpeedConfig(deepspeed).get_value("zero_optimization.stage", 0)
             except (ValueError, AttributeError, OSError) as error:
                 raise UserError(f"--deepspeed: can't be read as a JSON object ({error})") from None
-            return cls(*(processes if stage >= least else 1 for least in (3, 2, 1)), "beside" if mixed else "")
+            weights, gradients, states = (processes if stage >= least else 1 for least in (3, 2, 1))
+            return cls(weights, gradients, states, "beside" if mixed else "")
         return cls(processes, processes, processes, "instead" if mixed else "") if args.fsdp else None
 
 

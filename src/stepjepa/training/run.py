@@ -34,7 +34,7 @@ from stepjepa.models.loading import LoraSettings, add_lora, load_model
 from stepjepa.models.token_rows import adapter_ids
 from stepjepa.models.weights import compute_dtype, quantization_options, quantized
 from stepjepa.run_folder import is_main_process, write_run
-from stepjepa.signals import OneRequest, Stopped
+from stepjepa.signals import Interruptions, Stopped
 from stepjepa.tasks.base import TaskOptions
 from stepjepa.tasks.registry import choose_task, keep
 from stepjepa.terminal import print_rows
@@ -74,7 +74,7 @@ def train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | None
         transformers.logging.set_verbosity_error()
     # Before anything is drawn, an adapter's weights among it.
     transformers.set_seed(args.finetune_seed)
-    alone = locked(Path(args.output_dir), "stepjepa train") if is_main_process() and not args.dry_run else nullcontext()
+    alone = locked(Path(args.output_dir)) if is_main_process() and not args.dry_run else nullcontext()
     try:
         with alone:
             return _train(args, config)
@@ -125,7 +125,7 @@ def _train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | Non
         launches = run_folder.earlier_launches(folder, kept, training, allow_changes=args.allow_changes, say=_say)
         # Without a checkpoint it begins anew.
         record["launches"] = launches if checkpoint is not None else []
-    before = run_folder.text_of_run(folder)
+    before = run_folder.read_run(folder) if (folder / run_folder.RUN_FILE).is_file() else None
     write_run(folder, record)
     if is_main_process():
         write_trained_prompts(folder, train_records)
@@ -260,7 +260,7 @@ def _run(trainer: JepaTrainer, folder: Path, checkpoint: str | None, record: dic
     def launched() -> None:
         record["launches"].append({"seconds": time.time() - start, "to_step": trainer.state.global_step})
 
-    request = OneRequest(promise)
+    request = Interruptions(promise)
     trainer.add_callback(StopCallback(request, trainer.args.world_size, trainer.args.device))
     for board in trainer.callback_handler.callbacks:
         if isinstance(board, TensorBoardCallback):
@@ -282,7 +282,7 @@ def _run(trainer: JepaTrainer, folder: Path, checkpoint: str | None, record: dic
 
 @contextmanager
 def _recording_failures(
-    trainer: JepaTrainer, folder: Path, record: dict[str, Any], before: str | None, checkpoint: str | None
+    trainer: JepaTrainer, folder: Path, record: dict[str, Any], before: dict[str, Any] | None, checkpoint: str | None
 ) -> Iterator[None]:
     """Note in ``run.json`` that a run failed; put back what it held ``before`` where this launch took no step."""
     try:
@@ -296,10 +296,11 @@ def _recording_failures(
         with suppress(OSError):
             if trained or (isinstance(error, OSError) and before is None):
                 write_run(folder, {**record, "status": "failed", "error": str(error)})
+            elif before is not None:
+                write_run(folder, before)
             else:
-                if before is None:
-                    shutil.rmtree(folder / "tensorboard", ignore_errors=True)
-                run_folder.put_back(folder, before)
+                shutil.rmtree(folder / "tensorboard", ignore_errors=True)
+                run_folder.remove_start(folder)
         if isinstance(error, OSError) and error.errno in DISK_ERRORS:
             way = way_back(folder, "once it can be written to, ")
             raise UserError(f"{error.strerror}; {way}", path=error.filename or folder) from None
