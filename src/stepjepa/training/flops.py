@@ -75,11 +75,8 @@ class FlopModel:
     ) -> FlopModel:
         """Fit the cost to passes of three lengths; a large model is run on fake tensors, if its operations allow that.
 
-        Args:
-            model: a causal language model or a PEFT wrapper of one, not wrapped by DDP or FSDP. It is not changed.
-            gradient_checkpointing: the forward pass of each block is repeated in the backward pass.
-            reentrant: by the older, reentrant kind of checkpointing.
-            ema: a copy of the decoder encodes the target: one more forward pass, without head and backward pass.
+        The model, a PEFT wrapper of one perhaps, is not wrapped by DDP or FSDP, and is not changed. With ``ema`` a copy
+        of the decoder encodes the target: one more forward pass, without head and backward pass.
         """
         again = partial(checkpoint, use_reentrant=reentrant) if gradient_checkpointing else None
         forward, (token, square, fixed) = _fit(model, again)
