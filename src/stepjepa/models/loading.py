@@ -143,8 +143,6 @@ def load_named(model: Any, tokenizer: Any, data: Any, *, predictors: int, seed: 
     own, texts = tokenizer, []
     if isinstance(model, str):
         if model.startswith(PREFIX):
-            if not isinstance(data, Sequence):
-                raise ValueError(f"'{model}' learns its tokenizer from the records; expected a list or a file of them")
             data = [*as_records(data)]
             texts = [message["content"] for record in data for message in record.messages]
         model, own = load_model(model, texts=texts, predictors=predictors, seed=seed)

@@ -33,7 +33,6 @@ from stepjepa.objectives.term import Context, alone, gather_rows
 from stepjepa.training import saving, settings
 from stepjepa.training.callbacks import BarCallback, EpochCallback, LogCallback, NonfiniteGuard
 from stepjepa.training.flops import FlopModel
-from stepjepa.training.hub import write_card
 from stepjepa.training.meter import Meter, measure
 from stepjepa.training.plan import FlopTracker, Plan
 
@@ -349,10 +348,6 @@ class JepaTrainer(Trainer):
             if self.ema is not None:
                 self.ema.load(checkpoint)
             self.meter.num_tokens = float(self.state.num_input_tokens_seen)
-
-    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        about = {"model": base_model(self.model).config._name_or_path, "jepa": self.jepa.to_dict()}
-        write_card(Path(self.args.output_dir), name=self.hub_model_id, run=about)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Nothing: the folder has another name soon, and holds what is none of a hub's."""
