@@ -91,7 +91,6 @@ REFUSED: list[tuple[str, str]] = [
     ("--seed=-1", "--finetune_seed: expected a whole number from 0 to"),
     ("--eval_split 0.5", "--eval_split does nothing without --data_file"),
     ("--plain --chat_template x", "--plain and --chat_template exclude each other"),
-    ("--average_tokens_across_devices false", "average_tokens_across_devices: has no effect with this trainer"),
     ("--dataloader_drop_last true", "dataloader_drop_last: expected"),
     ("--jepa_layer 7", "jepa_layer: expected -5 to 4 for a model of 4 layers, got 7"),
     ("--pretrain --lora", "--lora needs trained weights"),
