@@ -38,7 +38,6 @@ FLAGS: list[tuple[str, dict[str, Any]]] = [
     ("--trainall", {"labels": "all"}),
     ("--plain --train_all", {"plain": True, "labels": "all"}),
     ("--additive_mask", {}),
-    ("--encoding forest", {"encoding": "tree"}),
     ("--over_length drop", {"over_length": "skip"}),
     ("--share_prefixes false", {"share_prefixes": False}),
     ("--term a:B", {"terms": ({"term": "a:B", "args": {}},)}),

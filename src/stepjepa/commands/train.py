@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stepjepa.arguments import (
-    OURS,
     ModelFlags,
     add_training_data,
     arguments_of_file,
@@ -128,14 +127,15 @@ def add_flags(parser: Parser) -> None:
     parser.add(RunFlags, "run")
     parser.add(TrainingFlags, "of the published scripts (docs/published.md)")
     parser.required += ["train_file", "model_name", "output_dir"]
+    parser.more_help = more_help
 
 
 def more_help(ours: Parser) -> str:
     """Help on the flags of TrainingArguments that are not ours, for ``--help_all``."""
     inner = training_parser()
-    left_out = {*ours._option_string_actions, *(f"--{name}" for name in OURS)}
     for group in inner._action_groups:
-        group._group_actions = [each for each in group._group_actions if not left_out & {*each.option_strings}]
+        known = ours._option_string_actions
+        group._group_actions = [each for each in group._group_actions if not known.keys() & {*each.option_strings}]
     return "\ntransformers.TrainingArguments:\n" + inner.format_help().partition("options:")[2]
 
 
@@ -209,7 +209,6 @@ TRAIN = Command(
     common="train_file eval_file max_length model_name dtype lora regular step_jepa layout predictors lbd "
     "jepa_loss_type jepa_ratio eval_generate output_dir batch_size grad_accum learning_rate num_epochs "
     "eval_steps finetune_seed resume_from_checkpoint dry_run config",
-    more_help=more_help,
     epilog="""\
 example: stepjepa train --train_file train.jsonl --model_name preset:tiny \\
   --step_jepa --lbd 0.1 --output_dir runs/a
@@ -247,9 +246,6 @@ def add_estimate_flags(parser: Parser) -> None:
 
 def estimate(args: argparse.Namespace) -> dict[str, Any]:
     """Print what ``train --dry_run`` does, and time and memory on other devices."""
-    for name, reason in (("dry_run", True), ("resume_from_checkpoint", True), ("records", args.data_file)):
-        if getattr(args, name) and reason:
-            raise UserError(f"--{name} has no effect on this estimate; leave it out")
     from stepjepa.training.dry_run import GIB, dry_run
     from stepjepa.training.record import read_data
 
@@ -261,16 +257,16 @@ def estimate(args: argparse.Namespace) -> dict[str, Any]:
     assert found is not None
     flops, found["time"], found["device"] = found["flops"]["step"], None, None
     if peak is None or flops is None:
-        print("time       not estimated: name a --device, or its --peak_tflops")
+        print("time: not estimated; name a --device, or its --peak_tflops")
     else:
         step = flops / (peak * args.mfu * found["processes"])
         run = step * found["steps"]
         found["time"] = {"step_seconds": step, "run_seconds": run, "mfu": args.mfu, "peak": peak}
-        print(f"time       {step:.3g} s a step, {run / 3600:.3g} h in all, at an MFU of {args.mfu}")
+        print(f"time: {step:.3g} s a step, {run / 3600:.3g} h in all, at an MFU of {args.mfu}")
     if memory is not None:
         fits = found["memory"]["peak"] <= memory
         found["device"] = {"bytes": memory, "fits": fits}
-        print(f"device     {memory / GIB:.1f} GiB: the memory above {'fits' if fits else 'does NOT fit'}")
+        print(f"device: {memory / GIB:.1f} GiB: the memory above {'fits' if fits else 'does NOT fit'}")
     return found
 
 
@@ -281,7 +277,6 @@ ESTIMATE = Command(
     parse=parse,
     common="train_file max_length model_name dtype lora regular step_jepa layout predictors jepa_loss_type "
     "jepa_ratio batch_size grad_accum num_epochs config gpus device peak_tflops mfu memory_gib records",
-    more_help=more_help,
     epilog="""\
 Takes all flags of 'stepjepa train', and first prints the same as its --dry_run.
 The time is FLOPs / (processes x peak x MFU), without communication.""",

@@ -279,7 +279,7 @@ def refuse_different(runs: Sequence[EvaluatedRun], only: Sequence[str] = ()) -> 
     known = {what: value for run in reversed(runs) for what, value in run.protocol.items() if value is not None}
     for run in runs[1:]:
         said = [
-            f"{what.replace('_', ' ')} is {short(ours)} instead of {short(theirs)}"
+            f"{what.replace('_', ' ')} is {_short(ours)} instead of {_short(theirs)}"
             for what in only or first.protocol | run.protocol
             if (ours := run.protocol.get(what)) != (theirs := (known if only else first.protocol).get(what))
             if not (only and ours is None)
@@ -291,8 +291,6 @@ def refuse_different(runs: Sequence[EvaluatedRun], only: Sequence[str] = ()) -> 
             raise UserError(f"{fault}; train and evaluate all alike, or leave this one out", path=run.folder)
 
 
-def short(value: Any) -> str:
-    """A value in a sentence."""
+def _short(value: Any) -> str:
     text = "unknown" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    text = " ".join(text.split())
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -62,7 +62,14 @@ def read_runs(folders: Sequence[str | os.PathLike[str]]) -> list[Run]:
             run.notes.append(f"The run is not finished ({why}); the page shows it as far as it came.")
         _read_metrics(run)
         for file in sorted(run.folder.glob(f"*{SUMMARY}")):
-            _read_evaluation(run, file)
+            name = file.name.removesuffix(SUMMARY)
+            try:
+                run.evaluations[name] = dict(read_fields(file, "summary", "evaluate again").values)
+            except UserError as error:
+                run.notes.append(f"An evaluation is skipped: {error}.")
+                continue
+            if is_of_another_model(run.folder, run.evaluations[name]):
+                run.notes.append(f"The evaluation {name} is of another model than the folder holds; evaluate again.")
     return runs
 
 
@@ -76,21 +83,3 @@ def _read_metrics(run: Run) -> None:
     run.metrics.extend(line for line in lines if is_number(line.get("step")))
     if lost := len(faults) + len(lines) - len(run.metrics):
         run.notes.append(f"{lost} line{'s' if lost > 1 else ''} of {METRICS_FILE} can't be read.")
-
-
-def _read_evaluation(run: Run, file: Path) -> None:
-    name = file.name.removesuffix(SUMMARY)
-    try:
-        summary = read_fields(file, "summary", "evaluate again")
-        summary.whole("n", 1)
-        scores = summary.inner("scores")
-        for score in (summary.text("headline"), summary.text("lenient"), *scores):
-            scores.inner(score).number("mean")
-    except UserError as error:
-        run.notes.append(f"An evaluation is skipped: {error}.")
-        return
-    if is_of_another_model(run.folder, summary.values):
-        run.notes.append(f"The evaluation {name} is of another model than the folder holds now; evaluate again.")
-    if not run.answers(name).is_file():
-        run.notes.append(f"The answers of the evaluation {name} ({name}.jsonl) are gone; its summary is shown.")
-    run.evaluations[name] = dict(summary.values)

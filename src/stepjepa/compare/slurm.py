@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stepjepa.compare.grid import Trial
-from stepjepa.compare.sweep import FAILED, FINISHED, INTERRUPTED, Local, SweepFolder
+from stepjepa.compare.sweep import BEGUN, FAILED, FINISHED, Local, SweepFolder
 from stepjepa.errors import UserError, one_line
 from stepjepa.signals import Interruptions
 
@@ -124,8 +124,8 @@ class Slurm:
             raise UserError(f"{told}; remove the folder if the cluster no longer knows them", path=self._files)
         for trial in trials:
             # Until its job begins, a trial to be tried again has not failed.
-            if folder.read_record(trial).get("status") == FAILED:
-                folder.record(trial, INTERRUPTED)
+            if folder.read_record(trial):
+                folder.record(trial, BEGUN)
         place = SweepFolder(folder.path.resolve(), [], {}, folder.launcher)
         try:
             jobs = self._executor.submit_array([TrialJob(place, trial) for trial in trials])
@@ -135,14 +135,14 @@ class Slurm:
         print(f"slurm: {len(jobs)} jobs submitted, from {jobs[0].job_id}; logs in {self._files}", flush=True)
 
     def ended(self) -> list[Trial]:
-        """The trials that have ended; one whose job was lost before is recorded as interrupted."""
+        """The trials that have ended; one whose job was lost before has failed."""
         found = []
         for trial, job in list(self._watched.items()):
             # In this order: what a job writes last is there when it is done.
             done, status = job.done(), self._folder.read_record(trial).get("status")
             if done and status not in (FINISHED, FAILED):
                 told = f"job {job.job_id} ended ({job.state}) before the trial did: {self._folder.last_line(trial)}"
-                self._folder.record(trial, INTERRUPTED, told)
+                self._folder.record(trial, FAILED, told)
             if done or status in (FINISHED, FAILED):
                 found.append(trial)
                 del self._watched[trial]

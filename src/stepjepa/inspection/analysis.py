@@ -180,11 +180,9 @@ def choose_points(
 ) -> Points:
     """The points of one model; UserError if a record lacks what colours it. ``views`` are from :func:`view_names`."""
     colouring = settings.t_sne_type
-    chosen = sampled(len(embeddings.record), MOST_POINTS, settings.seed)
-    is_target = np.full(len(chosen), views[1] == "text")
-    if colouring in BOTH_VIEWS:
-        is_target = np.arange(2 * len(chosen)) >= len(chosen)
-        chosen = np.concatenate([chosen, chosen])
+    targets = (False, True) if colouring in BOTH_VIEWS else (views[1] == "text",)
+    some = sampled(len(embeddings.record), MOST_POINTS, settings.seed)
+    is_target, chosen = np.repeat(targets, len(some)), np.tile(some, len(targets))
     vectors = np.where(is_target[:, None], embeddings.target[chosen], embeddings.source[chosen])
     labels = []
     for index, pair, target in zip(embeddings.record[chosen], embeddings.pair[chosen], is_target, strict=True):

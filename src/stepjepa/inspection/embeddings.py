@@ -78,12 +78,8 @@ def embed_views(
 ) -> ViewEmbeddings:
     """Embed the views of all pairs of some records; those without a pair, or over length, have none.
 
-    Args:
-        model: in evaluation mode, not wrapped. A predictor head is no part of Enc and is not applied.
-        tokenizer: with the predictor tokens that ``config`` asks for.
-        records: the records; UserError if none has a pair.
-        config: a mode with views, in a layout other than ``inplace``; its ``jepa_layer`` and ``pooling`` are read.
-        batch_size: records per batch.
+    ``model`` is in evaluation mode, ``config`` in a layout other than ``inplace``. A predictor head is no part of Enc
+    and is not applied. UserError if no record has a pair.
     """
     from tqdm.auto import tqdm
 
@@ -177,13 +173,7 @@ def similarity_quantiles(values: Iterable[float | None]) -> dict[str, Any]:
 
 
 def analyse(embeddings: ViewEmbeddings) -> dict[str, Any]:
-    """All numbers of one model.
-
-    Returns:
-        ``pairs``, ``records``, ``dimensions``; cosines of ``matched`` pairs, and the mean over all ``shuffled`` ones;
-        effective ranks and ``retrieval_top1`` (missing for a single pair); the singular values of the ``difference`` of
-        source and target; ``linear_map``; ``notes``, sentences about what these numbers can't say.
-    """
+    """All numbers of one model; ``notes`` are sentences about what they can't say."""
     totals, source, target = similarity_totals(embeddings), embeddings.source, embeddings.target
     pairs, dimensions = source.shape
     matched = similarity_quantiles(pair_cosines(embeddings)) | {"mean": totals.pop("matched_similarity")}

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from stepjepa.config import JepaConfig
-from stepjepa.data.records import Record, bad_records, tell_bad_records
+from stepjepa.data.records import BadRecords, Record
 from stepjepa.data.sources import mix, read_any, read_records
 from stepjepa.errors import UserError
 from stepjepa.evaluation.output import model_fingerprint
@@ -66,13 +66,13 @@ def read_mixture(args: argparse.Namespace) -> tuple[list[Record], dict[str, Any]
 def _read(
     args: argparse.Namespace, source: str, read: Callable[..., list[Record]] = read_records
 ) -> tuple[list[Record], dict[str, Any]]:
-    bad = bad_records(args.bad_records)
+    bad = BadRecords(args.bad_records)
     records = read(source, bad=bad, columns=args.columns)
     if is_main_process():
-        tell_bad_records(bad)
+        bad.tell()
     about: dict[str, Any] = {"file": Path(source).name if Path(source).exists() else source, "records": len(records)}
     about |= {"sha256": fingerprint(source)} if read is read_records else {}
-    return records, about | ({"bad_records": bad.to_dict()} if bad is not None and bad.count else {})
+    return records, about | ({"bad_records": bad.to_dict()} if bad.count else {})
 
 
 def _tell_overlap(train_records: list[Record], eval_records: list[Record]) -> None:

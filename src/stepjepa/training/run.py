@@ -49,9 +49,6 @@ from stepjepa.training.trainer import JepaTrainer
 
 logger = logging.getLogger(__name__)
 
-# Parts of run.json that a resumed run must not change.
-_KEPT = ("model", "jepa", "lora", "loaded", "data", "order")
-
 
 def train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | None:
     """Run ``stepjepa train``, of whose flags ``config`` is made, and return what ``run.json`` says of the finished run.
@@ -111,8 +108,7 @@ def _train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | Non
         }
     )
     if args.resume_from_checkpoint is not None:
-        kept, training = {name: record[name] for name in _KEPT}, record["training"]
-        launches = run_folder.earlier_launches(folder, kept, training, allow_changes=args.allow_changes, say=_say)
+        launches = run_folder.earlier_launches(folder, record, allow_changes=args.allow_changes, say=_say)
         # Without a checkpoint it begins anew.
         record["launches"] = launches if checkpoint is not None else []
     before = run_folder.read_run(folder) if (folder / run_folder.RUN_FILE).is_file() else None
