@@ -119,4 +119,5 @@ def load_heads(heads: nn.ModuleDict, folder: str | Path) -> None:
         path = Path(folder) / f"{name}.safetensors"
         if not path.is_file():
             raise ValueError(f"expected {path.name} in {folder}, got none; the checkpoint was made without this head")
-        set_model_state_dict(head, load_file(path), options=StateDictOptions(full_state_dict=True))
+        state: dict[str, Any] = load_file(path)
+        set_model_state_dict(head, state, options=StateDictOptions(full_state_dict=True))

@@ -72,7 +72,8 @@ class InfoNCE:
 
 def make_distance(name: str, temperature: float = DEFAULTS["infonce_temperature"]) -> Distance:
     """The distance of a ``jepa_loss_type``; only ``infonce`` has a temperature."""
-    return {"cosine": Cosine(), "l2": L2(), "mse": MSE(), "infonce": InfoNCE(temperature)}[name]
+    losses: dict[str, Distance] = {"cosine": Cosine(), "l2": L2(), "mse": MSE(), "infonce": InfoNCE(temperature)}
+    return losses[name]
 
 
 @dataclass
