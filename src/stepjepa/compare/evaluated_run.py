@@ -184,15 +184,13 @@ def _inner(outer: Fields, name: str) -> Fields:
 
 def _summary_file(folder: Path, evaluation: str | None) -> Path:
     names = sorted(file.name.removesuffix(SUMMARY) for file in folder.glob(f"*{SUMMARY}"))
-    there = ", ".join(names) or "none"
-    if evaluation is None and len(names) > 1:
-        raise UserError(f"holds several evaluations ({there}); leave one in it, or name one to compare", path=folder)
-    wanted = evaluation or (names or [""])[0]
-    wanted = wanted.removesuffix(SUMMARY).removesuffix(".jsonl")
-    if wanted not in names:
-        which = f" '{wanted}' (there is {there})" if wanted else ""
-        raise UserError(f"holds no finished evaluation{which}; evaluate with an --output_file in it", path=folder)
-    return folder / f"{wanted}{SUMMARY}"
+    found = [name for name in names if evaluation in (None, name, f"{name}.jsonl", f"{name}{SUMMARY}")]
+    if len(found) != 1:
+        which = "" if evaluation is None else f" {shown(evaluation)}"
+        told = "several evaluations" if found else f"no finished evaluation{which}"
+        remedy = "name one, or evaluate with an --output_file in the folder"
+        raise UserError(f"holds {told} (there is {', '.join(names) or 'none'}); {remedy}", path=folder)
+    return folder / f"{found[0]}{SUMMARY}"
 
 
 def _settings(run: Fields) -> dict[str, Any]:

@@ -72,11 +72,9 @@ def interval(low: float | None, high: float | None, how: str = ".1f") -> str:
 
 
 def report(folders: Sequence[str | os.PathLike[str]], names: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """One row for each run folder, in the order given.
+    """One row for each run folder: values by the heads of columns, and the 95 % interval of the accuracy over examples.
 
-    Values by the heads of the columns, None where it was not measured, and ``low`` and ``high``, the 95 % interval of
-    the accuracy over examples. ``score`` names the headline and, in brackets, the lenient score. Shares are between 0
-    and 1. ``UserError`` if the runs were evaluated on different files or in different ways.
+    ``UserError`` if the runs were evaluated on different files or in different ways.
     """
     runs = [read_evaluated_run(folder) for folder in folders]
     refuse_different(runs, _SAME_QUESTIONS)
