@@ -60,11 +60,7 @@ class RunFolder:
 
 
 def find_run_folders(folders: Sequence[str | os.PathLike[str]]) -> list[RunFolder]:
-    """The run folders that are meant: the folder of a sweep stands for its finished trials.
-
-    Raises:
-        UserError: a folder is named twice, or is a sweep without a finished trial.
-    """
+    """The run folders that are meant: the folder of a sweep stands for its finished trials, of which one is needed."""
     found: dict[Path, RunFolder] = {}
     for folder in map(Path, folders):
         is_sweep = (folder / SWEEP_FILE).is_file() and not (folder / RUN_FILE).is_file()
@@ -131,11 +127,7 @@ class EvaluatedRun:
 
 
 def read_evaluated_run(folder: str | os.PathLike[str], evaluation: str | None = None) -> EvaluatedRun:
-    """Read a finished run and the evaluation ``NAME.jsonl`` in it, which must be named only where there are several.
-
-    Raises:
-        UserError: no run folder, an unfinished run, no such evaluation, one of another model, or a damaged file.
-    """
+    """Read a finished run and the evaluation ``NAME.jsonl`` in it, which must be named only where there are several."""
     path = Path(folder)
     run = Fields(read_run(path), path / RUN_FILE, _TRAIN_AGAIN)
     if (status := run.text("status")) != "finished":
