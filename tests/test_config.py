@@ -38,7 +38,7 @@ def test_layouts_of_a_mode(mode: Any, name: str) -> None:
     [
         ({"mode": "jepa"}, "mode: expected one of regular, llm-jepa, step-jepa, got 'jepa'"),
         ({"layout": "side"}, "layout 'side' does not exist for mode llm-jepa; choose separate or branched"),
-        ({"predictors": -1}, "predictors: expected 0 to 1000, got -1"),
+        ({"predictors": -1}, "predictors: expected 0 or more, got -1"),
         ({"last_token": 0}, "last_token: expected a negative number"),
         ({"lbd": float("nan")}, "lbd: expected 0 or more, got nan"),
         ({"jepa_ratio": 1.1}, "jepa_ratio: expected a share between 0 and 1"),

@@ -154,10 +154,6 @@ def _refuse_views(args: argparse.Namespace, losses: list[str]) -> None:
         vars(args).update({name: DEFAULTS[name] for name in idle})
 
 
-OURS = ("do_train", "do_eval", "do_predict", "remove_unused_columns", "label_names")
-"""Fields of TrainingArguments that are refused as flags, since they have no effect with this trainer."""
-
-
 def arguments_of_file(parser: Parser, path: str, given: Sequence[str]) -> list[str]:
     """Read a YAML file of flags as arguments, without those that the command line ``given`` has, too."""
     file = existing_file(path, "configuration file")
@@ -193,7 +189,7 @@ def training_parser() -> Any:
 
 def training_fields() -> list[str]:
     """The fields of ``transformers.TrainingArguments`` that are flags."""
-    return [name for name in dict.fromkeys(each.dest for each in training_parser()._actions) if name not in OURS]
+    return [*dict.fromkeys(each.dest for each in training_parser()._actions)]
 
 
 @cache
@@ -202,8 +198,6 @@ def _named_fields_parser() -> Any:
     inner = training_parser()
     for action in inner._actions:
         action.default, action.type = argparse.SUPPRESS, READERS.get(action.type, action.type)
-        # transformers' own parser takes only one name of --report_to.
-        action.nargs = "+" if action.dest == "report_to" else action.nargs
     return inner
 
 
@@ -217,10 +211,7 @@ def named_training_fields(parser: Parser, rest: Sequence[str]) -> dict[str, Any]
     if unknown:
         parser.refuse(unknown, [f"--{name}" for name in training_fields()])
     named = vars(known)
-    if len(named.get("report_to", ())) == 1:
-        named["report_to"] = named["report_to"][0]
-    for name in {"hub_token", *OURS} & {*named}:
-        # Every user of the machine can read a token in a command line, and the run folder keeps it.
-        instead = "set HF_TOKEN in the environment" if name == "hub_token" else "it has no effect here"
-        parser.error(f"--{name}: {instead}; leave it out")
+    if "hub_token" in named:
+        # Every user of the machine can read a command line, and the run folder keeps it.
+        parser.error("--hub_token: set HF_TOKEN in the environment; leave it out")
     return named

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib.metadata
 import os
 import re
@@ -62,9 +61,7 @@ def _introduce(name: str) -> int:
     elif name in ("-h", "--help", "help"):
         print(OVERVIEW)
     else:
-        near = difflib.get_close_matches(name, [*COMMANDS, "--help", "--version"], n=1)
-        hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(COMMANDS)}"
-        raise UserError(f"unknown command '{name}'; {hint}")
+        raise UserError(f"unknown command '{name}'; choose one of {', '.join(COMMANDS)}")
     return 0
 
 
@@ -74,6 +71,7 @@ def _run(name: str, arguments: list[str]) -> int:
     # Hide the libraries' warnings about each other, unless Python was started with options for warnings.
     if not sys.warnoptions:
         warnings.filterwarnings("ignore", category=FutureWarning)
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # a picture has a box instead
     args = parse(name, arguments)
     with lines_to_stderr(getattr(args, "json", False)):
         found = load(name).run(args)

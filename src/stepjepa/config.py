@@ -31,9 +31,6 @@ PredictorHead = Literal["none", "linear", "mlp"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 """Dtypes of the weights; ``auto`` is the dtype of the checkpoint."""
 
-MOST_PREDICTORS = 1000
-"""Limit of predictor tokens: each takes a row of the embedding matrix and a position in every source."""
-
 DEFAULT_PREDICTORS = {"regular": 0, "llm-jepa": 1, "step-jepa": 2}
 
 Affects = Literal["sequences", "encoding", "objective"]
@@ -68,7 +65,7 @@ class JepaConfig:
     predictors: int | None = _views(
         None,
         "predictor tokens (1 for LLM-JEPA, 2 for Step-JEPA); 0 is allowed",
-        allowed=(lambda value: 0 <= value <= MOST_PREDICTORS, f"0 to {MOST_PREDICTORS}"),
+        allowed=FROM_ZERO,
     )
     pairs: Literal["first", "all"] = _views("first", "the first pair of each record, or all consecutive ones")
     front_pred: bool = _views(False, "predictor tokens before the source view, which is read at its last token")
@@ -97,8 +94,6 @@ class JepaConfig:
     encoding: Encoding = _rows(
         "auto",
         "tree: rows in which a common beginning stands once; rows: a plain row a sequence; auto tries the model out",
-        # The old name.
-        parse=lambda text: {"forest": "tree"}.get(text, text),
     )
     row_length: int | None = _rows(
         None, "most tokens of a row of trees (by device and attention); one for a longer sequence", allowed=FROM_TWO
@@ -146,9 +141,8 @@ class JepaConfig:
     )
 
     def __post_init__(self) -> None:
-        if str(self.encoding) == "forest":
-            # The old name.
-            self.encoding = "tree"
+        # The old name, in folders of the first edition.
+        self.encoding = "tree" if str(self.encoding) == "forest" else self.encoding
         if fault := wrong_value(self):
             raise ValueError(fault)
         if self.layout is not None and ":" in self.layout:

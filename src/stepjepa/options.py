@@ -17,8 +17,6 @@ from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin,
 
 from stepjepa.errors import UserError, shown
 
-TRUE, FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
-
 Range = tuple[Callable[[Any], bool], str]
 """A test whether a value is allowed, and its description for messages. Every test is false for NaN."""
 
@@ -107,23 +105,16 @@ def _reader(expected: str, convert: Callable[[str], Any]) -> Callable[[str], Any
     return read
 
 
-def _whole(text: str) -> int:
-    # Up to 18 digits, so that it fits into 64 bits; ``1_000`` is a typing error.
-    if not re.fullmatch(r"[+-]?[0-9]{1,18}", text.strip()):
-        raise ValueError
-    return int(text)
-
-
 def _number(text: str) -> float:
-    if "_" in text or math.isnan(float(text)):
+    if math.isnan(value := float(text)):
         raise ValueError
-    return float(text)
+    return value
 
 
-_SWITCH = {word: value for words, value in ((TRUE, True), (FALSE, False)) for word in words}
+_SWITCH = {**dict.fromkeys(("true", "1", "yes", "on"), True), **dict.fromkeys(("false", "0", "no", "off"), False)}
 
 READERS: Mapping[Any, Callable[[str], Any]] = {
-    int: _reader("a whole number", _whole),
+    int: _reader("a whole number", int),
     float: _reader("a number", _number),
     bool: _reader("true or false", lambda text: _SWITCH[text.lower()]),
 }
@@ -196,18 +187,18 @@ def without_flags(arguments: Sequence[str], names: Iterable[str]) -> list[str]:
 class Parser(argparse.ArgumentParser):
     """A parser of dataclass options with a short help, which raises ``UserError`` where a command line is wrong.
 
-    Args:
+    Attributes:
         common: names of the options that ``--help`` shows, in short form; with none it shows all, in full.
-        more_help: returns text for the end of ``--help_all`` of this parser.
+        more_help: returns text for the end of ``--help_all``.
         takes_others: return unknown flags and don't ask for missing ones; otherwise both are errors.
+        required: names of the flags without a default.
     """
 
-    def __init__(
-        self, *, common: Collection[str] = (), more_help: Any = None, takes_others: bool = False, **more: Any
-    ) -> None:
+    def __init__(self, *, common: Collection[str] = (), **more: Any) -> None:
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **more)
-        self.common, self.more_help, self.takes_others = common, more_help, takes_others
-        self.required: list[str] = []
+        self.common, self.required = common, list[str]()
+        self.more_help: Callable[[Parser], str] = lambda _: ""
+        self.takes_others = False
         self.add_argument("--offline", action="store_true", help="use the libraries' offline mode: ask no hub")
         if common:
             self.add_argument("--help_all", action="help", help="show every flag")
@@ -245,8 +236,6 @@ class Parser(argparse.ArgumentParser):
         name = unknown[0].partition("=")[0]
         near = difflib.get_close_matches(name, [*self._option_string_actions, *known], n=1)
         remedy = f"did you mean {near[0]}?" if near else f"{self.prog} --help{'_all' if self.common else ''} names all"
-        if not name.startswith("-"):
-            remedy = "it belongs to no flag: leave it out, or put a text with blanks into quotes"
         self.error(f"unknown argument {shown(unknown[0])}; {remedy}")
 
     def error(self, message: str) -> NoReturn:

@@ -63,11 +63,7 @@ class EvaluationFlags:
 
 
 def follow_training_flags(args: argparse.Namespace) -> None:
-    """Translate published training flags into ours, in place.
-
-    Raises:
-        UserError: a flag has no counterpart here, or contradicts another one.
-    """
+    """Translate published training flags into ours, in place; ``UserError`` for a contradiction."""
     if args.linear_predictor:
         raise UserError("--linear_predictor: Semantic Tube Prediction has no predictor layer here; leave it out")
     if args.linear is not None:
@@ -97,9 +93,6 @@ def follow_training_flags(args: argparse.Namespace) -> None:
 
 
 def follow_evaluation_flags(args: argparse.Namespace) -> None:
-    """Print a note for published evaluation flags; ``UserError`` for a ``--device_map`` other than auto or cuda."""
-    if args.device_map is not None and args.device_map.split(":")[0] not in ("auto", "cuda"):
-        told = "expected auto or cuda; for the CPU set CUDA_VISIBLE_DEVICES to nothing"
-        raise UserError(f"--device_map {args.device_map}: {told}")
+    """Print a note for published evaluation flags."""
     if idle := [f"--{each.name}" for each in options_of(EvaluationFlags) if getattr(args, each.name)]:
         note(f"{', '.join(idle)}: no effect here; see docs/published.md")

@@ -90,7 +90,7 @@ WRONG: list[tuple[list[str], str]] = [
     (["--seeds", "1", "1"], "seeds: expected different whole numbers"),
     (["--only", "step_jepa"], "is called 'step_jepa'; there are regular, step-jepa_lbd0.5"),
     (["--config", "no.yaml"], "no such grid"),
-    (["--slurm", "time=5"], "--slurm does nothing on this machine; add --engine slurm"),
+    (["--slurm", "time=5"], "--slurm does nothing without --engine slurm; add it"),
 ]
 
 

@@ -33,8 +33,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("needs the package shtab; run: pip install shtab") from None
     from stepjepa.arguments import training_fields
 
-    parser = argparse.ArgumentParser(prog="stepjepa", description="Train language models with JEPA objectives.")
-    parser.add_argument("--version", action="store_true", help="print the version")
+    parser = argparse.ArgumentParser(prog="stepjepa")
     commands = parser.add_subparsers(dest="command")
     for name, summary in COMMANDS.items():
         commands.add_parser(name, help=summary, parents=[make_parser(name)], add_help=False)
@@ -42,8 +41,8 @@ def run(args: argparse.Namespace) -> int:
         known = commands.choices[name]
         for field in sorted({f"--{field}" for field in training_fields()} - {*known._option_string_actions}):
             known.add_argument(field, help="of transformers.TrainingArguments")
-    complete = dict.fromkeys(("FILE", "FILE.html"), shtab.FILE)
-    complete |= dict.fromkeys(("DIR", "FOLDER", "PATH", "RUN"), shtab.DIRECTORY)
+    folders = dict.fromkeys(("DIR", "PATH", "RUN"), shtab.DIRECTORY)
+    complete = {"FILE": shtab.FILE, "FILE.html": shtab.FILE, **folders}
     waiting = [parser]
     while waiting:
         for action in waiting.pop()._actions:

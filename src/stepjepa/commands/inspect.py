@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from stepjepa.arguments import JsonFlags, ModelFlags, add_training_data, jepa_config
 from stepjepa.chat.tokens import add_plain_tokens, add_predictor_tokens
 from stepjepa.commands import Command
-from stepjepa.data.records import Record, bad_records, parse_record, tell_bad_records
+from stepjepa.data.records import BadRecords, Record, parse_record
 from stepjepa.data.sources import read_records
 from stepjepa.errors import UserError, visible
 from stepjepa.files import refuse_existing
@@ -32,9 +33,9 @@ class ShowFlags:
 
 def _records(args: argparse.Namespace) -> list[Record]:
     """The records of ``--train_file``."""
-    bad = bad_records(args.bad_records)
+    bad = BadRecords(args.bad_records)
     records = read_records(args.train_file, bad=bad, columns=args.columns)
-    tell_bad_records(bad)
+    bad.tell()
     return records
 
 
@@ -42,18 +43,20 @@ def _loading(args: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(args, name) for name in ("chat_template", "trust_remote_code", "gguf_file")}
 
 
+def _texts(records: Sequence[Record]) -> Iterator[str]:
+    return (message["content"] for record in records for message in record.messages)
+
+
 def inspect(args: argparse.Namespace) -> dict[str, Any]:
     """Show some records."""
-
-    from stepjepa.inspection.record import inspect_records, title
+    from stepjepa.inspection.record import as_text, inspect_records, title
 
     config = jepa_config(args)
     if args.png is not None:
         refuse_existing(args.png, args.overwrite)
     records = _records(args)
     if args.model_name.startswith(PREFIX):
-        texts = (message["content"] for record in records for message in record.messages)
-        tokenizer = preset_tokenizer(args.model_name, texts, args.chat_template)
+        tokenizer = preset_tokenizer(args.model_name, _texts(records), args.chat_template)
     else:
         from stepjepa.models.loading import load_tokenizer
 
@@ -61,9 +64,6 @@ def inspect(args: argparse.Namespace) -> dict[str, Any]:
     if config.plain:
         add_plain_tokens(tokenizer)
     add_predictor_tokens(tokenizer, config.predictors or 0)
-
-    from stepjepa.inspection.record import as_text
-
     inspection = inspect_records(records, args.index, tokenizer, config, args.records)
     if not args.json:
         print(as_text(inspection))
@@ -126,14 +126,9 @@ def verify(args: argparse.Namespace) -> dict[str, Any]:
     count = min(len(records), args.max_records)
     looked_at = [records[place * len(records) // count] for place in range(count)]
     print(f"{count:,} of {len(records):,} records looked at, spread over all (--max_records)")
-    model, tokenizer = load_model(
-        name,
-        texts=(message["content"] for record in records for message in record.messages),
-        predictors=(config.predictors or 0) if config.uses_views else 0,
-        seed=args.finetune_seed,
-        plain=config.plain,
-        **_loading(args),
-    )
+    predictors = (config.predictors or 0) if config.uses_views else 0
+    how = {"predictors": predictors, "seed": args.finetune_seed, "plain": config.plain, **_loading(args)}
+    model, tokenizer = load_model(name, texts=_texts(records), **how)
     try:
         settings, trained = LoraSettings(args.lora_rank), adapter_ids(tokenizer, plain=config.plain)
         lora = (lambda base: add_lora(base, settings, trained)) if args.lora else None

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stepjepa.commands import Command
-from stepjepa.data.records import ASSISTANT, MOST_NAMES, USER, bad_records, tell_bad_records, to_messages
+from stepjepa.data.records import ASSISTANT, MOST_NAMES, USER, BadRecords, to_messages
 from stepjepa.data.sources import FORMATS, read_rows
 from stepjepa.errors import UserError
 from stepjepa.files import atomic_write, existing_file, refuse_existing
 from stepjepa.options import FROM_ONE, Parser, from_args, load, option, refuse_both
 from stepjepa.preparing.conversion import CONVERSIONS, StepOptions, convert_response, convert_rows
 from stepjepa.tasks import nl_rx, stepmath
+from stepjepa.tasks.raw_values import chat_record
 
 
 @dataclass(kw_only=True)
@@ -67,7 +68,7 @@ def _run_rows(args: argparse.Namespace) -> int:
     if (args.input_file is None) == (args.dataset is None):
         raise UserError("name the source with either --input_file or --dataset")
     make, expected = _maker(args)
-    name, bad = args.dataset or existing_file(args.input_file, "raw file"), bad_records(args.bad_records)
+    name, bad = args.dataset or existing_file(args.input_file, "raw file"), BadRecords(args.bad_records)
     rows = read_rows(str(name), split=args.split, subset=args.subset, bad=bad)
     target = refuse_existing(args.output_file, args.overwrite)
     if target.exists() and Path(name).exists() and target.samefile(name):
@@ -75,19 +76,22 @@ def _run_rows(args: argparse.Namespace) -> int:
     records, counts = make(rows, path=str(name), limit=args.max_examples, bad=bad)
     reasons = counts.dropped.most_common()
     if not records:
-        told = [f"{reason}: {count}" for reason, count in reasons] + ([bad.describe()] if bad and bad.count else [])
+        told = [f"{reason}: {count}" for reason, count in reasons] + ([bad.describe()] if bad.count else [])
         hint = f"; expected {expected}, got {', '.join(counts.columns[:MOST_NAMES])}" if counts.columns else ""
         raise UserError(f"no record could be kept ({'; '.join(told) or 'it is empty'}){hint}", path=name)
-    tell_bad_records(bad)
+    bad.tell()
     shown = [("read", counts.read), ("kept", len(records)), ("dropped", counts.dropped.total())]
     shown += [(f"  {reason}", count) for reason, count in reasons]
-    shown += [("bad, left out", bad.count)] if bad and bad.count else []
-    return _write_files({target: records}, shown)
+    shown += [("bad, left out", bad.count)] if bad.count else []
+    width = max(len(name) for name, _ in shown)
+    for name, value in shown:
+        print(f"{name:<{width}}  {value:>7}")
+    return _write_files({target: records})
 
 
 def _maker(args: argparse.Namespace) -> tuple[Callable[..., Any], str]:
     """The function that makes records of rows, and the fields that it expects."""
-    kind = args.preparation.replace("_", "-")
+    kind = args.preparation
     if kind == "chat":
         refuse_both(args, ("system", "system_prompt"))
         columns = args.columns and tuple(args.columns)
@@ -97,8 +101,7 @@ def _maker(args: argparse.Namespace) -> tuple[Callable[..., Any], str]:
 
         return partial(convert_rows, convert=chat), "--columns"
     if kind == "steps":
-        kind_of_code = "function, such as my_splitter:split"
-        own = {} if args.custom is None else {"splitter": load("--custom", args.custom, kind_of_code)}
+        own = {} if args.custom is None else {"splitter": load("--custom", args.custom, "function")}
         options = from_args(StepOptions, args, **own)
         expected = "--question_field and --response_field, steps divided by blank lines, or --custom"
         return partial(convert_rows, convert=partial(convert_response, options=options)), expected
@@ -109,18 +112,13 @@ def _maker(args: argparse.Namespace) -> tuple[Callable[..., Any], str]:
     return partial(convert_rows, convert=convert), CONVERSIONS[kind].rows
 
 
-def _write_files(files: Mapping[Path, Sequence[Mapping[str, Any]]], rows: Sequence[tuple[str, object]] = ()) -> int:
-    """Write JSON Lines files that belong together: none gets its final name before all are written. Print counts."""
+def _write_files(files: Mapping[Path, Sequence[Mapping[str, Any]]]) -> int:
+    """Write JSON Lines files that belong together: none gets its final name before all are written."""
     with ExitStack() as stack:
         for target, records in files.items():
             stream = stack.enter_context(atomic_write(target))
             stream.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
             stream.flush()  # a full disk raises here, before any file has its final name
-    steps = [record["total_steps"] for records in files.values() for record in records if "total_steps" in record]
-    shown = [*rows, *([("steps per record", f"{sum(steps) / len(steps):.2f}")] if steps else [])]
-    width = max((len(name) for name, _ in shown), default=0)
-    for name, value in shown:
-        print(f"{name:<{width}}  {value:>7}")
     for target, records in files.items():
         print(f"written: {target} ({len(records)} records)")
     return 0
@@ -176,7 +174,7 @@ def _run_nl_rx(args: argparse.Namespace) -> int:
     if len({target.resolve() for target in targets}) < len(targets):
         raise UserError("is both --output_file and --test_file; name another", path=targets[0])
     parts = _generate(nl_rx.generate_split, args.size, args.test_size or 0, args.seed)
-    records = ([nl_rx.make_record(*pair) for pair in part] for part in parts)
+    records = ([chat_record(nl_rx.NlRxTask.system_prompt, *pair) for pair in part] for part in parts)
     return _write_files(dict(zip(targets, records, strict=False)))
 
 
@@ -204,16 +202,9 @@ def add_kinds(parser: Parser) -> None:
     """Add a sub-command for each of :data:`KINDS`."""
     kinds = parser.add_subparsers(dest="preparation", required=True, metavar="KIND", title="kinds")
     for name, (summary, flags, _) in KINDS.items():
-        # Accept underscores too: the names of data sets are spelt both ways.
-        other = [name.replace("-", "_")] if "-" in name else []
-        inner = kinds.add_parser(name, aliases=other, help=summary.partition(";")[0], description=summary)
+        inner = kinds.add_parser(name, help=summary.partition(";")[0], description=summary)
         for settings, group in flags:
             inner.add(settings, group)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run the preparation that was chosen."""
-    return KINDS[args.preparation.replace("_", "-")][2](args)
-
-
-PREPARE = Command(run, add=add_kinds)
+PREPARE = Command(lambda args: KINDS[args.preparation][2](args), add=add_kinds)

@@ -7,7 +7,6 @@ import contextlib
 import io
 import shlex
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,12 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from stepjepa.arguments import ShortFlags
 from stepjepa.commands import Command, parse
 from stepjepa.config import JepaConfig
-from stepjepa.errors import UserError
 from stepjepa.files import existing_file
-from stepjepa.options import FROM_ONE, option, options_of
+from stepjepa.options import FROM_ONE, option, options_of, refuse_without_effect
 
 if TYPE_CHECKING:
-    from stepjepa.compare.grid import Trial
     from stepjepa.compare.sweep import Engine, Outcome, SweepFolder
 
 EPILOG = """\
@@ -49,7 +46,9 @@ class SweepFlags:
     only: str | None = option(None, "arms, combinations, trials or seeds: 'regular,82' is one", metavar="NAME,...")
     dry_run: bool = option(False, "show what would be run, and write nothing")
     engine: Literal["local", "slurm"] = option("local", "this machine, or jobs of a cluster")
-    slurm: list[str] | None = option(None, "what a job gets, by names of submitit or sbatch", metavar="KEY=VALUE")
+    slurm: list[str] | None = option(
+        None, "what a job gets, by names of submitit or sbatch", metavar="KEY=VALUE", only_with="engine slurm"
+    )
 
 
 def _train_settings(arguments: list[str]) -> dict[str, Any]:
@@ -76,14 +75,11 @@ def run(args: argparse.Namespace) -> int:
     from stepjepa.compare.grid import KEYS, expand, read_grid, select
     from stepjepa.compare.sweep import SweepFolder, sweep
 
-    if args.slurm and args.engine != "slurm":
-        raise UserError("--slurm does nothing on this machine; add --engine slurm or leave it out")
+    refuse_without_effect(vars(args), SweepFlags)
     grid = read_grid(args.config, args.seeds)
     trials = expand(grid, _train_settings, _evaluate_settings)
     chosen = select(trials, args.only)
     path = Path(args.output_dir)
-    if path.exists() and not path.is_dir():
-        raise UserError("is a file; --output_dir needs a folder", path=path)
     folder = SweepFolder(path, trials, {name: getattr(grid, name) for name in KEYS})
     states = folder.states(chosen)
     engine, where = _engine(args, folder)
@@ -115,18 +111,13 @@ def _engine(args: argparse.Namespace, folder: SweepFolder) -> tuple[Engine, str]
     return Local(jobs, gpus), f"{jobs} ({f'{len(gpus)} GPUs' if gpus else 'no GPU'})"
 
 
-def table(folder: SweepFolder, trials: Sequence[Trial]) -> str:
-    """Finished trials as ``stepjepa report`` shows them, under their names."""
-    from stepjepa.compare.tables import report, report_text
-
-    return report_text(report([folder.run_folder(trial) for trial in trials], [trial.name for trial in trials]))
-
-
 def _conclude(folder: SweepFolder, outcome: Outcome, count: int) -> int:
     """Print the table, the failures and the next command; return the exit code."""
+    from stepjepa.compare.tables import report, report_text
 
-    if outcome.finished:
-        print(f"\n{table(folder, outcome.finished)}")
+    if trials := outcome.finished:
+        table = report([folder.run_folder(trial) for trial in trials], [trial.name for trial in trials])
+        print(f"\n{report_text(table)}")
     for name, reason in outcome.failed.items():
         print(f"failed: {name}: {reason}")
     if outcome.failed:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stepjepa.arguments import (
-    OURS,
     ModelFlags,
     add_training_data,
     arguments_of_file,
@@ -66,7 +65,6 @@ class TrainedModel(ModelFlags):
     """Which model, and which of its weights are trained."""
 
     dtype: Dtype = option("float32", "dtype of the weights")
-    allow_missing_weights: bool = option(False, "initialise weights that the model's files lack at random")
     pretrain: bool = option(False, "start from random weights; with configuration and tokenizer of --model_name")
     attn_implementation: str | None = option(None, "as in transformers: sdpa, eager ...", metavar="NAME")
     lora: bool = option(False, "train an adapter and the predictor rows; instead of all weights")
@@ -80,6 +78,7 @@ class TrainedModel(ModelFlags):
     load_in_8bit: bool = _lora(False, "frozen weights in 8 bits, through bitsandbytes")
 
 
+_held_out = partial(option, only_with="eval_file or data_file")
 _answers = partial(option, only_with="eval_generate")
 
 
@@ -87,7 +86,7 @@ _answers = partial(option, only_with="eval_generate")
 class AnswerFlags:
     """Answers to held-out records during training."""
 
-    eval_generate: int | None = option(
+    eval_generate: int | None = _held_out(
         None, "answer and score N held-out records at every evaluation", names=("max_eval_samples",), allowed=FROM_ONE
     )
     eval_task: str = _answers("auto", "as --task of 'stepjepa evaluate'", metavar="NAME")
@@ -105,7 +104,7 @@ class RunFlags:
     grad_accum: int = option(4, "micro-batches a step", names=("gradient_accumulation_steps",), allowed=FROM_ONE)
     learning_rate: float = option(2e-5, "peak learning rate", metavar="LR")
     num_epochs: float = option(3.0, "passes over the data", names=("num_train_epochs",), metavar="N")
-    eval_steps: int | None = option(None, "evaluate every N steps (once an epoch)", names=("eval_accuracy_steps",))
+    eval_steps: int | None = _held_out(None, "evaluate every N steps (once an epoch)", names=("eval_accuracy_steps",))
     finetune_seed: int = option(42, "random seed", names=("seed",), allowed=SEED)
     track_flop: bool = option(False, "measure the FLOPs of the first 10 steps; print them beside the derived ones")
     same_flop: bool = option(False, "stop once the FLOPs of --regular for --num_epochs are spent")
@@ -128,14 +127,15 @@ def add_flags(parser: Parser) -> None:
     parser.add(RunFlags, "run")
     parser.add(TrainingFlags, "of the published scripts (docs/published.md)")
     parser.required += ["train_file", "model_name", "output_dir"]
+    parser.more_help = more_help
 
 
 def more_help(ours: Parser) -> str:
     """Help on the flags of TrainingArguments that are not ours, for ``--help_all``."""
     inner = training_parser()
-    left_out = {*ours._option_string_actions, *(f"--{name}" for name in OURS)}
     for group in inner._action_groups:
-        group._group_actions = [each for each in group._group_actions if not left_out & {*each.option_strings}]
+        known = ours._option_string_actions
+        group._group_actions = [each for each in group._group_actions if not known.keys() & {*each.option_strings}]
     return "\ntransformers.TrainingArguments:\n" + inner.format_help().partition("options:")[2]
 
 
@@ -167,8 +167,6 @@ def check(args: argparse.Namespace) -> JepaConfig:
         raise UserError("name the data with one of --train_file, --data_file and --dataset")
     refuse_both(args, ("data_file", "eval_file"), ("no_cache", "cache_dir"), ("plain", "chat_template"))
     refuse_both(args, ("load_in_4bit", "load_in_8bit"), ("gguf_file", "load_in_4bit"), ("gguf_file", "load_in_8bit"))
-    if args.eval_generate is not None and args.eval_file is None and args.data_file is None:
-        raise UserError("--eval_generate needs held-out records; add --eval_file or --data_file")
     untrained = args.pretrain or args.model_name.startswith("preset:")
     for name in ("lora", "gguf_file"):
         if untrained and getattr(args, name):
@@ -211,7 +209,6 @@ TRAIN = Command(
     common="train_file eval_file max_length model_name dtype lora regular step_jepa layout predictors lbd "
     "jepa_loss_type jepa_ratio eval_generate output_dir batch_size grad_accum learning_rate num_epochs "
     "eval_steps finetune_seed resume_from_checkpoint dry_run config",
-    more_help=more_help,
     epilog="""\
 example: stepjepa train --train_file train.jsonl --model_name preset:tiny \\
   --step_jepa --lbd 0.1 --output_dir runs/a
@@ -249,9 +246,6 @@ def add_estimate_flags(parser: Parser) -> None:
 
 def estimate(args: argparse.Namespace) -> dict[str, Any]:
     """Print what ``train --dry_run`` does, and time and memory on other devices."""
-    for name, reason in (("dry_run", True), ("resume_from_checkpoint", True), ("records", args.data_file)):
-        if getattr(args, name) and reason:
-            raise UserError(f"--{name} has no effect on this estimate; leave it out")
     from stepjepa.training.dry_run import GIB, dry_run
     from stepjepa.training.record import read_data
 
@@ -263,16 +257,16 @@ def estimate(args: argparse.Namespace) -> dict[str, Any]:
     assert found is not None
     flops, found["time"], found["device"] = found["flops"]["step"], None, None
     if peak is None or flops is None:
-        print("time       not estimated: name a --device, or its --peak_tflops")
+        print("time: not estimated; name a --device, or its --peak_tflops")
     else:
         step = flops / (peak * args.mfu * found["processes"])
         run = step * found["steps"]
         found["time"] = {"step_seconds": step, "run_seconds": run, "mfu": args.mfu, "peak": peak}
-        print(f"time       {step:.3g} s a step, {run / 3600:.3g} h in all, at an MFU of {args.mfu}")
+        print(f"time: {step:.3g} s a step, {run / 3600:.3g} h in all, at an MFU of {args.mfu}")
     if memory is not None:
         fits = found["memory"]["peak"] <= memory
         found["device"] = {"bytes": memory, "fits": fits}
-        print(f"device     {memory / GIB:.1f} GiB: the memory above {'fits' if fits else 'does NOT fit'}")
+        print(f"device: {memory / GIB:.1f} GiB: the memory above {'fits' if fits else 'does NOT fit'}")
     return found
 
 
@@ -283,7 +277,6 @@ ESTIMATE = Command(
     parse=parse,
     common="train_file max_length model_name dtype lora regular step_jepa layout predictors jepa_loss_type "
     "jepa_ratio batch_size grad_accum num_epochs config gpus device peak_tflops mfu memory_gib records",
-    more_help=more_help,
     epilog="""\
 Takes all flags of 'stepjepa train', and first prints the same as its --dry_run.
 The time is FLOPs / (processes x peak x MFU), without communication.""",

@@ -12,7 +12,7 @@ from typing import Any
 from tqdm import tqdm
 
 from stepjepa.data.prompts import share_trained_on, training_system_prompt, with_system_prompt
-from stepjepa.data.records import Record, bad_records
+from stepjepa.data.records import BadRecords, Record
 from stepjepa.data.sources import read_records
 from stepjepa.errors import UserError, naming_batch_size
 from stepjepa.evaluation.answering import Batcher, Question, judge
@@ -55,17 +55,17 @@ class Evaluation:
 
     Attributes:
         records: the records by position in the test file, with the system prompt that the model is shown.
-        bad: the skipped lines of the test file; None if a bad line is an error.
+        bad: the skipped lines of the test file.
         system_prompt: the system prompt of training, which replaces that of the test file; None if it does not.
     """
 
     def __init__(self, settings: EvaluationSettings) -> None:
         self.settings = settings
-        self.bad = bad_records(settings.bad_records)
+        self.bad = BadRecords(settings.bad_records)
         records = read_records(settings.test_file, bad=self.bad, columns=settings.columns)
         self.selection = Selection(settings, records[: settings.max_examples])
         self.task, self.records = self.selection.task, self.selection.records
-        if self.bad is not None and self.bad.count:
+        if self.bad.count:
             self.selection.left_out["bad record"] = self.bad.count
         self.system_prompt = None
         if not (settings.use_test_prompts or settings.plain):

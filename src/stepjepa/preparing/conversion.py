@@ -47,8 +47,7 @@ def convert_rows(
 ) -> tuple[list[dict[str, Any]], Counts]:
     """Convert at most ``limit`` rows of the file ``path`` to records, dropping those that are unusable.
 
-    Several records of one row get its line number as the field ``group``. Invalid rows are collected by ``bad`` and
-    skipped; without it the first one raises a UserError.
+    Several records of one row get its line number as the field ``group``. Invalid rows are noted by ``bad``.
     """
     counts = Counts()
 
@@ -66,9 +65,7 @@ def convert_rows(
                 counts.dropped[str(reason)] += 1
             except UserError as error:
                 located = error if error.line is not None else UserError(str(error), path=path, line=line)
-                if bad is None:
-                    raise located from error
-                bad.note(located, line)
+                (bad or BadRecords()).note(located, line)
             else:
                 yield from records
 

@@ -130,16 +130,10 @@ class SpiderTask(Task):
         outcomes = self.run_within_limits(judge, [(*query, seconds, memory) for query in wanted], 2 * seconds + 5)
         verdicts = {}
         for query, outcome in zip(wanted, outcomes, strict=True):
-            if outcome.failure is None:
-                verdicts[query] = outcome.value
-                continue
+            # Where both were run the process was ended by the answer, most likely; it has no output in common with any.
             failure = f"{outcome.failure}: {outcome.message}"
-            verdicts[query] = Verdict(gold_failure=failure)
-            if query.sql is not None:
-                # Which of the two ended the process? The answer, where the true query works alone.
-                alone = query._replace(sql=None)
-                gold = self._judge([alone])[alone]
-                verdicts[query] = gold if gold.gold_failure else gold._replace(failure=failure)
+            ended = Verdict(gold_failure=failure) if query.sql is None else Verdict(failure=failure, output=failure)
+            verdicts[query] = ended if outcome.failure else outcome.value
         return verdicts
 
     def vote(self, scored: Scored, response: Response) -> str | None:
@@ -181,7 +175,7 @@ def first_statement(text: str) -> str:
     """The query that comes first, without what follows, which a model that does not stop says behind it.
 
     A text that does not begin as a query is taken from its first block of code on. The query ends at the first
-    semicolon, blank line, line with nothing but the name of a role of the chat, next question, or with the block.
+    semicolon, blank line, name of a role of the chat, next question, or with the block.
     """
     text = text.strip()
     if not _BEGINNING.match(text) and "```" in text:

@@ -1,4 +1,4 @@
-"""The records of a run, and what it tells of itself: ``run.json``, the first screen, the last lines, its plot."""
+"""The records of a run, and what it tells of itself: ``run.json``, the first screen, the last lines."""
 
 from __future__ import annotations
 
@@ -15,27 +15,23 @@ from typing import Any
 import torch
 
 from stepjepa.config import JepaConfig
-from stepjepa.data.records import Record, bad_records, tell_bad_records
+from stepjepa.data.records import BadRecords, Record
 from stepjepa.data.sources import mix, read_any, read_records
 from stepjepa.errors import UserError
 from stepjepa.evaluation.output import model_fingerprint
-from stepjepa.files import atomic_write, fingerprint, read_jsonl
+from stepjepa.files import fingerprint
 from stepjepa.models.architecture import base_model
 from stepjepa.models.weights import parameter_counts, quantized
 from stepjepa.options import without_flags
 from stepjepa.run_folder import METRICS_FILE, RUN_FILE, is_main_process, versions
-from stepjepa.terminal import PALETTE, duration
+from stepjepa.terminal import duration
 from stepjepa.training.plan import EqualCompute
 
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
 def read_data(args: argparse.Namespace) -> tuple[list[Record], list[Record], dict[str, Any]]:
-    """Training records, held-out records and what identifies their files.
-
-    Raises:
-        UserError: a file is missing or wrong, or ``--eval_split`` would leave a part empty.
-    """
+    """Training records, held-out records and what identifies their files."""
     if args.data_file is not None:
         records, about = _read(args, args.data_file)
         order = random.Random(args.split_seed).sample(range(len(records)), len(records))
@@ -57,11 +53,7 @@ def read_data(args: argparse.Namespace) -> tuple[list[Record], list[Record], dic
 
 
 def read_mixture(args: argparse.Namespace) -> tuple[list[Record], dict[str, Any]]:
-    """The records of ``--dataset``, and what identifies them.
-
-    Raises:
-        UserError: a data set is missing or wrong, or ``--dataset_weights`` do not fit.
-    """
+    """The records of ``--dataset``, and what identifies them."""
     parts, shares = zip(*(_read(args, source, read_any) for source in args.dataset), strict=True)
     taken = mix(list(parts), args.dataset_weights, args.split_seed)
     records = [record for part in taken for record in part]
@@ -74,13 +66,13 @@ def read_mixture(args: argparse.Namespace) -> tuple[list[Record], dict[str, Any]
 def _read(
     args: argparse.Namespace, source: str, read: Callable[..., list[Record]] = read_records
 ) -> tuple[list[Record], dict[str, Any]]:
-    bad = bad_records(args.bad_records)
+    bad = BadRecords(args.bad_records)
     records = read(source, bad=bad, columns=args.columns)
     if is_main_process():
-        tell_bad_records(bad)
+        bad.tell()
     about: dict[str, Any] = {"file": Path(source).name if Path(source).exists() else source, "records": len(records)}
     about |= {"sha256": fingerprint(source)} if read is read_records else {}
-    return records, about | ({"bad_records": bad.to_dict()} if bad is not None and bad.count else {})
+    return records, about | ({"bad_records": bad.to_dict()} if bad.count else {})
 
 
 def _tell_overlap(train_records: list[Record], eval_records: list[Record]) -> None:
@@ -224,7 +216,7 @@ def last_lines(folder: Path, record: Mapping[str, Any]) -> list[Row]:
     told = [f"{name} {value:.4f}" for name, value in losses if value is not None]
     steps = f"{results['steps']:,} step{'s' * (results['steps'] != 1)}"
     taken = f"{steps}, {results['tokens']:,.0f} tokens in {duration(results['train_seconds'])}"
-    files = f"the model, {RUN_FILE}, {METRICS_FILE}, {PLOT_FILE}"
+    files = f"the model, {RUN_FILE}, {METRICS_FILE}"
     return [("done", "; ".join([taken, *told])), ("run folder", f"{folder} ({files})")]
 
 
@@ -233,41 +225,3 @@ def finished_json(args: argparse.Namespace, record: Mapping[str, Any]) -> dict[s
     same = ("status", "model", "jepa", "encoding", "parameters", "counts", "eval_counts", "results")
     told = {name: record.get(name) for name in same}
     return {"run_folder": str(args.output_dir), **told, "next": next_command(args)}
-
-
-PLOT_FILE = "metrics.png"
-
-PANELS: dict[str, dict[str, str]] = {
-    "LM loss": {"lm_loss": "training", "eval_lm_loss": "held out"},
-    "alignment loss": {"jepa_loss": "training", "eval_jepa_loss": "held out"},
-    "cosine of pairs": {"matched_similarity": "matched", "shuffled_similarity": "shuffled"},
-    "effective rank": {"source_rank": "source", "target_rank": "target"},
-}
-"""What each panel of the plot shows: columns of ``metrics.jsonl`` with their labels."""
-
-
-def draw_metrics(folder: Path) -> None:
-    """Draw ``metrics.jsonl`` of a run folder as ``metrics.png``; panels without any value are left out."""
-    from matplotlib.figure import Figure
-
-    lines = [line for _, line in read_jsonl(folder / METRICS_FILE)]
-    curves = {
-        title: {
-            label: [(line["step"], line[name]) for line in lines if line.get(name) is not None]
-            for name, label in columns.items()
-        }
-        for title, columns in PANELS.items()
-    }
-    shown = {title: found for title, found in curves.items() if any(found.values())}
-    if not shown:
-        return
-    figure = Figure(figsize=(3.6 * len(shown), 3), layout="constrained")
-    for axes, (title, found) in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown.items(), strict=True):
-        for colour, (label, points) in zip(PALETTE, found.items(), strict=False):
-            if points:
-                axes.plot(*zip(*points, strict=True), ".-", color=colour, label=label, markersize=4)
-        axes.set(title=title, xlabel="step")
-        axes.grid(visible=True, color="#dddddd", linewidth=0.6)
-        axes.legend()
-    with atomic_write(folder / PLOT_FILE, "wb") as stream:
-        figure.savefig(stream, format="png", dpi=120)

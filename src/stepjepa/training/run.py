@@ -42,31 +42,19 @@ from stepjepa.training.callbacks import StopCallback
 from stepjepa.training.dry_run import dry_run
 from stepjepa.training.hub import upload, write_card
 from stepjepa.training.plan import EqualComputeCallback, equal_compute
-from stepjepa.training.record import describe_run, draw_metrics, first_screen, read_data
+from stepjepa.training.record import describe_run, first_screen, read_data
 from stepjepa.training.saving import way_back
 from stepjepa.training.settings import lora_settings, training_arguments
 from stepjepa.training.trainer import JepaTrainer
 
 logger = logging.getLogger(__name__)
 
-# Settings on which depends what the processes do together, and when.
-_TOGETHER = (
-    *("max_steps", "num_train_epochs", "learning_rate", "optim", "weight_decay", "max_grad_norm", "bf16", "fp16"),
-    *("save_strategy", "save_steps", "eval_strategy", "eval_steps", "logging_strategy", "logging_steps"),
-)
-
-# Parts of run.json that a resumed run must not change.
-_KEPT = ("model", "jepa", "lora", "loaded", "data", "order")
-
 
 def train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | None:
-    """Run ``stepjepa train``, of whose flags ``config`` is made.
+    """Run ``stepjepa train``, of whose flags ``config`` is made, and return what ``run.json`` says of the finished run.
 
-    Returns:
-        What ``run.json`` says of the finished run; after ``--dry_run`` the estimate, from the first process alone.
-
-    Raises:
-        UserError: whatever went wrong. Before the first step nothing stays written; later it says what is saved.
+    After ``--dry_run`` it is the estimate, from the first process alone. UserError for whatever went wrong: before the
+    first step nothing stays written, later it says what is saved.
     """
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(max(args.debug, 0), 2)]
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
@@ -115,14 +103,12 @@ def _train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | Non
     _refuse_disagreement(
         {
             "data": files,
-            "objectives": record["jepa"],
-            "settings": record["order"] | {name: record["training"].get(name) for name in _TOGETHER},
+            "arguments": record["arguments"],
             "checkpoints": checkpoint and Path(checkpoint).name,
         }
     )
     if args.resume_from_checkpoint is not None:
-        kept, training = {name: record[name] for name in _KEPT}, record["training"]
-        launches = run_folder.earlier_launches(folder, kept, training, allow_changes=args.allow_changes, say=_say)
+        launches = run_folder.earlier_launches(folder, record, allow_changes=args.allow_changes, say=_say)
         # Without a checkpoint it begins anew.
         record["launches"] = launches if checkpoint is not None else []
     before = run_folder.read_run(folder) if (folder / run_folder.RUN_FILE).is_file() else None
@@ -153,7 +139,6 @@ def _train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | Non
     }
     if is_main_process():
         write_card(folder, run=record)
-        draw_metrics(folder)
     # Last: a run that is marked as finished is not begun again, whatever is missing.
     write_run(folder, record)
     _leave_group()
@@ -187,7 +172,7 @@ def _build(
         seed=args.finetune_seed,
         plain=config.plain,
         quantization=None if kind is None else quantization_options(kind, compute, training.device),
-        **{name: getattr(args, name) for name in (*same, "allow_missing_weights", "gguf_file")},
+        **{name: getattr(args, name) for name in (*same, "gguf_file")},
     )
     cache: CacheDir = False if args.no_cache else args.cache_dir
     data, held_out = prepare(train_records, tokenizer, config, cache_dir=cache, say=_say), None
