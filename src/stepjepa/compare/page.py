@@ -46,10 +46,7 @@ class Section:
 
 
 def make_page(runs: Sequence[Run], baseline: str | None = None) -> str:
-    """The page of some runs as text, the same for the same runs.
-
-    ``baseline`` is the arm that the others are compared with, by default that of the sweep, or the regular one.
-    """
+    """The page of some runs as text, the same for the same runs; ``baseline`` as for :func:`compare`."""
     compared = compare_runs(runs, baseline)
     look = looks(runs, next((comparison for _, comparison, _ in compared if comparison), None))
     makers: dict[str, Callable[[], Section]] = {
