@@ -41,7 +41,7 @@ class TrainingFlags:
     preset: Literal["paper"] | None = option(
         None, "defaults of the published programs instead of ours: labels, predictors, length; named flags win"
     )
-    linear: str | None = option(None, "random_span: short for --regular with --stp, weighted by --lbd", metavar="MODE")
+    linear: Literal["random_span"] | None = option(None, "short for --regular with --stp, weighted by --lbd")
     linear_predictor: bool = option(False, "not supported; an error says why")
     eval_accuracy: bool = option(False, "hold out --eval_split of --train_file and answer 50 records of it")
     wandb: bool = option(False, "short for --report_to wandb")
@@ -67,8 +67,6 @@ def follow_training_flags(args: argparse.Namespace) -> None:
     if args.linear_predictor:
         raise UserError("--linear_predictor: Semantic Tube Prediction has no predictor layer here; leave it out")
     if args.linear is not None:
-        if args.linear != "random_span":
-            raise UserError(f"--linear {args.linear}: only random_span is here; see --stp, or leave it out")
         if named := [name for name in ("regular", "step_jepa", "stp") if getattr(args, name)]:
             raise UserError(f"--linear random_span means --regular --stp; leave --{named[0]} out, or --linear")
         weight = DEFAULTS["lbd"] if args.lbd is None else args.lbd

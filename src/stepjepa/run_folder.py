@@ -174,21 +174,6 @@ def save_whole(folder: Path, save: Callable[[str], None]) -> None:
         part.rmdir()
 
 
-def save_new(folder: Path, save: Callable[[str], None]) -> None:
-    """Save into a new or empty folder atomically: all files appear at once, or none; see :func:`save_whole`."""
-    target = folder.resolve()
-    part = target.with_name(f".{target.name}{PART}")
-    shutil.rmtree(part, ignore_errors=True)
-    try:
-        part.mkdir(parents=True)
-        with naming_disk_errors(folder):
-            save(str(part))
-        part.replace(target)
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        raise
-
-
 def versions() -> dict[str, str]:
     """Versions of Python, the platform and the packages that affect the results."""
     found = {name: importlib.metadata.version(name) for name in PACKAGES}

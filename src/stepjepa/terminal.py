@@ -7,7 +7,6 @@ import json
 import math
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from typing import Any
 
 from stepjepa.errors import visible
@@ -47,11 +46,6 @@ def finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: finite(inner) for key, inner in value.items()}
     return [finite(inner) for inner in value] if isinstance(value, list | tuple) else value
-
-
-def lines_to_stderr(wanted: bool) -> AbstractContextManager[Any]:
-    """If wanted, redirect what the block prints to standard error: standard output then holds one JSON document."""
-    return redirect_stdout(sys.stderr) if wanted else nullcontext()
 
 
 def duration(seconds: float) -> str:
