@@ -22,13 +22,9 @@ from stepjepa.terminal import escape_unencodable_output, print_json
 
 def normalise(arguments: Sequence[str]) -> list[str]:
     """Replace dashes inside flag names by underscores: ``--batch-size 4`` becomes ``--batch_size 4``."""
-    result: list[str] = []
-    for argument in arguments:
-        name, equals, value = argument.partition("=")
-        # Flags only: a value may begin with dashes, too.
-        is_flag = re.fullmatch(r"--[A-Za-z][\w-]*", name)
-        result.append(f"--{name[2:].replace('-', '_')}{equals}{value}" if is_flag else argument)
-    return result
+    # Whole flags only: a value may begin with dashes, too.
+    flag = re.compile(r"\A--[A-Za-z][\w-]*(?==|\Z)")
+    return [flag.sub(lambda found: "--" + found[0][2:].replace("-", "_"), argument) for argument in arguments]
 
 
 OVERVIEW = f"""usage: stepjepa COMMAND [--help] ...

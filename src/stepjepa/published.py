@@ -15,9 +15,6 @@ from stepjepa.config import DEFAULTS
 from stepjepa.errors import UserError
 from stepjepa.options import as_arguments, option, options_of
 
-ANSWERED = 50
-"""Number of held-out records that ``--eval_accuracy`` answers if ``--eval_generate`` gives none."""
-
 PAPER: dict[str, dict[str, Any]] = {
     "regular": {},
     "llm-jepa": {"predictors": 0, "layout": "separate"},
@@ -77,7 +74,7 @@ def follow_training_flags(args: argparse.Namespace) -> None:
         if args.train_file is not None and args.eval_file is None:
             args.data_file, args.train_file, args.split_seed = args.train_file, None, args.finetune_seed
             said = f"--data_file {args.data_file} --eval_split {args.eval_split} --split_seed {args.split_seed} "
-        args.eval_accuracy, args.eval_generate = False, args.eval_generate or ANSWERED
+        args.eval_accuracy, args.eval_generate = False, args.eval_generate or 50
         note(f"--eval_accuracy is {said}--eval_generate {args.eval_generate}")
     for name, field, value in (
         ("wandb", "report_to", "wandb"),

@@ -134,7 +134,7 @@ def checksum_fault(folder: Path, *, read_all: bool = True, complete: bool = Fals
 
 def write_checksums(folder: Path) -> None:
     """Write the checksums of all files in a folder, before the folder or its files get their final names."""
-    # Without the model card, which every evaluation rewrites.
+    # Without the model card, which an upload rewrites.
     files = (file for file in sorted(folder.rglob("*")) if file.is_file() and file.name != CARD_FILE)
     write_json(folder / CHECKSUMS_FILE, {file.relative_to(folder).as_posix(): fingerprint(file) for file in files})
 

@@ -19,6 +19,7 @@ from stepjepa.files import atomic_write, existing_file, refuse_existing
 from stepjepa.options import FROM_ONE, Parser, from_args, load, option, refuse_both
 from stepjepa.preparing.conversion import CONVERSIONS, StepOptions, convert_response, convert_rows
 from stepjepa.tasks import nl_rx, stepmath
+from stepjepa.terminal import print_rows
 
 
 @dataclass(kw_only=True)
@@ -79,12 +80,9 @@ def _run_rows(args: argparse.Namespace) -> int:
         hint = f"; expected {expected}, got {', '.join(counts.columns[:MOST_NAMES])}" if counts.columns else ""
         raise UserError(f"no record could be kept ({'; '.join(told) or 'it is empty'}){hint}", path=name)
     tell_bad_records(bad)
-    shown = [("read", counts.read), ("kept", len(records)), ("dropped", counts.dropped.total())]
-    shown += [(f"  {reason}", count) for reason, count in reasons]
-    shown += [("bad, left out", bad.count)] if bad and bad.count else []
-    width = max(len(name) for name, _ in shown)
-    for name, value in shown:
-        print(f"{name:<{width}}  {value:>7}")
+    found = [("read", counts.read), ("kept", len(records)), ("dropped", counts.dropped.total()), *reasons]
+    found += [("bad, left out", bad.count)] if bad and bad.count else []
+    print_rows([(name, str(count)) for name, count in found])
     return _write_files({target: records})
 
 
@@ -100,7 +98,7 @@ def _maker(args: argparse.Namespace) -> tuple[Callable[..., Any], str]:
 
         return partial(convert_rows, convert=chat), "--columns"
     if kind == "steps":
-        own = {} if args.custom is None else {"splitter": load("--custom", args.custom, "function")}
+        own = {} if args.custom is None else {"splitter": load("--custom", args.custom)}
         options = from_args(StepOptions, args, **own)
         expected = "--question_field and --response_field, steps divided by blank lines, or --custom"
         return partial(convert_rows, convert=partial(convert_response, options=options)), expected
