@@ -104,8 +104,6 @@ def jepa_config(args: argparse.Namespace) -> JepaConfig:
         _refuse_views(args, losses)
     elif args.step_jepa and args.last_token not in (None, -1):
         note(f"--last_token {args.last_token} is followed here; the published Step-JEPA script leaves it unused")
-    if args.additive_mask:
-        note("--additive_mask changes nothing: all views are run in one pass anyway")
     loss, args.why_loss = (losses[0], None) if losses else _default_loss(args)
     resolved = {name: DEFAULTS[name] if getattr(args, name) is None else getattr(args, name) for name in UNSET} | {
         "mode": "regular" if args.regular else "step-jepa" if args.step_jepa else "llm-jepa",
@@ -173,7 +171,7 @@ def arguments_of_file(parser: Parser, path: str, given: Sequence[str]) -> list[s
             if name in seen:
                 raise UserError(f"the key {shown(str(key))} stands twice or is no flag of a file; leave it out")
             words = as_arguments({name: value})
-            named_training_fields(parser, parser.parse_known_args(words)[1])
+            named_fields(parser, parser.parse_known_args(words)[1])
         except (ValueError, TypeError) as error:  # json's own for a date or for what holds itself
             lines = [line.lstrip(" \t{,'\"?") for line in read_text(file).splitlines()]
             line = next((number for number, text in enumerate(lines, start=1) if text.startswith(str(key))), None)
@@ -196,6 +194,14 @@ def training_fields() -> list[str]:
     return [name for name in dict.fromkeys(each.dest for each in training_parser()._actions) if name not in OURS]
 
 
+def more_help(ours: Parser) -> str:
+    """Help on the flags of TrainingArguments that are not ours, for ``--help_all``."""
+    inner, known = training_parser(), ours._option_string_actions
+    for group in inner._action_groups:
+        group._group_actions = [each for each in group._group_actions if not known.keys() & {*each.option_strings}]
+    return "\ntransformers.TrainingArguments:\n" + str(inner.format_help().partition("options:")[2])
+
+
 @cache
 def _named_fields_parser() -> Any:
     """A parser of the fields of TrainingArguments that returns only those that were named, not their defaults."""
@@ -207,7 +213,7 @@ def _named_fields_parser() -> Any:
     return inner
 
 
-def named_training_fields(parser: Parser, rest: Sequence[str]) -> dict[str, Any]:
+def named_fields(parser: Parser, rest: Sequence[str]) -> dict[str, Any]:
     """The fields of TrainingArguments among the arguments that our parser does not know; others are refused."""
     if not rest:
         return {}

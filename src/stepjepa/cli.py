@@ -9,6 +9,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext, redirect_stdout
 from typing import Any
 
 from stepjepa.commands import COMMANDS, load, parse
@@ -16,18 +17,14 @@ from stepjepa.errors import UserError, one_line, visible
 from stepjepa.files import naming_disk_errors
 from stepjepa.offline import set_environment
 from stepjepa.signals import Stopped, raising
-from stepjepa.terminal import escape_unencodable_output, lines_to_stderr, print_json
+from stepjepa.terminal import escape_unencodable_output, print_json
 
 
 def normalise(arguments: Sequence[str]) -> list[str]:
     """Replace dashes inside flag names by underscores: ``--batch-size 4`` becomes ``--batch_size 4``."""
-    result: list[str] = []
-    for argument in arguments:
-        name, equals, value = argument.partition("=")
-        # Flags only: a value may begin with dashes, too.
-        is_flag = re.fullmatch(r"--[A-Za-z][\w-]*", name)
-        result.append(f"--{name[2:].replace('-', '_')}{equals}{value}" if is_flag else argument)
-    return result
+    # Whole flags only: a value may begin with dashes, too.
+    flag = re.compile(r"\A--[A-Za-z][\w-]*(?==|\Z)")
+    return [flag.sub(lambda found: "--" + found[0][2:].replace("-", "_"), argument) for argument in arguments]
 
 
 OVERVIEW = f"""usage: stepjepa COMMAND [--help] ...
@@ -73,7 +70,8 @@ def _run(name: str, arguments: list[str]) -> int:
         warnings.filterwarnings("ignore", category=FutureWarning)
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # a picture has a box instead
     args = parse(name, arguments)
-    with lines_to_stderr(getattr(args, "json", False)):
+    # Standard output then holds one JSON document.
+    with redirect_stdout(sys.stderr) if getattr(args, "json", False) else nullcontext():
         found = load(name).run(args)
     if isinstance(found, int):
         return found

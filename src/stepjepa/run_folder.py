@@ -134,7 +134,7 @@ def checksum_fault(folder: Path, *, read_all: bool = True, complete: bool = Fals
 
 def write_checksums(folder: Path) -> None:
     """Write the checksums of all files in a folder, before the folder or its files get their final names."""
-    # Without the model card, which every evaluation rewrites.
+    # Without the model card, which an upload rewrites.
     files = (file for file in sorted(folder.rglob("*")) if file.is_file() and file.name != CARD_FILE)
     write_json(folder / CHECKSUMS_FILE, {file.relative_to(folder).as_posix(): fingerprint(file) for file in files})
 
@@ -172,21 +172,6 @@ def save_whole(folder: Path, save: Callable[[str], None]) -> None:
                 shutil.rmtree(target)
             file.replace(target)
         part.rmdir()
-
-
-def save_new(folder: Path, save: Callable[[str], None]) -> None:
-    """Save into a new or empty folder atomically: all files appear at once, or none; see :func:`save_whole`."""
-    target = folder.resolve()
-    part = target.with_name(f".{target.name}{PART}")
-    shutil.rmtree(part, ignore_errors=True)
-    try:
-        part.mkdir(parents=True)
-        with naming_disk_errors(folder):
-            save(str(part))
-        part.replace(target)
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        raise
 
 
 def versions() -> dict[str, str]:

@@ -9,7 +9,6 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from typing import Any
 
 from stepjepa.errors import visible
@@ -58,11 +57,6 @@ def finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: finite(inner) for key, inner in value.items()}
     return [finite(inner) for inner in value] if isinstance(value, list | tuple) else value
-
-
-def lines_to_stderr(wanted: bool) -> AbstractContextManager[Any]:
-    """If wanted, redirect what the block prints to standard error: standard output then holds one JSON document."""
-    return redirect_stdout(sys.stderr) if wanted else nullcontext()
 
 
 def duration(seconds: float) -> str:

@@ -89,7 +89,7 @@ def test_models_stand_side_by_side_on_the_same_pairs(
     assert np.array_equal(arrays["0/record"], arrays["1/record"])
     assert not np.allclose(arrays["0/source"], arrays["1/source"])
     table = capsys.readouterr().out
-    assert "regular: step-jepa views, source step read at its own end, target next step" in table
+    assert "regular: step-jepa views, source step read behind 0 predictor tokens, target next step" in table
     assert "step: step-jepa views, source step read behind 2 predictor tokens" in table
 
 

@@ -27,8 +27,8 @@ def write_lines(path: Path, *values: Any) -> Path:
 
 def table_of(out: str) -> dict[str, str]:
     """The printed counts."""
-    rows = [line.rsplit(maxsplit=1) for line in out.splitlines() if not line.startswith("written: ")]
-    return {name.strip(): value for name, value in rows}
+    rows = [line.rpartition(": ") for line in out.splitlines() if not line.startswith("written: ")]
+    return {name: value for name, _, value in rows}
 
 
 def response(answer: int = 5, **changes: Any) -> dict[str, Any]:

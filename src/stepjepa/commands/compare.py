@@ -97,8 +97,6 @@ def _write_page(args: argparse.Namespace) -> int:
     from stepjepa.compare.page import make_page
 
     target = Path(args.output_file)
-    if target.suffix.lower() not in (".html", ".htm"):
-        raise UserError("--output_file is an HTML page; end its name in .html", path=target)
     refuse_existing(target, args.overwrite)
     page = make_page(read_runs(args.runs), args.baseline)
     # Files of other programs may hold half of a surrogate pair, which UTF-8 can't encode.

@@ -161,10 +161,9 @@ def analyze(args: argparse.Namespace) -> int:
 
     models = analysis.analyze(from_args(AnalysisSettings, args))
     for model in models:
-        count = model.config.predictors or 0
-        where = f"behind {count} predictor token{'s' if count > 1 else ''}" if count else "at its own end"
         source, target = model.views
-        print(f"{model.model_path}: {model.config.mode} views, source {source} read {where}, target {target}")
+        told = f"source {source} read behind {model.config.predictors} predictor tokens, target {target}"
+        print(f"{model.model_path}: {model.config.mode} views, {told}")
     print(f"\n{analysis.as_table(models)}\n")
     for note in analysis.notes(models):
         print(f"note: {visible(note)}")
