@@ -104,6 +104,8 @@ def jepa_config(args: argparse.Namespace) -> JepaConfig:
         _refuse_views(args, losses)
     elif args.step_jepa and args.last_token not in (None, -1):
         note(f"--last_token {args.last_token} is followed here; the published Step-JEPA script leaves it unused")
+    if args.additive_mask:
+        note("--additive_mask changes nothing: all views are run in one pass anyway")
     loss, args.why_loss = (losses[0], None) if losses else _default_loss(args)
     resolved = {name: DEFAULTS[name] if getattr(args, name) is None else getattr(args, name) for name in UNSET} | {
         "mode": "regular" if args.regular else "step-jepa" if args.step_jepa else "llm-jepa",

@@ -123,6 +123,8 @@ def test_what_makes_no_sense_is_refused(flags: str, words: str, data: Path, tmp_
 
 
 def test_flags_that_change_nothing_say_so(data: Path, tmp_path: Path, capsys: Any) -> None:
+    parsed("--additive_mask")
+    assert "--additive_mask changes nothing" in capsys.readouterr().err
     parsed("--step_jepa --last_token -2")
     assert "--last_token -2 is followed here" in capsys.readouterr().err
     parsed("--regular --predictors 3 --lbd 2")
