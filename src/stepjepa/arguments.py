@@ -22,8 +22,7 @@ SHORT_LOSSES = {"jepa_l2": "l2", "jepa_mse": "mse", "infonce": "infonce"}
 UNSET = ("labels", "jepa_loss_type", "lbd", "gamma")
 """Fields of :class:`JepaConfig` whose flags have no default, so that it is known whether they are named."""
 
-_OBJECTIVE = (name for name, about in SETTINGS.items() if about["affects"] == "objective")
-PAPERS_LOSS = (*_OBJECTIVE, "predictors", "last_token")
+PAPERS_LOSS = ("predictors", "last_token", *(key for key, about in SETTINGS.items() if about["affects"] == "objective"))
 """Flags that make the papers' cosine the default loss."""
 
 PUBLISHED_WITH_REGULAR = ("predictors", "last_token", "lbd", "step_separator")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable
 from types import FrameType
@@ -52,12 +51,10 @@ class Interruptions:
             os.kill(os.getpid(), number)
 
     def __enter__(self) -> Interruptions:
-        # Python allows signal handlers to be set in the main thread only.
-        if threading.current_thread() is threading.main_thread():
-            for number in SIGNALS:
-                # Keep a signal ignored that is ignored already, such as SIGHUP under nohup.
-                if signal.getsignal(number) is not signal.SIG_IGN:
-                    self._before[number] = signal.signal(number, self._note)
+        for number in SIGNALS:
+            # Keep a signal ignored that is ignored already, such as SIGHUP under nohup.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(self, *_: object) -> None:

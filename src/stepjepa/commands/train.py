@@ -169,9 +169,7 @@ def train(args: argparse.Namespace) -> Any:
     if args.dry_run:
         return record
     if not args.json:
-        print_rows(last_lines(Path(args.output_dir), record))
-        # On a line of its own, so that it can be copied from a terminal of any width.
-        print(f"next: {shlex.join(next_command(args))}", flush=True)
+        print_rows([*last_lines(Path(args.output_dir), record), ("next", shlex.join(next_command(args)))])
     return finished_json(args, record)
 
 
