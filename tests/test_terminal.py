@@ -11,6 +11,7 @@ from stepjepa.terminal import (
     duration,
     escape_unencodable_output,
     print_json,
+    print_rows,
     visible_lines,
 )
 
@@ -35,6 +36,29 @@ def test_a_stream_of_few_characters_escapes_the_others(monkeypatch: pytest.Monke
     print("1 – 2")
     stream.flush()
     assert stream.buffer.getvalue() == b"1 \\u2013 2\n"  # type: ignore[attr-defined]
+
+
+ROWS = [("model", "m, 5 parameters"), ("a long name", "red \x1b[31m " + "word " * 20)]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_rows_are_aligned_on_a_terminal_and_plain_lines_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_rows(ROWS)
+    assert capsys.readouterr().out == f"model: m, 5 parameters\na long name: red \\x1b[31m {'word ' * 20}\n"
+    monkeypatch.setattr(sys, "stdout", terminal := Terminal())
+    monkeypatch.setenv("COLUMNS", "43")
+    print_rows(ROWS)
+    lines = terminal.getvalue().splitlines()
+    assert lines[0] == "  model        m, 5 parameters"
+    assert lines[1].startswith("  a long name  red \\x1b[31m word")
+    assert {line[:15] for line in lines[2:]} == {" " * 15}
+    assert max(map(len, lines)) <= 43
 
 
 def test_standard_output_is_one_json_document(capsys: pytest.CaptureFixture[str]) -> None:

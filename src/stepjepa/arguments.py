@@ -103,6 +103,8 @@ def jepa_config(args: argparse.Namespace) -> JepaConfig:
         _refuse_views(args, losses)
     elif args.step_jepa and args.last_token not in (None, -1):
         note(f"--last_token {args.last_token} is followed here; the published Step-JEPA script leaves it unused")
+    if args.additive_mask:
+        note("--additive_mask changes nothing: all views are run in one pass anyway")
     loss, args.why_loss = (losses[0], None) if losses else _default_loss(args)
     resolved = {name: DEFAULTS[name] if getattr(args, name) is None else getattr(args, name) for name in UNSET} | {
         "mode": "regular" if args.regular else "step-jepa" if args.step_jepa else "llm-jepa",
@@ -151,6 +153,10 @@ def _refuse_views(args: argparse.Namespace, losses: list[str]) -> None:
         vars(args).update({name: DEFAULTS[name] for name in idle})
 
 
+OURS = ("do_train", "do_eval", "do_predict", "remove_unused_columns")
+"""Fields of TrainingArguments that are refused as flags, since they have no effect with this trainer."""
+
+
 def arguments_of_file(parser: Parser, path: str, given: Sequence[str]) -> list[str]:
     """Read a YAML file of flags as arguments, without those that the command line ``given`` has, too."""
     file = existing_file(path, "configuration file")
@@ -186,7 +192,7 @@ def training_parser() -> Any:
 
 def training_fields() -> list[str]:
     """The fields of ``transformers.TrainingArguments`` that are flags."""
-    return [*dict.fromkeys(each.dest for each in training_parser()._actions)]
+    return [name for name in dict.fromkeys(each.dest for each in training_parser()._actions) if name not in OURS]
 
 
 def more_help(ours: Parser) -> str:
@@ -203,6 +209,8 @@ def _named_fields_parser() -> Any:
     inner = training_parser()
     for action in inner._actions:
         action.default, action.type = argparse.SUPPRESS, READERS.get(action.type, action.type)
+        # transformers' own parser takes only one name of --report_to.
+        action.nargs = "+" if action.dest == "report_to" else action.nargs
     return inner
 
 
@@ -216,6 +224,8 @@ def named_fields(parser: Parser, rest: Sequence[str]) -> dict[str, Any]:
     if unknown:
         parser.refuse(unknown, [f"--{name}" for name in training_fields()])
     named = vars(known)
+    if idle := [name for name in OURS if name in named]:
+        parser.error(f"--{idle[0]}: it has no effect here; leave it out")
     if "hub_token" in named:
         # Every user of the machine can read a command line, and the run folder keeps it.
         parser.error("--hub_token: set HF_TOKEN in the environment; leave it out")

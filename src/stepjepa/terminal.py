@@ -5,11 +5,16 @@ from __future__ import annotations
 import io
 import json
 import math
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 from stepjepa.errors import visible
+
+WIDEST = 100
+"""Most columns of the rows for people, however wide the terminal is."""
 
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a8577")
 """Colours of series that colour-blind readers can tell apart (Okabe and Ito, without black and yellow, and a grey)."""
@@ -28,9 +33,15 @@ def escape_unencodable_output() -> None:
 
 
 def print_rows(rows: Sequence[tuple[str, str]]) -> None:
-    """Print (name, text) rows as ``name: text``."""
+    """Print (name, text) rows: aligned and wrapped if standard output is a terminal, else as ``name: text``."""
+    width = min(shutil.get_terminal_size().columns, WIDEST)
+    indent = max(len(name) for name, _ in rows) + 4
     for name, text in rows:
-        print(f"{visible(name)}: {visible(text)}", flush=True)
+        if sys.stdout.isatty():
+            first = f"  {visible(name)}".ljust(indent)
+            print(textwrap.fill(visible(text), width, initial_indent=first, subsequent_indent=" " * indent), flush=True)
+        else:
+            print(f"{visible(name)}: {visible(text)}", flush=True)
 
 
 def print_json(value: Any) -> None:

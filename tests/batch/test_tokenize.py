@@ -138,7 +138,7 @@ def test_steps_are_views_in_the_main_text(trained_tokenizer: Any) -> None:
     maker = RecordTokenizer(trained_tokenizer, JepaConfig(mode="step-jepa"))
     whole = maker.template.render(CHAT.messages)
     for step, view in zip(step_views(CHAT, whole, "blank"), (first, second), strict=True):
-        assert step.place(maker.tokens(whole)) == (view.start, view.end)
+        assert step.place(maker._texts([whole.text], [whole.spans])[0]) == (view.start, view.end)
 
 
 # -- limits ------------------------------------------------------------------------------------------------------------

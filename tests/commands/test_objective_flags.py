@@ -91,7 +91,6 @@ REFUSED: list[tuple[str, str]] = [
     ("--seed=-1", "--finetune_seed: expected 0 to 2**32 - 1, got -1"),
     ("--eval_split 0.5", "--eval_split does nothing without --data_file"),
     ("--plain --chat_template x", "--plain and --chat_template exclude each other"),
-    ("--average_tokens_across_devices false", "average_tokens_across_devices: has no effect with this trainer"),
     ("--dataloader_drop_last true", "dataloader_drop_last: expected"),
     ("--jepa_layer 7", "jepa_layer: expected -5 to 4 for a model of 4 layers, got 7"),
     ("--pretrain --lora", "--lora needs trained weights"),
@@ -124,6 +123,8 @@ def test_what_makes_no_sense_is_refused(flags: str, words: str, data: Path, tmp_
 
 
 def test_flags_that_change_nothing_say_so(data: Path, tmp_path: Path, capsys: Any) -> None:
+    parsed("--additive_mask")
+    assert "--additive_mask changes nothing" in capsys.readouterr().err
     parsed("--step_jepa --last_token -2")
     assert "--last_token -2 is followed here" in capsys.readouterr().err
     parsed("--regular --predictors 3 --lbd 2")

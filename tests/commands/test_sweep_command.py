@@ -182,6 +182,4 @@ def test_a_whole_sweep_of_real_trainings(
     assert figures(again) == table
     write(path, {**grid, "train": {**grid["train"], "max_steps": 3}})
     error = error_of(capsys, *command[1:])
-    assert (
-        "regular/seed82: was begun with other flags of 'stepjepa train' (--max_steps=2 became --max_steps=3)" in error
-    )
+    assert "regular/seed82: was begun with other flags of 'stepjepa train'" in error

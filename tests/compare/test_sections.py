@@ -60,7 +60,7 @@ def test_the_overview_says_what_was_trained(tmp_path):
     found = rows(html)
     facts = dict(zip(found[0], found[1], strict=True))
     assert [facts[name] for name in ("mode", "K", "layout")] == ["step-jepa", "2", "branched"]
-    assert [facts[name] for name in ("FLOPs", "tokens", "seconds", "records")] == ["2.5e+12", "1,000", "2.5", "9"]
+    assert [facts[name] for name in ("FLOPs", "tokens", "seconds")] == ["2.5e+12", "1,000", "2.5"]
     assert "stepjepa train &#39;--train_file=a b.jsonl&#39;" in html
 
 
@@ -168,14 +168,14 @@ def test_answers_are_those_of_the_lines(tmp_path):
     say(folder, prompt=["S\nWhat is 3?", "S\nWhat is 5?", "S\nWhat is 7?"], truth=[["3", "three"], "5", "3"])
     section = answers_section(read_runs([say(folder, generated=said)]))
     value = json.loads(re.search(r'id="answers-data">(.*?)</script>', section.html, re.DOTALL)[1])
-    (found,) = value["evaluations"]
+    (found,) = value
     assert (found["run"], found["name"], found["headline"]) == ("one", "test", "exact")
     assert found["scores"] == ["exact", "prefix"] and found["begin"] == "S\n"
     # index, prompt, right answer, generated, right, stopped, error, scores
     index, prompt, truth, generated, right, stopped, error, scores = map(list, zip(*found["answers"], strict=True))
     assert index == [0, 1, 2] and generated == said
-    assert [value["texts"][place] for place in prompt] == ["What is 3?", "What is 5?", "What is 7?"]
-    assert [value["texts"][place] for place in truth] == ["3\nthree", "5", "3"]
+    assert prompt == ["What is 3?", "What is 5?", "What is 7?"]
+    assert truth == ["3\nthree", "5", "3"]
     assert right == [True, False, True] and stopped == [True, True, False]
     assert error == ["", "wrong answer", ""] and scores == [[1, 1], [0, 1], [1, 1]]
     assert shown_text("a\n\x1b[2J\u202eb\ud800") == "a\n\\x1b[2J\\u202eb\\ud800"

@@ -224,7 +224,7 @@ def test_any_bytes_are_rows_or_an_error_that_names_the_file(tmp_path, data):
         assert all(isinstance(row, dict) for _, row in read_rows(path))
     except UserError as error:
         assert str(error).startswith(f"{path}:")
-    bad = BadRecords()
+    bad = BadRecords("skip")
     try:
         rows = list(read_rows(path, bad=bad))
     except UserError as error:

@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 
-from stepjepa.data.records import bad_records, find_steps, parse_record
+from stepjepa.data.records import BadRecords, find_steps, parse_record
 from stepjepa.errors import UserError
 from stepjepa.files import read_jsonl
 from stepjepa.preparing.conversion import (
@@ -53,7 +53,7 @@ def test_what_is_no_record_is_an_error_with_its_place():
 def test_several_records_of_a_row_are_a_group_and_bad_rows_are_passed_over():
     good, other = {"text": "a", "paraphrases": ["b", "c"]}, {"name": "d"}
     paraphrase = CONVERSIONS["paraphrase"].convert
-    bad = bad_records("skip")
+    bad = BadRecords("skip")
     records, _ = convert_rows(rows(other, good), paraphrase, bad=bad)
     assert [record["group"] for record in records] == [2, 2]
     assert bad.count == 1

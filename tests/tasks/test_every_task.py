@@ -10,7 +10,7 @@ from stepjepa.errors import UserError
 from stepjepa.tasks.base import Response, TaskOptions
 from stepjepa.tasks.generic import BoxedTask, Gsm8kTask
 from stepjepa.tasks.hellaswag import HellaswagTask
-from stepjepa.tasks.nl_rx import NlRxTask, make_record
+from stepjepa.tasks.nl_rx import NlRxTask
 from stepjepa.tasks.nq_open import NqOpenTask
 from stepjepa.tasks.raw_values import Unusable
 from stepjepa.tasks.registry import choose_task
@@ -145,7 +145,6 @@ STORY = {"ctx": "c", "endings": list("abcd"), "label": "1"}
         (Gsm8kTask.convert, {"question": "q", "answer": "18"}, "'answer' does not end in a line '#### number'"),
         (SentimentTask.convert, {"text": "fine", "label": "Good"}, "the label is none of 0 to 1"),
         (HellaswagTask.convert, {**STORY, "endings": "abcd"}, "not four endings"),
-        (lambda row: make_record(*row), ("a", "(b"), "no regular expression of NL-RX"),
     ],
 )
 def test_a_row_that_cannot_be_a_record_says_why(convert, row, reason):

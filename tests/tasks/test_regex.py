@@ -10,7 +10,7 @@ from greenery import fsm
 
 from slow_regex import matches
 from stepjepa.data.sources import read_records
-from stepjepa.tasks.regex import DEEPEST, LONGEST, Node, RegexSyntaxError, equivalent, find_difference, parse
+from stepjepa.tasks.regex import DEEPEST, LONGEST, Node, RegexSyntaxError, find_difference, parse
 
 ANY = parse(".")
 A, B, C = (Node("characters", text=character) for character in "abc")
@@ -38,7 +38,7 @@ def test_the_tree_of_an_expression(text, tree):
         ("a)", "a ')' that closes nothing at character 2"),
         ("(a", "no ')' at character 3"),
         ("a{", "'{' where a character is needed at character 2"),
-        ("a{3,2}", "bounds in the wrong order, 3 to 2 at character 2"),
+        ("a{3,2}", "bounds in the wrong order, or more than 60 repetitions of repetitions, at character 2"),
         ("[]", "'[' where a character is needed at character 1"),
         (r"[\d-a]", r"'[\d-a]' (bad character range \d-a) at character 1"),
         (r"\e", r"'\' where a character is needed at character 1"),
@@ -85,7 +85,6 @@ def test_what_is_no_expression(text, message):
 def test_equivalent_or_a_shortest_line_that_shows_the_difference(left, right, line):
     for sides in ((left, right), (right, left)):
         found = find_difference(*sides)
-        assert equivalent(*sides) is (line is None)
         assert line == found or len(line) == len(found)
         for shown in (found, line) if line is not None else ():
             assert matches(left, shown) != matches(right, shown)
@@ -181,7 +180,7 @@ def test_published_expressions_against_greenery(shared_data):
     expressions = [expression for expression in published[::40] if not re.search(r"\\b|[4-7],", expression)]
     for expression in expressions:
         for other in (f"~(~({expression}))", draw.choice(expressions)):
-            verdict = equivalent(expression, other)
+            verdict = find_difference(expression, other) is None
             assert greenery_of(parse(expression)).equivalent(greenery_of(parse(other))) == verdict, (expression, other)
             same += verdict
     assert len(expressions) <= same < 2 * len(expressions)

@@ -155,9 +155,8 @@ def test_a_worker_that_dies_costs_one_answer(databases):
     scored = tight.score_all([record(COUNT)] * 3, [Response(text) for text in (COUNT, large, COUNT)])
     tight.close()
     assert [each.error for each in scored] == [None, TIMED_OUT, None]
-    # The true query is known to work alone.
-    assert scored[1].extracted["truth_output"] == "5"
     assert scored[1].extracted["gold_failure"] is None
+    assert scored[1].extracted["truth_output"] != scored[1].extracted["answer_output"]
 
 
 def test_without_databases_there_is_no_task(tmp_path):

@@ -82,7 +82,7 @@ RUNS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "infonce": ({"mode": "llm-jepa", "jepa_loss_type": "infonce", "jepa_ratio": 0.5}, {}),
     "rows": ({"mode": "llm-jepa", "encoding": "rows", "jepa_ratio": 0.7}, {}),
     "in place": ({"mode": "step-jepa", "layout": "inplace"}, {"gradient_accumulation_steps": 1}),
-    "grouped by length": ({"mode": "step-jepa"}, {"train_sampling_strategy": "group_by_length", "data_seed": 5}),
+    "in the file's order": ({"mode": "step-jepa"}, {"train_sampling_strategy": "sequential", "data_seed": 5}),
     "regular": ({"mode": "regular"}, {"per_device_train_batch_size": 5}),
 }
 

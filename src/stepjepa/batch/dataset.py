@@ -27,10 +27,7 @@ class Key(NamedTuple):
     epoch: int = 0  # decides what is drawn for the record
 
 
-STRATEGIES = ("random", "group_by_length", "sequential")
-
-# Steps whose records are sorted together under group_by_length.
-_POOL = 50
+STRATEGIES = ("random", "sequential")
 
 
 def draw(seed: int, *place: int) -> float:
@@ -53,8 +50,7 @@ class StepSampler(Sampler[Key]):
     records_per_step: int  # batch size x accumulation x processes
     _: KW_ONLY
     seed: int = 0
-    # 'group_by_length' puts records of like length into one step; 'sequential' keeps the file's order of steps.
-    strategy: str = "random"
+    strategy: str = "random"  # 'sequential' keeps the file's order of steps
     jepa_ratio: float = 1.0  # share of steps whose views are run
     tight: bool = True  # sort the records of a step by length; off for losses that compare the pairs of a micro-batch
     multiple: int = 1  # the number of keys is padded to a multiple of this (batch size x processes)
@@ -69,26 +65,16 @@ class StepSampler(Sampler[Key]):
 
     def __iter__(self) -> Iterator[Key]:
         keys: list[Key] = []
-        for number, step in enumerate(self._steps(np.random.default_rng([self.seed, self.epoch]))):
+        count, size = len(self.lengths), self.records_per_step
+        generator = np.random.default_rng([self.seed, self.epoch])
+        order = list(range(count)) if self.strategy == "sequential" else generator.permutation(count).tolist()
+        for number, start in enumerate(range(0, count, size)):
             with_views = draw(self.seed, self.epoch, number) < self.jepa_ratio
-            members = step.tolist()
+            members = order[start : start + size]
             if self.tight:
                 members.sort(key=lambda index: (self.lengths[index], index))
             keys += [Key(index, with_views, self.epoch) for index in members]
         return iter(keys + [Key(-1, False, self.epoch)] * (len(self) - len(keys)))
-
-    def _steps(self, generator: np.random.Generator) -> list[np.ndarray]:
-        count, size = len(self.lengths), self.records_per_step
-        order = np.arange(count) if self.strategy == "sequential" else generator.permutation(count)
-        if self.strategy == "group_by_length":
-            pools, lengths = np.split(order, range(size * _POOL, count, size * _POOL)), np.asarray(self.lengths)
-            order = np.concatenate([pool[np.argsort(lengths[pool], kind="stable")] for pool in pools])
-        steps = [order[start : start + size] for start in range(0, count, size)]
-        if self.strategy == "group_by_length":
-            # The one short step, if any, stays last, as it must for the count of batches to come out.
-            full = [step for step in steps if len(step) == size]
-            steps = [full[index] for index in generator.permutation(len(full))] + steps[len(full) :]
-        return steps
 
 
 # -- tokens of records -------------------------------------------------------------------------------------------------

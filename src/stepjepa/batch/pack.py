@@ -175,9 +175,8 @@ def _sorted(sequences: Many[Sequence], groups: Many[int] | None) -> tuple[list[i
 def cut(lengths: Numbers, shared: Numbers, row_length: int) -> list[int]:
     """Cut sorted sequences of ``[S]`` tokens, so many in common with the one before, so that rows x longest is least.
 
-    Returns:
-        Where rows begin, and the end of the last one. Rows of more than ``row_length`` hold one sequence, or are no
-        longer than the longest one.
+    Where rows begin, and the end of the last one. Rows of more than ``row_length`` hold one sequence, or are no longer
+    than the longest one.
     """
     added = np.concatenate([[0], np.cumsum(lengths - shared)])
 

@@ -47,17 +47,9 @@ def prepare(
 ) -> Prepared:
     """Tokenise records, or read them where they were tokenised before.
 
-    Args:
-        data: records, see ``records.Data``; a ``datasets.Dataset`` is read row by row.
-        tokenizer: with predictor tokens and a chat template.
-        config: see ``JepaConfig``.
-        what: names the data on the progress bar and in messages.
-        views: gives the pairs of views of each record, instead of those of the mode (LLM-JEPA only).
-        cache_dir: where tokenised data is kept. Of several processes the main one writes.
-        say: takes a line for people.
-
-    Raises:
-        UserError: a record is wrong, none is left, or a mode with views finds no pair at all.
+    A ``datasets.Dataset`` is read row by row. ``what`` names the data on the progress bar and in messages, ``views``
+    gives the pairs of views instead of the mode (LLM-JEPA only). Of several processes the main one writes the cache.
+    UserError if a record is wrong, none is left, or a mode with views finds no pair at all.
     """
     if views is not None and config.mode != "llm-jepa":
         raise ValueError(f"views: expected mode 'llm-jepa', got '{config.mode}', which finds its views itself")

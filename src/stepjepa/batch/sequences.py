@@ -1,7 +1,5 @@
 """A record as tokens before and after a layout has placed it: views, and the token sequences that the model reads."""
 
-# _empty() makes the field
-
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -15,6 +13,7 @@ Numbers = NDArray[np.int64]
 
 
 def _empty(*shape: int) -> Any:
+    """The default of a field."""
     return field(default_factory=lambda: np.empty(shape, np.int32))
 
 

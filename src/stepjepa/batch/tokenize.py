@@ -69,10 +69,8 @@ def step_views(record: Record, main: Rendered, separator: str) -> list[ViewText]
 class RecordTokenizer:
     """Tokenises records for one configuration.
 
-    Args:
-        tokenizer: fast, with a chat template or, for ``plain``, its tokens (``add_plain_tokens``); predictor tokens
-            added (``add_predictor_tokens``).
-        config: mode, layout, labels, limits.
+    The tokenizer is fast, with predictor tokens (``add_predictor_tokens``), and a chat template or, for ``plain``, its
+    tokens (``add_plain_tokens``).
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, config: JepaConfig) -> None:
@@ -90,15 +88,11 @@ class RecordTokenizer:
         self._padding = -1 if padding is None else int(padding)
 
     def tokenize(self, records: Iterable[Record]) -> list[TokenizedRecord]:
-        """Tokenise records, best a thousand at a time; a skipped record gives none.
-
-        Raises:
-            UserError: a record is too long, lacks a required pair, or is refused by its template; with file and line.
-        """
+        """Tokenise records, best a thousand at a time; a skipped record gives none."""
         return [record for record in self.tokenize_each(records) if record is not None]
 
     def tokenize_each(self, records: Iterable[Record]) -> list[TokenizedRecord | None]:
-        """The same with None in the place of a skipped record."""
+        """The same with None in the place of a skipped record; UserError with file and line for a wrong one."""
         written = [(record, main := self._render(record), self.pairs(record, main)) for record in records]
         # Equal texts are tokenised once.
         texts = dict.fromkeys(
@@ -107,10 +101,6 @@ class RecordTokenizer:
         tokens = self._texts([text.text for text in texts], [text.spans for text in texts])
         found = dict(zip(texts, tokens, strict=True))
         return [self._read(record, main, pairs, found) for record, main, pairs in written]
-
-    def tokens(self, whole: Rendered) -> Tokens:
-        """Tokenise a rendered chat."""
-        return self._texts([whole.text], [whole.spans])[0]
 
     def _render(self, record: Record) -> Rendered:
         try:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import re
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -44,11 +43,7 @@ class Rendered(NamedTuple):
 
 
 class ChatTemplate:
-    """The chat template of a fast tokenizer, with properties derived from it.
-
-    Raises:
-        UserError: the tokenizer is slow, there is no chat template, it can't render a chat, or no token can end a turn.
-    """
+    """The chat template of a fast tokenizer, with properties derived from it."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         from transformers.utils.chat_template_utils import _compile_jinja_template
@@ -71,7 +66,7 @@ class ChatTemplate:
         try:
             self._compiled = _compile_jinja_template(self._source)
         except Exception as error:  # from Jinja's parser, or from constants evaluated while compiling
-            raise UserError(f"the chat template can't be read: {_reason(error)}") from None
+            raise UserError(f"the chat template can't be read: {_told(error)}") from None
         self._skeletons: dict[tuple[str, ...], list[str] | None] = {}
         # Without a system role its text is put before the first user message; an assistant message that is refused
         # alone is rendered as a user turn.
@@ -136,7 +131,7 @@ class ChatTemplate:
         try:
             return str(self._compiled.render(self._variables, messages=messages))
         except Exception as error:  # a template is a program and can raise any error
-            told = f"the chat template refuses these messages ({_reason(error)})"
+            told = f"the chat template refuses these messages ({_told(error)})"
             raise UserError(f"{told}; change them, or name another --chat_template") from None
 
     def _skeleton(self, roles: tuple[str, ...]) -> list[str] | None:
@@ -186,12 +181,9 @@ class ChatTemplate:
 class PlainTemplate:
     """The plain format, for records without a chat format: the user's text, ``<|perception|>``, the answer.
 
-    Models that are pretrained from random weights in the published experiments use no chat template. Only the last
-    question and its answer are rendered; any other message has the span ``(0, 0)``. The interface is that of
-    :class:`ChatTemplate`.
-
-    Without ``answers`` the answer is left out, where the loss is on all tokens, as in pretraining on paraphrases: it is
-    the other view of the same content, and has a record of its own.
+    Only the last question and its answer are rendered; any other message has the span ``(0, 0)``. The interface is that
+    of :class:`ChatTemplate`. Without ``answers`` the answer is left out, where the loss is on all tokens, as in
+    pretraining on paraphrases: it is the other view of the same content, and has a record of its own.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, answers: bool = True) -> None:
@@ -248,9 +240,7 @@ def _begins_texts(tokenizer: PreTrainedTokenizerBase) -> bool:
     return tokenizer.bos_token_id is not None and tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]
 
 
-def _reason(error: Exception) -> str:
-    """The message of an error raised by a template, with the template's line number if known."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "<template>"]
-    line = getattr(error, "lineno", None) or (frames[-1].lineno if frames else None)
-    told = str(error).strip() or type(error).__name__
+def _told(error: Exception) -> str:
+    """The message of an error of Jinja; those of its parser know the line."""
+    told, line = str(error).strip() or type(error).__name__, getattr(error, "lineno", None)
     return told if line is None else f"line {line}: {told}"

@@ -11,7 +11,6 @@ from typing import Any
 
 from stepjepa.arguments import JsonFlags
 from stepjepa.commands import Command
-from stepjepa.data.records import tell_bad_records
 from stepjepa.errors import UserError
 from stepjepa.evaluation.prompts import Sampling
 from stepjepa.evaluation.settings import EvaluationSettings, ScoreSettings
@@ -75,7 +74,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
         quantization="4bit" if args.load_in_4bit else "8bit" if args.load_in_8bit else None,
     )
     evaluation = Evaluation(settings)
-    tell_bad_records(evaluation.bad)
+    evaluation.bad.tell()
     print(f"task: {evaluation.task.name}")
     if evaluation.system_prompt is not None:
         print(f"system prompt: that of training ({evaluation.system_prompt!r})")

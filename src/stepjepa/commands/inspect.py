@@ -11,7 +11,7 @@ from typing import Any
 from stepjepa.arguments import JsonFlags, ModelFlags, add_training_data, jepa_config
 from stepjepa.chat.tokens import add_plain_tokens, add_predictor_tokens
 from stepjepa.commands import Command
-from stepjepa.data.records import Record, bad_records, parse_record, tell_bad_records
+from stepjepa.data.records import BadRecords, Record, parse_record
 from stepjepa.data.sources import read_records
 from stepjepa.errors import UserError, visible
 from stepjepa.files import refuse_existing
@@ -33,9 +33,9 @@ class ShowFlags:
 
 def _records(args: argparse.Namespace) -> list[Record]:
     """The records of ``--train_file``."""
-    bad = bad_records(args.bad_records)
+    bad = BadRecords(args.bad_records)
     records = read_records(args.train_file, bad=bad, columns=args.columns)
-    tell_bad_records(bad)
+    bad.tell()
     return records
 
 

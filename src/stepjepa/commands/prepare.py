@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stepjepa.commands import Command
-from stepjepa.data.records import ASSISTANT, MOST_NAMES, USER, bad_records, tell_bad_records, to_messages
+from stepjepa.data.records import ASSISTANT, MOST_NAMES, USER, BadRecords, to_messages
 from stepjepa.data.sources import FORMATS, read_rows
 from stepjepa.errors import UserError
 from stepjepa.files import atomic_write, existing_file, refuse_existing
 from stepjepa.options import FROM_ONE, Parser, from_args, load, option, refuse_both
 from stepjepa.preparing.conversion import CONVERSIONS, StepOptions, convert_response, convert_rows
 from stepjepa.tasks import nl_rx, stepmath
+from stepjepa.tasks.raw_values import chat_record
 from stepjepa.terminal import print_rows
 
 
@@ -68,7 +69,7 @@ def _run_rows(args: argparse.Namespace) -> int:
     if (args.input_file is None) == (args.dataset is None):
         raise UserError("name the source with either --input_file or --dataset")
     make, expected = _maker(args)
-    name, bad = args.dataset or existing_file(args.input_file, "raw file"), bad_records(args.bad_records)
+    name, bad = args.dataset or existing_file(args.input_file, "raw file"), BadRecords(args.bad_records)
     rows = read_rows(str(name), split=args.split, subset=args.subset, bad=bad)
     target = refuse_existing(args.output_file, args.overwrite)
     if target.exists() and Path(name).exists() and target.samefile(name):
@@ -76,12 +77,12 @@ def _run_rows(args: argparse.Namespace) -> int:
     records, counts = make(rows, path=str(name), limit=args.max_examples, bad=bad)
     reasons = counts.dropped.most_common()
     if not records:
-        told = [f"{reason}: {count}" for reason, count in reasons] + ([bad.describe()] if bad and bad.count else [])
+        told = [f"{reason}: {count}" for reason, count in reasons] + ([bad.describe()] if bad.count else [])
         hint = f"; expected {expected}, got {', '.join(counts.columns[:MOST_NAMES])}" if counts.columns else ""
         raise UserError(f"no record could be kept ({'; '.join(told) or 'it is empty'}){hint}", path=name)
-    tell_bad_records(bad)
+    bad.tell()
     found = [("read", counts.read), ("kept", len(records)), ("dropped", counts.dropped.total()), *reasons]
-    found += [("bad, left out", bad.count)] if bad and bad.count else []
+    found += [("bad, left out", bad.count)] if bad.count else []
     print_rows([(name, str(count)) for name, count in found])
     return _write_files({target: records})
 
@@ -171,7 +172,7 @@ def _run_nl_rx(args: argparse.Namespace) -> int:
     if len({target.resolve() for target in targets}) < len(targets):
         raise UserError("is both --output_file and --test_file; name another", path=targets[0])
     parts = _generate(nl_rx.generate_split, args.size, args.test_size or 0, args.seed)
-    records = ([nl_rx.make_record(*pair) for pair in part] for part in parts)
+    records = ([chat_record(nl_rx.NlRxTask.system_prompt, *pair) for pair in part] for part in parts)
     return _write_files(dict(zip(targets, records, strict=False)))
 
 

@@ -31,8 +31,8 @@ The file is YAML:
   baseline: regular   # this one is added if it is missing
 
 Each trial has a run folder, DIR/ARM_lbd0.5_predictors1/seed82, with a log beside
-it. The same command continues a sweep: it skips finished trials and resumes
-interrupted ones. With --engine slurm the trials are one job array of submitit."""
+it. The same command continues a sweep: it skips finished trials and resumes the
+others. With --engine slurm the trials are one job array of submitit."""
 
 
 @dataclass(kw_only=True)
@@ -44,7 +44,6 @@ class SweepFlags:
     seeds: list[int] | None = option(None, "seeds, instead of those of the file")
     jobs: int | None = option(None, "trials at a time (1, or one for each GPU; with SLURM its limit)", allowed=FROM_ONE)
     only: str | None = option(None, "arms, combinations, trials or seeds: 'regular,82' is one", metavar="NAME,...")
-    retry_failed: bool = option(False, "try those again that failed")
     dry_run: bool = option(False, "show what would be run, and write nothing")
     engine: Literal["local", "slurm"] = option("local", "this machine, or jobs of a cluster")
     slurm: list[str] | None = option(
@@ -95,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
             for stage in ("train", "evaluate"):
                 print(f"  $ {shlex.join(folder.command(trial, stage))}")
         return 0
-    return _conclude(folder, sweep(folder, chosen, engine, retry_failed=args.retry_failed), len(chosen))
+    return _conclude(folder, sweep(folder, chosen, engine), len(chosen))
 
 
 def _engine(args: argparse.Namespace, folder: SweepFolder) -> Engine:
@@ -119,7 +118,7 @@ def _conclude(folder: SweepFolder, outcome: Outcome, count: int) -> int:
     for name, reason in outcome.failed.items():
         print(f"failed: {name}: {reason}")
     if outcome.failed:
-        print(f"{len(outcome.failed)} of {count} trials failed; their logs are beside them; --retry_failed tries again")
+        print(f"{len(outcome.failed)} of {count} trials failed; their logs are beside them; the same command retries")
     if outcome.stopped:
         left = count - len(outcome.finished) - len(outcome.failed)
         print(f"stopped with {left} of {count} trials left; the same command goes on")

@@ -45,7 +45,6 @@ class TrainedModel(ModelFlags):
     """Which model, and which of its weights are trained."""
 
     dtype: Dtype = option("float32", "dtype of the weights")
-    allow_missing_weights: bool = option(False, "initialise weights that the model's files lack at random")
     pretrain: bool = option(False, "start from random weights; with configuration and tokenizer of --model_name")
     attn_implementation: str | None = option(None, "as in transformers: sdpa, eager ...", metavar="NAME")
     lora: bool = option(False, "train an adapter and the predictor rows; instead of all weights")
@@ -59,6 +58,7 @@ class TrainedModel(ModelFlags):
     load_in_8bit: bool = _lora(False, "frozen weights in 8 bits, through bitsandbytes")
 
 
+_held_out = partial(option, only_with="eval_file or data_file")
 _answers = partial(option, only_with="eval_generate")
 
 
@@ -66,7 +66,7 @@ _answers = partial(option, only_with="eval_generate")
 class AnswerFlags:
     """Answers to held-out records during training."""
 
-    eval_generate: int | None = option(
+    eval_generate: int | None = _held_out(
         None, "answer and score N held-out records at every evaluation", names=("max_eval_samples",), allowed=FROM_ONE
     )
     eval_task: str = _answers("auto", "as --task of 'stepjepa evaluate'", metavar="NAME")
@@ -84,7 +84,7 @@ class RunFlags:
     grad_accum: int = option(4, "micro-batches a step", names=("gradient_accumulation_steps",), allowed=FROM_ONE)
     learning_rate: float = option(2e-5, "peak learning rate", metavar="LR")
     num_epochs: float = option(3.0, "passes over the data", names=("num_train_epochs",), metavar="N")
-    eval_steps: int | None = option(None, "evaluate every N steps (once an epoch)", names=("eval_accuracy_steps",))
+    eval_steps: int | None = _held_out(None, "evaluate every N steps (once an epoch)", names=("eval_accuracy_steps",))
     finetune_seed: int = option(42, "seed", names=("seed",), allowed=(lambda seed: 0 <= seed < 2**32, "0 to 2**32 - 1"))
     track_flop: bool = option(False, "measure the FLOPs of the first 10 steps; print them beside the derived ones")
     same_flop: bool = option(False, "stop once the FLOPs of --regular for --num_epochs are spent")
@@ -138,8 +138,6 @@ def check(args: argparse.Namespace) -> JepaConfig:
         raise UserError("name the data with one of --train_file, --data_file and --dataset")
     refuse_both(args, ("data_file", "eval_file"), ("no_cache", "cache_dir"), ("plain", "chat_template"))
     refuse_both(args, ("load_in_4bit", "load_in_8bit"), ("gguf_file", "load_in_4bit"), ("gguf_file", "load_in_8bit"))
-    if args.eval_generate is not None and args.eval_file is None and args.data_file is None:
-        raise UserError("--eval_generate needs held-out records; add --eval_file or --data_file")
     untrained = args.pretrain or args.model_name.startswith("preset:")
     for name in ("lora", "gguf_file"):
         if untrained and getattr(args, name):

@@ -46,10 +46,7 @@ class Section:
 
 
 def make_page(runs: Sequence[Run], baseline: str | None = None) -> str:
-    """The page of some runs as text, the same for the same runs.
-
-    ``baseline`` is the arm that the others are compared with, by default that of the sweep, or the regular one.
-    """
+    """The page of some runs as text, the same for the same runs; ``baseline`` as for :func:`compare`."""
     compared = compare_runs(runs, baseline)
     look = looks(runs, next((comparison for _, comparison, _ in compared if comparison), None))
     makers: dict[str, Callable[[], Section]] = {
@@ -214,12 +211,9 @@ _FACTS = {
     "mode": ("jepa", "mode"),
     "K": ("jepa", "predictors"),
     "layout": ("jepa", "layout"),
-    "status": ("status",),
     "seed": ("training", "seed"),
-    "records": ("data", "train", "records"),
     "steps": ("results", "steps"),
     "tokens": ("results", "tokens"),
-    "tokens to regular": ("tokens", "ratio"),
     "FLOPs": ("results", "flops"),
     "seconds": ("results", "train_seconds"),
 }
@@ -242,15 +236,12 @@ def overview_section(runs: Sequence[Run]) -> Section:
 
 def answers_section(runs: Sequence[Run]) -> Section:
     """The answers of all evaluations; ``UserError`` if a file of answers can't be read."""
-    # Two evaluations ask the same questions, so each distinct text stands once.
-    texts: dict[str, int] = {}
-    evaluations = [_answers(run, name, texts) for run in runs for name in run.evaluations]
-    found = [each for each in evaluations if each]
-    data = json_block("answers-data", {"texts": list(texts), "evaluations": found})
+    found = list(filter(None, [_answers(run, name) for run in runs for name in run.evaluations]))
+    data = json_block("answers-data", found)
     return Section("answers", "Generated answers", [{"answers": data}] if found else [])
 
 
-def _answers(run: Run, evaluation: str, texts: dict[str, int]) -> dict[str, Any]:
+def _answers(run: Run, evaluation: str) -> dict[str, Any]:
     """One evaluation for ``answers.js``, which says what is in an answer; empty where nothing was generated."""
     file, summary = run.answers(evaluation), run.evaluations[evaluation]
     lines = [line for _, line in read_jsonl(file) if isinstance(line.get("generated"), str)] if file.is_file() else []
@@ -262,15 +253,11 @@ def _answers(run: Run, evaluation: str, texts: dict[str, int]) -> dict[str, Any]
     begin = os.path.commonprefix(prompts) if len(prompts) > 1 else ""  # noqa: RUF071  # of characters, not of folders
     begin = begin[: begin.rfind("\n") + 1]
     names = list(dict.fromkeys(name for line in lines for name in line["scores"]))
-
-    def place(text: str) -> int:
-        return texts.setdefault(text, len(texts))
-
     answers = [
         [
             line["index"],
-            place(prompt[len(begin) :]),
-            place(shown_text(line.get("truth"))),
+            prompt[len(begin) :],
+            shown_text(line.get("truth")),
             shown_text(line["generated"]),
             # The mean over samples.
             line["scores"][headline] > 0.5,

@@ -72,11 +72,9 @@ def interval(low: float | None, high: float | None, how: str = ".1f") -> str:
 
 
 def report(folders: Sequence[str | os.PathLike[str]], names: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """One row for each run folder, in the order given.
+    """One row for each run folder: values by the heads of columns, and the 95 % interval of the accuracy over examples.
 
-    Values by the heads of the columns, None where it was not measured, and ``low`` and ``high``, the 95 % interval of
-    the accuracy over examples. ``score`` names the headline and, in brackets, the lenient score. Shares are between 0
-    and 1. ``UserError`` if the runs were evaluated on different files or in different ways.
+    ``UserError`` if the runs were evaluated on different files or in different ways.
     """
     runs = [read_evaluated_run(folder) for folder in folders]
     refuse_different(runs, _SAME_QUESTIONS)
@@ -151,9 +149,8 @@ def _over_seeds(comparison: Comparison) -> Table:
         rows.append([*cells, *(form(ratio, "× {:.2f}") for ratio in (found.token_ratio, found.flops_ratio))])
     heads = ("arm", "equal", "pairs", *(f"Δ {name}" for name in names.values()), "p, one-tailed", "p, two-tailed")
     return Table(
-        f"Against {comparison.baseline.name}, paired by seed: percentage points [95 % interval], t-test of "
-        f"{comparison.scores['headline']}, Holm's correction of the {comparison.tails}-tailed p over all arms; equal: "
-        "to the baseline in optimizer steps, in FLOPs of training",
+        f"Against {comparison.baseline.name}, paired by seed: percentage points [95 % interval], t-test, Holm's "
+        f"correction of the {comparison.tails}-tailed p; equal: to the baseline in optimizer steps, FLOPs of training",
         (*heads, "Holm", "tokens", "FLOPs"),
         rows,
     )
@@ -168,9 +165,8 @@ def _over_examples(comparison: Comparison) -> Table:
         rows.append((name, *(form(count, "{}") for count in counts), *map(_p_text, p_values)))
     before = (f"of them {comparison.scores['lenient']} before",) if known else ()
     return Table(
-        f"Against {comparison.baseline.name}, paired by example: {comparison.scores['headline']} where the baseline "
-        "was wrong and the other way round, all seeds; exact test whose units are examples (one seed: McNemar's), "
-        "Holm's correction over all arms",
+        f"Against {comparison.baseline.name}, paired by example: {comparison.scores['headline']} gained and lost over "
+        "all seeds; exact test whose units are examples (one seed: McNemar's), Holm's correction over all arms",
         ("arm", "gained", *before, "lost", "p, one-tailed", "p, two-tailed", "Holm"),
         rows,
     )

@@ -59,11 +59,9 @@ def write_trained_prompts(folder: Path, records: Iterable[Record]) -> None:
 
 
 def share_trained_on(model_path: str, records: Iterable[Record]) -> dict[str, float] | None:
-    """The share of test records whose question was trained on, by each of ``FORMS``.
+    """The share of test records whose question was trained on, by each of ``FORMS``; None if that is not known.
 
-    Args:
-        model_path: run folder, or checkpoint folder in one; for anything else the result is None.
-        records: at least one.
+    ``model_path`` is a run folder, or a checkpoint folder in one.
     """
     folder = Path(model_path)
     place = folder.parent if folder.name.startswith("checkpoint-") else folder

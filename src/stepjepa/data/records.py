@@ -65,15 +65,11 @@ def as_records(values: Iterable[Record | dict[str, Any]]) -> Iterator[Record]:
 def parse_record(
     value: Mapping[str, Any], path: str | os.PathLike[str] = "<memory>", line: int = 0, columns: Columns = None
 ) -> Record:
-    """Check one object and make a record of it.
+    """Check one object and make a record of it; ``path`` and ``line``, counted from 1, are for errors.
 
-    Args:
-        value: with ``messages``: optionally one system message first, then user and assistant in turn; or the chat in
-            another form, see :func:`to_messages`. Optionally explicit views: ``views``, a list of pairs of texts; or
-            ``text`` and ``code``, each a text or a list of one message.
-        path: for error messages, as is ``line``.
-        line: counted from 1.
-        columns: of the user's and the assistant's message, where they have names of their own.
+    It has ``messages``: optionally one system message first, then user and assistant in turn; or the chat in another
+    form, see :func:`to_messages`. Optionally explicit views: ``views``, a list of pairs of texts; or ``text`` and
+    ``code``, each a text or a list of one message.
     """
     try:
         messages, used = to_messages(value, columns)
@@ -98,12 +94,9 @@ def to_messages(
 ) -> tuple[list[dict[str, Any]], set[str]]:
     """The chat of a row, and the columns that it was taken from.
 
-    Args:
-        row: by the names of its columns.
-        columns: see :data:`Columns`; None takes a whole chat (:data:`CHATS`), or the first of :data:`USER` and of
-            :data:`ASSISTANT` that the row has; in Alpaca's form ``instruction`` goes on with ``input``.
-        system: column of the system prompt.
-        system_prompt: the same for all rows.
+    Without ``columns`` that is a whole chat (:data:`CHATS`), or the first of :data:`USER` and of :data:`ASSISTANT` that
+    the row has; in Alpaca's form ``instruction`` goes on with ``input``. ``system`` is a column, ``system_prompt`` the
+    same text for all rows.
     """
     if columns is not None and len(columns) != 2:
         raise UserError(f"--columns: expected two names, USER ASSISTANT, got {' '.join(columns)}")
@@ -210,40 +203,36 @@ def _view(value: Any, key: str, role: str) -> str | None:
 
 
 class BadRecords:
-    """The lines of a file that are skipped because something is wrong with them (``--bad_records skip``)."""
+    """What becomes of the lines of a file that something is wrong with (``--bad_records``): an error, or skipped."""
 
-    def __init__(self) -> None:
+    def __init__(self, choice: str = "error") -> None:
+        self.skips = choice == "skip"
         self.count = 0
-        self.lines: list[int] = []  # of the first few of them, and what is wrong there
-        self.first: list[str] = []
+        self.first: list[tuple[int, str]] = []  # the first few lines, and what is wrong there
 
     def note(self, error: UserError, line: int) -> None:
-        """Skip a line or a row."""
+        """Raise the error, or skip a line or a row."""
+        if not self.skips:
+            raise error from None
         self.count += 1
         if self.count <= 3:
-            self.lines.append(line)
-            self.first.append(one_line(error))
+            self.first.append((line, one_line(error)))
 
     def describe(self) -> str:
         """One line for people."""
         rest = f"; and {self.count - 3:,} more" if self.count > 3 else ""
         lines = "line" if self.count == 1 else "lines"
-        return f"{self.count:,} bad {lines} left out (--bad_records skip): {'; '.join(self.first)}{rest}"
+        told = "; ".join(told for _, told in self.first)
+        return f"{self.count:,} bad {lines} left out (--bad_records skip): {told}{rest}"
+
+    def tell(self) -> None:
+        """Say on standard error how many lines were left out, and the first of them; nothing if none was."""
+        if self.count:
+            print(f"note: {self.describe()}", file=sys.stderr)
 
     def to_dict(self) -> dict[str, Any]:
         """For ``run.json``: nothing that depends on where the file lies."""
-        return {"left_out": self.count, "first_lines": list(self.lines)}
-
-
-def bad_records(choice: str) -> BadRecords | None:
-    """What takes the bad records of one file, by ``--bad_records``; None where they are errors."""
-    return BadRecords() if choice == "skip" else None
-
-
-def tell_bad_records(bad: BadRecords | None) -> None:
-    """Say on standard error how many lines of a file were left out, and the first of them."""
-    if bad is not None and bad.count:
-        print(f"note: {bad.describe()}", file=sys.stderr)
+        return {"left_out": self.count, "first_lines": [line for line, _ in self.first]}
 
 
 _SEPARATORS = {

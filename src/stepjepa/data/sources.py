@@ -19,7 +19,7 @@ Rows = Iterator[tuple[int, dict[str, Any]]]
 """Line or row number, counted from 1, and the row by the names of its columns."""
 
 Wrong = Callable[[UserError, int], None]
-"""Takes what is wrong with a row, and its number."""
+"""Takes what is wrong with a row, and its number: ``BadRecords.note``."""
 
 # Reasoning traces can be longer than the 128 KiB that the csv module allows a field.
 _LONGEST_FIELD = 2**27
@@ -32,14 +32,10 @@ def read_rows(
     subset: str | None = None,
     bad: BadRecords | None = None,
 ) -> Rows:
-    """The rows of a raw data set.
+    """The rows of a file, of a folder that ``datasets`` can load, or of a data set on the hub.
 
-    Args:
-        source: a file, its format told by its name (:data:`FORMATS`); a folder that ``datasets`` can load; or the name
-            of a data set on the hub. What looks like a path is never asked for at the hub.
-        split: of a hub data set or folder; may be left out where there is only one.
-        subset: its configuration, where it has several.
-        bad: takes the rows that are wrong; None makes the first of them an error.
+    The format of a file is told by its name (:data:`FORMATS`). What looks like a path is never asked for at the hub.
+    ``split`` and ``subset`` are for folders and the hub, where there are several.
     """
     path, name = Path(source).expanduser(), os.fspath(source)
     if path.is_dir() or not (path.exists() or _looks_like_a_path(name)):
@@ -50,7 +46,7 @@ def read_rows(
     if found.suffix.lower() not in FORMATS:
         told = f"a name that ends in {', '.join(FORMATS)} is expected; unpack, rename or convert it"
         raise UserError(told, path=found)
-    return FORMATS[found.suffix.lower()](found, _taking(bad))
+    return FORMATS[found.suffix.lower()](found, (bad or BadRecords()).note)
 
 
 def read_records(
@@ -63,13 +59,12 @@ def read_records(
         bad: takes the lines that are wrong; None makes the first of them an error.
         columns: of the user's and the assistant's message, where they have names of their own.
     """
-    found, wrong = existing_file(path, "data file"), _taking(bad)
+    found, bad = existing_file(path, "data file"), bad or BadRecords()
     reader = FORMATS.get(found.suffix.lower(), _read_json_lines)
-    records = list(_parse_each(reader(found, wrong), path, wrong, columns))
+    records = list(_parse_each(reader(found, bad.note), path, bad, columns))
     if not records:
-        none = "holds no records; expected one JSON object per line"
-        told = f"holds no sound record; {bad.describe()}" if bad is not None and bad.count else none
-        raise UserError(told, path=path)
+        rest = bad.describe() if bad.count else "expected one JSON object per line"
+        raise UserError(f"holds no records; {rest}", path=path)
     return records
 
 
@@ -83,52 +78,38 @@ def read_any(source: str | os.PathLike[str], *, bad: BadRecords | None = None, c
         return read_records(path, bad=bad, columns=columns)
     dataset, subset, split = (name, "", "") if path.is_dir() else (*name.split(":"), "", "")[:3]
     rows = read_rows(dataset, subset=subset or None, split=split or None)
-    return list(_parse_each(rows, name, _taking(bad), columns))
+    return list(_parse_each(rows, name, bad or BadRecords(), columns))
 
 
 def mix(parts: Sequence[Sequence[Record]], weights: Sequence[float] | None, seed: int) -> list[list[Record]]:
     """The largest mixture of several data sets in which each has its share and no record stands twice.
 
-    Args:
-        parts: the records of each.
-        weights: the share of each, in any unit; None takes all records of all.
-        seed: draws which records of a data set are taken.
-
-    Returns:
-        What is taken of each, in its order there.
+    ``weights`` are in any unit, None takes all. What is taken of each, drawn by the seed, keeps its order there.
     """
     if weights is None:
         return [list(part) for part in parts]
     if len(weights) != len(parts) or not all(0 < weight < float("inf") for weight in weights):
-        given = " ".join(f"{weight:g}" for weight in weights)
-        told = f"expected {len(parts)} positive numbers, one for each --dataset, got {given}"
-        raise UserError(f"--dataset_weights: {told}")
+        raise UserError(f"--dataset_weights: expected {len(parts)} positive numbers, one for each --dataset")
     scale = min(len(part) / weight for part, weight in zip(parts, weights, strict=True))
-    counts = [min(round(scale * weight), len(part)) for part, weight in zip(parts, weights, strict=True)]
-    if 0 in counts:
-        told = f"of data set {counts.index(0) + 1} not one record is taken; raise its weight"
-        raise UserError(f"--dataset_weights: {told}")
-    draw = random.Random(seed)
-    drawn = [sorted(draw.sample(range(len(part)), count)) for part, count in zip(parts, counts, strict=True)]
-    return [[part[index] for index in indices] for part, indices in zip(parts, drawn, strict=True)]
+    draw, taken = random.Random(seed), list[list[Record]]()
+    for part, weight in zip(parts, weights, strict=True):
+        indices = draw.sample(range(len(part)), min(round(scale * weight), len(part)))
+        taken.append([part[index] for index in sorted(indices)])
+    if not all(taken):
+        raise UserError(
+            f"--dataset_weights: not one record of data set {taken.index([]) + 1} is taken; raise its weight"
+        )
+    return taken
 
 
-def _parse_each(rows: Rows, path: str | os.PathLike[str], wrong: Wrong, columns: Columns) -> Iterator[Record]:
+def _parse_each(rows: Rows, path: str | os.PathLike[str], bad: BadRecords, columns: Columns) -> Iterator[Record]:
     for line, value in rows:
         try:
             record = parse_record(value, path, line, columns)
         except UserError as error:
-            wrong(error, line)
+            bad.note(error, line)
         else:
             yield record
-
-
-def _raise(error: UserError, line: int) -> None:
-    raise error from None
-
-
-def _taking(bad: BadRecords | None) -> Wrong:
-    return _raise if bad is None else bad.note
 
 
 def _looks_like_a_path(name: str) -> bool:

@@ -41,7 +41,6 @@ def load_model(
     pretrain: bool = False,
     plain: bool = False,
     quantization: dict[str, Any] | None = None,
-    allow_missing_weights: bool = False,
     gguf_file: str | None = None,
 ) -> tuple[Any, Any]:
     """Load or build a causal language model for training; returns it in training mode, and its tokenizer.
@@ -60,27 +59,23 @@ def load_model(
         pretrain: take only configuration and tokenizer from ``name``, and draw random weights; a preset always does.
         plain: add the tokens of ``chat.template.PlainTemplate``, and stop generation at its end of turn.
         quantization: from ``weights.quantization_options``, to load trained weights in 4 or 8 bits.
-        allow_missing_weights: draw weights that ``name`` lacks at random, instead of refusing it.
         gguf_file: a GGUF file of ``name`` with weights and tokenizer; the weights are dequantised.
     """
     if (Path(name) / "adapter_config.json").is_file():
         raise UserError("is an adapter; training starts from a whole model: run 'stepjepa export' on it", path=name)
+    given: dict[str, Any] = {"chat_template": chat_template, "trust_remote_code": trust_remote_code}
     options: dict[str, Any] = {"attn_implementation": attn_implementation, "trust_remote_code": trust_remote_code}
     if pretrain or name.startswith(PREFIX):
-        tokenizer, config = new_config(
-            name, texts, chat_template=chat_template, trust_remote_code=trust_remote_code, plain=plain
-        )
+        tokenizer, config = new_config(name, texts, plain=plain, **given)
         ends = add_plain_tokens(tokenizer)[1:] if plain else list(ChatTemplate(tokenizer).end_of_turn_ids)
         ends += [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         with reported(f"can't build a model from '{name}'"):
             model = presets.random_model(config, tokenizer, ends, seed, dtype=new_dtype(config, dtype), **options)
     else:
-        tokenizer = load_tokenizer(
-            name, chat_template=chat_template, trust_remote_code=trust_remote_code, gguf_file=gguf_file
-        )
+        tokenizer = load_tokenizer(name, gguf_file=gguf_file, **given)
         options |= quantization or {}
         with reported(f"can't load a model from '{name}'"):
-            model = load_weights(name, allow_missing=allow_missing_weights, gguf_file=gguf_file, dtype=dtype, **options)
+            model = load_weights(name, gguf_file=gguf_file, dtype=dtype, **options)
         if plain:
             give_plain_tokens(model, tokenizer, seed)
     give_predictors(model, tokenizer, predictors, seed)
@@ -148,8 +143,6 @@ def load_named(model: Any, tokenizer: Any, data: Any, *, predictors: int, seed: 
     own, texts = tokenizer, []
     if isinstance(model, str):
         if model.startswith(PREFIX):
-            if not isinstance(data, Sequence):
-                raise ValueError(f"'{model}' learns its tokenizer from the records; expected a list or a file of them")
             data = [*as_records(data)]
             texts = [message["content"] for record in data for message in record.messages]
         model, own = load_model(model, texts=texts, predictors=predictors, seed=seed)

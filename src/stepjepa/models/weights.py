@@ -21,11 +21,11 @@ from torch import nn
 from stepjepa.errors import UserError, shown
 
 
-def load_weights(name: str, *, allow_missing: bool = False, gguf_file: str | None = None, **options: Any) -> Any:
+def load_weights(name: str, *, gguf_file: str | None = None, **options: Any) -> Any:
     """Load a causal language model from the safetensors of a folder or hub id, or from a GGUF file in it (dequantised).
 
-    UserError if weights are missing (unless ``allow_missing``: then they are drawn at random), belong to layers that
-    the configuration lacks, or are not finite. ``options`` are those of ``AutoModelForCausalLM.from_pretrained``.
+    UserError if weights are missing, belong to layers that the configuration lacks, or are not finite. ``options`` are
+    those of ``AutoModelForCausalLM.from_pretrained``.
     """
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
@@ -40,9 +40,8 @@ def load_weights(name: str, *, allow_missing: bool = False, gguf_file: str | Non
         )
     finally:
         logging.set_verbosity(level)
-    if found["missing_keys"] and not allow_missing:
-        lost = _named(found["missing_keys"])
-        raise UserError(f"the weights of '{name}' lack {lost}; complete them, or pass --allow_missing_weights to train")
+    if found["missing_keys"]:
+        raise UserError(f"the weights of '{name}' lack {_named(found['missing_keys'])}; complete them")
     # Refuse layers beyond the configuration's, for example; ignore other single tensors (buffers, other heads).
     number = re.compile(r"\.\d+(?=\.)")
     kinds = {number.sub("", key) for key in model.state_dict()}

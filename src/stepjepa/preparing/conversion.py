@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from typing import Any, NamedTuple
 
 from stepjepa.data.records import BadRecords, parse_record
@@ -47,33 +46,28 @@ def convert_rows(
 ) -> tuple[list[dict[str, Any]], Counts]:
     """Convert at most ``limit`` rows of the file ``path`` to records, dropping those that are unusable.
 
-    Several records of one row get its line number as the field ``group``. Invalid rows are collected by ``bad`` and
-    skipped; without it the first one raises a UserError.
+    Several records of one row get its line number as the field ``group``. Invalid rows are noted by ``bad``.
     """
-    counts = Counts()
-
-    def converted() -> Iterator[dict[str, Any]]:
-        for line, row in rows:
-            if not counts.read:
-                counts.columns = tuple(map(str, row))
-            counts.read += 1
-            try:
-                made = convert(row)
-                records = [record | {"group": line} for record in made] if isinstance(made, list) else [made]
-                for record in records:
-                    parse_record(record, str(path), line)
-            except Unusable as reason:
-                counts.dropped[str(reason)] += 1
-            except UserError as error:
-                located = error if error.line is not None else UserError(str(error), path=path, line=line)
-                if bad is None:
-                    raise located from error
-                bad.note(located, line)
-            else:
-                yield from records
-
-    # Lazy, so that no row after the last record is read.
-    return list(islice(converted(), limit)), counts
+    counts, found = Counts(), list[dict[str, Any]]()
+    for line, row in rows:
+        if limit is not None and len(found) >= limit:
+            break
+        if not counts.read:
+            counts.columns = tuple(map(str, row))
+        counts.read += 1
+        try:
+            made = convert(row)
+            records = [record | {"group": line} for record in made] if isinstance(made, list) else [made]
+            for record in records:
+                parse_record(record, str(path), line)
+        except Unusable as reason:
+            counts.dropped[str(reason)] += 1
+        except UserError as error:
+            located = error if error.line is not None else UserError(str(error), path=path, line=line)
+            (bad or BadRecords()).note(located, line)
+        else:
+            found += records
+    return found[:limit], counts
 
 
 class Conversion(NamedTuple):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
-from itertools import pairwise
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 _BLANK_LINES = re.compile(r"\n(?:[^\S\n]*\n)+")
 _STEP_MARKER = re.compile(
@@ -51,12 +50,8 @@ def drop_thinking(text: str) -> str:
     A closing tag alone ends thinking that began in the prompt. An opening tag alone begins thinking that never ended:
     all text after it is removed.
     """
-    kept, position = [], 0
-    while (start := text.find("<think>", position)) >= 0 and (end := text.find("</think>", start)) >= 0:
-        kept.append(text[position:start])
-        position = end + len("</think>")
-    text = "".join([*kept, text[position:]]).rpartition("</think>")[2]
-    return _trim(text.partition("<think>")[0])
+    text = re.sub(r"<think>(?:(?!</?think>).)*+</think>", "", text, flags=re.DOTALL)
+    return _trim(text.rpartition("</think>")[2].partition("<think>")[0])
 
 
 def _trim(text: str) -> str:
@@ -113,61 +108,44 @@ def _join_trivial(pieces: Iterable[str], marked: bool) -> list[str]:
     return ["\n".join(parts) for parts in steps]
 
 
-def _find_markers(lines: Sequence[str], inside: Collection[int], pattern: re.Pattern[str]) -> set[int]:
-    """Lines outside blocks with markers numbered n, n + 1, ... or again from 1; empty if none is above n."""
-    numbers: list[int] = []
-    found: set[int] = set()
-    indent = ""
+def _find_markers(lines: Sequence[str], inside: Collection[int], pattern: re.Pattern[str]) -> dict[int, int]:
+    """Lines outside blocks with markers, and their numbers: n, n + 1, ... or again from 1; empty if none is above n."""
+    found: dict[int, int] = {}
+    before, indent = 0, ""
     for place, line in enumerate(lines):
         if place in inside or not (match := pattern.match(line)):
             continue
         groups = match.groupdict()
         number = int(groups["plain"] or groups["decorated"])
         # A later number 1 means that the model begins again; another indent is a nested list.
-        if not numbers or (number in (numbers[-1] + 1, 1) and groups["indent"] == indent):
-            indent = groups["indent"]
-            numbers.append(number)
-            found.add(place)
-    return found if numbers and max(numbers) > numbers[0] else set()
+        if not found or (number in (before + 1, 1) and groups["indent"] == indent):
+            before, indent = number, groups["indent"]
+            found[place] = number
+    return found if found and before > min(found.values()) else {}
 
 
-def _paragraphs(
-    lines: Sequence[str], inside: Collection[int], markers: Collection[int] = ()
-) -> tuple[list[str], list[int]]:
-    """The text between blank lines outside blocks, divided at markers too, and which paragraphs begin with one."""
+def _pieces(lines: Sequence[str], inside: Collection[int], markers: Mapping[int, int], *, in_list: bool) -> list[str]:
+    """The text between blank lines outside blocks; with markers (see ``_find_markers``) what begins at each of them.
+
+    What introduces marker 1 goes with it. The last marked step ends before a conclusion, a list, "1.", also before an
+    unindented paragraph.
+    """
+    first, last = min(markers, default=len(lines)), max(markers, default=-1)
+    # Text before a higher number is no introduction, but steps of a response that is cut off in front.
+    introduced = markers.get(first) == 1
     found: list[list[str]] = []
-    marked = []
     begins = True
     for place, line in enumerate(lines):
         if not line.strip():
             begins = begins or place not in inside
             continue
-        if begins or place in markers:
-            if place in markers:
-                marked.append(len(found))
+        ended = not markers or (in_list and line[0] not in " \t-*") or _CLOSING.match(line)
+        parted = begins and ((place < first and not introduced) or (place > last and ended))
+        if not found or parted or (place in markers and not (introduced and place == first)):
             found.append([])
         found[-1].append(line)
         begins = False
-    return ["\n".join(part).rstrip() for part in found], marked
-
-
-def _marked_steps(paragraphs: list[str], marked: Sequence[int], in_list: bool) -> list[str]:
-    """Steps that begin at the ``marked`` paragraphs, what introduces marker 1 with it, and those behind them.
-
-    A list, "1.", ends before an unindented paragraph with content.
-    """
-    last = paragraphs[marked[-1] :]
-    # The last step ends before the conclusion of the response.
-    end = len(last)
-    while end > 1 and _CLOSING.match(last[end - 1]):
-        end -= 1
-    if in_list:
-        outside = (at for at in range(1, end) if not (_leads_in(last[at - 1]) or last[at][0] in " \t-*"))
-        end = next((at for at in outside if not _continues(last[at])), end)
-    # Text before a higher number than 1 is not an introduction but steps of a response that is cut off in front.
-    before = [0] if re.match(r"\D*1\b", paragraphs[marked[0]]) else range(marked[0] + 1)
-    starts = [*before, *marked[1:], marked[-1] + end]
-    return ["\n".join(paragraphs[start:stop]) for start, stop in pairwise(starts)] + last[end:]
+    return ["\n".join(part).rstrip() for part in found]
 
 
 def split_response(text: str) -> list[str]:
@@ -179,9 +157,7 @@ def split_response(text: str) -> list[str]:
     """
     lines = _trim(_unix_lines(text)).split("\n")
     inside = _block_lines(lines)
-    pieces, marked = _paragraphs(lines, inside)
-    for pattern in (_STEP_MARKER, _NUMBER_MARKER):
-        if not marked and (markers := _find_markers(lines, inside, pattern)):
-            pieces, marked = _paragraphs(lines, inside, markers)
-            pieces = _marked_steps(pieces, marked, in_list=pattern is _NUMBER_MARKER)
-    return [tidy_step(step) for step in _join_trivial(pieces, marked=bool(marked))]
+    markers = _find_markers(lines, inside, _STEP_MARKER)
+    items = {} if markers else _find_markers(lines, inside, _NUMBER_MARKER)
+    pieces = _pieces(lines, inside, markers or items, in_list=bool(items))
+    return [tidy_step(step) for step in _join_trivial(pieces, marked=bool(markers or items))]

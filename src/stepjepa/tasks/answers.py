@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
 from decimal import Decimal
 from fractions import Fraction
 from functools import cache
@@ -74,16 +72,16 @@ def text_scores(generated: str, truth: str) -> dict[str, bool | float]:
     return {"exact": said == truth, "prefix": said.startswith(truth), "contains": truth in generated}
 
 
-# After "####" comes a space or the beginning of a number; or mark and answer are together in bold face or in backticks.
-_HASHES = re.compile(
-    rf"(?<!\S)####(?:[ \t{_GROUPING_SPACES}]+(?=[^\s#])|(?=[-+−.\d$€£¥*`\\(]))(?P<line>[^\n]+)"
-    r"|(?P<around>\*\*|`)####[ \t]*(?P<inside>[^\s*`][^*`\n]*)(?P=around)"
-)
 # Braces nest twelve deep at most; those behind a backslash do not group.
 _CONTENT = r"(?:[^{}\\]|\\.)*+"
 for _ in range(12):
     _CONTENT = rf"(?:[^{{}}\\]|\\.|\{{{_CONTENT}\}})*+"
-_BOX = re.compile(rf"\\boxed\s*+\{{({_CONTENT})\}}", re.DOTALL)
+# After "####" comes a space or the beginning of a number; or mark and answer are together in bold face or in backticks.
+_MARKED = re.compile(
+    rf"\\boxed\s*+\{{(?P<box>(?s:{_CONTENT}))\}}"
+    rf"|(?<!\S)####(?:[ \t{_GROUPING_SPACES}]+(?=[^\s#])|(?=[-+−.\d$€£¥*`\\(]))(?P<line>(?:(?!\\boxed\b)[^\n])++)"
+    r"|(?P<around>\*\*|`)####[ \t]*(?P<inside>[^\s*`][^*`\n]*)(?P=around)"
+)
 
 
 def marked_answers(text: str) -> list[str]:
@@ -93,23 +91,13 @@ def marked_answers(text: str) -> list[str]:
     instead of the line. White space must precede ``####``, except in ``**#### 18**``. Digits of any script are returned
     as ASCII, invisible characters are removed, and a line ends at a special token.
     """
-    text = plain_characters(text)
-    boxes = list(_boxes(text, 0))
-    starts, ends = [start for start, _, _ in boxes], [end for _, end, _ in boxes]
-    lines = [
-        (match.start(), match.end(), before_special_token(match["line"] or match["inside"]))
-        for match in _HASHES.finditer(text)
-        # As many boxes end before it as begin before its end.
-        if bisect_right(ends, match.start()) == bisect_left(starts, match.end())
-    ]
-    return [answer.strip() for _, _, answer in sorted([*boxes, *lines]) if answer.strip()]
-
-
-def _boxes(text: str, offset: int) -> Iterator[tuple[int, int, str]]:
-    """Beginning, end and content of the closed boxes that contain no other box."""
-    for match in _BOX.finditer(text):
-        inner = list(_boxes(match[1], offset + match.start(1)))
-        yield from inner or [(offset + match.start(), offset + match.end(), match[1])]
+    text, answers = plain_characters(text), list[str]()
+    for match in _MARKED.finditer(text):
+        if match["box"] is not None:
+            answers += marked_answers(match["box"]) if "\\boxed" in match["box"] else [match["box"].strip()]
+        elif not text.startswith("\\boxed", match.end()):
+            answers.append(before_special_token(match["line"] or match["inside"]).strip())
+    return [answer for answer in answers if answer]
 
 
 class Number(NamedTuple):
@@ -122,7 +110,7 @@ class Number(NamedTuple):
 _INTEGER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
 _NUMBER = re.compile(
     r"(?:(?:≈|\\approx\b|(?i:about|approximately|approx\.?|roughly|around)\s)\s*)?"
-    r"(?P<sign>[+-]?)\s*(?P<currency>[$€£¥₹]?)\s*(?P<inner_sign>[+-]?)\s*"
+    r"(?P<sign>[+-]?)\s*+(?P<currency>[$€£¥₹]?)\s*+(?P<inner_sign>[+-]?)\s*+"
     rf"(?:(?:(?P<whole>{_INTEGER})\s+)?(?P<over>{_INTEGER})\s*/\s*(?P<under>{_INTEGER})"
     rf"|(?P<decimal>(?:{_INTEGER}(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{{1,2}})?))"
     # The number must not continue, as in 1,2 or 1.2.3 or 1/2/3.
@@ -142,11 +130,8 @@ _NOT_UNITS = re.compile(
     r"\b(?:or|and|to|not|plus|minus|times|by|over|out|if|but|is|are|was|were)\b|^(?:squared|cubed|factorial)\b",
     re.IGNORECASE,
 )
-# Numbers of characters above any real number, or sentence that states one; they limit the time.
-_LONGEST_NUMBER = 120
-_LONGEST_STATEMENT = 400
-# A longer answer is compared without removing its decoration.
-_LONGEST_TEXT = 2000
+# No sentence that states a number is longer; longer answers are compared as text, without removing their decoration.
+_LONGEST = 1000
 
 _WRAPPER = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|mbox|operatorname)\s*\{([^{}]*)\}")
 _REPLACEMENTS = (
@@ -168,7 +153,7 @@ _DELIMITERS = {"$$": "$$", "$": "$", r"\(": r"\)", r"\[": r"\]", "**": "**", "*"
 def _clean(text: str) -> str:
     """Remove decoration from an answer: delimiters of formulas, bold face, LaTeX spacing, a full stop at the end."""
     text = plain_characters(text)
-    if len(text) > _LONGEST_TEXT:
+    if len(text) > _LONGEST:
         return text.strip()
     while (unwrapped := _WRAPPER.sub(r" \1 ", text)) != text:
         text = unwrapped
@@ -194,7 +179,7 @@ def parse_number(text: str) -> Number | None:
     ``50``, not ``0.5``. Refused are several numbers, calculations, letters that stand for values.
     """
     text = _FRACTION.sub(r" \1\3/\2\4 ", _clean(text)).strip()
-    match = _NUMBER.match(text) if len(text) <= _LONGEST_NUMBER else None
+    match = _NUMBER.match(text) if len(text) <= _LONGEST else None
     if match is None or (match["sign"] and match["inner_sign"]):
         return None
     unit = _UNIT.fullmatch(text[match.end() :].replace("/", " per ").strip())
@@ -228,7 +213,7 @@ def stated_number(text: str) -> Number | None:
     if number is not None:
         return number
     text = _clean(text).replace("**", "")
-    match = _STATEMENT.fullmatch(text) if len(text) <= _LONGEST_STATEMENT else None
+    match = _STATEMENT.fullmatch(text) if len(text) <= _LONGEST else None
     if match is None:
         return None
     subject, number = match["subject"].strip(" \t\n$"), parse_number(match["rest"])

@@ -23,7 +23,7 @@ WRONG = "wrong answer"
 FAILED = "execution failed"
 TIMED_OUT = "timed out"
 
-# Operating systems accept these as limits.
+# What operating systems accept.
 _SECONDS: Range = (lambda value: 0 < value <= 86400, "more than 0 and at most 86400")
 _MEBIBYTES: Range = (lambda value: 0 < value <= 2**30, f"more than 0 and at most {2**30}")
 

@@ -129,11 +129,8 @@ class Gsm8kTask(BoxedTask):
     ) -> dict[str, Any]:
         """A training record of a row of the original files, ``main`` or ``socratic``: ``question`` and ``answer``.
 
-        Args:
-            row: of one problem.
-            steps: separate the lines of the solution by blank lines, so that each is a step, the last with the answer.
-            socratic: keep the question in front of each line of the socratic variant (``question ** answer``).
-            calculator: keep the annotations ``<<48/2=24>>``.
+        With ``steps`` a blank line stands between the lines of the solution; ``socratic`` keeps the questions in front
+        of them (``question ** answer``), ``calculator`` the annotations ``<<48/2=24>>``.
         """
         question, answer = (read_text_field(row, name) for name in ("question", "answer"))
         if not _ends_in_number(answer):

@@ -18,8 +18,7 @@ LETTERS = "ABCD"
 def read_choices(record: Record) -> tuple[str, tuple[str, ...]]:
     """Context and four endings of a user message: the context, then lines that begin ``A) `` to ``D) ``.
 
-    Where such a beginning stands several times, the last one that leaves room for the others counts, so that a
-    context may have lines like ``A) `` of its own. UserError where one of the five is missing.
+    Where such a beginning stands several times, the last one that leaves room for the others counts.
     """
     context, found = record.messages[-2]["content"], []
     for letter in reversed(LETTERS):
@@ -56,11 +55,10 @@ def _plain(text: str) -> str:
 
 @task("hellaswag")
 class HellaswagTask(Task):
-    """The truth is a letter, A to D.
+    """The truth is a letter, A to D; ``correct`` is by the letter that the model finds most probable as its answer.
 
-    ``correct`` is by the letter that the model finds most probable as its answer, ``ending_correct`` by the ending most
-    probable per character behind the bare context, ``said_correct`` by :func:`read_letter`. Without likelihoods, as for
-    answers of another program, ``correct`` is ``said_correct``.
+    ``ending_correct`` is by the ending most probable per character behind the bare context, ``said_correct`` by
+    :func:`read_letter`. Without likelihoods, as for answers of another program, ``correct`` is ``said_correct``.
     """
 
     headline = "correct"

@@ -21,14 +21,12 @@ import yaml
 from stepjepa.data.records import Record
 from stepjepa.tasks.answers import strip_code_fence, text_scores
 from stepjepa.tasks.base import NO_ANSWER, TIMED_OUT, WRONG, Response, Scored, Task, record_error, task
-from stepjepa.tasks.raw_values import Unusable, chat_record
 from stepjepa.tasks.regex import RegexSyntaxError, equivalent, find_difference, parse
 
 _RIGHT = ("same text", "equivalent")
 _ERRORS = {"different": WRONG, "malformed": WRONG, "empty": NO_ANSWER, "undecided": TIMED_OUT}
 # What a fifth of the published expressions come to, so that very different ones are equivalent.
 _TRIVIAL = {"no line": "~(.*)", "every line": ".*", "every line but the empty one": ".+"}
-_LONGEST_EXAMPLE = 60
 
 
 def judge(answer: str, truth: str) -> tuple[str, str | None]:
@@ -44,7 +42,7 @@ def judge(answer: str, truth: str) -> tuple[str, str | None]:
     line = find_difference(answer, truth)
     if line is None:
         return "equivalent", next((name for name, regex in _TRIVIAL.items() if equivalent(truth, regex)), None)
-    return "different", line if len(line) <= _LONGEST_EXAMPLE else f"{line[:_LONGEST_EXAMPLE]}..."
+    return "different", line
 
 
 @task("nl-rx")
@@ -103,18 +101,6 @@ class NlRxTask(Task):
         counts = Counter(verdict for verdict, _ in verdicts)
         trivial = sum(verdict == "equivalent" and reason is not None for verdict, reason in verdicts)
         return {"verdicts": dict(counts.most_common()), "trivially_equivalent": trivial}
-
-
-def make_record(sentence: str, regex: str) -> dict[str, Any]:
-    """A record in the published form; :class:`Unusable` without a sentence or without an expression of the dialect."""
-    sentence, regex = sentence.strip(), regex.strip()
-    if not sentence:
-        raise Unusable("no sentence")
-    try:
-        parse(regex)
-    except RegexSyntaxError:
-        raise Unusable("no regular expression of NL-RX") from None
-    return chat_record(NlRxTask.system_prompt, sentence, regex)
 
 
 _GRAMMAR = yaml.safe_load(resources.files("stepjepa.tasks").joinpath("nl_rx_grammar.yaml").read_text("utf-8"))

@@ -127,23 +127,17 @@ class _Parser:
         while self.take("~"):
             negated = not negated
         node = Node("complement", (self.atom(),)) if negated else self.atom()
-        operators = 0
+        repeats = 0
         while (token := _TOKEN.match(self.text, self.position)) and (token["repeat"] or token["least"]):
-            operators += 1
-            if operators > DEEPEST:
-                raise self.error(f"more than {DEEPEST} repetitions of repetitions")
-            node = Node("repetition", (node,), bounds=self.bounds(token))
+            least, most = _REPEATS.get(token["repeat"]) or (int(token["least"]), None)
+            if token["least"] and (token["most"] or not token["comma"]):
+                most = int(token["most"] or least)
+            repeats += 1
+            if repeats > DEEPEST or (most is not None and most < least):
+                raise self.error(f"bounds in the wrong order, or more than {DEEPEST} repetitions of repetitions,")
+            node = Node("repetition", (node,), bounds=(least, most))
             self.position = token.end()
         return node
-
-    def bounds(self, token: re.Match[str]) -> Bounds:
-        if token["repeat"]:
-            return _REPEATS[token["repeat"]]
-        least = int(token["least"])
-        most = int(token["most"]) if token["most"] else None if token["comma"] else least
-        if most is not None and most < least:
-            raise self.error(f"bounds in the wrong order, {least} to {most}")
-        return least, most
 
     def atom(self) -> Node:
         if self.take("("):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import re
 import sys
@@ -38,9 +37,7 @@ def load_task(name: str) -> type[Task]:
             if not hasattr(found, attribute):
                 raise UserError(f"--task: '{name}' lacks the attribute '{attribute}'; see docs/tasks.md")
         return found
-    near = difflib.get_close_matches(known, [*TASKS, *ALIASES], n=1)
-    hint = f"did you mean '{near[0]}'?" if near else f"expected {AUTO}, {', '.join(TASKS)} or module:Class"
-    raise UserError(f"--task: no task '{name}'; {hint}")
+    raise UserError(f"--task: no task '{name}'; expected {AUTO}, {', '.join(TASKS)} or module:Class")
 
 
 def users_source(task: Task) -> str | None:

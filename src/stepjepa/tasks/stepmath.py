@@ -50,16 +50,12 @@ class Difficulty:
     max_steps: int = option(3, "most steps of a problem", metavar="N")
     max_quantity: int = option(10, "largest number by which an amount changes", metavar="N")
     max_amount: int = option(50, "largest amount, also as a result", metavar="N")
-    operations: tuple[str, ...] = option(tuple(_SIGNS), "which operations there are", metavar="NAME")
 
     def __post_init__(self) -> None:
         if fault := wrong_value(self):
             raise ValueError(fault)
         if not self.min_steps <= self.max_steps <= MAX_STEPS:
             raise ValueError(f"max_steps: expected {self.min_steps} (min_steps) to {MAX_STEPS}, got {self.max_steps}")
-        if not self.operations or not set(self.operations) <= _SIGNS.keys():
-            got = ", ".join(self.operations) or "none"
-            raise ValueError(f"operations: expected some of {', '.join(_SIGNS)}, got {got}")
 
 
 class _Move(NamedTuple):
@@ -87,8 +83,7 @@ def _choices(level: Difficulty, moves: list[_Move]) -> dict[str, list[_Move]]:
     results = {move.result for move in moves}
     used = results | {move.number for move in moves} | {move.amount for move in moves[:1]}
     choices = {}
-    for operation in level.operations:
-        sign = _SIGNS[operation]
+    for operation, sign in _SIGNS.items():
         # A first amount that shrinks may be high.
         amounts = range(2, (level.max_amount if sign in "-/" else level.max_quantity) + 1)
         # Twice and half have words of their own, so sharing among two and taking two times are left to them.
@@ -167,7 +162,7 @@ def _draw_records(
         failures = 0
     if len(records) < size:
         told = f"{name}: expected a size that this difficulty has problems for, got {size} and found {len(records)}"
-        raise ValueError(f"{told}; ask for fewer, or allow more steps, larger numbers or more operations")
+        raise ValueError(f"{told}; ask for fewer, or allow more steps or larger numbers")
     return list(records.values()), chains
 
 
@@ -182,10 +177,9 @@ def generate(size: int, seed: int, difficulty: Difficulty | None = None) -> list
 def generate_split(
     train_size: int, test_size: int, seed: int, difficulty: Difficulty | None = None
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Records to train on and records to test with; raises as :func:`generate`.
+    """Records to train on and records to test with, whose chains of equations occur in no other record.
 
-    A test problem's chain of equations occurs in no other record, whatever the story. The test records do not depend
-    on ``train_size``, so training sets of several sizes share one test set.
+    The test records do not depend on ``train_size``, so training sets of several sizes share one test set.
     """
     level = difficulty or Difficulty()
     test, chains = _draw_records(test_size, f"stepmath {seed} test", level, "test_size", once=True)

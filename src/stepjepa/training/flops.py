@@ -30,9 +30,6 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.models.architecture import base_model, find_decoder, find_heads
 
-SMALL = 5 * 10**7
-"""Number of parameters below which a real pass is cheaper than one on fake tensors."""
-
 
 class Shape(NamedTuple):
     """The counts of a micro-batch that determine its cost."""
@@ -73,13 +70,10 @@ class FlopModel:
     def of(
         cls, model: nn.Module, *, gradient_checkpointing: bool = False, reentrant: bool = False, ema: bool = False
     ) -> FlopModel:
-        """Fit the cost to passes of three lengths; a large model is run on fake tensors, if its operations allow that.
+        """Fit the cost to passes of three lengths, on fake tensors if the model's operations allow that.
 
-        Args:
-            model: a causal language model or a PEFT wrapper of one, not wrapped by DDP or FSDP. It is not changed.
-            gradient_checkpointing: the forward pass of each block is repeated in the backward pass.
-            reentrant: by the older, reentrant kind of checkpointing.
-            ema: a copy of the decoder encodes the target: one more forward pass, without head and backward pass.
+        The model, a PEFT wrapper of one perhaps, is not wrapped by DDP or FSDP, and is not changed. With ``ema`` a copy
+        of the decoder encodes the target: one more forward pass, without head and backward pass.
         """
         again = partial(checkpoint, use_reentrant=reentrant) if gradient_checkpointing else None
         forward, (token, square, fixed) = _fit(model, again)
@@ -118,16 +112,13 @@ def _fit(model: nn.Module, again: Callable[..., Any] | None) -> list[list[int]]:
         fitted: list[list[int]] = np.linalg.solve(terms, counted).round().astype(int).T.tolist()
         return fitted
 
-    large = sum(parameter.numel() for parameter in model.parameters()) >= SMALL
     with torch.random.fork_rng(), torch.enable_grad():
-        if large or next(model.parameters()).is_meta:
-            try:
-                with _without_values(model) as empty:
-                    return fit(empty)
-            except (RuntimeError, NotImplementedError, AssertionError):
-                pass  # of models with experts the shapes depend on values
-        # The copy shares the weights of the model but has its own gradients.
-        return fit(_copied(model, torch.Tensor.detach))
+        try:
+            with _without_values(model) as empty:
+                return fit(empty)
+        except (RuntimeError, NotImplementedError, AssertionError):
+            # Of models with experts the shapes depend on values. The copy shares the weights but has its own gradients.
+            return fit(_copied(model, torch.Tensor.detach))
 
 
 def _unit(config: Any) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from stepjepa.config import JepaConfig
-from stepjepa.data.records import Record, bad_records, tell_bad_records
+from stepjepa.data.records import BadRecords, Record
 from stepjepa.data.sources import mix, read_any, read_records
 from stepjepa.errors import UserError
 from stepjepa.evaluation.output import model_fingerprint
@@ -31,11 +31,7 @@ from stepjepa.training.plan import EqualCompute
 
 
 def read_data(args: argparse.Namespace) -> tuple[list[Record], list[Record], dict[str, Any]]:
-    """Training records, held-out records and what identifies their files.
-
-    Raises:
-        UserError: a file is missing or wrong, or ``--eval_split`` would leave a part empty.
-    """
+    """Training records, held-out records and what identifies their files."""
     if args.data_file is not None:
         records, about = _read(args, args.data_file)
         order = random.Random(args.split_seed).sample(range(len(records)), len(records))
@@ -57,11 +53,7 @@ def read_data(args: argparse.Namespace) -> tuple[list[Record], list[Record], dic
 
 
 def read_mixture(args: argparse.Namespace) -> tuple[list[Record], dict[str, Any]]:
-    """The records of ``--dataset``, and what identifies them.
-
-    Raises:
-        UserError: a data set is missing or wrong, or ``--dataset_weights`` do not fit.
-    """
+    """The records of ``--dataset``, and what identifies them."""
     parts, shares = zip(*(_read(args, source, read_any) for source in args.dataset), strict=True)
     taken = mix(list(parts), args.dataset_weights, args.split_seed)
     records = [record for part in taken for record in part]
@@ -74,13 +66,13 @@ def read_mixture(args: argparse.Namespace) -> tuple[list[Record], dict[str, Any]
 def _read(
     args: argparse.Namespace, source: str, read: Callable[..., list[Record]] = read_records
 ) -> tuple[list[Record], dict[str, Any]]:
-    bad = bad_records(args.bad_records)
+    bad = BadRecords(args.bad_records)
     records = read(source, bad=bad, columns=args.columns)
     if is_main_process():
-        tell_bad_records(bad)
+        bad.tell()
     about: dict[str, Any] = {"file": Path(source).name if Path(source).exists() else source, "records": len(records)}
     about |= {"sha256": fingerprint(source)} if read is read_records else {}
-    return records, about | ({"bad_records": bad.to_dict()} if bad is not None and bad.count else {})
+    return records, about | ({"bad_records": bad.to_dict()} if bad.count else {})
 
 
 def _tell_overlap(train_records: list[Record], eval_records: list[Record]) -> None:

@@ -49,21 +49,12 @@ from stepjepa.training.trainer import JepaTrainer
 
 logger = logging.getLogger(__name__)
 
-# Settings on which depends what the processes do together, and when.
-_TOGETHER = (
-    *("max_steps", "num_train_epochs", "learning_rate", "optim", "weight_decay", "max_grad_norm", "bf16", "fp16"),
-    *("save_strategy", "save_steps", "eval_strategy", "eval_steps", "logging_strategy", "logging_steps"),
-)
-
 
 def train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | None:
-    """Run ``stepjepa train``, of whose flags ``config`` is made.
+    """Run ``stepjepa train``, of whose flags ``config`` is made, and return what ``run.json`` says of the finished run.
 
-    Returns:
-        What ``run.json`` says of the finished run; after ``--dry_run`` the estimate, from the first process alone.
-
-    Raises:
-        UserError: whatever went wrong. Before the first step nothing stays written; later it says what is saved.
+    After ``--dry_run`` it is the estimate, from the first process alone. UserError for whatever went wrong: before the
+    first step nothing stays written, later it says what is saved.
     """
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(max(args.debug, 0), 2)]
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
@@ -112,8 +103,7 @@ def _train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | Non
     _refuse_disagreement(
         {
             "data": files,
-            "objectives": record["jepa"],
-            "settings": record["order"] | {name: record["training"].get(name) for name in _TOGETHER},
+            "arguments": record["arguments"],
             "checkpoints": checkpoint and Path(checkpoint).name,
         }
     )
@@ -183,7 +173,7 @@ def _build(
         seed=args.finetune_seed,
         plain=config.plain,
         quantization=None if kind is None else quantization_options(kind, compute, training.device),
-        **{name: getattr(args, name) for name in (*same, "allow_missing_weights", "gguf_file")},
+        **{name: getattr(args, name) for name in (*same, "gguf_file")},
     )
     cache: CacheDir = False if args.no_cache else args.cache_dir
     data, held_out = prepare(train_records, tokenizer, config, cache_dir=cache, say=_say), None

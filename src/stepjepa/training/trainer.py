@@ -33,7 +33,6 @@ from stepjepa.objectives.term import Context, alone, gather_rows
 from stepjepa.training import saving, settings
 from stepjepa.training.callbacks import BarCallback, EpochCallback, LogCallback, NonfiniteGuard
 from stepjepa.training.flops import FlopModel
-from stepjepa.training.hub import write_card
 from stepjepa.training.meter import Meter, measure
 from stepjepa.training.plan import FlopTracker, Plan
 
@@ -97,7 +96,7 @@ class JepaTrainer(Trainer):
         self.jepa = jepa or JepaConfig()
         self.objective = objective or Objective.from_config(self.jepa)
         settings.refuse_contradictions(args)
-        settings.refuse_data(self.jepa, args, self.objective.compares_pairs, train_dataset, eval_dataset)
+        settings.refuse_data(self.jepa, args, self.objective.compares_pairs)
         wanted = (self.jepa.predictors or 0) if self.jepa.uses_views else 0
         how: dict[str, Any] = {"predictors": wanted, "seed": args.seed}
         model, processing_class, train_dataset = load_named(model, processing_class, train_dataset, **how)
@@ -234,11 +233,7 @@ class JepaTrainer(Trainer):
     # -- the whole ----------------------------------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """As in Trainer.
-
-        Raises:
-            UserError: memory has run out, or a loss or a gradient is not finite; no checkpoint has been touched.
-        """
+        """As in Trainer; UserError where memory has run out, or a loss or a gradient is not finite."""
         try:
             result = super().train(resume_from_checkpoint, *args, **kwargs)
         except (MemoryError, RuntimeError) as error:
@@ -355,10 +350,6 @@ class JepaTrainer(Trainer):
             if self.ema is not None:
                 self.ema.load(checkpoint)
             self.meter.num_tokens = float(self.state.num_input_tokens_seen)
-
-    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        about = {"model": base_model(self.model).config._name_or_path, "jepa": self.jepa.to_dict()}
-        write_card(Path(self.args.output_dir), name=self.hub_model_id, run=about)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Nothing: the folder has another name soon, and holds what is none of a hub's."""
