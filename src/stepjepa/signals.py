@@ -9,8 +9,6 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
 # torchrun and SLURM signal every process of a job, and the parent process forwards the signal: one request arrives
 # twice. Signals within so many seconds of the first one count as the same request.
 _SAME = 2.0
@@ -51,7 +49,7 @@ class Interruptions:
             os.kill(os.getpid(), number)
 
     def __enter__(self) -> Interruptions:
-        for number in SIGNALS:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             # Keep a signal ignored that is ignored already, such as SIGHUP under nohup.
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._note)
