@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from stepjepa.commands.sweep import table
 from stepjepa.compare.grid import Grid, Trial, expand
 from stepjepa.compare.sweep import LAUNCHER, Local, SweepFolder, sweep, visible_gpus
+from stepjepa.compare.tables import report, report_text
 from stepjepa.errors import UserError
 
 FAKE = (sys.executable, "-S", str(Path(__file__).with_name("fake_stepjepa.py")))
@@ -40,6 +40,10 @@ print("stopped", outcome.stopped)
 
 def trials_of(*, seeds: Sequence[int] = (1, 2), arms: dict[str, Any] = ARMS, **train: Any) -> list[Trial]:
     return expand(Grid(Path("grid.yaml"), train, {}, arms, tuple(seeds), "regular"), str, str)
+
+
+def table(folder: SweepFolder, trials: list[Trial]) -> str:
+    return report_text(report([folder.run_folder(trial) for trial in trials], [trial.name for trial in trials]))
 
 
 def folder_of(path: Path, trials: list[Trial]) -> SweepFolder:
