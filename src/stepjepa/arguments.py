@@ -17,13 +17,10 @@ from stepjepa.options import READERS, Parser, as_arguments, from_args, option, r
 
 OBJECTIVE = "objective (neither --regular nor --step_jepa means LLM-JEPA)"
 
-SHORT_LOSSES = {"jepa_l2": "l2", "jepa_mse": "mse", "infonce": "infonce"}
-
 UNSET = ("labels", "jepa_loss_type", "lbd", "gamma")
 """Fields of :class:`JepaConfig` whose flags have no default, so that it is known whether they are named."""
 
-_OBJECTIVE = (name for name, about in SETTINGS.items() if about["affects"] == "objective")
-PAPERS_LOSS = (*_OBJECTIVE, "predictors", "last_token")
+PAPERS_LOSS = ("predictors", "last_token", *(key for key, about in SETTINGS.items() if about["affects"] == "objective"))
 """Flags that make the papers' cosine the default loss."""
 
 PUBLISHED_WITH_REGULAR = ("predictors", "last_token", "lbd", "step_separator")
@@ -91,7 +88,7 @@ def add_training_data(parser: Parser, model: type = ModelFlags) -> None:
 def jepa_config(args: argparse.Namespace) -> JepaConfig:
     """Build the configuration that the shared flags describe."""
     refuse_both(args, ("regular", "step_jepa"))
-    losses = [name for flag, name in SHORT_LOSSES.items() if getattr(args, flag)]
+    losses = [flag.removeprefix("jepa_") for flag in ("jepa_l2", "jepa_mse", "infonce") if getattr(args, flag)]
     losses += [args.jepa_loss_type] if args.jepa_loss_type is not None else []
     if len(set(losses)) > 1:
         raise UserError(f"more than one alignment loss is named ({', '.join(losses)}); leave one")

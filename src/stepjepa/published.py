@@ -8,27 +8,20 @@ from __future__ import annotations
 import argparse
 import os
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from stepjepa.arguments import note
 from stepjepa.config import DEFAULTS
 from stepjepa.errors import UserError
 from stepjepa.options import as_arguments, option, options_of
 
-PAPER: dict[str, dict[str, Any]] = {
-    "regular": {},
-    "llm-jepa": {"predictors": 0, "layout": "separate"},
-    "step-jepa": {"predictors": 1, "max_length": 1024},
-}
-"""Flags of ``--preset paper`` by mode: defaults of the published programs that differ from ours."""
-
 
 def preset_arguments(args: argparse.Namespace) -> list[str]:
     """The flags that ``--preset`` stands for, to be put before all other flags of train, which override them."""
     if args.preset is None:
         return []
-    mode = "step-jepa" if args.step_jepa else "regular" if args.regular else "llm-jepa"
-    return as_arguments({"labels": "reference", "over_length": "truncate", **PAPER[mode]})
+    own = {"predictors": 1, "max_length": 1024} if args.step_jepa else {"predictors": 0, "layout": "separate"}
+    return as_arguments({"labels": "reference", "over_length": "truncate", **({} if args.regular else own)})
 
 
 @dataclass

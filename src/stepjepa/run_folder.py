@@ -32,8 +32,6 @@ CHECKSUMS_FILE = "checksums.json"
 PART = ".saving"
 """Folder inside a run folder for files that are still being written."""
 
-PACKAGES = ("stepjepa", "torch", "transformers", "accelerate", "peft", "tokenizers", "numpy")
-
 _KEPT = ("model", "jepa", "lora", "loaded", "data", "order")
 """Keys of ``run.json`` that must not change when a run is resumed."""
 
@@ -176,7 +174,8 @@ def save_whole(folder: Path, save: Callable[[str], None]) -> None:
 
 def versions() -> dict[str, str]:
     """Versions of Python, the platform and the packages that affect the results."""
-    found = {name: importlib.metadata.version(name) for name in PACKAGES}
+    packages = ("stepjepa", "torch", "transformers", "accelerate", "peft", "tokenizers", "numpy")
+    found = {name: importlib.metadata.version(name) for name in packages}
     return {"python": platform.python_version(), "platform": platform.platform(), **found}
 
 

@@ -13,9 +13,6 @@ from typing import Any
 
 from stepjepa.errors import visible
 
-WIDEST = 100
-"""Most columns of the rows for people, however wide the terminal is."""
-
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a8577")
 """Colours of series that colour-blind readers can tell apart (Okabe and Ito, without black and yellow, and a grey)."""
 
@@ -34,7 +31,7 @@ def escape_unencodable_output() -> None:
 
 def print_rows(rows: Sequence[tuple[str, str]]) -> None:
     """Print (name, text) rows: aligned and wrapped if standard output is a terminal, else as ``name: text``."""
-    width = min(shutil.get_terminal_size().columns, WIDEST)
+    width = min(shutil.get_terminal_size().columns, 100)
     indent = max(len(name) for name, _ in rows) + 4
     for name, text in rows:
         if sys.stdout.isatty():

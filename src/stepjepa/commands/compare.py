@@ -67,8 +67,8 @@ def _comparison(args: argparse.Namespace) -> Any:
     waiting = [place for place in places if place.arm is not None and not any(place.folder.glob(f"*{SUMMARY}"))]
     places = [place for place in places if place not in waiting]
     if waiting:
-        more = "" if len(waiting) == 1 else f" and {len(waiting) - 1} more"
-        print(f"note: {visible_lines(str(waiting[0].folder))}{more}: not evaluated yet, left out", file=sys.stderr)
+        names = visible_lines(", ".join(str(place.folder) for place in waiting))
+        print(f"note: {names}: not evaluated yet, left out", file=sys.stderr)
     if not places:
         raise UserError("none of its runs is evaluated yet; go on with the sweep", path=waiting[0].folder.parents[1])
     return compare(places, evaluation=args.evaluation, baseline=args.baseline, tails=args.tails)

@@ -41,8 +41,7 @@ def run(args: argparse.Namespace) -> int:
         known = commands.choices[name]
         for field in sorted({f"--{field}" for field in training_fields()} - {*known._option_string_actions}):
             known.add_argument(field, help="of transformers.TrainingArguments")
-    folders = dict.fromkeys(("DIR", "PATH", "RUN"), shtab.DIRECTORY)
-    complete = {"FILE": shtab.FILE, "FILE.html": shtab.FILE, **folders}
+    complete = {"FILE": shtab.FILE, "FILE.html": shtab.FILE, **dict.fromkeys(("DIR", "PATH", "RUN"), shtab.DIRECTORY)}
     parsers = [*commands.choices.values()]
     for each in parsers:
         for action in each._actions:

@@ -96,9 +96,6 @@ class RunFlags:
     config: str | None = option(None, "YAML file of flags; the command line wins", metavar="FILE")
 
 
-FLAGS = (TrainData, TrainedModel, AnswerFlags, RunFlags)
-
-
 def add_flags(parser: Parser) -> None:
     """Add our own flags."""
     add_training_data(parser, TrainedModel)
@@ -133,7 +130,7 @@ def parse(parser: Parser, given: Sequence[str]) -> argparse.Namespace:
 def check(args: argparse.Namespace) -> JepaConfig:
     """Refuse flags that contradict each other or have no effect, and return the objective's settings."""
     config = jepa_config(args)
-    refuse_without_effect(vars(args), *FLAGS)
+    refuse_without_effect(vars(args), TrainData, TrainedModel, AnswerFlags, RunFlags)
     if [args.train_file, args.data_file, args.dataset].count(None) != 2:
         raise UserError("name the data with one of --train_file, --data_file and --dataset")
     refuse_both(args, ("data_file", "eval_file"), ("no_cache", "cache_dir"), ("plain", "chat_template"))
