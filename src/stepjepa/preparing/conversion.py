@@ -81,9 +81,7 @@ class Conversion(NamedTuple):
 CONVERSIONS = {
     "gsm8k": Conversion("word problems", "question and answer (openai/gsm8k)", Gsm8kTask.convert),
     "spider": Conversion("questions and SQL", "db_id, question and query (xlangai/spider)", SpiderTask.convert),
-    "nq-open": Conversion(
-        "questions", "question and answer, a list (google-research-datasets/nq_open)", NqOpenTask.convert
-    ),
+    "nq-open": Conversion("questions", "question and answer (google-research-datasets/nq_open)", NqOpenTask.convert),
     "hellaswag": Conversion("stories", "ctx, endings and label (Rowan/hellaswag)", HellaswagTask.convert),
     "rotten-tomatoes": Conversion(
         "film reviews", "text and label, 0 or 1 (cornell-movie-review-data/rotten_tomatoes)", SentimentTask.convert

@@ -11,29 +11,16 @@ from typing import Any, Self
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
 from stepjepa.tasks.answers import strip_code_fence, text_scores
-from stepjepa.tasks.base import (
-    FAILED,
-    NO_ANSWER,
-    TIMED_OUT,
-    WRONG,
-    Response,
-    Scored,
-    Task,
-    TaskOptions,
-    record_error,
-    task,
-)
+from stepjepa.tasks.base import FAILED, NO_ANSWER, TIMED_OUT, WRONG, Response, Scored, Task, TaskOptions, record_error
 from stepjepa.tasks.raw_values import chat_record, read_text_field
 from stepjepa.tasks.sql_execution import Verdict, judge
 
 _DATABASE = re.compile(r"For db_id:\[([^\[\]\n]*)\]")
 
-
 Call = tuple[str, str, str | None, bool, float, int]
 """The arguments of ``sql_execution.judge``; the answer is None for the true query alone."""
 
 
-@task("spider")
 class SpiderTask(Task):
     """The truth is a query; an answer is right if it finds the same in the record's database.
 
@@ -42,6 +29,7 @@ class SpiderTask(Task):
     fails every answer is wrong; ``details`` counts such records.
     """
 
+    name = "spider"
     headline = "execution"
     lenient = "first_statement"
     takes = ("spider_path", "missing_databases", "time_limit", "memory_limit", "workers")
