@@ -2,9 +2,8 @@
 
 Counted are the multiplications and additions of matrix products (``[m, k]`` by ``[k, n]`` is ``2 m k n``): projections,
 attention, LM head, and their backward passes. As in torch, attention counts as dense, every query of a row against
-every key, even for trees, where FlexAttention skips blocks. Sequences that are concatenated for FlashAttention count
-one by one. Not counted: rotary angles and the loss, about a thousandth of the whole, and the modules of a user's own
-terms, whose inputs are unknown here.
+every key, even for trees, where FlexAttention skips blocks. Not counted: rotary angles and the loss, about a thousandth
+of the whole, and the modules of a user's own terms, whose inputs are unknown here.
 """
 
 from __future__ import annotations
@@ -48,8 +47,6 @@ class Shape(NamedTuple):
         if len(batch["prompt_row"]):
             # The LM loss and the prompt loss call the head one after the other, each with its own positions.
             labels = sum(len(batch[name].unique()) for name in ("label_row", "prompt_row"))
-        if "cu_seq_lens" in batch:
-            squares = int(batch["cu_seq_lens"].long().diff().square().sum())
         return cls(sum(shape.numel() for shape in shapes), squares, labels, batch.pairs, len(shapes))
 
 
