@@ -49,11 +49,13 @@ def parser() -> argparse.ArgumentParser:
 def make_lines(args: argparse.Namespace) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Records to train on, and others to answer."""
     from stepjepa.tasks import nl_rx, stepmath
+    from stepjepa.tasks.raw_values import chat_record
 
     if args.data == "stepmath":
         return stepmath.generate_split(TRAIN_RECORDS, args.examples, 0)
     train, test = nl_rx.generate_split(TRAIN_RECORDS, args.examples, 0)
-    return [nl_rx.make_record(*pair) for pair in train], [nl_rx.make_record(*pair) for pair in test]
+    prompt = nl_rx.NlRxTask.system_prompt
+    return [chat_record(prompt, *pair) for pair in train], [chat_record(prompt, *pair) for pair in test]
 
 
 def make_model(args: argparse.Namespace, lines: list[dict[str, Any]]) -> tuple[Any, Any]:
