@@ -44,7 +44,6 @@ class ModelFlags:
     """Flags of the model."""
 
     model_name: str | None = option(None, "folder, hub id, or preset:tiny, preset:small ...", metavar="NAME")
-    gguf_file: str | None = option(None, "GGUF file of --model_name; needs the package gguf", metavar="FILE")
     chat_template: str | None = option(None, "Jinja file instead of the tokenizer's own template", metavar="FILE")
     trust_remote_code: bool = option(False, "run code that comes with the model")
 

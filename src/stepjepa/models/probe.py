@@ -110,15 +110,14 @@ def _check(model: PreTrainedModel) -> Findings:
         return Findings(f"{name} gives rows padded on the right other states than sequences alone (by {leaked:.1%})")
     if not getattr(model, "_supports_attention_backend", False):
         return Findings(no_tree=f"{name} does not use transformers' attention interface, which brings masks to layers")
+    no_tree = None
     try:
         enable_trees(small)
-        parted = _difference(_states(small, sequences, "tree"), alone)
+        if (parted := _difference(_states(small, sequences, "tree"), alone)) > ROUNDING:
+            no_tree = f"{name} computes other hidden states for a prefix tree than for plain rows ({parted:.1%} apart)"
     except Exception as error:
-        return Findings(no_tree=f"{name} fails on prefix trees ({type(error).__name__}: {error})")
-    if parted > ROUNDING:
-        told = f"{name} computes other hidden states for a prefix tree than for plain rows ({parted:.1%} apart)"
-        return Findings(no_tree=told)
-    return Findings()
+        no_tree = f"{name} fails on prefix trees ({type(error).__name__}: {error})"
+    return Findings(no_tree=no_tree)
 
 
 def _sequences() -> list[Ids]:

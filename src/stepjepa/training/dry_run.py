@@ -244,8 +244,8 @@ def _empty_model(args: argparse.Namespace, config: JepaConfig, records: Sequence
         texts = (message["content"] for record in records for message in record.messages)
         tokenizer, found = new_config(name, texts, chat_template=args.chat_template, plain=config.plain, **trust)
     else:
-        tokenizer = load_tokenizer(name, chat_template=args.chat_template, gguf_file=args.gguf_file, **trust)
-        found = load_config(name, gguf_file=args.gguf_file, **trust)
+        tokenizer = load_tokenizer(name, chat_template=args.chat_template, **trust)
+        found = load_config(name, **trust)
         if config.plain:
             add_plain_tokens(tokenizer)
     if config.uses_views and config.predictors:

@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AttentionMaskInterface
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from stepjepa.batch.micro_batch import Batch
@@ -237,15 +236,8 @@ def _without_values(model: nn.Module) -> Iterator[nn.Module]:
     # Torch would log a traceback as well.
     log = logging.getLogger("torch._subclasses.fake_tensor")
     quiet, log.disabled = log.disabled, True
-    name = getattr(getattr(model, "config", None), "_attn_implementation", None)
-    masks, made = AttentionMaskInterface, AttentionMaskInterface().get(name)
     try:
-        if made is not None:
-            # No batch has padding to be masked, but transformers finds that out by reading values.
-            masks.register(name, lambda *args, **kwargs: made(*args, **{**kwargs, "attention_mask": None}))
         with FakeTensorMode(allow_non_fake_inputs=True):
             yield _copied(model, lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu"))
     finally:
         log.disabled = quiet
-        if made is not None:
-            masks.register(name, made)

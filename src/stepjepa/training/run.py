@@ -172,7 +172,7 @@ def _build(
         seed=args.finetune_seed,
         plain=config.plain,
         quantization=None if kind is None else quantization_options(kind, compute, training.device),
-        **{name: getattr(args, name) for name in (*same, "gguf_file")},
+        **{name: getattr(args, name) for name in same},
     )
     cache: CacheDir = False if args.no_cache else args.cache_dir
     data, held_out = prepare(train_records, tokenizer, config, cache_dir=cache, say=_say), None
