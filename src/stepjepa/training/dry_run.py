@@ -218,9 +218,8 @@ def describe(found: dict[str, Any]) -> list[tuple[str, str]]:
     """Rows for people."""
 
     def words(part: dict[str, Any]) -> str:
-        told = {key: "not known" if each is None else each for key, each in part.items()}
-        shown = {key: each if isinstance(each, str) else f"{each:,.6g}" for key, each in told.items()}
-        return ", ".join(f"{key.replace('_', ' ')} {each}" for key, each in shown.items())
+        told = [(key.replace("_", " "), "not known" if each is None else each) for key, each in part.items()]
+        return ", ".join(f"{key} {each if isinstance(each, str) else f'{each:,.6g}'}" for key, each in told)
 
     memory, checkpoint = found["memory"], found["checkpoint"]
     parts = {"activations": None, "optimizer states": None, **memory["parts"], "sum": memory["peak"]}
