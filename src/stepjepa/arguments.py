@@ -41,7 +41,6 @@ class ModelFlags:
     """Flags of the model."""
 
     model_name: str | None = option(None, "folder, hub id, or preset:tiny, preset:small ...", metavar="NAME")
-    gguf_file: str | None = option(None, "GGUF file of --model_name; needs the package gguf", metavar="FILE")
     chat_template: str | None = option(None, "Jinja file instead of the tokenizer's own template", metavar="FILE")
     trust_remote_code: bool = option(False, "run code that comes with the model")
 
@@ -227,4 +226,6 @@ def named_fields(parser: Parser, rest: Sequence[str]) -> dict[str, Any]:
     if "hub_token" in named:
         # Every user of the machine can read a command line, and the run folder keeps it.
         parser.error("--hub_token: set HF_TOKEN in the environment; leave it out")
+    if named.get("push_to_hub"):
+        parser.error("--push_to_hub: upload the finished run by 'stepjepa export --model_path RUN --push_to_hub ID'")
     return named

@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         _export(args, name)
     if name is not None:
-        address = hub.upload(folder, name, message="Exported by stepjepa", revision=args.hub_revision)
+        address = hub.upload(folder, name, revision=args.hub_revision)
         print(f"uploaded: {visible(address)}")
     return 0
 

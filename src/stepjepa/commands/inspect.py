@@ -40,7 +40,7 @@ def _records(args: argparse.Namespace) -> list[Record]:
 
 
 def _loading(args: argparse.Namespace) -> dict[str, Any]:
-    return {name: getattr(args, name) for name in ("chat_template", "trust_remote_code", "gguf_file")}
+    return {name: getattr(args, name) for name in ("chat_template", "trust_remote_code")}
 
 
 def _texts(records: Sequence[Record]) -> Iterator[str]:

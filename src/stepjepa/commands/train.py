@@ -134,11 +134,9 @@ def check(args: argparse.Namespace) -> JepaConfig:
     if [args.train_file, args.data_file, args.dataset].count(None) != 2:
         raise UserError("name the data with one of --train_file, --data_file and --dataset")
     refuse_both(args, ("data_file", "eval_file"), ("no_cache", "cache_dir"), ("plain", "chat_template"))
-    refuse_both(args, ("load_in_4bit", "load_in_8bit"), ("gguf_file", "load_in_4bit"), ("gguf_file", "load_in_8bit"))
-    untrained = args.pretrain or args.model_name.startswith("preset:")
-    for name in ("lora", "gguf_file"):
-        if untrained and getattr(args, name):
-            raise UserError(f"--{name} needs trained weights, and presets have random weights, as with --pretrain")
+    refuse_both(args, ("load_in_4bit", "load_in_8bit"))
+    if args.lora and (args.pretrain or args.model_name.startswith("preset:")):
+        raise UserError("--lora needs trained weights, and presets have random weights, as with --pretrain")
     if args.same_flop and args.training.get("max_steps", -1) > 0:
         raise UserError("--same_flop works out the number of steps, and --max_steps names it; leave one out")
     return config

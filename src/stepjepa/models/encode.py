@@ -151,10 +151,6 @@ def decoder_inputs(batch: Batch, layers: Sequence[int] = (-1,)) -> dict[str, Any
     """Keyword arguments of a model for a batch; a batch of trees must be run under ``attention.tree_mask``."""
     names = ("input_ids", "attention_mask", "position_ids")
     inputs: dict[str, Any] = {name: batch[name] for name in names if name in batch} | {"use_cache": False}
-    if "cu_seq_lens" in batch:
-        bounds, longest = batch["cu_seq_lens"], batch["longest"]
-        inputs |= {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "attention_mask": None}
-        inputs |= {"max_length_q": longest, "max_length_k": longest}
     if set(layers) != {-1}:
         inputs["output_hidden_states"] = True
     return inputs

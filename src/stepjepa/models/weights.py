@@ -21,8 +21,8 @@ from torch import nn
 from stepjepa.errors import UserError, shown
 
 
-def load_weights(name: str, *, gguf_file: str | None = None, **options: Any) -> Any:
-    """Load a causal language model from the safetensors of a folder or hub id, or from a GGUF file in it (dequantised).
+def load_weights(name: str, **options: Any) -> Any:
+    """Load a causal language model from the safetensors of a folder or hub id.
 
     UserError if weights are missing, belong to layers that the configuration lacks, or are not finite. ``options`` are
     those of ``AutoModelForCausalLM.from_pretrained``.
@@ -36,7 +36,7 @@ def load_weights(name: str, *, gguf_file: str | None = None, **options: Any) -> 
     logging.set_verbosity_error()  # the problems that it warns of are refused below
     try:
         model, found = AutoModelForCausalLM.from_pretrained(
-            name, use_safetensors=True, output_loading_info=True, gguf_file=gguf_file, **options
+            name, use_safetensors=True, output_loading_info=True, **options
         )
     finally:
         logging.set_verbosity(level)
@@ -49,14 +49,7 @@ def load_weights(name: str, *, gguf_file: str | None = None, **options: Any) -> 
         remedy = "correct the number of layers in its config.json"
         raise UserError(f"the weights of '{name}' have {_named(further)}, which the model lacks; {remedy}")
     _refuse_nonfinite(model, name)
-    if gguf_file is None:
-        return model
-    # The library refuses to save what it takes for a quantized model, so make another of the dequantised weights.
-    del model.config.quantization_config
-    fresh = AutoModelForCausalLM.from_config(model.config, dtype=model.dtype)
-    fresh.load_state_dict(model.state_dict(), assign=True)
-    fresh.tie_weights()
-    return fresh
+    return model
 
 
 def load_adapter(model: Any, folder: str) -> Any:

@@ -2,9 +2,8 @@
 
 Counted are the multiplications and additions of matrix products (``[m, k]`` by ``[k, n]`` is ``2 m k n``): projections,
 attention, LM head, and their backward passes. As in torch, attention counts as dense, every query of a row against
-every key, even for trees, where FlexAttention skips blocks. Sequences that are concatenated for FlashAttention count
-one by one. Not counted: rotary angles and the loss, about a thousandth of the whole, and the modules of a user's own
-terms, whose inputs are unknown here.
+every key, even for trees, where FlexAttention skips blocks. Not counted: rotary angles and the loss, about a thousandth
+of the whole, and the modules of a user's own terms, whose inputs are unknown here.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AttentionMaskInterface
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from stepjepa.batch.micro_batch import Batch
@@ -48,8 +46,6 @@ class Shape(NamedTuple):
         if len(batch["prompt_row"]):
             # The LM loss and the prompt loss call the head one after the other, each with its own positions.
             labels = sum(len(batch[name].unique()) for name in ("label_row", "prompt_row"))
-        if "cu_seq_lens" in batch:
-            squares = int(batch["cu_seq_lens"].long().diff().square().sum())
         return cls(sum(shape.numel() for shape in shapes), squares, labels, batch.pairs, len(shapes))
 
 
@@ -240,15 +236,8 @@ def _without_values(model: nn.Module) -> Iterator[nn.Module]:
     # Torch would log a traceback as well.
     log = logging.getLogger("torch._subclasses.fake_tensor")
     quiet, log.disabled = log.disabled, True
-    name = getattr(getattr(model, "config", None), "_attn_implementation", None)
-    masks, made = AttentionMaskInterface, AttentionMaskInterface().get(name)
     try:
-        if made is not None:
-            # No batch has padding to be masked, but transformers finds that out by reading values.
-            masks.register(name, lambda *args, **kwargs: made(*args, **{**kwargs, "attention_mask": None}))
         with FakeTensorMode(allow_non_fake_inputs=True):
             yield _copied(model, lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu"))
     finally:
         log.disabled = quiet
-        if made is not None:
-            masks.register(name, made)

@@ -120,7 +120,6 @@ def describe_run(args: argparse.Namespace, trainer: Any) -> dict[str, Any]:
             "quantized": quantized(args),
             "chat_template": None if args.chat_template is None else fingerprint(args.chat_template),
             "attn_implementation": args.attn_implementation,
-            **({} if args.gguf_file is None else {"gguf_file": args.gguf_file}),
         },
         "encoding": {"used": trainer.encoding, "because": trainer.encoding_reason},
         "training": training.to_dict(),

@@ -40,7 +40,7 @@ from stepjepa.tasks.registry import choose_task, keep
 from stepjepa.terminal import print_rows
 from stepjepa.training.callbacks import StopCallback
 from stepjepa.training.dry_run import dry_run
-from stepjepa.training.hub import upload, write_card
+from stepjepa.training.hub import write_card
 from stepjepa.training.plan import EqualComputeCallback, equal_compute
 from stepjepa.training.record import describe_run, draw_metrics, first_screen, read_data
 from stepjepa.training.saving import way_back
@@ -100,13 +100,8 @@ def _train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | Non
         "system_prompts": system_prompts(train_records),
         "same_flop": asdict(equal) if equal else None,
     }
-    _refuse_disagreement(
-        {
-            "data": files,
-            "arguments": record["arguments"],
-            "checkpoints": checkpoint and Path(checkpoint).name,
-        }
-    )
+    started = checkpoint and Path(checkpoint).name
+    _refuse_disagreement({"data": files, "arguments": record["arguments"], "checkpoints": started})
     if args.resume_from_checkpoint is not None:
         launches = run_folder.earlier_launches(folder, record, allow_changes=args.allow_changes, say=_say)
         # Without a checkpoint it begins anew.
@@ -123,7 +118,6 @@ def _train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | Non
                 # Unless it was after the last step, and of these weights.
                 last = not trainer.args.load_best_model_at_end and trainer.evaluated.get(trainer.state.global_step)
                 metrics |= last or trainer.evaluate()
-        # What --push_to_hub uploads is the run folder, once all of it is there.
         run_folder.save_whole(folder, lambda part: trainer.save_model(part, _internal_call=True))
     record |= {
         "status": "finished",
@@ -143,11 +137,6 @@ def _train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | Non
     # Last: a run that is marked as finished is not begun again, whatever is missing.
     write_run(folder, record)
     _leave_group()
-    # The other processes need not wait for it.
-    if trainer.args.push_to_hub and is_main_process():
-        message = f"End of training, step {trainer.state.global_step}"
-        address = upload(folder, str(trainer.hub_model_id), message=message, revision=trainer.args.hub_revision)
-        _say(f"uploaded: {address}")
     return record
 
 
@@ -173,7 +162,7 @@ def _build(
         seed=args.finetune_seed,
         plain=config.plain,
         quantization=None if kind is None else quantization_options(kind, compute, training.device),
-        **{name: getattr(args, name) for name in (*same, "gguf_file")},
+        **{name: getattr(args, name) for name in same},
     )
     cache: CacheDir = False if args.no_cache else args.cache_dir
     data, held_out = prepare(train_records, tokenizer, config, cache_dir=cache, say=_say), None

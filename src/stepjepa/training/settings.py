@@ -21,7 +21,6 @@ from stepjepa.config import JepaConfig
 from stepjepa.errors import UserError
 from stepjepa.models.architecture import has_experts
 from stepjepa.models.loading import LoraSettings
-from stepjepa.training.hub import refuse_offline
 
 
 def training_arguments(args: argparse.Namespace, has_eval: bool) -> TrainingArguments:
@@ -43,8 +42,6 @@ def training_arguments(args: argparse.Namespace, has_eval: bool) -> TrainingArgu
         values["eval_strategy"] = "epoch" if args.eval_steps is None else "steps"
         values["eval_steps"] = args.eval_steps
     values.update(args.training)
-    if values.get("push_to_hub"):
-        refuse_offline()
     if str(values.get("fsdp")).lower() == "true":
         # A configuration file says 'fsdp: true'; as a word it would be taken for one of the old options.
         values["fsdp"] = True

@@ -23,7 +23,7 @@ from stepjepa.config import JepaConfig
 from stepjepa.data.records import Data, Views
 from stepjepa.errors import UserError, is_out_of_memory
 from stepjepa.models.architecture import attach_heads, base_model, without_heads
-from stepjepa.models.attention import refuse_flex_training
+from stepjepa.models.attention import uses_flex
 from stepjepa.models.encode import EmaEncoder
 from stepjepa.models.lm_head import LMHead
 from stepjepa.models.loading import load_named
@@ -104,8 +104,8 @@ class JepaTrainer(Trainer):
         settings.adjust(args, model)
         self.encoding, self.encoding_reason = set_up(model, processing_class, self.jepa, args.seed)
         attach_heads(model, self.objective.heads(base_model(model).config.get_text_config(), args.seed))
-        if train_dataset is not None:
-            refuse_flex_training(base_model(model), args.device)
+        if train_dataset is not None and args.device.type == "cpu" and uses_flex(base_model(model)):
+            raise ValueError("FlexAttention has no backward pass on a CPU; train with --attn_implementation sdpa there")
         self.prepared = self._prepare(train_dataset, processing_class, "training data")
         self.prepared_eval = self._prepare(eval_dataset, processing_class, "evaluation data")
         how = {"encoding": self.encoding, "device": args.device.type, "processes": args.world_size}
