@@ -53,11 +53,9 @@ def make_lines(args: argparse.Namespace) -> tuple[list[dict[str, Any]], list[dic
 
     if args.data == "stepmath":
         return stepmath.generate_split(TRAIN_RECORDS, args.examples, 0)
-    train, test = (
-        [chat_record(nl_rx.NlRxTask.system_prompt, *pair) for pair in part]
-        for part in nl_rx.generate_split(TRAIN_RECORDS, args.examples, 0)
-    )
-    return train, test
+    train, test = nl_rx.generate_split(TRAIN_RECORDS, args.examples, 0)
+    prompt = nl_rx.NlRxTask.system_prompt
+    return [chat_record(prompt, *pair) for pair in train], [chat_record(prompt, *pair) for pair in test]
 
 
 def make_model(args: argparse.Namespace, lines: list[dict[str, Any]]) -> tuple[Any, Any]:

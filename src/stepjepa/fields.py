@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from math import isfinite
 from typing import Any, TypeVar, final
 
@@ -21,22 +22,15 @@ def _or_none(read: Callable[[Fields, str], T]) -> Callable[[Fields, str], T | No
 
 
 @final
+@dataclass
 class Fields:
-    """The fields of a JSON object. A method with ``_or_none`` returns None for a field that is missing or null.
+    """The fields of a JSON object. A method with ``_or_none`` returns None for a field that is missing or null."""
 
-    Args:
-        values: the object.
-        path: path of the file, for errors.
-        remedy: what to do if a field is missing or wrong, for errors.
-        line: line of the object in a JSON Lines file, for errors.
-        within: path of the object inside the file, as in ``outer.inner.``, for errors.
-    """
-
-    def __init__(
-        self, values: Mapping[str, Any], path: object, remedy: str, line: int | None = None, within: str = ""
-    ) -> None:
-        self.values = values
-        self._path, self._remedy, self._line, self._within = path, remedy, line, within
+    values: Mapping[str, Any]
+    path: object  # of the file, for errors
+    remedy: str  # what to do if a field is missing or wrong, for errors
+    line: int | None = None  # of the object in a JSON Lines file, for errors
+    within: str = ""  # path of the object inside the file, as in ``outer.inner.``, for errors
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.values)
@@ -44,11 +38,11 @@ class Fields:
     def wrong(self, name: str, expected: str) -> UserError:
         """The error for a missing or wrong field, which says what is ``expected``."""
         there = f"is {shown(self.values[name])}" if name in self.values else "is missing"
-        return self.fault(f"{shown(self._within + name)} {there}, expected {expected}")
+        return self.fault(f"{shown(self.within + name)} {there}, expected {expected}")
 
     def fault(self, message: str) -> UserError:
         """An error with this message, the remedy and the place in the file."""
-        return UserError(f"{message}; {self._remedy}", path=self._path, line=self._line)
+        return UserError(f"{message}; {self.remedy}", path=self.path, line=self.line)
 
     def text(self, name: str) -> str:
         """The value of a string field."""
@@ -79,7 +73,7 @@ class Fields:
         """The fields of a nested object."""
         if not isinstance(value := self.values.get(name), dict):
             raise self.wrong(name, "an object")
-        return Fields(value, self._path, self._remedy, self._line, f"{self._within}{name}.")
+        return Fields(value, self.path, self.remedy, self.line, f"{self.within}{name}.")
 
     text_or_none = _or_none(text)
     whole_or_none = _or_none(whole)

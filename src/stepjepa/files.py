@@ -26,9 +26,7 @@ DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 def existing_file(path: str | os.PathLike[str], what: str = "file") -> Path:
     """The path of a file; ``UserError`` if it is missing or a folder."""
     found = Path(path)
-    if found.is_dir():
-        raise UserError(f"is a folder where a {what} is needed; name the file in it", path=found)
-    if not found.exists():
+    if found.is_dir() or not found.exists():
         raise UserError(f"no such {what}; check the path", path=found)
     return found
 
@@ -42,7 +40,7 @@ def read_jsonl(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Read a JSON Lines file, yielding (line number from 1, object) pairs; blank lines are skipped.
 
-    A line that is not UTF-8, no JSON object, repeats a key or holds a lone surrogate is skipped after ``wrong`` was
+    A line that is not UTF-8, no JSON object or holds a lone surrogate is skipped after ``wrong`` was
     called with its error, which is raised by default.
     """
     found = existing_file(path, what)
@@ -54,7 +52,7 @@ def read_jsonl(
                 text = line.removeprefix(codecs.BOM_UTF8 if number == 1 else b"").decode().strip()
                 if not text:
                     continue
-                value = json.loads(text, object_pairs_hook=_object)
+                value = json.loads(text)
                 if not isinstance(value, dict):
                     kind = type(value).__name__
                     raise ValueError(f"a JSON {kind} where an object is needed; every line must be one JSON object")
@@ -67,22 +65,13 @@ def read_jsonl(
                 yield number, value
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        raise ValueError("a key stands twice in an object; leave one")
-    return value
-
-
 def _fault(error: Exception) -> str:
     """What is wrong with a line that can't be decoded or parsed."""
     if isinstance(error, UnicodeDecodeError):
         return f"not UTF-8 text (byte {error.start + 1} of the line); unpack or convert the file"
     if isinstance(error, json.JSONDecodeError):
         return f"not valid JSON ({error.msg} at column {error.colno}); every line must be one JSON object"
-    # Python's own ValueError is about the digits of an integer.
-    is_long = isinstance(error, RecursionError) or "digits" in str(error)
-    return "can't be read as JSON: a number or a nesting in it is too long; remove the line" if is_long else str(error)
+    return str(error)
 
 
 def holds_half(value: dict[str, Any]) -> bool:

@@ -17,8 +17,6 @@ from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin,
 
 from stepjepa.errors import UserError, shown
 
-TRUE, FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
-
 Range = tuple[Callable[[Any], bool], str]
 """A test whether a value is allowed, and its description for messages. Every test is false for NaN."""
 
@@ -30,7 +28,7 @@ SHARE: Range = (lambda value: 0 < value < 1, "a share between 0 and 1")
 BELOW_ONE: Range = (lambda value: 0 <= value < 1, "0 or more and less than 1")
 PART: Range = (lambda value: 0 < value <= 1, "a share above 0 and up to 1")
 
-Settings = TypeVar("Settings")
+T = TypeVar("T")
 
 
 def option(default: Any = MISSING, help: str = "", **more: Any) -> Any:
@@ -107,23 +105,16 @@ def _reader(expected: str, convert: Callable[[str], Any]) -> Callable[[str], Any
     return read
 
 
-def _whole(text: str) -> int:
-    # Up to 18 digits, so that it fits into 64 bits; ``1_000`` is a typing error.
-    if not re.fullmatch(r"[+-]?[0-9]{1,18}", text.strip()):
-        raise ValueError
-    return int(text)
-
-
 def _number(text: str) -> float:
-    if "_" in text or math.isnan(float(text)):
+    if math.isnan(value := float(text)):
         raise ValueError
-    return float(text)
+    return value
 
 
-_SWITCH = {word: value for words, value in ((TRUE, True), (FALSE, False)) for word in words}
+_SWITCH = {**dict.fromkeys(("true", "1", "yes", "on"), True), **dict.fromkeys(("false", "0", "no", "off"), False)}
 
 READERS: Mapping[Any, Callable[[str], Any]] = {
-    int: _reader("a whole number", _whole),
+    int: _reader("a whole number", int),
     float: _reader("a number", _number),
     bool: _reader("true or false", lambda text: _SWITCH[text.lower()]),
 }
@@ -161,7 +152,7 @@ def refuse_both(args: argparse.Namespace, *pairs: tuple[str, str]) -> None:
             raise UserError(f"--{pair[0]} and --{pair[1]} exclude each other; leave one out")
 
 
-def from_args(settings: type[Settings], args: argparse.Namespace, **more: Any) -> Settings:
+def from_args(settings: type[T], args: argparse.Namespace, **more: Any) -> T:
     """Create an instance of a dataclass from the parsed flags of its options; ``more`` sets or replaces fields."""
     named = {each.name: getattr(args, each.name) for each in options_of(settings) if each.name not in more}
     return settings(**named, **more)
@@ -196,18 +187,18 @@ def without_flags(arguments: Sequence[str], names: Iterable[str]) -> list[str]:
 class Parser(argparse.ArgumentParser):
     """A parser of dataclass options with a short help, which raises ``UserError`` where a command line is wrong.
 
-    Args:
+    Attributes:
         common: names of the options that ``--help`` shows, in short form; with none it shows all, in full.
-        more_help: returns text for the end of ``--help_all`` of this parser.
+        more_help: returns text for the end of ``--help_all``.
         takes_others: return unknown flags and don't ask for missing ones; otherwise both are errors.
+        required: names of the flags without a default.
     """
 
-    def __init__(
-        self, *, common: Collection[str] = (), more_help: Any = None, takes_others: bool = False, **more: Any
-    ) -> None:
+    def __init__(self, *, common: Collection[str] = (), **more: Any) -> None:
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **more)
-        self.common, self.more_help, self.takes_others = common, more_help, takes_others
-        self.required: list[str] = []
+        self.common, self.required = common, list[str]()
+        self.more_help: Callable[[Parser], str] = lambda _: ""
+        self.takes_others = False
         self.add_argument("--offline", action="store_true", help="use the libraries' offline mode: ask no hub")
         if common:
             self.add_argument("--help_all", action="help", help="show every flag")
@@ -245,8 +236,6 @@ class Parser(argparse.ArgumentParser):
         name = unknown[0].partition("=")[0]
         near = difflib.get_close_matches(name, [*self._option_string_actions, *known], n=1)
         remedy = f"did you mean {near[0]}?" if near else f"{self.prog} --help{'_all' if self.common else ''} names all"
-        if not name.startswith("-"):
-            remedy = "it belongs to no flag: leave it out, or put a text with blanks into quotes"
         self.error(f"unknown argument {shown(unknown[0])}; {remedy}")
 
     def error(self, message: str) -> NoReturn:
@@ -291,14 +280,8 @@ def _add(group: argparse._ArgumentGroup, each: Option) -> None:
     action.summary = about["help"].partition("; ")[0] + told  # type: ignore[attr-defined]  # for the short help
 
 
-Base = TypeVar("Base")
-
-
-def load(flag: str, address: str, kind: str = "Class") -> Any:
-    """Load the user's own ``module:name``, which runs code of that module; it may be in the working folder.
-
-    ``UserError``, which names the flag and the ``kind`` of thing, if that fails.
-    """
+def load(flag: str, address: str) -> Any:
+    """Load the user's own ``module:name``, which runs code of that module; it may be in the working folder."""
     # Unlike 'python -m', an installed command does not search the working folder. Added last, it hides no module.
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)
@@ -307,10 +290,10 @@ def load(flag: str, address: str, kind: str = "Class") -> Any:
         return getattr(importlib.import_module(module), name)
     except (Exception, SystemExit) as error:  # the user's module may raise anything when it is imported
         cause = f"{type(error).__name__}: {error}"
-        raise UserError(f"{flag}: can't load '{address}' ({cause}); expected an importable module:{kind}") from None
+        raise UserError(f"{flag}: can't load '{address}' ({cause}); expected an importable module:name") from None
 
 
-def load_class(flag: str, address: str, base: type[Base]) -> type[Base]:
+def load_class(flag: str, address: str, base: type[T]) -> type[T]:
     """Load a class of the user with :func:`load`, and check that it is a complete class derived from ``base``."""
     found = load(flag, address)
     if not (isinstance(found, type) and issubclass(found, base)):

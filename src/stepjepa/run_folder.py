@@ -32,13 +32,8 @@ CHECKSUMS_FILE = "checksums.json"
 PART = ".saving"
 """Folder inside a run folder for files that are still being written."""
 
-PACKAGES = ("stepjepa", "torch", "transformers", "accelerate", "peft", "tokenizers", "numpy")
-
-RESUMED_WITH = (
-    *("learning_rate", "weight_decay", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "max_steps"),
-    *("num_train_epochs", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "bf16", "fp16"),
-)
-"""Training arguments that may change when a run is resumed; the new values take effect."""
+_KEPT = ("model", "jepa", "lora", "loaded", "data", "order")
+"""Keys of ``run.json`` that must not change when a run is resumed."""
 
 
 class FinishedError(UserError):
@@ -55,19 +50,11 @@ def open_run_folder(
 ) -> tuple[Path, str | None]:
     """Check a run folder before a run starts, and return it with the checkpoint to resume from, or None.
 
-    Args:
-        path: the folder; it need not exist.
-        resume: a checkpoint folder; ``last`` (or ``true``) for the newest complete checkpoint in the folder; ``auto``
-            for the same, or a start from scratch if there is none; None for a new run.
-        say: called with one line for each checkpoint that is skipped, with the reason.
-
-    Raises:
-        UserError: the path is a file, a new run would write into a folder that is not empty, or the checkpoint is
-            missing or damaged.
+    ``resume`` is a checkpoint folder; ``last`` (or ``true``) for the newest complete checkpoint in the folder; ``auto``
+    for the same, or a start from scratch if there is none; None for a new run, whose folder must be empty or missing.
+    ``say`` is called with one line for each checkpoint that is skipped, with the reason.
     """
     folder, wanted = Path(path), None if resume is None else resume.lower()
-    if folder.exists() and not folder.is_dir():
-        raise UserError("is a file; --output_dir needs a folder", path=folder)
     is_run = (folder / RUN_FILE).is_file()
     checkpoint: Path | None = None
     if wanted in ("last", "true") or (wanted == "auto" and is_run):
@@ -126,10 +113,7 @@ def checkpoint_fault(folder: Path, *, read_all: bool = False) -> str | None:
 def checksum_fault(folder: Path, *, read_all: bool = True, complete: bool = False) -> str | None:
     """Why the files of a folder are not those that were saved; None if they are, or if no checksums were saved.
 
-    Args:
-        folder: a checkpoint or run folder.
-        read_all: read every file and compare its checksum.
-        complete: a missing file is a fault.
+    ``read_all`` compares the checksum of every file; where the folder must be ``complete``, a missing file is a fault.
     """
     try:
         saved = json.loads((folder / CHECKSUMS_FILE).read_text(encoding="utf-8"))
@@ -148,7 +132,7 @@ def checksum_fault(folder: Path, *, read_all: bool = True, complete: bool = Fals
 
 def write_checksums(folder: Path) -> None:
     """Write the checksums of all files in a folder, before the folder or its files get their final names."""
-    # Without the model card, which every evaluation rewrites.
+    # Without the model card, which an upload rewrites.
     files = (file for file in sorted(folder.rglob("*")) if file.is_file() and file.name != CARD_FILE)
     write_json(folder / CHECKSUMS_FILE, {file.relative_to(folder).as_posix(): fingerprint(file) for file in files})
 
@@ -164,9 +148,7 @@ def move_into_place(part: Path, final: Path) -> None:
 def save_whole(folder: Path, save: Callable[[str], None]) -> None:
     """Save into a run folder through a temporary folder, so that no file is ever incomplete under its final name.
 
-    Args:
-        folder: the run folder.
-        save: called with the temporary folder to write into; on every process, as FSDP needs.
+    ``save`` is called with the temporary folder to write into; on every process, as FSDP needs.
     """
     part = folder / PART
     if is_main_process():
@@ -190,24 +172,10 @@ def save_whole(folder: Path, save: Callable[[str], None]) -> None:
         part.rmdir()
 
 
-def save_new(folder: Path, save: Callable[[str], None]) -> None:
-    """Save into a new or empty folder atomically: all files appear at once, or none; see :func:`save_whole`."""
-    target = folder.resolve()
-    part = target.with_name(f".{target.name}{PART}")
-    shutil.rmtree(part, ignore_errors=True)
-    try:
-        part.mkdir(parents=True)
-        with naming_disk_errors(folder):
-            save(str(part))
-        part.replace(target)
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        raise
-
-
 def versions() -> dict[str, str]:
     """Versions of Python, the platform and the packages that affect the results."""
-    found = {name: importlib.metadata.version(name) for name in PACKAGES}
+    packages = ("stepjepa", "torch", "transformers", "accelerate", "peft", "tokenizers", "numpy")
+    found = {name: importlib.metadata.version(name) for name in packages}
     return {"python": platform.python_version(), "platform": platform.platform(), **found}
 
 
@@ -260,35 +228,20 @@ def trained_objective(model_path: str | os.PathLike[str]) -> dict[str, Any] | No
 
 
 def earlier_launches(
-    folder: Path,
-    now: dict[str, Any],
-    training: dict[str, Any],
-    *,
-    allow_changes: bool = False,
-    say: Callable[[str], None] = lambda line: None,
+    folder: Path, now: dict[str, Any], *, allow_changes: bool, say: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """The earlier launches of a run that is being resumed, after a check that its settings have not changed.
+    """``launches`` of a run that is being resumed, after a check that its settings are those of ``now``.
 
-    Args:
-        folder: the run folder.
-        now: keys of ``run.json`` that must not change, with the values of this launch.
-        training: the training arguments of this launch.
-        allow_changes: report a changed setting instead of refusing it.
-        say: called with one line for each setting that has changed.
-
-    Returns:
-        ``launches`` of ``run.json``: seconds and last step of each launch that was not killed.
+    With ``allow_changes`` a change is said on one line instead. Other settings, such as the learning rate, may change.
     """
     if not (folder / RUN_FILE).is_file():
         return []
-    before = read_run(folder)
-    was = before.get("training") or {}
-    now, training = json.loads(json.dumps([now, training], default=str))
-    for part, value in now.items():
-        if before.get(part) == value:
+    before, now = read_run(folder), json.loads(json.dumps(now, default=str))
+    for part in _KEPT:
+        if before.get(part) == now[part]:
             continue
-        both = isinstance(value, dict) and isinstance(before.get(part), dict)
-        inner = [key for key in value if before[part].get(key) != value[key]] if both else []
+        both = isinstance(now[part], dict) and isinstance(before.get(part), dict)
+        inner = [key for key in now[part] if before[part].get(key) != now[part][key]] if both else []
         words = ", ".join([part, *inner[:1]])
         if not allow_changes:
             raise UserError(
@@ -297,10 +250,8 @@ def earlier_launches(
                 path=folder,
             )
         say(f"resumed with other settings: {words}")
-    for name in RESUMED_WITH:
-        if was.get(name, training[name]) != training[name]:
-            say(f"resumed with another --{name}: {was[name]} before, {training[name]} from now on")
-    same_length = all(was.get(name) == training[name] for name in ("num_train_epochs", "max_steps"))
+    was = before.get("training") or {}
+    same_length = all(was.get(name) == now["training"][name] for name in ("num_train_epochs", "max_steps"))
     if before.get("status") == "finished" and same_length:
         raise FinishedError("the run is finished; there is nothing to resume", path=folder)
     launches: list[dict[str, Any]] = before.get("launches", [])

@@ -9,13 +9,9 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from typing import Any
 
 from stepjepa.errors import visible
-
-WIDEST = 100
-"""Most columns of the rows for people, however wide the terminal is."""
 
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a8577")
 """Colours of series that colour-blind readers can tell apart (Okabe and Ito, without black and yellow, and a grey)."""
@@ -35,7 +31,7 @@ def escape_unencodable_output() -> None:
 
 def print_rows(rows: Sequence[tuple[str, str]]) -> None:
     """Print (name, text) rows: aligned and wrapped if standard output is a terminal, else as ``name: text``."""
-    width = min(shutil.get_terminal_size().columns, WIDEST)
+    width = min(shutil.get_terminal_size().columns, 100)
     indent = max(len(name) for name, _ in rows) + 4
     for name, text in rows:
         if sys.stdout.isatty():
@@ -60,11 +56,6 @@ def finite(value: Any) -> Any:
     return [finite(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
-def lines_to_stderr(wanted: bool) -> AbstractContextManager[Any]:
-    """If wanted, redirect what the block prints to standard error: standard output then holds one JSON document."""
-    return redirect_stdout(sys.stderr) if wanted else nullcontext()
-
-
 def duration(seconds: float) -> str:
     """Format a duration for people: ``42 s``, ``3 min 07 s``, ``2 h 05 min``, ``3 d 04 h``."""
     whole = round(seconds)
@@ -75,16 +66,3 @@ def duration(seconds: float) -> str:
     if whole < 86400:
         return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
     return f"{whole // 86400} d {whole % 86400 // 3600:02d} h"
-
-
-def drawable(text: str, family: str) -> str:
-    """Replace characters that a font has no glyph for by a box: Matplotlib would warn of them.
-
-    Args:
-        text: the text to draw.
-        family: name of the font family.
-    """
-    from matplotlib.font_manager import FontProperties, findfont, get_font
-
-    font = get_font(findfont(FontProperties(family=family)))
-    return "".join(character if font.get_char_index(ord(character)) else "▯" for character in text)

@@ -26,7 +26,6 @@ ENCODINGS = [
     {"encoding": "tree", "row_length": 500},
     {"encoding": "tree", "row_length": 61, "share_prefixes": False},
     {"encoding": "rows"},
-    {"encoding": "concatenated"},
 ]
 CASES = [
     (name, options) for name in CONFIGURATIONS for options in ENCODINGS if name != "in place" or "row_length" in options
@@ -41,10 +40,7 @@ def seen(batch: Batch, place: int) -> tuple[tuple[int, int], ...]:
         start, end, positions = batch["start"][row], batch["end"][row], batch["position_ids"][row]
         keys = [key for key in range(int(start[column]), column + 1) if column < end[key]]
     else:
-        bounds = batch["cu_seq_lens"].tolist() if "cu_seq_lens" in batch else [0]
-        first = max(bound for bound in bounds if bound <= column)
-        keys = list(range(first, column + 1))
-        positions = batch["position_ids"][row] if "position_ids" in batch else torch.arange(ids.shape[1])
+        keys, positions = list(range(column + 1)), torch.arange(ids.shape[1])
     return tuple((int(ids[row, key]), int(positions[key])) for key in keys)
 
 

@@ -115,10 +115,6 @@ def test_rows_repeat_what_they_need_and_are_padded_by_themselves() -> None:
     assert rows.ids.tolist() == [[1, 2, 3, 4], [1, 7, 9, 9]]
     assert rows.end.tolist() == [[4, 4, 3, 4], [2, 2, 4, 4]]
     assert rows.lengths.tolist() == [4, 2]
-    joined = pack(sequences, row_length=4, one_each=True, joined=True)
-    assert joined.ids.tolist() == [[1, 2, 3, 1, 2, 4, 1, 7]]
-    assert joined.positions.tolist() == [[0, 1, 2, 0, 1, 2, 0, 1]]
-    assert joined.lengths.tolist() == [3, 3, 2]
     none = pack([], row_length=5, pad_id=7)
     assert (none.ids.tolist(), none.end.tolist(), none.paths, none.lengths.sum()) == ([[7]], [[1]], [], 0)
 

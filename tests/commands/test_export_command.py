@@ -92,7 +92,9 @@ def test_a_hub_that_refuses_costs_nothing(
 ) -> None:
     hub.refuse = step
     assert export("--model_path", material / "run", "--output_dir", tmp_path / "plain", "--push_to_hub", "me/mine") == 2
-    assert "403" in capsys.readouterr().err
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert "403" in told
+    assert ("to try again: stepjepa export --model_path" in told) == (step == "commit")
     assert hub.commits == []
     # A repository that can't be made is told before a model is loaded; otherwise the exported folder can be uploaded.
     assert (tmp_path / "plain").exists() == (step == "commit")

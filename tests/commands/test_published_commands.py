@@ -100,7 +100,6 @@ CONTRADICTIONS = [
     (["train", "--linear", "random_span", "--stp", "0.1"], "leave --stp out"),
     (["train", "--wandb", "--report_to", "tensorboard"], "another --report_to is named too; leave one out"),
     (["train", "--no_save", "--save_strategy", "epoch"], "another --save_strategy is named too; leave one out"),
-    (["evaluate", "--device", "cpu"], "for the CPU set CUDA_VISIBLE_DEVICES to nothing"),
 ]
 
 

@@ -130,9 +130,8 @@ def test_doubtful_runs_are_named(runs):
     assert [note for note in notes if note.startswith("the runs differ in ")] == [
         "the runs differ in version of stepjepa: 0.1.0, 0.2.0",
         "the runs differ in dtype: bfloat16, float32",
-        "the runs differ in chat_template: x, {% for %} {% for %} {% for %} {% for %} {% for %} {% for ...",
+        "the runs differ in chat_template: x, {% for %} {% for %} {% for %} {% for %} {% for %} {% for %} ",
     ]
-    assert any(f"the very same model was evaluated in {runs[0]} and in {runs[2]}" in note for note in notes)
     assert any(note.startswith(f"{runs[4]}: 25.0% of the test prompts were trained on") for note in notes)
 
 
@@ -245,7 +244,7 @@ def test_the_baseline(runs, tmp_path):
 def test_one_of_several_evaluations_is_chosen(runs):
     for folder in runs:
         evaluate(folder, "10000001", name="long.v2")
-    with pytest.raises(UserError, match=r"holds several evaluations \(long.v2, test\); leave one in it, or name one"):
+    with pytest.raises(UserError, match=r"holds several evaluations \(there is long.v2, test\); name one"):
         compare(runs)
     for name in ("long.v2", "long.v2.jsonl", "long.v2.summary.json"):
         assert compare(runs, evaluation=name).arms[1].spread("headline").mean == 0.25

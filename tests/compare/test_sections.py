@@ -15,6 +15,7 @@ from stepjepa.compare.page import (
     answers_section,
     compare_runs,
     comparison_section,
+    embedding_section,
     overview_section,
     shown_text,
     steps_section,
@@ -60,7 +61,7 @@ def test_the_overview_says_what_was_trained(tmp_path):
     found = rows(html)
     facts = dict(zip(found[0], found[1], strict=True))
     assert [facts[name] for name in ("mode", "K", "layout")] == ["step-jepa", "2", "branched"]
-    assert [facts[name] for name in ("FLOPs", "tokens", "seconds", "records")] == ["2.5e+12", "1,000", "2.5", "9"]
+    assert [facts[name] for name in ("FLOPs", "tokens", "seconds")] == ["2.5e+12", "1,000", "2.5"]
     assert "stepjepa train &#39;--train_file=a b.jsonl&#39;" in html
 
 
@@ -72,7 +73,7 @@ def test_a_run_without_any_facts_still_has_an_overview(tmp_path):
     assert overview_section(runs).title == "What was trained"
     look = looks(runs, None)
     empty = [accuracy_section(runs), steps_section(runs, look)]
-    empty += [answers_section(runs), comparison_section([])]
+    empty += [answers_section(runs), embedding_section(runs), comparison_section([])]
     assert not any(section.parts for section in empty)
 
 
@@ -137,7 +138,7 @@ def test_scores_and_errors(tmp_path):
 
 def test_arms_are_compared_over_seeds(arms):
     html = comparison_section(compare_runs(read_runs(arms))).html
-    assert html.index("no arm is shown to be better than regular") < html.index("<table")
+    assert html.index("no arm is shown to be better than regular") < html.index("<table") < html.index("data:image/svg")
     # Differences of 25, 0 and 50 points: mean 25, standard error 14.43, t of 2 degrees of freedom 4.303.
     assert "+25.00 [-37.10, +87.10]" in html
 
@@ -168,14 +169,25 @@ def test_answers_are_those_of_the_lines(tmp_path):
     say(folder, prompt=["S\nWhat is 3?", "S\nWhat is 5?", "S\nWhat is 7?"], truth=[["3", "three"], "5", "3"])
     section = answers_section(read_runs([say(folder, generated=said)]))
     value = json.loads(re.search(r'id="answers-data">(.*?)</script>', section.html, re.DOTALL)[1])
-    (found,) = value["evaluations"]
+    (found,) = value
     assert (found["run"], found["name"], found["headline"]) == ("one", "test", "exact")
     assert found["scores"] == ["exact", "prefix"] and found["begin"] == "S\n"
     # index, prompt, right answer, generated, right, stopped, error, scores
     index, prompt, truth, generated, right, stopped, error, scores = map(list, zip(*found["answers"], strict=True))
     assert index == [0, 1, 2] and generated == said
-    assert [value["texts"][place] for place in prompt] == ["What is 3?", "What is 5?", "What is 7?"]
-    assert [value["texts"][place] for place in truth] == ["3\nthree", "5", "3"]
+    assert prompt == ["What is 3?", "What is 5?", "What is 7?"]
+    assert truth == ["3\nthree", "5", "3"]
     assert right == [True, False, True] and stopped == [True, True, False]
     assert error == ["", "wrong answer", ""] and scores == [[1, 1], [0, 1], [1, 1]]
     assert shown_text("a\n\x1b[2J\u202eb\ud800") == "a\n\\x1b[2J\\u202eb\\ud800"
+
+
+def test_pictures_of_an_analysis(tmp_path):
+    folder = make_run(tmp_path / "run", "1")
+    (folder / "look").mkdir()
+    for name in ("analysis.json", "a.png", "projection.png"):
+        (folder / "look" / name).write_text(name)
+    html = embedding_section(read_runs([folder])).html
+    assert re.findall("<figcaption>(.*?)<", html) == ["projection", "a"]
+    assert 'src="data:image/png;base64,cHJvamVjdGlvbi5wbmc="' in html
+    assert not embedding_section(read_runs([folder]), str(tmp_path)).parts

@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from test_sweep import folder_of, running_pids, trials_of, wait_for
+from test_sweep import folder_of, running_pids, table, trials_of, wait_for
 
-from stepjepa.commands.sweep import table
 from stepjepa.compare.slurm import CLUSTER, Slurm, TrialJob, read_options
 from stepjepa.compare.sweep import Local, SweepFolder, sweep
 from stepjepa.errors import UserError
@@ -144,8 +143,8 @@ def test_a_whole_sweep_is_that_of_this_machine(engine: Make, tmp_path: Path) -> 
     failed = {"ill/seed1": "train failed with exit code 3: reason of train"}
     assert sweep(here, trials, Local(2)).failed == sweep(folder, trials, engine(folder)).failed == failed
     cure.touch()
-    assert sweep(here, trials, retry_failed=True).finished == trials
-    assert sweep(folder, trials, engine(folder), retry_failed=True).finished == trials
+    assert sweep(here, trials).finished == trials
+    assert sweep(folder, trials, engine(folder)).finished == trials
     assert table(folder, trials) == table(here, trials)
     # Once more: nothing is run. And the other engine finds that all is done.
     assert sweep(folder, trials, engine(folder)).finished == sweep(folder, trials, Local()).finished == trials
@@ -164,7 +163,8 @@ def test_cancelled_jobs_and_lost_ones_resume_later(engine: Make, tmp_path: Path)
         for victim in (int(job.job_id), parent_of(pid), pid):
             os.kill(victim, signal.SIGKILL)
         assert wait_for(made.ended) == [trials[0]]
-        assert folder.reason(trials[0]).startswith(f"job {job.job_id} ended (INTERRUPTED) before the trial did: ")
+        reason = folder.read_record(trials[0])["reason"]
+        assert reason.startswith(f"job {job.job_id} ended (INTERRUPTED) before the trial did: ")
         asked.count, asked.first = 1, signal.SIGINT
         made.end(asked)
     assert sweep(folder, trials, engine(folder)).finished == trials
@@ -191,7 +191,7 @@ def test_a_job_whose_time_is_up_continues_in_the_queue(tmp_path: Path, monkeypat
         job()
     signal.signal(signal.SIGALRM, before)
     again = job.checkpoint().function
-    assert folder.states(trials) == {"regular/seed1": "interrupted"}
+    assert folder.states(trials) == {"regular/seed1": "begun"}
     again()
     assert folder.states(trials) == {"regular/seed1": "finished"}
 

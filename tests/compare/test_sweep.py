@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from stepjepa.commands.sweep import table
 from stepjepa.compare.grid import Grid, Trial, expand
 from stepjepa.compare.sweep import LAUNCHER, Local, SweepFolder, sweep, visible_gpus
+from stepjepa.compare.tables import report, report_text
 from stepjepa.errors import UserError
 
 FAKE = (sys.executable, "-S", str(Path(__file__).with_name("fake_stepjepa.py")))
@@ -40,6 +40,10 @@ print("stopped", outcome.stopped)
 
 def trials_of(*, seeds: Sequence[int] = (1, 2), arms: dict[str, Any] = ARMS, **train: Any) -> list[Trial]:
     return expand(Grid(Path("grid.yaml"), train, {}, arms, tuple(seeds), "regular"), str, str)
+
+
+def table(folder: SweepFolder, trials: list[Trial]) -> str:
+    return report_text(report([folder.run_folder(trial) for trial in trials], [trial.name for trial in trials]))
 
 
 def folder_of(path: Path, trials: list[Trial]) -> SweepFolder:
@@ -102,7 +106,7 @@ def test_a_whole_sweep_and_what_it_leaves(tmp_path: Path, capsys: Any) -> None:
 
 
 @pytest.mark.parametrize("stage", ["train", "evaluate"])
-def test_a_failed_trial_is_retried_only_when_asked(stage: str, tmp_path: Path, capsys: Any) -> None:
+def test_a_failed_trial_is_retried_by_the_next_start(stage: str, tmp_path: Path, capsys: Any) -> None:
     cure = tmp_path / "cure"
     ill = (f"--fail_in={stage}", f"--cure={cure}")
     trials = [
@@ -116,8 +120,7 @@ def test_a_failed_trial_is_retried_only_when_asked(stage: str, tmp_path: Path, c
     assert (outcome.failed, len(outcome.finished)) == (failed, 6)
     assert f"ill/seed1: {reason} (log: {tmp_path}/sweep/ill/seed1.log)" in capsys.readouterr().out
     cure.touch()
-    assert sweep(folder, trials).failed == failed
-    outcome = sweep(folder, trials, retry_failed=True)
+    outcome = sweep(folder, trials)
     assert (outcome.finished, outcome.failed) == (trials, {})
     assert f"reason   of {stage}" in folder.log_file(trials[-1]).read_text()
 
@@ -127,9 +130,9 @@ def test_other_flags_under_an_old_name_are_refused_with_the_difference(tmp_path:
     sweep(folder_of(tmp_path, trials), trials[:1])
     changed = trials_of(more=2)
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(UserError, match=r"regular/seed1: .* 'stepjepa train' \(--more=1 became --more=2\)"):
+    with pytest.raises(UserError, match=r"regular/seed1: .* 'stepjepa train' \(they are in seed1.trial.json\)"):
         sweep(folder_of(tmp_path, changed), changed)
-    with pytest.raises(UserError, match=r"nothing became --new"):
+    with pytest.raises(UserError, match=r"other flags of 'stepjepa evaluate'"):
         folder_of(tmp_path, trials).states([replace(trials[0], evaluate=("--new",))])
     assert sorted(tmp_path.rglob("*")) == before
     # In what order flags stand means nothing; those that were not begun may change.
@@ -185,7 +188,7 @@ def test_a_signal_ends_all_and_the_next_start_resumes(tmp_path: Path) -> None:
     assert ending(process) == (0, f"stopped {signal.SIGTERM.value}\n", "")
     assert not running_pids(tmp_path)
     folder = folder_of(tmp_path, trials)
-    assert list(folder.states(trials).values()) == ["interrupted", "interrupted", "new"]
+    assert list(folder.states(trials).values()) == ["begun", "begun", "new"]
     assert sweep(folder, trials, Local(2)).finished == trials
     assert "resumed at step 2" in "".join(folder.log_file(trial).read_text() for trial in trials)
 
@@ -230,12 +233,11 @@ def test_killed_at_random_moments_it_comes_to_the_same_table(tmp_path: Path) -> 
         assert ours.read_bytes() == theirs.read_bytes()
 
 
-@pytest.mark.parametrize(("code", "status"), [(143, "interrupted"), (130, "interrupted"), (139, "failed")])
-def test_a_trial_that_was_stopped_from_outside_has_not_failed(code: int, status: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("code", "words"), [(143, "signal 15"), (3, "exit code 3"), (0, "left no result")])
+def test_it_is_said_how_a_trial_ended(code: int, words: str, tmp_path: Path) -> None:
     trials = trials_of(seeds=(1,), arms={"regular": {"lbd": 0}})
     folder = SweepFolder(tmp_path, trials, {}, (sys.executable, "-S", "-c", f"import sys; sys.exit({code})"))
-    sweep(folder, trials)
-    assert folder.read_record(trials[0])["status"] == status
+    assert words in sweep(folder, trials).failed["regular/seed1"]
 
 
 def test_no_file_of_the_current_folder_takes_the_place_of_a_module(tmp_path: Path) -> None:

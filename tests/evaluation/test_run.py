@@ -130,10 +130,10 @@ def test_what_does_not_belong_together_is_not_mixed(loaded, test_file):
     run(loaded, test_file)
     before = (test_file.parent / "out.jsonl").read_bytes()
     for changes, words in (
-        ({"max_new_tokens": 3}, rf"out\.jsonl: was begun with another max_new_tokens {NEW} instead of 3;.*--overwrite"),
-        ({"temperature": 1.0}, r"temperature 0\.0 instead of 1\.0, seed None instead of 42"),
-        ({"max_examples": 2}, "examples 5 instead of 2"),
-        ({"model_path": "other"}, "another model tiny instead of other;"),
+        ({"max_new_tokens": 3}, r"out\.jsonl: was begun with another max_new_tokens;.*--overwrite"),
+        ({"temperature": 1.0}, r"another temperature, seed, batch_size;"),
+        ({"max_examples": 2}, "another examples;"),
+        ({"model_path": "other"}, "another model;"),
     ):
         with pytest.raises(UserError, match=words):
             Evaluation(settings(test_file, **changes))
@@ -230,7 +230,7 @@ def test_the_tokenizer_of_the_caller_is_not_changed(model, test_file):
 
 
 def test_what_the_model_can_not_do_is_refused_with_the_line(model, tokenizer, test_file, monkeypatch):
-    too_long = r"questions\.jsonl:\d: the prompt's \d+ tokens and an answer \(of 500 new ones .* 509 positions"
+    too_long = r"questions\.jsonl:\d: prompt and answer \(of 500 new tokens .* 509 positions"
     with pytest.raises(UserError, match=too_long):
         run((model, tokenizer), test_file, max_new_tokens=500)
     broken = push(model, 0, math.nan)
@@ -314,7 +314,7 @@ def test_a_model_that_says_the_right_answer_gets_full_marks(
         return [[self._decode(gold[tuple(prompt)][len(prompt) :])] for prompt in prompts]
 
     monkeypatch.setattr(Generator, "answer", oracle)
-    monkeypatch.setattr(Batcher, "_check_length", lambda *_: None)
+    model.config.max_position_embeddings = 10**6
     chosen = EvaluationSettings(
         model_path="tiny", test_file=path, output_file=tmp_path / "out.jsonl", max_examples=67, batch_size=13
     )

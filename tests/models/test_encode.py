@@ -356,5 +356,5 @@ def test_heads_are_saved_and_loaded(tmp_path: Path) -> None:
     ):
         load_heads(nn.ModuleDict({"third": nn.Linear(7, 3)}), tmp_path)
     for other in (nn.Linear(7, 4), nn.Bilinear(7, 3, 3), nn.Linear(7, 3, bias=False)):
-        with pytest.raises(ValueError, match=r"expected a head of the same kind and width in .*second\.safetensors"):
+        with pytest.raises(RuntimeError, match="loading state_dict"):
             load_heads(nn.ModuleDict({"second": other}), tmp_path)

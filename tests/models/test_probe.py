@@ -113,28 +113,11 @@ def test_what_can_not_be_copied_runs_rows(tiny_model: ModelFactory, monkeypatch:
     assert "no small copy of LlamaForCausalLM could be probed" in reason
 
 
-def test_flash_attention_runs_concatenated_sequences(tiny_model: ModelFactory) -> None:
+def test_attention_without_a_mask_runs_rows(tiny_model: ModelFactory) -> None:
     model = tiny_model("llama")
-    model.config._attn_implementation = "flash_attention_2"
-    why = "attention implementation 'flash_attention_2' is told where sequences begin"
-    for wanted in ("auto", "rows"):
-        assert choose_encoding(model, wanted) == ("concatenated", why)
-    with pytest.raises(ValueError, match=r"does not take the mask of a prefix tree.*use encoding 'rows'"):
-        choose_encoding(model, "tree")
-    # What carries past attention would hear the sequence before.
-    model = tiny_model("lfm2")
-    model.config._attn_implementation = "flash_attention_2"
-    assert choose_encoding(model, "auto")[0] == "rows"
-
-
-def test_attention_must_hear_where_sequences_begin(monkeypatch: pytest.MonkeyPatch, tiny_model: ModelFactory) -> None:
-    small, model = shrink(tiny_model("llama")), tiny_model("llama")
-    for layer in small.get_decoder().layers:
-        layer.register_forward_pre_hook(
-            lambda _, args, kwargs: (args, {k: v for k, v in kwargs.items() if k != "cu_seq_lens_q"}), with_kwargs=True
-        )
-    monkeypatch.setattr(probe, "shrink", lambda _: small)
     model.config._attn_implementation = "flash_attention_2"
     encoding, reason = choose_encoding(model, "auto")
     assert encoding == "rows"
-    assert "is not told where they begin" in reason
+    assert "'flash_attention_2' does not take the mask of a prefix tree" in reason
+    with pytest.raises(ValueError, match=r"does not take the mask of a prefix tree.*use encoding 'rows'"):
+        choose_encoding(model, "tree")

@@ -1,14 +1,11 @@
-"""Frozen weights in 4 or 8 bits under an adapter (runs where bitsandbytes is), and weights out of a GGUF file."""
+"""Frozen weights in 4 or 8 bits under an adapter (runs where bitsandbytes is)."""
 
 from __future__ import annotations
 
 import copy
-import json
 from pathlib import Path
 from typing import Any
 
-import gguf
-import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
@@ -18,7 +15,7 @@ from stepjepa.chat.tokens import all_predictor_ids
 from stepjepa.cli import main
 from stepjepa.config import JepaConfig
 from stepjepa.files import write_jsonl
-from stepjepa.models.loading import LoraSettings, add_lora, load_for_inference, load_model
+from stepjepa.models.loading import LoraSettings, add_lora, load_for_inference
 from stepjepa.models.token_rows import give_predictors
 from stepjepa.models.weights import compute_dtype, quantization_options
 from stepjepa.run_folder import read_run
@@ -133,57 +130,3 @@ def test_without_bitsandbytes_training_ends_with_one_line(
 )
 def test_products_have_the_dtype_of_the_run(dtype: str, bf16: bool, fp16: bool, expected: torch.dtype) -> None:
     assert compute_dtype(dtype, bf16=bf16, fp16=fp16) is expected
-
-
-WIDTH, HEADS, INNER, FILE = 20, 5, 28, "tiny.gguf"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, plain_tokenizer: Any) -> Path:
-    """A Llama of one layer in float32, and the tiny tokenizer."""
-    path = tmp_path_factory.mktemp("gguf")
-    tokens = [token for token, _ in sorted(plain_tokenizer.get_vocab().items(), key=lambda pair: pair[1])]
-    writer = gguf.GGUFWriter(str(path / FILE), "llama")
-    merges = json.loads(plain_tokenizer.backend_tokenizer.to_str())["model"]["merges"]
-    settings = {"context_length": 1024, "embedding_length": WIDTH, "block_count": 1, "feed_forward_length": INNER}
-    settings |= {"head_count": HEADS, "head_count_kv": HEADS, "layer_norm_rms_eps": 1e-5, "vocab_size": len(tokens)}
-    settings |= {"tokenizer_model": "gpt2", "tokenizer_pre": "smollm", "token_list": tokens}
-    settings["token_types"] = [3 if token in plain_tokenizer.all_special_tokens else 1 for token in tokens]
-    settings["token_merges"] = [" ".join(pair) for pair in merges]
-    settings |= {name: getattr(plain_tokenizer, name) for name in ("eos_token_id", "pad_token_id", "chat_template")}
-    for name, value in settings.items():
-        getattr(writer, f"add_{name}")(value)
-    shapes = {"attn_norm": (WIDTH,), "ffn_norm": (WIDTH,), "ffn_down": (WIDTH, INNER)}
-    shapes |= dict.fromkeys(("attn_q", "attn_k", "attn_v", "attn_output"), (WIDTH, WIDTH))
-    shapes |= dict.fromkeys(("ffn_gate", "ffn_up"), (INNER, WIDTH))
-    whole = {f"blk.0.{name}.weight": shape for name, shape in shapes.items()}
-    whole |= {"token_embd.weight": (len(tokens), WIDTH), "output_norm.weight": (WIDTH,)}
-    draw = np.random.default_rng(7)
-    for name, shape in whole.items():
-        writer.add_tensor(name, draw.standard_normal(shape).astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    tiny.write_material(path / "data", plain_tokenizer)
-    return path
-
-
-def test_the_weights_are_those_of_the_file(folder: Path, plain_tokenizer: Any) -> None:
-    model, tokenizer = load_model(str(folder), gguf_file=FILE)
-    file = gguf.GGUFReader(str(folder / FILE))
-    (expected,) = (each.data for each in file.tensors if each.name == "token_embd.weight")
-    torch.testing.assert_close(model.get_input_embeddings().weight.detach(), torch.tensor(expected), rtol=0, atol=0)
-    assert plain_tokenizer.get_vocab().items() <= tokenizer.get_vocab().items()
-    assert tokenizer.chat_template == plain_tokenizer.chat_template
-
-
-@pytest.mark.parametrize("lora", [[], ["--lora", "--lora_rank", "2"]], ids=["full", "lora"])
-def test_it_is_trained_and_loaded_again(lora: list[str], folder: Path, tmp_path: Path) -> None:
-    data = next((folder / "data").glob("*.jsonl"))
-    model = ["--model_name", str(folder), "--gguf_file", FILE]
-    run = ["--output_dir", str(tmp_path / "run"), "--max_steps", "1", "--use_cpu", "--max_length", "1024"]
-    assert main(["train", "--train_file", str(data), *model, *run, *lora]) == 0
-    model, tokenizer = load_for_inference(tmp_path / "run")
-    ids = torch.tensor([tokenizer("2 + 3")["input_ids"]])
-    assert bool(torch.isfinite(model(ids).logits).all())

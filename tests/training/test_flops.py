@@ -113,14 +113,10 @@ def test_shapes_by_hand() -> None:
     assert Shape.of(batch("rows", prompt=True)).labels == labels + sum(len(record.prompt) for record in RECORDS)
     # What follows the system prompt is read at one position for all records of a row.
     assert Shape.of(batch(prompt=True)).labels < Shape.of(batch("rows", prompt=True)).labels
-    tree, joined = Shape.of(batch()), Shape.of(batch("concatenated"))
+    tree = Shape.of(batch())
     assert tree.labels == labels
     assert tree.tokens < rows.tokens
     assert tree.squares == tree.tokens * batch()["input_ids"].shape[1]
-    sizes = [len(record.ids) for record in RECORDS]
-    assert Shape.of(batch("concatenated", views=False)) == Shape(sum(sizes), sum(n * n for n in sizes), labels, 0)
-    assert joined.pairs == 5
-    assert joined.squares < joined.tokens**2 / 10
     # A process that an uneven last step leaves empty still runs a token.
     assert Shape.of(Collator("separate", np.array([1], np.int32))([None])) == Shape(1, 1, 0, 0)
 

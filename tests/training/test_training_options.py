@@ -2,13 +2,11 @@
 
 import copy
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import IterableDataset
 
 import tiny
 from stepjepa.chat.tokens import all_predictor_ids
@@ -74,19 +72,3 @@ def test_a_whole_adapter_run_through_the_trainer(tiny_tokenizer: Any, tmp_path: 
     trainer.train()
     for name, parameter in model.named_parameters():
         assert bool((parameter != before[name]).any()) == parameter.requires_grad, name
-
-
-class Streamed(IterableDataset[Any]):
-    def __iter__(self) -> Iterator[Any]:
-        return iter(tiny.records())
-
-    def __len__(self) -> int:
-        return 3
-
-
-@pytest.mark.parametrize("data", [Streamed(), iter(tiny.records())])
-@pytest.mark.parametrize("name", ["train_dataset", "eval_dataset"])
-def test_records_without_a_length_are_refused(name: str, data: Any, tiny_tokenizer: Any, tmp_path: Path) -> None:
-    given: dict[str, Any] = {"processing_class": tiny_tokenizer, name: data}
-    with pytest.raises(ValueError, match=r"expected records with a length, got .*; pass a list"):
-        JepaTrainer(tiny.make_model("llama"), tiny.arguments(tmp_path), **given)

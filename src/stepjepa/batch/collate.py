@@ -15,9 +15,8 @@ from stepjepa.batch.micro_batch import Batch, Members
 from stepjepa.batch.pack import Rows, pack_passes
 from stepjepa.batch.sequences import Ids, Item, Numbers, Sequence, main_sequence
 
-Encoding = Literal["tree", "rows", "concatenated"]
-"""``tree``: rows of prefix trees under a mask. ``rows``: one plain row for each sequence. ``concatenated``: all
-sequences behind each other in one row, for FlashAttention, which is told where each begins."""
+Encoding = Literal["tree", "rows"]
+"""``tree``: rows of prefix trees under a mask. ``rows``: one plain row for each sequence."""
 
 
 @dataclass(frozen=True)
@@ -59,18 +58,16 @@ class Collator:
         parts = [self.sequences(item) for item in present]
         sequences = [sequence for part in parts for sequence in part]
         owners = [number for number, part in enumerate(parts) for _ in part]
-        joined = self.encoding == "concatenated"
         passes = pack_passes(
             sequences,
             row_length=self.row_length,
-            attention_length=None if joined else self.attention_length,
+            attention_length=self.attention_length,
             groups=None if self.share_prefixes else owners,
             one_each=self.encoding != "tree",
-            joined=joined,
             pad_id=self.pad_id,
         )
         paths = passes[0].paths
-        batch, *further = (_inputs(rows, joined=joined) for rows in passes)
+        batch, *further = map(_inputs, passes)
         batch |= self._labels(sequences, paths) | _readouts(owners, sequences, paths)
         if further:
             batch["further"] = further
@@ -123,16 +120,12 @@ def _readouts(owners: Many[int], sequences: Many[Sequence], paths: Many[Numbers]
     return _tensors(**found)
 
 
-def _inputs(rows: Rows, *, joined: bool) -> Batch:
+def _inputs(rows: Rows) -> Batch:
     """What a model is called with."""
     batch = _tensors(input_ids=rows.ids, attention_mask=np.ones_like(rows.ids))
     if rows.branches:
         batch |= _tensors(position_ids=rows.positions, start=rows.start, end=rows.end)
         batch["isolates"] = bool(rows.start.any())
-    if joined:
-        bounds = np.concatenate([[0], np.cumsum(rows.lengths)]).astype(np.int32)
-        batch |= _tensors(position_ids=rows.positions, cu_seq_lens=bounds)
-        batch["longest"] = int(rows.lengths.max())
     return batch
 
 

@@ -38,8 +38,7 @@ class Batch(dict[str, Any]):
     * ``source_index``, ``target_index`` ``[P]`` flat positions of the readouts, the last one where several are
       averaged; only then: ``source_tokens``, ``source_pair`` (``target_...``), the flat positions and which pair each
       belongs to.
-    * ``start``, ``end`` ``[R, T]`` of trees, see ``mask.Trees``; ``cu_seq_lens`` ``[S + 1]`` of concatenated
-      sequences, and the ``longest`` of these.
+    * ``start``, ``end`` ``[R, T]`` of trees, see ``mask.Trees``.
     * ``num_tokens`` ``[1]`` tokens that are computed, without padding; ``num_records`` ``[2]`` records, and those
       without a pair.
     * ``members``: whose they are, see :class:`Members`.

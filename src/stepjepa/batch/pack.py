@@ -33,7 +33,7 @@ class Rows:
     # For each sequence, as they were given, the flat place (row * T + column) of each of its tokens. In several passes
     # the places of one come behind those of the pass before, and all have the paths of all.
     paths: list[Numbers]
-    lengths: Numbers  # [R] tokens of each row without padding; of each sequence, if they are joined
+    lengths: Numbers  # [R] tokens of each row without padding
     branches: bool  # some token of a row does not see all that is before it; else rows are ordinary causal text
 
 
@@ -49,7 +49,6 @@ def pack_passes(
     attention_length: int | None = None,
     groups: Many[int] | None = None,
     one_each: bool = False,
-    joined: bool = False,
     pad_id: int = 0,
 ) -> list[Rows]:
     """Pack the sequences of a micro-batch, in any order, for one or several forward passes.
@@ -65,7 +64,6 @@ def pack_passes(
         attention_length: tokens of a row at which attention under a mask costs as much as all else; None for one pass.
         groups: for each sequence the number of its record, within which alone it shares prefixes; None shares all.
         one_each: one row for each sequence that is no beginning of another, for models that can't run a tree.
-        joined: put these rows behind each other, as one row without padding.
         pad_id: token id of padding.
     """
     if not sequences:
@@ -80,7 +78,7 @@ def pack_passes(
     else:
         rows = laid.cheapest_rows(row_length, attention_length)
     if attention_length is None:
-        return [laid.lay_out(rows, joined=joined)]
+        return [laid.lay_out(rows)]
     passes: list[Rows] = []
     for masked in (False, True):
         own = sorted((row for row in rows if laid.is_masked(*row) == masked), key=lambda row: laid.size(*row))
@@ -123,17 +121,17 @@ class _Sorted:
 
         return _cheapest_parts(len(self.lengths), costs)
 
-    def lay_out(self, rows: list[tuple[int, int]], *, joined: bool = False) -> Rows:
+    def lay_out(self, rows: list[tuple[int, int]]) -> Rows:
         """The tokens of some rows, each of the sequences from its first up to its last."""
         sizes = np.array([self.size(*row) for row in rows], np.int64)
-        width = int(sizes.sum() if joined else sizes.max())
-        begins = np.cumsum(sizes) - sizes if joined else np.arange(len(rows)) * width
-        cells = width if joined else len(rows) * width
+        width = int(sizes.max())
+        cells = len(rows) * width
         # Padding is causal text by itself, so that no query is left without a key: its subtree ends with the row.
         ids, positions, start, end = (np.full(cells, value) for value in (self._pad_id, 0, 0, width))
         path = np.empty(int(self.lengths.max()), np.int64)  # where the tokens of the latest sequence stand
-        for (first, last), begin in zip(rows, begins.tolist(), strict=True):
-            place, before = begin, 0
+        for number, (first, last) in enumerate(rows):
+            place = begin = number * width
+            before = 0
             for index in range(first, last):
                 sequence = self._sequences[self._order[index]]
                 shared, length = int(self.shared[index]) if index > first else 0, len(sequence)

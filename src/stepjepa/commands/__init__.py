@@ -43,7 +43,6 @@ class Command:
         common: names of the options that ``--help`` shows; with none it shows all.
         epilog: text at the end of the help.
         parse: parses the arguments, for a command that takes flags which its parser does not know.
-        more_help: returns text for the end of ``--help_all`` of its parser.
     """
 
     run: Callable[[argparse.Namespace], Any]
@@ -52,7 +51,6 @@ class Command:
     common: str = ""
     epilog: str | None = None
     parse: Callable[[Parser, Sequence[str]], argparse.Namespace] = Parser.parse_args
-    more_help: Callable[[Parser], str] = lambda _: ""
 
 
 def load(name: str) -> Command:
@@ -64,9 +62,9 @@ def load(name: str) -> Command:
 def make_parser(name: str) -> Parser:
     """Create the parser of a command."""
     command = load(name)
-    others = command.parse is not Parser.parse_args
     about = {"prog": f"stepjepa {name}", "description": COMMANDS[name], "epilog": command.epilog}
-    parser = Parser(common=command.common.split(), more_help=command.more_help, takes_others=others, **about)
+    parser = Parser(common=command.common.split(), **about)
+    parser.takes_others = command.parse is not Parser.parse_args
     command.add(parser)
     for settings, group in command.flags:
         parser.add(settings, group)

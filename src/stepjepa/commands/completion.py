@@ -33,8 +33,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("needs the package shtab; run: pip install shtab") from None
     from stepjepa.arguments import training_fields
 
-    parser = argparse.ArgumentParser(prog="stepjepa", description="Train language models with JEPA objectives.")
-    parser.add_argument("--version", action="store_true", help="print the version")
+    parser = argparse.ArgumentParser(prog="stepjepa")
     commands = parser.add_subparsers(dest="command")
     for name, summary in COMMANDS.items():
         commands.add_parser(name, help=summary, parents=[make_parser(name)], add_help=False)
@@ -42,13 +41,12 @@ def run(args: argparse.Namespace) -> int:
         known = commands.choices[name]
         for field in sorted({f"--{field}" for field in training_fields()} - {*known._option_string_actions}):
             known.add_argument(field, help="of transformers.TrainingArguments")
-    complete = dict.fromkeys(("FILE", "FILE.html"), shtab.FILE)
-    complete |= dict.fromkeys(("DIR", "FOLDER", "PATH", "RUN"), shtab.DIRECTORY)
-    waiting = [parser]
-    while waiting:
-        for action in waiting.pop()._actions:
+    complete = {"FILE": shtab.FILE, "FILE.html": shtab.FILE, **dict.fromkeys(("DIR", "PATH", "RUN"), shtab.DIRECTORY)}
+    parsers = [*commands.choices.values()]
+    for each in parsers:
+        for action in each._actions:
             if isinstance(action, argparse._SubParsersAction):
-                waiting.extend(action.choices.values())
+                parsers.extend(action.choices.values())
             elif action.metavar in complete:
                 # The attribute that shtab reads.
                 action.complete = complete[action.metavar]  # type: ignore[attr-defined]  # argparse does not declare it

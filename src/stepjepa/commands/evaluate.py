@@ -19,7 +19,6 @@ from stepjepa.published import EvaluationFlags, follow_evaluation_flags
 from stepjepa.run_folder import RUN_FILE, trained_objective
 from stepjepa.signals import Stopped
 from stepjepa.tasks.base import TaskOptions
-from stepjepa.tasks.registry import AUTO, FALLBACK
 from stepjepa.terminal import visible_lines
 
 EPILOG = """\
@@ -37,13 +36,6 @@ class ModelFlags:
     load_in_8bit: bool = option(False, "load the weights in 8 bits; through bitsandbytes")
 
 
-def _tell_task(asked: str, found: str) -> None:
-    """Name the task by which answers are scored, and how it was chosen."""
-    # A prefix: scoring by the published rules adds a suffix to the name of the task.
-    how = "nothing more special was recognised" if found.startswith(FALLBACK) else "recognised"
-    print(f"task: {found} ({how if asked == AUTO else 'as asked for'})")
-
-
 def _tell_summary(summary: dict[str, Any], output: Path) -> dict[str, Any]:
     """Print the summary and the two files of an evaluation; return both for ``--json``."""
     from stepjepa.evaluation.output import format_summary, summary_file
@@ -59,7 +51,7 @@ def score(args: argparse.Namespace) -> dict[str, Any]:
 
     settings = from_args(ScoreSettings, args, task_options=from_args(TaskOptions, args))
     summary = score_predictions(settings)
-    _tell_task(args.task, summary["task"])
+    print(f"task: {summary['task']}")
     return _tell_summary(summary, Path(args.output_file))
 
 
@@ -83,10 +75,9 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     )
     evaluation = Evaluation(settings)
     evaluation.bad.tell()
-    _tell_task(args.task, evaluation.task.name)
+    print(f"task: {evaluation.task.name}")
     if evaluation.system_prompt is not None:
-        shown = repr(evaluation.system_prompt) if evaluation.system_prompt else "none"
-        print(f"system prompt: that of training ({shown})")
+        print(f"system prompt: that of training ({evaluation.system_prompt!r})")
     output, count = evaluation.output.path, len(evaluation.records)
     if evaluation.finished:
         print(f"{evaluation.finished} of {count} examples are in {output} already")
@@ -94,8 +85,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
         summary = evaluation.run()
     except Stopped as stop:
         there = f"{evaluation.finished} of {count} examples are in {output}"
-        again = "the same command without --overwrite" if args.overwrite else "the same command"
-        raise Stopped(stop.number, f"stopped; {there}; {again} goes on") from None
+        raise Stopped(stop.number, f"stopped; {there}; the same command without --overwrite goes on") from None
     found = _tell_summary(summary, output)
     if (output.parent / RUN_FILE).is_file():
         run, page = shlex.quote(str(output.parent)), shlex.quote(str(output.parent / "report.html"))

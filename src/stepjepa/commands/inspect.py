@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -39,21 +40,23 @@ def _records(args: argparse.Namespace) -> list[Record]:
 
 
 def _loading(args: argparse.Namespace) -> dict[str, Any]:
-    return {name: getattr(args, name) for name in ("chat_template", "trust_remote_code", "gguf_file")}
+    return {name: getattr(args, name) for name in ("chat_template", "trust_remote_code")}
+
+
+def _texts(records: Sequence[Record]) -> Iterator[str]:
+    return (message["content"] for record in records for message in record.messages)
 
 
 def inspect(args: argparse.Namespace) -> dict[str, Any]:
     """Show some records."""
-
-    from stepjepa.inspection.record import inspect_records, title
+    from stepjepa.inspection.record import as_text, inspect_records, title
 
     config = jepa_config(args)
     if args.png is not None:
         refuse_existing(args.png, args.overwrite)
     records = _records(args)
     if args.model_name.startswith(PREFIX):
-        texts = (message["content"] for record in records for message in record.messages)
-        tokenizer = preset_tokenizer(args.model_name, texts, args.chat_template)
+        tokenizer = preset_tokenizer(args.model_name, _texts(records), args.chat_template)
     else:
         from stepjepa.models.loading import load_tokenizer
 
@@ -61,9 +64,6 @@ def inspect(args: argparse.Namespace) -> dict[str, Any]:
     if config.plain:
         add_plain_tokens(tokenizer)
     add_predictor_tokens(tokenizer, config.predictors or 0)
-
-    from stepjepa.inspection.record import as_text
-
     inspection = inspect_records(records, args.index, tokenizer, config, args.records)
     if not args.json:
         print(as_text(inspection))
@@ -96,7 +96,6 @@ class VerifiedModel(ModelFlags):
     """Which model, and whether with an adapter."""
 
     lora: bool = option(False, "check the optimisation step with a LoRA adapter")
-    lora_rank: int = option(16, "rank of the adapter", metavar="R", allowed=FROM_ONE)
 
 
 @dataclass
@@ -126,17 +125,12 @@ def verify(args: argparse.Namespace) -> dict[str, Any]:
     count = min(len(records), args.max_records)
     looked_at = [records[place * len(records) // count] for place in range(count)]
     print(f"{count:,} of {len(records):,} records looked at, spread over all (--max_records)")
-    model, tokenizer = load_model(
-        name,
-        texts=(message["content"] for record in records for message in record.messages),
-        predictors=(config.predictors or 0) if config.uses_views else 0,
-        seed=args.finetune_seed,
-        plain=config.plain,
-        **_loading(args),
-    )
+    predictors = (config.predictors or 0) if config.uses_views else 0
+    how = {"predictors": predictors, "seed": args.finetune_seed, "plain": config.plain, **_loading(args)}
+    model, tokenizer = load_model(name, texts=_texts(records), **how)
     try:
-        settings, trained = LoraSettings(args.lora_rank), adapter_ids(tokenizer, plain=config.plain)
-        lora = (lambda base: add_lora(base, settings, trained)) if args.lora else None
+        trained = adapter_ids(tokenizer, plain=config.plain)
+        lora = (lambda base: add_lora(base, LoraSettings(), trained)) if args.lora else None
         subject = verification.Subject(model.eval(), tokenizer, config, looked_at, lora=lora)
     except ValueError as error:
         raise UserError(str(error)) from None
@@ -166,10 +160,9 @@ def analyze(args: argparse.Namespace) -> int:
 
     models = analysis.analyze(from_args(AnalysisSettings, args))
     for model in models:
-        count = model.config.predictors or 0
-        where = f"behind {count} predictor token{'s' if count > 1 else ''}" if count else "at its own end"
         source, target = model.views
-        print(f"{model.model_path}: {model.config.mode} views, source {source} read {where}, target {target}")
+        told = f"source {source} read behind {model.config.predictors} predictor tokens, target {target}"
+        print(f"{model.model_path}: {model.config.mode} views, {told}")
     print(f"\n{analysis.as_table(models)}\n")
     for note in analysis.notes(models):
         print(f"note: {visible(note)}")

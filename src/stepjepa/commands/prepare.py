@@ -20,6 +20,7 @@ from stepjepa.options import FROM_ONE, Parser, from_args, load, option, refuse_b
 from stepjepa.preparing.conversion import CONVERSIONS, StepOptions, convert_response, convert_rows
 from stepjepa.tasks import nl_rx, stepmath
 from stepjepa.tasks.raw_values import chat_record
+from stepjepa.terminal import print_rows
 
 
 @dataclass(kw_only=True)
@@ -80,15 +81,15 @@ def _run_rows(args: argparse.Namespace) -> int:
         hint = f"; expected {expected}, got {', '.join(counts.columns[:MOST_NAMES])}" if counts.columns else ""
         raise UserError(f"no record could be kept ({'; '.join(told) or 'it is empty'}){hint}", path=name)
     bad.tell()
-    shown = [("read", counts.read), ("kept", len(records)), ("dropped", counts.dropped.total())]
-    shown += [(f"  {reason}", count) for reason, count in reasons]
-    shown += [("bad, left out", bad.count)] if bad.count else []
-    return _write_files({target: records}, shown)
+    found = [("read", counts.read), ("kept", len(records)), ("dropped", counts.dropped.total()), *reasons]
+    found += [("bad, left out", bad.count)] if bad.count else []
+    print_rows([(name, str(count)) for name, count in found])
+    return _write_files({target: records})
 
 
 def _maker(args: argparse.Namespace) -> tuple[Callable[..., Any], str]:
     """The function that makes records of rows, and the fields that it expects."""
-    kind = args.preparation.replace("_", "-")
+    kind = args.preparation
     if kind == "chat":
         refuse_both(args, ("system", "system_prompt"))
         columns = args.columns and tuple(args.columns)
@@ -98,8 +99,7 @@ def _maker(args: argparse.Namespace) -> tuple[Callable[..., Any], str]:
 
         return partial(convert_rows, convert=chat), "--columns"
     if kind == "steps":
-        kind_of_code = "function, such as my_splitter:split"
-        own = {} if args.custom is None else {"splitter": load("--custom", args.custom, kind_of_code)}
+        own = {} if args.custom is None else {"splitter": load("--custom", args.custom)}
         options = from_args(StepOptions, args, **own)
         expected = "--question_field and --response_field, steps divided by blank lines, or --custom"
         return partial(convert_rows, convert=partial(convert_response, options=options)), expected
@@ -110,18 +110,13 @@ def _maker(args: argparse.Namespace) -> tuple[Callable[..., Any], str]:
     return partial(convert_rows, convert=convert), CONVERSIONS[kind].rows
 
 
-def _write_files(files: Mapping[Path, Sequence[Mapping[str, Any]]], rows: Sequence[tuple[str, object]] = ()) -> int:
-    """Write JSON Lines files that belong together: none gets its final name before all are written. Print counts."""
+def _write_files(files: Mapping[Path, Sequence[Mapping[str, Any]]]) -> int:
+    """Write JSON Lines files that belong together: none gets its final name before all are written."""
     with ExitStack() as stack:
         for target, records in files.items():
             stream = stack.enter_context(atomic_write(target))
             stream.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
             stream.flush()  # a full disk raises here, before any file has its final name
-    steps = [record["total_steps"] for records in files.values() for record in records if "total_steps" in record]
-    shown = [*rows, *([("steps per record", f"{sum(steps) / len(steps):.2f}")] if steps else [])]
-    width = max((len(name) for name, _ in shown), default=0)
-    for name, value in shown:
-        print(f"{name:<{width}}  {value:>7}")
     for target, records in files.items():
         print(f"written: {target} ({len(records)} records)")
     return 0
@@ -205,16 +200,9 @@ def add_kinds(parser: Parser) -> None:
     """Add a sub-command for each of :data:`KINDS`."""
     kinds = parser.add_subparsers(dest="preparation", required=True, metavar="KIND", title="kinds")
     for name, (summary, flags, _) in KINDS.items():
-        # Accept underscores too: the names of data sets are spelt both ways.
-        other = [name.replace("-", "_")] if "-" in name else []
-        inner = kinds.add_parser(name, aliases=other, help=summary.partition(";")[0], description=summary)
+        inner = kinds.add_parser(name, help=summary.partition(";")[0], description=summary)
         for settings, group in flags:
             inner.add(settings, group)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run the preparation that was chosen."""
-    return KINDS[args.preparation.replace("_", "-")][2](args)
-
-
-PREPARE = Command(run, add=add_kinds)
+PREPARE = Command(lambda args: KINDS[args.preparation][2](args), add=add_kinds)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import sys
 from collections.abc import Mapping
-from contextlib import chdir, nullcontext
+from contextlib import chdir
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,15 +18,13 @@ from stepjepa.models.presets import is_hub_id
 from stepjepa.options import as_arguments, option, without_flags
 from stepjepa.run_folder import RUN_FILE, is_main_process, open_run_folder, read_run
 
-MOVED = ("train_file", "eval_file", "data_file", "model_name")
-
 
 @dataclass
 class RerunFlags:
     """The run, and what may differ."""
 
-    folder: str = option(help="run folder", positional=True, metavar="FOLDER")
-    output_dir: str | None = option(None, "folder of the new run; empty or new (FOLDER-rerun)", metavar="DIR")
+    folder: str = option(help="run folder", positional=True, metavar="RUN")
+    output_dir: str | None = option(None, "folder of the new run; empty or new (RUN-rerun)", metavar="DIR")
     allow_changes: bool = option(False, "go on where data or model have changed")
     trust_folder: bool = option(False, "run code that the folder names: of its model, task, terms, layout, kernel")
     train_file: str | None = option(None, "where it is now, if it was moved", metavar="FILE")
@@ -44,16 +41,13 @@ def run(args: argparse.Namespace) -> int:
     arguments = old.get("arguments")
     if not isinstance(arguments, list) or not all(isinstance(each, str) for each in arguments):
         raise UserError("run.json holds no 'arguments', so the run can't be repeated; train again", path=folder)
-    # Training runs in another directory: paths become absolute; hub ids and presets stay.
-    moved = {name: getattr(args, name) for name in MOVED}
+    # Training runs where the run was started, if that is still there: paths become absolute; hub ids and presets stay.
+    moved = {name: getattr(args, name) for name in ("train_file", "eval_file", "data_file", "model_name")}
     moved = {name: str(Path(path).absolute()) if path and Path(path).exists() else path for name, path in moved.items()}
     silent = {"output_dir": str(new), "report_to": "none", "push_to_hub": False}
     command = [*without_flags(arguments, [*silent, "config"]), *as_arguments({**moved, **silent})]
-    lines, directory = [f"stepjepa train {shlex.join(command)}"], str(old.get("directory", ""))
-    there = os.path.isdir(directory)  # noqa: PTH112  # Path("") would be the current folder
-    if not there:
-        lines.append(f"note: it was started in {directory}, which is gone; relative paths are meant from here")
-    with chdir(directory) if there else nullcontext():
+    directory = Path(str(old.get("directory", "")))
+    with chdir(directory if directory.is_dir() else Path.cwd()):
         # First of all: 'parse' loads a layout of the user's own.
         if (code := _runs_code(make_parser("train").parse_known_args(command)[0])) and not args.trust_folder:
             raise UserError(f"the run had {code}, which runs code of others; pass --trust_folder if you trust it")
@@ -66,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         if changes and not args.allow_changes:
             raise UserError(f"{'; '.join(changes)}; restore what it was, or pass --allow_changes", path=folder)
         if is_main_process():
-            lines += [f"note: {each}" for each in (*changes, *differences)]
+            lines = [f"stepjepa train {shlex.join(command)}", *(f"note: {each}" for each in (*changes, *differences))]
             print(*map(visible, lines), sep="\n", flush=True)
         load("train").run(repeated)
     return _compare(folder, new, old, bool(changes)) if is_main_process() else 0
@@ -115,11 +109,7 @@ def _changes(old: Mapping[str, Any], repeated: argparse.Namespace) -> tuple[list
 
 def _compare(folder: Path, new: Path, old: Mapping[str, Any], changed: bool) -> int:
     """Print whether the weights are equal; return exit code 1 if they differ although nothing had changed."""
-    again = read_run(new)
-    for name in ("jepa", "lora", "loaded", "order", "model_fingerprint"):
-        if again.get(name) != old.get(name):
-            print(f"note: {name} was resolved to {visible(repr(old.get(name)))}, now to {again.get(name)!r}")
-    first, second = ({file.name: fingerprint(file) for file in sorted(f.glob("*.safetensors"))} for f in (folder, new))
+    first, second = ({file.name: fingerprint(file) for file in f.glob("*.safetensors")} for f in (folder, new))
     if old.get("status") != "finished" or "exported_from" in old or not first:
         print(f"weights: nothing to compare with, since {folder} holds no weights of a finished run")
         return 0

@@ -7,7 +7,6 @@ import contextlib
 import io
 import shlex
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,12 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from stepjepa.arguments import ShortFlags
 from stepjepa.commands import Command, parse
 from stepjepa.config import JepaConfig
-from stepjepa.errors import UserError
 from stepjepa.files import existing_file
-from stepjepa.options import FROM_ONE, option, options_of
+from stepjepa.options import FROM_ONE, option, options_of, refuse_without_effect
 
 if TYPE_CHECKING:
-    from stepjepa.compare.grid import Trial
     from stepjepa.compare.sweep import Engine, Outcome, SweepFolder
 
 EPILOG = """\
@@ -34,8 +31,8 @@ The file is YAML:
   baseline: regular   # this one is added if it is missing
 
 Each trial has a run folder, DIR/ARM_lbd0.5_predictors1/seed82, with a log beside
-it. The same command continues a sweep: it skips finished trials and resumes
-interrupted ones. With --engine slurm the trials are one job array of submitit."""
+it. The same command continues a sweep: it skips finished trials and resumes the
+others. With --engine slurm the trials are one job array of submitit."""
 
 
 @dataclass(kw_only=True)
@@ -47,10 +44,11 @@ class SweepFlags:
     seeds: list[int] | None = option(None, "seeds, instead of those of the file")
     jobs: int | None = option(None, "trials at a time (1, or one for each GPU; with SLURM its limit)", allowed=FROM_ONE)
     only: str | None = option(None, "arms, combinations, trials or seeds: 'regular,82' is one", metavar="NAME,...")
-    retry_failed: bool = option(False, "try those again that failed")
     dry_run: bool = option(False, "show what would be run, and write nothing")
     engine: Literal["local", "slurm"] = option("local", "this machine, or jobs of a cluster")
-    slurm: list[str] | None = option(None, "what a job gets, by names of submitit or sbatch", metavar="KEY=VALUE")
+    slurm: list[str] | None = option(
+        None, "what a job gets, by names of submitit or sbatch", metavar="KEY=VALUE", only_with="engine slurm"
+    )
 
 
 def _train_settings(arguments: list[str]) -> dict[str, Any]:
@@ -77,61 +75,50 @@ def run(args: argparse.Namespace) -> int:
     from stepjepa.compare.grid import KEYS, expand, read_grid, select
     from stepjepa.compare.sweep import SweepFolder, sweep
 
-    if args.slurm and args.engine != "slurm":
-        raise UserError("--slurm does nothing on this machine; add --engine slurm or leave it out")
+    refuse_without_effect(vars(args), SweepFlags)
     grid = read_grid(args.config, args.seeds)
     trials = expand(grid, _train_settings, _evaluate_settings)
     chosen = select(trials, args.only)
     path = Path(args.output_dir)
-    if path.exists() and not path.is_dir():
-        raise UserError("is a file; --output_dir needs a folder", path=path)
     folder = SweepFolder(path, trials, {name: getattr(grid, name) for name in KEYS})
     states = folder.states(chosen)
-    engine, where = _engine(args, folder)
+    engine = _engine(args, folder)
     there = ", ".join(f"{count} {state}" for state, count in Counter(states.values()).items())
     narrowed = f", {len(chosen)} of them chosen" if len(chosen) < len(trials) else ""
     labels = len({trial.label for trial in trials})
     print(f"sweep: {len(trials)} trials ({labels} combinations, {len(grid.seeds)} seeds){narrowed}: {there}")
-    print(f"baseline: {grid.baseline}\nat a time: {where}\nlogs: {path}/ARM/seedN.log", flush=True)
+    print(f"baseline: {grid.baseline}\nlogs: {path}/ARM/seedN.log", flush=True)
     if args.dry_run:
         for trial in chosen:
             print(f"\n{trial.name} ({states[trial.name]})")
             for stage in ("train", "evaluate"):
                 print(f"  $ {shlex.join(folder.command(trial, stage))}")
         return 0
-    return _conclude(folder, sweep(folder, chosen, engine, retry_failed=args.retry_failed), len(chosen))
+    return _conclude(folder, sweep(folder, chosen, engine), len(chosen))
 
 
-def _engine(args: argparse.Namespace, folder: SweepFolder) -> tuple[Engine, str]:
-    """The engine that runs the trials, and what runs at a time."""
+def _engine(args: argparse.Namespace, folder: SweepFolder) -> Engine:
+    """The engine that runs the trials."""
     from stepjepa.compare.slurm import Slurm, read_options
     from stepjepa.compare.sweep import Local, visible_gpus
 
     if args.engine == "slurm":
-        options = read_options(args.slurm or ())
-        given = " ".join(f"{name}={value}" for name, value in options.items())
-        return Slurm(folder, options, args.jobs), f"{args.jobs or 'all'} (SLURM, {given})"
+        return Slurm(folder, read_options(args.slurm or ()), args.jobs)
     gpus = visible_gpus()
-    jobs = args.jobs or max(1, len(gpus))
-    return Local(jobs, gpus), f"{jobs} ({f'{len(gpus)} GPUs' if gpus else 'no GPU'})"
-
-
-def table(folder: SweepFolder, trials: Sequence[Trial]) -> str:
-    """Finished trials as ``stepjepa report`` shows them, under their names."""
-    from stepjepa.compare.tables import report, report_text
-
-    return report_text(report([folder.run_folder(trial) for trial in trials], [trial.name for trial in trials]))
+    return Local(args.jobs or max(1, len(gpus)), gpus)
 
 
 def _conclude(folder: SweepFolder, outcome: Outcome, count: int) -> int:
     """Print the table, the failures and the next command; return the exit code."""
+    from stepjepa.compare.tables import report, report_text
 
-    if outcome.finished:
-        print(f"\n{table(folder, outcome.finished)}")
+    if trials := outcome.finished:
+        table = report([folder.run_folder(trial) for trial in trials], [trial.name for trial in trials])
+        print(f"\n{report_text(table)}")
     for name, reason in outcome.failed.items():
         print(f"failed: {name}: {reason}")
     if outcome.failed:
-        print(f"{len(outcome.failed)} of {count} trials failed; their logs are beside them; --retry_failed tries again")
+        print(f"{len(outcome.failed)} of {count} trials failed; their logs are beside them; the same command retries")
     if outcome.stopped:
         left = count - len(outcome.finished) - len(outcome.failed)
         print(f"stopped with {left} of {count} trials left; the same command goes on")

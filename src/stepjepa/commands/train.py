@@ -11,35 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from stepjepa.arguments import (
-    OURS,
-    ModelFlags,
-    add_training_data,
-    arguments_of_file,
-    jepa_config,
-    named_training_fields,
-    training_parser,
-)
+from stepjepa.arguments import ModelFlags, add_training_data, arguments_of_file, jepa_config, more_help, named_fields
 from stepjepa.commands import Command
 from stepjepa.config import Dtype, JepaConfig
 from stepjepa.errors import UserError
-from stepjepa.options import (
-    BELOW_ONE,
-    FROM_ONE,
-    PART,
-    POSITIVE,
-    SHARE,
-    Parser,
-    Range,
-    option,
-    refuse_both,
-    refuse_without_effect,
-)
+from stepjepa.options import BELOW_ONE, FROM_ONE, POSITIVE, SHARE, Parser, option, refuse_both, refuse_without_effect
 from stepjepa.published import TrainingFlags, follow_training_flags, preset_arguments
 from stepjepa.run_folder import FinishedError, is_main_process, read_run
 from stepjepa.terminal import print_rows
-
-SEED: Range = (lambda value: 0 <= value < 2**32, f"a whole number from 0 to {2**32 - 1}")
 
 
 @dataclass
@@ -66,7 +45,6 @@ class TrainedModel(ModelFlags):
     """Which model, and which of its weights are trained."""
 
     dtype: Dtype = option("float32", "dtype of the weights")
-    allow_missing_weights: bool = option(False, "initialise weights that the model's files lack at random")
     pretrain: bool = option(False, "start from random weights; with configuration and tokenizer of --model_name")
     attn_implementation: str | None = option(None, "as in transformers: sdpa, eager ...", metavar="NAME")
     lora: bool = option(False, "train an adapter and the predictor rows; instead of all weights")
@@ -80,6 +58,7 @@ class TrainedModel(ModelFlags):
     load_in_8bit: bool = _lora(False, "frozen weights in 8 bits, through bitsandbytes")
 
 
+_held_out = partial(option, only_with="eval_file or data_file")
 _answers = partial(option, only_with="eval_generate")
 
 
@@ -87,7 +66,7 @@ _answers = partial(option, only_with="eval_generate")
 class AnswerFlags:
     """Answers to held-out records during training."""
 
-    eval_generate: int | None = option(
+    eval_generate: int | None = _held_out(
         None, "answer and score N held-out records at every evaluation", names=("max_eval_samples",), allowed=FROM_ONE
     )
     eval_task: str = _answers("auto", "as --task of 'stepjepa evaluate'", metavar="NAME")
@@ -105,8 +84,8 @@ class RunFlags:
     grad_accum: int = option(4, "micro-batches a step", names=("gradient_accumulation_steps",), allowed=FROM_ONE)
     learning_rate: float = option(2e-5, "peak learning rate", metavar="LR")
     num_epochs: float = option(3.0, "passes over the data", names=("num_train_epochs",), metavar="N")
-    eval_steps: int | None = option(None, "evaluate every N steps (once an epoch)", names=("eval_accuracy_steps",))
-    finetune_seed: int = option(42, "random seed", names=("seed",), allowed=SEED)
+    eval_steps: int | None = _held_out(None, "evaluate every N steps (once an epoch)", names=("eval_accuracy_steps",))
+    finetune_seed: int = option(42, "seed", names=("seed",), allowed=(lambda seed: 0 <= seed < 2**32, "0 to 2**32 - 1"))
     track_flop: bool = option(False, "measure the FLOPs of the first 10 steps; print them beside the derived ones")
     same_flop: bool = option(False, "stop once the FLOPs of --regular for --num_epochs are spent")
     dry_run: bool = option(False, "print tokens, memory and FLOPs of a step, then stop")
@@ -117,9 +96,6 @@ class RunFlags:
     config: str | None = option(None, "YAML file of flags; the command line wins", metavar="FILE")
 
 
-FLAGS = (TrainData, TrainedModel, AnswerFlags, RunFlags)
-
-
 def add_flags(parser: Parser) -> None:
     """Add our own flags."""
     add_training_data(parser, TrainedModel)
@@ -128,15 +104,7 @@ def add_flags(parser: Parser) -> None:
     parser.add(RunFlags, "run")
     parser.add(TrainingFlags, "of the published scripts (docs/published.md)")
     parser.required += ["train_file", "model_name", "output_dir"]
-
-
-def more_help(ours: Parser) -> str:
-    """Help on the flags of TrainingArguments that are not ours, for ``--help_all``."""
-    inner = training_parser()
-    left_out = {*ours._option_string_actions, *(f"--{name}" for name in OURS)}
-    for group in inner._action_groups:
-        group._group_actions = [each for each in group._group_actions if not left_out & {*each.option_strings}]
-    return "\ntransformers.TrainingArguments:\n" + inner.format_help().partition("options:")[2]
+    parser.more_help = more_help
 
 
 def parse(parser: Parser, given: Sequence[str]) -> argparse.Namespace:
@@ -152,7 +120,7 @@ def parse(parser: Parser, given: Sequence[str]) -> argparse.Namespace:
         first, _ = parser.parse_known_args(arguments)
     arguments = [*preset_arguments(first), *arguments]
     args, rest = parser.parse_known_args(arguments)
-    args.given, args.resolved, args.training = list(given), arguments, named_training_fields(parser, rest)
+    args.given, args.resolved, args.training = list(given), arguments, named_fields(parser, rest)
     parser.refuse_missing(args, "model_name", "output_dir")
     follow_training_flags(args)
     args.jepa = check(args)
@@ -162,17 +130,13 @@ def parse(parser: Parser, given: Sequence[str]) -> argparse.Namespace:
 def check(args: argparse.Namespace) -> JepaConfig:
     """Refuse flags that contradict each other or have no effect, and return the objective's settings."""
     config = jepa_config(args)
-    refuse_without_effect(vars(args), *FLAGS)
+    refuse_without_effect(vars(args), TrainData, TrainedModel, AnswerFlags, RunFlags)
     if [args.train_file, args.data_file, args.dataset].count(None) != 2:
         raise UserError("name the data with one of --train_file, --data_file and --dataset")
     refuse_both(args, ("data_file", "eval_file"), ("no_cache", "cache_dir"), ("plain", "chat_template"))
-    refuse_both(args, ("load_in_4bit", "load_in_8bit"), ("gguf_file", "load_in_4bit"), ("gguf_file", "load_in_8bit"))
-    if args.eval_generate is not None and args.eval_file is None and args.data_file is None:
-        raise UserError("--eval_generate needs held-out records; add --eval_file or --data_file")
-    untrained = args.pretrain or args.model_name.startswith("preset:")
-    for name in ("lora", "gguf_file"):
-        if untrained and getattr(args, name):
-            raise UserError(f"--{name} needs trained weights, and presets have random weights, as with --pretrain")
+    refuse_both(args, ("load_in_4bit", "load_in_8bit"))
+    if args.lora and (args.pretrain or args.model_name.startswith("preset:")):
+        raise UserError("--lora needs trained weights, and presets have random weights, as with --pretrain")
     if args.same_flop and args.training.get("max_steps", -1) > 0:
         raise UserError("--same_flop works out the number of steps, and --max_steps names it; leave one out")
     return config
@@ -211,7 +175,6 @@ TRAIN = Command(
     common="train_file eval_file max_length model_name dtype lora regular step_jepa layout predictors lbd "
     "jepa_loss_type jepa_ratio eval_generate output_dir batch_size grad_accum learning_rate num_epochs "
     "eval_steps finetune_seed resume_from_checkpoint dry_run config",
-    more_help=more_help,
     epilog="""\
 example: stepjepa train --train_file train.jsonl --model_name preset:tiny \\
   --step_jepa --lbd 0.1 --output_dir runs/a
@@ -236,7 +199,7 @@ class DeviceFlags:
     gpus: int = option(1, "number of processes, one device each", allowed=FROM_ONE)
     device: str | None = option(None, "take bfloat16 peak and memory from its data sheet", choices=(*sorted(DEVICES),))
     peak_tflops: float | None = option(None, "TFLOP/s, instead of the data sheet's", metavar="T", allowed=POSITIVE)
-    mfu: float = option(0.35, "share of the peak that training reaches", metavar="S", allowed=PART)
+    mfu: float = option(0.35, "share of the peak that training reaches", metavar="S", allowed=SHARE)
     memory_gib: float | None = option(None, "GiB, instead of the data sheet's", metavar="G", allowed=POSITIVE)
     records: int | None = option(None, "the data set has N records; --train_file is a sample of it", allowed=FROM_ONE)
 
@@ -249,9 +212,6 @@ def add_estimate_flags(parser: Parser) -> None:
 
 def estimate(args: argparse.Namespace) -> dict[str, Any]:
     """Print what ``train --dry_run`` does, and time and memory on other devices."""
-    for name, reason in (("dry_run", True), ("resume_from_checkpoint", True), ("records", args.data_file)):
-        if getattr(args, name) and reason:
-            raise UserError(f"--{name} has no effect on this estimate; leave it out")
     from stepjepa.training.dry_run import GIB, dry_run
     from stepjepa.training.record import read_data
 
@@ -263,16 +223,16 @@ def estimate(args: argparse.Namespace) -> dict[str, Any]:
     assert found is not None
     flops, found["time"], found["device"] = found["flops"]["step"], None, None
     if peak is None or flops is None:
-        print("time       not estimated: name a --device, or its --peak_tflops")
+        print("time: not estimated; name a --device, or its --peak_tflops")
     else:
         step = flops / (peak * args.mfu * found["processes"])
         run = step * found["steps"]
         found["time"] = {"step_seconds": step, "run_seconds": run, "mfu": args.mfu, "peak": peak}
-        print(f"time       {step:.3g} s a step, {run / 3600:.3g} h in all, at an MFU of {args.mfu}")
+        print(f"time: {step:.3g} s a step, {run / 3600:.3g} h in all, at an MFU of {args.mfu}")
     if memory is not None:
         fits = found["memory"]["peak"] <= memory
         found["device"] = {"bytes": memory, "fits": fits}
-        print(f"device     {memory / GIB:.1f} GiB: the memory above {'fits' if fits else 'does NOT fit'}")
+        print(f"device: {memory / GIB:.1f} GiB: the memory above {'fits' if fits else 'does NOT fit'}")
     return found
 
 
@@ -283,7 +243,6 @@ ESTIMATE = Command(
     parse=parse,
     common="train_file max_length model_name dtype lora regular step_jepa layout predictors jepa_loss_type "
     "jepa_ratio batch_size grad_accum num_epochs config gpus device peak_tflops mfu memory_gib records",
-    more_help=more_help,
     epilog="""\
 Takes all flags of 'stepjepa train', and first prints the same as its --dry_run.
 The time is FLOPs / (processes x peak x MFU), without communication.""",

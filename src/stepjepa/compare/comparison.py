@@ -10,14 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stepjepa.compare import statistics
-from stepjepa.compare.evaluated_run import (
-    MEASURES,
-    EvaluatedRun,
-    RunFolder,
-    read_evaluated_run,
-    refuse_different,
-    short,
-)
+from stepjepa.compare.evaluated_run import MEASURES, EvaluatedRun, RunFolder, read_evaluated_run, refuse_different
 from stepjepa.compare.statistics import ExampleTest, PairedT, Spread
 from stepjepa.errors import UserError
 
@@ -247,20 +240,15 @@ def _notes(arms: Sequence[Arm], differences: dict[str, Difference]) -> Iterator[
     for what in dict.fromkeys(name for each in facts for name in each):
         values = {each[what] for each in facts if what in each}
         if len(values) > 1:
-            yield f"the runs differ in {what}: {', '.join(sorted(map(short, values)))}"
-    models: dict[str, EvaluatedRun] = {}
-    for run in runs:
-        if run.trained_on is not None:
-            yield f"{run.folder}: {run.trained_on}"
-        if run.model is not None and (known := models.setdefault(run.model, run)) is not run:
-            yield f"the very same model was evaluated in {known.folder} and in {run.folder}; is that intended?"
+            yield f"the runs differ in {what}: {', '.join(sorted(value[:60] for value in values))}"
+    yield from (f"{run.folder}: {run.trained_on}" for run in runs if run.trained_on is not None)
 
 
 def _circumstances(run: EvaluatedRun) -> dict[str, str]:
     """What should be equal but need not; older runs don't say all of it."""
     found = {f"version of {name}": version for name, version in run.versions.items() if name != "platform"}
     loaded = ("dtype", "chat_template", "attn_implementation")
-    found |= {name: str(run.loaded[name]) for name in loaded if name in run.loaded}
+    found |= {name: " ".join(str(run.loaded[name]).split()) for name in loaded if name in run.loaded}
     return found | ({} if run.views is None else {"views in matched and shuffled similarity": run.views})
 
 

@@ -201,12 +201,9 @@ def select(trials: Sequence[Trial], only: str | None) -> list[Trial]:
         return list(trials)
     names = {name.strip() for name in only.split(",")}
     seeds = names & {str(trial.seed) for trial in trials}
-    others = names - seeds
-    if unknown := others - {name for trial in trials for name in (trial.arm, trial.label, trial.name)}:
+    others, known = names - seeds, {trial: {trial.arm, trial.label, trial.name} for trial in trials}
+    if unknown := others.difference(*known.values()):
         there = ", ".join(dict.fromkeys([*(t.label for t in trials), *(str(t.seed) for t in trials)]))
         raise UserError(f"--only: no arm, seed or trial is called '{min(unknown)}'; there are {there}")
-    return [
-        trial
-        for trial in trials
-        if (not seeds or str(trial.seed) in seeds) and (not others or others & {trial.arm, trial.label, trial.name})
-    ]
+    of_seed = [trial for trial in trials if not seeds or str(trial.seed) in seeds]
+    return [trial for trial in of_seed if not others or others & known[trial]]

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stepjepa.compare.grid import Trial
-from stepjepa.compare.sweep import FAILED, FINISHED, INTERRUPTED, Local, SweepFolder
+from stepjepa.compare.sweep import BEGUN, FAILED, FINISHED, Local, SweepFolder
 from stepjepa.errors import UserError, one_line
 from stepjepa.signals import Interruptions
 
@@ -101,12 +101,10 @@ class Slurm:
         self._watched: dict[Trial, Any] = {}
         cluster = os.environ.get(CLUSTER, "slurm")
         given = {"name": "stepjepa", **options, **({} if jobs is None else {"slurm_array_parallelism": jobs})}
-        # How often a job whose time is up is put back into the queue.
-        constructed = {name: given.pop(name) for name in ("slurm_max_num_timeout",) if name in given}
         # As LAUNCHER: no file in the folder that jobs start in takes the place of a module.
-        constructed[f"{cluster}_python"] = f"{shlex.quote(sys.executable)} -P"
+        python = {f"{cluster}_python": f"{shlex.quote(sys.executable)} -P"}
         try:
-            self._executor = AutoExecutor(folder=self._files, cluster=cluster, **constructed)
+            self._executor = AutoExecutor(folder=self._files, cluster=cluster, **python)
             self._executor.update_parameters(**given)
         except (ValueError, TypeError, NameError, AssertionError, RuntimeError) as error:
             raise UserError(f"--slurm: {one_line(error)}") from None
@@ -124,8 +122,8 @@ class Slurm:
             raise UserError(f"{told}; remove the folder if the cluster no longer knows them", path=self._files)
         for trial in trials:
             # Until its job begins, a trial to be tried again has not failed.
-            if folder.read_record(trial).get("status") == FAILED:
-                folder.record(trial, INTERRUPTED)
+            if folder.read_record(trial):
+                folder.record(trial, BEGUN)
         place = SweepFolder(folder.path.resolve(), [], {}, folder.launcher)
         try:
             jobs = self._executor.submit_array([TrialJob(place, trial) for trial in trials])
@@ -135,14 +133,14 @@ class Slurm:
         print(f"slurm: {len(jobs)} jobs submitted, from {jobs[0].job_id}; logs in {self._files}", flush=True)
 
     def ended(self) -> list[Trial]:
-        """The trials that have ended; one whose job was lost before is recorded as interrupted."""
+        """The trials that have ended; one whose job was lost before has failed."""
         found = []
         for trial, job in list(self._watched.items()):
             # In this order: what a job writes last is there when it is done.
             done, status = job.done(), self._folder.read_record(trial).get("status")
             if done and status not in (FINISHED, FAILED):
                 told = f"job {job.job_id} ended ({job.state}) before the trial did: {self._folder.last_line(trial)}"
-                self._folder.record(trial, INTERRUPTED, told)
+                self._folder.record(trial, FAILED, told)
             if done or status in (FINISHED, FAILED):
                 found.append(trial)
                 del self._watched[trial]

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -33,11 +32,8 @@ from stepjepa.signals import Interruptions
 # -P: as for the installed command, no file in the current folder takes the place of a module.
 LAUNCHER = (sys.executable, "-P", "-m", "stepjepa")
 
-NEW, RUNNING, INTERRUPTED, FAILED, FINISHED = "new", "running", "interrupted", "failed", "finished"
-"""States of a trial, as far as its folder tells; one that was killed is still ``running``."""
-
-# A trial that one of these ended has not failed: it is resumed at the next start.
-_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+NEW, BEGUN, FAILED, FINISHED = "new", "begun", "failed", "finished"
+"""States of a trial; one that was stopped or killed is ``begun``. The next start goes on with all but the last."""
 
 # Seconds that a process may take to end by itself: a training saves a checkpoint.
 _GRACE = 60.0
@@ -87,14 +83,12 @@ class SweepFolder:
                 raise UserError("is no run of this sweep; move it or name another --output_dir", path=run)
             return NEW
         for stage, arguments in (("train", trial.train), ("evaluate", trial.evaluate)):
-            before, now = _by_flag(record.get(stage)), _by_flag(arguments)
-            if before != now:
-                old, new = (" ".join(sorted(flags)) or "nothing" for flags in (before - now, now - before))
-                fault = f"was begun with other flags of 'stepjepa {stage}' ({old} became {new})"
+            if _by_flag(record.get(stage)) != _by_flag(arguments):
+                fault = f"was begun with other flags of 'stepjepa {stage}' (they are in {run.name}.trial.json)"
                 raise UserError(f"{fault}; change the grid back, or name another --output_dir", path=run)
-        if record.get("status") == FAILED:
-            return FAILED
-        return FINISHED if self.is_evaluated(trial) else INTERRUPTED
+        if self.is_evaluated(trial):
+            return FINISHED
+        return FAILED if record.get("status") == FAILED else BEGUN
 
     def is_trained(self, trial: Trial) -> bool:
         """Whether a training is finished."""
@@ -109,13 +103,9 @@ class SweepFolder:
         return json_at(self.path / f"{trial.name}.trial.json")
 
     def record(self, trial: Trial, status: str, reason: str = "") -> None:
-        """Write down that a trial is ``running``, ``interrupted``, ``failed`` or ``finished``, and the reason."""
+        """Write down that a trial is ``begun``, ``failed`` or ``finished``, and the reason."""
         known = {"name": trial.name, "status": status, "train": trial.train, "evaluate": trial.evaluate}
         write_json(self.path / f"{trial.name}.trial.json", known | ({"reason": reason} if reason else {}))
-
-    def reason(self, trial: Trial) -> str:
-        """Why a trial failed."""
-        return visible(str(self.read_record(trial).get("reason", "unknown")))
 
     def last_line(self, trial: Trial) -> str:
         """The last line that a trial has written."""
@@ -155,24 +145,18 @@ class Outcome:
     stopped: int = 0
 
 
-def sweep(
-    folder: SweepFolder, trials: Sequence[Trial], engine: Engine | None = None, *, retry_failed: bool = False
-) -> Outcome:
-    """Run the unfinished ones of some trials, and those that failed only if asked to.
-
-    ``engine`` is by default this machine, one trial after the other.
+def sweep(folder: SweepFolder, trials: Sequence[Trial], engine: Engine | None = None) -> Outcome:
+    """Run the unfinished ones of some trials, by default on this machine, one after the other.
 
     Raises:
         UserError: another sweep is running in the folder, or see :meth:`SweepFolder.states`.
     """
     engine = Local() if engine is None else engine
-    folder.states(trials)
     folder.path.mkdir(parents=True, exist_ok=True)
     with locked(folder.path), Interruptions() as asked:
         states = folder.states(trials)
         finished = [trial for trial in trials if states[trial.name] == FINISHED]
-        failed = {} if retry_failed else {t.name: folder.reason(t) for t in trials if states[t.name] == FAILED}
-        left = [trial for trial in trials if trial not in finished and trial.name not in failed]
+        left, failed = [trial for trial in trials if trial not in finished], dict[str, str]()
         # Seed by seed, so that a sweep that is stopped early has all arms to compare.
         seeds = list(dict.fromkeys(trial.seed for trial in trials))
         left.sort(key=lambda trial: seeds.index(trial.seed))
@@ -183,11 +167,11 @@ def sweep(
             while left and not asked.count:
                 for trial in engine.ended():
                     left.remove(trial)
-                    said = FINISHED
-                    if folder.read_record(trial).get("status") == FINISHED:
+                    said, record = FINISHED, folder.read_record(trial)
+                    if record.get("status") == FINISHED:
                         finished.append(trial)
                     else:
-                        failed[trial.name] = folder.reason(trial)
+                        failed[trial.name] = visible(str(record.get("reason", "unknown")))
                         said = f"{failed[trial.name]} (log: {folder.log_file(trial)})"
                     print(f"[{len(trials) - len(left)}/{len(trials)}] {trial.name}: {said}", flush=True)
                 time.sleep(engine.pause)
@@ -231,7 +215,7 @@ class _TrialRun:
         self.trial, self._folder, self._environment = trial, folder, environment
         folder.log_file(trial).parent.mkdir(parents=True, exist_ok=True)
         # Before the run folder is there, so that the folder can be told to be ours.
-        folder.record(trial, RUNNING)
+        folder.record(trial, BEGUN)
         self._start("evaluate" if folder.is_trained(trial) else "train")
 
     def _start(self, stage: str) -> None:
@@ -253,12 +237,10 @@ class _TrialRun:
             self._folder.record(self.trial, FINISHED)
             return True
         # A program that cleans up before it ends gives the signal by its exit code, as a shell would.
-        number = -code if code < 0 else code - 128
         how = f"failed with exit code {code}" if code else "left no result"
-        if code < 0 or number in _FROM_OUTSIDE:
+        if (number := -code if code < 0 else code - 128) > 0:
             how = f"was ended by signal {number} ({signal.strsignal(number)})"
-        reason = f"{self._stage} {how}: {self._folder.last_line(self.trial)}"
-        self._folder.record(self.trial, INTERRUPTED if number in _FROM_OUTSIDE else FAILED, reason)
+        self._folder.record(self.trial, FAILED, f"{self._stage} {how}: {self._folder.last_line(self.trial)}")
         return True
 
 
@@ -301,9 +283,9 @@ class Local:
             child.send(signal.SIGTERM)
         until = time.monotonic() + _GRACE
         while any(child.ended() is None for child in children) and time.monotonic() < until:
+            time.sleep(0.02)
             if asked is not None and asked.count > 1:
                 break
-            time.sleep(0.02)
         for child in children:
             child.kill()
 
@@ -313,6 +295,6 @@ def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
     if "CUDA_VISIBLE_DEVICES" in environment:
         names = [name.strip() for name in environment["CUDA_VISIBLE_DEVICES"].split(",")]
         return [name for name in names if name not in ("", "-1")]
-    program = shutil.which("nvidia-smi")
-    listed = subprocess.run([program, "-L"], capture_output=True, text=True, check=False).stdout if program else ""
-    return [str(number) for number in range(sum(line.startswith("GPU ") for line in listed.splitlines()))]
+    import torch
+
+    return [str(number) for number in range(torch.cuda.device_count())]

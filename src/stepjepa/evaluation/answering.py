@@ -119,19 +119,15 @@ class Batcher:
     def __post_init__(self) -> None:
         tokenizer, template = self.generator.tokenizer, self.generator.template
         self.examples = make_examples(self.records.items(), tokenizer, template, self.task.continuations)
+        positions, new = self.generator.positions or math.inf, self.generator.max_new_tokens
         for example in self.examples:
-            self._check_length(example)
+            spans = example.gold, *example.continuations.values()
+            longest = max(len(example.prompt_ids) + new, *(len(span.ids) for span in spans))
+            if longest > positions:
+                told = f"prompt and answer (of {new} new tokens at most) have {longest} tokens, the model {positions}"
+                remedy = "positions; lower --max_new_tokens or remove the record"
+                raise record_error(self.records[example.index], f"{told} {remedy}")
         self.examples.sort(key=lambda example: (-len(example.prompt_ids), example.index))
-
-    def _check_length(self, example: Example) -> None:
-        positions, new, length = self.generator.positions, self.generator.max_new_tokens, len(example.prompt_ids)
-        longest = max(length + new, *(len(span.ids) for span in (example.gold, *example.continuations.values())))
-        if positions is not None and longest > positions:
-            raise record_error(
-                self.records[example.index],
-                f"the prompt's {length} tokens and an answer (of {new} new ones at most) are {longest}, more than the "
-                f"model's {positions} positions; lower --max_new_tokens or remove the record",
-            )
 
     def lines(self, batch: Sequence[Example], number: int) -> list[dict[str, Any]]:
         """The scored lines of a batch of ``examples``, whose number seeds sampling; UserError if a loss is not finite.

@@ -52,12 +52,7 @@ class OutputFile:
             told = f"is no output of an evaluation: {self._meta_file.name} is missing; {_ANEW}"
             raise UserError(told, path=self.path)
         begun = read_json_object(self._meta_file, "file", _ANEW).get("identity") or {}
-        changed = [
-            name if isinstance(value, dict) or len(str(value)) > 40 else f"{name} {begun.get(name)} instead of {value}"
-            for name, value in self._identity.items()
-            if begun.get(name) != value
-        ]
-        if changed:
+        if changed := [name for name, value in self._identity.items() if begun.get(name) != value]:
             raise UserError(f"was begun with another {', '.join(changed)}; {_ANEW}", path=self.path)
         # An evaluation that was killed may have left half a line.
         content = self.path.read_bytes()
@@ -162,10 +157,7 @@ def mean_with_interval(values: Sequence[bool | float]) -> dict[str, float | None
 def summarise(lines: Sequence[Mapping[str, Any]], headline: str) -> dict[str, Any]:
     """The means of at least one line of an evaluation; values that can't be computed from the lines are None.
 
-    Returns:
-        ``n``; ``headline``; ``scores`` (``mean``, ``low`` and ``high`` by name, including ``stopped`` if it is known);
-        ``errors``, the number of errors of each kind; ``ran_on``, the share of answers cut off at ``max_new_tokens``;
-        ``gold_loss``, the LM loss per token of the right answers; ``gold_tokens``; ``generated_tokens``.
+    ``ran_on`` is the share of answers cut off at ``max_new_tokens``, ``gold_loss`` that of right answers per token.
     """
     scores = {name: mean_with_interval([line["scores"][name] for line in lines]) for name in lines[0]["scores"]}
     stopped, tokens = ([line[name] for line in lines] for name in ("stopped", "new_tokens"))

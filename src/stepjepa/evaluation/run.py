@@ -116,28 +116,24 @@ class Evaluation:
         kept = set(self.output.done)
         load = functools.cache(load or self._load)
         # Before generating, so that records without views or a folder without run.json end the evaluation at once.
-        measured = None
+        similarity: dict[str, Any] | None = None
         if self.settings.similarity:
-            from stepjepa.inspection.embeddings import compare_views, similarity_config
+            from stepjepa.inspection.embeddings import compare_views, similarity_config, similarity_quantiles
 
             config = similarity_config(self.settings.model_path, self.settings.similarity)
             config, size = replace(config, plain=self.settings.plain), self.settings.batch_size
-            measured = compare_views(*load(), list(self.records.values()), config, batch_size=size)
+            similarity, cosines = compare_views(*load(), list(self.records.values()), config, batch_size=size)
         try:
             seconds = 0.0 if self.output.complete else self._generate(load)
         finally:
             self.task.close()
-        similarity = None
-        if measured is not None:
-            from stepjepa.inspection.embeddings import similarity_quantiles
-
+        if similarity is not None:
             parts: dict[bool, list[float | None]] = {True: [], False: []}
-            for index, value in zip(self.records, measured.per_record, strict=True):
+            for index, value in zip(self.records, cosines, strict=True):
                 line = self.output.done[index]
                 line["similarity"] = value
                 parts[line["error"] is None].append(value)
-            right, wrong = map(similarity_quantiles, parts.values())
-            similarity = {**measured.totals, "right": right, "wrong": wrong}
+            similarity |= zip(("right", "wrong"), map(similarity_quantiles, parts.values()), strict=True)
         lines = self.output.finish()
         fresh = [line for line in lines if line["index"] not in kept]
         summary = {
@@ -224,10 +220,10 @@ def _read_answers(settings: ScoreSettings, size: int, wanted: Collection[int]) -
             told = f"'index' is {index!r}, expected a whole number from 0 to {size - 1} (the position in the test file)"
             raise UserError(f"{told} that no other line has", path=path, line=number)
         found[index] = samples = _read_samples(line)
-        if not samples or not all(isinstance(each.text, str) for each in samples):
-            raise UserError("'generated' must be a string, or a list of at least one", path=path, line=number)
-        if any(each.stopped not in (None, True, False) for each in samples):
-            raise UserError("'stopped' must be true, false or left out", path=path, line=number)
+        wrong = [each for each in samples if not isinstance(each.text, str) or each.stopped not in (None, True, False)]
+        if wrong or not samples:
+            told = "'generated' must be a string, or a list of at least one; 'stopped' must be true, false or left out"
+            raise UserError(told, path=path, line=number)
     counts = {len(samples) for samples in found.values()}
     if len(counts) > 1:
         raise UserError(f"{min(counts)} to {max(counts)} samples per record; give every record as many", path=path)

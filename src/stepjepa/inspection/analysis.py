@@ -62,8 +62,6 @@ class AnalysisSettings:
     def __post_init__(self) -> None:
         if fault := wrong_value(self):
             raise UserError(f"--{fault}")
-        if len(set(self.model_path)) < len(self.model_path):
-            raise UserError("--model_path names a model twice; leave one out")
 
 
 @dataclass(frozen=True)
@@ -101,9 +99,8 @@ def analyze(settings: AnalysisSettings) -> list[ModelViews]:
         np.savez_compressed(stream, **arrays)
     save_figure(figure, files[2])
     # Written last: where it stands, all others do.
-    described = [{**vars(each), "config": each.config.to_dict()} for each in models]
-    for each in described:
-        del each["embeddings"]
+    parts = ("model_path", "views", "numbers")
+    described = [{**{name: getattr(each, name) for name in parts}, "config": each.config.to_dict()} for each in models]
     told = {name: value for name, value in asdict(settings).items() if name not in ("output_dir", "overwrite")}
     source = {"test_file": settings.test_file, "test_fingerprint": read, "settings": told}
     write_json(files[0], {**source, "models": described})
@@ -180,11 +177,9 @@ def choose_points(
 ) -> Points:
     """The points of one model; UserError if a record lacks what colours it. ``views`` are from :func:`view_names`."""
     colouring = settings.t_sne_type
-    chosen = sampled(len(embeddings.record), MOST_POINTS, settings.seed)
-    is_target = np.full(len(chosen), views[1] == "text")
-    if colouring in BOTH_VIEWS:
-        is_target = np.arange(2 * len(chosen)) >= len(chosen)
-        chosen = np.concatenate([chosen, chosen])
+    targets = (False, True) if colouring in BOTH_VIEWS else (views[1] == "text",)
+    some = sampled(len(embeddings.record), MOST_POINTS, settings.seed)
+    is_target, chosen = np.repeat(targets, len(some)), np.tile(some, len(targets))
     vectors = np.where(is_target[:, None], embeddings.target[chosen], embeddings.source[chosen])
     labels = []
     for index, pair, target in zip(embeddings.record[chosen], embeddings.pair[chosen], is_target, strict=True):

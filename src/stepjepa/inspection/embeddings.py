@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -78,12 +78,8 @@ def embed_views(
 ) -> ViewEmbeddings:
     """Embed the views of all pairs of some records; those without a pair, or over length, have none.
 
-    Args:
-        model: in evaluation mode, not wrapped. A predictor head is no part of Enc and is not applied.
-        tokenizer: with the predictor tokens that ``config`` asks for.
-        records: the records; UserError if none has a pair.
-        config: a mode with views, in a layout other than ``inplace``; its ``jepa_layer`` and ``pooling`` are read.
-        batch_size: records per batch.
+    ``model`` is in evaluation mode, ``config`` in a layout other than ``inplace``. A predictor head is no part of Enc
+    and is not applied. UserError if no record has a pair.
     """
     from tqdm.auto import tqdm
 
@@ -127,23 +123,17 @@ class _Views(Collator):
         return [sequence for sequence in super().sequences(item) if sequence.readouts]
 
 
-class Similarity(NamedTuple):
-    """What :func:`compare_views` finds."""
-
-    totals: dict[str, float]  # see similarity_totals
-    per_record: list[float | None]  # mean cosine of each record's pairs; None without a pair
-
-
 def compare_views(
     model: Any, tokenizer: Any, records: Sequence[Record], config: JepaConfig, **options: Any
-) -> Similarity:
-    """Embed all pairs of some records as training does, and compare them; for the arguments see :func:`embed_views`."""
+) -> tuple[dict[str, float], list[float | None]]:
+    """Embed all pairs of some records as training does; their :func:`similarity_totals`, and the mean cosine of each
+    record's pairs, which is None without a pair. For the arguments see :func:`embed_views`."""
     embeddings = embed_views(model, tokenizer, records, config, **options)
     cosines = pair_cosines(embeddings)
     per_record: list[float | None] = [None] * len(records)
     for index in np.unique(embeddings.record).tolist():
         per_record[index] = float(cosines[embeddings.record == index].mean())
-    return Similarity(similarity_totals(embeddings), per_record)
+    return similarity_totals(embeddings), per_record
 
 
 def unit_rows(matrix: Matrix) -> NDArray[np.float64]:
@@ -177,13 +167,7 @@ def similarity_quantiles(values: Iterable[float | None]) -> dict[str, Any]:
 
 
 def analyse(embeddings: ViewEmbeddings) -> dict[str, Any]:
-    """All numbers of one model.
-
-    Returns:
-        ``pairs``, ``records``, ``dimensions``; cosines of ``matched`` pairs, and the mean over all ``shuffled`` ones;
-        effective ranks and ``retrieval_top1`` (missing for a single pair); the singular values of the ``difference`` of
-        source and target; ``linear_map``; ``notes``, sentences about what these numbers can't say.
-    """
+    """All numbers of one model; ``notes`` are sentences about what they can't say."""
     totals, source, target = similarity_totals(embeddings), embeddings.source, embeddings.target
     pairs, dimensions = source.shape
     matched = similarity_quantiles(pair_cosines(embeddings)) | {"mean": totals.pop("matched_similarity")}
@@ -193,9 +177,9 @@ def analyse(embeddings: ViewEmbeddings) -> dict[str, Any]:
         shuffled["mean"] = totals.pop("shuffled_similarity")
         if shuffled["mean"] > COLLAPSE_SIMILARITY:
             notes.append("unrelated pairs are as alike as related ones: the embeddings are one direction")
-    if pairs < 4 * dimensions:
+    if pairs < (enough := 4 * dimensions):
         notes.append(
-            f"{pairs} pairs in {dimensions} dimensions are too few to tell a linear map; take {4 * dimensions} or more"
+            f"{pairs} pairs in {dimensions} dimensions are too few to tell a linear map; take {enough} or more"
         )
     return {
         **totals,

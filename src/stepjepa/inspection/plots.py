@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from stepjepa import terminal
 from stepjepa.errors import UserError
 from stepjepa.files import atomic_write
-from stepjepa.terminal import drawable
 
 PALETTE = (*terminal.PALETTE[:-1], "#000000")
 REST = "all others"
@@ -28,7 +27,6 @@ COLOURED_BY = {
 }
 # Colourings of both views; the others are of the text alone, whose partner often says the label outright.
 BOTH_VIEWS = ("in_n_out", "steps")
-FONT, MONOSPACED = "DejaVu Sans", "DejaVu Sans Mono"
 LONGEST_LABEL = 24  # characters of a label in a legend
 LABELLED = 80  # most tokens that are written out beside the axes of an attention matrix
 
@@ -72,9 +70,9 @@ def project(name: str, vectors: NDArray[np.float32], seed: int) -> tuple[NDArray
     return plane.astype(np.float64), [f"t-SNE 1 (perplexity {perplexity:.3g})", "t-SNE 2"]
 
 
-def _text(text: str, font: str = FONT) -> str:
-    """A text as it stands: Matplotlib reads formulas between dollar signs and warns of missing glyphs."""
-    return "\n".join(drawable(line, font) for line in text.split("\n")).replace("$", r"\$")
+def _text(text: str) -> str:
+    """A text as it stands: Matplotlib reads formulas between dollar signs."""
+    return text.replace("$", r"\$")
 
 
 def save_figure(figure: Any, file: str | os.PathLike[str]) -> None:
@@ -178,9 +176,9 @@ def _draw_matrix(axes: Any, inspection: Any) -> None:
     axes.set(xlabel="key: the token that is seen", ylabel="query: the token that looks")
     # Of many tokens only those are written out at which something is read.
     shown = [token for token in inspection.tokens if token.readouts or len(inspection.tokens) <= LABELLED]
-    labels = [f"{_text(visible_text(token.text)[:18], MONOSPACED)} {token.place}" for token in shown]
+    labels = [f"{_text(visible_text(token.text)[:18])} {token.place}" for token in shown]
     reads = [f"{READ} {', '.join(token.readouts)}  " if token.readouts else "" for token in shown]
-    font: dict[str, Any] = {"family": MONOSPACED, "fontsize": 6.5}
+    font: dict[str, Any] = {"family": "DejaVu Sans Mono", "fontsize": 6.5}
     places = [token.place for token in shown]
     axes.set_yticks(places, [read + label for read, label in zip(reads, labels, strict=True)], **font)
     axes.set_xticks(places, labels, rotation=90, **font)

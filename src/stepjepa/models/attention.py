@@ -119,15 +119,6 @@ def uses_flex(model: PreTrainedModel) -> bool:
     return "flex" in (model.config._attn_implementation or "")
 
 
-def refuse_flex_training(model: PreTrainedModel, device: torch.device) -> None:
-    """Raise ValueError if FlexAttention can't train a model: on a CPU, or with dropout of attention."""
-    config = model.config.get_text_config()
-    if uses_flex(model) and device.type == "cpu":
-        raise ValueError("FlexAttention has no backward pass on a CPU; train with --attn_implementation sdpa there")
-    if uses_flex(model) and any(getattr(config, name, 0.0) for name in ("attention_dropout", "attn_pdrop")):
-        raise ValueError("FlexAttention has no dropout; set attention_dropout to 0 in the model's configuration")
-
-
 def block_mask(trees: Trees, rule: Rule | None = None) -> BlockMask:
     """The FlexAttention mask of a batch, over rows of ``static_length(T)`` tokens.
 

@@ -97,13 +97,9 @@ def encode(
     empty input. So all parameters are used inside the wrapped forward (which DDP and FSDP rely on), sharded weights are
     gathered when they are used, and logits exist only where ``evaluate`` asks for them.
 
-    Args:
-        model: a causal language model, possibly wrapped (PEFT, DDP, FSDP); prepared by ``attention.enable_trees`` if
-            the batch is one of trees.
-        batch: from ``collate.Collator``, on the model's device.
-        evaluate: its result, which is returned, must hold every tensor that gradients flow through.
-        layer: the layer that embeddings are read from.
-        layers: other layers that are read.
+    The model, possibly wrapped (PEFT, DDP, FSDP), is prepared by ``attention.enable_trees`` for a batch of trees.
+    What ``evaluate`` returns must hold every tensor that gradients flow through. Embeddings are read from ``layer``,
+    and other hidden states from ``layers``.
     """
     passes = batch.passes
     caught: list[dict[int, Tensor]] = []
@@ -155,10 +151,6 @@ def decoder_inputs(batch: Batch, layers: Sequence[int] = (-1,)) -> dict[str, Any
     """Keyword arguments of a model for a batch; a batch of trees must be run under ``attention.tree_mask``."""
     names = ("input_ids", "attention_mask", "position_ids")
     inputs: dict[str, Any] = {name: batch[name] for name in names if name in batch} | {"use_cache": False}
-    if "cu_seq_lens" in batch:
-        bounds, longest = batch["cu_seq_lens"], batch["longest"]
-        inputs |= {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "attention_mask": None}
-        inputs |= {"max_length_q": longest, "max_length_k": longest}
     if set(layers) != {-1}:
         inputs["output_hidden_states"] = True
     return inputs

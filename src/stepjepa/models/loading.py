@@ -22,7 +22,6 @@ from stepjepa.models import presets
 from stepjepa.models.presets import PREFIX, read_template, refuse_missing
 from stepjepa.models.token_rows import give_plain_tokens, give_predictors, grow, keep_rows_alone
 from stepjepa.models.weights import load_adapter, load_weights, quantization_options
-from stepjepa.run_folder import run_of
 
 # Every folder with a tokenizer has a file that matches one of these.
 TOKENIZER_FILES = ("tokenizer*", "vocab.*", "spiece.model")
@@ -41,8 +40,6 @@ def load_model(
     pretrain: bool = False,
     plain: bool = False,
     quantization: dict[str, Any] | None = None,
-    allow_missing_weights: bool = False,
-    gguf_file: str | None = None,
 ) -> tuple[Any, Any]:
     """Load or build a causal language model for training; returns it in training mode, and its tokenizer.
 
@@ -60,27 +57,22 @@ def load_model(
         pretrain: take only configuration and tokenizer from ``name``, and draw random weights; a preset always does.
         plain: add the tokens of ``chat.template.PlainTemplate``, and stop generation at its end of turn.
         quantization: from ``weights.quantization_options``, to load trained weights in 4 or 8 bits.
-        allow_missing_weights: draw weights that ``name`` lacks at random, instead of refusing it.
-        gguf_file: a GGUF file of ``name`` with weights and tokenizer; the weights are dequantised.
     """
     if (Path(name) / "adapter_config.json").is_file():
         raise UserError("is an adapter; training starts from a whole model: run 'stepjepa export' on it", path=name)
+    given: dict[str, Any] = {"chat_template": chat_template, "trust_remote_code": trust_remote_code}
     options: dict[str, Any] = {"attn_implementation": attn_implementation, "trust_remote_code": trust_remote_code}
     if pretrain or name.startswith(PREFIX):
-        tokenizer, config = new_config(
-            name, texts, chat_template=chat_template, trust_remote_code=trust_remote_code, plain=plain
-        )
+        tokenizer, config = new_config(name, texts, plain=plain, **given)
         ends = add_plain_tokens(tokenizer)[1:] if plain else list(ChatTemplate(tokenizer).end_of_turn_ids)
         ends += [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         with reported(f"can't build a model from '{name}'"):
             model = presets.random_model(config, tokenizer, ends, seed, dtype=new_dtype(config, dtype), **options)
     else:
-        tokenizer = load_tokenizer(
-            name, chat_template=chat_template, trust_remote_code=trust_remote_code, gguf_file=gguf_file
-        )
+        tokenizer = load_tokenizer(name, **given)
         options |= quantization or {}
         with reported(f"can't load a model from '{name}'"):
-            model = load_weights(name, allow_missing=allow_missing_weights, gguf_file=gguf_file, dtype=dtype, **options)
+            model = load_weights(name, dtype=dtype, **options)
         if plain:
             give_plain_tokens(model, tokenizer, seed)
     give_predictors(model, tokenizer, predictors, seed)
@@ -88,31 +80,29 @@ def load_model(
     return model, tokenizer
 
 
-def load_tokenizer(
-    name: str, *, chat_template: str | None = None, trust_remote_code: bool = False, gguf_file: str | None = None
-) -> Any:
-    """Load the tokenizer of a folder or hub id, or of a GGUF file in it, perhaps with the template of a Jinja file."""
+def load_tokenizer(name: str, *, chat_template: str | None = None, trust_remote_code: bool = False) -> Any:
+    """Load the tokenizer of a folder or hub id, perhaps with the template of a Jinja file."""
     # Of a folder that holds none, transformers would make an empty tokenizer for some families.
-    if Path(name).is_dir() and gguf_file is None and not any(any(Path(name).glob(file)) for file in TOKENIZER_FILES):
+    if Path(name).is_dir() and not any(any(Path(name).glob(file)) for file in TOKENIZER_FILES):
         raise UserError("holds no tokenizer; put the files of one there", path=name)
-    tokenizer = _described("tokenizer", name, trust_remote_code, gguf_file)
+    tokenizer = _described("tokenizer", name, trust_remote_code)
     if chat_template is not None:
         tokenizer.chat_template = read_template(chat_template)
     return tokenizer
 
 
-def load_config(name: str, *, trust_remote_code: bool, gguf_file: str | None = None) -> Any:
+def load_config(name: str, *, trust_remote_code: bool) -> Any:
     """Load the configuration of a folder or hub id; UserError if there is none."""
-    return _described("configuration", name, trust_remote_code, gguf_file)
+    return _described("configuration", name, trust_remote_code)
 
 
-def _described(what: str, name: str, trust_remote_code: bool, gguf_file: str | None) -> Any:
+def _described(what: str, name: str, trust_remote_code: bool) -> Any:
     from transformers import AutoConfig, AutoTokenizer
 
     refuse_missing(name)
     kind: Any = AutoTokenizer if what == "tokenizer" else AutoConfig
     with reported(f"can't load a {what} from '{name}'"):
-        return kind.from_pretrained(name, trust_remote_code=trust_remote_code, gguf_file=gguf_file)
+        return kind.from_pretrained(name, trust_remote_code=trust_remote_code)
 
 
 def new_config(
@@ -148,8 +138,6 @@ def load_named(model: Any, tokenizer: Any, data: Any, *, predictors: int, seed: 
     own, texts = tokenizer, []
     if isinstance(model, str):
         if model.startswith(PREFIX):
-            if not isinstance(data, Sequence):
-                raise ValueError(f"'{model}' learns its tokenizer from the records; expected a list or a file of them")
             data = [*as_records(data)]
             texts = [message["content"] for record in data for message in record.messages]
         model, own = load_model(model, texts=texts, predictors=predictors, seed=seed)
@@ -227,16 +215,15 @@ def load_for_inference(
     if Path(name).is_dir() and not is_adapter and not (Path(name) / "config.json").is_file():
         raise UserError("holds no model; a run that was stopped has its models in checkpoint-N", path=name)
     tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
-    base, file = name, None
+    base = name
     if is_adapter:
-        file = ((run_of(name) or {}).get("loaded") or {}).get("gguf_file")
         described = read_json_object(adapter, "file of an adapter", "restore it, or train again")
         base = str(described.get("base_model_name_or_path") or "")
         if not base:
             raise UserError("names no base model (base_model_name_or_path); add it", path=adapter)
     options = {} if quantization is None else quantization_options(quantization, device=device)
     with reported(f"can't load a model from '{base}'"):
-        model = load_weights(base, gguf_file=file, dtype=dtype, trust_remote_code=trust_remote_code, **options)
+        model = load_weights(base, dtype=dtype, trust_remote_code=trust_remote_code, **options)
         if is_adapter:
             grow(model, len(tokenizer))
             model = load_adapter(model, name).merge_and_unload()

@@ -14,9 +14,7 @@ from typing import Any, NamedTuple, TypeGuard
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging
 
@@ -45,16 +43,12 @@ _LARGEST = {
 # Setting in the copy's configuration -> its largest value.
 LARGEST = {name: most for most, names in _LARGEST.items() for name in names.split()}
 
-# Attention that stands in for FlashAttention: it raises if it does not get the bounds of concatenated sequences.
-BOUNDS = "probe_bounds"
-
 
 class Findings(NamedTuple):
     """Reasons why a model can't be run in some way; None where it can."""
 
     no_rows: str | None = None  # on plain causal rows; such a model can't be trained at all
     no_tree: str | None = None  # on trees
-    no_bounds: str | None = None  # on concatenated sequences, under FlashAttention
 
 
 _found: dict[str, Findings] = {}  # by class and configuration
@@ -63,8 +57,8 @@ _found: dict[str, Findings] = {}  # by class and configuration
 def choose_encoding(model: PreTrainedModel, wanted: str) -> tuple[str, str]:
     """Choose the encoding of a transformers model's micro-batches; the model itself, on any device, is not run.
 
-    Returns ``collate.Encoding`` (``concatenated`` for rows under FlashAttention) and the reason in words; ValueError if
-    the model does not support what is ``wanted`` (``auto``, ``tree`` or ``rows``).
+    Returns ``collate.Encoding`` and the reason in words; ValueError if the model does not support what is ``wanted``
+    (``auto``, ``tree`` or ``rows``).
     """
     found = probe(model)
     if found.no_rows is not None:
@@ -79,11 +73,6 @@ def choose_encoding(model: PreTrainedModel, wanted: str) -> tuple[str, str]:
     if wanted != "rows" and no_tree is None:
         same = f"a probe of {type(model).__name__} found the states of a tree to be those of plain rows"
         return "tree", asked or same
-    # A layer that makes a tree inexact, such as a recurrent one, also passes state between concatenated sequences.
-    if "flash" in attention and found.no_tree is None:
-        if found.no_bounds is None:
-            return "concatenated", f"attention implementation '{attention}' is told where sequences begin"
-        no_tree = found.no_bounds
     return "rows", asked or str(no_tree)
 
 
@@ -121,19 +110,14 @@ def _check(model: PreTrainedModel) -> Findings:
         return Findings(f"{name} gives rows padded on the right other states than sequences alone (by {leaked:.1%})")
     if not getattr(model, "_supports_attention_backend", False):
         return Findings(no_tree=f"{name} does not use transformers' attention interface, which brings masks to layers")
-    no_tree = no_bounds = None
+    no_tree = None
     try:
         enable_trees(small)
         if (parted := _difference(_states(small, sequences, "tree"), alone)) > ROUNDING:
             no_tree = f"{name} computes other hidden states for a prefix tree than for plain rows ({parted:.1%} apart)"
     except Exception as error:
         no_tree = f"{name} fails on prefix trees ({type(error).__name__}: {error})"
-    try:
-        small.set_attn_implementation(BOUNDS)
-        _states(small, sequences, "concatenated")
-    except Exception as error:
-        no_bounds = f"{name} fails on concatenated sequences ({type(error).__name__}: {error})"
-    return Findings(None, no_tree, no_bounds)
+    return Findings(no_tree=no_tree)
 
 
 def _sequences() -> list[Ids]:
@@ -161,16 +145,6 @@ def _difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
     """Largest relative difference between two states of the same token."""
     first, second = torch.cat([*found]), torch.cat([*expected])
     return float(((first - second).norm(dim=-1) / second.norm(dim=-1).clamp_min(1e-6)).max())
-
-
-def _asks_for_bounds(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    if kwargs.get("cu_seq_lens_q") is None:
-        raise ValueError(f"{type(module).__name__} is not told where they begin")
-    return sdpa_attention_forward(module, *args, **kwargs)
-
-
-AttentionInterface.register(BOUNDS, _asks_for_bounds)
-AttentionMaskInterface.register(BOUNDS, sdpa_mask)
 
 
 def shrink(model: PreTrainedModel) -> PreTrainedModel:

@@ -21,11 +21,11 @@ from torch import nn
 from stepjepa.errors import UserError, shown
 
 
-def load_weights(name: str, *, allow_missing: bool = False, gguf_file: str | None = None, **options: Any) -> Any:
-    """Load a causal language model from the safetensors of a folder or hub id, or from a GGUF file in it (dequantised).
+def load_weights(name: str, **options: Any) -> Any:
+    """Load a causal language model from the safetensors of a folder or hub id.
 
-    UserError if weights are missing (unless ``allow_missing``: then they are drawn at random), belong to layers that
-    the configuration lacks, or are not finite. ``options`` are those of ``AutoModelForCausalLM.from_pretrained``.
+    UserError if weights are missing, belong to layers that the configuration lacks, or are not finite. ``options`` are
+    those of ``AutoModelForCausalLM.from_pretrained``.
     """
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
@@ -36,13 +36,12 @@ def load_weights(name: str, *, allow_missing: bool = False, gguf_file: str | Non
     logging.set_verbosity_error()  # the problems that it warns of are refused below
     try:
         model, found = AutoModelForCausalLM.from_pretrained(
-            name, use_safetensors=True, output_loading_info=True, gguf_file=gguf_file, **options
+            name, use_safetensors=True, output_loading_info=True, **options
         )
     finally:
         logging.set_verbosity(level)
-    if found["missing_keys"] and not allow_missing:
-        lost = _named(found["missing_keys"])
-        raise UserError(f"the weights of '{name}' lack {lost}; complete them, or pass --allow_missing_weights to train")
+    if found["missing_keys"]:
+        raise UserError(f"the weights of '{name}' lack {_named(found['missing_keys'])}; complete them")
     # Refuse layers beyond the configuration's, for example; ignore other single tensors (buffers, other heads).
     number = re.compile(r"\.\d+(?=\.)")
     kinds = {number.sub("", key) for key in model.state_dict()}
@@ -50,14 +49,7 @@ def load_weights(name: str, *, allow_missing: bool = False, gguf_file: str | Non
         remedy = "correct the number of layers in its config.json"
         raise UserError(f"the weights of '{name}' have {_named(further)}, which the model lacks; {remedy}")
     _refuse_nonfinite(model, name)
-    if gguf_file is None:
-        return model
-    # The library refuses to save what it takes for a quantized model, so make another of the dequantised weights.
-    del model.config.quantization_config
-    fresh = AutoModelForCausalLM.from_config(model.config, dtype=model.dtype)
-    fresh.load_state_dict(model.state_dict(), assign=True)
-    fresh.tie_weights()
-    return fresh
+    return model
 
 
 def load_adapter(model: Any, folder: str) -> Any:

@@ -6,7 +6,6 @@ import json
 import logging
 import math
 import sys
-from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from transformers.trainer_callback import ProgressCallback, TrainerCallback
 
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.errors import UserError
-from stepjepa.files import atomic_write
+from stepjepa.files import write_jsonl
 from stepjepa.objectives.monitors import REMEDIES, collapse
 from stepjepa.objectives.term import TERMS
 from stepjepa.run_folder import METRICS_FILE
@@ -105,19 +104,10 @@ class LogCallback(TrainerCallback):
         """Of a resumed run, drop what was logged after the checkpoint: those steps are run again."""
         self._warned = any(collapse(line) for line in state.log_history)
         path = Path(args.output_dir) / METRICS_FILE
-        if not state.is_world_process_zero or not path.exists():
-            return
-        kept = []
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
-            # A kill may have cut the last line short.
-            with suppress(ValueError):
-                if json.loads(line)["step"] <= state.global_step:
-                    kept.append(line)
-        # What the end of a run logs stands at its last step, too, but the checkpoint does not know of it.
-        if state.global_step:
-            kept = kept[: len(state.log_history)]
-        with atomic_write(path) as stream:
-            stream.writelines(kept)
+        if state.is_world_process_zero and path.exists():
+            write_jsonl(
+                path, [{"step": line["step"], "epoch": line.get("epoch"), **line} for line in state.log_history]
+            )
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
         if not state.is_world_process_zero or not logs:
@@ -160,18 +150,13 @@ class NonfiniteGuard(TrainerCallback):
     def watch(self, losses: Any) -> Tensor:
         """The loss of a micro-batch; where it is not finite, none of its gradients are.
 
-        Gradients may be finite although the loss is not. Those of all processes are added up, so that each of them
-        learns of it without a message, and no device is waited for.
+        Those of all processes are added up, so that each learns of it without a message, and no device is waited for.
         """
         self._parts.append({name: part.detach() for name, part in losses.parts.items()})
         return losses.loss * torch.where(torch.isfinite(losses.loss.detach()), 1.0, math.nan)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Stop the run where the norm of the gradient, the same on every process, is not finite.
-
-        Raises:
-            UserError: with the records of the micro-batches; the weights are those of the step before.
-        """
+        """Stop the run where the norm of the gradient, the same on every process, is not finite."""
         trainer = self._trainer
         if trainer.is_deepspeed_enabled:
             # Its step was taken inside the backward pass.

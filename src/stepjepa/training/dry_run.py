@@ -218,9 +218,8 @@ def describe(found: dict[str, Any]) -> list[tuple[str, str]]:
     """Rows for people."""
 
     def words(part: dict[str, Any]) -> str:
-        told = {key: "not known" if each is None else each for key, each in part.items()}
-        shown = {key: each if isinstance(each, str) else f"{each:,.6g}" for key, each in told.items()}
-        return ", ".join(f"{key.replace('_', ' ')} {each}" for key, each in shown.items())
+        told = [(key.replace("_", " "), "not known" if each is None else each) for key, each in part.items()]
+        return ", ".join(f"{key} {each if isinstance(each, str) else f'{each:,.6g}'}" for key, each in told)
 
     memory, checkpoint = found["memory"], found["checkpoint"]
     parts = {"activations": None, "optimizer states": None, **memory["parts"], "sum": memory["peak"]}
@@ -244,8 +243,8 @@ def _empty_model(args: argparse.Namespace, config: JepaConfig, records: Sequence
         texts = (message["content"] for record in records for message in record.messages)
         tokenizer, found = new_config(name, texts, chat_template=args.chat_template, plain=config.plain, **trust)
     else:
-        tokenizer = load_tokenizer(name, chat_template=args.chat_template, gguf_file=args.gguf_file, **trust)
-        found = load_config(name, gguf_file=args.gguf_file, **trust)
+        tokenizer = load_tokenizer(name, chat_template=args.chat_template, **trust)
+        found = load_config(name, **trust)
         if config.plain:
             add_plain_tokens(tokenizer)
     if config.uses_views and config.predictors:

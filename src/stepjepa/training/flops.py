@@ -2,9 +2,8 @@
 
 Counted are the multiplications and additions of matrix products (``[m, k]`` by ``[k, n]`` is ``2 m k n``): projections,
 attention, LM head, and their backward passes. As in torch, attention counts as dense, every query of a row against
-every key, even for trees, where FlexAttention skips blocks. Sequences that are concatenated for FlashAttention count
-one by one. Not counted: rotary angles and the loss, about a thousandth of the whole, and the modules of a user's own
-terms, whose inputs are unknown here.
+every key, even for trees, where FlexAttention skips blocks. Not counted: rotary angles and the loss, about a thousandth
+of the whole, and the modules of a user's own terms, whose inputs are unknown here.
 """
 
 from __future__ import annotations
@@ -24,14 +23,10 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AttentionMaskInterface
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.models.architecture import base_model, find_decoder, find_heads
-
-SMALL = 5 * 10**7
-"""Number of parameters below which a real pass is cheaper than one on fake tensors."""
 
 
 class Shape(NamedTuple):
@@ -51,8 +46,6 @@ class Shape(NamedTuple):
         if len(batch["prompt_row"]):
             # The LM loss and the prompt loss call the head one after the other, each with its own positions.
             labels = sum(len(batch[name].unique()) for name in ("label_row", "prompt_row"))
-        if "cu_seq_lens" in batch:
-            squares = int(batch["cu_seq_lens"].long().diff().square().sum())
         return cls(sum(shape.numel() for shape in shapes), squares, labels, batch.pairs, len(shapes))
 
 
@@ -73,13 +66,10 @@ class FlopModel:
     def of(
         cls, model: nn.Module, *, gradient_checkpointing: bool = False, reentrant: bool = False, ema: bool = False
     ) -> FlopModel:
-        """Fit the cost to passes of three lengths; a large model is run on fake tensors, if its operations allow that.
+        """Fit the cost to passes of three lengths, on fake tensors if the model's operations allow that.
 
-        Args:
-            model: a causal language model or a PEFT wrapper of one, not wrapped by DDP or FSDP. It is not changed.
-            gradient_checkpointing: the forward pass of each block is repeated in the backward pass.
-            reentrant: by the older, reentrant kind of checkpointing.
-            ema: a copy of the decoder encodes the target: one more forward pass, without head and backward pass.
+        The model, a PEFT wrapper of one perhaps, is not wrapped by DDP or FSDP, and is not changed. With ``ema`` a copy
+        of the decoder encodes the target: one more forward pass, without head and backward pass.
         """
         again = partial(checkpoint, use_reentrant=reentrant) if gradient_checkpointing else None
         forward, (token, square, fixed) = _fit(model, again)
@@ -118,16 +108,13 @@ def _fit(model: nn.Module, again: Callable[..., Any] | None) -> list[list[int]]:
         fitted: list[list[int]] = np.linalg.solve(terms, counted).round().astype(int).T.tolist()
         return fitted
 
-    large = sum(parameter.numel() for parameter in model.parameters()) >= SMALL
     with torch.random.fork_rng(), torch.enable_grad():
-        if large or next(model.parameters()).is_meta:
-            try:
-                with _without_values(model) as empty:
-                    return fit(empty)
-            except (RuntimeError, NotImplementedError, AssertionError):
-                pass  # of models with experts the shapes depend on values
-        # The copy shares the weights of the model but has its own gradients.
-        return fit(_copied(model, torch.Tensor.detach))
+        try:
+            with _without_values(model) as empty:
+                return fit(empty)
+        except (RuntimeError, NotImplementedError, AssertionError):
+            # Of models with experts the shapes depend on values. The copy shares the weights but has its own gradients.
+            return fit(_copied(model, torch.Tensor.detach))
 
 
 def _unit(config: Any) -> int:
@@ -249,15 +236,8 @@ def _without_values(model: nn.Module) -> Iterator[nn.Module]:
     # Torch would log a traceback as well.
     log = logging.getLogger("torch._subclasses.fake_tensor")
     quiet, log.disabled = log.disabled, True
-    name = getattr(getattr(model, "config", None), "_attn_implementation", None)
-    masks, made = AttentionMaskInterface, AttentionMaskInterface().get(name)
     try:
-        if made is not None:
-            # No batch has padding to be masked, but transformers finds that out by reading values.
-            masks.register(name, lambda *args, **kwargs: made(*args, **{**kwargs, "attention_mask": None}))
         with FakeTensorMode(allow_non_fake_inputs=True):
             yield _copied(model, lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu"))
     finally:
         log.disabled = quiet
-        if made is not None:
-            masks.register(name, made)

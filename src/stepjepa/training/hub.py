@@ -137,15 +137,14 @@ def refuse_lone_adapter(folder: str | os.PathLike[str]) -> None:
         )
 
 
-def upload(folder: str | os.PathLike[str], name: str, *, message: str, revision: str | None = None) -> str:
+def upload(folder: str | os.PathLike[str], name: str, *, revision: str | None = None) -> str:
     """Upload what a model folder holds of :data:`UPLOADED` to a repository; returns its address.
 
     UserError if the hub refuses or can't be reached, with the command that tries again.
     """
-    refuse_lone_adapter(folder)
     again = f"stepjepa export --model_path {folder} --push_to_hub {name}"
     again += f" --hub_revision {revision}" if revision else ""
     with _naming_hub_errors(f"can't upload to '{name}'", f"; {folder} is whole; to try again: {again}"):
-        chosen: dict[str, Any] = {"allow_patterns": UPLOADED, "commit_message": message, "revision": revision}
-        HfApi().upload_folder(repo_id=name, folder_path=Path(folder), **chosen)
+        chosen: dict[str, Any] = {"commit_message": "Uploaded by stepjepa", "revision": revision}
+        HfApi().upload_folder(repo_id=name, folder_path=Path(folder), allow_patterns=UPLOADED, **chosen)
     return f"{HfApi().endpoint}/{name}"

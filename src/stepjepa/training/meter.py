@@ -22,16 +22,12 @@ _SUMS += ["tokens", "records", "records_with_views", "records_without_pair"]
 
 
 class Meter:
-    """Measures training between two lines of logs: the terms of an ``Objective``, similarity, ranks, speed.
-
-    Attributes:
-        num_tokens: tokens computed so far, over all processes, padding not counted.
-    """
+    """Measures training between two lines of logs: the terms of an ``Objective``, similarity, ranks, speed."""
 
     def __init__(self, objective: Any, total: Total, processes: int) -> None:
         self._objective, self._total, self._processes = objective, total, processes
         self._window = Window()
-        self.num_tokens = 0.0
+        self.num_tokens = 0.0  # computed so far, over all processes, without padding
         self.start()
 
     def start(self) -> None:

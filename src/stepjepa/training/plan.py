@@ -174,11 +174,7 @@ class EqualComputeCallback(TrainerCallback):
 class FlopTracker:
     """Measures the FLOPs of the first optimizer steps and prints them beside the derived ones (``--track_flop``).
 
-    Args:
-        flops: derives them.
-        total: sums numbers over all processes.
-        say: prints a line.
-        steps: number of steps to measure; 10 as in the published scripts.
+    ``total`` sums numbers over all processes, ``say`` prints a line, and ``steps`` are 10 as in the published scripts.
     """
 
     def __init__(

@@ -31,11 +31,7 @@ from stepjepa.training.plan import EqualCompute
 
 
 def read_data(args: argparse.Namespace) -> tuple[list[Record], list[Record], dict[str, Any]]:
-    """Training records, held-out records and what identifies their files.
-
-    Raises:
-        UserError: a file is missing or wrong, or ``--eval_split`` would leave a part empty.
-    """
+    """Training records, held-out records and what identifies their files."""
     if args.data_file is not None:
         records, about = _read(args, args.data_file)
         order = random.Random(args.split_seed).sample(range(len(records)), len(records))
@@ -57,11 +53,7 @@ def read_data(args: argparse.Namespace) -> tuple[list[Record], list[Record], dic
 
 
 def read_mixture(args: argparse.Namespace) -> tuple[list[Record], dict[str, Any]]:
-    """The records of ``--dataset``, and what identifies them.
-
-    Raises:
-        UserError: a data set is missing or wrong, or ``--dataset_weights`` do not fit.
-    """
+    """The records of ``--dataset``, and what identifies them."""
     parts, shares = zip(*(_read(args, source, read_any) for source in args.dataset), strict=True)
     taken = mix(list(parts), args.dataset_weights, args.split_seed)
     records = [record for part in taken for record in part]
@@ -128,7 +120,6 @@ def describe_run(args: argparse.Namespace, trainer: Any) -> dict[str, Any]:
             "quantized": quantized(args),
             "chat_template": None if args.chat_template is None else fingerprint(args.chat_template),
             "attn_implementation": args.attn_implementation,
-            **({} if args.gguf_file is None else {"gguf_file": args.gguf_file}),
         },
         "encoding": {"used": trainer.encoding, "because": trainer.encoding_reason},
         "training": training.to_dict(),

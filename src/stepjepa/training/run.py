@@ -40,7 +40,7 @@ from stepjepa.tasks.registry import choose_task, keep
 from stepjepa.terminal import print_rows
 from stepjepa.training.callbacks import StopCallback
 from stepjepa.training.dry_run import dry_run
-from stepjepa.training.hub import upload, write_card
+from stepjepa.training.hub import refuse_lone_adapter, upload, write_card
 from stepjepa.training.plan import EqualComputeCallback, equal_compute
 from stepjepa.training.record import describe_run, draw_metrics, first_screen, read_data
 from stepjepa.training.saving import way_back
@@ -49,24 +49,12 @@ from stepjepa.training.trainer import JepaTrainer
 
 logger = logging.getLogger(__name__)
 
-# Settings on which depends what the processes do together, and when.
-_TOGETHER = (
-    *("max_steps", "num_train_epochs", "learning_rate", "optim", "weight_decay", "max_grad_norm", "bf16", "fp16"),
-    *("save_strategy", "save_steps", "eval_strategy", "eval_steps", "logging_strategy", "logging_steps"),
-)
-
-# Parts of run.json that a resumed run must not change.
-_KEPT = ("model", "jepa", "lora", "loaded", "data", "order")
-
 
 def train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | None:
-    """Run ``stepjepa train``, of whose flags ``config`` is made.
+    """Run ``stepjepa train``, of whose flags ``config`` is made, and return what ``run.json`` says of the finished run.
 
-    Returns:
-        What ``run.json`` says of the finished run; after ``--dry_run`` the estimate, from the first process alone.
-
-    Raises:
-        UserError: whatever went wrong. Before the first step nothing stays written; later it says what is saved.
+    After ``--dry_run`` it is the estimate, from the first process alone. UserError for whatever went wrong: before the
+    first step nothing stays written, later it says what is saved.
     """
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(max(args.debug, 0), 2)]
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
@@ -112,17 +100,10 @@ def _train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | Non
         "system_prompts": system_prompts(train_records),
         "same_flop": asdict(equal) if equal else None,
     }
-    _refuse_disagreement(
-        {
-            "data": files,
-            "objectives": record["jepa"],
-            "settings": record["order"] | {name: record["training"].get(name) for name in _TOGETHER},
-            "checkpoints": checkpoint and Path(checkpoint).name,
-        }
-    )
+    started = checkpoint and Path(checkpoint).name
+    _refuse_disagreement({"data": files, "arguments": record["arguments"], "checkpoints": started})
     if args.resume_from_checkpoint is not None:
-        kept, training = {name: record[name] for name in _KEPT}, record["training"]
-        launches = run_folder.earlier_launches(folder, kept, training, allow_changes=args.allow_changes, say=_say)
+        launches = run_folder.earlier_launches(folder, record, allow_changes=args.allow_changes, say=_say)
         # Without a checkpoint it begins anew.
         record["launches"] = launches if checkpoint is not None else []
     before = run_folder.read_run(folder) if (folder / run_folder.RUN_FILE).is_file() else None
@@ -159,9 +140,8 @@ def _train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | Non
     _leave_group()
     # The other processes need not wait for it.
     if trainer.args.push_to_hub and is_main_process():
-        message = f"End of training, step {trainer.state.global_step}"
-        address = upload(folder, str(trainer.hub_model_id), message=message, revision=trainer.args.hub_revision)
-        _say(f"uploaded: {address}")
+        refuse_lone_adapter(folder)
+        _say(f"uploaded: {upload(folder, str(trainer.hub_model_id), revision=trainer.args.hub_revision)}")
     return record
 
 
@@ -187,7 +167,7 @@ def _build(
         seed=args.finetune_seed,
         plain=config.plain,
         quantization=None if kind is None else quantization_options(kind, compute, training.device),
-        **{name: getattr(args, name) for name in (*same, "allow_missing_weights", "gguf_file")},
+        **{name: getattr(args, name) for name in same},
     )
     cache: CacheDir = False if args.no_cache else args.cache_dir
     data, held_out = prepare(train_records, tokenizer, config, cache_dir=cache, say=_say), None

@@ -135,10 +135,7 @@ def apply_settings(wanted: list[dict[str, Any]], optimizer: Any, schedule: Any) 
     """Set an optimizer and its schedule, whose states were loaded, to what this launch asks for.
 
     The checkpoint's values stand in both states, so that without this a changed learning rate would do nothing;
-    ``wanted`` are the :func:`settings_of` from before.
-
-    Raises:
-        ValueError: the learning rate is another, and the schedule is of a kind that can't change it.
+    ``wanted`` are the :func:`settings_of` from before. ValueError if the schedule is of a kind that can't change it.
     """
     groups = getattr(optimizer, "param_groups", ())
     old, rates = ([float(group.get("initial_lr", group["lr"])) for group in each] for each in (groups, wanted))

@@ -11,10 +11,8 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.utils.data import IterableDataset
 from transformers import TrainingArguments
 from transformers.integrations import get_reporting_integration_callbacks
-from transformers.trainer_utils import HubStrategy
 
 from stepjepa.batch.collate import Collator
 from stepjepa.batch.dataset import STRATEGIES, Prepared
@@ -27,11 +25,7 @@ from stepjepa.training.hub import refuse_offline
 
 
 def training_arguments(args: argparse.Namespace, has_eval: bool) -> TrainingArguments:
-    """The flags of ``commands.train`` and those of transformers as one.
-
-    Raises:
-        UserError: transformers refuses them, or ``--eval_steps`` has nothing to act on.
-    """
+    """The flags of ``commands.train`` and those of transformers as one; UserError if transformers refuses them."""
     values: dict[str, Any] = {
         "output_dir": args.output_dir,
         "per_device_train_batch_size": args.batch_size,
@@ -48,8 +42,6 @@ def training_arguments(args: argparse.Namespace, has_eval: bool) -> TrainingArgu
     if has_eval:
         values["eval_strategy"] = "epoch" if args.eval_steps is None else "steps"
         values["eval_steps"] = args.eval_steps
-    elif args.eval_steps is not None:
-        raise UserError("--eval_steps does nothing without --eval_file or --data_file; add one or leave it out")
     values.update(args.training)
     if values.get("push_to_hub"):
         refuse_offline()
@@ -113,6 +105,9 @@ WITHOUT_EFFECT = (
     "eval_use_gather_object",
     "length_column_name",
     "hub_always_push",
+    "hub_strategy",
+    "include_for_metrics",
+    "label_names",
 )
 """Options of Trainer that this trainer does not use."""
 
@@ -128,16 +123,10 @@ def refuse_contradictions(args: TrainingArguments) -> None:
             raise ValueError(f"{name}: expected 0 or False with this trainer, got {getattr(args, name)}")
     if getattr(args.accelerator_config, "split_batches", False):
         raise ValueError("accelerator_config: expected split_batches false: it would change the records of a step")
-    defaults = {field.name: field.default for field in dataclasses.fields(TrainingArguments)}
-    for name in WITHOUT_EFFECT:
-        if name in defaults and getattr(args, name) != defaults[name]:
-            raise ValueError(f"{name}: has no effect with this trainer; leave it at {defaults[name]}")
-    if args.include_for_metrics:
-        raise ValueError("include_for_metrics: has no effect with this trainer; leave it empty")
-    if args.push_to_hub and args.hub_strategy not in (HubStrategy.END, HubStrategy.EVERY_SAVE):
-        raise ValueError(
-            f"hub_strategy: expected end, since the finished model alone is uploaded, got {args.hub_strategy}"
-        )
+    for field in dataclasses.fields(TrainingArguments):
+        usual = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        if field.name in WITHOUT_EFFECT and getattr(args, field.name) != usual:
+            raise ValueError(f"{field.name}: has no effect with this trainer; leave it at {usual}")
 
 
 def adjust(args: TrainingArguments, model: nn.Module) -> None:
@@ -152,18 +141,8 @@ def adjust(args: TrainingArguments, model: nn.Module) -> None:
         args.ddp_find_unused_parameters = False
 
 
-def refuse_data(config: JepaConfig, args: TrainingArguments, compares_pairs: bool, *datasets: Any) -> None:
-    """Raise a ``ValueError`` for records without a length, and for terms that have one pair to compare.
-
-    Training needs to know all records before its first step.
-    """
-    for data in datasets:
-        sized = hasattr(data, "__len__") and not isinstance(data, IterableDataset)
-        if not (sized or data is None or isinstance(data, os.PathLike | Prepared)):
-            raise ValueError(
-                f"expected records with a length, got {type(data).__name__}; pass a list, a datasets.Dataset, or the "
-                "name of a file or of a data set on the hub"
-            )
+def refuse_data(config: JepaConfig, args: TrainingArguments, compares_pairs: bool) -> None:
+    """Raise a ``ValueError`` for terms that have one pair to compare."""
     if compares_pairs and config.pairs == "first" and args.train_batch_size * args.world_size == 1:
         raise ValueError(
             "the loss compares the pairs of a micro-batch, and a batch of 1 has one; raise --batch_size (and lower "

@@ -23,7 +23,7 @@ from stepjepa.config import JepaConfig
 from stepjepa.data.records import Data, Views
 from stepjepa.errors import UserError, is_out_of_memory
 from stepjepa.models.architecture import attach_heads, base_model, without_heads
-from stepjepa.models.attention import refuse_flex_training
+from stepjepa.models.attention import uses_flex
 from stepjepa.models.encode import EmaEncoder
 from stepjepa.models.lm_head import LMHead
 from stepjepa.models.loading import load_named
@@ -33,7 +33,6 @@ from stepjepa.objectives.term import Context, alone, gather_rows
 from stepjepa.training import saving, settings
 from stepjepa.training.callbacks import BarCallback, EpochCallback, LogCallback, NonfiniteGuard
 from stepjepa.training.flops import FlopModel
-from stepjepa.training.hub import write_card
 from stepjepa.training.meter import Meter, measure
 from stepjepa.training.plan import FlopTracker, Plan
 
@@ -97,7 +96,7 @@ class JepaTrainer(Trainer):
         self.jepa = jepa or JepaConfig()
         self.objective = objective or Objective.from_config(self.jepa)
         settings.refuse_contradictions(args)
-        settings.refuse_data(self.jepa, args, self.objective.compares_pairs, train_dataset, eval_dataset)
+        settings.refuse_data(self.jepa, args, self.objective.compares_pairs)
         wanted = (self.jepa.predictors or 0) if self.jepa.uses_views else 0
         how: dict[str, Any] = {"predictors": wanted, "seed": args.seed}
         model, processing_class, train_dataset = load_named(model, processing_class, train_dataset, **how)
@@ -105,8 +104,8 @@ class JepaTrainer(Trainer):
         settings.adjust(args, model)
         self.encoding, self.encoding_reason = set_up(model, processing_class, self.jepa, args.seed)
         attach_heads(model, self.objective.heads(base_model(model).config.get_text_config(), args.seed))
-        if train_dataset is not None:
-            refuse_flex_training(base_model(model), args.device)
+        if train_dataset is not None and args.device.type == "cpu" and uses_flex(base_model(model)):
+            raise ValueError("FlexAttention has no backward pass on a CPU; train with --attn_implementation sdpa there")
         self.prepared = self._prepare(train_dataset, processing_class, "training data")
         self.prepared_eval = self._prepare(eval_dataset, processing_class, "evaluation data")
         how = {"encoding": self.encoding, "device": args.device.type, "processes": args.world_size}
@@ -234,11 +233,7 @@ class JepaTrainer(Trainer):
     # -- the whole ----------------------------------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """As in Trainer.
-
-        Raises:
-            UserError: memory has run out, or a loss or a gradient is not finite; no checkpoint has been touched.
-        """
+        """As in Trainer; UserError where memory has run out, or a loss or a gradient is not finite."""
         try:
             result = super().train(resume_from_checkpoint, *args, **kwargs)
         except (MemoryError, RuntimeError) as error:
@@ -355,10 +350,6 @@ class JepaTrainer(Trainer):
             if self.ema is not None:
                 self.ema.load(checkpoint)
             self.meter.num_tokens = float(self.state.num_input_tokens_seen)
-
-    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        about = {"model": base_model(self.model).config._name_or_path, "jepa": self.jepa.to_dict()}
-        write_card(Path(self.args.output_dir), name=self.hub_model_id, run=about)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Nothing: the folder has another name soon, and holds what is none of a hub's."""

@@ -6,7 +6,7 @@
   const PAGE = 20;
   const [INDEX, PROMPT, TRUTH, GENERATED, RIGHT, STOPPED, ERROR, SCORES] = [0, 1, 2, 3, 4, 5, 6, 7];
   const root = document.getElementById("answers-browser");
-  const { texts, evaluations } = JSON.parse(document.getElementById("answers-data").textContent);
+  const evaluations = JSON.parse(document.getElementById("answers-data").textContent);
   const form = root.querySelector("form");
   const { first, second, verdict, differ, search } = form.elements;
   const verdicts = {
@@ -35,7 +35,7 @@
   function haystack(answer) {
     let text = haystacks.get(answer);
     if (text === undefined) {
-      text = [texts[answer[PROMPT]], texts[answer[TRUTH]], answer[GENERATED]].join("\n").toLowerCase();
+      text = [answer[PROMPT], answer[TRUTH], answer[GENERATED]].join("\n").toLowerCase();
       haystacks.set(answer, text);
     }
     return text;
@@ -77,8 +77,8 @@
     const cards = found.slice(page * PAGE, (page + 1) * PAGE).map(([answer, beside]) => {
       const card = document.getElementById("answers-card").content.cloneNode(true);
       card.querySelector("h3").textContent = `Example ${answer[INDEX]}`;
-      fill(part(card, "prompt"), texts[answer[PROMPT]], needle);
-      fill(part(card, "truth"), texts[answer[TRUTH]], needle);
+      fill(part(card, "prompt"), answer[PROMPT], needle);
+      fill(part(card, "truth"), answer[TRUTH], needle);
       card.querySelector(".answers-said").append(said(one, answer, needle), beside ? said(other, beside, needle) : "");
       return card;
     });
