@@ -45,7 +45,6 @@ def run(args: argparse.Namespace) -> int:
         hub.refuse_lone_adapter(folder)
     if args.push_to_hub is not None:
         # Fail before the model is loaded if the upload would be refused.
-        hub.refuse_offline()
         name = hub.create_repository(args.push_to_hub, private=args.hub_private_repo or None)
     if args.output_dir is None:
         hub.write_card(folder, name=name)

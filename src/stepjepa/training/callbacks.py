@@ -97,8 +97,7 @@ def console_line(logs: dict[str, float]) -> str | None:
 class LogCallback(TrainerCallback):
     """Writes every line of logs to ``metrics.jsonl``, prints its losses, and warns once in a run of a collapse."""
 
-    def __init__(self) -> None:
-        self._warned = False
+    _warned = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Of a resumed run, drop what was logged after the checkpoint: those steps are run again."""

@@ -156,12 +156,10 @@ def machine(*, use_cpu: bool = False) -> dict[str, Any]:
 
 # -- what is printed ---------------------------------------------------------------------------------------------------
 
-Row = tuple[str, str]
-
 
 def first_screen(
     args: argparse.Namespace, trainer: Any, equal: EqualCompute | None, told: Mapping[str, str | None]
-) -> list[Row]:
+) -> list[tuple[str, str]]:
     """The rows to print before the first step of a ``JepaTrainer``; ``told`` are rows of other origin."""
     config, held_out, training = trainer.jepa, trainer.prepared_eval, trainer.args
     trainable, total = parameter_counts(trainer.model)
@@ -208,7 +206,7 @@ def next_command(args: argparse.Namespace) -> list[str]:
     return command + [f"--{name}" for name in switches if getattr(args, name)]
 
 
-def last_lines(folder: Path, record: Mapping[str, Any]) -> list[Row]:
+def last_lines(folder: Path, record: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The rows to print after the last step, of a run folder and its ``run.json``."""
     results = record["results"]
     losses = [("LM loss", results["last_log"].get("lm_loss")), ("held out", results.get("eval_lm_loss"))]
