@@ -42,9 +42,9 @@ def run(folder: Path, *, tiny: bool = False) -> None:
     grid = make_grid(folder, tiny=tiny)
     command(f"sweep --config {grid} --output_dir {folder}/sweep")
     runs = " ".join(str(path) for path in sorted((folder / "sweep").glob("*/seed*/")))
-    command(f"compare {runs}")
+    command(f"compare {runs} --plot {folder}/comparison.png")
     command(f"report {folder}/sweep --output_file {folder}/report.html")
-    print(f"\nrun folders: {folder}/sweep/*/seed*, page: {folder}/report.html")
+    print(f"\nrun folders: {folder}/sweep/*/seed*, picture: {folder}/comparison.png")
 
 
 if __name__ == "__main__":

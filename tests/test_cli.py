@@ -66,6 +66,8 @@ BAD_FLAGS = [
     (["--num_epochs", "nan"], "--num_epochs: expected a number, got 'nan'"),
     (["--eval_steps", "5"], "does nothing without --eval_file"),
     (["--learning_rate", "-1"], "Invalid learning rate"),
+    (["--do_train", "True"], "--do_train: it has no effect here"),
+    (["--prediction_loss_only", "True"], "prediction_loss_only: has no effect with this trainer"),
     (["--report_to", "wandb"], "requires wandb"),
     (["--deepspeed", "nowhere.json"], "deepspeed"),
     (["--attn_implementation", "flex_attention"], "FlexAttention has no backward pass on a CPU"),

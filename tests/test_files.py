@@ -20,7 +20,7 @@ from stepjepa.files import atomic_write, locked, naming_disk_errors, read_json_o
         (b'{"a": 1', "not valid JSON (Expecting ',' delimiter at column 8)"),
         (b"[1]", "a JSON list where an object is needed"),
         (b'{"a": "\\ud800"}', "half of a character"),
-        (b'{"a":' * 10**5, "nested too deeply"),
+        (b'{"a":' * 10**5, "maximum recursion depth"),
     ],
 )
 def test_a_wrong_line_is_named(line: bytes, told: str, tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 from stepjepa.terminal import (
     duration,
     escape_unencodable_output,
-    lines_to_stderr,
     print_json,
+    print_rows,
     visible_lines,
 )
 
@@ -38,14 +38,34 @@ def test_a_stream_of_few_characters_escapes_the_others(monkeypatch: pytest.Monke
     assert stream.buffer.getvalue() == b"1 \\u2013 2\n"  # type: ignore[attr-defined]
 
 
+ROWS = [("model", "m, 5 parameters"), ("a long name", "red \x1b[31m " + "word " * 20)]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_rows_are_aligned_on_a_terminal_and_plain_lines_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_rows(ROWS)
+    assert capsys.readouterr().out == f"model: m, 5 parameters\na long name: red \\x1b[31m {'word ' * 20}\n"
+    monkeypatch.setattr(sys, "stdout", terminal := Terminal())
+    monkeypatch.setenv("COLUMNS", "43")
+    print_rows(ROWS)
+    lines = terminal.getvalue().splitlines()
+    assert lines[0] == "  model        m, 5 parameters"
+    assert lines[1].startswith("  a long name  red \\x1b[31m word")
+    assert {line[:15] for line in lines[2:]} == {" " * 15}
+    assert max(map(len, lines)) <= 43
+
+
 def test_standard_output_is_one_json_document(capsys: pytest.CaptureFixture[str]) -> None:
-    with lines_to_stderr(True):
-        print("aside")
     print_json({"a": [1, math.nan, {"b": -math.inf}], "c": (2.5, None), "d": "\u2013 \x9b31m \u202e"})
-    out, err = capsys.readouterr()
+    out = capsys.readouterr().out
     assert json.loads(out) == {"a": [1, None, {"b": None}], "c": [2.5, None], "d": "\u2013 \x9b31m \u202e"}
     assert out == visible_lines(out)
-    assert err == "aside\n"
 
 
 @pytest.mark.parametrize(

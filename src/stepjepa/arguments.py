@@ -17,13 +17,10 @@ from stepjepa.options import READERS, Parser, as_arguments, from_args, option, r
 
 OBJECTIVE = "objective (neither --regular nor --step_jepa means LLM-JEPA)"
 
-SHORT_LOSSES = {"jepa_l2": "l2", "jepa_mse": "mse", "infonce": "infonce"}
-
 UNSET = ("labels", "jepa_loss_type", "lbd", "gamma")
 """Fields of :class:`JepaConfig` whose flags have no default, so that it is known whether they are named."""
 
-_OBJECTIVE = (name for name, about in SETTINGS.items() if about["affects"] == "objective")
-PAPERS_LOSS = (*_OBJECTIVE, "predictors", "last_token")
+PAPERS_LOSS = ("predictors", "last_token", *(key for key, about in SETTINGS.items() if about["affects"] == "objective"))
 """Flags that make the papers' cosine the default loss."""
 
 PUBLISHED_WITH_REGULAR = ("predictors", "last_token", "lbd", "step_separator")
@@ -90,7 +87,7 @@ def add_training_data(parser: Parser, model: type = ModelFlags) -> None:
 def jepa_config(args: argparse.Namespace) -> JepaConfig:
     """Build the configuration that the shared flags describe."""
     refuse_both(args, ("regular", "step_jepa"))
-    losses = [name for flag, name in SHORT_LOSSES.items() if getattr(args, flag)]
+    losses = [flag.removeprefix("jepa_") for flag in ("jepa_l2", "jepa_mse", "infonce") if getattr(args, flag)]
     losses += [args.jepa_loss_type] if args.jepa_loss_type is not None else []
     if len(set(losses)) > 1:
         raise UserError(f"more than one alignment loss is named ({', '.join(losses)}); leave one")
@@ -153,6 +150,10 @@ def _refuse_views(args: argparse.Namespace, losses: list[str]) -> None:
         vars(args).update({name: DEFAULTS[name] for name in idle})
 
 
+OURS = ("do_train", "do_eval", "do_predict", "remove_unused_columns")
+"""Fields of TrainingArguments that are refused as flags, since they have no effect with this trainer."""
+
+
 def arguments_of_file(parser: Parser, path: str, given: Sequence[str]) -> list[str]:
     """Read a YAML file of flags as arguments, without those that the command line ``given`` has, too."""
     file = existing_file(path, "configuration file")
@@ -168,7 +169,7 @@ def arguments_of_file(parser: Parser, path: str, given: Sequence[str]) -> list[s
             if name in seen:
                 raise UserError(f"the key {shown(str(key))} stands twice or is no flag of a file; leave it out")
             words = as_arguments({name: value})
-            named_training_fields(parser, parser.parse_known_args(words)[1])
+            named_fields(parser, parser.parse_known_args(words)[1])
         except (ValueError, TypeError) as error:  # json's own for a date or for what holds itself
             lines = [line.lstrip(" \t{,'\"?") for line in read_text(file).splitlines()]
             line = next((number for number, text in enumerate(lines, start=1) if text.startswith(str(key))), None)
@@ -188,7 +189,15 @@ def training_parser() -> Any:
 
 def training_fields() -> list[str]:
     """The fields of ``transformers.TrainingArguments`` that are flags."""
-    return [*dict.fromkeys(each.dest for each in training_parser()._actions)]
+    return [name for name in dict.fromkeys(each.dest for each in training_parser()._actions) if name not in OURS]
+
+
+def more_help(ours: Parser) -> str:
+    """Help on the flags of TrainingArguments that are not ours, for ``--help_all``."""
+    inner, known = training_parser(), ours._option_string_actions
+    for group in inner._action_groups:
+        group._group_actions = [each for each in group._group_actions if not known.keys() & {*each.option_strings}]
+    return "\ntransformers.TrainingArguments:\n" + str(inner.format_help().partition("options:")[2])
 
 
 @cache
@@ -197,10 +206,12 @@ def _named_fields_parser() -> Any:
     inner = training_parser()
     for action in inner._actions:
         action.default, action.type = argparse.SUPPRESS, READERS.get(action.type, action.type)
+        # transformers' own parser takes only one name of --report_to.
+        action.nargs = "+" if action.dest == "report_to" else action.nargs
     return inner
 
 
-def named_training_fields(parser: Parser, rest: Sequence[str]) -> dict[str, Any]:
+def named_fields(parser: Parser, rest: Sequence[str]) -> dict[str, Any]:
     """The fields of TrainingArguments among the arguments that our parser does not know; others are refused."""
     if not rest:
         return {}
@@ -210,6 +221,8 @@ def named_training_fields(parser: Parser, rest: Sequence[str]) -> dict[str, Any]
     if unknown:
         parser.refuse(unknown, [f"--{name}" for name in training_fields()])
     named = vars(known)
+    if idle := [name for name in OURS if name in named]:
+        parser.error(f"--{idle[0]}: it has no effect here; leave it out")
     if "hub_token" in named:
         # Every user of the machine can read a command line, and the run folder keeps it.
         parser.error("--hub_token: set HF_TOKEN in the environment; leave it out")

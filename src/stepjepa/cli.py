@@ -8,7 +8,8 @@ import re
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import nullcontext, redirect_stdout
 from typing import Any
 
 from stepjepa.commands import COMMANDS, load, parse
@@ -16,18 +17,14 @@ from stepjepa.errors import UserError, one_line, visible
 from stepjepa.files import naming_disk_errors
 from stepjepa.offline import set_environment
 from stepjepa.signals import Stopped, raising
-from stepjepa.terminal import escape_unencodable_output, lines_to_stderr, print_json
+from stepjepa.terminal import escape_unencodable_output, print_json
 
 
 def normalise(arguments: Sequence[str]) -> list[str]:
     """Replace dashes inside flag names by underscores: ``--batch-size 4`` becomes ``--batch_size 4``."""
-    result: list[str] = []
-    for argument in arguments:
-        name, equals, value = argument.partition("=")
-        # Flags only: a value may begin with dashes, too.
-        is_flag = re.fullmatch(r"--[A-Za-z][\w-]*", name)
-        result.append(f"--{name[2:].replace('-', '_')}{equals}{value}" if is_flag else argument)
-    return result
+    # Whole flags only: a value may begin with dashes, too.
+    flag = re.compile(r"\A--[A-Za-z][\w-]*(?==|\Z)")
+    return [flag.sub(lambda found: "--" + found[0][2:].replace("-", "_"), argument) for argument in arguments]
 
 
 OVERVIEW = f"""usage: stepjepa COMMAND [--help] ...
@@ -49,23 +46,19 @@ def main(arguments: Sequence[str] | None = None) -> Any:
     escape_unencodable_output()
     name, *given = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     with raising():
-        if name in COMMANDS:
-            return _reporting(f"stepjepa {name}", lambda: _run(name, normalise(given)))
-        return _reporting("stepjepa", lambda: _introduce(name))
+        return _reporting(name, given)
 
 
-def _introduce(name: str) -> int:
-    """Print the version or the overview, or refuse an unknown command."""
+def _run(name: str, given: Sequence[str]) -> Any:
     if name == "--version":
         print(f"stepjepa {importlib.metadata.version('stepjepa')}")
-    elif name in ("-h", "--help", "help"):
+        return 0
+    if name in ("-h", "--help", "help"):
         print(OVERVIEW)
-    else:
+        return 0
+    if name not in COMMANDS:
         raise UserError(f"unknown command '{name}'; choose one of {', '.join(COMMANDS)}")
-    return 0
-
-
-def _run(name: str, arguments: list[str]) -> int:
+    arguments = normalise(given)
     # Before the import of libraries that read the environment.
     set_environment(arguments)
     # Hide the libraries' warnings about each other, unless Python was started with options for warnings.
@@ -73,7 +66,8 @@ def _run(name: str, arguments: list[str]) -> int:
         warnings.filterwarnings("ignore", category=FutureWarning)
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # a picture has a box instead
     args = parse(name, arguments)
-    with lines_to_stderr(getattr(args, "json", False)):
+    # Standard output then holds one JSON document.
+    with redirect_stdout(sys.stderr) if getattr(args, "json", False) else nullcontext():
         found = load(name).run(args)
     if isinstance(found, int):
         return found
@@ -82,11 +76,11 @@ def _run(name: str, arguments: list[str]) -> int:
     return int(isinstance(found, dict) and found.get("passed") is False)
 
 
-def _reporting(program: str, act: Callable[[], Any]) -> Any:
-    """Run a command; an error is printed on one line that begins with the program, and becomes the exit code."""
+def _reporting(name: str, given: Sequence[str]) -> Any:
+    """Run a command; an error is printed on one line that begins with its name, and becomes the exit code."""
     try:
         try:
-            code = act()
+            code = _run(name, given)
         except SystemExit as stop:
             code = stop.code
         # Flush here, where errors are handled; Python's own flush at exit would print a traceback.
@@ -107,7 +101,7 @@ def _reporting(program: str, act: Callable[[], Any]) -> Any:
         told = visible(str(stop) or "interrupted")
         code = 128 + (stop.number if isinstance(stop, Stopped) else signal.SIGINT)
     if told:
-        print(f"{program}: {told}", file=sys.stderr)
+        print(f"stepjepa {name}: {told}" if name in COMMANDS else f"stepjepa: {told}", file=sys.stderr)
     try:
         sys.stdout.flush()
     except OSError:

@@ -10,33 +10,15 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal
 
-from stepjepa.options import (
-    BELOW_ONE,
-    FROM_ONE,
-    FROM_TWO,
-    FROM_ZERO,
-    PART,
-    POSITIVE,
-    load,
-    option,
-    options_of,
-    wrong_value,
-)
-
-Mode = Literal["regular", "llm-jepa", "step-jepa"]
-Encoding = Literal["auto", "tree", "rows"]
-Alignment = Literal["cosine", "l2", "mse", "infonce"]
-PredictorHead = Literal["none", "linear", "mlp"]
+from stepjepa.options import BELOW_ONE, FROM_ONE, FROM_ZERO, PART, POSITIVE, load, option, options_of, wrong_value
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 """Dtypes of the weights; ``auto`` is the dtype of the checkpoint."""
 
 DEFAULT_PREDICTORS = {"regular": 0, "llm-jepa": 1, "step-jepa": 2}
 
-Affects = Literal["sequences", "encoding", "objective"]
-"""What a field changes: the sequences of a record (so that it must be tokenised again), how sequences are packed into
-rows, or only what is computed from the rows."""
-
+# A field affects the sequences of a record (so that it must be tokenised again), how sequences are packed into rows
+# (encoding), or only what is computed from the rows (objective).
 _text = partial(option, affects="sequences")
 _views = partial(option, affects="sequences", views=True)
 _rows = partial(option, affects="encoding")
@@ -52,7 +34,7 @@ class JepaConfig:
         ValueError: a value is not allowed, or two options contradict each other; names both, and the remedy.
     """
 
-    mode: Mode = _text(
+    mode: Literal["regular", "llm-jepa", "step-jepa"] = _text(
         "llm-jepa",
         "regular: no pairs; llm-jepa: user's and assistant's message; step-jepa: a step and the next one",
     )
@@ -87,22 +69,22 @@ class JepaConfig:
         "assistant", "tokens that carry LM loss; reference: those of the published collator, all but padding's token"
     )
     plain: bool = _text(False, "no chat format: question <|perception|> answer; with labels all the question alone")
-    max_length: int = _text(512, "most tokens of a record's main sequence", allowed=FROM_TWO, group="data")
+    max_length: int = _text(512, "most tokens of a record's main sequence", allowed=FROM_ONE, group="data")
     over_length: Literal["error", "truncate", "skip"] = _text(
         "error", "what to do with a longer record; drop means skip", parse=lambda text: {"drop": "skip"}.get(text, text)
     )
-    encoding: Encoding = _rows(
+    encoding: Literal["auto", "tree", "rows"] = _rows(
         "auto",
         "tree: rows in which a common beginning stands once; rows: a plain row a sequence; auto tries the model out",
     )
     row_length: int | None = _rows(
-        None, "most tokens of a row of trees (by device and attention); one for a longer sequence", allowed=FROM_TWO
+        None, "most tokens of a row of trees (by device and attention); one for a longer sequence", allowed=FROM_ONE
     )
     share_prefixes: bool = _rows(True, "compute common beginnings of different records once; off: of one record alone")
     lbd: float = _loss(0.1, "weight of the alignment loss", allowed=FROM_ZERO)
     gamma: float = _term(1.0, "weight of the LM loss", allowed=FROM_ZERO)
     prompt_loss_weight: float = _term(0.0, "weight of a mean LM loss on the text of user messages", allowed=FROM_ZERO)
-    jepa_loss_type: Alignment = _loss("cosine", "distance between paired embeddings")
+    jepa_loss_type: Literal["cosine", "l2", "mse", "infonce"] = _loss("cosine", "distance between paired embeddings")
     infonce_temperature: float = _loss(
         0.07, "temperature of infonce", only_with="jepa_loss_type infonce", allowed=POSITIVE
     )
@@ -118,7 +100,7 @@ class JepaConfig:
         "constant", "lbd over the run; warmup: rises from 0; cosine: falls to 0"
     )
     lbd_warmup: float = _loss(0.1, "share of the run in which lbd rises", only_with="lbd_schedule warmup", allowed=PART)
-    predictor_head: PredictorHead = _loss(
+    predictor_head: Literal["none", "linear", "mlp"] = _loss(
         "none", "a trained map on the source embedding (mlp: one hidden layer); inference never needs it"
     )
     target_grad: Literal["on", "stop", "ema"] = _loss(
@@ -211,8 +193,8 @@ def changes_text(layout: str | None) -> bool:
     return layout in LAYOUTS and LAYOUTS[layout].changes_text
 
 
-def affecting(config: JepaConfig, what: Affects) -> dict[str, Any]:
-    """The fields of a configuration that change a given stage (see ``Affects``), with their values."""
+def affecting(config: JepaConfig, what: str) -> dict[str, Any]:
+    """The fields of a configuration that change a given stage (sequences, encoding or objective), with their values."""
     return {name: getattr(config, name) for name, about in SETTINGS.items() if about["affects"] == what}
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_LONGEST_VALUE = 60  # characters of a value from a file
-
 # Allocators that raise a plain RuntimeError: torch's on the CPU, and those of other devices.
 _NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "failed to allocate memory")
 
@@ -29,7 +27,7 @@ class UserError(ValueError):
 def shown(value: object) -> str:
     """Format a value from a file for a message: in quotes, shortened, control characters escaped."""
     text = value if isinstance(value, str) else repr(value)
-    short = text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
+    short = text if len(text) <= 60 else f"{text[:60]}..."
     return f"'{visible(short)}'"
 
 

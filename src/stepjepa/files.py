@@ -71,7 +71,7 @@ def _fault(error: Exception) -> str:
         return f"not UTF-8 text (byte {error.start + 1} of the line); unpack or convert the file"
     if isinstance(error, json.JSONDecodeError):
         return f"not valid JSON ({error.msg} at column {error.colno}); every line must be one JSON object"
-    return "nested too deeply; remove the line" if isinstance(error, RecursionError) else str(error)
+    return str(error)
 
 
 def holds_half(value: dict[str, Any]) -> bool:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 
-NO_TELEMETRY = {"HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1"}
-
 STAYS_OFFLINE = "STEPJEPA_OFFLINE"
 """Environment variable that means ``--offline`` if it is 1, so that child processes of a command are offline too."""
 
@@ -21,7 +19,7 @@ OFFLINE = {
 
 def set_environment(arguments: list[str]) -> None:
     """Switch telemetry off, unless the environment says otherwise, and the libraries to offline mode if asked for."""
-    for name, value in NO_TELEMETRY.items():
-        os.environ.setdefault(name, value)
+    for name in ("HF_HUB_DISABLE_TELEMETRY", "DO_NOT_TRACK"):
+        os.environ.setdefault(name, "1")
     if "--offline" in arguments or os.environ.get(STAYS_OFFLINE) == "1":
         os.environ.update(OFFLINE)

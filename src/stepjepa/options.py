@@ -28,7 +28,7 @@ SHARE: Range = (lambda value: 0 < value < 1, "a share between 0 and 1")
 BELOW_ONE: Range = (lambda value: 0 <= value < 1, "0 or more and less than 1")
 PART: Range = (lambda value: 0 < value <= 1, "a share above 0 and up to 1")
 
-Settings = TypeVar("Settings")
+T = TypeVar("T")
 
 
 def option(default: Any = MISSING, help: str = "", **more: Any) -> Any:
@@ -152,7 +152,7 @@ def refuse_both(args: argparse.Namespace, *pairs: tuple[str, str]) -> None:
             raise UserError(f"--{pair[0]} and --{pair[1]} exclude each other; leave one out")
 
 
-def from_args(settings: type[Settings], args: argparse.Namespace, **more: Any) -> Settings:
+def from_args(settings: type[T], args: argparse.Namespace, **more: Any) -> T:
     """Create an instance of a dataclass from the parsed flags of its options; ``more`` sets or replaces fields."""
     named = {each.name: getattr(args, each.name) for each in options_of(settings) if each.name not in more}
     return settings(**named, **more)
@@ -280,14 +280,8 @@ def _add(group: argparse._ArgumentGroup, each: Option) -> None:
     action.summary = about["help"].partition("; ")[0] + told  # type: ignore[attr-defined]  # for the short help
 
 
-Base = TypeVar("Base")
-
-
-def load(flag: str, address: str, kind: str = "Class") -> Any:
-    """Load the user's own ``module:name``, which runs code of that module; it may be in the working folder.
-
-    ``UserError``, which names the flag and the ``kind`` of thing, if that fails.
-    """
+def load(flag: str, address: str) -> Any:
+    """Load the user's own ``module:name``, which runs code of that module; it may be in the working folder."""
     # Unlike 'python -m', an installed command does not search the working folder. Added last, it hides no module.
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)
@@ -296,10 +290,10 @@ def load(flag: str, address: str, kind: str = "Class") -> Any:
         return getattr(importlib.import_module(module), name)
     except (Exception, SystemExit) as error:  # the user's module may raise anything when it is imported
         cause = f"{type(error).__name__}: {error}"
-        raise UserError(f"{flag}: can't load '{address}' ({cause}); expected an importable module:{kind}") from None
+        raise UserError(f"{flag}: can't load '{address}' ({cause}); expected an importable module:name") from None
 
 
-def load_class(flag: str, address: str, base: type[Base]) -> type[Base]:
+def load_class(flag: str, address: str, base: type[T]) -> type[T]:
     """Load a class of the user with :func:`load`, and check that it is a complete class derived from ``base``."""
     found = load(flag, address)
     if not (isinstance(found, type) and issubclass(found, base)):

@@ -8,30 +8,20 @@ from __future__ import annotations
 import argparse
 import os
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from stepjepa.arguments import note
 from stepjepa.config import DEFAULTS
 from stepjepa.errors import UserError
 from stepjepa.options import as_arguments, option, options_of
 
-ANSWERED = 50
-"""Number of held-out records that ``--eval_accuracy`` answers if ``--eval_generate`` gives none."""
-
-PAPER: dict[str, dict[str, Any]] = {
-    "regular": {},
-    "llm-jepa": {"predictors": 0, "layout": "separate"},
-    "step-jepa": {"predictors": 1, "max_length": 1024},
-}
-"""Flags of ``--preset paper`` by mode: defaults of the published programs that differ from ours."""
-
 
 def preset_arguments(args: argparse.Namespace) -> list[str]:
     """The flags that ``--preset`` stands for, to be put before all other flags of train, which override them."""
     if args.preset is None:
         return []
-    mode = "step-jepa" if args.step_jepa else "regular" if args.regular else "llm-jepa"
-    return as_arguments({"labels": "reference", "over_length": "truncate", **PAPER[mode]})
+    own = {"predictors": 1, "max_length": 1024} if args.step_jepa else {"predictors": 0, "layout": "separate"}
+    return as_arguments({"labels": "reference", "over_length": "truncate", **({} if args.regular else own)})
 
 
 @dataclass
@@ -41,7 +31,7 @@ class TrainingFlags:
     preset: Literal["paper"] | None = option(
         None, "defaults of the published programs instead of ours: labels, predictors, length; named flags win"
     )
-    linear: str | None = option(None, "random_span: short for --regular with --stp, weighted by --lbd", metavar="MODE")
+    linear: Literal["random_span"] | None = option(None, "short for --regular with --stp, weighted by --lbd")
     linear_predictor: bool = option(False, "not supported; an error says why")
     eval_accuracy: bool = option(False, "hold out --eval_split of --train_file and answer 50 records of it")
     wandb: bool = option(False, "short for --report_to wandb")
@@ -67,8 +57,6 @@ def follow_training_flags(args: argparse.Namespace) -> None:
     if args.linear_predictor:
         raise UserError("--linear_predictor: Semantic Tube Prediction has no predictor layer here; leave it out")
     if args.linear is not None:
-        if args.linear != "random_span":
-            raise UserError(f"--linear {args.linear}: only random_span is here; see --stp, or leave it out")
         if named := [name for name in ("regular", "step_jepa", "stp") if getattr(args, name)]:
             raise UserError(f"--linear random_span means --regular --stp; leave --{named[0]} out, or --linear")
         weight = DEFAULTS["lbd"] if args.lbd is None else args.lbd
@@ -79,7 +67,7 @@ def follow_training_flags(args: argparse.Namespace) -> None:
         if args.train_file is not None and args.eval_file is None:
             args.data_file, args.train_file, args.split_seed = args.train_file, None, args.finetune_seed
             said = f"--data_file {args.data_file} --eval_split {args.eval_split} --split_seed {args.split_seed} "
-        args.eval_accuracy, args.eval_generate = False, args.eval_generate or ANSWERED
+        args.eval_accuracy, args.eval_generate = False, args.eval_generate or 50
         note(f"--eval_accuracy is {said}--eval_generate {args.eval_generate}")
     for name, field, value in (
         ("wandb", "report_to", "wandb"),

@@ -32,8 +32,6 @@ CHECKSUMS_FILE = "checksums.json"
 PART = ".saving"
 """Folder inside a run folder for files that are still being written."""
 
-PACKAGES = ("stepjepa", "torch", "transformers", "accelerate", "peft", "tokenizers", "numpy")
-
 _KEPT = ("model", "jepa", "lora", "loaded", "data", "order")
 """Keys of ``run.json`` that must not change when a run is resumed."""
 
@@ -134,7 +132,7 @@ def checksum_fault(folder: Path, *, read_all: bool = True, complete: bool = Fals
 
 def write_checksums(folder: Path) -> None:
     """Write the checksums of all files in a folder, before the folder or its files get their final names."""
-    # Without the model card, which every evaluation rewrites.
+    # Without the model card, which an upload rewrites.
     files = (file for file in sorted(folder.rglob("*")) if file.is_file() and file.name != CARD_FILE)
     write_json(folder / CHECKSUMS_FILE, {file.relative_to(folder).as_posix(): fingerprint(file) for file in files})
 
@@ -174,24 +172,10 @@ def save_whole(folder: Path, save: Callable[[str], None]) -> None:
         part.rmdir()
 
 
-def save_new(folder: Path, save: Callable[[str], None]) -> None:
-    """Save into a new or empty folder atomically: all files appear at once, or none; see :func:`save_whole`."""
-    target = folder.resolve()
-    part = target.with_name(f".{target.name}{PART}")
-    shutil.rmtree(part, ignore_errors=True)
-    try:
-        part.mkdir(parents=True)
-        with naming_disk_errors(folder):
-            save(str(part))
-        part.replace(target)
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        raise
-
-
 def versions() -> dict[str, str]:
     """Versions of Python, the platform and the packages that affect the results."""
-    found = {name: importlib.metadata.version(name) for name in PACKAGES}
+    packages = ("stepjepa", "torch", "transformers", "accelerate", "peft", "tokenizers", "numpy")
+    found = {name: importlib.metadata.version(name) for name in packages}
     return {"python": platform.python_version(), "platform": platform.platform(), **found}
 
 

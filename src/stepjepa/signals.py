@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 # torchrun and SLURM signal every process of a job, and the parent process forwards the signal: one request arrives
 # twice. Signals within so many seconds of the first one count as the same request.
@@ -52,12 +49,10 @@ class Interruptions:
             os.kill(os.getpid(), number)
 
     def __enter__(self) -> Interruptions:
-        # Python allows signal handlers to be set in the main thread only.
-        if threading.current_thread() is threading.main_thread():
-            for number in SIGNALS:
-                # Keep a signal ignored that is ignored already, such as SIGHUP under nohup.
-                if signal.getsignal(number) is not signal.SIG_IGN:
-                    self._before[number] = signal.signal(number, self._note)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            # Keep a signal ignored that is ignored already, such as SIGHUP under nohup.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 import json
 import math
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from typing import Any
 
 from stepjepa.errors import visible
@@ -29,9 +30,15 @@ def escape_unencodable_output() -> None:
 
 
 def print_rows(rows: Sequence[tuple[str, str]]) -> None:
-    """Print (name, text) rows as ``name: text``."""
+    """Print (name, text) rows: aligned and wrapped if standard output is a terminal, else as ``name: text``."""
+    width = min(shutil.get_terminal_size().columns, 100)
+    indent = max(len(name) for name, _ in rows) + 4
     for name, text in rows:
-        print(f"{visible(name)}: {visible(text)}", flush=True)
+        if sys.stdout.isatty():
+            first = f"  {visible(name)}".ljust(indent)
+            print(textwrap.fill(visible(text), width, initial_indent=first, subsequent_indent=" " * indent), flush=True)
+        else:
+            print(f"{visible(name)}: {visible(text)}", flush=True)
 
 
 def print_json(value: Any) -> None:
@@ -47,11 +54,6 @@ def finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: finite(inner) for key, inner in value.items()}
     return [finite(inner) for inner in value] if isinstance(value, list | tuple) else value
-
-
-def lines_to_stderr(wanted: bool) -> AbstractContextManager[Any]:
-    """If wanted, redirect what the block prints to standard error: standard output then holds one JSON document."""
-    return redirect_stdout(sys.stderr) if wanted else nullcontext()
 
 
 def duration(seconds: float) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +51,7 @@ ROWS = {
 }
 BAD_LINES = {
     "rows.jsonl": ":2: not valid JSON",
-    "rows.json": ": element 2 is a JSON int, expected an object",
+    "rows.json": ": element 2 is no object",
     "rows.csv": ":3: 3 fields where the header has 2",
 }
 
@@ -72,7 +71,7 @@ def test_bad_rows_are_left_out_of_a_preparation_and_counted(
     assert found.outcome == "skipped"
     assert f"note: 4 bad lines left out (--bad_records skip): {path}{BAD_LINES[name]}" in found.err
     assert "; and 1 more" in found.err
-    assert re.search(r"bad, left out +4\n", found.out)
+    assert "bad, left out: 4\n" in found.out
     assert [record.messages[-2]["content"] for record in read_records(target)] == ["q", "q2"]
 
 

@@ -88,7 +88,7 @@ REFUSED: list[tuple[str, str]] = [
     ("--infonce_temperature 0.2", "--infonce_temperature does nothing without --jepa_loss_type infonce"),
     ("--jepa_layer 0", "reads the token embedding of a predictor, always the same"),
     ("--infonce --batch_size 1", "a batch of 1 has one; raise --batch_size"),
-    ("--seed=-1", "--finetune_seed: expected a whole number from 0 to"),
+    ("--seed=-1", "--finetune_seed: expected 0 to 2**32 - 1, got -1"),
     ("--eval_split 0.5", "--eval_split does nothing without --data_file"),
     ("--plain --chat_template x", "--plain and --chat_template exclude each other"),
     ("--dataloader_drop_last true", "dataloader_drop_last: expected"),

@@ -27,8 +27,8 @@ def write_lines(path: Path, *values: Any) -> Path:
 
 def table_of(out: str) -> dict[str, str]:
     """The printed counts."""
-    rows = [line.rsplit(maxsplit=1) for line in out.splitlines() if not line.startswith("written: ")]
-    return {name.strip(): value for name, value in rows}
+    rows = [line.rpartition(": ") for line in out.splitlines() if not line.startswith("written: ")]
+    return {name: value for name, _, value in rows}
 
 
 def response(answer: int = 5, **changes: Any) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def test_gsm8k(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "kept": "1",
         "dropped": "2",
         "'answer' does not end in a line '#### number'": "1",
-        "no field 'question'": "1",
+        "no text in 'question'": "1",
     }
 
 
@@ -83,8 +83,8 @@ CHAT = "question,answer,how\nlines with a digit,.*7.*,Short.\n"
 REFUSED = [
     ("steps", '{"question": "a"\n', (), "raw.jsonl:1: not valid JSON"),
     ("steps", "", (), "raw.jsonl: no record could be kept (it is empty)"),
-    ("steps", '{"question": "a", "text": "b"}\n', (), "no field 'deepseek_response': 1); expected --question_field"),
-    ("hellaswag", '{"x": 1}\n', (), "no record could be kept (no field 'ctx': 1); expected ctx"),
+    ("steps", '{"question": "a", "text": "b"}\n', (), "no text in 'deepseek_response': 1); expected --question_field"),
+    ("hellaswag", '{"x": 1}\n', (), "no record could be kept (no text in 'ctx': 1); expected ctx"),
     ("yelp", "", ("--dataset", "x"), "name the source with either --input_file or --dataset"),
     ("chat", '{"question": "a", "answer": ""}\n', (), "raw.jsonl:1: column 'answer' is ''"),
     ("chat", "", ("--system", "s", "--system_prompt", "t"), "--system and --system_prompt exclude each other"),

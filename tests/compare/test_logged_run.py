@@ -41,7 +41,7 @@ def test_what_is_damaged_is_noted_and_left_out(tmp_path):
     assert len(run.metrics) == 3
     assert list(run.evaluations) == ["test"]
     first, second = run.notes
-    assert first == "3 lines of metrics.jsonl can't be read."
+    assert first.startswith(f"Lines of metrics.jsonl can't be read (2; the first is {folder / 'metrics.jsonl'}:5: ")
     assert second.startswith("An evaluation is skipped: ") and "dev.summary.json:1: is damaged" in second
 
 

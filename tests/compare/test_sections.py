@@ -15,6 +15,7 @@ from stepjepa.compare.page import (
     answers_section,
     compare_runs,
     comparison_section,
+    embedding_section,
     overview_section,
     shown_text,
     steps_section,
@@ -72,7 +73,7 @@ def test_a_run_without_any_facts_still_has_an_overview(tmp_path):
     assert overview_section(runs).title == "What was trained"
     look = looks(runs, None)
     empty = [accuracy_section(runs), steps_section(runs, look)]
-    empty += [answers_section(runs), comparison_section([])]
+    empty += [answers_section(runs), embedding_section(runs), comparison_section([])]
     assert not any(section.parts for section in empty)
 
 
@@ -137,7 +138,7 @@ def test_scores_and_errors(tmp_path):
 
 def test_arms_are_compared_over_seeds(arms):
     html = comparison_section(compare_runs(read_runs(arms))).html
-    assert html.index("no arm is shown to be better than regular") < html.index("<table")
+    assert html.index("no arm is shown to be better than regular") < html.index("<table") < html.index("data:image/svg")
     # Differences of 25, 0 and 50 points: mean 25, standard error 14.43, t of 2 degrees of freedom 4.303.
     assert "+25.00 [-37.10, +87.10]" in html
 
@@ -179,3 +180,14 @@ def test_answers_are_those_of_the_lines(tmp_path):
     assert right == [True, False, True] and stopped == [True, True, False]
     assert error == ["", "wrong answer", ""] and scores == [[1, 1], [0, 1], [1, 1]]
     assert shown_text("a\n\x1b[2J\u202eb\ud800") == "a\n\\x1b[2J\\u202eb\\ud800"
+
+
+def test_pictures_of_an_analysis(tmp_path):
+    folder = make_run(tmp_path / "run", "1")
+    (folder / "look").mkdir()
+    for name in ("analysis.json", "a.png", "projection.png"):
+        (folder / "look" / name).write_text(name)
+    html = embedding_section(read_runs([folder])).html
+    assert re.findall("<figcaption>(.*?)<", html) == ["projection", "a"]
+    assert 'src="data:image/png;base64,cHJvamVjdGlvbi5wbmc="' in html
+    assert not embedding_section(read_runs([folder]), str(tmp_path)).parts

@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from test_sweep import folder_of, running_pids, trials_of, wait_for
+from test_sweep import folder_of, running_pids, table, trials_of, wait_for
 
-from stepjepa.commands.sweep import table
 from stepjepa.compare.slurm import CLUSTER, Slurm, TrialJob, read_options
 from stepjepa.compare.sweep import Local, SweepFolder, sweep
 from stepjepa.errors import UserError

@@ -1,13 +1,16 @@
-"""A comparison as text, Markdown and JSON: the same numbers, and nothing that breaks them."""
+"""A comparison as text, Markdown, JSON and picture: the same numbers, and nothing that breaks them."""
 
 import json
 import re
+from xml.etree import ElementTree
 
 import pytest
 
 from made_up_runs import make_run
 from stepjepa.compare.comparison import compare, verdict
+from stepjepa.compare.plot import check_picture, draw, write_picture
 from stepjepa.compare.tables import FORMATS, tables
+from stepjepa.errors import UserError
 
 LLM = {"mode": "llm-jepa"}
 RIGHT = {
@@ -88,6 +91,17 @@ def test_text_fits_80_columns_and_begins_with_the_verdict(runs):
     assert "note: " in text
 
 
+def test_arms_of_long_names_are_numbered(tmp_path):
+    """So that there is room for numbers in 80 columns; the names are listed once."""
+    long = {**LLM, "layout": "branched", "lbd": 0.123456789, "pooling": "mean", "predictors": 13}
+    runs = [make_run(tmp_path / "a", "1100"), make_run(tmp_path / "b", "1110", jepa=long)]
+    runs.append(make_run(tmp_path / "c", "1110", jepa={**long, "lbd": 0.2, "pooling": "last", "predictors": 7}))
+    text = FORMATS["text"](compare(runs))
+    assert "(2) llm-jepa K=13 lbd=0.123457 pooling=mean" in text
+    assert all(len(line) <= 80 for line in text.splitlines() if line.startswith(("(", "arm", "-")))
+    assert "\n(2)  " in text
+
+
 def test_the_verdict_by_hand(runs, groups):
     """Differences 2, 1, 3 eighths: mean 25, std 12.5; of one-tailed tests with 2 degrees of freedom."""
     # (2.920 + 1.061) * 12.5 / sqrt(3)
@@ -125,3 +139,25 @@ def test_json_holds_every_number(runs):
     }
     assert (found["by_example"]["gained"], found["gained_lenient_before"], found["token_ratio"]) == (6, 0, 1.5)
     assert [run["mcnemar"] and run["mcnemar"]["gained"] for run in jepa["runs"]] == [None, 2, 1, 3]
+
+
+def test_the_picture_shows_means_deviations_seeds_and_the_baseline(runs, tmp_path):
+    comparison = compare(runs)
+    figure = draw(comparison)
+    assert [axes.get_title() for axes in figure.axes] == ["exact", "prefix", "stop rate"]
+    axes = figure.axes[0]
+    (baseline,) = [line for line in axes.lines if line.get_linestyle() == "--"]
+    assert list(baseline.get_xdata()) == [25, 25]
+    dots = [sorted(line.get_xdata()) for line in axes.lines if line.get_marker() == "o"]
+    assert dots == [[12.5, 25, 37.5], [50, 50, 50, 100]]
+    assert [line.get_xdata()[0] for line in axes.lines if line.get_marker() == "D"] == [25, 62.5]
+    bars = [sorted(segment[:, 0]) for bar in axes.collections for segment in bar.get_segments()]
+    assert bars == [pytest.approx([12.5, 37.5]), pytest.approx([37.5, 87.5])]
+    for kind in ("png", "svg"):
+        files = [tmp_path / f"{place}.{kind}" for place in (1, 2)]
+        for file in files:
+            write_picture(comparison, file)
+        assert files[0].read_bytes() == files[1].read_bytes()
+    assert ElementTree.parse(tmp_path / "1.svg").getroot().tag.endswith("svg")
+    with pytest.raises(UserError, match=r"a\.pdf: --plot draws \.png or \.svg"):
+        check_picture("a.pdf")

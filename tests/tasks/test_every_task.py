@@ -141,7 +141,7 @@ STORY = {"ctx": "c", "endings": list("abcd"), "label": "1"}
 @pytest.mark.parametrize(
     ("convert", "row", "reason"),
     [
-        (Gsm8kTask.convert, {"answer": SOCRATIC}, "no field 'question'"),
+        (Gsm8kTask.convert, {"answer": SOCRATIC}, "no text in 'question'"),
         (Gsm8kTask.convert, {"question": "q", "answer": "18"}, "'answer' does not end in a line '#### number'"),
         (SentimentTask.convert, {"text": "fine", "label": "Good"}, "the label is none of 0 to 1"),
         (HellaswagTask.convert, {**STORY, "endings": "abcd"}, "not four endings"),

@@ -10,7 +10,7 @@ from greenery import fsm
 
 from slow_regex import matches
 from stepjepa.data.sources import read_records
-from stepjepa.tasks.regex import DEEPEST, LONGEST, Node, RegexSyntaxError, find_difference, parse
+from stepjepa.tasks.regex import LONGEST, Node, RegexSyntaxError, find_difference, parse
 
 ANY = parse(".")
 A, B, C = (Node("characters", text=character) for character in "abc")
@@ -38,12 +38,12 @@ def test_the_tree_of_an_expression(text, tree):
         ("a)", "a ')' that closes nothing at character 2"),
         ("(a", "no ')' at character 3"),
         ("a{", "'{' where a character is needed at character 2"),
-        ("a{3,2}", "bounds in the wrong order, or more than 60 repetitions of repetitions, at character 2"),
+        ("a{3,2}", "bounds in the wrong order, 3 to 2 at character 2"),
         ("[]", "'[' where a character is needed at character 1"),
         (r"[\d-a]", r"'[\d-a]' (bad character range \d-a) at character 1"),
         (r"\e", r"'\' where a character is needed at character 1"),
         ("^a", "'^' where a character is needed at character 1"),
-        ("(" * 61 + "a" + ")" * 61, "brackets nested deeper than 60 at character 62"),
+        ("(" * 400 + "a" + ")" * 400, "brackets nested too deeply"),
         ("a" * 1001, "expected at most 1000 characters, got 1001"),
         ("a\nb", "expected one line, got several"),
     ],
@@ -95,7 +95,7 @@ def test_equivalent_or_a_shortest_line_that_shows_the_difference(left, right, li
     [
         ("a{1000000}", "dog", "dog"),
         # At the limits of depth and length.
-        ("(" * DEEPEST + "a" + "+" * DEEPEST + ")" * DEEPEST, "a+", None),
+        ("(" * 60 + "a" + "+" * 60 + ")" * 60, "a+", None),
         ("~" * (LONGEST - 2) + ".*", ".*", None),
         ("(.*)(([A-Z].*[a-z].*){7,})", "(.*)(([A-Z].*[a-z].*){7})", None),
         ("(.*dog.*)&(.*truck.*)&(.*ring.*)&(.*lake.*)", "(.*lake.*)&(.*ring.*)&(.*truck.*)&~(~(.*dog.*))", None),

@@ -4,13 +4,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import matplotlib.image
 import pytest
 
 import tiny
 from stepjepa.commands import parse
 from stepjepa.config import JepaConfig
+from stepjepa.files import write_jsonl
 from stepjepa.training.callbacks import LogCallback, console_line
-from stepjepa.training.record import finished_json, first_screen, last_lines, next_command
+from stepjepa.training.record import draw_metrics, finished_json, first_screen, last_lines, next_command
 from stepjepa.training.trainer import JepaTrainer
 
 
@@ -89,8 +91,17 @@ def test_the_last_lines_say_where_everything_is(tmp_path: Path) -> None:
     record = {"status": "finished", "results": results}
     assert last_lines(tmp_path, record) == [
         ("done", "1 step, 4,321 tokens in 3 min 07 s; LM loss 1.2500; held out 2.0000"),
-        ("run folder", f"{tmp_path} (the model, run.json, metrics.jsonl)"),
+        ("run folder", f"{tmp_path} (the model, run.json, metrics.jsonl, metrics.png)"),
     ]
     found = finished_json(arguments("runs/a b"), record)
     assert (found["run_folder"], found["results"]) == ("runs/a b", results)
     assert found["next"][:4] == ["stepjepa", "evaluate", "--model_path", "runs/a b"]
+
+
+def test_the_plot_of_a_run_has_what_was_logged(tmp_path: Path) -> None:
+    write_jsonl(
+        tmp_path / "metrics.jsonl", [{"step": 5, "lm_loss": 4.0, "jepa_loss": None}, {"step": 5, "eval_lm_loss": 3.0}]
+    )
+    draw_metrics(tmp_path)
+    # One panel of four: 3.6 by 3 inches at 120 dots an inch.
+    assert matplotlib.image.imread(tmp_path / "metrics.png").shape[:2] == (360, 432)

@@ -1,6 +1,7 @@
 """What a trainer refuses, and what it must not lose."""
 
 import copy
+import math
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,20 @@ def test_a_rate_far_too_high_ends_the_run_before_it_ruins_the_weights(tiny_token
     with pytest.raises(UserError, match=r"step 2: .* not finite .*lower --learning_rate"):
         trainer.train()
     assert all(bool(torch.isfinite(p).all()) for p in trainer.model.parameters())
+
+
+@pytest.mark.parametrize("save_steps", [1, 9])
+def test_weights_that_are_not_finite_are_never_saved(save_steps: int, tiny_tokenizer: Any, tmp_path: Path) -> None:
+    trainer = JepaTrainer(
+        tiny.make_model("llama"),
+        tiny.arguments(tmp_path, learning_rate=math.inf, max_steps=1, save_strategy="steps", save_steps=save_steps),
+        JepaConfig(),
+        train_dataset=tiny.records(),
+        processing_class=tiny_tokenizer,
+    )
+    with pytest.raises(UserError, match=r"step 1: the weights are not finite any more, .*lower --learning_rate"):
+        trainer.train()
+    assert not list(tmp_path.glob("**/*.safetensors"))
 
 
 def test_infonce_does_not_sort_its_negatives_by_length(tiny_tokenizer: Any, tmp_path: Path) -> None:

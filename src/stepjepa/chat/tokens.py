@@ -8,6 +8,7 @@ options that are not special, known only to a copy of the tokenizer. The ids of 
 from __future__ import annotations
 
 import copy
+import random
 import re
 from collections.abc import Sequence
 from itertools import chain
@@ -91,10 +92,7 @@ class Tokens(NamedTuple):
 
 
 class TextTokenizer:
-    """Tokenises rendered texts; a special token is one only where the template has written it.
-
-    The tokenizer, a fast one, is not changed. Tokens that are added to it later are not known here.
-    """
+    """Tokenises rendered texts; a special token is one only where the template has written it."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
@@ -105,7 +103,7 @@ class TextTokenizer:
         longest_first = sorted(self._special, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
         self._copy: Any = None
-        self._stands_for: dict[str, str] = {}  # special token -> the character that its stand-in repeats
+        self._stands_for: dict[str, str] = {}  # special token -> its stand-in
         self._back: dict[int, int] = {}  # id of a stand-in -> id of the special token that it replaces
 
     def __call__(self, texts: Sequence[str], contents: Sequence[Spans]) -> list[Tokens]:
@@ -125,40 +123,32 @@ class TextTokenizer:
         )
 
     def _with_stand_ins(self, texts: Sequence[tuple[str, Spans]]) -> list[Tokens]:
-        if not texts:
-            return []
-        used = set().union(*(text for text, _ in texts))
-        if self._copy is None or not used.isdisjoint(self._stands_for.values()):
-            self._make_copy(used)
+        if texts and self._copy is None:
+            self._make_copy()
         replaced = []
         for text, contents in texts:
             parts, position = [], 0
             # A message that the template leaves out has the empty span (0, 0).
             for start, stop in [*sorted(span for span in contents if span[0] < span[1]), (len(text), len(text))]:
-                parts += [self._pattern.sub(self._stand_in, text[position:start]), text[start:stop]]
+                outside = self._pattern.sub(lambda found: self._stands_for[found[0]], text[position:start])
+                parts += [outside, text[start:stop]]
                 position = stop
             replaced.append("".join(parts))
         back = self._back
         found = _tokenize(self._copy, replaced, split_special_tokens=True)
         return [each._replace(ids=np.array([back.get(i, i) for i in each.ids.tolist()], np.int32)) for each in found]
 
-    def _stand_in(self, found: re.Match[str]) -> str:
-        return self._stands_for[found[0]] * len(found[0])
-
-    def _make_copy(self, used: set[str]) -> None:
-        """Copy the tokenizer and add stand-ins made of private-use characters that are not in ``used``."""
+    def _make_copy(self) -> None:
+        """Copy the tokenizer and add stand-ins made of private-use characters, drawn so that no text can hold them."""
         from tokenizers import AddedToken
 
-        free = (character for character in map(chr, range(0x10FFFD, 0xFFFFF, -1)) if character not in used)
-        self._stands_for = dict(zip(self._special, free, strict=False))
+        drawn = random.SystemRandom().sample(range(0x100000, 0x10FFFE), len(self._special))
         self._copy, added = copy.deepcopy(self.tokenizer), self.tokenizer.added_tokens_decoder
-        stand_ins = []
-        for token, index in self._special.items():
+        for (token, index), code in zip(self._special.items(), drawn, strict=True):
             manners = {name: getattr(added[index], name) for name in ("single_word", "lstrip", "rstrip", "normalized")}
-            stand_ins.append(AddedToken(self._stands_for[token] * len(token), special=False, **manners))
-        self._copy.add_tokens(stand_ins)
-        ids = self._copy.convert_tokens_to_ids(list(map(str, stand_ins)))
-        self._back = dict(zip(ids, self._special.values(), strict=True))
+            self._stands_for[token] = chr(code) * len(token)
+            self._copy.add_tokens([AddedToken(self._stands_for[token], special=False, **manners)])
+            self._back[self._copy.convert_tokens_to_ids(self._stands_for[token])] = index
 
 
 def _tokenize(tokenizer: Any, texts: list[str], **options: Any) -> list[Tokens]:

@@ -27,25 +27,33 @@ class CompareFlags:
     format: Literal["text", "markdown", "json"] = option("text", "format of the tables")
     json: bool = option(False, "short for --format json")
     output_file: str | None = option(None, "write the tables to this file", metavar="FILE")
-    overwrite: bool = option(False, "replace --output_file", only_with="output_file")
+    plot: str | None = option(None, "draw means, error bars and seeds: FILE.png or FILE.svg", metavar="FILE")
+    overwrite: bool = option(False, "replace --output_file and --plot", only_with="output_file or plot")
 
 
 def compare(args: argparse.Namespace) -> Any:
-    """Compare the runs; print the tables or write them to a file."""
+    """Compare the runs; print the tables or write them to a file; draw a picture."""
+    from stepjepa.compare.plot import check_picture, write_picture
     from stepjepa.compare.tables import FORMATS
 
     refuse_without_effect(vars(args), CompareFlags)
     if args.json and args.format not in ("text", "json"):
         raise UserError(f"--json means --format json, and --format {args.format} is named too; leave one out")
-    if args.output_file is not None:
-        refuse_existing(args.output_file, args.overwrite)
-    text = FORMATS["json" if args.json else args.format](_comparison(args))
+    if args.plot is not None:
+        check_picture(args.plot)
+    for file in filter(None, (args.output_file, args.plot)):
+        refuse_existing(file, args.overwrite)
+    comparison = _comparison(args)
+    text = FORMATS["json" if args.json else args.format](comparison)
     if args.output_file is not None:
         with atomic_write(args.output_file) as stream:
             stream.write(text)
         print(f"written: {args.output_file}")
     elif not args.json:
         print(visible_lines(text), end="")
+    if args.plot is not None:
+        write_picture(comparison, args.plot)
+        print(f"written: {args.plot}", file=sys.stderr)
     return json.loads(text) if args.json and args.output_file is None else 0
 
 
@@ -59,8 +67,8 @@ def _comparison(args: argparse.Namespace) -> Any:
     waiting = [place for place in places if place.arm is not None and not any(place.folder.glob(f"*{SUMMARY}"))]
     places = [place for place in places if place not in waiting]
     if waiting:
-        more = "" if len(waiting) == 1 else f" and {len(waiting) - 1} more"
-        print(f"note: {visible_lines(str(waiting[0].folder))}{more}: not evaluated yet, left out", file=sys.stderr)
+        names = visible_lines(", ".join(str(place.folder) for place in waiting))
+        print(f"note: {names}: not evaluated yet, left out", file=sys.stderr)
     if not places:
         raise UserError("none of its runs is evaluated yet; go on with the sweep", path=waiting[0].folder.parents[1])
     return compare(places, evaluation=args.evaluation, baseline=args.baseline, tails=args.tails)
@@ -73,6 +81,9 @@ class ReportFlags:
     runs: list[str] = option(help="run folders, or folders of sweeps", positional=True, metavar="RUN")
     json: bool = option(False, "the table for machines")
     output_file: str | None = option(None, "write a page", metavar="FILE.html")
+    analysis: str | None = option(
+        None, "of 'stepjepa analyze' (the first one in a folder of the runs)", metavar="DIR", only_with="output_file"
+    )
     baseline: str | None = option(None, "arm to compare with (the regular one)", only_with="output_file", metavar="ARM")
     overwrite: bool = option(False, "replace --output_file", only_with="output_file")
 
@@ -97,10 +108,8 @@ def _write_page(args: argparse.Namespace) -> int:
     from stepjepa.compare.page import make_page
 
     target = Path(args.output_file)
-    if target.suffix.lower() not in (".html", ".htm"):
-        raise UserError("--output_file is an HTML page; end its name in .html", path=target)
     refuse_existing(target, args.overwrite)
-    page = make_page(read_runs(args.runs), args.baseline)
+    page = make_page(read_runs(args.runs), args.baseline, args.analysis)
     # Files of other programs may hold half of a surrogate pair, which UTF-8 can't encode.
     content = page.encode("utf-8", errors="replace")
     with atomic_write(target, "wb") as stream:

@@ -41,13 +41,12 @@ def run(args: argparse.Namespace) -> int:
         known = commands.choices[name]
         for field in sorted({f"--{field}" for field in training_fields()} - {*known._option_string_actions}):
             known.add_argument(field, help="of transformers.TrainingArguments")
-    folders = dict.fromkeys(("DIR", "PATH", "RUN"), shtab.DIRECTORY)
-    complete = {"FILE": shtab.FILE, "FILE.html": shtab.FILE, **folders}
-    waiting = [parser]
-    while waiting:
-        for action in waiting.pop()._actions:
+    complete = {"FILE": shtab.FILE, "FILE.html": shtab.FILE, **dict.fromkeys(("DIR", "PATH", "RUN"), shtab.DIRECTORY)}
+    parsers = [*commands.choices.values()]
+    for each in parsers:
+        for action in each._actions:
             if isinstance(action, argparse._SubParsersAction):
-                waiting.extend(action.choices.values())
+                parsers.extend(action.choices.values())
             elif action.metavar in complete:
                 # The attribute that shtab reads.
                 action.complete = complete[action.metavar]  # type: ignore[attr-defined]  # argparse does not declare it

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from stepjepa.commands import Command
 from stepjepa.config import Dtype
 from stepjepa.errors import UserError, visible
+from stepjepa.files import naming_disk_errors
 from stepjepa.options import option, refuse_without_effect
-from stepjepa.run_folder import checksum_fault, open_run_folder, run_of, save_new, write_run
+from stepjepa.run_folder import PART, checksum_fault, open_run_folder, run_of, write_run
 
 EPILOG = """\
 The folder loads with AutoModelForCausalLM.from_pretrained. Without --output_dir,
@@ -44,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
             raise UserError("holds no model; a run that was stopped has its models in checkpoint-N", path=folder)
         hub.refuse_lone_adapter(folder)
     if args.push_to_hub is not None:
-        # Fail before the model is loaded if the upload would be refused.
+        # Before the model is loaded: the hub may refuse it.
         name = hub.create_repository(args.push_to_hub, private=args.hub_private_repo or None)
     if args.output_dir is None:
         hub.write_card(folder, name=name)
@@ -67,15 +69,23 @@ def _export(args: argparse.Namespace, name: str | None) -> None:
     run, options = run_of(args.model_path), {"dtype": args.dtype, "trust_remote_code": args.trust_remote_code}
     model, tokenizer = load_for_inference(args.model_path, device="cpu", **options)
 
-    def save(part: str) -> None:
-        model.save_pretrained(part)
-        tokenizer.save_pretrained(part)
-        write_card(Path(part), name=name or folder.absolute().name, run=run or {"model": Path(args.model_path).name})
-        if run is not None:
-            # Evaluation reads from run.json how the model was trained, and prompts it in the same way.
-            write_run(Path(part), {**run, "exported_from": str(args.model_path)})
-
-    save_new(folder, save)
+    target = folder.resolve()
+    part = target.with_name(f".{target.name}{PART}")
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        part.mkdir(parents=True)
+        with naming_disk_errors(folder):
+            model.save_pretrained(part)
+            tokenizer.save_pretrained(part)
+            write_card(part, name=name or folder.absolute().name, run=run or {"model": Path(args.model_path).name})
+            if run is not None:
+                # Evaluation reads from run.json how the model was trained, and prompts it in the same way.
+                write_run(part, {**run, "exported_from": str(args.model_path)})
+        # All files appear at once.
+        part.replace(target)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
     print(f"exported to {folder}: load it with AutoModelForCausalLM.from_pretrained")
 
 

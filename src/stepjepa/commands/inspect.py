@@ -96,7 +96,6 @@ class VerifiedModel(ModelFlags):
     """Which model, and whether with an adapter."""
 
     lora: bool = option(False, "check the optimisation step with a LoRA adapter")
-    lora_rank: int = option(16, "rank of the adapter", metavar="R", allowed=FROM_ONE)
 
 
 @dataclass
@@ -130,8 +129,8 @@ def verify(args: argparse.Namespace) -> dict[str, Any]:
     how = {"predictors": predictors, "seed": args.finetune_seed, "plain": config.plain, **_loading(args)}
     model, tokenizer = load_model(name, texts=_texts(records), **how)
     try:
-        settings, trained = LoraSettings(args.lora_rank), adapter_ids(tokenizer, plain=config.plain)
-        lora = (lambda base: add_lora(base, settings, trained)) if args.lora else None
+        trained = adapter_ids(tokenizer, plain=config.plain)
+        lora = (lambda base: add_lora(base, LoraSettings(), trained)) if args.lora else None
         subject = verification.Subject(model.eval(), tokenizer, config, looked_at, lora=lora)
     except ValueError as error:
         raise UserError(str(error)) from None
@@ -161,10 +160,9 @@ def analyze(args: argparse.Namespace) -> int:
 
     models = analysis.analyze(from_args(AnalysisSettings, args))
     for model in models:
-        count = model.config.predictors or 0
-        where = f"behind {count} predictor token{'s' if count > 1 else ''}" if count else "at its own end"
         source, target = model.views
-        print(f"{model.model_path}: {model.config.mode} views, source {source} read {where}, target {target}")
+        told = f"source {source} read behind {model.config.predictors} predictor tokens, target {target}"
+        print(f"{model.model_path}: {model.config.mode} views, {told}")
     print(f"\n{analysis.as_table(models)}\n")
     for note in analysis.notes(models):
         print(f"note: {visible(note)}")

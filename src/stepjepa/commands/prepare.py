@@ -20,6 +20,7 @@ from stepjepa.options import FROM_ONE, Parser, from_args, load, option, refuse_b
 from stepjepa.preparing.conversion import CONVERSIONS, StepOptions, convert_response, convert_rows
 from stepjepa.tasks import nl_rx, stepmath
 from stepjepa.tasks.raw_values import chat_record
+from stepjepa.terminal import print_rows
 
 
 @dataclass(kw_only=True)
@@ -80,12 +81,9 @@ def _run_rows(args: argparse.Namespace) -> int:
         hint = f"; expected {expected}, got {', '.join(counts.columns[:MOST_NAMES])}" if counts.columns else ""
         raise UserError(f"no record could be kept ({'; '.join(told) or 'it is empty'}){hint}", path=name)
     bad.tell()
-    shown = [("read", counts.read), ("kept", len(records)), ("dropped", counts.dropped.total())]
-    shown += [(f"  {reason}", count) for reason, count in reasons]
-    shown += [("bad, left out", bad.count)] if bad.count else []
-    width = max(len(name) for name, _ in shown)
-    for name, value in shown:
-        print(f"{name:<{width}}  {value:>7}")
+    found = [("read", counts.read), ("kept", len(records)), ("dropped", counts.dropped.total()), *reasons]
+    found += [("bad, left out", bad.count)] if bad.count else []
+    print_rows([(name, str(count)) for name, count in found])
     return _write_files({target: records})
 
 
@@ -101,7 +99,7 @@ def _maker(args: argparse.Namespace) -> tuple[Callable[..., Any], str]:
 
         return partial(convert_rows, convert=chat), "--columns"
     if kind == "steps":
-        own = {} if args.custom is None else {"splitter": load("--custom", args.custom, "function")}
+        own = {} if args.custom is None else {"splitter": load("--custom", args.custom)}
         options = from_args(StepOptions, args, **own)
         expected = "--question_field and --response_field, steps divided by blank lines, or --custom"
         return partial(convert_rows, convert=partial(convert_response, options=options)), expected

@@ -18,8 +18,6 @@ from stepjepa.models.presets import is_hub_id
 from stepjepa.options import as_arguments, option, without_flags
 from stepjepa.run_folder import RUN_FILE, is_main_process, open_run_folder, read_run
 
-MOVED = ("train_file", "eval_file", "data_file", "model_name")
-
 
 @dataclass
 class RerunFlags:
@@ -44,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     if not isinstance(arguments, list) or not all(isinstance(each, str) for each in arguments):
         raise UserError("run.json holds no 'arguments', so the run can't be repeated; train again", path=folder)
     # Training runs where the run was started, if that is still there: paths become absolute; hub ids and presets stay.
-    moved = {name: getattr(args, name) for name in MOVED}
+    moved = {name: getattr(args, name) for name in ("train_file", "eval_file", "data_file", "model_name")}
     moved = {name: str(Path(path).absolute()) if path and Path(path).exists() else path for name, path in moved.items()}
     silent = {"output_dir": str(new), "report_to": "none", "push_to_hub": False}
     command = [*without_flags(arguments, [*silent, "config"]), *as_arguments({**moved, **silent})]

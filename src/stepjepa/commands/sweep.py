@@ -82,12 +82,12 @@ def run(args: argparse.Namespace) -> int:
     path = Path(args.output_dir)
     folder = SweepFolder(path, trials, {name: getattr(grid, name) for name in KEYS})
     states = folder.states(chosen)
-    engine, where = _engine(args, folder)
+    engine = _engine(args, folder)
     there = ", ".join(f"{count} {state}" for state, count in Counter(states.values()).items())
     narrowed = f", {len(chosen)} of them chosen" if len(chosen) < len(trials) else ""
     labels = len({trial.label for trial in trials})
     print(f"sweep: {len(trials)} trials ({labels} combinations, {len(grid.seeds)} seeds){narrowed}: {there}")
-    print(f"baseline: {grid.baseline}\nat a time: {where}\nlogs: {path}/ARM/seedN.log", flush=True)
+    print(f"baseline: {grid.baseline}\nlogs: {path}/ARM/seedN.log", flush=True)
     if args.dry_run:
         for trial in chosen:
             print(f"\n{trial.name} ({states[trial.name]})")
@@ -97,18 +97,15 @@ def run(args: argparse.Namespace) -> int:
     return _conclude(folder, sweep(folder, chosen, engine), len(chosen))
 
 
-def _engine(args: argparse.Namespace, folder: SweepFolder) -> tuple[Engine, str]:
-    """The engine that runs the trials, and what runs at a time."""
+def _engine(args: argparse.Namespace, folder: SweepFolder) -> Engine:
+    """The engine that runs the trials."""
     from stepjepa.compare.slurm import Slurm, read_options
     from stepjepa.compare.sweep import Local, visible_gpus
 
     if args.engine == "slurm":
-        options = read_options(args.slurm or ())
-        given = " ".join(f"{name}={value}" for name, value in options.items())
-        return Slurm(folder, options, args.jobs), f"{args.jobs or 'all'} (SLURM, {given})"
+        return Slurm(folder, read_options(args.slurm or ()), args.jobs)
     gpus = visible_gpus()
-    jobs = args.jobs or max(1, len(gpus))
-    return Local(jobs, gpus), f"{jobs} ({f'{len(gpus)} GPUs' if gpus else 'no GPU'})"
+    return Local(args.jobs or max(1, len(gpus)), gpus)
 
 
 def _conclude(folder: SweepFolder, outcome: Outcome, count: int) -> int:

@@ -11,34 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from stepjepa.arguments import (
-    ModelFlags,
-    add_training_data,
-    arguments_of_file,
-    jepa_config,
-    named_training_fields,
-    training_parser,
-)
+from stepjepa.arguments import ModelFlags, add_training_data, arguments_of_file, jepa_config, more_help, named_fields
 from stepjepa.commands import Command
 from stepjepa.config import Dtype, JepaConfig
 from stepjepa.errors import UserError
-from stepjepa.options import (
-    BELOW_ONE,
-    FROM_ONE,
-    PART,
-    POSITIVE,
-    SHARE,
-    Parser,
-    Range,
-    option,
-    refuse_both,
-    refuse_without_effect,
-)
+from stepjepa.options import BELOW_ONE, FROM_ONE, POSITIVE, SHARE, Parser, option, refuse_both, refuse_without_effect
 from stepjepa.published import TrainingFlags, follow_training_flags, preset_arguments
 from stepjepa.run_folder import FinishedError, is_main_process, read_run
 from stepjepa.terminal import print_rows
-
-SEED: Range = (lambda value: 0 <= value < 2**32, f"a whole number from 0 to {2**32 - 1}")
 
 
 @dataclass
@@ -105,7 +85,7 @@ class RunFlags:
     learning_rate: float = option(2e-5, "peak learning rate", metavar="LR")
     num_epochs: float = option(3.0, "passes over the data", names=("num_train_epochs",), metavar="N")
     eval_steps: int | None = _held_out(None, "evaluate every N steps (once an epoch)", names=("eval_accuracy_steps",))
-    finetune_seed: int = option(42, "random seed", names=("seed",), allowed=SEED)
+    finetune_seed: int = option(42, "seed", names=("seed",), allowed=(lambda seed: 0 <= seed < 2**32, "0 to 2**32 - 1"))
     track_flop: bool = option(False, "measure the FLOPs of the first 10 steps; print them beside the derived ones")
     same_flop: bool = option(False, "stop once the FLOPs of --regular for --num_epochs are spent")
     dry_run: bool = option(False, "print tokens, memory and FLOPs of a step, then stop")
@@ -114,9 +94,6 @@ class RunFlags:
     json: bool = option(False, "one JSON document on standard output at the end; lines go to standard error")
     debug: int = option(0, "0 warnings, 1 progress, 2 details")
     config: str | None = option(None, "YAML file of flags; the command line wins", metavar="FILE")
-
-
-FLAGS = (TrainData, TrainedModel, AnswerFlags, RunFlags)
 
 
 def add_flags(parser: Parser) -> None:
@@ -128,15 +105,6 @@ def add_flags(parser: Parser) -> None:
     parser.add(TrainingFlags, "of the published scripts (docs/published.md)")
     parser.required += ["train_file", "model_name", "output_dir"]
     parser.more_help = more_help
-
-
-def more_help(ours: Parser) -> str:
-    """Help on the flags of TrainingArguments that are not ours, for ``--help_all``."""
-    inner = training_parser()
-    for group in inner._action_groups:
-        known = ours._option_string_actions
-        group._group_actions = [each for each in group._group_actions if not known.keys() & {*each.option_strings}]
-    return "\ntransformers.TrainingArguments:\n" + inner.format_help().partition("options:")[2]
 
 
 def parse(parser: Parser, given: Sequence[str]) -> argparse.Namespace:
@@ -152,7 +120,7 @@ def parse(parser: Parser, given: Sequence[str]) -> argparse.Namespace:
         first, _ = parser.parse_known_args(arguments)
     arguments = [*preset_arguments(first), *arguments]
     args, rest = parser.parse_known_args(arguments)
-    args.given, args.resolved, args.training = list(given), arguments, named_training_fields(parser, rest)
+    args.given, args.resolved, args.training = list(given), arguments, named_fields(parser, rest)
     parser.refuse_missing(args, "model_name", "output_dir")
     follow_training_flags(args)
     args.jepa = check(args)
@@ -162,7 +130,7 @@ def parse(parser: Parser, given: Sequence[str]) -> argparse.Namespace:
 def check(args: argparse.Namespace) -> JepaConfig:
     """Refuse flags that contradict each other or have no effect, and return the objective's settings."""
     config = jepa_config(args)
-    refuse_without_effect(vars(args), *FLAGS)
+    refuse_without_effect(vars(args), TrainData, TrainedModel, AnswerFlags, RunFlags)
     if [args.train_file, args.data_file, args.dataset].count(None) != 2:
         raise UserError("name the data with one of --train_file, --data_file and --dataset")
     refuse_both(args, ("data_file", "eval_file"), ("no_cache", "cache_dir"), ("plain", "chat_template"))
@@ -231,7 +199,7 @@ class DeviceFlags:
     gpus: int = option(1, "number of processes, one device each", allowed=FROM_ONE)
     device: str | None = option(None, "take bfloat16 peak and memory from its data sheet", choices=(*sorted(DEVICES),))
     peak_tflops: float | None = option(None, "TFLOP/s, instead of the data sheet's", metavar="T", allowed=POSITIVE)
-    mfu: float = option(0.35, "share of the peak that training reaches", metavar="S", allowed=PART)
+    mfu: float = option(0.35, "share of the peak that training reaches", metavar="S", allowed=SHARE)
     memory_gib: float | None = option(None, "GiB, instead of the data sheet's", metavar="G", allowed=POSITIVE)
     records: int | None = option(None, "the data set has N records; --train_file is a sample of it", allowed=FROM_ONE)
 

@@ -60,11 +60,7 @@ class RunFolder:
 
 
 def find_run_folders(folders: Sequence[str | os.PathLike[str]]) -> list[RunFolder]:
-    """The run folders that are meant: the folder of a sweep stands for its finished trials.
-
-    Raises:
-        UserError: a folder is named twice, or is a sweep without a finished trial.
-    """
+    """The run folders that are meant: the folder of a sweep stands for its finished trials, of which one is needed."""
     found: dict[Path, RunFolder] = {}
     for folder in map(Path, folders):
         is_sweep = (folder / SWEEP_FILE).is_file() and not (folder / RUN_FILE).is_file()
@@ -131,11 +127,7 @@ class EvaluatedRun:
 
 
 def read_evaluated_run(folder: str | os.PathLike[str], evaluation: str | None = None) -> EvaluatedRun:
-    """Read a finished run and the evaluation ``NAME.jsonl`` in it, which must be named only where there are several.
-
-    Raises:
-        UserError: no run folder, an unfinished run, no such evaluation, one of another model, or a damaged file.
-    """
+    """Read a finished run and the evaluation ``NAME.jsonl`` in it, which must be named only where there are several."""
     path = Path(folder)
     run = Fields(read_run(path), path / RUN_FILE, _TRAIN_AGAIN)
     if (status := run.text("status")) != "finished":
@@ -184,15 +176,13 @@ def _inner(outer: Fields, name: str) -> Fields:
 
 def _summary_file(folder: Path, evaluation: str | None) -> Path:
     names = sorted(file.name.removesuffix(SUMMARY) for file in folder.glob(f"*{SUMMARY}"))
-    there = ", ".join(names) or "none"
-    if evaluation is None and len(names) > 1:
-        raise UserError(f"holds several evaluations ({there}); leave one in it, or name one to compare", path=folder)
-    wanted = evaluation or (names or [""])[0]
-    wanted = wanted.removesuffix(SUMMARY).removesuffix(".jsonl")
-    if wanted not in names:
-        which = f" '{wanted}' (there is {there})" if wanted else ""
-        raise UserError(f"holds no finished evaluation{which}; evaluate with an --output_file in it", path=folder)
-    return folder / f"{wanted}{SUMMARY}"
+    found = [name for name in names if evaluation in (None, name, f"{name}.jsonl", f"{name}{SUMMARY}")]
+    if len(found) != 1:
+        which = "" if evaluation is None else f" {shown(evaluation)}"
+        told = "several evaluations" if found else f"no finished evaluation{which}"
+        remedy = "name one, or evaluate with an --output_file in the folder"
+        raise UserError(f"holds {told} (there is {', '.join(names) or 'none'}); {remedy}", path=folder)
+    return folder / f"{found[0]}{SUMMARY}"
 
 
 def _settings(run: Fields) -> dict[str, Any]:

@@ -44,11 +44,7 @@ def is_number(value: Any) -> bool:
 
 
 def read_runs(folders: Sequence[str | os.PathLike[str]]) -> list[Run]:
-    """Read run folders, finished or not; the folder of a sweep stands for its finished trials.
-
-    Raises:
-        UserError: a folder is no run, is named twice, or is a sweep without a finished trial.
-    """
+    """Read run folders, finished or not, by :func:`find_run_folders`; ``UserError`` if one is no run."""
     places = find_run_folders(folders)
     names = run_names([place.folder for place in places])
     runs = [
@@ -60,26 +56,21 @@ def read_runs(folders: Sequence[str | os.PathLike[str]]) -> list[Run]:
         if status != "finished":
             why = f"status {status}: {error}" if isinstance(error, str) else f"status {status}"
             run.notes.append(f"The run is not finished ({why}); the page shows it as far as it came.")
-        _read_metrics(run)
+        faults: list[UserError] = []
+        try:
+            lines = [line for _, line in read_jsonl(run.folder / METRICS_FILE, wrong=faults.append)]
+            run.metrics.extend(line for line in lines if is_number(line.get("step")))
+        except UserError as missing:
+            run.notes.append(f"Nothing is shown over steps: {missing}.")
+        if faults:
+            run.notes.append(f"Lines of {METRICS_FILE} can't be read ({len(faults)}; the first is {faults[0]}).")
         for file in sorted(run.folder.glob(f"*{SUMMARY}")):
             name = file.name.removesuffix(SUMMARY)
             try:
                 run.evaluations[name] = dict(read_fields(file, "summary", "evaluate again").values)
-            except UserError as error:
-                run.notes.append(f"An evaluation is skipped: {error}.")
+            except UserError as fault:
+                run.notes.append(f"An evaluation is skipped: {fault}.")
                 continue
             if is_of_another_model(run.folder, run.evaluations[name]):
                 run.notes.append(f"The evaluation {name} is of another model than the folder holds; evaluate again.")
     return runs
-
-
-def _read_metrics(run: Run) -> None:
-    faults: list[UserError] = []
-    lines: list[dict[str, Any]] = []
-    try:
-        lines += (line for _, line in read_jsonl(run.folder / METRICS_FILE, wrong=faults.append))
-    except UserError as error:
-        run.notes.append(f"Nothing is shown over steps: {error}.")
-    run.metrics.extend(line for line in lines if is_number(line.get("step")))
-    if lost := len(faults) + len(lines) - len(run.metrics):
-        run.notes.append(f"{lost} line{'s' if lost > 1 else ''} of {METRICS_FILE} can't be read.")

@@ -10,6 +10,7 @@ import os
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
@@ -17,6 +18,7 @@ from markupsafe import Markup
 from stepjepa.compare.charts import DASHES, Look, curves, json_block, looks, read_template, render
 from stepjepa.compare.comparison import Comparison, compare, verdict
 from stepjepa.compare.logged_run import Run, is_number
+from stepjepa.compare.plot import picture
 from stepjepa.compare.tables import UNKNOWN, Table, interval, tables
 from stepjepa.errors import UserError
 from stepjepa.files import read_jsonl
@@ -45,10 +47,10 @@ class Section:
         return render("section.html", parts=self.parts)
 
 
-def make_page(runs: Sequence[Run], baseline: str | None = None) -> str:
+def make_page(runs: Sequence[Run], baseline: str | None = None, analysis: str | None = None) -> str:
     """The page of some runs as text, the same for the same runs.
 
-    ``baseline`` is the arm that the others are compared with, by default that of the sweep, or the regular one.
+    ``baseline`` as for :func:`compare`, ``analysis`` as for :func:`embedding_section`.
     """
     compared = compare_runs(runs, baseline)
     look = looks(runs, next((comparison for _, comparison, _ in compared if comparison), None))
@@ -57,6 +59,7 @@ def make_page(runs: Sequence[Run], baseline: str | None = None) -> str:
         "accuracy": lambda: accuracy_section(runs),
         "charts over steps": lambda: steps_section(runs, look),
         "answers": lambda: answers_section(runs),
+        "embeddings": lambda: embedding_section(runs, analysis),
         "overview": lambda: overview_section(runs),
     }
     notes = [f"{run.name}: {note}" if len(runs) > 1 else note for run in runs for note in run.notes]
@@ -125,7 +128,7 @@ def compare_runs(runs: Sequence[Run], baseline: str | None = None) -> list[tuple
 
 
 def comparison_section(compared: Sequence[tuple[str, Comparison | None, str]]) -> Section:
-    """The verdict and the tables of each comparison."""
+    """The verdict, the tables and the picture of each comparison."""
     parts = []
     for name, comparison, reason in compared:
         part: Part = {"heading": f"Evaluation {name}" if len(compared) > 1 else ""}
@@ -135,8 +138,15 @@ def comparison_section(compared: Sequence[tuple[str, Comparison | None, str]]) -
             said = verdict(comparison)
             part |= {"verdict": f"{said[0].upper()}{said[1:]}.", "notes": comparison.notes}
             part |= {"tables": tables(comparison), "texts": ["Runs that differ in nothing but their seeds are an arm."]}
+            title = "Means of the arms with standard deviations over seeds, as in the first table"
+            part["pictures"] = [(title, _embedded("svg+xml", picture(comparison, "svg")))]
         parts.append(part)
     return Section("arms", "Arms over seeds", parts)
+
+
+def _embedded(kind: str, content: bytes) -> str:
+    """A picture as an address that holds it."""
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
 
 
 def accuracy_section(runs: Sequence[Run]) -> Section:
@@ -207,6 +217,16 @@ def steps_section(runs: Sequence[Run], look: Look) -> Section:
     charts = curves("steps", runs, list(charted), look)
     part = {"warnings": warnings, "texts": texts, "charts": charts, "legend": legend if len(runs) > 1 else []}
     return Section("steps", "Over steps", [part] if charts else [])
+
+
+def embedding_section(runs: Sequence[Run], analysis: str | None = None) -> Section:
+    """The pictures of ``stepjepa analyze`` in a folder; by default the first one in the folder of a run."""
+    inside = (file.parent for run in runs for file in sorted(run.folder.glob("*/analysis.json")))
+    folder = Path(analysis) if analysis else next(inside, None)
+    files = [] if folder is None else sorted(folder.glob("*.png"), key=lambda file: file.name != "projection.png")
+    pictures = [(file.stem.replace("_", " "), _embedded("png", file.read_bytes())) for file in files]
+    part = {"texts": ["Drawn by stepjepa analyze."], "pictures": pictures}
+    return Section("embeddings", "Embeddings of the views", [part] if pictures else [])
 
 
 _FACTS = {

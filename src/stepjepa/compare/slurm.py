@@ -101,12 +101,10 @@ class Slurm:
         self._watched: dict[Trial, Any] = {}
         cluster = os.environ.get(CLUSTER, "slurm")
         given = {"name": "stepjepa", **options, **({} if jobs is None else {"slurm_array_parallelism": jobs})}
-        # How often a job whose time is up is put back into the queue.
-        constructed = {name: given.pop(name) for name in ("slurm_max_num_timeout",) if name in given}
         # As LAUNCHER: no file in the folder that jobs start in takes the place of a module.
-        constructed[f"{cluster}_python"] = f"{shlex.quote(sys.executable)} -P"
+        python = {f"{cluster}_python": f"{shlex.quote(sys.executable)} -P"}
         try:
-            self._executor = AutoExecutor(folder=self._files, cluster=cluster, **constructed)
+            self._executor = AutoExecutor(folder=self._files, cluster=cluster, **python)
             self._executor.update_parameters(**given)
         except (ValueError, TypeError, NameError, AssertionError, RuntimeError) as error:
             raise UserError(f"--slurm: {one_line(error)}") from None

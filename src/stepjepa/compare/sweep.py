@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -84,10 +83,8 @@ class SweepFolder:
                 raise UserError("is no run of this sweep; move it or name another --output_dir", path=run)
             return NEW
         for stage, arguments in (("train", trial.train), ("evaluate", trial.evaluate)):
-            before, now = _by_flag(record.get(stage)), _by_flag(arguments)
-            if before != now:
-                old, new = (" ".join(sorted(flags)) or "nothing" for flags in (before - now, now - before))
-                fault = f"was begun with other flags of 'stepjepa {stage}' ({old} became {new})"
+            if _by_flag(record.get(stage)) != _by_flag(arguments):
+                fault = f"was begun with other flags of 'stepjepa {stage}' (they are in {run.name}.trial.json)"
                 raise UserError(f"{fault}; change the grid back, or name another --output_dir", path=run)
         if self.is_evaluated(trial):
             return FINISHED
@@ -286,9 +283,9 @@ class Local:
             child.send(signal.SIGTERM)
         until = time.monotonic() + _GRACE
         while any(child.ended() is None for child in children) and time.monotonic() < until:
+            time.sleep(0.02)
             if asked is not None and asked.count > 1:
                 break
-            time.sleep(0.02)
         for child in children:
             child.kill()
 
@@ -298,6 +295,6 @@ def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
     if "CUDA_VISIBLE_DEVICES" in environment:
         names = [name.strip() for name in environment["CUDA_VISIBLE_DEVICES"].split(",")]
         return [name for name in names if name not in ("", "-1")]
-    program = shutil.which("nvidia-smi")
-    listed = subprocess.run([program, "-L"], capture_output=True, text=True, check=False).stdout if program else ""
-    return [str(number) for number in range(sum(line.startswith("GPU ") for line in listed.splitlines()))]
+    import torch
+
+    return [str(number) for number in range(torch.cuda.device_count())]

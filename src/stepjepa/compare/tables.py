@@ -19,6 +19,8 @@ WIDTH = 80
 UNKNOWN = "–"
 """Stands for what is not known or not tested."""
 
+_LONGEST_NAME = 36
+
 # In what the evaluations of runs in one table must be equal.
 _SAME_QUESTIONS = (
     *("test file (sha256)", "task", "headline", "lenient"),
@@ -57,6 +59,14 @@ def _text_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
+def _numbered(names: Sequence[str]) -> tuple[dict[str, str], str]:
+    """The names of rows as tables show them, and a list of them: numbers, where a name leaves numbers no room."""
+    if max(map(len, names)) <= _LONGEST_NAME:
+        return {name: name for name in names}, ""
+    shown = {name: f"({number})" for number, name in enumerate(names, start=1)}
+    return shown, "\n".join(_wrap(f"{number} {name}", "    ") for name, number in shown.items()) + "\n\n"
+
+
 def _wrap(text: str, indent: str = "") -> str:
     return textwrap.fill(text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
@@ -72,11 +82,9 @@ def interval(low: float | None, high: float | None, how: str = ".1f") -> str:
 
 
 def report(folders: Sequence[str | os.PathLike[str]], names: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """One row for each run folder, in the order given.
+    """One row for each run folder: values by the heads of columns, and the 95 % interval of the accuracy over examples.
 
-    Values by the heads of the columns, None where it was not measured, and ``low`` and ``high``, the 95 % interval of
-    the accuracy over examples. ``score`` names the headline and, in brackets, the lenient score. Shares are between 0
-    and 1. ``UserError`` if the runs were evaluated on different files or in different ways.
+    ``UserError`` if the runs were evaluated on different files or in different ways.
     """
     runs = [read_evaluated_run(folder) for folder in folders]
     refuse_different(runs, _SAME_QUESTIONS)
@@ -99,22 +107,26 @@ def report(folders: Sequence[str | os.PathLike[str]], names: Sequence[str] = ())
 
 
 def report_text(rows: Sequence[dict[str, Any]]) -> str:
-    """Rows of :func:`report` for a terminal, in tables of 80 columns."""
+    """Rows of :func:`report` for a terminal: which run is best, in one sentence, and tables of 80 columns."""
     best = max(row["accuracy"] for row in rows)
+    leading = [row for row in rows if row["accuracy"] == best]
+    who = leading[0]["run"] if len(leading) == 1 else f"{len(leading)} of {len(rows)} runs"
+    ends = interval(leading[0]["low"], leading[0]["high"])
+    sentence = f"best by {rows[0]['score']}: {who} with {best:.1%}{ends} (95 % interval over examples)"
+    if len(rows) > 1:
+        sentence += "; whether arms differ over seeds, 'stepjepa compare' tests"
+    names, listed = _numbered([row["run"] for row in rows])
     forms = {"lenient": "{:.1%}", "stop rate": "{:.1%}", **_FORMS}
     del forms["FLOPs"]
     cells = [
         (
-            *(row["run"], row["mode"], str(row["K"])),
+            *(names[row["run"]], row["mode"], str(row["K"])),
             f"{'* ' if row['accuracy'] == best else ''}{row['accuracy']:.1%}{interval(row['low'], row['high'])}",
             *(form(row[name], how) for name, how in forms.items()),
         )
         for row in rows
     ]
-    sentence = f"accuracy is {rows[0]['score']} [95 % interval over examples]; *: best"
-    if len(rows) > 1:
-        sentence += "; whether arms differ over seeds, 'stepjepa compare' tests"
-    return f"{_wrap(sentence)}\n\n{_text_table(('run', 'mode', 'K', 'accuracy', *forms), cells)}"
+    return f"{_wrap(sentence)}\n\n{listed}{_text_table(('run', 'mode', 'K', 'accuracy', *forms), cells)}"
 
 
 def tables(comparison: Comparison) -> list[Table]:
@@ -151,9 +163,8 @@ def _over_seeds(comparison: Comparison) -> Table:
         rows.append([*cells, *(form(ratio, "× {:.2f}") for ratio in (found.token_ratio, found.flops_ratio))])
     heads = ("arm", "equal", "pairs", *(f"Δ {name}" for name in names.values()), "p, one-tailed", "p, two-tailed")
     return Table(
-        f"Against {comparison.baseline.name}, paired by seed: percentage points [95 % interval], t-test of "
-        f"{comparison.scores['headline']}, Holm's correction of the {comparison.tails}-tailed p over all arms; equal: "
-        "to the baseline in optimizer steps, in FLOPs of training",
+        f"Against {comparison.baseline.name}, paired by seed: percentage points [95 % interval], t-test, Holm's "
+        f"correction of the {comparison.tails}-tailed p; equal: to the baseline in optimizer steps, FLOPs of training",
         (*heads, "Holm", "tokens", "FLOPs"),
         rows,
     )
@@ -168,9 +179,8 @@ def _over_examples(comparison: Comparison) -> Table:
         rows.append((name, *(form(count, "{}") for count in counts), *map(_p_text, p_values)))
     before = (f"of them {comparison.scores['lenient']} before",) if known else ()
     return Table(
-        f"Against {comparison.baseline.name}, paired by example: {comparison.scores['headline']} where the baseline "
-        "was wrong and the other way round, all seeds; exact test whose units are examples (one seed: McNemar's), "
-        "Holm's correction over all arms",
+        f"Against {comparison.baseline.name}, paired by example: {comparison.scores['headline']} gained and lost over "
+        "all seeds; exact test whose units are examples (one seed: McNemar's), Holm's correction over all arms",
         ("arm", "gained", *before, "lost", "p, one-tailed", "p, two-tailed", "Holm"),
         rows,
     )
@@ -191,9 +201,11 @@ def _heading(comparison: Comparison) -> str:
 
 def as_text(comparison: Comparison) -> str:
     """For a terminal: the verdict in one sentence, then tables of at most 80 columns."""
-    blocks = [_wrap(verdict(comparison)), _wrap(_heading(comparison))]
+    names, listed = _numbered([arm.name for arm in comparison.arms])
+    blocks = [_wrap(verdict(comparison)), f"{_wrap(_heading(comparison))}\n\n{listed}".rstrip()]
     for table in tables(comparison):
-        blocks.append(f"{_wrap(table.title)}\n\n{_text_table(table.columns, table.rows)}")
+        rows = [(names[row[0]], *row[1:]) for row in table.rows]
+        blocks.append(f"{_wrap(table.title)}\n\n{_text_table(table.columns, rows)}")
     blocks.append("\n".join(_wrap(f"note: {note}", "  ") for note in comparison.notes))
     return "\n\n".join(blocks) + "\n"
 

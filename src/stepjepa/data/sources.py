@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 import random
@@ -96,9 +97,7 @@ def mix(parts: Sequence[Sequence[Record]], weights: Sequence[float] | None, seed
         indices = draw.sample(range(len(part)), min(round(scale * weight), len(part)))
         taken.append([part[index] for index in sorted(indices)])
     if not all(taken):
-        raise UserError(
-            f"--dataset_weights: not one record of data set {taken.index([]) + 1} is taken; raise its weight"
-        )
+        raise UserError(f"--dataset_weights: no record of data set {taken.index([]) + 1} is taken; raise its weight")
     return taken
 
 
@@ -136,13 +135,11 @@ def _read_json(path: Path, wrong: Wrong) -> Rows:
         line = getattr(error, "lineno", None)
         raise UserError(f"not valid JSON ({_first_line(error)})", path=path, line=line) from None
     for number, row in enumerate(rows, start=1):
-        fault = None if isinstance(row, dict) else f"is a JSON {type(row).__name__}, expected an object"
-        if fault is None and holds_half(row):
-            fault = "holds half of a character (a lone surrogate); remove it"
-        if fault is None:
+        if isinstance(row, dict) and not holds_half(row):
             yield number, row
         else:
-            wrong(UserError(f"element {number} {fault}", path=path), number)
+            told = f"element {number} is no object, or holds half of a character (a lone surrogate); remove it"
+            wrong(UserError(told, path=path), number)
 
 
 def _read_csv(path: Path, wrong: Wrong) -> Rows:
@@ -161,33 +158,26 @@ def _unquoted(field: str) -> str:
 
 def _read_table(path: Path, wrong: Wrong, **dialect: Any) -> Rows:
     names: list[str] | None = None
-    before, line = csv.field_size_limit(_LONGEST_FIELD), 1
+    line = 1
+    csv.field_size_limit(_LONGEST_FIELD)
+    table = csv.reader(io.StringIO(read_text(path), newline=""), **dialect)
     try:
-        # utf-8-sig: spreadsheets put a byte order mark in front.
-        with path.open(encoding="utf-8-sig", newline="") as stream:
-            table = csv.reader(stream, **dialect)
-            for row in table:
-                if not row:
-                    pass
-                elif names is None:
-                    names = [_unquoted(name.strip()) for name in row]
-                    # pandas leaves the name of its index empty; a header without names, or with one twice, is none.
-                    if not any(names) or len(set(names)) < len(names):
-                        raise UserError("the first line must name the columns, each once", path=path, line=1)
-                elif len(row) == len(names):
-                    yield line, dict(zip(names, row, strict=True))
-                else:
-                    told = f"{len(row)} fields where the header has {len(names)}; quote a field with a separator"
-                    wrong(UserError(told, path=path, line=line), line)
-                line = table.line_num + 1
+        for row in table:
+            if not row:
+                pass
+            elif names is None:
+                names = [_unquoted(name.strip()) for name in row]
+                # pandas leaves the name of its index empty; a header without names, or with one twice, is none.
+                if not any(names) or len(set(names)) < len(names):
+                    raise UserError("the first line must name the columns, each once", path=path, line=1)
+            elif len(row) == len(names):
+                yield line, dict(zip(names, row, strict=True))
+            else:
+                told = f"{len(row)} fields where the header has {len(names)}; quote a field with a separator"
+                wrong(UserError(told, path=path, line=line), line)
+            line = table.line_num + 1
     except csv.Error as error:
         raise UserError(f"not valid {path.suffix[1:].upper()} ({error})", path=path, line=line) from None
-    except UnicodeDecodeError:
-        # A decoder reads ahead and can't tell the line that is wrong; this does, and raises.
-        read_text(path)
-        raise
-    finally:
-        csv.field_size_limit(before)
 
 
 def _read_parquet(path: Path, wrong: Wrong) -> Rows:

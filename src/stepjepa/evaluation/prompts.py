@@ -1,7 +1,5 @@
 """What a model is asked in an evaluation: prompts, right answers and continuations as tokens; how it is to answer."""
 
-# option() makes the field
-
 from __future__ import annotations
 
 import sys

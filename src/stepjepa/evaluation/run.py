@@ -116,26 +116,24 @@ class Evaluation:
         kept = set(self.output.done)
         load = functools.cache(load or self._load)
         # Before generating, so that records without views or a folder without run.json end the evaluation at once.
-        measured = None
+        similarity: dict[str, Any] | None = None
         if self.settings.similarity:
             from stepjepa.inspection.embeddings import compare_views, similarity_config, similarity_quantiles
 
             config = similarity_config(self.settings.model_path, self.settings.similarity)
             config, size = replace(config, plain=self.settings.plain), self.settings.batch_size
-            measured = compare_views(*load(), list(self.records.values()), config, batch_size=size)
+            similarity, cosines = compare_views(*load(), list(self.records.values()), config, batch_size=size)
         try:
             seconds = 0.0 if self.output.complete else self._generate(load)
         finally:
             self.task.close()
-        similarity = None
-        if measured is not None:
+        if similarity is not None:
             parts: dict[bool, list[float | None]] = {True: [], False: []}
-            for index, value in zip(self.records, measured.per_record, strict=True):
+            for index, value in zip(self.records, cosines, strict=True):
                 line = self.output.done[index]
                 line["similarity"] = value
                 parts[line["error"] is None].append(value)
-            right, wrong = map(similarity_quantiles, parts.values())
-            similarity = {**measured.totals, "right": right, "wrong": wrong}
+            similarity |= zip(("right", "wrong"), map(similarity_quantiles, parts.values()), strict=True)
         lines = self.output.finish()
         fresh = [line for line in lines if line["index"] not in kept]
         summary = {

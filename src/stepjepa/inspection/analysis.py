@@ -62,8 +62,6 @@ class AnalysisSettings:
     def __post_init__(self) -> None:
         if fault := wrong_value(self):
             raise UserError(f"--{fault}")
-        if len(set(self.model_path)) < len(self.model_path):
-            raise UserError("--model_path names a model twice; leave one out")
 
 
 @dataclass(frozen=True)
@@ -101,9 +99,8 @@ def analyze(settings: AnalysisSettings) -> list[ModelViews]:
         np.savez_compressed(stream, **arrays)
     save_figure(figure, files[2])
     # Written last: where it stands, all others do.
-    described = [{**vars(each), "config": each.config.to_dict()} for each in models]
-    for each in described:
-        del each["embeddings"]
+    parts = ("model_path", "views", "numbers")
+    described = [{**{name: getattr(each, name) for name in parts}, "config": each.config.to_dict()} for each in models]
     told = {name: value for name, value in asdict(settings).items() if name not in ("output_dir", "overwrite")}
     source = {"test_file": settings.test_file, "test_fingerprint": read, "settings": told}
     write_json(files[0], {**source, "models": described})

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -123,23 +123,17 @@ class _Views(Collator):
         return [sequence for sequence in super().sequences(item) if sequence.readouts]
 
 
-class Similarity(NamedTuple):
-    """What :func:`compare_views` finds."""
-
-    totals: dict[str, float]  # see similarity_totals
-    per_record: list[float | None]  # mean cosine of each record's pairs; None without a pair
-
-
 def compare_views(
     model: Any, tokenizer: Any, records: Sequence[Record], config: JepaConfig, **options: Any
-) -> Similarity:
-    """Embed all pairs of some records as training does, and compare them; for the arguments see :func:`embed_views`."""
+) -> tuple[dict[str, float], list[float | None]]:
+    """Embed all pairs of some records as training does; their :func:`similarity_totals`, and the mean cosine of each
+    record's pairs, which is None without a pair. For the arguments see :func:`embed_views`."""
     embeddings = embed_views(model, tokenizer, records, config, **options)
     cosines = pair_cosines(embeddings)
     per_record: list[float | None] = [None] * len(records)
     for index in np.unique(embeddings.record).tolist():
         per_record[index] = float(cosines[embeddings.record == index].mean())
-    return Similarity(similarity_totals(embeddings), per_record)
+    return similarity_totals(embeddings), per_record
 
 
 def unit_rows(matrix: Matrix) -> NDArray[np.float64]:
@@ -183,9 +177,9 @@ def analyse(embeddings: ViewEmbeddings) -> dict[str, Any]:
         shuffled["mean"] = totals.pop("shuffled_similarity")
         if shuffled["mean"] > COLLAPSE_SIMILARITY:
             notes.append("unrelated pairs are as alike as related ones: the embeddings are one direction")
-    if pairs < 4 * dimensions:
+    if pairs < (enough := 4 * dimensions):
         notes.append(
-            f"{pairs} pairs in {dimensions} dimensions are too few to tell a linear map; take {4 * dimensions} or more"
+            f"{pairs} pairs in {dimensions} dimensions are too few to tell a linear map; take {enough} or more"
         )
     return {
         **totals,

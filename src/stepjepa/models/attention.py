@@ -2,8 +2,9 @@
 
 Registers ``tree_sdpa``, ``tree_eager`` and ``tree_flex``. They compute what ``sdpa``, ``eager`` and ``flex_attention``
 compute, under a mask that combines the model's own rule (causal, sliding window, chunked; distances counted in
-``position_ids``) with the rule of the trees. Outside :func:`tree_mask` the first two behave as the originals, and
-``tree_flex`` as eager, which all models have, with soft caps and sinks.
+``position_ids``) with the rule of the trees. Outside :func:`tree_mask` the first two behave as the originals;
+``tree_flex`` runs sdpa (plain rows need no block mask), and ``tree_flex_unfused``, for models that refuse sdpa or have
+soft caps, eager.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -26,7 +28,8 @@ from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_ma
 
 from stepjepa.batch.mask import BLOCK, Rule, Trees, blocks, dense, padded, sees, static_length, under
 
-SDPA, EAGER, FLEX = "tree_sdpa", "tree_eager", "tree_flex"
+SDPA, EAGER = "tree_sdpa", "tree_eager"
+FLEX, FLEX_UNFUSED = "tree_flex", "tree_flex_unfused"
 
 # Most shapes that FlexAttention is compiled for; beyond torch's default of 8 it would silently run uncompiled.
 SHAPES = 256
@@ -54,8 +57,14 @@ def enable_trees(model: PreTrainedModel) -> None:
     FlexAttention if the model was loaded with it; otherwise sdpa, or eager if the model was loaded with eager or
     refuses sdpa. Whether the model can run trees at all is tested by :mod:`stepjepa.models.probe`.
     """
-    eager = not getattr(model, "_supports_sdpa", False) or "eager" in (model.config._attn_implementation or "")
-    model.set_attn_implementation(FLEX if uses_flex(model) else EAGER if eager else SDPA)
+    sdpa = getattr(model, "_supports_sdpa", False)
+    if uses_flex(model):
+        # Releases of transformers that run Gemma-2 with sdpa omit its soft cap there; FlexAttention applies it.
+        caps = getattr(model.config.get_text_config(), "attn_logit_softcapping", None) is not None
+        model.set_attn_implementation(FLEX if sdpa and not caps else FLEX_UNFUSED)
+    else:
+        eager = not sdpa or "eager" in (model.config._attn_implementation or "")
+        model.set_attn_implementation(EAGER if eager else SDPA)
 
 
 # -- Dense masks -------------------------------------------------------------------------------------------------------
@@ -180,6 +189,11 @@ def flex_forward(
     """
     if dropout:
         raise ValueError(f"FlexAttention has no dropout, got {dropout}; set it to 0 in the model's configuration")
+    grouped = query.shape[1] != key.shape[1]
+    if isinstance(query, FakeTensor) and not torch.compiler.is_compiling():
+        # A dry run, for shapes and memory: use those of a fused kernel without a mask tensor.
+        found = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
+        return found.transpose(1, 2).contiguous(), None
     length = query.shape[2]
     if more := attention_mask.seq_lengths[0] - length:
         query, key, value = (F.pad(tensor, (0, 0, 0, more)) for tensor in (query, key, value))
@@ -190,7 +204,7 @@ def flex_forward(
         score_mod=None if softcap is None else lambda score, *_: softcap * torch.tanh(score / softcap),
         block_mask=attention_mask,
         scale=scaling,
-        enable_gqa=query.shape[1] != key.shape[1],
+        enable_gqa=grouped,
         return_aux=None if s_aux is None else AuxRequest(lse=True),
     )
     if s_aux is not None:
@@ -199,11 +213,19 @@ def flex_forward(
     return found[:, :, :length].transpose(1, 2).contiguous(), None
 
 
-def _flex(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any) -> Any:
-    forward = flex_forward if isinstance(attention_mask, BlockMask) else _eager
-    return forward(module, query, key, value, attention_mask, **kwargs)
+def _flex_or(plain: Any) -> Any:
+    """FlexAttention under the block masks of trees, else plain attention."""
+
+    def attention(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
+    ) -> Any:
+        forward = flex_forward if isinstance(attention_mask, BlockMask) else plain
+        return forward(module, query, key, value, attention_mask, **kwargs)
+
+    return attention
 
 
 _register(SDPA, _sdpa, sdpa_mask, lambda *given: _additive(given, -torch.inf))
 _register(EAGER, _eager, eager_mask, lambda *given: _additive(given, torch.finfo(given[2]).min))
-_register(FLEX, _flex, eager_mask, lambda trees, rule, _: block_mask(trees, rule))
+_register(FLEX, _flex_or(sdpa_attention_forward), sdpa_mask, lambda trees, rule, _: block_mask(trees, rule))
+_register(FLEX_UNFUSED, _flex_or(_eager), eager_mask, lambda trees, rule, _: block_mask(trees, rule))

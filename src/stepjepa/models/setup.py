@@ -49,7 +49,7 @@ def set_up_attention(model: Any, config: JepaConfig) -> tuple[str, str]:
     assert config.layout is not None
     if LAYOUTS[config.layout].changes_text and config.uses_views and encoding != "tree":
         raise ValueError(f"layout '{config.layout}' needs encoding 'tree', but {reason}; use 'branched'")
-    # Plain rows need no block mask, and ``tree_flex`` runs them without.
+    # Plain rows run better under sdpa than under FlexAttention, and ``tree_flex`` runs them under sdpa.
     if encoding == "tree" or uses_flex(base):
         enable_trees(base)
     check_layer(int(base.config.get_text_config().num_hidden_layers), config.jepa_layer)

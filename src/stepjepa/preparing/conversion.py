@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from typing import Any, NamedTuple
 
 from stepjepa.data.records import BadRecords, parse_record
@@ -49,28 +48,26 @@ def convert_rows(
 
     Several records of one row get its line number as the field ``group``. Invalid rows are noted by ``bad``.
     """
-    counts = Counts()
-
-    def converted() -> Iterator[dict[str, Any]]:
-        for line, row in rows:
-            if not counts.read:
-                counts.columns = tuple(map(str, row))
-            counts.read += 1
-            try:
-                made = convert(row)
-                records = [record | {"group": line} for record in made] if isinstance(made, list) else [made]
-                for record in records:
-                    parse_record(record, str(path), line)
-            except Unusable as reason:
-                counts.dropped[str(reason)] += 1
-            except UserError as error:
-                located = error if error.line is not None else UserError(str(error), path=path, line=line)
-                (bad or BadRecords()).note(located, line)
-            else:
-                yield from records
-
-    # Lazy, so that no row after the last record is read.
-    return list(islice(converted(), limit)), counts
+    counts, found = Counts(), list[dict[str, Any]]()
+    for line, row in rows:
+        if limit is not None and len(found) >= limit:
+            break
+        if not counts.read:
+            counts.columns = tuple(map(str, row))
+        counts.read += 1
+        try:
+            made = convert(row)
+            records = [record | {"group": line} for record in made] if isinstance(made, list) else [made]
+            for record in records:
+                parse_record(record, str(path), line)
+        except Unusable as reason:
+            counts.dropped[str(reason)] += 1
+        except UserError as error:
+            located = error if error.line is not None else UserError(str(error), path=path, line=line)
+            (bad or BadRecords()).note(located, line)
+        else:
+            found += records
+    return found[:limit], counts
 
 
 class Conversion(NamedTuple):
@@ -84,9 +81,7 @@ class Conversion(NamedTuple):
 CONVERSIONS = {
     "gsm8k": Conversion("word problems", "question and answer (openai/gsm8k)", Gsm8kTask.convert),
     "spider": Conversion("questions and SQL", "db_id, question and query (xlangai/spider)", SpiderTask.convert),
-    "nq-open": Conversion(
-        "questions", "question and answer, a list (google-research-datasets/nq_open)", NqOpenTask.convert
-    ),
+    "nq-open": Conversion("questions", "question and answer (google-research-datasets/nq_open)", NqOpenTask.convert),
     "hellaswag": Conversion("stories", "ctx, endings and label (Rowan/hellaswag)", HellaswagTask.convert),
     "rotten-tomatoes": Conversion(
         "film reviews", "text and label, 0 or 1 (cornell-movie-review-data/rotten_tomatoes)", SentimentTask.convert

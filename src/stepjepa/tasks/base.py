@@ -1,7 +1,7 @@
 """What a task is: how the right answer of a record is found, and how the answer of a model is scored.
 
-A new task is a class derived from :class:`Task` under the decorator :func:`task`, in a file that ``tasks.registry``
-lists. One of your own is named on the command line by where it is, ``--task my_module:MyTask``.
+A new task is a class derived from :class:`Task` that ``tasks.registry`` lists. One of your own is named on the command
+line by where it is, ``--task my_module:MyTask``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
@@ -23,7 +23,7 @@ WRONG = "wrong answer"
 FAILED = "execution failed"
 TIMED_OUT = "timed out"
 
-# Operating systems accept these as limits.
+# What operating systems accept.
 _SECONDS: Range = (lambda value: 0 < value <= 86400, "more than 0 and at most 86400")
 _MEBIBYTES: Range = (lambda value: 0 < value <= 2**30, f"more than 0 and at most {2**30}")
 
@@ -73,12 +73,8 @@ class TaskOptions:
     """Settings of the tasks; each task names those it uses in :attr:`Task.takes`."""
 
     spider_path: str | None = option(None, "databases of Spider, <DIR>/<name>/<name>.sqlite", metavar="DIR")
-    missing_databases: Literal["error", "skip"] = option(
-        "error", "records whose database is not there; skip: leave them out, and count them"
-    )
-    time_limit: float = option(
-        10.0, "for running a query or comparing two regular expressions", metavar="SEC", allowed=_SECONDS
-    )
+    missing_databases: Literal["error", "skip"] = option("error", "records whose database is not there; skip: no error")
+    time_limit: float = option(10.0, "for a query, or for two regular expressions", metavar="SEC", allowed=_SECONDS)
     memory_limit: int = option(2048, "for the same", metavar="MIB", allowed=_MEBIBYTES)
     workers: int | None = option(None, "processes for the same (one per core, 8 at most)", allowed=FROM_ONE)
 
@@ -155,20 +151,3 @@ class Task(ABC):
         """End processes; the task is not used again."""
         if self._workers is not None:
             self._workers.close()
-
-
-# The classes under :func:`task` that are loaded, by name.
-REGISTERED: dict[str, type[Task]] = {}
-
-_TaskClass = TypeVar("_TaskClass", bound=type[Task])
-
-
-def task(name: str) -> Callable[[_TaskClass], _TaskClass]:
-    """Register a class as the task of a name: ``@task("gsm8k")``."""
-
-    def register(kind: _TaskClass) -> _TaskClass:
-        kind.name = name
-        REGISTERED[name] = kind
-        return kind
-
-    return register

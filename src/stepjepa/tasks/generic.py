@@ -8,16 +8,16 @@ from typing import Any
 
 from stepjepa.data.records import Record
 from stepjepa.tasks.answers import canonical, marked_answers, parse_number, same_answer, stated_number, text_scores
-from stepjepa.tasks.base import NO_ANSWER, WRONG, Response, Scored, Task, record_error, task
+from stepjepa.tasks.base import NO_ANSWER, WRONG, Response, Scored, Task, record_error
 from stepjepa.tasks.raw_values import Unusable, chat_record, read_text_field
 
 _GROUND_TRUTH = "ground_truth"
 
 
-@task("generic")
 class GenericTask(Task):
     """The truth is the last assistant message, the answer all that the model said; scores are ``text_scores``."""
 
+    name = "generic"
     headline = "exact"
     lenient = "prefix"
 
@@ -34,7 +34,6 @@ class GenericTask(Task):
         return Scored(scores, error=error)
 
 
-@task("boxed")
 class BoxedTask(Task):
     r"""The truth is the field ``ground_truth`` where a record has one, else what the assistant message marks.
 
@@ -42,16 +41,15 @@ class BoxedTask(Task):
     first, ``answered`` whether there is one; ``exact`` and the like are of the whole solution.
     """
 
+    name = "boxed"
     headline = "correct"
     lenient = "first_correct"
 
     @classmethod
     def recognises(cls, record: Record) -> bool:
         """The truth is marked, or the field ``ground_truth`` is a number."""
-        given = _ground_truth(record)
-        if given is not None and (marked_answers(given) or parse_number(given) is not None):
-            return True
-        return bool(marked_answers(record.answer))
+        given = _ground_truth(record) or ""
+        return bool(marked_answers(given) or marked_answers(record.answer)) or parse_number(given) is not None
 
     def truth(self, record: Record) -> str:
         given = _ground_truth(record)
@@ -95,10 +93,10 @@ def _ground_truth(record: Record) -> str | None:
     return str(value)
 
 
-@task("gsm8k")
 class Gsm8kTask(BoxedTask):
     """GSM8K: the last marked answer as a number, ``#### 18``, or a box where that comes later or alone."""
 
+    name = "gsm8k"
     system_prompt = "Answer the math question, show steps."
     file_names = ("gsm8k",)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from stepjepa.data.records import Record
 from stepjepa.tasks.answers import answer_start
-from stepjepa.tasks.base import NO_ANSWER, WRONG, Continuation, Response, Scored, Task, record_error, task
+from stepjepa.tasks.base import NO_ANSWER, WRONG, Continuation, Response, Scored, Task, record_error
 from stepjepa.tasks.raw_values import Unusable, as_list, chat_record, read_label_field, read_text_field
 
 LETTERS = "ABCD"
@@ -18,8 +18,7 @@ LETTERS = "ABCD"
 def read_choices(record: Record) -> tuple[str, tuple[str, ...]]:
     """Context and four endings of a user message: the context, then lines that begin ``A) `` to ``D) ``.
 
-    Where such a beginning stands several times, the last one that leaves room for the others counts, so that a
-    context may have lines like ``A) `` of its own. UserError where one of the five is missing.
+    Where such a beginning stands several times, the last one that leaves room for the others counts.
     """
     context, found = record.messages[-2]["content"], []
     for letter in reversed(LETTERS):
@@ -54,15 +53,14 @@ def _plain(text: str) -> str:
     return " ".join(text.split()).rstrip(".").casefold()
 
 
-@task("hellaswag")
 class HellaswagTask(Task):
-    """The truth is a letter, A to D.
+    """The truth is a letter, A to D; ``correct`` is by the letter that the model finds most probable as its answer.
 
-    ``correct`` is by the letter that the model finds most probable as its answer, ``ending_correct`` by the ending most
-    probable per character behind the bare context, ``said_correct`` by :func:`read_letter`. Without likelihoods, as for
-    answers of another program, ``correct`` is ``said_correct``.
+    ``ending_correct`` is by the ending most probable per character behind the bare context, ``said_correct`` by
+    :func:`read_letter`. Without likelihoods, as for answers of another program, ``correct`` is ``said_correct``.
     """
 
+    name = "hellaswag"
     headline = "correct"
     lenient = "said_correct"
     system_prompt = "Which one of A), B), C), or D) is the best ending for the context? Answer A, B, C, or D."
@@ -103,12 +101,9 @@ class HellaswagTask(Task):
     def convert(cls, row: Mapping[str, Any]) -> dict[str, Any]:
         """A record in the published form, from a row with ``ctx``, ``endings`` and ``label``."""
         context = read_text_field(row, "ctx").strip()
-        listed = as_list(row.get("endings"))
-        if listed is None or len(listed) != len(LETTERS):
+        endings = [" ".join(str(ending).split()) for ending in as_list(row.get("endings")) or []]
+        if len(endings) != len(LETTERS) or not all(endings):
             raise Unusable("not four endings")
-        endings = [" ".join(ending.split()) if isinstance(ending, str) else "" for ending in listed]
-        if not all(endings):
-            raise Unusable("an empty ending")
         number = read_label_field(row, len(LETTERS))
         return chat_record(
             cls.system_prompt,

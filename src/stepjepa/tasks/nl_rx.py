@@ -20,7 +20,7 @@ import yaml
 
 from stepjepa.data.records import Record
 from stepjepa.tasks.answers import strip_code_fence, text_scores
-from stepjepa.tasks.base import NO_ANSWER, TIMED_OUT, WRONG, Response, Scored, Task, record_error, task
+from stepjepa.tasks.base import NO_ANSWER, TIMED_OUT, WRONG, Response, Scored, Task, record_error
 from stepjepa.tasks.regex import RegexSyntaxError, equivalent, find_difference, parse
 
 _RIGHT = ("same text", "equivalent")
@@ -30,10 +30,9 @@ _TRIVIAL = {"no line": "~(.*)", "every line": ".*", "every line but the empty on
 
 
 def judge(answer: str, truth: str) -> tuple[str, str | None]:
-    """Compare any text with an expression; without a limit of time, so to be run by :meth:`Task.run_within_limits`.
+    """Compare any text with an expression, without a limit of time.
 
-    Returns ``malformed`` and what is wrong; ``different`` and a line on which the two differ; or ``equivalent``, and
-    what both describe where that is no line at all or every line.
+    ``malformed`` and what is wrong; ``different`` and a line on which they differ; or ``equivalent``, and ``_TRIVIAL``.
     """
     try:
         parse(answer)
@@ -45,7 +44,6 @@ def judge(answer: str, truth: str) -> tuple[str, str | None]:
     return "different", line
 
 
-@task("nl-rx")
 class NlRxTask(Task):
     """The truth is the assistant message, an expression of NL-RX's dialect (see ``tasks.regex``).
 
@@ -53,6 +51,7 @@ class NlRxTask(Task):
     ``undecided`` whether the limits were reached before that was known.
     """
 
+    name = "nl-rx"
     headline = "equivalent"
     lenient = "prefix"
     takes = ("time_limit", "memory_limit", "workers")
@@ -80,16 +79,12 @@ class NlRxTask(Task):
         both = zip(responses, records, strict=True)
         pairs = [(strip_code_fence(response.text), self.truth(record)) for response, record in both]
         # Samples of one record often agree; each pair is decided once.
-        verdicts: dict[tuple[str, str], tuple[str, str | None]] = {
-            pair: ("same text" if pair[0] else "empty", None) for pair in pairs if pair[0] in ("", pair[1])
-        }
-        waiting = [pair for pair in dict.fromkeys(pairs) if pair not in verdicts]
+        waiting = [pair for pair in dict.fromkeys(pairs) if pair[0] not in ("", pair[1])]
         outcomes = self.run_within_limits(judge, waiting, self.options.time_limit) if waiting else []
-        for pair, outcome in zip(waiting, outcomes, strict=True):
-            verdicts[pair] = ("undecided", outcome.message) if outcome.failure else outcome.value
-        scored = []
+        decided = (("undecided", each.message) if each.failure else each.value for each in outcomes)
+        verdicts, scored = dict(zip(waiting, decided, strict=True)), []
         for pair, response in zip(pairs, responses, strict=True):
-            verdict, reason = verdicts[pair]
+            verdict, reason = verdicts.get(pair, ("same text" if pair[0] else "empty", None))
             texts = text_scores(response.text, pair[1])
             scores = {"equivalent": verdict in _RIGHT, **texts, "undecided": verdict == "undecided"}
             scored.append(Scored(scores, {"verdict": verdict, "reason": reason}, _ERRORS.get(verdict)))
@@ -227,10 +222,10 @@ def _draw_pairs(seed: int) -> Iterator[tuple[str, str]]:
 
 
 def generate_split(size: int, test_size: int, seed: int) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Pairs of a description and its regular expression to train on, and others to test with.
+    """Pairs of a description and its regular expression to train on, and others to test with; none comes twice.
 
-    No description occurs twice, and no expression of a test pair in a training pair. More pairs begin with the same,
-    and the test pairs do not depend on the size of the training set. ValueError if the grammar has not so many.
+    No expression of a test pair is one of a training pair. More pairs begin with the same, and the test pairs do not
+    depend on the size of the training set. ValueError if the grammar has not so many.
     """
     pairs = _draw_pairs(seed)
 

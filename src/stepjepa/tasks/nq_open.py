@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stepjepa.data.records import Record
-from stepjepa.tasks.base import NO_ANSWER, WRONG, Response, Scored, Task, record_error, task
+from stepjepa.tasks.base import NO_ANSWER, WRONG, Response, Scored, Task, record_error
 from stepjepa.tasks.raw_values import Unusable, as_list, chat_record, read_text_field
 
 _REPLACEMENTS = (
@@ -46,7 +46,6 @@ def _parts(text: str) -> list[str]:
     return [part.strip() for part in text.split(";") if part.strip()]
 
 
-@task("nq-open")
 class NqOpenTask(Task):
     """The truth lists the answers that count, with ``;`` between them: the aliases.
 
@@ -54,6 +53,7 @@ class NqOpenTask(Task):
     one in it as whole words (``contains``). Meaning is not judged: ``not Amma`` contains ``Amma``.
     """
 
+    name = "nq-open"
     headline = "exact"
     lenient = "contains"
     system_prompt = "Answer the question below."

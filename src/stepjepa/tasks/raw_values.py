@@ -26,12 +26,8 @@ def chat_record(system: str, user: str, assistant: str, **extra: Any) -> dict[st
 def read_text_field(row: Mapping[str, Any], name: str) -> str:
     """A field that must hold text; :class:`Unusable` if it is missing, empty or something else."""
     value = row.get(name)
-    if value is None:
-        raise Unusable(f"no field '{name}'")
-    if not isinstance(value, str):
-        raise Unusable(f"'{name}' is {type(value).__name__}, not text")
-    if not value.strip():
-        raise Unusable(f"'{name}' is empty")
+    if not isinstance(value, str) or not value.strip():
+        raise Unusable(f"no text in '{name}'")
     return value
 
 

@@ -32,7 +32,6 @@ from typing import Literal, NamedTuple, TypeAlias
 
 # The published expressions have 54 characters at most, nested 6 deep.
 LONGEST = 1000
-DEEPEST = 60
 
 # Fewest and most repetitions, None for no upper bound.
 Bounds: TypeAlias = tuple[int, int | None]
@@ -75,13 +74,16 @@ _TOKEN = re.compile(
 
 
 def parse(text: str) -> Node:
-    """The tree of an expression; :class:`RegexSyntaxError` for another text, or one that is too long or too deep."""
+    """The tree of an expression; :class:`RegexSyntaxError` for another text, or one that is long or nested deeply."""
     if len(text) > LONGEST:
         raise RegexSyntaxError(f"expected at most {LONGEST} characters, got {len(text)}")
     if "\n" in text:
         raise RegexSyntaxError("expected one line, got several")
     parser = _Parser(text)
-    node = parser.union()
+    try:
+        node = parser.union()
+    except RecursionError:
+        raise RegexSyntaxError("brackets nested too deeply") from None
     if parser.position < len(text):
         raise parser.error("a ')' that closes nothing")
     return node
@@ -91,7 +93,7 @@ class _Parser:
     """Reads an expression from left to right, one method per rule of the grammar."""
 
     def __init__(self, text: str) -> None:
-        self.text, self.position, self.depth = text, 0, 0
+        self.text, self.position = text, 0
 
     def error(self, what: str) -> RegexSyntaxError:
         return RegexSyntaxError(f"{what} at character {self.position + 1}")
@@ -103,12 +105,7 @@ class _Parser:
         return found
 
     def union(self) -> Node:
-        self.depth += 1
-        if self.depth > DEEPEST + 1:
-            raise self.error(f"brackets nested deeper than {DEEPEST}")
-        node = self.joined("union", "|", lambda: self.joined("intersection", "&", self.concatenation))
-        self.depth -= 1
-        return node
+        return self.joined("union", "|", lambda: self.joined("intersection", "&", self.concatenation))
 
     def joined(self, kind: Kind, operator: str, part: Callable[[], Node]) -> Node:
         parts = [part()]
@@ -127,14 +124,12 @@ class _Parser:
         while self.take("~"):
             negated = not negated
         node = Node("complement", (self.atom(),)) if negated else self.atom()
-        repeats = 0
         while (token := _TOKEN.match(self.text, self.position)) and (token["repeat"] or token["least"]):
             least, most = _REPEATS.get(token["repeat"]) or (int(token["least"]), None)
             if token["least"] and (token["most"] or not token["comma"]):
                 most = int(token["most"] or least)
-            repeats += 1
-            if repeats > DEEPEST or (most is not None and most < least):
-                raise self.error(f"bounds in the wrong order, or more than {DEEPEST} repetitions of repetitions,")
+            if most is not None and most < least:
+                raise self.error(f"bounds in the wrong order, {least} to {most}")
             node = Node("repetition", (node,), bounds=(least, most))
             self.position = token.end()
         return node
@@ -165,10 +160,7 @@ def equivalent(left: str, right: str) -> bool:
 
 
 def find_difference(left: str, right: str) -> str | None:
-    """A shortest line that one of two expressions describes and the other does not; None if they are equivalent.
-
-    A line is any text without a newline. Word characters are the ASCII letters and digits and ``_``.
-    """
+    """A shortest line that one of two expressions describes and the other does not; None if they are equivalent."""
     trees = parse(left), parse(right)
     examples, blocks = _alphabet((left, right), _character_sets(trees[0]) | _character_sets(trees[1]))
     is_word = [int(_WORD.holds(example)) for example in examples]

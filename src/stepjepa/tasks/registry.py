@@ -13,13 +13,22 @@ from stepjepa.data.records import Record
 from stepjepa.errors import UserError
 from stepjepa.files import fingerprint
 from stepjepa.options import load_class
-from stepjepa.tasks.base import REGISTERED, WRONG, Response, Scored, Task, TaskOptions, record_error
+from stepjepa.tasks.base import WRONG, Response, Scored, Task, TaskOptions, record_error
 
 AUTO = "auto"
 FALLBACK = "generic"
-# In the order in which 'auto' asks them. Each is in the module of its name with ``_``, loaded when it is needed.
-TASKS = ("nl-rx", "spider", "gsm8k", "nq-open", "hellaswag", "sentiment", "stepmath", "boxed", FALLBACK)
-_OTHER_MODULES = {"gsm8k": "generic", "boxed": "generic"}
+# In the order in which 'auto' asks them; loaded when they are needed.
+TASKS = {
+    "nl-rx": "nl_rx:NlRxTask",
+    "spider": "spider:SpiderTask",
+    "gsm8k": "generic:Gsm8kTask",
+    "nq-open": "nq_open:NqOpenTask",
+    "hellaswag": "hellaswag:HellaswagTask",
+    "sentiment": "sentiment:SentimentTask",
+    "stepmath": "stepmath:StepmathTask",
+    "boxed": "generic:BoxedTask",
+    FALLBACK: "generic:GenericTask",
+}
 # The data sets by their own names.
 ALIASES = {"synth": "nl-rx", "turk": "nl-rx", "rotten-tomatoes": "sentiment", "yelp": "sentiment"}
 
@@ -29,8 +38,9 @@ def load_task(name: str) -> type[Task]:
     known = name.replace("_", "-")
     known = ALIASES.get(known, known)
     if known in TASKS:
-        importlib.import_module(f"stepjepa.tasks.{_OTHER_MODULES.get(known, known.replace('-', '_'))}")
-        return REGISTERED[known]
+        module, _, kind = TASKS[known].partition(":")
+        own: type[Task] = getattr(importlib.import_module(f"stepjepa.tasks.{module}"), kind)
+        return own
     if ":" in name:
         found = load_class("--task", name, Task)  # type: ignore[type-abstract]
         for attribute in ("name", "headline", "lenient"):

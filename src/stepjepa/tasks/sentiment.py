@@ -10,13 +10,13 @@ from typing import Any
 
 from stepjepa.data.records import Record
 from stepjepa.tasks.answers import answer_start, text_scores
-from stepjepa.tasks.base import NO_ANSWER, WRONG, Response, Scored, Task, record_error, task
+from stepjepa.tasks.base import NO_ANSWER, WRONG, Response, Scored, Task, record_error
 from stepjepa.tasks.raw_values import chat_record, read_label_field, read_text_field
 
 # From one star to five; Rotten Tomatoes has two of them.
 STARS = ("Very Bad", "Bad", "Mediocre", "Good", "Very Good")
 _SIDES = {"Very Bad": -1, "Bad": -1, "Mediocre": 0, "Good": 1, "Very Good": 1}
-# What the prompt asks for, in words that are no labels, is on a side, too.
+# The prompt's own words are no labels, but on a side.
 _SIDES |= {"Negative": -1, "Neutral": 0, "Positive": 1}
 
 _NAME = r"(?P<name>very\s+bad|very\s+good|bad|good|mediocre|negative|neutral|positive)(?![\w'-])"
@@ -47,7 +47,6 @@ def _label(match: re.Match[str]) -> str:
     return " ".join(match["name"].split()).title()
 
 
-@task("sentiment")
 class SentimentTask(Task):
     """The truth is a label: Good or Bad (``rotten_tomatoes``), or one of five from Very Bad to Very Good (``yelp``).
 
@@ -55,6 +54,7 @@ class SentimentTask(Task):
     (Positive), too; ``first_word`` is the label as a whole word in any case, ``prefix`` its letters, as in Goodness.
     """
 
+    name = "sentiment"
     headline = "correct"
     lenient = "first_word"
     system_prompt = "Determine whether the comment is positive or negative"

@@ -6,39 +6,21 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
 from stepjepa.tasks.answers import strip_code_fence, text_scores
-from stepjepa.tasks.base import (
-    FAILED,
-    NO_ANSWER,
-    TIMED_OUT,
-    WRONG,
-    Response,
-    Scored,
-    Task,
-    TaskOptions,
-    record_error,
-    task,
-)
+from stepjepa.tasks.base import FAILED, NO_ANSWER, TIMED_OUT, WRONG, Response, Scored, Task, TaskOptions, record_error
 from stepjepa.tasks.raw_values import chat_record, read_text_field
 from stepjepa.tasks.sql_execution import Verdict, judge
 
 _DATABASE = re.compile(r"For db_id:\[([^\[\]\n]*)\]")
 
-
-class _Query(NamedTuple):
-    """The arguments of ``sql_execution.judge`` that differ; ``sql`` is None for the true query alone."""
-
-    database: str
-    gold: str
-    sql: str | None
-    ordered: bool
+Call = tuple[str, str, str | None, bool, float, int]
+"""The arguments of ``sql_execution.judge``; the answer is None for the true query alone."""
 
 
-@task("spider")
 class SpiderTask(Task):
     """The truth is a query; an answer is right if it finds the same in the record's database.
 
@@ -47,6 +29,7 @@ class SpiderTask(Task):
     fails every answer is wrong; ``details`` counts such records.
     """
 
+    name = "spider"
     headline = "execution"
     lenient = "first_statement"
     takes = ("spider_path", "missing_databases", "time_limit", "memory_limit", "workers")
@@ -88,29 +71,40 @@ class SpiderTask(Task):
         return self.score_all([record], [response])[0]
 
     def score_all(self, records: Sequence[Record], responses: Sequence[Response]) -> list[Scored]:
-        """Run answers in parallel, in processes of their own."""
-        pairs = []
+        """Run answers in parallel, in processes of their own; those that are the same are run once."""
+        seconds = self.options.time_limit
+        # Half of the memory is for SQLite, half for the rows that are compared.
+        memory = max(1, self.options.memory_limit // 2)
+        calls: list[Call] = []
         for record, response in zip(records, responses, strict=True):
-            gold = self.truth(record)
-            query = _Query(str(self._database(record)), gold, None, orders_rows(gold))
-            answers = strip_code_fence(response.text), first_statement(response.text)
-            pairs.append([query._replace(sql=sql or None) for sql in answers])
-        verdicts = self._judge([query for pair in pairs for query in pair])
+            database, gold = str(self._database(record)), self.truth(record)
+            for sql in (strip_code_fence(response.text), first_statement(response.text)):
+                calls.append((database, gold, sql or None, orders_rows(gold), seconds, memory))
+        wanted = list(dict.fromkeys(calls))
+        # Two queries with their own time each; a process is ended only where one of them does not keep it.
+        outcomes = self.run_within_limits(judge, wanted, 2 * seconds + 5)
+        verdicts = {}
+        for call, outcome in zip(wanted, outcomes, strict=True):
+            # Where both were run the process was ended by the answer, most likely; it has no output in common with any.
+            failure = f"{outcome.failure}: {outcome.message}"
+            ended = Verdict(gold_failure=failure) if call[2] is None else Verdict(failure=failure, output=failure)
+            verdicts[call] = ended if outcome.failure else outcome.value
         return [
-            self._scored(whole, response.text, verdicts[whole], verdicts[first])
-            for (whole, first), response in zip(pairs, responses, strict=True)
+            self._scored(response.text, whole, verdicts[whole], verdicts[first])
+            for response, whole, first in zip(responses, calls[::2], calls[1::2], strict=True)
         ]
 
     @staticmethod
-    def _scored(query: _Query, text: str, whole: Verdict, first: Verdict) -> Scored:
+    def _scored(text: str, call: Call, whole: Verdict, first: Verdict) -> Scored:
+        _, gold, sql, *_ = call
         scores: dict[str, bool | float] = {
             "execution": whole.right,
             "same_columns": whole.same_columns,
             "first_statement": whole.right or first.right,
-            **text_scores(text, query.gold),
+            **text_scores(text, gold),
         }
         extracted = {
-            "sql": query.sql,
+            "sql": sql,
             "failure": whole.failure,
             "gold_failure": whole.gold_failure,
             "truth_output": whole.gold_output or None,
@@ -118,23 +112,7 @@ class SpiderTask(Task):
         }
         reason = whole.failure or whole.gold_failure
         failed = WRONG if reason is None else TIMED_OUT if reason.startswith(("time:", "memory:")) else FAILED
-        return Scored(scores, extracted, None if whole.right else failed if query.sql else NO_ANSWER)
-
-    def _judge(self, queries: Sequence[_Query]) -> dict[_Query, Verdict]:
-        """The verdict on each query; those that are the same are run once."""
-        wanted = list(dict.fromkeys(queries))
-        seconds = self.options.time_limit
-        # Half of the memory is for SQLite, half for the rows that are compared.
-        memory = max(1, self.options.memory_limit // 2)
-        # Two queries with their own time each; a process is ended only where one of them does not keep it.
-        outcomes = self.run_within_limits(judge, [(*query, seconds, memory) for query in wanted], 2 * seconds + 5)
-        verdicts = {}
-        for query, outcome in zip(wanted, outcomes, strict=True):
-            # Where both were run the process was ended by the answer, most likely; it has no output in common with any.
-            failure = f"{outcome.failure}: {outcome.message}"
-            ended = Verdict(gold_failure=failure) if query.sql is None else Verdict(failure=failure, output=failure)
-            verdicts[query] = ended if outcome.failure else outcome.value
-        return verdicts
+        return Scored(scores, extracted, None if whole.right else failed if sql else NO_ANSWER)
 
     def vote(self, scored: Scored, response: Response) -> str | None:
         """The query, whatever its white space; one that fails does not vote: that needs no knowledge of the truth."""

@@ -18,7 +18,6 @@ import yaml
 
 from stepjepa.data.records import Record
 from stepjepa.options import FROM_TWO, option, wrong_value
-from stepjepa.tasks.base import task
 from stepjepa.tasks.generic import BoxedTask
 from stepjepa.tasks.raw_values import chat_record
 
@@ -31,10 +30,10 @@ _SIGNS = {"add": "+", "subtract": "-", "multiply": "*", "share": "/", "double": 
 _APPLY = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv}
 
 
-@task("stepmath")
 class StepmathTask(BoxedTask):
     """The problems of ``stepjepa prepare stepmath``: as ``boxed``, recognised by their system prompt."""
 
+    name = "stepmath"
     system_prompt = "Solve the problem step by step. Put the answer in \\boxed{}."
 
     @classmethod
@@ -167,10 +166,7 @@ def _draw_records(
 
 
 def generate(size: int, seed: int, difficulty: Difficulty | None = None) -> list[dict[str, Any]]:
-    """Records of different problems, more of which begin with the same; ValueError if there are not so many.
-
-    They have ``messages``, ``question``, ``answer`` (the full solution), ``ground_truth`` and ``total_steps``.
-    """
+    """Records of different problems, more of which begin with the same; ValueError if there are not so many."""
     return _draw_records(size, f"stepmath {seed}", difficulty or Difficulty(), "size")[0]
 
 

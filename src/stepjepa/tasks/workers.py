@@ -7,11 +7,14 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
+
+from pebble import ProcessExpired, ProcessPool
 
 from stepjepa.errors import UserError
 
@@ -37,8 +40,6 @@ class Workers:
     """
 
     def __init__(self, function: Callable[..., Any], *, seconds: float, memory: int, processes: int | None) -> None:
-        from pebble import ProcessPool
-
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
         self._function, self._seconds, self._memory = function, seconds, memory
         number, limits = processes or min(cores, 8), (memory, os.getpid())
@@ -61,10 +62,6 @@ class Workers:
         self._pool.join()
 
     def _outcome(self, future: Any) -> Outcome:
-        from concurrent.futures.process import BrokenProcessPool
-
-        from pebble import ProcessExpired
-
         try:
             return Outcome(future.result())
         except BrokenProcessPool:

@@ -178,7 +178,23 @@ class NonfiniteGuard(TrainerCallback):
         batches = [lines for lines, values in found if not wrong or not all(map(math.isfinite, values.values()))]
         named = ", ".join(f"{trainer.source}:{line}" for line in list(dict.fromkeys(chain(*batches)))[:8])
         trainer.model_wrapped.zero_grad()
+        self.refuse_weights(state.global_step)
         raise UserError(
             f"step {state.global_step + 1}: {what}, with {named}; begin again without these records or with a lower "
             f"--learning_rate; {way_back(args.output_dir)}"
         )
+
+    def refuse_weights(self, step: int) -> None:
+        """Refuse weights that are not finite: neither a checkpoint nor a finished run may hold them.
+
+        Raises:
+            UserError: on every process, if one has such a weight.
+        """
+        trainer = self._trainer
+        # Of a weight that is sharded, the part that is here.
+        here = (p.to_local() if isinstance(p, DTensor) else p for p in trainer.model.parameters())
+        if trainer.total([float(not all(bool(torch.isfinite(part).all()) for part in here))])[0]:
+            raise UserError(
+                f"step {step}: the weights are not finite any more, so they are not saved; begin again with a lower "
+                f"--learning_rate, or in another precision; {way_back(trainer.args.output_dir)}"
+            )

@@ -1,4 +1,4 @@
-"""The records of a run, and what it tells of itself: ``run.json``, the first screen, the last lines."""
+"""The records of a run, and what it tells of itself: ``run.json``, the first screen, the last lines, its plot."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from stepjepa.data.records import BadRecords, Record
 from stepjepa.data.sources import mix, read_any, read_records
 from stepjepa.errors import UserError
 from stepjepa.evaluation.output import model_fingerprint
-from stepjepa.files import fingerprint
+from stepjepa.files import atomic_write, fingerprint, read_jsonl
 from stepjepa.models.architecture import base_model
 from stepjepa.models.weights import parameter_counts, quantized
 from stepjepa.options import without_flags
 from stepjepa.run_folder import METRICS_FILE, RUN_FILE, is_main_process, versions
-from stepjepa.terminal import duration
+from stepjepa.terminal import PALETTE, duration
 from stepjepa.training.plan import EqualCompute
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ def last_lines(folder: Path, record: Mapping[str, Any]) -> list[tuple[str, str]]
     told = [f"{name} {value:.4f}" for name, value in losses if value is not None]
     steps = f"{results['steps']:,} step{'s' * (results['steps'] != 1)}"
     taken = f"{steps}, {results['tokens']:,.0f} tokens in {duration(results['train_seconds'])}"
-    files = f"the model, {RUN_FILE}, {METRICS_FILE}"
+    files = f"the model, {RUN_FILE}, {METRICS_FILE}, {PLOT_FILE}"
     return [("done", "; ".join([taken, *told])), ("run folder", f"{folder} ({files})")]
 
 
@@ -222,3 +222,41 @@ def finished_json(args: argparse.Namespace, record: Mapping[str, Any]) -> dict[s
     same = ("status", "model", "jepa", "encoding", "parameters", "counts", "eval_counts", "results")
     told = {name: record.get(name) for name in same}
     return {"run_folder": str(args.output_dir), **told, "next": next_command(args)}
+
+
+PLOT_FILE = "metrics.png"
+
+PANELS: dict[str, dict[str, str]] = {
+    "LM loss": {"lm_loss": "training", "eval_lm_loss": "held out"},
+    "alignment loss": {"jepa_loss": "training", "eval_jepa_loss": "held out"},
+    "cosine of pairs": {"matched_similarity": "matched", "shuffled_similarity": "shuffled"},
+    "effective rank": {"source_rank": "source", "target_rank": "target"},
+}
+"""What each panel of the plot shows: columns of ``metrics.jsonl`` with their labels."""
+
+
+def draw_metrics(folder: Path) -> None:
+    """Draw ``metrics.jsonl`` of a run folder as ``metrics.png``; panels without any value are left out."""
+    from matplotlib.figure import Figure
+
+    lines = [line for _, line in read_jsonl(folder / METRICS_FILE)]
+    curves = {
+        title: {
+            label: [(line["step"], line[name]) for line in lines if line.get(name) is not None]
+            for name, label in columns.items()
+        }
+        for title, columns in PANELS.items()
+    }
+    shown = {title: found for title, found in curves.items() if any(found.values())}
+    if not shown:
+        return
+    figure = Figure(figsize=(3.6 * len(shown), 3), layout="constrained")
+    for axes, (title, found) in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown.items(), strict=True):
+        for colour, (label, points) in zip(PALETTE, found.items(), strict=False):
+            if points:
+                axes.plot(*zip(*points, strict=True), ".-", color=colour, label=label, markersize=4)
+        axes.set(title=title, xlabel="step")
+        axes.grid(visible=True, color="#dddddd", linewidth=0.6)
+        axes.legend()
+    with atomic_write(folder / PLOT_FILE, "wb") as stream:
+        figure.savefig(stream, format="png", dpi=120)

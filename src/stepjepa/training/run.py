@@ -42,7 +42,7 @@ from stepjepa.training.callbacks import StopCallback
 from stepjepa.training.dry_run import dry_run
 from stepjepa.training.hub import write_card
 from stepjepa.training.plan import EqualComputeCallback, equal_compute
-from stepjepa.training.record import describe_run, first_screen, read_data
+from stepjepa.training.record import describe_run, draw_metrics, first_screen, read_data
 from stepjepa.training.saving import way_back
 from stepjepa.training.settings import lora_settings, training_arguments
 from stepjepa.training.trainer import JepaTrainer
@@ -133,6 +133,7 @@ def _train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | Non
     }
     if is_main_process():
         write_card(folder, run=record)
+        draw_metrics(folder)
     # Last: a run that is marked as finished is not begun again, whatever is missing.
     write_run(folder, record)
     _leave_group()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib.util
 import os
 import sys
@@ -89,8 +90,26 @@ def refuse_processes(args: TrainingArguments, processes: int) -> None:
 # -- what this trainer can't do ----------------------------------------------------------------------------------------
 
 
+WITHOUT_EFFECT = (
+    "include_num_input_tokens_seen",
+    "bf16_full_eval",
+    "fp16_full_eval",
+    "prediction_loss_only",
+    "eval_accumulation_steps",
+    "batch_eval_metrics",
+    "average_tokens_across_devices",
+    "eval_do_concat_batches",
+    "eval_use_gather_object",
+    "length_column_name",
+    "hub_always_push",
+    "include_for_metrics",
+    "label_names",
+)
+"""Options of Trainer that this trainer does not use."""
+
+
 def refuse_contradictions(args: TrainingArguments) -> None:
-    """Raise a ``ValueError`` for options of Trainer that would be wrong here."""
+    """Raise a ``ValueError`` for options of Trainer that would be ignored or wrong here."""
     strategy = str(args.train_sampling_strategy)
     if strategy not in STRATEGIES:
         raise ValueError(f"train_sampling_strategy: expected one of {', '.join(STRATEGIES)}, got '{strategy}'")
@@ -100,6 +119,10 @@ def refuse_contradictions(args: TrainingArguments) -> None:
             raise ValueError(f"{name}: expected 0 or False with this trainer, got {getattr(args, name)}")
     if getattr(args.accelerator_config, "split_batches", False):
         raise ValueError("accelerator_config: expected split_batches false: it would change the records of a step")
+    for field in dataclasses.fields(TrainingArguments):
+        usual = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        if field.name in WITHOUT_EFFECT and getattr(args, field.name) != usual:
+            raise ValueError(f"{field.name}: has no effect with this trainer; leave it at {usual}")
 
 
 def adjust(args: TrainingArguments, model: nn.Module) -> None:

@@ -243,6 +243,7 @@ class JepaTrainer(Trainer):
                 told += f", of whose records {self.source}:{line} is the longest, with {length:,} tokens"
             raise UserError(f"{told}; {SMALLER_STEP}; {saving.way_back(self.args.output_dir)}") from None
         self.guard.begin_step()
+        self.guard.refuse_weights(self.state.global_step)
         if self.tracker is not None:
             self.tracker.close()
         # What came after the last line of logs.
@@ -312,6 +313,7 @@ class JepaTrainer(Trainer):
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """As in Trainer, but atomically; ``on_save`` comes after rotation, which must wait for it."""
         self.state.num_input_tokens_seen = int(self.meter.pending_tokens())
+        self.guard.refuse_weights(self.state.global_step)
         with saving.atomic_checkpoint(self):
             super()._save_checkpoint(model, trial)
 
