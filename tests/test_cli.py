@@ -80,7 +80,6 @@ BAD_FLAGS = [
     (["--model_name", "nowhere/at-all"], "can't load a tokenizer from 'nowhere/at-all'"),
     (["--model_name", "preset:huge"], "no preset 'huge'; choose one of preset:tiny"),
     (["--hub_token", "secret"], "set HF_TOKEN in the environment"),
-    (["--push_to_hub"], "by 'stepjepa export --model_path RUN --push_to_hub ID'"),
 ]
 
 

@@ -226,6 +226,4 @@ def named_fields(parser: Parser, rest: Sequence[str]) -> dict[str, Any]:
     if "hub_token" in named:
         # Every user of the machine can read a command line, and the run folder keeps it.
         parser.error("--hub_token: set HF_TOKEN in the environment; leave it out")
-    if named.get("push_to_hub"):
-        parser.error("--push_to_hub: upload the finished run by 'stepjepa export --model_path RUN --push_to_hub ID'")
     return named

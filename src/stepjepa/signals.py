@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from types import FrameType
@@ -49,9 +50,11 @@ class Interruptions:
             os.kill(os.getpid(), number)
 
     def __enter__(self) -> Interruptions:
+        # Python allows signal handlers to be set in the main thread only.
+        main = threading.current_thread() is threading.main_thread()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             # Keep a signal ignored that is ignored already, such as SIGHUP under nohup.
-            if signal.getsignal(number) is not signal.SIG_IGN:
+            if main and signal.getsignal(number) is not signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._note)
         return self
 

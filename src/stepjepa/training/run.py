@@ -40,7 +40,7 @@ from stepjepa.tasks.registry import choose_task, keep
 from stepjepa.terminal import print_rows
 from stepjepa.training.callbacks import StopCallback
 from stepjepa.training.dry_run import dry_run
-from stepjepa.training.hub import write_card
+from stepjepa.training.hub import refuse_lone_adapter, upload, write_card
 from stepjepa.training.plan import EqualComputeCallback, equal_compute
 from stepjepa.training.record import describe_run, draw_metrics, first_screen, read_data
 from stepjepa.training.saving import way_back
@@ -118,6 +118,7 @@ def _train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | Non
                 # Unless it was after the last step, and of these weights.
                 last = not trainer.args.load_best_model_at_end and trainer.evaluated.get(trainer.state.global_step)
                 metrics |= last or trainer.evaluate()
+        # What --push_to_hub uploads is the run folder, once all of it is there.
         run_folder.save_whole(folder, lambda part: trainer.save_model(part, _internal_call=True))
     record |= {
         "status": "finished",
@@ -137,6 +138,10 @@ def _train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | Non
     # Last: a run that is marked as finished is not begun again, whatever is missing.
     write_run(folder, record)
     _leave_group()
+    # The other processes need not wait for it.
+    if trainer.args.push_to_hub and is_main_process():
+        refuse_lone_adapter(folder)
+        _say(f"uploaded: {upload(folder, str(trainer.hub_model_id), revision=trainer.args.hub_revision)}")
     return record
 
 

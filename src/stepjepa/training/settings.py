@@ -21,6 +21,7 @@ from stepjepa.config import JepaConfig
 from stepjepa.errors import UserError
 from stepjepa.models.architecture import has_experts
 from stepjepa.models.loading import LoraSettings
+from stepjepa.training.hub import refuse_offline
 
 
 def training_arguments(args: argparse.Namespace, has_eval: bool) -> TrainingArguments:
@@ -42,6 +43,8 @@ def training_arguments(args: argparse.Namespace, has_eval: bool) -> TrainingArgu
         values["eval_strategy"] = "epoch" if args.eval_steps is None else "steps"
         values["eval_steps"] = args.eval_steps
     values.update(args.training)
+    if values.get("push_to_hub"):
+        refuse_offline()
     if str(values.get("fsdp")).lower() == "true":
         # A configuration file says 'fsdp: true'; as a word it would be taken for one of the old options.
         values["fsdp"] = True
@@ -102,6 +105,7 @@ WITHOUT_EFFECT = (
     "eval_use_gather_object",
     "length_column_name",
     "hub_always_push",
+    "hub_strategy",
     "include_for_metrics",
     "label_names",
 )
