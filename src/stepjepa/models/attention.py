@@ -20,7 +20,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -189,11 +188,6 @@ def flex_forward(
     """
     if dropout:
         raise ValueError(f"FlexAttention has no dropout, got {dropout}; set it to 0 in the model's configuration")
-    grouped = query.shape[1] != key.shape[1]
-    if isinstance(query, FakeTensor) and not torch.compiler.is_compiling():
-        # A dry run, for shapes and memory: use those of a fused kernel without a mask tensor.
-        found = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
-        return found.transpose(1, 2).contiguous(), None
     length = query.shape[2]
     if more := attention_mask.seq_lengths[0] - length:
         query, key, value = (F.pad(tensor, (0, 0, 0, more)) for tensor in (query, key, value))
@@ -204,7 +198,7 @@ def flex_forward(
         score_mod=None if softcap is None else lambda score, *_: softcap * torch.tanh(score / softcap),
         block_mask=attention_mask,
         scale=scaling,
-        enable_gqa=grouped,
+        enable_gqa=query.shape[1] != key.shape[1],
         return_aux=None if s_aux is None else AuxRequest(lse=True),
     )
     if s_aux is not None:

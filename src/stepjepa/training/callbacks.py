@@ -185,11 +185,7 @@ class NonfiniteGuard(TrainerCallback):
         )
 
     def refuse_weights(self, step: int) -> None:
-        """Refuse weights that are not finite: neither a checkpoint nor a finished run may hold them.
-
-        Raises:
-            UserError: on every process, if one has such a weight.
-        """
+        """Refuse weights that are not finite, on every process: neither a checkpoint nor a run may hold them."""
         trainer = self._trainer
         # Of a weight that is sharded, the part that is here.
         here = (p.to_local() if isinstance(p, DTensor) else p for p in trainer.model.parameters())

@@ -99,6 +99,12 @@ def _plain(text: Any) -> str:
 # -- uploads -----------------------------------------------------------------------------------------------------------
 
 
+def refuse_offline() -> None:
+    """Refuse an upload where ``--offline`` or the environment allows no connection."""
+    if os.environ.get(STAYS_OFFLINE) == "1" or constants.is_offline_mode():
+        raise UserError("--push_to_hub needs a connection, which --offline (or HF_HUB_OFFLINE) forbids; leave one out")
+
+
 @contextmanager
 def _naming_hub_errors(what: str, remedy: str = "") -> Iterator[None]:
     """Turn whatever the hub's library raises into a ``UserError`` of one line that says what could not be done."""
@@ -112,10 +118,7 @@ def _naming_hub_errors(what: str, remedy: str = "") -> Iterator[None]:
 
 def create_repository(name: str, *, private: bool | None = None) -> str:
     """Make a model repository where there is none, and return its name as ``owner/name``."""
-    if os.environ.get(STAYS_OFFLINE) == "1" or constants.is_offline_mode():
-        raise UserError(
-            "--push_to_hub needs a connection, and --offline (or HF_HUB_OFFLINE) allows none; leave one out"
-        )
+    refuse_offline()
     with _naming_hub_errors(f"can't make the repository '{name}' on the hub"):
         return str(HfApi().create_repo(name, private=private, exist_ok=True).repo_id)
 
