@@ -9,12 +9,12 @@ soft caps, eager.
 
 from __future__ import annotations
 
-import functools
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -145,7 +145,7 @@ def _listed(dense: Tensor) -> tuple[Tensor, Tensor]:
     return dense.sum(-1, dtype=torch.int32), order.int().contiguous()
 
 
-@functools.cache
+@cache
 def _compiled() -> Any:
     # With dynamic shapes the kernel would be recompiled, or run many times slower.
     return torch.compile(flex_attention, dynamic=False)
@@ -207,19 +207,13 @@ def flex_forward(
     return found[:, :, :length].transpose(1, 2).contiguous(), None
 
 
-def _flex_or(plain: Any) -> Any:
+def _flex_or(plain: Any, module: nn.Module, *states_and_mask: Any, **kwargs: Any) -> Any:
     """FlexAttention under the block masks of trees, else plain attention."""
-
-    def attention(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
-    ) -> Any:
-        forward = flex_forward if isinstance(attention_mask, BlockMask) else plain
-        return forward(module, query, key, value, attention_mask, **kwargs)
-
-    return attention
+    forward = flex_forward if isinstance(states_and_mask[-1], BlockMask) else plain
+    return forward(module, *states_and_mask, **kwargs)
 
 
 _register(SDPA, _sdpa, sdpa_mask, lambda *given: _additive(given, -torch.inf))
 _register(EAGER, _eager, eager_mask, lambda *given: _additive(given, torch.finfo(given[2]).min))
-_register(FLEX, _flex_or(sdpa_attention_forward), sdpa_mask, lambda trees, rule, _: block_mask(trees, rule))
-_register(FLEX_UNFUSED, _flex_or(_eager), eager_mask, lambda trees, rule, _: block_mask(trees, rule))
+_register(FLEX, partial(_flex_or, sdpa_attention_forward), sdpa_mask, lambda trees, rule, _: block_mask(trees, rule))
+_register(FLEX_UNFUSED, partial(_flex_or, _eager), eager_mask, lambda trees, rule, _: block_mask(trees, rule))
