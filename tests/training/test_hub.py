@@ -76,5 +76,5 @@ def test_a_command_whose_upload_is_refused_keeps_its_run_and_says_how_to_go_on(
 
 def test_offline_it_is_refused_before_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command(tmp_path, "--model_name", "preset:tiny")) == 2
-    assert "--push_to_hub needs a connection, and --offline (or HF_HUB_OFFLINE)" in capsys.readouterr().err
+    assert "--push_to_hub needs a connection, which --offline (or HF_HUB_OFFLINE) forbids" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

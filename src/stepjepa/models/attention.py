@@ -9,18 +9,17 @@ soft caps, eager.
 
 from __future__ import annotations
 
-import functools
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache, partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -146,7 +145,7 @@ def _listed(dense: Tensor) -> tuple[Tensor, Tensor]:
     return dense.sum(-1, dtype=torch.int32), order.int().contiguous()
 
 
-@functools.cache
+@cache
 def _compiled() -> Any:
     # With dynamic shapes the kernel would be recompiled, or run many times slower.
     return torch.compile(flex_attention, dynamic=False)
@@ -189,11 +188,6 @@ def flex_forward(
     """
     if dropout:
         raise ValueError(f"FlexAttention has no dropout, got {dropout}; set it to 0 in the model's configuration")
-    grouped = query.shape[1] != key.shape[1]
-    if isinstance(query, FakeTensor) and not torch.compiler.is_compiling():
-        # A dry run, for shapes and memory: use those of a fused kernel without a mask tensor.
-        found = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
-        return found.transpose(1, 2).contiguous(), None
     length = query.shape[2]
     if more := attention_mask.seq_lengths[0] - length:
         query, key, value = (F.pad(tensor, (0, 0, 0, more)) for tensor in (query, key, value))
@@ -204,7 +198,7 @@ def flex_forward(
         score_mod=None if softcap is None else lambda score, *_: softcap * torch.tanh(score / softcap),
         block_mask=attention_mask,
         scale=scaling,
-        enable_gqa=grouped,
+        enable_gqa=query.shape[1] != key.shape[1],
         return_aux=None if s_aux is None else AuxRequest(lse=True),
     )
     if s_aux is not None:
@@ -213,19 +207,13 @@ def flex_forward(
     return found[:, :, :length].transpose(1, 2).contiguous(), None
 
 
-def _flex_or(plain: Any) -> Any:
+def _flex_or(plain: Any, module: nn.Module, *states_and_mask: Any, **kwargs: Any) -> Any:
     """FlexAttention under the block masks of trees, else plain attention."""
-
-    def attention(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
-    ) -> Any:
-        forward = flex_forward if isinstance(attention_mask, BlockMask) else plain
-        return forward(module, query, key, value, attention_mask, **kwargs)
-
-    return attention
+    forward = flex_forward if isinstance(states_and_mask[-1], BlockMask) else plain
+    return forward(module, *states_and_mask, **kwargs)
 
 
 _register(SDPA, _sdpa, sdpa_mask, lambda *given: _additive(given, -torch.inf))
 _register(EAGER, _eager, eager_mask, lambda *given: _additive(given, torch.finfo(given[2]).min))
-_register(FLEX, _flex_or(sdpa_attention_forward), sdpa_mask, lambda trees, rule, _: block_mask(trees, rule))
-_register(FLEX_UNFUSED, _flex_or(_eager), eager_mask, lambda trees, rule, _: block_mask(trees, rule))
+_register(FLEX, partial(_flex_or, sdpa_attention_forward), sdpa_mask, lambda trees, rule, _: block_mask(trees, rule))
+_register(FLEX_UNFUSED, partial(_flex_or, _eager), eager_mask, lambda trees, rule, _: block_mask(trees, rule))

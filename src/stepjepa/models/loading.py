@@ -142,9 +142,7 @@ def load_named(model: Any, tokenizer: Any, data: Any, *, predictors: int, seed: 
             texts = [message["content"] for record in data for message in record.messages]
         model, own = load_model(model, texts=texts, predictors=predictors, seed=seed)
     elif tokenizer is None:
-        if not (name := str(getattr(model.config, "_name_or_path", ""))):
-            raise ValueError("processing_class: expected a tokenizer, since the model has no name to load one from")
-        own = load_tokenizer(name)
+        own = load_tokenizer(str(model.config._name_or_path))
     return model, own if tokenizer is None else tokenizer, data
 
 

@@ -29,7 +29,6 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-SPECIAL_TOKENS = ("<|pad|>", "<|im_start|>", "<|im_end|>")
 
 # The chat template writes these words into every record, so they must be frequent when merges are learnt.
 ROLE_WORDS = ("system\n", "user\n", "assistant\n") * 1000
@@ -72,7 +71,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int, chat_template: str | 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), words])
     tokenizer.decoder = decoders.ByteLevel()
-    pad, start, end = SPECIAL_TOKENS
+    pad, start, end = "<|pad|>", "<|im_start|>", "<|im_end|>"
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
         special_tokens=[pad, start, end],

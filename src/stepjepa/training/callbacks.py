@@ -97,8 +97,7 @@ def console_line(logs: dict[str, float]) -> str | None:
 class LogCallback(TrainerCallback):
     """Writes every line of logs to ``metrics.jsonl``, prints its losses, and warns once in a run of a collapse."""
 
-    def __init__(self) -> None:
-        self._warned = False
+    _warned = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Of a resumed run, drop what was logged after the checkpoint: those steps are run again."""
@@ -186,11 +185,7 @@ class NonfiniteGuard(TrainerCallback):
         )
 
     def refuse_weights(self, step: int) -> None:
-        """Refuse weights that are not finite: neither a checkpoint nor a finished run may hold them.
-
-        Raises:
-            UserError: on every process, if one has such a weight.
-        """
+        """Refuse weights that are not finite, on every process: neither a checkpoint nor a run may hold them."""
         trainer = self._trainer
         # Of a weight that is sharded, the part that is here.
         here = (p.to_local() if isinstance(p, DTensor) else p for p in trainer.model.parameters())

@@ -102,9 +102,7 @@ def _plain(text: Any) -> str:
 def refuse_offline() -> None:
     """Refuse an upload where ``--offline`` or the environment allows no connection."""
     if os.environ.get(STAYS_OFFLINE) == "1" or constants.is_offline_mode():
-        raise UserError(
-            "--push_to_hub needs a connection, and --offline (or HF_HUB_OFFLINE) allows none; leave one out"
-        )
+        raise UserError("--push_to_hub needs a connection, which --offline (or HF_HUB_OFFLINE) forbids; leave one out")
 
 
 @contextmanager
@@ -120,6 +118,7 @@ def _naming_hub_errors(what: str, remedy: str = "") -> Iterator[None]:
 
 def create_repository(name: str, *, private: bool | None = None) -> str:
     """Make a model repository where there is none, and return its name as ``owner/name``."""
+    refuse_offline()
     with _naming_hub_errors(f"can't make the repository '{name}' on the hub"):
         return str(HfApi().create_repo(name, private=private, exist_ok=True).repo_id)
 

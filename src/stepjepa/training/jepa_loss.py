@@ -120,8 +120,7 @@ class JepaLoss:
         counts = self.counts([batch]) if counts is None else counts
         self._calls += 1
         step = self._calls if step is None else step
-        pairs = any(counts[name] > 0 for name in self.objective.of_pairs)
-        gather = gather_rows if self.objective.compares_pairs and pairs else alone
+        gather = gather_rows if self.objective.compares_pairs else alone
         return jepa_loss(model, batch, self.objective, counts, Context(step, self.seed, progress, gather))
 
     def save(self, model: nn.Module, folder: str | Path) -> None:

@@ -9,6 +9,7 @@ import os
 import random
 import sys
 from collections.abc import Callable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -156,12 +157,10 @@ def machine(*, use_cpu: bool = False) -> dict[str, Any]:
 
 # -- what is printed ---------------------------------------------------------------------------------------------------
 
-Row = tuple[str, str]
-
 
 def first_screen(
     args: argparse.Namespace, trainer: Any, equal: EqualCompute | None, told: Mapping[str, str | None]
-) -> list[Row]:
+) -> list[tuple[str, str]]:
     """The rows to print before the first step of a ``JepaTrainer``; ``told`` are rows of other origin."""
     config, held_out, training = trainer.jepa, trainer.prepared_eval, trainer.args
     trainable, total = parameter_counts(trainer.model)
@@ -208,7 +207,7 @@ def next_command(args: argparse.Namespace) -> list[str]:
     return command + [f"--{name}" for name in switches if getattr(args, name)]
 
 
-def last_lines(folder: Path, record: Mapping[str, Any]) -> list[Row]:
+def last_lines(folder: Path, record: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The rows to print after the last step, of a run folder and its ``run.json``."""
     results = record["results"]
     losses = [("LM loss", results["last_log"].get("lm_loss")), ("held out", results.get("eval_lm_loss"))]
@@ -243,20 +242,17 @@ def draw_metrics(folder: Path) -> None:
 
     lines = [line for _, line in read_jsonl(folder / METRICS_FILE)]
     curves = {
-        title: {
-            label: [(line["step"], line[name]) for line in lines if line.get(name) is not None]
-            for name, label in columns.items()
-        }
-        for title, columns in PANELS.items()
+        name: [(line["step"], line[name]) for line in lines if line.get(name) is not None]
+        for name in chain(*PANELS.values())
     }
-    shown = {title: found for title, found in curves.items() if any(found.values())}
+    shown = [title for title, columns in PANELS.items() if any(map(curves.get, columns))]
     if not shown:
         return
     figure = Figure(figsize=(3.6 * len(shown), 3), layout="constrained")
-    for axes, (title, found) in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown.items(), strict=True):
-        for colour, (label, points) in zip(PALETTE, found.items(), strict=False):
-            if points:
-                axes.plot(*zip(*points, strict=True), ".-", color=colour, label=label, markersize=4)
+    for axes, title in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
+        for colour, (name, label) in zip(PALETTE, PANELS[title].items(), strict=False):
+            if curves[name]:
+                axes.plot(*zip(*curves[name], strict=True), ".-", color=colour, label=label, markersize=4)
         axes.set(title=title, xlabel="step")
         axes.grid(visible=True, color="#dddddd", linewidth=0.6)
         axes.legend()

@@ -61,9 +61,6 @@ def atomic_checkpoint(trainer: Any) -> Iterator[None]:
         kept = {"save_total_limit": args.save_total_limit, "best_model_checkpoint": state.best_model_checkpoint}
         rotate_checkpoints(output_dir=str(run), use_mtime=True, **kept)
     wait()
-    if args.local_process_index == 0 and part.is_dir():
-        # Of a machine that shares no disk with the first: what its own processes resume from.
-        move_into_place(part, final)
 
 
 def save_model(

@@ -184,21 +184,19 @@ class JepaTrainer(Trainer):
     ) -> Any:
         """The loss of one micro-batch, scaled so that the gradients of a step add up to the step's mean."""
         counts = self._counts([inputs]) if num_items_in_batch is None else num_items_in_batch
-        losses = jepa_loss(model, inputs, self.objective, counts, self.context(counts))
+        losses = jepa_loss(model, inputs, self.objective, counts, self.context())
         self.meter.add(inputs, losses, counts)
         # DDP and FSDP average the gradients of the processes, and the counts are already those of all of them.
         loss = self.guard.watch(losses) * self.accelerator.num_processes
         return (loss, losses) if return_outputs else loss
 
-    def context(self, counts: dict[str, float] | None = None, *, training: bool = True) -> Context:
-        """What terms may depend on beside a micro-batch; ``counts`` are of the step, None for one with pairs."""
-        # A step without views has nothing to bring together, on no process.
-        pairs = counts is None or any(counts[name] > 0 for name in self.objective.of_pairs)
+    def context(self, *, training: bool = True) -> Context:
+        """What terms may depend on beside a micro-batch."""
         return Context(
             self.state.global_step if training else 0,
             self.args.seed,
             self.state.global_step / max(self.state.max_steps, 1) if training else None,
-            gather_rows if self.objective.compares_pairs and pairs else alone,
+            gather_rows if self.objective.compares_pairs else alone,
             None if self.ema is None else self.ema.states,
         )
 
