@@ -29,7 +29,10 @@ def document(capsys: pytest.CaptureFixture[str], *given: object, code: int = 0) 
     return json.loads(said.out), said.err
 
 
-def test_training_evaluation_and_score(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_training_evaluation_and_score(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     run = tmp_path / "run"
     given = ["train", "--train_file", data, "--eval_file", data, "--model_name", "preset:tiny", "--output_dir", run]
     given += ["--step_jepa", "--max_steps", "1", "--use_cpu", "--no_cache", "--save_strategy", "no"]
@@ -44,7 +47,10 @@ def test_training_evaluation_and_score(data: Path, tmp_path: Path, capsys: pytes
     # The last step was evaluated; once is enough.
     assert told.count("eval  LM loss") == 1
     assert "next: " not in told
-    assert "--json" not in json.loads((run / "run.json").read_text(encoding="utf-8"))["arguments"]
+    record = json.loads((run / "run.json").read_text(encoding="utf-8"))
+    assert "--json" not in record["arguments"]
+    assert 0 < record["launches"][0]["seconds"] < 600
+    assert not (tmp_path / "cache" / "stepjepa").exists()
 
     words = found["next"]
     assert words[0] == "stepjepa"
@@ -63,7 +69,9 @@ def test_training_evaluation_and_score(data: Path, tmp_path: Path, capsys: pytes
 def test_people_are_told_what_to_type(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "a run"
     given = ["train", "--train_file", data, "--model_name", "preset:tiny", "--output_dir", run, "--regular"]
-    assert main([*map(str, given), "--max_steps", "1", "--use_cpu", "--no_cache", "--save_strategy", "no"]) == 0
+    given += ["--max_steps", "1", "--use_cpu", "--save_strategy", "no", "--cache_dir", tmp_path / "cache"]
+    assert main([*map(str, given)]) == 0
+    assert [path.suffix for path in sorted((tmp_path / "cache").iterdir())] == [".arrow", ".json"]
     said = capsys.readouterr()
     assert said.err == ""
     assert "\x1b" not in said.out and "\r" not in said.out

@@ -223,8 +223,8 @@ def test_a_training_line_runs(
     if "eval_accuracy" in given:
         flags += ["--eval_max_new_tokens", "3", "--eval_steps", "1"]
     # The number of steps of --same_flop is its own.
-    flags += ["--num_epochs", "1"] if "same_flop" in given else ["--max_steps", "1"]
-    flags += ["--output_dir", "run", "--batch_size", "2", "--grad_accum", "1", "--use_cpu", "--save_strategy", "no"]
+    flags += ["--num_epochs", "1"] if "same_flop" in given else ["--max_steps", "1", "--save_strategy", "no"]
+    flags += ["--output_dir", "run", "--batch_size", "2", "--grad_accum", "1", "--use_cpu"]
     flags += ["--logging_steps", "1"]
     code = main(["train", *flags])
     printed = capsys.readouterr()
@@ -235,6 +235,8 @@ def test_a_training_line_runs(
     if "same_flop" in given:
         # The five steps of an epoch without views cost as much as fewer with them.
         assert run["results"]["steps"] < 5
+        # There is a checkpoint where the compute of a regular epoch is spent.
+        assert [path.name for path in Path("run").glob("checkpoint-*")] == [f"checkpoint-{run['results']['steps']}"]
     if "track_flop" in given:
         assert "FLOP" in printed.out
     for name, value in line.expected.items():

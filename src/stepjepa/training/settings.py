@@ -95,8 +95,9 @@ def refuse_processes(args: TrainingArguments, processes: int) -> None:
 
 WITHOUT_EFFECT = (
     *("include_num_input_tokens_seen", "bf16_full_eval", "fp16_full_eval", "prediction_loss_only", "label_names"),
+    "include_for_metrics",
     *("eval_accumulation_steps", "batch_eval_metrics", "eval_do_concat_batches", "eval_use_gather_object"),
-    *("average_tokens_across_devices", "length_column_name", "hub_always_push", "include_for_metrics"),
+    *("average_tokens_across_devices", "length_column_name", "hub_always_push", "hub_strategy"),
 )
 """Options of Trainer that this trainer does not use."""
 
