@@ -1,4 +1,4 @@
-"""A sample of the damaged files of ``tests/soak/test_soak_bad_input.py``, and one of each that matters by itself."""
+"""A sample of the damaged files of ``tests/soak/test_soak.py``, and one of each that matters by itself."""
 
 from __future__ import annotations
 

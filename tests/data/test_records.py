@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepjepa.data.prompts import share_trained_on, system_prompts, write_trained_prompts
-from stepjepa.data.records import Record, Step, as_records, find_steps, parse_record
+from stepjepa.data.records import Record, as_records, find_steps, parse_record
 from stepjepa.data.sources import read_records
 from stepjepa.errors import UserError
 
@@ -149,19 +149,19 @@ def test_the_share_of_questions_that_were_trained_on(tmp_path: Path) -> None:
     ],
 )
 def test_steps_by_hand(text: str, separator: str, expected: list[str]) -> None:
-    assert [text[step.start : step.end] for step in find_steps(text, separator)] == expected
+    assert [text[start:end] for start, end in find_steps(text, separator)] == expected
 
 
-def trying_each_start(text: str, separator: str) -> list[Step]:
+def trying_each_start(text: str, separator: str) -> list[tuple[int, int]]:
     """As ``find_steps``, with expressions that try every blank as the first of a separator."""
     pattern = re.compile({"blank": r"(?:[ \t]*\r?\n){2,}", "line": r"(?:[ \t]*\r?\n)+"}.get(separator, "(?:#a)+"))
     cuts = [(0, 0), *(match.span() for match in pattern.finditer(text)), (len(text), len(text))]
-    steps: list[Step] = []
+    steps: list[tuple[int, int]] = []
     for (_, begin), (end, after) in itertools.pairwise(cuts):
         if text[begin:end].strip():
-            steps.append(Step(steps[-1].end if steps else 0, after))
+            steps.append((steps[-1][1] if steps else 0, after))
         elif steps:
-            steps[-1] = steps[-1]._replace(end=after)
+            steps[-1] = (steps[-1][0], after)
     return steps
 
 
@@ -175,4 +175,4 @@ def test_steps_equal_those_found_by_trying_each_start(text: str, separator: str)
 def test_a_long_run_of_blanks_is_gone_through_once(separator: str) -> None:
     """A million of them took hours, each being tried as the first of a separator."""
     text = "one" + " \t" * 500_000 + "two\n\nthree"
-    assert find_steps(text, separator) == [Step(0, len(text) - 5), Step(len(text) - 5, len(text))]
+    assert find_steps(text, separator) == [(0, len(text) - 5), (len(text) - 5, len(text))]

@@ -6,6 +6,7 @@ import pytest
 
 from questions import QUESTIONS, make_tokenizer, question_records
 from stepjepa.chat.template import PlainTemplate
+from stepjepa.chat.tokens import add_plain_tokens
 from stepjepa.cli import main
 from stepjepa.data.prompts import training_system_prompt, with_system_prompt
 from stepjepa.errors import UserError
@@ -15,31 +16,18 @@ from stepjepa.models.presets import train_tokenizer
 from tiny import make_model, make_record
 
 
-@pytest.fixture(scope="module")
-def plain():
+def test_the_form_without_a_chat_is_question_mark_answer_end():
     tokenizer = make_tokenizer()
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<|perception|>"]}, replace_extra_special_tokens=False)
-    return tokenizer
-
-
-def test_the_form_without_a_chat_is_question_mark_answer_end(plain):
-    template = PlainTemplate(plain)
-    (example,) = make_examples(enumerate(question_records()[:1]), plain, template)
-    assert plain.decode(example.prompt_ids) == "2+2?<|perception|>"
-    assert plain.convert_tokens_to_ids("<|perception|>") == example.prompt_ids[-1]
+    with pytest.raises(UserError, match=r"no token '<\|eot_id\|>'; leave --plain out"):
+        PlainTemplate(tokenizer)
+    perception, end = add_plain_tokens(tokenizer)
+    template = PlainTemplate(tokenizer)
+    (example,) = make_examples(enumerate(question_records()[:1]), tokenizer, template)
+    assert tokenizer.decode(example.prompt_ids) == "2+2?<|perception|>"
+    assert example.prompt_ids[-1] == perception
     ids, start = example.gold
-    assert plain.decode(ids[start:]) == "4<|im_end|>"
-    assert template.end_of_turn_ids == [plain.eos_token_id]
-
-
-def test_the_published_end_of_turn_wins_where_it_is_known(plain):
-    other = make_tokenizer()
-    other.add_special_tokens(
-        {"additional_special_tokens": ["<|perception|>", "<|eot_id|>"]}, replace_extra_special_tokens=False
-    )
-    assert PlainTemplate(other).end_of_turn_ids == [other.convert_tokens_to_ids("<|eot_id|>")]
-    with pytest.raises(UserError, match=r"no token '<\|perception\|>'; leave --plain out"):
-        PlainTemplate(make_tokenizer())
+    assert tokenizer.decode(ids[start:]) == "4<|eot_id|>"
+    assert template.end_of_turn_ids == [end]
 
 
 @pytest.mark.parametrize(

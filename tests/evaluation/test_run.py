@@ -274,7 +274,7 @@ def test_what_a_task_leaves_out_is_counted_and_the_others_keep_their_places(load
     assert [(line["index"], line["truth"]) for line in lines] == [(index, ANSWERS[index]) for index in (0, 2)]
     assert all(QUESTIONS[line["index"]] in line["prompt"] for line in lines)
     test_file.write_text(test_file.read_text(encoding="utf-8").splitlines()[1], encoding="utf-8")
-    with pytest.raises(UserError, match=r"no record is left to evaluate \(no number: 1\)"):
+    with pytest.raises(UserError, match=r"no record is left \(no number: 1\)"):
         Evaluation(settings(test_file, "o.jsonl", task="user_task:Choosy"))
 
 

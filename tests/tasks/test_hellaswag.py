@@ -34,13 +34,12 @@ SAID = {
     ("said", "letter"),
     [
         *((said, letter) for letter, texts in SAID.items() for said in texts),
-        # Ran on, and an ending copied.
+        # Ran on.
         ("B\nuser\nnext\nassistant\nC", "B"),
-        ("rips level tiles off.", "B"),
     ],
 )
 def test_letters_are_read_as_a_person_would(said, letter):
-    assert read_letter(said, ENDINGS) == letter
+    assert read_letter(said) == letter
     scored = TASK.score(question(letter or "B"), Response(said))
     assert scored.scores == {"correct": letter is not None, "said_correct": letter is not None}
     assert scored.error == (None if letter else NO_ANSWER)

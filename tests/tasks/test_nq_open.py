@@ -20,6 +20,9 @@ TASK = NqOpenTask()
         ("-1.5", "−1.5", "epc"),
         ("B. F. Skinner", "BF Skinner", "epc"),
         ("AT&T", "ATT", "epc"),
+        ("T-Bone", "T Bone steak", "-pc"),
+        ("T Bone", "t-bone", "epc"),
+        ("T-Bone", "TBone", "epc"),
         ("$2,500", "2500", "epc"),
         # Lists, the form in which the training targets stand.
         ("Nine; 9", "9; nine", "epc"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -76,9 +77,8 @@ class RecordTokenizer:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, config: JepaConfig) -> None:
         self.tokenizer = tokenizer
         self.config = config
-        self.template = (
-            PlainTemplate(tokenizer, answers=config.labels != "all") if config.plain else ChatTemplate(tokenizer)
-        )
+        plain = PlainTemplate(tokenizer, answers=config.labels != "all") if config.plain else None
+        self.template = plain or ChatTemplate(tokenizer)
         wanted = (config.predictors or 0) if config.uses_views else 0
         self.predictors: Ids = np.asarray(predictor_ids(tokenizer, wanted), np.int32)  # [K]
         self.counts: Counter[str] = Counter()  # what was met so far, by the names of ``COUNTS``
@@ -121,21 +121,17 @@ class RecordTokenizer:
             steps = step_views(record, main, config.step_separator)
             found += zip(steps, steps[config.pair_distance :], strict=False)
         elif config.mode == "llm-jepa" and record.views is not None:
-            spoken = [(source, target) for source, target in record.views if source.strip() and target.strip()]
-            found += [
-                (self._alone(0, "user", source), self._alone(1, "assistant", target)) for source, target in spoken
-            ]
+            for source, target in record.views:
+                if source.strip() and target.strip():
+                    found.append((self._alone(0, "user", source), self._alone(1, "assistant", target)))
         elif config.mode == "llm-jepa":
-            in_text, asked = LAYOUTS[str(config.layout)].views_in_text, 0
-            for index, message in enumerate(record.messages):
-                if message["role"] == "user":
-                    asked = index
-                elif message["role"] == "assistant":
-                    user = record.messages[asked]["content"]
-                    first = (
-                        ViewText(main, *main.spans[asked], in_main=True) if in_text else self._alone(0, "user", user)
-                    )
-                    found.append((first, self._alone(1, "assistant", message["content"])))
+            in_text = LAYOUTS[str(config.layout)].views_in_text
+            for place, (user, said) in enumerate(pairwise(record.messages)):
+                if user["role"] == "user":
+                    first = ViewText(main, *main.spans[place], in_main=True)
+                    if not in_text:
+                        first = self._alone(0, "user", user["content"])
+                    found.append((first, self._alone(1, "assistant", said["content"])))
             # Without a chat format the last exchange is all there is.
             found = found[-1:] if config.plain else found
         return found[:1] if config.pairs == "first" else found

@@ -189,16 +189,15 @@ class PlainTemplate:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, answers: bool = True) -> None:
         _refuse_slow(tokenizer)
         known = tokenizer.get_vocab()
-        if PERCEPTION not in known:
-            told = f"--plain is for models without a chat format, and this tokenizer has no token '{PERCEPTION}'"
+        if lacking := {PERCEPTION, END_OF_TURN} - known.keys():
+            told = f"--plain is for models without a chat format, and this tokenizer has no token '{min(lacking)}'"
             raise UserError(f"{told}; leave --plain out")
-        end = END_OF_TURN if END_OF_TURN in known else tokenizer.eos_token
-        if end is None:
-            raise UserError("the tokenizer has no token that could end an answer; give it an eos_token")
         self.answers = answers
-        self.end_of_turn = str(end)
-        self.end_of_turn_ids = [int(known[self.end_of_turn])]
-        self.begin = str(tokenizer.bos_token) if _begins_texts(tokenizer) else ""
+        self.end_of_turn = END_OF_TURN
+        self.end_of_turn_ids = [int(known[END_OF_TURN])]
+        # Where the tokenizer itself puts its begin-of-text token before every text, so does the format.
+        begins = tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]
+        self.begin = str(tokenizer.bos_token) if begins else ""
 
     def render(self, messages: Sequence[Message]) -> Rendered:
         """Render the last question and its answer."""
@@ -222,9 +221,9 @@ class PlainTemplate:
 
     def describe(self) -> dict[str, str]:
         """Properties of the format, for reports."""
-        parts = ("user", PERCEPTION, "answer") if self.answers else ("user",)
+        parts = f"{PERCEPTION} answer {END_OF_TURN}" if self.answers else END_OF_TURN
         return {
-            "form": " ".join(("plain:", *parts, self.end_of_turn)),
+            "form": f"plain: user {parts}",
             "end of turn": repr(self.end_of_turn),
             "begin of text": repr(self.begin) if self.begin else "none",
         }
@@ -233,11 +232,6 @@ class PlainTemplate:
 def _refuse_slow(tokenizer: PreTrainedTokenizerBase) -> None:
     if not getattr(tokenizer, "is_fast", False):
         raise UserError("the tokenizer has no fast version, and token positions need one; convert it first")
-
-
-def _begins_texts(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether a tokenizer itself puts its begin-of-text token before every text."""
-    return tokenizer.bos_token_id is not None and tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]
 
 
 def _told(error: Exception) -> str:

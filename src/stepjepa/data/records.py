@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from stepjepa.errors import UserError, one_line, shown
 
@@ -220,10 +220,10 @@ class BadRecords:
 
     def describe(self) -> str:
         """One line for people."""
-        rest = f"; and {self.count - 3:,} more" if self.count > 3 else ""
+        rest = [f"and {self.count - 3:,} more"] if self.count > 3 else []
+        told = "; ".join([told for _, told in self.first] + rest)
         lines = "line" if self.count == 1 else "lines"
-        told = "; ".join(told for _, told in self.first)
-        return f"{self.count:,} bad {lines} left out (--bad_records skip): {told}{rest}"
+        return f"{self.count:,} bad {lines} left out (--bad_records skip): {told}"
 
     def tell(self) -> None:
         """Say on standard error how many lines were left out, and the first of them; nothing if none was."""
@@ -242,27 +242,20 @@ _SEPARATORS = {
 }
 
 
-class Step(NamedTuple):
-    """Characters ``start`` to ``end`` of a text, the separator that closes the step included."""
-
-    start: int
-    end: int
-
-
-def find_steps(text: str, separator: str = "blank") -> list[Step]:
+def find_steps(text: str, separator: str = "blank") -> list[tuple[int, int]]:
     """Split an assistant's content into reasoning steps that cover it without gaps; white space alone is no step.
 
-    The separator is ``blank`` (lines), ``line`` (ends) or a literal string; repeats count once. It belongs to the step
-    that it closes; one at the very start belongs to the first step.
+    Of each step the characters at which it begins and ends. The separator is ``blank`` (lines), ``line`` (ends) or a
+    literal string; repeats count once. It belongs to the step that it closes; one at the very start to the first step.
     """
     pattern = re.compile(_SEPARATORS.get(separator) or f"(?:{re.escape(separator)})+")
     ends = [*(match.span() for match in pattern.finditer(text)), (len(text), len(text))]
-    steps: list[Step] = []
+    steps: list[tuple[int, int]] = []
     seen = 0  # where what has not been looked at begins
     for end, after in ends:
         if text[seen:end].strip():
-            steps.append(Step(steps[-1].end if steps else 0, after))
+            steps.append((steps[-1][1] if steps else 0, after))
         elif steps:
-            steps[-1] = Step(steps[-1].start, after)
+            steps[-1] = (steps[-1][0], after)
         seen = after
     return steps

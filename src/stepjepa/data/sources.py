@@ -45,8 +45,7 @@ def read_rows(
         raise UserError(f"--{'subset' if split is None else 'split'} does nothing with a file; leave it out", path=path)
     found = existing_file(path, "raw file")
     if found.suffix.lower() not in FORMATS:
-        told = f"a name that ends in {', '.join(FORMATS)} is expected; unpack, rename or convert it"
-        raise UserError(told, path=found)
+        raise UserError(f"a name that ends in {', '.join(FORMATS)} is expected; convert it", path=found)
     return FORMATS[found.suffix.lower()](found, (bad or BadRecords()).note)
 
 

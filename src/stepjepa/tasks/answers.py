@@ -22,8 +22,6 @@ _LAST_TOKENS = re.compile(r"(?:</s>|<\|\w{1,40}\|>)\Z")
 _CODE = re.compile(
     r"(?P<fence>```|~~~)(?:\w*[^\S\n]*\n)?(?P<block>(?:(?!(?P=fence)).)+)(?P=fence)|`(?P<inline>[^`\n]+)`", re.DOTALL
 )
-# Number of characters that answer_start reads; the limit keeps its searches short.
-_LONGEST_START = 2000
 
 
 @cache
@@ -55,7 +53,7 @@ def before_special_token(text: str) -> str:
 
 def answer_start(text: str) -> str:
     """The first line of an answer in plain characters, without a code fence around it, up to a special token."""
-    start = before_special_token(plain_characters(text.strip()[:_LONGEST_START]))
+    start = before_special_token(plain_characters(text.strip()[:_LONGEST]))
     return strip_code_fence(start).partition("\n")[0]
 
 
@@ -130,7 +128,7 @@ _NOT_UNITS = re.compile(
     r"\b(?:or|and|to|not|plus|minus|times|by|over|out|if|but|is|are|was|were)\b|^(?:squared|cubed|factorial)\b",
     re.IGNORECASE,
 )
-# No sentence that states a number is longer; longer answers are compared as text, without removing their decoration.
+# Characters; no sentence that states a number is longer. Longer answers are compared as text, with their decoration.
 _LONGEST = 1000
 
 _WRAPPER = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|mbox|operatorname)\s*\{([^{}]*)\}")

@@ -25,8 +25,7 @@ def read_choices(record: Record) -> tuple[str, tuple[str, ...]]:
         context, mark, ending = context.rpartition(f"\n{letter}) ")
         found.append(ending.strip() if mark else "")
     if not all(found) or not context.strip():
-        told = "the user message is not a context, then four endings on lines that begin 'A) ' to 'D) '"
-        raise record_error(record, told)
+        raise record_error(record, "the message lacks a context or four endings on lines that begin 'A) ' to 'D) '")
     return context, tuple(reversed(found))
 
 
@@ -35,22 +34,14 @@ _LETTER = re.compile(r"(?<![\w'])([A-Da-d])(?=[)\]\"'`*.,:;!]|\s*$|\s+(?i:becaus
 _CAPITAL = re.compile(r"(?<![\w'])(?:[B-D](?![\w'])|A(?=\s+(?:or|and)\b))")
 
 
-def read_letter(text: str, endings: Sequence[str]) -> str | None:
-    """The letter that an answer in words means, or None for no letter or several.
+def read_letter(text: str) -> str | None:
+    """The letter that the first line of an answer names, or None for no letter or several.
 
-    Read are an ending copied as it is, and in the first line one letter that stands as an answer (``The answer is B``,
-    ``(b) because ...``). ``A or B`` counts for nothing.
+    It stands as an answer: ``The answer is B``, ``(b) because ...``. ``A or B`` counts for nothing.
     """
-    copied = [letter for letter, ending in zip(LETTERS, endings, strict=True) if _plain(ending) == _plain(text)]
-    if len(copied) == 1:
-        return copied[0]
     line = answer_start(re.sub(r":[^\S\n]*\n\s*", ": ", text))
     letters = {letter.upper() for letter in _LETTER.findall(line)}
     return letters.pop() if len(letters) == 1 and letters.issuperset(_CAPITAL.findall(line)) else None
-
-
-def _plain(text: str) -> str:
-    return " ".join(text.split()).rstrip(".").casefold()
 
 
 class HellaswagTask(Task):
@@ -83,7 +74,7 @@ class HellaswagTask(Task):
 
     def score(self, record: Record, response: Response) -> Scored:
         truth, endings = self.truth(record), read_choices(record)[1]
-        said = read_letter(response.text, endings)
+        said = read_letter(response.text)
         extracted: dict[str, str | None] = {"truth": truth, "answer": said, "said": said}
         scores: dict[str, bool | float] = {"correct": said == truth}
         if response.likelihoods is not None:

@@ -42,6 +42,11 @@ def normal_form(text: str) -> str:
     return " ".join(form.split()) if form.strip("; ") else text
 
 
+def _forms(text: str) -> list[str]:
+    """Its normal forms with hyphens that join words and with hyphens that part them: ``tbone``, ``t bone``."""
+    return [normal_form(text), normal_form(re.sub(r"(?<=[^\W\d])[-‐‑–](?=\w)|(?<=\w)[-‐‑–](?=[^\W\d])", " ", text))]
+
+
 def _parts(text: str) -> list[str]:
     return [part.strip() for part in text.split(";") if part.strip()]
 
@@ -64,22 +69,21 @@ class NqOpenTask(Task):
         return record.answer
 
     def score(self, record: Record, response: Response) -> Scored:
-        aliases, said = self._aliases(record), normal_form(response.text)
-        parts = _parts(said)
+        aliases, forms = self._aliases(record), _forms(response.text)
+        parts = [_parts(form) for form in forms]
         scores: dict[str, bool | float] = {
-            "exact": bool(parts) and all(part in aliases for part in parts),
-            "prefix": bool(parts) and any(f"{parts[0]} ".startswith(f"{alias} ") for alias in aliases),
-            "contains": any(f" {alias} " in f" {said} " for alias in aliases),
+            "exact": any(each and all(part in aliases for part in each) for each in parts),
+            "prefix": any(f"{each[0]} ".startswith(f"{alias} ") for each in parts if each for alias in aliases),
+            "contains": any(f" {alias} " in f" {form} " for form in forms for alias in aliases),
         }
-        answer = "; ".join(parts) if scores["exact"] or re.search(r"\w", said) else None
+        answer = "; ".join(parts[0]) if scores["exact"] or re.search(r"\w", forms[0]) else None
         error = None if scores["exact"] else WRONG if answer else NO_ANSWER
         return Scored(scores, {"truth": "; ".join(aliases), "answer": answer}, error)
 
     def _aliases(self, record: Record) -> list[str]:
-        aliases = list(map(normal_form, _parts(record.answer)))
+        aliases = [form for part in _parts(record.answer) for form in _forms(part)]
         if not aliases:
-            told = "the assistant message has no answer in it; put the answers that count there, '; ' between them"
-            raise record_error(record, told)
+            raise record_error(record, "the assistant message has no answer in it; put them there, '; ' between them")
         return list(dict.fromkeys(aliases))
 
     @classmethod

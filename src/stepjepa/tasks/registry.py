@@ -73,8 +73,7 @@ def choose_task(name: str, records: Sequence[Record], options: TaskOptions | Non
             # The published drivers name it for every data set.
             print(f"note: --spider_path does nothing with task '{kind.name}'", file=sys.stderr)
         else:
-            told = f"--{field.name} does nothing with task '{kind.name}'; leave it out or pass another --task"
-            raise UserError(told)
+            raise UserError(f"--{field.name} does nothing with task '{kind.name}'; leave it out or name another task")
     return kind.from_options(options)
 
 
@@ -108,8 +107,7 @@ def keep(task: Task, records: Sequence[Record]) -> tuple[dict[int, Record], dict
             left_out[reason] += 1
     if not kept:
         reasons = "; ".join(f"{reason}: {count}" for reason, count in left_out.most_common())
-        told = f"no record is left to evaluate ({reasons}); name another --test_file or --task"
-        raise UserError(told, path=records[0].path)
+        raise UserError(f"no record is left ({reasons}); name another --test_file or --task", path=records[0].path)
     return kept, dict(left_out)
 
 

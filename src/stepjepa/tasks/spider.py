@@ -51,8 +51,8 @@ class SpiderTask(Task):
     def truth(self, record: Record) -> str:
         database = self._database(record)
         if not database.is_file():
-            remedy = "pass the --spider_path that has it, --missing_databases skip, or --task generic for the text"
-            raise record_error(record, f"the database '{database.parent.name}' is not at {database}; {remedy}")
+            told = f"the database '{database.parent.name}' is not at {database}; pass the --spider_path that has it"
+            raise record_error(record, f"{told}, --missing_databases skip, or --task generic for the text")
         return record.answer
 
     def left_out(self, record: Record) -> str | None:
