@@ -3,8 +3,6 @@
 The names below are the Python API. They are loaded on first use, so that ``import stepjepa`` does not import torch.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

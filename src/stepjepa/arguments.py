@@ -1,7 +1,5 @@
 """Flags shared by several commands, the :class:`JepaConfig` built from them, flags from YAML files. Free of torch."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,7 +1,5 @@
 """The command line: find the command, parse its flags, run it, report errors on one line. Free of torch."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import re

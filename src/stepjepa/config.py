@@ -4,8 +4,6 @@ Each field is declared in one place: its flag, ``--help``, choices, range check,
 in the cache key of tokenised data all derive from that declaration.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """The error that a user can correct, helpers to print untrusted text in messages, and errors of exhausted memory."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """Read files with errors that name the line (JSON Lines, JSON, YAML), write files atomically, lock folders."""
 
-from __future__ import annotations
-
 import codecs
 import errno
 import hashlib

@@ -3,8 +3,6 @@
 Imports none of the libraries that it configures: they read the environment once, when they are imported.
 """
 
-from __future__ import annotations
-
 import os
 
 STAYS_OFFLINE = "STEPJEPA_OFFLINE"

@@ -1,7 +1,5 @@
 """Options declared as dataclass fields, from which flags, ``--help``, defaults, choices and range checks derive."""
 
-from __future__ import annotations
-
 import argparse
 import difflib
 import importlib

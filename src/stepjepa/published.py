@@ -3,8 +3,6 @@
 The page docs/published.md describes every such flag. Free of torch.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ checkpoint-N/    transformers' checkpoints
 model.safetensors or adapter_model.safetensors, tokenizer ... the trained model
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import os

@@ -1,7 +1,5 @@
 """Output for people and programs: rows and durations, JSON documents; colours and labels of figures."""
 
-from __future__ import annotations
-
 import io
 import json
 import math

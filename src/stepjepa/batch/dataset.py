@@ -1,7 +1,5 @@
 """Tokenised records, and the order in which they are trained."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field

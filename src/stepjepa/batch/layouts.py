@@ -3,8 +3,6 @@
 To add one: write ``(record, predictors, reading) -> list[Sequence]``, and put ``@layout("name", ...)`` above it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple

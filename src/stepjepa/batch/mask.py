@@ -1,7 +1,5 @@
 """Who sees whom in rows of prefix trees: one rule over two integers a token, in every form that attention takes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

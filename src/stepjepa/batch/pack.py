@@ -5,8 +5,6 @@ order the tokens of a row are prefix trees in preorder, and two integers a token
 ``mask``): the tree of token k ends at ``end[k]``, and token q sees nothing before ``start[q]``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass

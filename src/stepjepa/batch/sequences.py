@@ -1,7 +1,5 @@
 """A record as tokens before and after a layout has placed it: views, and the token sequences that the model reads."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 

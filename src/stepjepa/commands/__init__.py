@@ -1,7 +1,5 @@
 """The sub-commands of the command line."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """``stepjepa compare`` and ``stepjepa report``: arms against a baseline, runs in a table or on a page."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

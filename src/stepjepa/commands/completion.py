@@ -1,7 +1,5 @@
 """``stepjepa completion``: print a shell script that completes commands, flags, choices and file names."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import dataclass
 from typing import Literal

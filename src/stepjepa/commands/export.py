@@ -1,7 +1,5 @@
 """``stepjepa export``: write a trained run as one plain model folder, on this machine or on a hub."""
 
-from __future__ import annotations
-
 import argparse
 import shutil
 from dataclasses import dataclass

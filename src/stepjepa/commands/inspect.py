@@ -1,7 +1,5 @@
 """``stepjepa inspect``, ``verify`` and ``analyze``: what records become, what is wrong, what a model represents."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """``stepjepa prepare``: make training files from raw data sets, or generate them."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence

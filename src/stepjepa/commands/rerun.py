@@ -1,7 +1,5 @@
 """``stepjepa rerun``: repeat the training run of a folder and check whether the weights are the same."""
 
-from __future__ import annotations
-
 import argparse
 import shlex
 import sys

@@ -1,7 +1,5 @@
 """``stepjepa train`` and ``stepjepa estimate``. Flags that are not ours go to ``transformers.TrainingArguments``."""
 
-from __future__ import annotations
-
 import argparse
 import shlex
 import sys

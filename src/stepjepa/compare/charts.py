@@ -1,7 +1,5 @@
 """Templates, data and charts as safe markup: nothing that a user, a model or a file said becomes HTML."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from html import escape

@@ -1,7 +1,5 @@
 """Runs put together into arms, one for each method; every arm compared with the baseline; and what that shows."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Run folders: which ones are meant, and an evaluated one; whether several can be compared."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

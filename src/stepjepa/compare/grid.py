@@ -4,8 +4,6 @@ A trial is one training and its evaluation, as two lists of flags, in a run fold
 to it: ``<arm>_lbd0.5_predictors1/seed82``.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Reads run folders for the page; damaged parts are noted, and the others are shown."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Sequence

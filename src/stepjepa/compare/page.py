@@ -1,7 +1,5 @@
 """The page of ``stepjepa report``: one HTML file that loads nothing and runs no scripts but its own."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import importlib.metadata

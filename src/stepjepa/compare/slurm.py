@@ -1,7 +1,5 @@
 """Trials as jobs of a SLURM cluster, through submitit: each job trains and evaluates one, and the sweep watches."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -5,8 +5,6 @@ method is better than the baseline over seeds. Testing on other examples gives o
 whether these very models differ beyond the choice of examples.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Sequence

@@ -7,8 +7,6 @@ _slurm/                        files of submitit, where trials are jobs
 <label>/seed82.log             output of its processes
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shlex

@@ -1,7 +1,5 @@
 """Runs and comparisons written down: tables for people and for programs."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Prompts that a run was trained with: its system prompt, and hashes of its questions for later evaluations."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

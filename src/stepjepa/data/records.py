@@ -1,7 +1,5 @@
 """Records: one row or JSON line each, checked; every error names file, line and field."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

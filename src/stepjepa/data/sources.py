@@ -1,7 +1,5 @@
 """Where records come from: files of five formats, folders and data sets of the hub, several of them mixed."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

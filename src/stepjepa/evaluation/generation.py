@@ -1,7 +1,5 @@
 """Generate answers to prompts in batches, and compute the likelihoods of given texts."""
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 from collections.abc import Iterator, Sequence

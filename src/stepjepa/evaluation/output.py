@@ -1,7 +1,5 @@
 """The files of an evaluation: lines that grow batch by batch and can be resumed, and the summary of them."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

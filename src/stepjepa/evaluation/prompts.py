@@ -1,7 +1,5 @@
 """What a model is asked in an evaluation: prompts, right answers and continuations as tokens; how it is to answer."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

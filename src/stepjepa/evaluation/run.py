@@ -1,7 +1,5 @@
 """Evaluate a model on a test file, or score the answers of another program. Torch is imported only to generate."""
 
-from __future__ import annotations
-
 import functools
 import time
 from collections.abc import Callable, Collection, Sequence

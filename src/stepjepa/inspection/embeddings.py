@@ -1,7 +1,5 @@
 """Embeddings of the views of records, read off a model from the sequences that training runs, and what they say."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterable, Sequence

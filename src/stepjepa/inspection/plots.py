@@ -1,7 +1,5 @@
 """Pictures of an analysis, drawn from kept data alone, and of records as a prefix tree and an attention matrix."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence

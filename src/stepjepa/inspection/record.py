@@ -3,8 +3,6 @@
 Sequences and rows are those that training itself would build; nothing is worked out a second time here.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Checks of fast paths against slow, obvious ones, on the model, tokenizer and records that training would use."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Parts of a model, under any wrapper: its decoder, and heads of terms, which are trained with it but saved apart."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path

@@ -7,8 +7,6 @@ compute, under a mask that combines the model's own rule (causal, sliding window
 soft caps, eager.
 """
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections.abc import Callable, Iterator

@@ -3,8 +3,6 @@
 Target embeddings may be encoded with an exponential moving average of the trained weights (as in BYOL and I-JEPA).
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ everything else. Here they exist for one chunk of states at a time: the gradient
 logits exist, so that nothing is computed twice. A state at which several labels are read goes through the head once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

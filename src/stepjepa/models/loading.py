@@ -1,7 +1,5 @@
 """Load or build a model with its tokenizer, add predictor tokens, wrap it with LoRA, load a trained model."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Models with random weights: presets such as ``preset:tiny``, with tokenizers of their own, and ``--pretrain``."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path

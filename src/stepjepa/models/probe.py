@@ -4,8 +4,6 @@ The probe runs a small copy of the architecture with random weights, in which ev
 ``docs/design.md`` describes the checks and has a table of the model types that fail each of them.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Prepare a model for an objective: add predictor tokens, switch attention to trees."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from stepjepa.batch.collate import Collator

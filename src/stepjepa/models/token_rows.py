@@ -1,7 +1,5 @@
 """Embedding and head rows of new tokens: use spare rows, train rows with an adapter."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

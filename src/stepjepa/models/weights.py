@@ -4,8 +4,6 @@ Weights that the libraries would fill with random numbers are refused. Weights i
 training an adapter on them (QLoRA, arXiv 2305.14314) or for inference.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import math

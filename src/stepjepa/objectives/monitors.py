@@ -7,8 +7,6 @@ An embedding without a direction (of length 0) has no cosine: a pair with one ad
 directions, and gets exactly 0 as its gradient.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

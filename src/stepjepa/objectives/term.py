@@ -1,7 +1,5 @@
 """The interface of every loss: what its mean is over, and its sum on a micro-batch."""
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Convert rows of raw data sets into training records, counting the rows that are dropped, by reason."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Find the reasoning steps in the free text of a model's response, in time that is linear in its length."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 

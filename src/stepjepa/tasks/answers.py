@@ -5,8 +5,6 @@ as numbers, or as text if neither is a number; a number never equals an answer t
 text, so all work is bounded by a small multiple of its length.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from decimal import Decimal

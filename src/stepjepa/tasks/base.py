@@ -4,8 +4,6 @@ A new task is a class derived from :class:`Task` that ``tasks.registry`` lists. 
 line by where it is, ``--task my_module:MyTask``.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 r"""Answers compared as text, answers that a solution marks, and GSM8K, whose marked answers are numbers."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """HellaSwag: which of four endings goes on with a text."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """NQ-Open: short answers to questions that people asked a search engine, each with one right answer or several."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Rows of raw data sets: the texts, lists and labels in them, the records that they become, and paraphrases."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Which tasks there are, which one a file belongs to, tasks of the user's own, and the published rules."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import sys

@@ -1,7 +1,5 @@
 """Reviews and whether they are good: Rotten Tomatoes with two labels, Yelp with five."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

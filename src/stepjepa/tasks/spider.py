@@ -1,7 +1,5 @@
 """Spider: questions about databases, answered in SQL and judged by what the queries find."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence

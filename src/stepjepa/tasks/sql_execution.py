@@ -4,8 +4,6 @@ Nothing here can change a file: the database is opened read-only and immutable, 
 refused before it runs. Only the standard library is imported, since worker processes load this module.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import sqlite3

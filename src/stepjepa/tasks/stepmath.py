@@ -5,8 +5,6 @@ result, the last one included, is a number of the question, so neither a step no
 The words of the stories are in ``stepmath.yaml``.
 """
 
-from __future__ import annotations
-
 import operator
 import random
 from collections.abc import Collection

@@ -1,7 +1,5 @@
 """Run untrusted or unbounded work in separate processes, with limits of time and memory for each call."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

@@ -1,7 +1,5 @@
 """What a run does beside its steps: metrics and lines of losses, warnings, requests to stop, no step on NaN."""
 
-from __future__ import annotations
-
 import json
 import logging
 import math

@@ -1,7 +1,5 @@
 """A model folder for a hub: its card, and the upload of what a model needs and of nothing of this machine."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator, Mapping

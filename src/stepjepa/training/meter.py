@@ -1,7 +1,5 @@
 """What is measured: the columns of a line of training logs, and exact means over held-out records."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The records of a run, and what it tells of itself: ``run.json``, the first screen, the last lines, its plot."""
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import math

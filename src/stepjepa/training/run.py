@@ -1,7 +1,5 @@
 """One training run from the command line: read, build, train, save, write down."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import logging
@@ -33,6 +31,7 @@ from stepjepa.files import DISK_ERRORS, locked
 from stepjepa.models.loading import LoraSettings, add_lora, load_model
 from stepjepa.models.token_rows import adapter_ids
 from stepjepa.models.weights import compute_dtype, quantization_options, quantized
+from stepjepa.options import without_flags
 from stepjepa.run_folder import is_main_process, write_run
 from stepjepa.signals import Interruptions, Stopped
 from stepjepa.tasks.base import TaskOptions
@@ -100,8 +99,10 @@ def _train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | Non
         "system_prompts": system_prompts(train_records),
         "same_flop": asdict(equal) if equal else None,
     }
+    # Files may lie elsewhere on another machine; what is in them is compared.
+    given = without_flags(record["arguments"], ("train_file", "eval_file", "data_file", "cache_dir"))
     started = checkpoint and Path(checkpoint).name
-    _refuse_disagreement({"data": files, "arguments": record["arguments"], "checkpoints": started})
+    _refuse_disagreement({"data": files, "arguments": given, "checkpoints": started})
     if args.resume_from_checkpoint is not None:
         launches = run_folder.earlier_launches(folder, record, allow_changes=args.allow_changes, say=_say)
         # Without a checkpoint it begins anew.

@@ -1,7 +1,5 @@
 """Checkpoints of a run: written atomically, with what training needs beside the model, and read back."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -61,6 +59,9 @@ def atomic_checkpoint(trainer: Any) -> Iterator[None]:
         kept = {"save_total_limit": args.save_total_limit, "best_model_checkpoint": state.best_model_checkpoint}
         rotate_checkpoints(output_dir=str(run), use_mtime=True, **kept)
     wait()
+    if args.local_process_index == 0 and part.is_dir():
+        # Of a machine that shares no disk with the first: what its own processes resume from.
+        move_into_place(part, final)
 
 
 def save_model(

@@ -1,7 +1,5 @@
 """The arguments of transformers' Trainer, made of the flags of ``stepjepa train``; what this trainer can't do."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import importlib.util
