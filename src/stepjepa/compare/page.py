@@ -193,8 +193,19 @@ def _plain(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
-_CHARTED = ("loss", "answer_", "similarity", "_rank", "retrieval", "lbd", "grad_norm", "learning_rate", "per_second")
-"""Parts of the names of columns that have a chart, in the order of the charts."""
+_CHARTED = (
+    "loss",
+    "answer_",
+    "similarity",
+    "_rank",
+    "retrieval",
+    "lbd",
+    "grad_norm",
+    "learning_rate",
+    "tokens_per_second",
+)
+"""Parts of the names of columns that have a chart, in the order of the charts; those that begin with ``train_`` are of
+the whole run."""
 
 
 def steps_section(runs: Sequence[Run], look: Look) -> Section:
@@ -208,7 +219,7 @@ def steps_section(runs: Sequence[Run], look: Look) -> Section:
             warnings.append(f"{run.name}: step {logged[-1]['step']:g}: {found}; {REMEDIES}")
     names = dict.fromkeys(name.removeprefix("eval_") for run in runs for line in run.metrics for name in line)
     columns = [f"eval_{name}" if name.startswith("answer_") else name for name in names]
-    charted = dict.fromkeys(name for part in _CHARTED for name in columns if part in name)
+    charted = dict.fromkeys(name for part in _CHARTED for name in columns if part in name and name[:6] != "train_")
     legend = [(run.name, look[run.name][0], DASHES[look[run.name][1]]) for run in runs if run.metrics]
     texts = ["Dotted lines with diamonds are of held-out records. A falling alignment loss proves nothing."]
     texts += ["Embeddings are collapsing where shuffled pairs become as similar as matched ones, or a rank falls to 1."]
