@@ -48,7 +48,7 @@ def drop_thinking(text: str) -> str:
     A closing tag alone ends thinking that began in the prompt. An opening tag alone begins thinking that never ended:
     all text after it is removed.
     """
-    text = re.sub(r"<think>(?:(?!</?think>).)*+</think>", "", text, flags=re.DOTALL)
+    text = re.sub(r"<think>(?:(?!</?think>).)*</think>", "", text, flags=re.DOTALL)
     return _trim(text.rpartition("</think>")[2].partition("<think>")[0])
 
 

@@ -73,9 +73,10 @@ _CONTENT = r"(?:[^{}\\]|\\.)*+"
 for _ in range(12):
     _CONTENT = rf"(?:[^{{}}\\]|\\.|\{{{_CONTENT}\}})*+"
 # After "####" comes a space or the beginning of a number; or mark and answer are together in bold face or in backticks.
+# Without possessive lookaheads, which Python 3.11.2 gets wrong.
 _MARKED = re.compile(
     rf"\\boxed\s*+\{{(?P<box>(?s:{_CONTENT}))\}}"
-    rf"|(?<!\S)####(?:[ \t{_GROUPING_SPACES}]+(?=[^\s#])|(?=[-+−.\d$€£¥*`\\(]))(?P<line>(?:(?!\\boxed\b)[^\n])++)"
+    rf"|(?<!\S)####(?:[ \t{_GROUPING_SPACES}]+(?=[^\s#])|(?=[-+−.\d$€£¥*`\\(]))(?P<line>(?:(?!\\boxed\b)[^\n])+)"
     r"|(?P<around>\*\*|`)####[ \t]*(?P<inside>[^\s*`][^*`\n]*)(?P=around)"
 )
 
