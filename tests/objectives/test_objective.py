@@ -101,11 +101,13 @@ def test_the_tube_by_hand() -> None:
         after = states[third] - states[second]
         wanted = 1 - float(torch.cosine_similarity(after, before, dim=0))
         assert sums(Tube(), context=Context(seed=seed))["stp_loss"].item() == pytest.approx(wanted, abs=1e-6)
-    # Isolated tokens are left out, and two tokens make no triple.
+    # Isolated tokens are left out; two tokens make no triple, three make one.
     members = batch()["members"]
     few = Members(**{**vars(members), "isolated": (np.array([0, 1, 2]),)})
     assert Tube().count(batch(members=few)) == 0
     assert sums(Tube(), members=few)["stp_loss"].item() == 0
+    three = Members(**{**vars(members), "isolated": (np.array([0, 1]),)})
+    assert Tube().count(batch(members=three)) == 1
 
 
 def test_regularizers_count_every_pair() -> None:
