@@ -104,7 +104,7 @@ def tests_of(mutation: Mutation, coverage: Any) -> list[str]:
     files = {test.partition("::")[0] for test, phase in named if phase == "setup"}
     alone = {test for test, phase in named if phase == "run" and test.partition("::")[0] not in files}
     # What runs when a module is imported belongs to no test.
-    folders = [f"tests/{name}" for name in (mutation.path.relative_to(SOURCE).parts[0], "invariants", "commands")]
+    folders = [f"tests/{name}" for name in (mutation.path.relative_to(SOURCE).parts[0], "invariants", "golden")]
     # The nearest first, since the first failure ends it.
     return sorted(files | alone, key=lambda test: (not test.startswith(folders[0]), test)) or folders
 
