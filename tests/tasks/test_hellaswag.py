@@ -1,5 +1,7 @@
 """HellaSwag: choices read from the prompt, letters read from answers, likelihoods compared."""
 
+import math
+
 import pytest
 
 from stepjepa.tasks.base import NO_ANSWER, WRONG, Likelihood, Response
@@ -57,6 +59,9 @@ def test_likelihoods_decide_where_there_are_any():
     assert scored.scores == {"correct": False, "ending_correct": True, "said_correct": False}
     assert scored.error == WRONG
     assert TASK.vote(scored, response) == "B"
+    # A model may find none possible.
+    scored = TASK.score(question("A"), Response("A", likelihoods([-math.inf] * 4, [-math.inf] * 4)))
+    assert (scored.extracted["answer"], scored.scores["correct"], scored.error) == (None, False, NO_ANSWER)
 
 
 @pytest.mark.parametrize(
