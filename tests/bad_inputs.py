@@ -151,7 +151,7 @@ def attempt(capsys: pytest.CaptureFixture[str], what: str, *arguments: object) -
         assert lines[0].isprintable(), what
         return Attempt("error", *said)
     assert code == 0, f"{what}: code {code}: {said.err[:2000]}"
-    return Attempt("skipped" if "left out (--bad_records skip)" in said.err else "sound", *said)
+    return Attempt("skipped" if "skipped (--bad_records skip)" in said.err else "sound", *said)
 
 
 def try_data(capsys: pytest.CaptureFixture[str], folder: Path, number: int, seed: int) -> str:

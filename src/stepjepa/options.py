@@ -157,7 +157,7 @@ def from_args(settings: type[T], args: argparse.Namespace, **more: Any) -> T:
 
 
 def as_arguments(flags: Mapping[str, Any]) -> list[str]:
-    """Convert a mapping of flags to command line arguments; flags whose value is None are left out."""
+    """Convert a mapping of flags to command line arguments; flags whose value is None are omitted."""
 
     def word(value: Any) -> str:
         text = json.dumps(value) if isinstance(value, dict) else str(value)

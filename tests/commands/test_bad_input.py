@@ -69,9 +69,9 @@ def test_bad_rows_are_left_out_of_a_preparation_and_counted(
     assert not target.exists()
     found = attempt(capsys, name, *given, "--bad_records", "skip")
     assert found.outcome == "skipped"
-    assert f"note: 4 bad lines left out (--bad_records skip): {path}{BAD_LINES[name]}" in found.err
+    assert f"note: 4 bad lines skipped (--bad_records skip): {path}{BAD_LINES[name]}" in found.err
     assert "; and 1 more" in found.err
-    assert "bad, left out: 4\n" in found.out
+    assert "bad, skipped: 4\n" in found.out
     assert [record.messages[-2]["content"] for record in read_records(target)] == ["q", "q2"]
 
 

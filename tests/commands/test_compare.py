@@ -52,7 +52,7 @@ def test_the_folder_of_a_sweep_stands_for_its_runs(runs, tmp_path, capsys):
     assert compare(tmp_path) == 0
     printed = capsys.readouterr()
     assert "3 arms, 5 runs, baseline a;" in printed.out
-    assert printed.err == f"note: {runs[-1]}: not evaluated yet, left out\n"
+    assert printed.err == f"note: {runs[-1]}: not evaluated yet, skipped\n"
     assert compare(runs[0], runs[-1]) == 2
     capsys.readouterr()
     for run in runs[:-1]:

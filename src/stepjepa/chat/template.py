@@ -182,7 +182,7 @@ class PlainTemplate:
     """The plain format, for records without a chat format: the user's text, ``<|perception|>``, the answer.
 
     Only the last question and its answer are rendered; any other message has the span ``(0, 0)``. The interface is that
-    of :class:`ChatTemplate`. Without ``answers`` the answer is left out, where the loss is on all tokens, as in
+    of :class:`ChatTemplate`. Without ``answers`` the answer is not rendered, where the loss is on all tokens, as in
     pretraining on paraphrases: it is the other view of the same content, and has a record of its own.
     """
 

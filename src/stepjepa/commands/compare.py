@@ -66,7 +66,7 @@ def _comparison(args: argparse.Namespace) -> Any:
     places = [place for place in places if place not in waiting]
     if waiting:
         names = visible_lines(", ".join(str(place.folder) for place in waiting))
-        print(f"note: {names}: not evaluated yet, left out", file=sys.stderr)
+        print(f"note: {names}: not evaluated yet, skipped", file=sys.stderr)
     if not places:
         raise UserError("none of its runs is evaluated yet; go on with the sweep", path=waiting[0].folder.parents[1])
     return compare(places, evaluation=args.evaluation, baseline=args.baseline, tails=args.tails)

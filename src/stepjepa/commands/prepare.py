@@ -80,7 +80,7 @@ def _run_rows(args: argparse.Namespace) -> int:
         raise UserError(f"no record could be kept ({'; '.join(told) or 'it is empty'}){hint}", path=name)
     bad.tell()
     found = [("read", counts.read), ("kept", len(records)), ("dropped", counts.dropped.total()), *reasons]
-    found += [("bad, left out", bad.count)] if bad.count else []
+    found += [("bad, skipped", bad.count)] if bad.count else []
     print_rows([(name, str(count)) for name, count in found])
     return _write_files({target: records})
 

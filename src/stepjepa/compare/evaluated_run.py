@@ -184,7 +184,7 @@ def _summary_file(folder: Path, evaluation: str | None) -> Path:
 
 
 def _settings(run: Fields) -> dict[str, Any]:
-    """Flat; what does not apply is left out, so that it never tells two arms apart."""
+    """Flat; what does not apply is omitted, so that it never tells two arms apart."""
     own, lora, order = run.inner("jepa"), run.inner_or_none("lora"), run.inner_or_none("order")
     # A run of an earlier version did what the default of a newer option does.
     settings = {each.name: each.default for each in fields(JepaConfig)} | dict(own.values)

@@ -221,10 +221,10 @@ class BadRecords:
         rest = [f"and {self.count - 3:,} more"] if self.count > 3 else []
         told = "; ".join([told for _, told in self.first] + rest)
         lines = "line" if self.count == 1 else "lines"
-        return f"{self.count:,} bad {lines} left out (--bad_records skip): {told}"
+        return f"{self.count:,} bad {lines} skipped (--bad_records skip): {told}"
 
     def tell(self) -> None:
-        """Say on standard error how many lines were left out, and the first of them; nothing if none was."""
+        """Say on standard error how many lines were skipped, and the first of them; nothing if none was."""
         if self.count:
             print(f"note: {self.describe()}", file=sys.stderr)
 

@@ -188,7 +188,7 @@ def format_summary(summary: Mapping[str, Any]) -> str:
         lines.append(f"  {name:<{width}}{shown}")
     # With several samples the error is that of the majority answer.
     decided = "majority" if "majority" in summary["scores"] else summary["headline"]
-    more = {"left out": summary["left_out"], f"not right by {decided}": summary["errors"], **summary["details"]}
+    more = {"skipped": summary["left_out"], f"not right by {decided}": summary["errors"], **summary["details"]}
     more |= summary.get("similarity") or {}
     names = "gold_loss", "gold_tokens", "ran_on", "generated_tokens", "generated_now", "seconds", "tokens_per_second"
     more |= {name: summary.get(name) for name in names}

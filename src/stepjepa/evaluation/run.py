@@ -220,7 +220,7 @@ def _read_answers(settings: ScoreSettings, size: int, wanted: Collection[int]) -
         found[index] = samples = _read_samples(line)
         wrong = [each for each in samples if not isinstance(each.text, str) or each.stopped not in (None, True, False)]
         if wrong or not samples:
-            told = "'generated' must be a string, or a list of at least one; 'stopped' must be true, false or left out"
+            told = "'generated' must be a string, or a list of at least one; 'stopped' must be true, false or missing"
             raise UserError(told, path=path, line=number)
     counts = {len(samples) for samples in found.values()}
     if len(counts) > 1:

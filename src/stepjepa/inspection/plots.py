@@ -104,7 +104,7 @@ def draw_projection(points: Mapping[str, Points], colouring: str, about: str, se
             axes.set_aspect("equal", adjustable="datalim")
     title = f"Embeddings of views, coloured {COLOURED_BY[colouring]}; circles are sources, triangles targets\n{about}"
     figure.suptitle(_text(title), fontsize=12)
-    # The blank: what begins with an underscore is left out of a legend.
+    # The blank: Matplotlib hides labels that begin with an underscore from the legend.
     entries = [Patch(color=colour, label=f" {_text(label[:LONGEST_LABEL])}") for label, colour in colours.items()]
     figure.legend(handles=entries, loc="outside right center", fontsize=9, frameon=False)
     return figure

@@ -69,7 +69,7 @@ def attach_heads(model: nn.Module, heads: Mapping[str, nn.Module]) -> None:
     model._modules.pop(HEADS, None)
     if not heads:
         return
-    embedding = model.get_input_embeddings().weight  # type: ignore[operator]
+    embedding = model.get_input_embeddings().weight  # type: ignore[operator]  # a method of every PreTrainedModel
     trained = {parameter.dtype for parameter in model.parameters() if parameter.requires_grad}
     # The dtype of the weights trained beside them: an adapter is in float32 even if its base is not.
     dtype = torch.float32 if torch.float32 in trained else embedding.dtype

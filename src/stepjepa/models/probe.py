@@ -96,11 +96,11 @@ def _check(model: PreTrainedModel) -> Findings:
     name, sequences = type(model).__name__, _sequences()
     changed, place = sequences[0].copy(), len(sequences[0]) * 2 // 3
     changed[place] += 1
-    try:  # an unknown architecture may raise anything
+    try:
         small = shrink(model)
         alone = [_states(small, [sequence], "rows")[0] for sequence in sequences]
         *rows, other = _states(small, [*sequences, changed], "rows")
-    except Exception as error:
+    except Exception as error:  # an unknown architecture may raise anything
         return Findings(no_tree=f"no small copy of {name} could be probed ({type(error).__name__}: {error})")
     if (seen := _difference([other[:place]], [rows[0][:place]])) > ROUNDING:
         return Findings(f"{name} is not causal: a later token changes earlier states (by {seen:.1%})")
@@ -113,7 +113,7 @@ def _check(model: PreTrainedModel) -> Findings:
         enable_trees(small)
         if (parted := _difference(_states(small, sequences, "tree"), alone)) > ROUNDING:
             no_tree = f"{name} computes other hidden states for a prefix tree than for plain rows ({parted:.1%} apart)"
-    except Exception as error:
+    except Exception as error:  # the same; the model then runs plain rows, and the reason is shown
         no_tree = f"{name} fails on prefix trees ({type(error).__name__}: {error})"
     return Findings(no_tree=no_tree)
 

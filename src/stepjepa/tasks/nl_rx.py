@@ -150,7 +150,7 @@ def _draw_parts(
 ) -> tuple[Tree, ...] | None:
     """Trees for several parts side by side, each from its group of productions; None where one finds no room.
 
-    ``depth`` limits the productions one below the other, literals left out; ``size`` those on one way down, each with
+    ``depth`` limits the productions one below the other, without literals; ``size`` those on one way down, each with
     its parts; ``compositions`` the "and" and "or" on one way down. Where no room is left, only literals fit.
     """
     names = []

@@ -235,7 +235,7 @@ PANELS: dict[str, dict[str, str]] = {
 
 
 def draw_metrics(folder: Path) -> None:
-    """Draw ``metrics.jsonl`` of a run folder as ``metrics.png``; panels without any value are left out."""
+    """Draw ``metrics.jsonl`` of a run folder as ``metrics.png``; panels without any value are skipped."""
     from matplotlib.figure import Figure
 
     lines = [line for _, line in read_jsonl(folder / METRICS_FILE)]

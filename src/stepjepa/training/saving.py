@@ -124,7 +124,7 @@ def refuse_other_adapter(model: Any, checkpoint: Path) -> None:
 
 
 def settings_of(optimizer: Any) -> list[dict[str, Any]]:
-    """What each parameter group of an optimizer is set to, its parameters left out."""
+    """What each parameter group of an optimizer is set to, without its parameters."""
     groups = getattr(optimizer, "param_groups", ())
     return [{name: value for name, value in group.items() if name != "params"} for group in groups]
 
