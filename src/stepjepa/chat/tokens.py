@@ -139,7 +139,7 @@ class TextTokenizer:
         return [each._replace(ids=np.array([back.get(i, i) for i in each.ids.tolist()], np.int32)) for each in found]
 
     def _make_copy(self) -> None:
-        """Copy the tokenizer and add stand-ins made of private-use characters, drawn so that no text can hold them."""
+        """Copy the tokenizer and add stand-ins of private-use characters drawn at random, which texts hardly hold."""
         from tokenizers import AddedToken
 
         drawn = random.SystemRandom().sample(range(0x100000, 0x10FFFE), len(self._special))

@@ -40,7 +40,7 @@ def load_task(name: str) -> type[Task]:
         own: type[Task] = getattr(importlib.import_module(f"stepjepa.tasks.{module}"), kind)
         return own
     if ":" in name:
-        found = load_class("--task", name, Task)  # type: ignore[type-abstract]
+        found = load_class("--task", name, Task)  # type: ignore[type-abstract]  # what is loaded is concrete
         for attribute in ("name", "headline", "lenient"):
             if not hasattr(found, attribute):
                 raise UserError(f"--task: '{name}' lacks the attribute '{attribute}'; see docs/tasks.md")
