@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stepjepa.batch.layouts import LAYOUTS, layout
+from stepjepa.batch.layouts import LAYOUTS, Layout
 from stepjepa.config import CHOICES, JepaConfig, affecting
 
 
@@ -67,9 +67,9 @@ def test_contradictions_name_both_and_the_remedy(options: dict[str, Any], messag
 
 
 def test_a_layout_of_a_user_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepjepa.batch.layouts.LAYOUTS", dict(LAYOUTS))
-    layout("two_answers", ("llm-jepa",))(LAYOUTS["separate"].place)
-    layout("into_the_text", ("step-jepa",), changes_text=True)(LAYOUTS["inplace"].place)
+    monkeypatch.setitem(LAYOUTS, "two_answers", Layout("two_answers", LAYOUTS["separate"].place, ("llm-jepa",)))
+    own = Layout("into_the_text", LAYOUTS["inplace"].place, ("step-jepa",), changes_text=True)
+    monkeypatch.setitem(LAYOUTS, own.name, own)
     assert JepaConfig(layout="two_answers").layout == "two_answers"
     assert JepaConfig().layout == "separate"
     with pytest.raises(ValueError, match="layout 'two_answers' does not exist for mode step-jepa"):

@@ -6,8 +6,9 @@ import argparse
 from collections.abc import Iterator
 
 import stepjepa
+from stepjepa.batch.layouts import LAYOUTS
 from stepjepa.commands import COMMANDS, make_parser
-from stepjepa.config import CHOICES, DEFAULTS, SETTINGS, layouts_of
+from stepjepa.config import CHOICES, DEFAULTS, SETTINGS
 
 GROUPS = {
     "Records": ("data",),
@@ -112,7 +113,7 @@ def _default(name: str) -> str:
 def _values(name: str) -> str:
     if "allowed" in SETTINGS[name]:
         return str(SETTINGS[name]["allowed"][1])
-    values = layouts_of(*CHOICES["mode"]) if name == "layout" else CHOICES.get(name, ())
+    values = LAYOUTS if name == "layout" else CHOICES.get(name, ())
     return ", ".join(f"`{value}`" for value in values)
 
 

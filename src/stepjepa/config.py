@@ -8,12 +8,21 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal
 
+from stepjepa.batch.layouts import LAYOUTS, name_layout
 from stepjepa.options import BELOW_ONE, FROM_ONE, FROM_ZERO, PART, POSITIVE, load, option, options_of, wrong_value
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 """Dtypes of the weights; ``auto`` is the dtype of the checkpoint."""
 
 DEFAULT_PREDICTORS = {"regular": 0, "llm-jepa": 1, "step-jepa": 2}
+
+
+def layouts_of(mode: str) -> tuple[str, ...]:
+    """The layouts registered for a mode; the first one is its default."""
+    return tuple(name for name, each in LAYOUTS.items() if mode in each.modes)
+
+
+_CHOICES = "; ".join(f"{mode}: {' or '.join(layouts_of(mode))}" for mode in ("llm-jepa", "step-jepa"))
 
 # A field affects the sequences of a record (so that it must be tokenised again), how sequences are packed into rows
 # (encoding), or only what is computed from the rows (objective).
@@ -38,8 +47,7 @@ class JepaConfig:
     )
     layout: str | None = _views(
         None,
-        "which sequences the views become; LLM-JEPA: separate (default) or branched; Step-JEPA: branched (default) or "
-        "inplace; or module:function of your own",
+        f"which sequences the views become; {_CHOICES}; the first is the default; or module:function of your own",
         metavar="NAME",
     )
     predictors: int | None = _views(
@@ -126,8 +134,6 @@ class JepaConfig:
         if fault := wrong_value(self):
             raise ValueError(fault)
         if self.layout is not None and ":" in self.layout:
-            from stepjepa.batch.layouts import name_layout
-
             name_layout(load("--layout", self.layout), self.layout)
         known = layouts_of(self.mode)
         if self.layout is None:
@@ -177,17 +183,8 @@ class JepaConfig:
         return asdict(self)
 
 
-def layouts_of(*modes: str) -> tuple[str, ...]:
-    """The layouts registered for at least one of these modes; the first layout of a mode is its default."""
-    from stepjepa.batch.layouts import LAYOUTS
-
-    return tuple(name for name, each in LAYOUTS.items() if {*modes} & {*each.modes})
-
-
 def changes_text(layout: str | None) -> bool:
     """Whether a layout puts tokens into the main sequence."""
-    from stepjepa.batch.layouts import LAYOUTS
-
     return layout in LAYOUTS and LAYOUTS[layout].changes_text
 
 

@@ -183,6 +183,7 @@ WRONG = [
     (["--layout", "inplace", "--step_jepa", "--max_length", "7"], "--max_length"),
     (["--label_smoothing_factor", "0.1"], "label_smoothing_factor: expected 0"),
     (["--deepspeed", "[1]"], "--deepspeed: can't be read"),
+    (["--deepspeed", '{"zero_optimization": {"stage": 3}}', "--target_grad", "ema"], "which can't be sharded"),
 ]
 
 

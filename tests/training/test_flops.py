@@ -86,6 +86,17 @@ def test_one_matrix_by_hand() -> None:
     assert measure(lambda: layer(values).sum().backward()) == 2 * (2 * 3 * 7 * 5)
 
 
+def test_products_of_experts_by_hand() -> None:
+    # The operation wants widths that are multiples of 8.
+    experts = torch.ones(3, 16, 24, dtype=torch.bfloat16)
+    rows = torch.ones(7, 16, dtype=torch.bfloat16)
+    ends = torch.tensor([2, 5, 7], dtype=torch.int32)
+    assert measure(lambda: torch._grouped_mm(rows, experts, offs=ends)) == 2 * 7 * 16 * 24
+    # Five rows of each expert.
+    apart = torch.ones(3, 5, 16, dtype=torch.bfloat16)
+    assert measure(lambda: torch._grouped_mm(apart, experts)) == 3 * 2 * 5 * 16 * 24
+
+
 def test_a_pass_by_hand() -> None:
     model = tiny.make_model("llama", "eager")
     flops = FlopModel.of(model)

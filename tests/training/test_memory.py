@@ -59,6 +59,8 @@ def test_sharding_and_mixed_precision_by_hand(tmp_path: Path) -> None:
     whole = kept_bytes(model, "adamw_torch", processes=3, sharding=Sharding(3, 3, 3, "instead"), ema=True)
     assert (whole["weights"], whole["averaged weights"]) == (round(4 * count / 3), 4 * count)
     assert "optimizer states" not in kept_bytes(model, "adafactor")
+    # Two averages of a byte for each weight.
+    assert kept_bytes(model, "paged_adamw_8bit")["optimizer states"] == 2 * count
 
 
 def test_quantized_weights_by_hand() -> None:
