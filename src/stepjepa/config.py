@@ -102,6 +102,9 @@ class JepaConfig:
         # In the published scripts a negative number means that no step is dropped.
         parse=lambda text: 1.0 if float(text) < 0 else float(text),
     )
+    jepa_epochs: float | None = _loss(
+        None, "epochs from the start that run views; later steps cost as regular ones (all)", allowed=FROM_ZERO
+    )
     lbd_schedule: Literal["constant", "warmup", "cosine"] = _loss(
         "constant", "lbd over the run; warmup: rises from 0; cosine: falls to 0"
     )

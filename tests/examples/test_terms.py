@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -19,7 +20,7 @@ from stepjepa.batch.collate import Collator
 from stepjepa.batch.sequences import Item
 from stepjepa.cli import main
 from stepjepa.files import write_jsonl
-from stepjepa.models.architecture import attach_heads
+from stepjepa.models.architecture import attach_heads, find_heads
 from stepjepa.models.attention import enable_trees
 from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.objectives.term import Context
@@ -27,6 +28,7 @@ from stepjepa.objectives.text import LMLoss
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "terms"
 TERMS = {"nextlat": "NextLat", "multi_token": "MultiToken", "bag_of_tokens": "BagOfTokens"}
+TERMS |= {"nitp": "NextImplicitToken", "in_row_infonce": "InRowInfoNCE"}
 PACKINGS: list[dict[str, Any]] = [
     {"row_length": 500},
     {"row_length": 13},
@@ -61,6 +63,34 @@ def test_every_packing_gives_the_same(module: str, monkeypatch: pytest.MonkeyPat
     assert empty.loss.item() == 0
 
 
+@pytest.mark.parametrize("module", ["nitp", "in_row_infonce"])
+def test_the_value_from_each_text_by_itself(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    made = getattr(importlib.import_module(module), TERMS[module])()
+    model, records = tiny.make_model("llama"), random_records(3, vocabulary=60)
+    objective = Objective([made])
+    attach_heads(model, objective.heads(model.config))
+    batch = Collator("separate", np.array([61], np.int32), encoding="rows")([Item(each) for each in records])
+    found = jepa_loss(model, batch, objective).parts[made.name]
+    texts = [torch.from_numpy(np.asarray(record.ids, np.int64)) for record in records]
+    states = [model(input_ids=text[None], output_hidden_states=True).hidden_states for text in texts]
+    if module == "nitp":
+        projection = find_heads(model)[made.name]
+        angles = [
+            1 - torch.cosine_similarity(projection(each[-1][0, place]), each[1][0, place + 1], dim=0)
+            for each, text in zip(states, texts, strict=True)
+            for place in range(len(text) - 1)
+        ]
+        expected = torch.stack(angles).mean()
+    else:
+        firsts = [int(min(record.labels)) for record in records]
+        ends = [each[-1][0, first] for each, first in zip(states, firsts, strict=True)]
+        answers = [each[0][0, first + 1 :].mean(0) for each, first in zip(states, firsts, strict=True)]
+        scores = [torch.stack([torch.cosine_similarity(end, one, dim=0) for one in answers]) / 0.07 for end in ends]
+        expected = torch.stack([-score.log_softmax(0)[place] for place, score in enumerate(scores)]).mean()
+    assert found.item() == pytest.approx(expected.item(), rel=1e-5)
+
+
 def test_multi_token_prediction_is_annealed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
     made = importlib.import_module("multi_token").MultiToken()
@@ -92,4 +122,4 @@ def test_from_the_command_line(
     assert lines[0]["loss"] == pytest.approx(lines[0]["lm_loss"] + 0.3 * lines[0][name], rel=1e-5)
     # Weights of a term are saved in a file of its own.
     assert not any("term_heads" in key for key in load_file(tmp_path / "run" / "model.safetensors"))
-    assert (tmp_path / "run" / f"{name}.safetensors").is_file() == (module == "nextlat")
+    assert (tmp_path / "run" / f"{name}.safetensors").is_file() == (module in ("nextlat", "nitp"))

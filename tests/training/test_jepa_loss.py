@@ -38,7 +38,12 @@ def test_without_views_a_batch_trains_the_lm_loss_alone(tiny_tokenizer: Any) -> 
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"), [({"jepa_ratio": 0.5}, "views=False"), ({"target_grad": "ema"}, "JepaTrainer")]
+    ("changes", "told"),
+    [
+        ({"jepa_ratio": 0.5}, "jepa_ratio: use 1.0, .*views=False"),
+        ({"jepa_epochs": 2.0}, "jepa_epochs: use None, .*views=False"),
+        ({"target_grad": "ema"}, "JepaTrainer"),
+    ],
 )
 def test_what_only_the_trainer_does_is_refused(tiny_tokenizer: Any, changes: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=told):

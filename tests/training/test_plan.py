@@ -80,6 +80,7 @@ RUNS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "half of the steps": ({"mode": "step-jepa", "jepa_ratio": 0.5}, {}),
     "unshared": ({"mode": "llm-jepa", "share_prefixes": False, "row_length": 83, "prompt_loss_weight": 0.3}, {}),
     "infonce": ({"mode": "llm-jepa", "jepa_loss_type": "infonce", "jepa_ratio": 0.5}, {}),
+    "the first epoch and a half": ({"mode": "llm-jepa", "jepa_epochs": 1.5}, {}),
     "rows": ({"mode": "llm-jepa", "encoding": "rows", "jepa_ratio": 0.7}, {}),
     "in place": ({"mode": "step-jepa", "layout": "inplace"}, {"gradient_accumulation_steps": 1}),
     "in the file's order": ({"mode": "step-jepa"}, {"train_sampling_strategy": "sequential", "data_seed": 5}),

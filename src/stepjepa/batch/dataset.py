@@ -50,6 +50,7 @@ class StepSampler(Sampler[Key]):
     seed: int = 0
     strategy: str = "random"  # 'sequential' keeps the file's order of steps
     jepa_ratio: float = 1.0  # share of steps whose views are run
+    jepa_epochs: float | None = None  # epochs from the start with such steps; None for all
     tight: bool = True  # sort the records of a step by length; off for losses that compare the pairs of a micro-batch
     multiple: int = 1  # the number of keys is padded to a multiple of this (batch size x processes)
     epoch: int = 0
@@ -67,7 +68,8 @@ class StepSampler(Sampler[Key]):
         generator = np.random.default_rng([self.seed, self.epoch])
         order = list(range(count)) if self.strategy == "sequential" else generator.permutation(count).tolist()
         for number, start in enumerate(range(0, count, size)):
-            with_views = draw(self.seed, self.epoch, number) < self.jepa_ratio
+            early = self.jepa_epochs is None or self.epoch + start / count < self.jepa_epochs
+            with_views = early and draw(self.seed, self.epoch, number) < self.jepa_ratio
             members = order[start : start + size]
             if self.tight:
                 members.sort(key=lambda index: (self.lengths[index], index))

@@ -56,8 +56,9 @@ class JepaLoss:
         seed: int = 42,
     ) -> None:
         config = config or JepaConfig()
-        if config.uses_views and config.jepa_ratio < 1:
-            raise ValueError("jepa_ratio: use 1, and 'collate(records, views=False)' in the steps without views")
+        for name, every in (("jepa_ratio", 1.0), ("jepa_epochs", None)):
+            if config.uses_views and getattr(config, name) != every:
+                raise ValueError(f"{name}: use {every}, and 'collate(records, views=False)' in the steps without views")
         if config.target_grad == "ema":
             raise ValueError("target_grad 'ema' needs JepaTrainer; use 'stop' or 'on'")
         self.config, self.tokenizer, self.seed = config, tokenizer, seed

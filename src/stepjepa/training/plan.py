@@ -59,6 +59,7 @@ class Plan:
             multiple=batch_size * processes,
             seed=args.seed if args.data_seed is None else args.data_seed,
             jepa_ratio=config.jepa_ratio if config.uses_views else 1.0,
+            jepa_epochs=config.jepa_epochs,
             # What pairs are compared with must be drawn from all records, not from those of like length.
             tight=not compares_pairs,
         )

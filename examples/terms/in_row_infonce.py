@@ -1,0 +1,54 @@
+"""In-row InfoNCE: the state that ends the prompt finds its own answer among those of the batch, without a view.
+
+    cross-entropy over the answers j of the batch of cos(h_i, stop-gradient(a_j)) / temperature, right where j = i
+
+h is the last hidden state in front of the answer, a the mean of the embeddings of the answer's tokens. So it costs no
+token more than plain training.
+
+    cd examples/terms
+    stepjepa train ... --term in_row_infonce:InRowInfoNCE --term_args '{"weight": 0.1}'
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stepjepa import Batch, Context, Encoded, Term, term
+from stepjepa.objectives.alignment import InfoNCE
+
+
+@term("in_row_loss", "in-row InfoNCE")
+@dataclass
+class InRowInfoNCE(Term):
+    """Needs no views: it stands beside any mode."""
+
+    weight: float = 0.1
+    temperature: float = 0.07
+
+    # The embeddings of tokens, and the last hidden state.
+    layers = (0, -1)
+    # It depends on which records share a micro-batch, so that these are not sorted by length.
+    compares_pairs = True
+
+    def count(self, batch: Batch) -> int:
+        """Records."""
+        return len(batch["members"].paths)
+
+    def __call__(self, encoded: Encoded, batch: Batch, context: Context) -> Tensor:
+        """One question a record; answers of other processes are among the choices."""
+        labelled = batch["head_index"][batch["label_row"]].cpu().numpy()
+        paths = [path for path in batch["members"].paths if np.isin(path, labelled).any()]
+        # Of each text the number of its first label's position: the answer begins behind it.
+        firsts = [int(np.isin(path, labelled).argmax()) for path in paths]
+        device = batch["label_ids"].device
+        read = torch.tensor([path[first] for path, first in zip(paths, firsts, strict=True)], dtype=torch.long)
+        states = encoded.at(read.to(device)).float()
+        answers = [
+            encoded.at(torch.from_numpy(path[first + 1 :]).to(device), 0).float().mean(0)
+            for path, first in zip(paths, firsts, strict=True)
+        ]
+        own = torch.stack(answers) if answers else states
+        choices, first_choice = context.gather(own.detach())
+        return InfoNCE(self.temperature)(states, choices, first_choice)
