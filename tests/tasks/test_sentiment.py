@@ -26,6 +26,7 @@ TASK = SentimentTask()
         ("Very Bad", "Bad", "s"),
         # Both, or none.
         ("Good", "Good or Bad", "fp"),
+        ("Good", "Good or Very Good", "fp"),
         ("Good", "", ""),
         ("Good", "Good-natured", "p"),
         ("Good", "A film that has a good cast", ""),

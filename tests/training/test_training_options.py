@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import PrinterCallback
+from transformers.trainer_callback import ProgressCallback
 
 import tiny
 from stepjepa.chat.tokens import all_predictor_ids
 from stepjepa.config import JepaConfig
 from stepjepa.errors import UserError
 from stepjepa.models.loading import LoraSettings, add_lora
+from stepjepa.training.callbacks import BarCallback
 from stepjepa.training.trainer import JepaTrainer
 
 
@@ -41,6 +44,20 @@ def test_weights_that_are_not_finite_are_never_saved(save_steps: int, tiny_token
     with pytest.raises(UserError, match=r"step 1: the weights are not finite any more, .*lower --learning_rate"):
         trainer.train()
     assert not list(tmp_path.glob("**/*.safetensors"))
+
+
+@pytest.mark.parametrize(("name", "bar", "looks"), [("llama", False, False), ("qwen3_moe", True, None)])
+def test_one_callback_prints_and_only_experts_may_be_unused(
+    name: str, bar: bool, looks: bool | None, tiny_tokenizer: Any, tmp_path: Path
+) -> None:
+    model, arguments = tiny.make_model(name), tiny.arguments(tmp_path, disable_tqdm=not bar)
+    trainer = JepaTrainer(
+        model, arguments, JepaConfig(), train_dataset=tiny.records(), processing_class=copy.deepcopy(tiny_tokenizer)
+    )
+    found = [type(each) for each in trainer.callback_handler.callbacks]
+    assert [each for each in found if issubclass(each, PrinterCallback | ProgressCallback)] == [BarCallback] * bar
+    # What DDP looks for in every step: weights that take no part in it.
+    assert trainer.args.ddp_find_unused_parameters is looks
 
 
 def test_infonce_does_not_sort_its_negatives_by_length(tiny_tokenizer: Any, tmp_path: Path) -> None:
