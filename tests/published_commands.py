@@ -43,13 +43,14 @@ LLAMA = "meta-llama/Llama-3.2-1B-Instruct"
 def llm(predictors: int, lbd: float, last_token: int | None, **other: Any) -> dict[str, Any]:
     """What an LLM-JEPA line comes to."""
     same = {"mode": "llm-jepa", "layout": "separate", "jepa_loss_type": "cosine", "gamma": 1.0, "jepa_ratio": 1.0}
-    same["infonce_temperature"] = 0.07
+    if other.get("jepa_loss_type") == "infonce":
+        same["infonce_temperature"] = 0.07
     return {**same, "predictors": predictors, "lbd": lbd, "last_token": last_token, **other}
 
 
 def step(predictors: int, lbd: float, last_token: int | None = None, **other: Any) -> dict[str, Any]:
     """What a Step-JEPA line comes to."""
-    return {**llm(predictors, lbd, last_token), "mode": "step-jepa", "layout": "branched", **other}
+    return {**llm(predictors, lbd, last_token, **other), "mode": "step-jepa", "layout": "branched", **other}
 
 
 # --- LLM-JEPA: finetune.py ----------------------------------------------------------------------------------------

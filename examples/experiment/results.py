@@ -30,6 +30,8 @@ HERE = Path(__file__).resolve().parent
 DOCS, RUNS = HERE.parents[1] / "docs", HERE / "runs.csv"
 PAGES = ("results", "evidence")
 NOTHING = "–"
+FEW = 3
+"""Arms with fewer seeds are named, and left to the table of runs."""
 PARTS = ("number", "rest", "rest, language new")
 HEADS = (
     *("data", "arm", "seeds", "right, %", "number", "rest", "rest, new", "copy", "FLOPs"),
@@ -151,11 +153,19 @@ class Questions:
             yield [*row, _shown(flops.get(arm) or steps.get(arm), len(corrected[0]))]
 
     def main_table(self) -> str:
-        """All tests; arms of one seed show nothing and are left to the table of runs."""
+        """All tests of arms that have enough seeds."""
         files = [file for file in TESTS if self.has(file, BASELINE)]
-        lines = [row for file in files for row in self.rows(file) if self.seeds(file, row[1]) > 1]
+        lines = [row for file in files for row in self.rows(file) if self.seeds(file, row[1]) >= FEW]
         rule = "|---|---|" + "---:|" * (len(HEADS) - 2)
         return "\n".join(["| " + " | ".join(HEADS) + " |", rule, *("| " + " | ".join(row) + " |" for row in lines)])
+
+    def few(self) -> str:
+        """The arms that have too few seeds for the table, by what they are tested on."""
+        found: dict[str, list[str]] = {}
+        for (file, arm), known in self.table.groupby(["file", "arm"]).seed.nunique().items():
+            if file in TESTS and known < FEW and not arm.endswith(REFERENCE):
+                found.setdefault(TESTS[file].title, []).append(f"`{arm}`")
+        return "; ".join(f"{title}: {', '.join(arms)}" for title, arms in found.items())
 
 
 def _shown(found: PairedT | None, arms: int = 1) -> str:

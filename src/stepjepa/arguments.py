@@ -60,7 +60,7 @@ class ShortFlags:
     additive_mask: bool = option(False, "no effect; all views run in one pass without it")
     jepa_l2: bool = option(False, "short for --jepa_loss_type l2", group="loss")
     jepa_mse: bool = option(False, "short for --jepa_loss_type mse", group="loss")
-    infonce: bool = option(False, "short for --jepa_loss_type infonce", group="loss")
+    infonce: bool = option(False, "short for --jepa_loss_type infonce, at the published temperature 0.07", group="loss")
     term: list[str] | None = option(None, "terms of your own (docs/design.md)", metavar="module:Class", group="loss")
     term_args: list[Any] | None = option(
         None,

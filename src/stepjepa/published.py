@@ -15,11 +15,13 @@ from stepjepa.options import as_arguments, option, options_of
 
 
 def preset_arguments(args: argparse.Namespace) -> list[str]:
-    """The flags that ``--preset`` stands for, to be put before all other flags of train, which override them."""
+    """What ``--preset`` and the published ``--infonce`` stand for, put before all other flags, which override it."""
+    # The published InfoNCE divides by this, whatever our default is.
+    loss = {"infonce_temperature": 0.07} if args.infonce and not args.regular else {}
     if args.preset is None:
-        return []
+        return as_arguments(loss)
     own = {"predictors": 1, "max_length": 1024} if args.step_jepa else {"predictors": 0, "layout": "separate"}
-    return as_arguments({"labels": "reference", "over_length": "truncate", **({} if args.regular else own)})
+    return as_arguments({"labels": "reference", "over_length": "truncate", **({} if args.regular else own), **loss})
 
 
 @dataclass

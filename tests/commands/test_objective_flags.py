@@ -27,7 +27,9 @@ FLAGS: list[tuple[str, dict[str, Any]]] = [
     ("--predictors 0", {"predictors": 0}),
     ("--jepa_l2", {"jepa_loss_type": "l2"}),
     ("--jepa_mse", {"jepa_loss_type": "mse"}),
+    # The published flag keeps the published temperature.
     ("--infonce", {"jepa_loss_type": "infonce", "infonce_temperature": 0.07}),
+    ("--infonce --infonce_temperature 0.1", {"jepa_loss_type": "infonce", "infonce_temperature": 0.1}),
     ("--jepa_loss_type infonce --infonce_temperature 0.2", {"jepa_loss_type": "infonce", "infonce_temperature": 0.2}),
     ("--jepa_ratio=-1.0", {"jepa_ratio": 1.0}),
     ("--step_jepa --pair_distance 2", {"pair_distance": 2}),
