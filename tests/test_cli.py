@@ -122,6 +122,7 @@ def test_what_a_run_leaves(base: Path, good: Path, tmp_path: Path, capsys: Any) 
     assert "LM loss: " in out and ", alignment loss: " in out and ", Total: " in out
     record = json.loads((run / "run.json").read_text())
     assert record["status"] == "finished"
+    assert (run / "trained_prompts.json").is_file()
     assert record["data"]["data"]["records"] == 5
     assert len(record["data"]["data"]["sha256"]) == 64
     assert record["counts"]["records"] == 3 == record["counts"]["pairs"]

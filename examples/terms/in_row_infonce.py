@@ -11,8 +11,8 @@ token more than plain training.
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
+from places import answers
 from torch import Tensor
 
 from stepjepa import Batch, Context, Encoded, Term, term
@@ -38,17 +38,9 @@ class InRowInfoNCE(Term):
 
     def __call__(self, encoded: Encoded, batch: Batch, context: Context) -> Tensor:
         """One question a record; answers of other processes are among the choices."""
-        labelled = batch["head_index"][batch["label_row"]].cpu().numpy()
-        paths = [path for path in batch["members"].paths if np.isin(path, labelled).any()]
-        # Of each text the number of its first label's position: the answer begins behind it.
-        firsts = [int(np.isin(path, labelled).argmax()) for path in paths]
-        device = batch["label_ids"].device
-        read = torch.tensor([path[first] for path, first in zip(paths, firsts, strict=True)], dtype=torch.long)
-        states = encoded.at(read.to(device)).float()
-        answers = [
-            encoded.at(torch.from_numpy(path[first + 1 :]).to(device), 0).float().mean(0)
-            for path, first in zip(paths, firsts, strict=True)
-        ]
-        own = torch.stack(answers) if answers else states
+        ends, tokens = answers(batch)
+        states = encoded.at(ends).float()
+        means = [encoded.at(places, 0).float().mean(0) for places in tokens]
+        own = torch.stack(means) if means else states
         choices, first_choice = context.gather(own.detach())
         return InfoNCE(self.temperature)(states, choices, first_choice)

@@ -10,8 +10,8 @@ f has weights of its own, which are trained and resumed with the model and are n
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
+from places import next_tokens
 from torch import Tensor, nn
 
 from stepjepa import Batch, Context, Encoded, Term, term
@@ -37,13 +37,8 @@ class NextLat(Term):
         return sum(len(path) - 1 for path in batch["members"].paths)
 
     def __call__(self, encoded: Encoded, batch: Batch, context: Context) -> Tensor:
-        """The path of a text through the tree says which position comes next."""
-        paths = [np.empty(0, np.int64), *batch["members"].paths]
-        device = batch["label_ids"].device
-        now, following = (
-            torch.from_numpy(np.concatenate(each)).to(device)
-            for each in ([path[:-1] for path in paths], [path[1:] for path in paths])
-        )
+        """Every token predicts the next one."""
+        now, following = next_tokens(batch)
         network = encoded.heads[self.name]
         states = encoded.at(now)
         read = torch.cat([states, encoded.at(following, 0)], dim=-1).to(next(network.parameters()).dtype)

@@ -11,8 +11,7 @@ no part of what is saved as the model.
 
 from dataclasses import dataclass
 
-import numpy as np
-import torch
+from places import next_tokens
 from torch import Tensor, nn
 
 from stepjepa import Batch, Context, Encoded, Term, term
@@ -39,13 +38,8 @@ class NextImplicitToken(Term):
         return sum(len(path) - 1 for path in batch["members"].paths)
 
     def __call__(self, encoded: Encoded, batch: Batch, context: Context) -> Tensor:
-        """The path of a text through the tree says which position comes next."""
-        paths = [np.empty(0, np.int64), *batch["members"].paths]
-        device = batch["label_ids"].device
-        now, following = (
-            torch.from_numpy(np.concatenate(each)).to(device)
-            for each in ([path[:-1] for path in paths], [path[1:] for path in paths])
-        )
+        """Every token predicts the next one."""
+        now, following = next_tokens(batch)
         projection = encoded.heads[self.name]
         predicted = projection(encoded.at(now).to(next(projection.parameters()).dtype)).float()
         target = encoded.at(following, SHALLOW).detach().float()

@@ -230,6 +230,12 @@ def test_window_holds_sums_and_the_latest_pairs() -> None:
     assert geometry["target_rank_centred"] == pytest.approx(effective_rank(target, centred=True), rel=1e-5)
     assert geometry["retrieval_top1"] == retrieval_top1(rows[5:], target)
     assert geometry["rank_pairs"] == 4
+    # The two latest batches hold just as many: the one before them goes.
+    exact = Window(keep=4)
+    for _ in range(3):
+        exact.add_pairs(rows[:2], rows[2:4])
+    assert exact.geometry()["rank_pairs"] == 4
+    assert len(exact._pairs) == 2
 
 
 def test_what_was_not_measured_is_not_there() -> None:

@@ -27,6 +27,7 @@ def ranks(source: float, target: float, pairs: int = COLLAPSE_PAIRS) -> dict[str
         ({"shuffled_similarity": COLLAPSE_SIMILARITY - 0.01}, None),
         ({"shuffled_similarity": math.nan, **ranks(math.nan, 7.0)}, None),
         (ranks(COLLAPSE_RANK, 7.0), "16 source embeddings"),
+        (ranks(2.0, 7.0), None),
         (ranks(7.0, 1.2, 31), "31 target embeddings have effective rank 1.20"),
         (ranks(1.0, 1.0, COLLAPSE_PAIRS - 1), None),
         ({"loss": 0.5}, None),

@@ -45,7 +45,7 @@ def test_rows_say_what_was_chosen_and_why(tiny_tokenizer: Any, tmp_path: Path) -
     assert ": records 21, pairs 14, without a pair 7, " in rows["data"]
     assert rows["held out"].startswith("records 3, pairs 2, without a pair 1, ")
     assert rows["each step"].startswith("6 records (2 a batch x 3 accumulated x 1 processes), learning rate ")
-    assert rows["steps"].endswith(" epochs of 4")
+    assert rows["steps"] == "3, 0.75 epochs of 4"
     assert (rows["output"], rows["resumed from"]) == (str(tmp_path / "run"), checkpoint)
     regular = trainer(tiny_tokenizer, tmp_path, JepaConfig(mode="regular"))
     assert not {"encoding", "held out"} & set(dict(first_screen(arguments(tmp_path), regular, None, {})))

@@ -27,6 +27,19 @@ def test_accumulated_batches_give_the_gradient_of_one(tiny_tokenizer: Any) -> No
     assert_same_gradients(gradients(model, torch.stack(losses).sum()), whole)
 
 
+def test_a_call_is_a_step_counted_from_0_unless_it_names_one(tiny_tokenizer: Any) -> None:
+    model, jepa = prepared(tiny_tokenizer, sigreg=0.5)
+    batch = jepa.collate(records())
+
+    def sigreg(**named: int) -> float:
+        # What it draws depends on the step.
+        return jepa(model, batch, **named).parts["sigreg_loss"].item()
+
+    found = [sigreg() for _ in range(3)]
+    assert [sigreg(step=step) for step in range(3)] == found
+    assert len(set(found)) == 3
+
+
 def test_without_views_a_batch_trains_the_lm_loss_alone(tiny_tokenizer: Any) -> None:
     model, jepa = prepared(tiny_tokenizer)
     batch = jepa.collate([{"messages": list(record.messages)} for record in records()], views=False)

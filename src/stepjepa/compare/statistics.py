@@ -69,7 +69,7 @@ def paired_t(method: Sequence[float], baseline: Sequence[float]) -> PairedT:
     return PairedT(n, mean, std, low, high, t, float(stats.t.sf(t, n - 1)), float(found.pvalue))
 
 
-def detectable(test: PairedT, tails: str, arms: int = 1) -> float | None:
+def detectable(test: PairedT, tails: str, arms: int) -> float | None:
     """The difference that a t-test of level 0.05 with this spread finds in ``POWER`` of all cases; None if no test.
 
     ``tails`` is ``one`` or ``two``; the level is divided among ``arms``, as Holm's correction does for the best one.

@@ -112,15 +112,15 @@ class JepaLoss:
             model: that of the constructor, wrapped or not.
             batch: of :meth:`collate`, on the model's device.
             counts: of the whole optimizer step, see :meth:`counts`; None where the step has this batch alone.
-            step: number of the optimizer step, on which depends what SIGReg and STP draw; None counts the calls.
+            step: number of the optimizer step, on which depends what SIGReg and STP draw; None counts the calls from 0.
             progress: share of the run that is over, for ``lbd_schedule``; None for the weight itself.
 
         Returns:
             ``loss`` to call ``backward()`` on, ``parts``, the mean of each term, and ``monitors``.
         """
         counts = self.counts([batch]) if counts is None else counts
-        self._calls += 1
         step = self._calls if step is None else step
+        self._calls += 1
         gather = gather_rows if self.objective.compares_pairs else alone
         return jepa_loss(model, batch, self.objective, counts, Context(step, self.seed, progress, gather))
 
