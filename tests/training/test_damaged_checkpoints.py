@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save_file
 import tiny
 from stepjepa.cli import main
 from stepjepa.files import write_json
-from stepjepa.run_folder import PART
 
 WEIGHTS = "model.safetensors"
 
@@ -82,16 +81,6 @@ def test_what_can_not_be_loaded_is_said_in_one_line(
         assert main(line) == 0
         ours, theirs = (load_file(folder / WEIGHTS) for folder in (tmp_path / "run", run / "whole"))
         assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
-
-
-def test_what_a_kill_left_of_a_checkpoint_is_no_part_of_the_next(run: Path, tmp_path: Path) -> None:
-    (tmp_path / "run" / PART / "checkpoint-3").mkdir(parents=True)
-    (tmp_path / "run" / PART / "checkpoint-3" / "model-00002-of-00002.safetensors").touch()
-    shutil.copytree(run / "whole", tmp_path / "run", dirs_exist_ok=True)
-    assert main(given(run, tmp_path / "run", "--save_steps", "1", "--resume_from_checkpoint", "last")) == 0
-    checkpoints = [sorted(file.name for file in (tmp_path / "run" / f"checkpoint-{step}").iterdir()) for step in (2, 3)]
-    assert checkpoints[1] == sorted({*checkpoints[0], "checksums.json"})
-    assert not (tmp_path / "run" / PART).exists()
 
 
 def test_an_adapter_that_lacks_a_weight_is_refused(

@@ -15,6 +15,7 @@ from stepjepa.chat.tokens import all_predictor_ids
 from stepjepa.config import JepaConfig
 from stepjepa.errors import UserError
 from stepjepa.models.loading import LoraSettings, add_lora
+from stepjepa.run_folder import PART
 from stepjepa.training.callbacks import BarCallback
 from stepjepa.training.trainer import JepaTrainer
 
@@ -44,6 +45,17 @@ def test_weights_that_are_not_finite_are_never_saved(save_steps: int, tiny_token
     with pytest.raises(UserError, match=r"step 1: the weights are not finite any more, .*lower --learning_rate"):
         trainer.train()
     assert not list(tmp_path.glob("**/*.safetensors"))
+
+
+def test_what_a_kill_left_of_a_checkpoint_is_no_part_of_the_next(tiny_tokenizer: Any, tmp_path: Path) -> None:
+    left = tmp_path / PART / "checkpoint-1" / "scaler.pt"
+    left.parent.mkdir(parents=True)
+    left.touch()
+    arguments = tiny.arguments(tmp_path, max_steps=1, save_strategy="steps", save_steps=1)
+    more = {"train_dataset": tiny.records(), "processing_class": tiny_tokenizer}
+    JepaTrainer(tiny.make_model("llama"), arguments, JepaConfig(), **more).train()
+    assert (tmp_path / "checkpoint-1" / "model.safetensors").is_file()
+    assert not (tmp_path / "checkpoint-1" / "scaler.pt").exists()
 
 
 @pytest.mark.parametrize(("name", "bar", "looks"), [("llama", False, False), ("qwen3_moe", True, None)])
