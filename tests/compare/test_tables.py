@@ -9,7 +9,7 @@ import pytest
 from made_up_runs import make_run
 from stepjepa.compare.comparison import compare, verdict
 from stepjepa.compare.plot import check_picture, draw, write_picture
-from stepjepa.compare.tables import FORMATS, tables
+from stepjepa.compare.tables import FORMATS, report, report_text, tables
 from stepjepa.errors import UserError
 
 LLM = {"mode": "llm-jepa"}
@@ -65,6 +65,13 @@ def test_tables_by_hand(runs):
         {"arm": "llm-jepa", "equal": "steps", "pairs": "3", **points, **p_values, "tokens": "× 1.50", "FLOPs": "× 1.50"}
     ]
     assert [tuple(row.values()) for row in examples] == [("llm-jepa", "6", "0", "0", "0.0625", "0.1250", "0.0625")]
+
+
+def test_the_best_run_of_a_report_is_named_and_marked(tmp_path):
+    text = report_text(report([make_run(tmp_path / name, right) for name, right in (("a", "1100"), ("b", "1110"))]))
+    assert text.startswith("best by exact (prefix): b with 75.0% [")
+    accuracies = dict(re.findall(r"^([ab]) +regular +0 +((?:\* )?[\d.]+%) \[", text, re.MULTILINE))
+    assert accuracies == {"a": "50.0%", "b": "* 75.0%"}
 
 
 def test_every_format_says_what_is_equal(groups):
