@@ -15,6 +15,7 @@ import pytest
 import tiny
 from stepjepa.batch import prepare as module
 from stepjepa.batch.dataset import Key, Prepared
+from stepjepa.batch.layouts import LAYOUTS, Layout
 from stepjepa.batch.prepare import prepare
 from stepjepa.batch.sequences import TokenizedRecord
 from stepjepa.batch.tokenize import RecordTokenizer
@@ -128,6 +129,12 @@ def test_what_tokens_depend_on_makes_another_entry(trained_tokenizer: Any, monke
         tokenizer = copy.deepcopy(trained_tokenizer)
         setattr(tokenizer, change, (getattr(tokenizer, change) or "") + " " if change == "chat_template" else "a")
         keys.append(key(tokenizer=tokenizer))
+    # A layout of the user's own, changed under the same name.
+    first_turns = [lambda messages: [(0, 1)], lambda messages: [(1, 0)]]
+    for own in ({}, {"views_in_text": True}, *({"partners": each} for each in first_turns)):
+        made = Layout("mine", LAYOUTS["branched"].place, ("step-jepa",), **own)
+        monkeypatch.setitem(LAYOUTS, "mine", made)
+        keys.append(key(layout="mine"))
     monkeypatch.setattr(module, "version", lambda name: "0")
     keys.append(key())
     assert len(set(keys)) == len(keys)

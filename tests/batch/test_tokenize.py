@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import tiny
+from stepjepa.batch.layouts import LAYOUTS, Layout
 from stepjepa.batch.sequences import TokenizedRecord
 from stepjepa.batch.tokenize import RecordTokenizer, step_views
 from stepjepa.chat.template import ChatTemplate
@@ -70,6 +71,20 @@ def test_questions_predict_answers_or_explicit_views_each_other(layout: str, tra
     record = tiny.make_record("S", "q", "a", text="T", code="C")
     assert pairs_of(trained_tokenizer, record, **options) == [(("T", False), ("C", False))]
     assert pairs_of(trained_tokenizer, tiny.make_record("S", "q", "a", text="T", code=" \n"), **options) == []
+
+
+def test_a_layout_chooses_which_messages_are_a_pair(trained_tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def previous_question(messages: Any) -> list[tuple[int, int]]:
+        asked = [place for place, message in enumerate(messages) if message["role"] == "user"]
+        return list(zip(asked[1:], asked, strict=False))
+
+    own = Layout("previous", LAYOUTS["separate"].place, ("llm-jepa",), partners=previous_question)
+    monkeypatch.setitem(LAYOUTS, own.name, own)
+    options = {"mode": "llm-jepa", "layout": own.name, "pairs": "all"}
+    assert pairs_of(trained_tokenizer, CHAT, **options) == [(("and now?", False), ("why?", False))]
+    (record,) = make(trained_tokenizer, [CHAT], predictors=0, **options)
+    alone = ChatTemplate(trained_tokenizer).render_alone("user", "why?")
+    assert decode(trained_tokenizer, record.pairs[0].second.ids) == alone.text
 
 
 # -- labels, prompts, views as tokens ----------------------------------------------------------------------------------

@@ -3,9 +3,9 @@
 To add one: write ``(record, predictors, reading) -> list[Sequence]``, and put ``@layout("name", ...)`` above it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,6 +25,13 @@ class Reading(NamedTuple):
 
 
 Place = Callable[[TokenizedRecord, Ids, Reading], list[Sequence]]
+# From the messages of a chat to the places in it of the first and the second view of each pair.
+Partners = Callable[[tuple[Mapping[str, Any], ...]], list[tuple[int, int]]]
+
+
+def question_and_answer(messages: tuple[Mapping[str, Any], ...]) -> list[tuple[int, int]]:
+    """Each user message and the assistant message that answers it."""
+    return [(place, place + 1) for place, message in enumerate(messages[:-1]) if message["role"] == "user"]
 
 
 @dataclass(frozen=True)
@@ -34,20 +41,26 @@ class Layout:
     name: str  # as on the command line
     place: Place  # what it makes of a record
     modes: tuple[str, ...]  # that have it; the first layout registered for a mode is its default
-    views_in_text: bool = False  # user messages are taken where they stand in the chat, not alone in the template
+    views_in_text: bool = False  # the first message of a pair is taken where it stands in the chat, not by itself
     changes_text: bool = False  # it puts tokens into the main sequence, so that the LM loss is another one
+    partners: Partners = question_and_answer  # which messages of a chat are pairs of views; steps are pairs anyway
 
 
 LAYOUTS: dict[str, Layout] = {}
 
 
 def layout(
-    name: str, modes: tuple[str, ...], *, views_in_text: bool = False, changes_text: bool = False
+    name: str,
+    modes: tuple[str, ...],
+    *,
+    views_in_text: bool = False,
+    changes_text: bool = False,
+    partners: Partners = question_and_answer,
 ) -> Callable[[Place], Place]:
     """Register a function as a layout; the arguments are those of :class:`Layout`."""
 
     def register(place: Place) -> Place:
-        LAYOUTS[name] = Layout(name, place, modes, views_in_text, changes_text)
+        LAYOUTS[name] = Layout(name, place, modes, views_in_text, changes_text, partners)
         return place
 
     return register

@@ -20,6 +20,7 @@ import pyarrow as pa
 from tqdm.auto import tqdm
 
 from stepjepa.batch.dataset import SCHEMA, Prepared, TokenizedDataset, count_tokens, flattened
+from stepjepa.batch.layouts import LAYOUTS
 from stepjepa.batch.tokenize import BLOCK, COUNTS, RecordTokenizer
 from stepjepa.config import JepaConfig, affecting
 from stepjepa.data.records import Data, Record, Views, as_records
@@ -124,7 +125,10 @@ def fingerprint(records: Iterable[Record], tokenizer: PreTrainedTokenizerBase, c
         tokenizer.chat_template,
         sorted(affecting(config, "sequences").items()),
     ]
-    digest.update(repr(parts).encode())
+    layout = LAYOUTS[str(config.layout)]
+    digest.update(repr([*parts, layout.views_in_text]).encode())
     for record in records:
-        digest.update(repr((record.messages, record.views, record.line)).encode())
+        # A layout of the user's own is no code of this package.
+        partners = layout.partners(record.messages)
+        digest.update(repr((record.messages, record.views, record.line, partners)).encode())
     return digest.hexdigest()[:32]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -112,9 +111,9 @@ class RecordTokenizer:
         """The pairs of a record, the first view of each predicts the second (before ``reverse_pred``).
 
         * Step-JEPA: steps of the last assistant message, each with the one ``pair_distance`` further on.
-        * LLM-JEPA: each user message with the assistant message that answers it; the record's explicit views
-          instead, where it has them. Layouts with ``views_in_text`` take the user's message where it stands in
-          the chat.
+        * LLM-JEPA: the messages that the layout calls partners, a question and its answer; the record's explicit
+          views instead, where it has them. Layouts with ``views_in_text`` take the first message of a pair where it
+          stands in the chat.
         """
         config, found = self.config, ViewPairs()
         if config.mode == "step-jepa":
@@ -125,13 +124,13 @@ class RecordTokenizer:
                 if source.strip() and target.strip():
                     found.append((self._alone(0, "user", source), self._alone(1, "assistant", target)))
         elif config.mode == "llm-jepa":
-            in_text = LAYOUTS[str(config.layout)].views_in_text
-            for place, (user, said) in enumerate(pairwise(record.messages)):
-                if user["role"] == "user":
-                    first = ViewText(main, *main.spans[place], in_main=True)
-                    if not in_text:
-                        first = self._alone(0, "user", user["content"])
-                    found.append((first, self._alone(1, "assistant", said["content"])))
+            layout = LAYOUTS[str(config.layout)]
+            messages = [(message["role"], message["content"]) for message in record.messages]
+            for start, end in layout.partners(record.messages):
+                first = ViewText(main, *main.spans[start], in_main=True)
+                if not layout.views_in_text:
+                    first = self._alone(0, *messages[start])
+                found.append((first, self._alone(1, *messages[end])))
             # Without a chat format the last exchange is all there is.
             found = found[-1:] if config.plain else found
         return found[:1] if config.pairs == "first" else found
