@@ -13,7 +13,7 @@ from bad_runs import DAMAGED, damage
 from made_up_runs import STEP_JEPA, change, evaluate, log, make_run
 from stepjepa.cli import main
 from stepjepa.compare.logged_run import read_runs
-from stepjepa.compare.page import make_page
+from stepjepa.compare.page import LONGEST, make_page, shown_text
 from stepjepa.errors import UserError
 
 HOSTILE = (
@@ -85,6 +85,11 @@ def test_markup_in_runs_stays_text(hostile):
     own = re.sub(r"<(script|style).*?</\1>", "", page, flags=re.DOTALL)
     assert "<img src=x" not in own and "{{ 7" in own and "&lt;img src=x" in own
     assert all("caught" not in script for script in scripts(page))
+
+
+def test_a_text_that_is_too_long_is_cut_and_says_so():
+    assert shown_text("é" * LONGEST) == "é" * LONGEST
+    assert shown_text("é" * LONGEST + "the end") == "é" * LONGEST + "\n[... 7 more characters]"
 
 
 def test_a_damaged_file_of_answers_is_a_note(arms):

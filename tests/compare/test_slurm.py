@@ -4,6 +4,7 @@ import os
 import shlex
 import signal
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -194,6 +195,16 @@ def test_a_job_whose_time_is_up_continues_in_the_queue(tmp_path: Path, monkeypat
     assert folder.states(trials) == {"regular/seed1": "begun"}
     again()
     assert folder.states(trials) == {"regular/seed1": "finished"}
+
+
+def test_a_job_that_is_asked_to_end_ends_its_trial_and_says_by_which_signal(tmp_path: Path) -> None:
+    trials = trials_of(seeds=(1,), arms={"regular": {"lbd": 0}}, slow=0.1)
+    folder = folder_of(tmp_path, trials)
+    threading.Timer(0.45, os.kill, [os.getpid(), signal.SIGTERM]).start()
+    with pytest.raises(SystemExit) as ended:
+        TrialJob(folder, trials[0])()
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert folder.states(trials) == {"regular/seed1": "begun"}
 
 
 def test_no_file_of_the_folder_that_a_job_starts_in_takes_the_place_of_a_module(
