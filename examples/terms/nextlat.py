@@ -23,6 +23,9 @@ class NextLat(Term):
     """Needs no views: it stands beside any mode."""
 
     weight: float = 0.1
+    wrong: bool = (
+        False  # a control: predict the state of another token, half of the tokens of the micro-batch further on
+    )
 
     # The embeddings of tokens, and the last hidden state.
     layers = (0, -1)
@@ -43,7 +46,8 @@ class NextLat(Term):
         states = encoded.at(now)
         read = torch.cat([states, encoded.at(following, 0)], dim=-1).to(next(network.parameters()).dtype)
         predicted = network(read) + states
-        losses = nn.functional.smooth_l1_loss(
-            predicted.float(), encoded.at(following).detach().float(), reduction="none"
-        )
+        latent = encoded.at(following).detach().float()
+        if self.wrong:
+            latent = latent.roll(len(latent) // 2, 0)
+        losses = nn.functional.smooth_l1_loss(predicted.float(), latent, reduction="none")
         return losses.mean(-1).sum()

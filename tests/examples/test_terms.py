@@ -63,10 +63,12 @@ def test_every_packing_gives_the_same(module: str, monkeypatch: pytest.MonkeyPat
     assert empty.loss.item() == 0
 
 
-@pytest.mark.parametrize("module", ["nitp", "in_row_infonce"])
-def test_the_value_from_each_text_by_itself(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("module", "args"), [("nitp", {}), ("in_row_infonce", {}), ("nextlat", {}), ("nextlat", {"wrong": True})]
+)
+def test_the_value_from_each_text_by_itself(module: str, args: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
-    made = getattr(importlib.import_module(module), TERMS[module])()
+    made = getattr(importlib.import_module(module), TERMS[module])(**args)
     model, records = tiny.make_model("llama"), random_records(3, vocabulary=60)
     objective = Objective([made])
     attach_heads(model, objective.heads(model.config))
@@ -82,6 +84,15 @@ def test_the_value_from_each_text_by_itself(module: str, monkeypatch: pytest.Mon
             for place in range(len(text) - 1)
         ]
         expected = torch.stack(angles).mean()
+    elif module == "nextlat":
+        network = find_heads(model)[made.name]
+        hidden = [(each[-1][0], each[0][0]) for each in states]
+        predicted = torch.cat([network(torch.cat([h[:-1], e[1:]], -1)) + h[:-1] for h, e in hidden])
+        latents = torch.cat([h[1:] for h, _ in hidden])
+        half = len(latents) // 2 if args else 0
+        expected = torch.stack(
+            [torch.nn.functional.smooth_l1_loss(one, latents[place - half]) for place, one in enumerate(predicted)]
+        ).mean()
     else:
         firsts = [int(min(record.labels)) for record in records]
         ends = [each[-1][0, first] for each, first in zip(states, firsts, strict=True)]
