@@ -52,7 +52,7 @@ def test_evaluates_prints_and_goes_on(files, capsys):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--task", "maths"], "--task: no task 'maths'; expected auto, nl-rx"),
+        (["--task", "maths"], "--task: no task 'maths'; expected auto, hellaswag"),
         (["--test_file", "nowhere.jsonl"], "nowhere.jsonl: no such data file"),
         (["--model_path", "nowhere/at/all"], "nowhere/at/all: no such model folder"),
         (["--model_path", str(Path(__file__).parent)], "holds no model"),

@@ -1,7 +1,7 @@
 """What a task is: how the right answer of a record is found, and how the answer of a model is scored.
 
-A new task is a class derived from :class:`Task` that ``tasks.registry`` lists. One of your own is named on the command
-line by where it is, ``--task my_module:MyTask``.
+A new task is a class derived from :class:`Task` in a file of this folder. One of your own is named on the command line
+by where it is, ``--task my_module:MyTask``.
 """
 
 from abc import ABC, abstractmethod
@@ -91,6 +91,7 @@ class Task(ABC):
     takes: ClassVar[tuple[str, ...]] = ()  # the fields of TaskOptions that make a difference to this task
     system_prompt: ClassVar[str] = ""  # recognises the data set's records; empty for none
     file_names: ClassVar[tuple[str, ...]] = ()  # how the names of its files begin, in lower case with _; the same
+    asked: ClassVar[int] = 0  # 'auto' asks higher ones later: those that know a record by what its answer looks like
     options: TaskOptions = TaskOptions()
     _workers: Workers | None = None
 

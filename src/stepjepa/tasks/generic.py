@@ -16,6 +16,7 @@ class GenericTask(Task):
     """The truth is the last assistant message, the answer all that the model said; scores are ``text_scores``."""
 
     name = "generic"
+    asked = 3
     headline = "exact"
     lenient = "prefix"
 
@@ -40,6 +41,7 @@ class BoxedTask(Task):
     """
 
     name = "boxed"
+    asked = 2
     headline = "correct"
     lenient = "first_correct"
 
@@ -95,6 +97,7 @@ class Gsm8kTask(BoxedTask):
     """GSM8K: the last marked answer as a number, ``#### 18``, or a box where that comes later or alone."""
 
     name = "gsm8k"
+    asked = 1
     system_prompt = "Answer the math question, show steps."
     file_names = ("gsm8k",)
 

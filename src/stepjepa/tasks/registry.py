@@ -6,6 +6,8 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import fields
+from pathlib import Path
+from pkgutil import iter_modules
 
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
@@ -15,18 +17,18 @@ from stepjepa.tasks.base import WRONG, Response, Scored, Task, TaskOptions, reco
 
 AUTO = "auto"
 FALLBACK = "generic"
-# In the order in which 'auto' asks them; loaded when they are needed.
-TASKS = {
-    "nl-rx": "nl_rx:NlRxTask",
-    "spider": "spider:SpiderTask",
-    "gsm8k": "generic:Gsm8kTask",
-    "nq-open": "nq_open:NqOpenTask",
-    "hellaswag": "hellaswag:HellaswagTask",
-    "sentiment": "sentiment:SentimentTask",
-    "stepmath": "stepmath:StepmathTask",
-    "boxed": "generic:BoxedTask",
-    FALLBACK: "generic:GenericTask",
-}
+
+
+def _tasks_of_this_folder() -> dict[str, type[Task]]:
+    """Every class with a ``name`` in a file beside this one, in the order in which ``auto`` asks them."""
+    files = iter_modules([str(Path(__file__).parent)])
+    modules = [importlib.import_module(f"{__package__}.{file.name}") for file in files]
+    classes = {each for module in modules for each in vars(module).values() if isinstance(each, type)}
+    tasks = [each for each in classes if issubclass(each, Task) and "name" in vars(each)]
+    return {task.name: task for task in sorted(tasks, key=lambda task: (task.asked, task.name))}
+
+
+TASKS = _tasks_of_this_folder()
 # The data sets by their own names.
 ALIASES = {"synth": "nl-rx", "turk": "nl-rx", "rotten-tomatoes": "sentiment", "yelp": "sentiment"}
 
@@ -36,9 +38,7 @@ def load_task(name: str) -> type[Task]:
     known = name.replace("_", "-")
     known = ALIASES.get(known, known)
     if known in TASKS:
-        module, _, kind = TASKS[known].partition(":")
-        own: type[Task] = getattr(importlib.import_module(f"stepjepa.tasks.{module}"), kind)
-        return own
+        return TASKS[known]
     if ":" in name:
         found = load_class("--task", name, Task)  # type: ignore[type-abstract]  # what is loaded is concrete
         for attribute in ("name", "headline", "lenient"):
@@ -76,8 +76,7 @@ def choose_task(name: str, records: Sequence[Record], options: TaskOptions | Non
 
 
 def _recognise(records: Sequence[Record]) -> type[Task]:
-    for name in TASKS:
-        kind = load_task(name)
+    for name, kind in TASKS.items():
         strangers = [record for record in records if not kind.recognises(record)]
         if not strangers:
             break

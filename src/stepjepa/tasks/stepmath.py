@@ -32,6 +32,7 @@ class StepmathTask(BoxedTask):
     """The problems of ``stepjepa prepare stepmath``: as ``boxed``, recognised by their system prompt."""
 
     name = "stepmath"
+    asked = 0
     system_prompt = "Solve the problem step by step. Put the answer in \\boxed{}."
 
     @classmethod
