@@ -58,6 +58,12 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         _LLAMA | {"hidden_size": 36, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 28},
     ),
     "granite": ("granite", _THIRTY | {"logits_scaling": 3.0, "attention_multiplier": 0.4, "residual_multiplier": 0.7}),
+    "granite_moe": (
+        "granitemoe",
+        _THIRTY
+        | {"hidden_size": 36, "intermediate_size": 28, "logits_scaling": 3.0}
+        | {"num_local_experts": 5, "num_experts_per_tok": 2},
+    ),
     "cohere": ("cohere", _THIRTY | {"logit_scale": 0.3}),
     "phi": ("phi", _THIRTY | {"hidden_size": 36, "num_key_value_heads": 3}),
     "gemma2_window": ("gemma2", _LLAMA | {"sliding_window": WINDOW} | _MIXED),

@@ -90,7 +90,11 @@ class JepaConfig:
     lbd: float = _loss(0.1, "weight of the alignment loss", allowed=FROM_ZERO)
     gamma: float = _term(1.0, "weight of the LM loss", allowed=FROM_ZERO)
     prompt_loss_weight: float = _term(0.0, "weight of a mean LM loss on the text of user messages", allowed=FROM_ZERO)
-    jepa_loss_type: Literal["cosine", "l2", "mse", "infonce"] = _loss("cosine", "distance between paired embeddings")
+    jepa_loss_type: Literal["cosine", "l2", "mse", "infonce"] = _loss(
+        "cosine",
+        "distance between paired embeddings",
+        default_of_flag="infonce, or cosine beside other flags of a loss",
+    )
     infonce_temperature: float = _loss(
         0.07, "temperature of infonce", only_with="jepa_loss_type infonce", allowed=POSITIVE
     )

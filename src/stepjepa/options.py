@@ -39,7 +39,8 @@ def option(default: Any = MISSING, help: str = "", **more: Any) -> Any:
             ``choices``, if the type is no ``Literal``; ``allowed``: a :data:`Range`; ``parse``: converts the text,
             instead of the type, and ``expected`` describes it; ``const``: the value of a flag given without one;
             ``positional``: an argument without a flag; ``only_with``: the options without which this one has no effect,
-            ``lora`` or ``target_grad ema``, joined by ``or``; what the owner needs, as ``affects`` of ``JepaConfig``.
+            ``lora`` or ``target_grad ema``, joined by ``or``; ``default_of_flag``: what it means where the flag is not
+            given, if that is not ``default``; what the owner needs, as ``affects`` of ``JepaConfig``.
     """
     return field(default=default, metadata={"help": help, **more})
 
@@ -271,7 +272,7 @@ def _add(group: argparse._ArgumentGroup, each: Option) -> None:
     elif "const" in about:
         words |= {"nargs": "?", "const": about["const"]}
     said = " ".join(map(str, default)) if isinstance(default, tuple | list) else default
-    said = f"{said:g}" if isinstance(said, float) else said
+    said = about.get("default_of_flag") or (f"{said:g}" if isinstance(said, float) else said)
     told = "" if said in (None, False, "") else " (on)" if said is True else f" ({said})"
     names = [each.name] if about.get("positional") else [f"--{name}" for name in (each.name, *about.get("names", ()))]
     action = group.add_argument(*names, help=about["help"] + told, **words)

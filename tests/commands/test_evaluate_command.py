@@ -58,6 +58,7 @@ def test_evaluates_prints_and_goes_on(files, capsys):
         (["--model_path", str(Path(__file__).parent)], "holds no model"),
         (["--plain", "--use_test_prompts"], "--use_test_prompts does nothing with --plain"),
         (["--plain"], "leave --plain out"),
+        (["--output_file", "out/a.json"], "end its name in .jsonl"),
         (["--startswith", "--task", "user_task:LastWord"], "no score 'prefix', only last, anywhere"),
     ],
 )

@@ -67,6 +67,8 @@ def test_a_picture_is_written_and_never_over_another(
     assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     assert _inspect(data, "--step_jepa", "--png", str(picture)) == 2
     assert "is there already; name another file or pass --overwrite" in capsys.readouterr().err
+    assert _inspect(data, "--step_jepa", "--png", str(tmp_path / "attention.txt")) == 2
+    assert "--png draws .png or .svg; end its name in one of them" in capsys.readouterr().err
 
 
 def test_a_record_that_is_not_there(data: Path, capsys: pytest.CaptureFixture[str]) -> None:

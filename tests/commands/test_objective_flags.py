@@ -94,7 +94,7 @@ REFUSED: list[tuple[str, str]] = [
     ("--eval_split 0.5", "--eval_split does nothing without --data_file"),
     ("--plain --chat_template x", "--plain and --chat_template exclude each other"),
     ("--dataloader_drop_last true", "dataloader_drop_last: expected"),
-    ("--jepa_layer 7", "jepa_layer: expected -5 to 4 for a model of 4 layers, got 7"),
+    ("--jepa_layer 7", "jepa_layer, or a term's layer: expected -5 to 4 for a model of 4 layers, got 7"),
     ("--pretrain --lora", "--lora needs trained weights"),
     ("--lora --load_in_4bit --load_in_8bit --model_name x", "exclude each other"),
     ("--same_flop --max_steps 5", "--same_flop works out the number of steps"),

@@ -107,10 +107,13 @@ def test_compute_is_compared_by_seed(tmp_path):
     without = compare([folder for name in "rac" for folder in folders[name]]).notes
     remedy = "nothing here is comparable at equal FLOPs (within 2% of regular); add runs trained with --same_flop"
     assert any(note.startswith(remedy) for note in without)
+    assert all(each.token_ratio == 1 for each in differences)
+    change(folders["b"][0] / "run.json", "results", "tokens", to=None)
     # One run that does not know them, and the arm has none. Nothing is made of tokens instead.
     change(folders["b"][1] / "run.json", "results", "flops", to=None)
     found = compare([*folders["r"], *folders["b"]])
     assert found.differences["llm-jepa"].flops_ratio is None and found.differences["llm-jepa"].equal == ()
+    assert found.differences["llm-jepa"].token_ratio is None
 
 
 def test_doubtful_runs_are_named(runs):
@@ -244,11 +247,13 @@ def test_the_baseline(runs, tmp_path):
 def test_one_of_several_evaluations_is_chosen(runs):
     for folder in runs:
         evaluate(folder, "10000001", name="long.v2")
-    with pytest.raises(UserError, match=r"holds several evaluations \(there is long.v2, test\); name one"):
+    with pytest.raises(UserError, match=r"holds several evaluations \(there is long.v2, test\); pass --evaluation"):
         compare(runs)
     for name in ("long.v2", "long.v2.jsonl", "long.v2.summary.json"):
         assert compare(runs, evaluation=name).arms[1].spread("headline").mean == 0.25
     assert compare(runs, evaluation="test").differences["llm-jepa"].by_example.gained == 6
+    rows = report(runs, evaluation="long.v2")
+    assert [row["accuracy"] for row in rows] == [0.25] * len(runs)
     with pytest.raises(UserError, match=r"no finished evaluation 'other' \(there is long.v2, test\)"):
         compare(runs, evaluation="other")
 

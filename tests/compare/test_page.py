@@ -95,7 +95,7 @@ def test_a_text_that_is_too_long_is_cut_and_says_so():
 def test_a_damaged_file_of_answers_is_a_note(arms):
     (arms[0] / "test.jsonl").write_text("{", encoding="utf-8")
     page = make_page(read_runs(arms))
-    assert "Without answers: " in page
+    assert "The section on answers is missing: " in page
     assert "The runs are not compared: " in page
     assert 'id="steps"' in page
 
@@ -127,6 +127,11 @@ def test_the_command_writes_a_page_and_overwrites_only_when_told(arms, tmp_path,
     assert main([*given, "--overwrite"]) == 0
     assert target.read_bytes() == before
     assert [path.name for path in target.parent.iterdir()] == ["report.html"]
+    for flags, told in [(["--analysis", "nowhere"], "holds no analysis"), (["--baseline", "none"], "'none'")]:
+        assert main([*given, "--overwrite", *flags]) == 2
+        assert told in capsys.readouterr().err
+    assert main([*given[:2], *given[-2:], "--overwrite", "--baseline", "none"]) == 2
+    assert "--baseline: no evaluation that two finished runs have" in capsys.readouterr().err
 
 
 def open_page(browser, path: Path) -> None:

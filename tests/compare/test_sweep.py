@@ -233,7 +233,9 @@ def test_killed_at_random_moments_it_comes_to_the_same_table(tmp_path: Path) -> 
         assert ours.read_bytes() == theirs.read_bytes()
 
 
-@pytest.mark.parametrize(("code", "words"), [(143, "signal 15"), (3, "exit code 3"), (0, "left no result")])
+@pytest.mark.parametrize(
+    ("code", "words"), [(143, "signal 15"), (3, "exit code 3"), (255, "exit code 255"), (0, "left no result")]
+)
 def test_it_is_said_how_a_trial_ended(code: int, words: str, tmp_path: Path) -> None:
     trials = trials_of(seeds=(1,), arms={"regular": {"lbd": 0}})
     folder = SweepFolder(tmp_path, trials, {}, (sys.executable, "-S", "-c", f"import sys; sys.exit({code})"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,7 @@ def test_forms_of_other_tools(row: dict[str, object], turns: list[str], tmp_path
         ({"messages": [USER, ASSISTANT], "text": [USER, USER], "code": "c"}, "'text' must be .* exactly one user"),
         ({"messages": [USER, ASSISTANT], "text": "t", "code": [USER]}, "'code' must be .* exactly one assistant"),
         ({"messages": [USER, ASSISTANT], "views": ["x", "y"]}, "list of pairs of texts"),
+        ({"question": "q", "answer": math.nan}, "column 'answer' is 'nan'; expected a text"),
     ],
 )
 def test_errors_name_place_and_field(value: dict[str, Any], message: str) -> None:

@@ -27,7 +27,7 @@ LONG = "trains for minutes"
 
 NOT_RUN: dict[str, list[tuple[str, str]]] = {
     # page -> (what the command begins with, reason); other reasons stand beside the block in an HTML comment
-    "README.md": [("make", "run by CI"), ("pip install stepjepa", "make wheel-test installs the wheel")],
+    "README.md": [("make", "run by CI"), ("pip install .", "make wheel-test installs the wheel")],
     "docs/usage.md": [("stepjepa prepare gsm8k --dataset", HUB), ("stepjepa train --train_file ../shared", LONG)],
     "docs/tutorial.md": [("make", "tests/examples runs it")],
     "CONTRIBUTING.md": [("make", "run by CI")],

@@ -8,15 +8,18 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from accelerate.utils import convert_to_fp32
 from torch import Tensor, nn
 
 import tiny
 from slow_trees import logits_of
+from stepjepa.chat.tokens import all_predictor_ids
 from stepjepa.models import lm_head
 from stepjepa.models.lm_head import LMHead, summed_cross_entropy
+from stepjepa.models.loading import LoraSettings, add_lora
 
 STATES, LABELS, WIDTH, VOCABULARY = 13, 17, 7, 31
-SCALED = ["gemma2_window", "granite", "cohere"]
+SCALED = ["gemma2_window", "granite", "granite_moe", "cohere"]
 
 
 def drawn(dtype: torch.dtype = torch.float32, *, bias: bool = False) -> tuple[Tensor, nn.Linear, Tensor, Tensor]:
@@ -35,6 +38,10 @@ def drawn(dtype: torch.dtype = torch.float32, *, bias: bool = False) -> tuple[Te
     return states, head.to(dtype), labels, rows
 
 
+def of(head: nn.Linear) -> lm_head.Head:
+    return head.weight, head.bias
+
+
 def at_once(states: Tensor, head: nn.Linear, labels: Tensor, rows: Tensor) -> Tensor:
     return F.cross_entropy(head(states)[rows], labels, reduction="sum")
 
@@ -49,7 +56,7 @@ def test_by_hand() -> None:
         head.weight.copy_(torch.tensor([[math.log(3.0)], [0.0]]))
     states = torch.tensor([[1.0], [0.0]], requires_grad=True)
     # Probabilities (3/4, 1/4), read twice, and (1/2, 1/2).
-    loss = summed_cross_entropy(states, head, torch.tensor([1, 0, 0]), torch.tensor([0, 1, 0]), chunk=1)
+    loss = summed_cross_entropy(states, of(head), torch.tensor([1, 0, 0]), torch.tensor([0, 1, 0]), chunk=1)
     assert loss.item() == pytest.approx(math.log(4) + math.log(2) + math.log(4 / 3))
     loss.backward()
     assert states.grad is not None
@@ -62,7 +69,10 @@ def test_by_hand() -> None:
 @pytest.mark.parametrize("bias", [False, True])
 def test_in_chunks_as_at_once(chunk: int | None, bias: bool) -> None:
     states, head, labels, rows = drawn(bias=bias)
-    loss, slow = summed_cross_entropy(states, head, labels, rows, chunk), at_once(states, head, labels, rows)
+    loss, slow = (
+        summed_cross_entropy(states, of(head), labels, rows, chunk),
+        at_once(states, head, labels, rows),
+    )
     assert loss.dtype == torch.float32
     torch.testing.assert_close(loss, slow, rtol=1e-6, atol=0)
     # Whatever the loss is multiplied by goes through.
@@ -80,7 +90,7 @@ def test_in_sixteen_bits(chunk: int, autocast: bool) -> None:
     truth = at_once(leaf, exact, labels, rows)
     wanted = gradients(truth, leaf, exact)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-        loss = summed_cross_entropy(states, head, labels, rows, chunk)
+        loss = summed_cross_entropy(states, of(head), labels, rows, chunk)
         logits = head(states)
     assert logits.dtype == torch.bfloat16
     assert loss.dtype == torch.float32
@@ -95,12 +105,12 @@ def test_in_sixteen_bits(chunk: int, autocast: bool) -> None:
 def test_only_what_is_trained_gets_a_gradient() -> None:
     states, head, labels, rows = drawn()
     head.requires_grad_(False)
-    (found,) = torch.autograd.grad(summed_cross_entropy(states, head, labels, rows, 5), [states])
+    (found,) = torch.autograd.grad(summed_cross_entropy(states, of(head), labels, rows, 5), [states])
     (wanted,) = torch.autograd.grad(at_once(states, head, labels, rows), [states])
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
     with torch.no_grad():
-        assert not summed_cross_entropy(states, head, labels, rows).requires_grad
-    loss = summed_cross_entropy(states, head, labels, rows)
+        assert not summed_cross_entropy(states, of(head), labels, rows).requires_grad
+    loss = summed_cross_entropy(states, of(head), labels, rows)
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="expected one backward pass through the LM loss, got a second one"):
         loss.backward()
@@ -113,16 +123,19 @@ def test_tokens_that_are_impossible(chunk: int) -> None:
     with torch.no_grad():
         labels[labels == 7] = 8
         head.bias[7] = -math.inf
-    found, slow = summed_cross_entropy(states, head, labels, rows, chunk), at_once(states, head, labels, rows)
+    found, slow = (
+        summed_cross_entropy(states, of(head), labels, rows, chunk),
+        at_once(states, head, labels, rows),
+    )
     torch.testing.assert_close(found, slow, rtol=1e-6, atol=0)
     for ours, wanted in zip(gradients(found, states, head), gradients(slow, states, head), strict=True):
         assert bool(torch.isfinite(ours).all())
         torch.testing.assert_close(ours, wanted, rtol=1e-5, atol=1e-6)
     labels[4] = 7
-    assert summed_cross_entropy(states, head, labels, rows, chunk).item() == math.inf
+    assert summed_cross_entropy(states, of(head), labels, rows, chunk).item() == math.inf
     with torch.no_grad():
         states[int(rows[2]), 3] = math.nan
-    assert math.isnan(summed_cross_entropy(states, head, labels, rows, chunk).item())
+    assert math.isnan(summed_cross_entropy(states, of(head), labels, rows, chunk).item())
 
 
 def test_logits_of_one_chunk_at_a_time(monkeypatch: Any) -> None:
@@ -131,7 +144,7 @@ def test_logits_of_one_chunk_at_a_time(monkeypatch: Any) -> None:
     sizes: list[int] = []
     linear = F.linear
     monkeypatch.setattr(F, "linear", lambda rows, *rest: sizes.append(len(rows)) or linear(rows, *rest))
-    summed_cross_entropy(states, head, labels, rows, 5)
+    summed_cross_entropy(states, of(head), labels, rows, 5)
     assert sizes == [5, 5, 3]
 
 
@@ -159,6 +172,29 @@ def test_logits_are_the_models(architecture: str) -> None:
     tiny.assert_same_gradients(tiny.gradients(model, loss), tiny.gradients(model, slow))
     assert torch.equal(model(input_ids=ids).logits[0], wanted)
     assert "forward" not in model.get_decoder().__dict__
+
+
+@pytest.mark.parametrize("wrapped", ["adapter", "mixed precision"])
+def test_wrappers_keep_the_chunks(wrapped: str, tiny_tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tied head of which PEFT trains some rows, and outputs that are converted to float32, as Accelerate does."""
+    model: Any = tiny.make_model("llama")
+    if wrapped == "adapter":
+        model = add_lora(model, LoraSettings(3), all_predictor_ids(tiny_tokenizer)).eval()
+    else:
+        model = model.bfloat16()
+        forward = model.forward
+        model.forward = lambda *args, **kwargs: convert_to_fp32(forward(*args, **kwargs))
+    calls: list[Any] = []
+    monkeypatch.setattr(
+        lm_head, "summed_cross_entropy", lambda *given: calls.append(given) or summed_cross_entropy(*given)
+    )
+    head, labels = LMHead(model), torch.arange(11, 18)
+    states = torch.randn(7, 33, generator=torch.Generator().manual_seed(3)).to(model.dtype)
+    loss = head.cross_entropy(states, labels)
+    assert len(calls) == 1
+    slow = F.cross_entropy(model.get_output_embeddings()(states).float(), labels, reduction="sum")
+    torch.testing.assert_close(loss, slow, rtol=1e-5, atol=1e-5)
+    tiny.assert_same_gradients(tiny.gradients(model, loss), tiny.gradients(model, slow))
 
 
 def test_half_precision_keeps_the_logits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,6 +105,24 @@ def test_sigreg_draws_by_seed_and_step() -> None:
     assert first not in (step, seed)
 
 
+@pytest.mark.parametrize("name", ["cosine", "l2", "mse", "infonce", "sigreg", "variance", "covariance"])
+def test_autocast_rounds_no_term(name: str) -> None:
+    """Terms run inside the model's forward pass, and so in its autocast."""
+    generator = torch.Generator().manual_seed(3)
+    source, target = (torch.randn(11, 7, generator=generator).requires_grad_() for _ in range(2))
+    terms: dict[str, Regularizer] = {"sigreg": SIGReg(directions=5), "variance": Variance(), "covariance": Covariance()}
+
+    def value() -> torch.Tensor:
+        return terms[name].value(source, Context()) if name in terms else make_distance(name)(source, target)
+
+    exact = value()
+    gradient = torch.autograd.grad(exact, source)[0]
+    with torch.autocast("cpu", torch.bfloat16):
+        found = value()
+    assert torch.equal(found, exact)
+    assert torch.equal(torch.autograd.grad(found, source)[0], gradient)
+
+
 SEEDS = range(60)
 ALIGNMENTS = ["cosine", "l2", "mse", "infonce"]
 REGULARIZERS: list[Regularizer] = [SIGReg(directions=7), Variance(), Covariance()]

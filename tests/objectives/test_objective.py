@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import tiny
 from stepjepa.batch.micro_batch import Batch, Members
 from stepjepa.config import JepaConfig
 from stepjepa.errors import UserError
@@ -90,6 +91,18 @@ def test_means_and_weights_by_hand() -> None:
     assert means["loss"].item() == pytest.approx(0.5 * math.log(6) / 2 + 2.0 * 0.52)
     # Counts of a longer step; and nothing to count counts as one.
     assert objective.means(found, {"lm_loss": 8, "jepa_loss": 0})["jepa_loss"].item() == pytest.approx(1.04)
+
+
+def test_a_mean_over_less_than_one_is_over_that() -> None:
+    """Six pairs of eight processes are three quarters for each."""
+    objective, sums = Objective([Alignment(weight=1.0)]), {"jepa_loss": torch.tensor(3.0)}
+    assert objective.means(sums, {"jepa_loss": 0.75})["jepa_loss"].item() == 4.0
+    assert objective.means(sums, {"jepa_loss": 0.0})["jepa_loss"].item() == 3.0
+
+
+def test_a_layer_that_the_model_lacks_is_refused_before_training() -> None:
+    with pytest.raises(ValueError, match=r"a term.s layer: expected -3 to 2 for a model of 2 layers, got 5"):
+        Objective([Tube(layer=5)]).heads(tiny.make_model("llama").config)
 
 
 def test_the_tube_by_hand() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from decimal import Decimal
 from functools import partial
 from itertools import count
 
@@ -142,6 +143,11 @@ def test_a_record():
 def test_ground_truth(answer, ground_truth, expected):
     (record,), _ = prepare(raw(answer=answer, ground_truth=ground_truth))
     assert record["ground_truth"] == expected
+
+
+def test_what_json_has_no_form_for_becomes_text():
+    (record,), _ = prepare(raw(answer=Decimal("5.10"), ground_truth="5.1"))
+    assert record["answer"] == "5.10"
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,9 @@ def test_answers_are_read_where_they_are_marked_and_nowhere_else(text, answers):
 
 
 NUMBERS = {
-    "18": r"18.00 | $18 | \$18 | 18€ | **18** | \text{18} | 18\text{ dollars} | 18 dollars per day | $18/hour | １８",
+    "18": r"18.00 | $18 | \$18 | 18€ | **18** | \text{18} | 18\text{ dollars} | 18 dollars per day | $18/hour | １８"
+    r" | 18\text{ cm}^2 | 18\text{ cm}^{2} | 18 m^2 | **18** dollars | $**18** | **$18** per day | \(18\) apples"
+    " | 18 a day | 18 p.m.",
     "-18": "−18 | -$18 | -18.",
     "1000": r"1,000 | 1{,}000 | 1\,000 | 1e3 | 1.0E+3 meters | 1\times 10^3",
     "100000": "100 thousand",
@@ -92,7 +94,9 @@ NUMBERS = {
 }
 REFUSED = (
     "two | 1e999 | 8! | 1, 2 | 1,00,000 | 1.2.3 | 1/0 | 5:30 | 18 or 20 | 18 or more | 2 hours 30 minutes | "
-    "6*3 | 5x | 2n | x = 5 | --5 | 5² | 2π | (1, 2) | [1,234] | \\frac{1}{2}3 | " + "9" * 1001
+    "6*3 | 5x | 2n | 18x^2 | 3x² | 5 x y | 7 pi | 2**3**4 | x = 5 | --5 | 5² | 2π | (1, 2) | [1,234] | \\frac{1}{2}3 | "
+    + "9"
+    * 1001
 )
 
 

@@ -1,6 +1,7 @@
 """Answers compared as text, answers that a solution marks, GSM8K, and verdicts on solutions that a model wrote."""
 
 import json
+import math
 from collections import Counter
 
 import pytest
@@ -54,6 +55,8 @@ def test_boxed_votes_are_counted_by_value():
         ("#### 17", 18, "18"),
         ("no mark", "steps\n#### 18", "18"),
         (r"\boxed{4}, rather \boxed{5}", None, "5"),
+        # A gap of a table.
+        (r"\boxed{4}, rather \boxed{5}", math.nan, "5"),
     ],
 )
 def test_ground_truth_goes_before_the_text(answer, given, truth):

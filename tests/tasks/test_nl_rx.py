@@ -8,7 +8,7 @@ import pytest
 from nl_rx_trees import find_trees
 from stepjepa.tasks import nl_rx
 from stepjepa.tasks.base import NO_ANSWER, TIMED_OUT, WRONG, Response, TaskOptions
-from stepjepa.tasks.nl_rx import STRINGS, NlRxTask, Tree, describe, generate_split, is_sound
+from stepjepa.tasks.nl_rx import STRINGS, NlRxTask, Tree, describe, generate_split, is_sound, judge
 from stepjepa.tasks.regex import parse
 from task_records import record
 
@@ -86,6 +86,11 @@ def test_what_is_right_because_it_says_nothing_is_told_apart(task):
         "verdicts": {"equivalent": 3, "same text": 1},
         "trivially_equivalent": 2,
     }
+
+
+def test_a_statistic_does_not_time_a_verdict_out():
+    """The complement of what ends in 'a' and 20 more characters has a million states."""
+    assert judge("(.*a.{20})", ".*a.{20}") == ("equivalent", None)
 
 
 PUBLISHED_SIZE = 9863

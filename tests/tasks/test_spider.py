@@ -143,6 +143,7 @@ def test_whether_the_rows_are_ordered(sql, ordered):
 def test_the_published_rules_find_what_a_shell_would_print(task):
     reference = with_published_rules(task)
     pairs = {(NAMES, NAMES): True, (NAMES, BY_AGE): False, (NONE, "no query"): True, (NONE, NAMES): False}
+    pairs |= {("SELECT nme FROM singer", NAMES): False, ("SELECT nme FROM singer", "no query"): True}
     scored = reference.score_all([record(truth) for truth, _ in pairs], [Response(answer) for _, answer in pairs])
     reference.close()
     assert [each.scores["reference"] for each in scored] == list(pairs.values())

@@ -27,17 +27,26 @@ def test_accumulated_batches_give_the_gradient_of_one(tiny_tokenizer: Any) -> No
     assert_same_gradients(gradients(model, torch.stack(losses).sum()), whole)
 
 
-def test_a_call_is_a_step_counted_from_0_unless_it_names_one(tiny_tokenizer: Any) -> None:
-    model, jepa = prepared(tiny_tokenizer, sigreg=0.5)
+@pytest.mark.parametrize("name", ["sigreg", "stp"])
+def test_a_call_is_a_step_counted_from_0_unless_it_names_one(name: str, tiny_tokenizer: Any) -> None:
+    model, jepa = prepared(tiny_tokenizer, **{name: 0.5})
     batch = jepa.collate(records())
 
-    def sigreg(**named: int) -> float:
+    def drawn(**named: int) -> float:
         # What it draws depends on the step.
-        return jepa(model, batch, **named).parts["sigreg_loss"].item()
+        return jepa(model, batch, **named).parts[f"{name}_loss"].item()
 
-    found = [sigreg() for _ in range(3)]
-    assert [sigreg(step=step) for step in range(3)] == found
+    found = [drawn() for _ in range(3)]
+    assert [drawn(step=step) for step in range(3)] == found
     assert len(set(found)) == 3
+
+
+def test_rows_are_packed_for_the_accelerator_that_the_model_will_move_to(
+    tiny_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert prepared(tiny_tokenizer)[1]._collator.attention_length is not None
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda"))
+    assert prepared(tiny_tokenizer)[1]._collator.attention_length is None
 
 
 def test_without_views_a_batch_trains_the_lm_loss_alone(tiny_tokenizer: Any) -> None:

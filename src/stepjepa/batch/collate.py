@@ -14,6 +14,7 @@ from stepjepa.batch.layouts import LAYOUTS, Reading
 from stepjepa.batch.micro_batch import Batch, Members
 from stepjepa.batch.pack import Rows, pack_passes
 from stepjepa.batch.sequences import Ids, Item, Numbers, Sequence, main_sequence
+from stepjepa.errors import UserError
 
 Encoding = Literal["tree", "rows"]
 """``tree``: rows of prefix trees under a mask. ``rows``: one plain row for each sequence."""
@@ -43,7 +44,10 @@ class Collator:
     def sequences(self, item: Item) -> list[Sequence]:
         """What a record becomes; ValueError if a sequence is longer than the model has positions."""
         if item.with_views:
-            found = LAYOUTS[self.layout].place(item.record, self.predictors, self.reading)
+            try:
+                found = LAYOUTS[self.layout].place(item.record, self.predictors, self.reading)
+            except UserError as error:
+                raise UserError(f"{error} (line {item.record.line})") from None
         else:
             found = [main_sequence(item.record)]
         longest = max(map(len, found))

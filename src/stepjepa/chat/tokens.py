@@ -12,7 +12,6 @@ import random
 import re
 from collections.abc import Sequence
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -54,13 +53,6 @@ def all_predictor_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """The ids of all predictor tokens that a tokenizer has; they must never be generated."""
     known = tokenizer.get_added_vocab()
     return sorted(index for token, index in known.items() if re.fullmatch(r"<\|predictor_\d+\|>", token))
-
-
-def saved_with_predictors(folder: str | Path) -> bool:
-    """Whether the tokenizer files in a model's folder contain predictor tokens; the tokenizer is not loaded."""
-    first = predictor_token(1).encode()
-    files = (Path(folder) / name for name in ("tokenizer.json", "tokenizer_config.json", "added_tokens.json"))
-    return any(first in file.read_bytes() for file in files if file.is_file())
 
 
 def add_plain_tokens(tokenizer: PreTrainedTokenizerBase) -> list[int]:

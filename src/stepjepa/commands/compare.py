@@ -77,6 +77,7 @@ class ReportFlags:
     """Which runs, and the page."""
 
     runs: list[str] = option(help="run folders, or folders of sweeps", positional=True, metavar="RUN")
+    evaluation: str | None = option(None, "which one, if a run has several: NAME.summary.json", metavar="NAME")
     json: bool = option(False, "the table for machines")
     output_file: str | None = option(None, "write a page", metavar="FILE.html")
     analysis: str | None = option(
@@ -90,12 +91,13 @@ def report(args: argparse.Namespace) -> Any:
     """Print the table or write the page."""
     refuse_without_effect(vars(args), ReportFlags)
     refuse_both(args, ("json", "output_file"))
+    refuse_both(args, ("evaluation", "output_file"))
     if args.output_file is not None:
         return _write_page(args)
     from stepjepa.compare.evaluated_run import find_run_folders
     from stepjepa.compare.tables import report, report_text
 
-    rows = report([each.folder for each in find_run_folders(args.runs)])
+    rows = report([each.folder for each in find_run_folders(args.runs)], evaluation=args.evaluation)
     if not args.json:
         print(visible_lines(report_text(rows)))
     return rows
@@ -107,6 +109,8 @@ def _write_page(args: argparse.Namespace) -> int:
 
     target = Path(args.output_file)
     refuse_existing(target, args.overwrite)
+    if args.analysis is not None and not (Path(args.analysis) / "analysis.json").is_file():
+        raise UserError("holds no analysis; name the --output_dir of 'stepjepa analyze'", path=args.analysis)
     page = make_page(read_runs(args.runs), args.baseline, args.analysis)
     # Files of other programs may hold half of a surrogate pair, which UTF-8 can't encode.
     content = page.encode("utf-8", errors="replace")

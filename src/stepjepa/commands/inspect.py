@@ -51,6 +51,9 @@ def inspect(args: argparse.Namespace) -> dict[str, Any]:
 
     config = jepa_config(args)
     if args.png is not None:
+        from stepjepa.compare.plot import check_picture
+
+        check_picture(args.png, "--png")
         refuse_existing(args.png, args.overwrite)
     records = _records(args)
     if args.model_name.startswith(PREFIX):

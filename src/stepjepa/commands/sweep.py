@@ -26,11 +26,11 @@ The file is YAML:
   evaluate: {test_file: test.jsonl}                          # of evaluate
   arms:               # their flags win; null removes one; a list is a grid
     regular: {regular: true}
-    step-jepa: {step_jepa: true, lbd: [0.1, 0.5], predictors: [1, 2]}
+    step-jepa: {step_jepa: true, jepa_loss_type: infonce, lbd: [0.1, 0.5]}
   seeds: [82, 23, 37, 84, 4]
   baseline: regular   # this one is added if it is missing
 
-Each trial has a run folder, DIR/ARM_lbd0.5_predictors1/seed82, with a log beside
+Each trial has a run folder, DIR/ARM_lbd0.5/seed82, with a log beside
 it. The same command continues a sweep: it skips finished trials and resumes the
 others. With --engine slurm the trials are one job array of submitit."""
 
@@ -110,10 +110,11 @@ def _engine(args: argparse.Namespace, folder: SweepFolder) -> Engine:
 
 def _conclude(folder: SweepFolder, outcome: Outcome, count: int) -> int:
     """Print the table, the failures and the next command; return the exit code."""
+    from stepjepa.compare.sweep import EVALUATION
     from stepjepa.compare.tables import report, report_text
 
     if trials := outcome.finished:
-        table = report([folder.run_folder(trial) for trial in trials], [trial.name for trial in trials])
+        table = report([folder.run_folder(trial) for trial in trials], [trial.name for trial in trials], EVALUATION)
         print(f"\n{report_text(table)}")
     for name, reason in outcome.failed.items():
         print(f"failed: {name}: {reason}")

@@ -175,7 +175,7 @@ TRAIN = Command(
     "eval_steps finetune_seed resume_from_checkpoint dry_run config",
     epilog="""\
 example: stepjepa train --train_file train.jsonl --model_name preset:tiny \\
-  --step_jepa --lbd 0.1 --output_dir runs/a
+  --step_jepa --jepa_loss_type infonce --output_dir runs/a
 All fields of transformers.TrainingArguments are flags too, such as --bf16.""",
 )
 
@@ -206,6 +206,7 @@ def add_estimate_flags(parser: Parser) -> None:
     """Add the flags of ``train``; its required output folder, to which nothing is written here, has a default."""
     add_flags(parser)
     parser.set_defaults(output_dir="estimate")
+    parser.required.remove("output_dir")
 
 
 def estimate(args: argparse.Namespace) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Runs put together into arms, one for each method; every arm compared with the baseline; and what that shows."""
 
 import json
+import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -153,7 +154,7 @@ def _difference(arm: Arm, baseline: Arm) -> Difference:
     ours, others = (_all_known(run.verdicts("headline") for run in side) for side in sides)
     judged = list(zip(ours, others, strict=True)) if ours and others else []
     lenient = _all_known(run.verdicts("lenient") for run in sides[1])
-    tokens = [sum(run.figures["tokens"] or 0 for run in side) for side in sides]
+    tokens = [math.fsum(_all_known(run.figures["tokens"] for run in side)) for side in sides]
     flops = [(one.figures["flops"], two.figures["flops"]) for one, two in pairs]
     ratios = _all_known(one / two if one and two else None for one, two in flops)
     same = {
@@ -172,7 +173,7 @@ def _difference(arm: Arm, baseline: Arm) -> Difference:
         )
         if judged and lenient
         else None,
-        token_ratio=tokens[0] / tokens[1] if tokens[1] else None,
+        token_ratio=tokens[0] / tokens[1] if all(tokens) else None,
         flops_ratio=statistics.spread(ratios).mean if ratios else None,
         equal=tuple(what for what in EQUAL if same[what]),
     )

@@ -178,7 +178,7 @@ def _summary_file(folder: Path, evaluation: str | None) -> Path:
     if len(found) != 1:
         which = "" if evaluation is None else f" {shown(evaluation)}"
         told = "several evaluations" if found else f"no finished evaluation{which}"
-        remedy = "name one, or evaluate with an --output_file in the folder"
+        remedy = "pass --evaluation NAME" if found else "evaluate with an --output_file in the folder"
         raise UserError(f"holds {told} (there is {', '.join(names) or 'none'}); {remedy}", path=folder)
     return folder / f"{found[0]}{SUMMARY}"
 

@@ -68,7 +68,10 @@ def make_page(runs: Sequence[Run], baseline: str | None = None, analysis: str | 
             if section.parts:
                 sections.append((section, section.html))
         except _DAMAGED as error:
-            notes.append(f"Without {name}: {error}")
+            told = (
+                str(error) if isinstance(error, UserError) else f"a file is damaged ({type(error).__name__}: {error})"
+            )
+            notes.append(f"The section on {name} is missing: {told}")
     first, scripts, plotly = read_template("theme.js"), [read_template("charts.js")], None
     if any(section.anchor == "answers" for section, _ in sections):
         scripts.append(read_template("answers.js"))
@@ -122,6 +125,8 @@ def compare_runs(runs: Sequence[Run], baseline: str | None = None) -> list[tuple
             if baseline is not None:
                 raise
             found.append((name, None, str(error)))
+    if baseline is not None and not found:
+        raise UserError("--baseline: no evaluation that two finished runs have; leave it out, or add runs")
     return found
 
 

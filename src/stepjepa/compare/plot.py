@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 PICTURES = (".png", ".svg")
 
 
-def check_picture(path: str | os.PathLike[str]) -> None:
+def check_picture(path: str | os.PathLike[str], flag: str = "--plot") -> None:
     """Raise UserError if a file name ends in none of ``PICTURES``."""
     if Path(path).suffix.lower() not in PICTURES:
-        raise UserError(f"--plot draws {' or '.join(PICTURES)}; end its name in one of them", path=path)
+        raise UserError(f"{flag} draws {' or '.join(PICTURES)}; end its name in one of them", path=path)
 
 
 def write_picture(comparison: Comparison, path: str | os.PathLike[str]) -> None:

@@ -30,6 +30,7 @@ from stepjepa.signals import Interruptions
 # -P: as for the installed command, no file in the current folder takes the place of a module.
 LAUNCHER = (sys.executable, "-P", "-m", "stepjepa")
 
+EVALUATION = "test"
 NEW, BEGUN, FAILED, FINISHED = "new", "begun", "failed", "finished"
 """States of a trial; one that was stopped or killed is ``begun``. The next start goes on with all but the last."""
 
@@ -68,7 +69,15 @@ class SweepFolder:
         run = str(self.run_folder(trial))
         if stage == "train":
             return [*self.launcher, stage, "--resume_from_checkpoint=auto", *trial.train, "--output_dir", run]
-        return [*self.launcher, stage, *trial.evaluate, "--model_path", run, "--output_file", f"{run}/test.jsonl"]
+        return [
+            *self.launcher,
+            stage,
+            *trial.evaluate,
+            "--model_path",
+            run,
+            "--output_file",
+            f"{run}/{EVALUATION}.jsonl",
+        ]
 
     def states(self, trials: Sequence[Trial]) -> dict[str, str]:
         """The state of each trial, by name; ``UserError`` if one was made with other flags, or not by a sweep."""
@@ -94,7 +103,7 @@ class SweepFolder:
 
     def is_evaluated(self, trial: Trial) -> bool:
         """Whether a trial is trained and evaluated."""
-        return self.is_trained(trial) and bool(json_at(self.run_folder(trial) / f"test{SUMMARY}"))
+        return self.is_trained(trial) and bool(json_at(self.run_folder(trial) / f"{EVALUATION}{SUMMARY}"))
 
     def read_record(self, trial: Trial) -> dict[str, Any]:
         """The flags of a trial and how it ended; empty where it was not begun."""
@@ -236,7 +245,7 @@ class _TrialRun:
             return True
         # A program that cleans up before it ends gives the signal by its exit code, as a shell would.
         how = f"failed with exit code {code}" if code else "left no result"
-        if (number := -code if code < 0 else code - 128) > 0:
+        if (number := -code if code < 0 else code - 128) in signal.valid_signals():
             how = f"was ended by signal {number} ({signal.strsignal(number)})"
         self._folder.record(self.trial, FAILED, f"{self._stage} {how}: {self._folder.last_line(self.trial)}")
         return True

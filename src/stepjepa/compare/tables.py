@@ -79,12 +79,15 @@ def interval(low: float | None, high: float | None, how: str = ".1f") -> str:
     return "" if low is None or high is None else f" [{100 * low:{how}}, {100 * high:{how}}]"
 
 
-def report(folders: Sequence[str | os.PathLike[str]], names: Sequence[str] = ()) -> list[dict[str, Any]]:
+def report(
+    folders: Sequence[str | os.PathLike[str]], names: Sequence[str] = (), evaluation: str | None = None
+) -> list[dict[str, Any]]:
     """One row for each run folder: values by the heads of columns, and the 95 % interval of the accuracy over examples.
 
+    ``evaluation`` is which one, if a run has several.
     ``UserError`` if the runs were evaluated on different files or in different ways.
     """
-    runs = [read_evaluated_run(folder) for folder in folders]
+    runs = [read_evaluated_run(folder, evaluation) for folder in folders]
     refuse_different(runs, _SAME_QUESTIONS)
     rows = []
     for run, name in zip(runs, names or run_names([run.folder for run in runs]), strict=True):

@@ -61,7 +61,7 @@ def read_records(
     reader = FORMATS.get(found.suffix.lower(), _read_json_lines)
     records = list(_parse_each(reader(found, bad.note), path, bad, columns))
     if not records:
-        rest = bad.describe() if bad.count else "expected one JSON object per line"
+        rest = bad.describe() if bad.count else "add at least one"
         raise UserError(f"holds no records; {rest}", path=path)
     return records
 

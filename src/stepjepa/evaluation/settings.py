@@ -45,6 +45,8 @@ class ScoringSettings:
         """Raise ``UserError`` if the output file is a folder or the source, which ``what`` names in the message."""
         if Path(self.output_file).is_dir():
             raise UserError("is a folder; name a file in it", path=self.output_file)
+        if Path(self.output_file).suffix != ".jsonl":
+            raise UserError("--output_file is of JSON lines; end its name in .jsonl", path=self.output_file)
         if Path(self.output_file).resolve() == Path(source).resolve():
             raise UserError(f"--output_file is the {what}; name another", path=self.output_file)
 

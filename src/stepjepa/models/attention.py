@@ -136,11 +136,11 @@ def block_mask(trees: Trees, rule: Rule | None = None) -> BlockMask:
     )
 
 
-def _listed(dense: Tensor) -> tuple[Tensor, Tensor]:
+def _listed(seen: Tensor) -> tuple[Tensor, Tensor]:
     """For each block of queries: the number of key blocks that it sees, and all key blocks, those first."""
-    dense = dense[:, None]  # [B, 1, N, N], for all heads
-    order = dense.int().argsort(dim=-1, descending=True, stable=True)
-    return dense.sum(-1, dtype=torch.int32), order.int().contiguous()
+    seen = seen[:, None]  # [B, 1, N, N], for all heads
+    order = seen.int().argsort(dim=-1, descending=True, stable=True)
+    return seen.sum(-1, dtype=torch.int32), order.int().contiguous()
 
 
 @cache

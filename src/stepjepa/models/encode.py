@@ -167,7 +167,8 @@ def flat_states(output: Any, layer: int) -> Tensor:
 def check_layer(last: int, layer: int) -> None:
     """Raise ValueError for a hidden state that a model of ``last`` layers does not have."""
     if not -last - 1 <= layer <= last:
-        raise ValueError(f"jepa_layer: expected {-last - 1} to {last} for a model of {last} layers, got {layer}")
+        told = "jepa_layer, or a term's layer: expected"
+        raise ValueError(f"{told} {-last - 1} to {last} for a model of {last} layers, got {layer}")
 
 
 class EmaEncoder(TrainerCallback):

@@ -17,6 +17,9 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from stepjepa.models.architecture import base_model, causal_model, find_decoder
 
+Head = tuple[Tensor, Tensor | None]
+"""Weight and bias of a linear layer."""
+
 # Minimum number of logits in a chunk: matrix products of few rows are slow.
 FEWEST_LOGITS = 2**20
 
@@ -25,18 +28,19 @@ _plain: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
 def summed_cross_entropy(
-    states: Tensor, head: nn.Linear, label_ids: Tensor, rows: Tensor, chunk: int | None = None
+    states: Tensor, head: Head, label_ids: Tensor, rows: Tensor, chunk: int | None = None
 ) -> Tensor:
-    """``cross_entropy(head(states)[rows], label_ids, reduction="sum")`` in float32, in chunks of states.
+    """``cross_entropy(linear(states, *head)[rows], label_ids, reduction="sum")`` in float32, in chunks of states.
 
-    States ``[U, D]``, head ``[V, D]``, labels ``[N]``, and ``rows`` ``[N]``, the state at which each label is read.
+    States ``[U, D]``, head ``[V, D]`` with a bias ``[V]``, labels ``[N]``, and ``rows`` ``[N]``, the state at which
+    each label is read.
     The default ``chunk`` is a quarter of D states, so that a chunk of logits is small beside the head's weight, but at
     least ``FEWEST_LOGITS`` logits. The sum, a float32 scalar, can be differentiated once.
     """
     if chunk is None:
-        vocabulary, width = head.weight.shape
+        vocabulary, width = head[0].shape
         chunk = max(width // 4, FEWEST_LOGITS // vocabulary, 1)
-    given = states, head.weight, head.bias, label_ids, rows, chunk, torch.is_grad_enabled()
+    given = states, *head, label_ids, rows, chunk, torch.is_grad_enabled()
     found: Tensor = _SummedCrossEntropy.apply(*given)
     return found
 
@@ -105,6 +109,13 @@ def multiplies_in(states: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
 
 
+class _Decoded(BaseModelOutputWithPast):
+    """The output of a decoder that was not run: whatever a model's own forward pass reads but the states is None."""
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
 class LMHead:
     """The LM head of a causal language model, including the model's own scaling and capping of logits.
 
@@ -130,15 +141,27 @@ class LMHead:
             rows = torch.arange(len(label_ids), device=label_ids.device)
         # In float16 small gradients underflow unless scaled, and the loss scale arrives only in the backward pass.
         half = multiplies_in(states) == torch.float16
-        if type(self.module) is nn.Linear and self.is_plain and not half:
-            return summed_cross_entropy(states, self.module, label_ids, rows)
+        parameters = None if half or not self.is_plain else self._parameters()
+        if parameters is not None:
+            return summed_cross_entropy(states, parameters, label_ids, rows)
         logits = self.logits(states).float()
         return (logits.logsumexp(-1)[rows] - logits[rows, label_ids]).sum()
+
+    def _parameters(self) -> Head | None:
+        """Weight and bias of the head; None where it is more than a linear layer."""
+        if type(self.module) is nn.Linear:
+            return self.module.weight, self.module.bias
+        # PEFT's wrapper of a head that is tied to embeddings of which some rows are trained.
+        adapter: Any = getattr(self.module, "token_adapter", None)
+        base = None if adapter is None else adapter.get_base_layer()
+        if type(base) is not nn.Linear or adapter.disable_adapters or adapter.merged:
+            return None
+        return adapter.get_merged_weights(adapter.active_adapters), base.bias
 
     def _by_the_model(self, states: Tensor) -> Tensor:
         """Logits from the model's own forward pass, with its decoder replaced by the given hidden states."""
         base = base_model(self._causal)
-        stand_in = {"forward": lambda *_, **__: BaseModelOutputWithPast(last_hidden_state=states)}
+        stand_in = {"forward": lambda *_, **__: _Decoded(last_hidden_state=states)}
         ids = torch.zeros((1, states.shape[1]), dtype=torch.long, device=states.device)
         with (
             _replaced(find_decoder(base), **stand_in, _forward_hooks={}),
@@ -174,4 +197,7 @@ def _gives_out_its_logits(model: nn.Module, head: nn.Module) -> bool:
         handle.remove()
         for module, mode in modes:
             module.training = mode
-    return len(made) == 1 and given is made[0]
+    if len(made) != 1:
+        return False
+    # Wrappers for mixed precision convert the output to float32.
+    return given is made[0] or (given.dtype != made[0].dtype and torch.equal(given, made[0].to(given.dtype)))

@@ -130,7 +130,7 @@ def random_model(config: Any, tokenizer: Any, ends: Sequence[int], seed: int, **
     from stepjepa.models.token_rows import add_ends
 
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, **options)
     settings = model.generation_config
     settings.bos_token_id, settings.pad_token_id = tokenizer.bos_token_id, tokenizer.pad_token_id

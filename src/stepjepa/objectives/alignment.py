@@ -51,6 +51,11 @@ class MSE:
         return (source.float() - target.float()).square().mean(dim=-1).sum()
 
 
+def _without_autocast(values: Tensor) -> torch.autocast:
+    """Where products are as exact as what is multiplied: terms run in the model's autocast, which rounds to 16 bits."""
+    return torch.autocast(values.device.type, enabled=False)
+
+
 @dataclass(frozen=True)
 class InfoNCE:
     """Cross-entropy of finding each source's target among all targets of the batch (van den Oord et al., 2018).
@@ -64,7 +69,8 @@ class InfoNCE:
     def __call__(self, source: Tensor, target: Tensor, first: int = 0) -> Tensor:
         """Sum over the sources ``[P, D]``; row ``first + i`` of the targets ``[Q, D]`` is that of source i."""
         (source, here), (target, there) = directions(source), directions(target)
-        logits = source @ target.T / self.temperature
+        with _without_autocast(source):
+            logits = source @ target.T / self.temperature
         wanted = torch.arange(first, first + len(logits), device=logits.device)
         losses = torch.logsumexp(logits, dim=-1) - logits.gather(1, wanted[:, None])[:, 0]
         return losses.masked_fill(~(here & there[wanted]), 0).sum()
@@ -95,11 +101,11 @@ class Alignment(_OfPairs):
 
     head_name = "predictor_head"
 
-    weight: float = 0.1
+    weight: float = DEFAULTS["lbd"]
     distance: Distance = field(default_factory=Cosine)
     through_target: bool = True  # train the model through the target embedding, too
     schedule: str = "constant"
-    warmup: float = 0.1
+    warmup: float = DEFAULTS["lbd_warmup"]
     head: str | None = None  # kind of the predictor head on the source, see ``PredictorHead``; None for none
 
     @property
@@ -142,7 +148,8 @@ class Regularizer(_OfPairs):
     def value(self, embeddings: Tensor, context: Context) -> Tensor:
         """What is to be small, of one side's embeddings ``[P, D]``: a float32 scalar."""
         values = embeddings.float()
-        return self._of_several(values, context) if len(values) > 1 else values.sum() * 0
+        with _without_autocast(values):
+            return self._of_several(values, context) if len(values) > 1 else values.sum() * 0
 
     @abstractmethod
     def _of_several(self, values: Tensor, context: Context) -> Tensor: ...

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.config import JepaConfig
 from stepjepa.errors import UserError
-from stepjepa.models.encode import Encoded, encode
+from stepjepa.models.encode import Encoded, check_layer, encode
 from stepjepa.objectives.alignment import Alignment, Covariance, SIGReg, Variance, make_distance
 from stepjepa.objectives.monitors import Window
 from stepjepa.objectives.term import TERMS, Context, Term, load_term
@@ -79,15 +79,18 @@ class Objective:
         batches = list(batches)
         return {name: float(sum(map(each.count, batches))) for name, each in self.terms.items()}
 
-    def heads(self, config: object, seed: int = 42) -> dict[str, nn.Module]:
+    def heads(self, config: Any, seed: int = 42) -> dict[str, nn.Module]:
         """The trained modules of the terms, by the names under which they are saved.
 
-        Their weights depend on the seed and the decoder's configuration alone.
+        Their weights depend on the seed and the decoder's configuration alone. ValueError if it lacks a layer that a
+        term reads.
         """
+        for layer in self.layers:
+            check_layer(int(config.num_hidden_layers), layer)
         found: dict[str, nn.Module] = {}
         with torch.random.fork_rng(devices=[]):
             for name, each in self.terms.items():
-                torch.manual_seed(seed)
+                torch.default_generator.manual_seed(seed)
                 if (head := each.modules(config)) is not None:
                     found[each.head_name or name] = head
         return found
@@ -101,7 +104,7 @@ class Objective:
 
         It is weighted for a share of the run that is over (``progress``); None for the weights without schedules.
         """
-        parts = {name: value / max(float(counts[name]), 1.0) for name, value in sums.items()}
+        parts = {name: value / (float(counts[name]) or 1.0) for name, value in sums.items()}
         weighted = [self.terms[name].weight_at(progress) * part for name, part in parts.items()]
         return parts | {"loss": torch.stack(weighted).sum()}
 

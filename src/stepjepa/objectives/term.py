@@ -72,11 +72,11 @@ class Term(ABC):
 
     @abstractmethod
     def count(self, batch: Any) -> int:
-        """What the mean is over in a ``collate.Batch``: labels, pairs, tokens ...; known before the forward pass."""
+        """What the mean is over in a ``micro_batch.Batch``, known before the forward pass: labels, pairs, tokens."""
 
     @abstractmethod
     def __call__(self, encoded: Any, batch: Any, context: Context) -> Tensor:
-        """The sum over a ``collate.Batch``, of its ``encode.Encoded`` hidden states: a float32 scalar.
+        """The sum over a ``micro_batch.Batch``, of its ``encode.Encoded`` hidden states: a float32 scalar.
 
         Where there is nothing to sum it is 0 with a gradient of 0, not without a gradient.
         """

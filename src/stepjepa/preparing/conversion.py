@@ -129,7 +129,11 @@ def convert_response(row: Row, options: StepOptions) -> dict[str, Any]:
         # As in evaluation, only a marked answer counts, the last one.
         if not any(same_answer(answer, truth) for answer in marked_answers(response)[-1:]):
             raise Unusable("wrong or no final answer")
-    optional = {"answer": row.get("answer"), "ground_truth": truth}
+    answer = row.get("answer")
+    optional = {
+        "answer": answer if isinstance(answer, str | int | float | None) else str(answer),
+        "ground_truth": truth,
+    }
     return {
         "question": question,
         **{name: value for name, value in optional.items() if value is not None},

@@ -124,7 +124,7 @@ _SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10*
 _LETTER_UNITS = frozenset("mglLshWVJ")
 # "18 or more" and "3 to one" do not mean the number before these words.
 _NOT_UNITS = re.compile(
-    r"\b(?:or|and|to|not|plus|minus|times|by|over|out|if|but|is|are|was|were)\b|^(?:squared|cubed|factorial)\b",
+    r"\b(?:or|and|to|not|plus|minus|times|by|over|out|if|but|is|are|was|were)\b|^(?:squared|cubed|factorial|pi|sqrt|log|ln|sin|cos|tan|mod)\b",
     re.IGNORECASE,
 )
 # Characters; no sentence that states a number is longer. Longer answers are compared as text, with their decoration.
@@ -141,6 +141,10 @@ _REPLACEMENTS = (
     (r"\\([$%])", r"\1"),
     (r"\^\s*(?:\{\s*)?\\circ\s*\}?|°", " degrees "),
     (r"[−–]", "-"),
+    # An exponent behind \text{cm}; bold face and formulas inside a sentence, but not the power 2**3.
+    (r"(?<=[^\W\d_])\s+\^", "^"),
+    (r"(?<![\w)])\*\*([^*\s][^*]*)\*\*(?![\w(])", r"\1"),
+    (r"\\[()]", ""),
     # Scientific notation, 2 \times 10^3.
     (r"(?<=[0-9])\s*(?:\\times|\\cdot|×|·)\s*10\s*\^\s*(?:\{\s*([+-]?[0-9]{1,2})\s*\}|([+-]?[0-9]{1,2}))", r"e\1\2"),
 )
@@ -183,8 +187,10 @@ def parse_number(text: str) -> Number | None:
     if unit is None or _NOT_UNITS.search(unit["words"]):
         return None
     words = re.split(r"[ .·*-]+", unit["words"]) if unit["words"] else []
-    letter = words[0] if len(words) == 1 and len(words[0]) == 1 else None
-    if letter and letter not in _LETTER_UNITS and unicodedata.category(letter) != "Lo":
+    letter = re.sub(r"(?<=.)(?:\^.*|[²³])$", "", words[0]) if words else ""
+    # "18 a day" and "6 p.m."
+    is_word = len(words) > 1 and letter in {"a", "p"}
+    if len(letter) == 1 and not is_word and letter not in _LETTER_UNITS and unicodedata.category(letter) != "Lo":
         return None
     parts = {name: Fraction(Decimal((match[name] or "0").replace(",", ""))) for name in _PARTS}
     if match["under"] and parts["under"] == 0:

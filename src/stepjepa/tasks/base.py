@@ -71,7 +71,9 @@ class TaskOptions:
     """Settings of the tasks; each task names those it uses in :attr:`Task.takes`."""
 
     spider_path: str | None = option(None, "databases of Spider, <DIR>/<name>/<name>.sqlite", metavar="DIR")
-    missing_databases: Literal["error", "skip"] = option("error", "records whose database is not there; skip: no error")
+    missing_databases: Literal["error", "skip"] = option(
+        "error", "a record whose database is missing; skip: leave it out"
+    )
     time_limit: float = option(10.0, "for a query, or for two regular expressions", metavar="SEC", allowed=_SECONDS)
     memory_limit: int = option(2048, "for the same", metavar="MIB", allowed=_MEBIBYTES)
     workers: int | None = option(None, "processes for the same (one per core, 8 at most)", allowed=FROM_ONE)

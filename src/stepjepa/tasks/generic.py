@@ -1,5 +1,6 @@
 r"""Answers compared as text, answers that a solution marks, and GSM8K, whose marked answers are numbers."""
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -84,9 +85,9 @@ class BoxedTask(Task):
 
 
 def _ground_truth(record: Record) -> str | None:
-    """The field ``ground_truth`` as text; None where it is absent or null."""
+    """The field ``ground_truth`` as text; None where it is absent, null, or NaN, the gap of a table."""
     value = record.extra.get(_GROUND_TRUTH)
-    if value is None:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
         return None
     if isinstance(value, bool) or not isinstance(value, str | int | float) or not str(value).strip():
         raise record_error(record, f"'{_GROUND_TRUTH}' is {value!r:.50}, expected a number or text; remove or fill it")

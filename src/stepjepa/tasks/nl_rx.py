@@ -11,6 +11,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from importlib import resources
 from itertools import islice
 from pathlib import Path
@@ -21,12 +22,13 @@ import yaml
 from stepjepa.data.records import Record
 from stepjepa.tasks.answers import strip_code_fence, text_scores
 from stepjepa.tasks.base import NO_ANSWER, TIMED_OUT, WRONG, Response, Scored, Task, record_error
-from stepjepa.tasks.regex import RegexSyntaxError, equivalent, find_difference, parse
+from stepjepa.tasks.regex import RegexSyntaxError, TooManyStatesError, equivalent, find_difference, parse
 
 _RIGHT = ("same text", "equivalent")
 _ERRORS = {"different": WRONG, "malformed": WRONG, "empty": NO_ANSWER, "undecided": TIMED_OUT}
 # What a fifth of the published expressions come to, so that very different ones are equivalent.
 _TRIVIAL = {"no line": "~(.*)", "every line": ".*", "every line but the empty one": ".+"}
+_MOST_STATES = 10_000
 
 
 def judge(answer: str, truth: str) -> tuple[str, str | None]:
@@ -39,9 +41,13 @@ def judge(answer: str, truth: str) -> tuple[str, str | None]:
     except RegexSyntaxError as error:
         return "malformed", str(error)
     line = find_difference(answer, truth)
-    if line is None:
-        return "equivalent", next((name for name, regex in _TRIVIAL.items() if equivalent(truth, regex)), None)
-    return "different", line
+    if line is not None:
+        return "different", line
+    trivial = None
+    # This is for a statistic alone, and may take far longer than the verdict.
+    with suppress(TooManyStatesError):
+        trivial = next((name for name, regex in _TRIVIAL.items() if equivalent(truth, regex, _MOST_STATES)), None)
+    return "equivalent", trivial
 
 
 class NlRxTask(Task):

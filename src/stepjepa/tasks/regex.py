@@ -154,13 +154,20 @@ class _Parser:
         return node
 
 
-def equivalent(left: str, right: str) -> bool:
-    """Whether two expressions describe the same lines; raises as :func:`find_difference`."""
-    return find_difference(left, right) is None
+class TooManyStatesError(Exception):
+    """Two expressions are not compared within the states that were allowed."""
 
 
-def find_difference(left: str, right: str) -> str | None:
-    """A shortest line that one of two expressions describes and the other does not; None if they are equivalent."""
+def equivalent(left: str, right: str, most_states: int | None = None) -> bool:
+    """Whether two expressions describe the same lines; arguments and errors as of :func:`find_difference`."""
+    return find_difference(left, right, most_states) is None
+
+
+def find_difference(left: str, right: str, most_states: int | None = None) -> str | None:
+    """A shortest line that one of two expressions describes and the other does not; None if they are equivalent.
+
+    With ``most_states``, ``TooManyStatesError`` after so many pairs of derivatives.
+    """
     trees = parse(left), parse(right)
     examples, blocks = _alphabet((left, right), _character_sets(trees[0]) | _character_sets(trees[1]))
     is_word = [int(_WORD.holds(example)) for example in examples]
@@ -168,7 +175,7 @@ def find_difference(left: str, right: str) -> str | None:
     # Breadth-first search over pairs of derivatives, each with the line that leads there and whether it ends with a
     # word character; beyond the ends of a line there is none.
     waiting = deque([(terms.of(trees[0], blocks), terms.of(trees[1], blocks), 0, "")])
-    seen = set()
+    seen = set[tuple[object, object, int]]()
     while waiting:
         first, second, before, line = waiting.popleft()
         if (first.accepts ^ second.accepts) >> (2 * before) & 1:
@@ -177,6 +184,8 @@ def find_difference(left: str, right: str) -> str | None:
             pair = terms.derivative(first, before, block), terms.derivative(second, before, block)
             state = *pair, is_word[block]
             if pair[0] is not pair[1] and state not in seen:
+                if most_states is not None and len(seen) >= most_states:
+                    raise TooManyStatesError
                 seen.add(state)
                 waiting.append((*pair, is_word[block], line + example))
     return None

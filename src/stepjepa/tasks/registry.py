@@ -112,8 +112,8 @@ def with_published_rules(task: Task) -> Task:
     """A task that puts the verdict of the published LLM-JEPA evaluation first, and its own scores beside it.
 
     ``reference`` follows the script where it is right and where it is not; ``reference_prefix`` is its
-    ``--startswith``: for every task, the answer begins with the truth. Two things are not reproduced: the script cuts
-    prompts, and runs queries in a shell that may write.
+    ``--startswith``: for every task, the answer begins with the truth. Not reproduced: the script cuts prompts, and
+    gives queries to a shell that may write, takes a fence for SQL, and prints what ran before a statement that fails.
     """
 
     class Reference(type(task)):  # type: ignore[misc]

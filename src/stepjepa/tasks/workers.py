@@ -63,7 +63,7 @@ class Workers:
         try:
             return Outcome(future.result())
         except BrokenProcessPool:
-            told = f"a process ended before it got work; allow it more than {self._memory} MiB of memory"
+            told = f"a process ended before it got work, out of memory; raise --memory_limit (it is {self._memory} MiB)"
             raise UserError(told) from None
         except ProcessExpired as error:
             if error.exitcode == _OUT_OF_MEMORY:

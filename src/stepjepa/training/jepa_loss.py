@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,7 +70,10 @@ class JepaLoss:
         attach_heads(model, self.objective.heads(base.config.get_text_config(), seed))
         self._tokenize = RecordTokenizer(tokenizer, config).tokenize_each
         processes = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-        how: dict[str, Any] = {"encoding": self.encoding, "device": base.device.type, "processes": processes}
+        accelerator = torch.accelerator.current_accelerator(check_available=True)
+        # A model that is still on the CPU moves to the accelerator later, where there is one.
+        device = base.device if accelerator is None else accelerator
+        how: dict[str, Any] = {"encoding": self.encoding, "device": device.type, "processes": processes}
         self._collator = make_collator(model, tokenizer, config, self.objective, **how)
 
     def collate(self, records: Iterable[Record | dict[str, Any]], *, views: bool = True) -> Batch:
@@ -121,6 +125,8 @@ class JepaLoss:
         counts = self.counts([batch]) if counts is None else counts
         step = self._calls if step is None else step
         self._calls += 1
+        members = batch["members"]
+        batch = Batch(batch | {"members": replace(members, draws=tuple((step, index) for _, index in members.draws))})
         gather = gather_rows if self.objective.compares_pairs else alone
         return jepa_loss(model, batch, self.objective, counts, Context(step, self.seed, progress, gather))
 

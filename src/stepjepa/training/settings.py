@@ -147,11 +147,13 @@ def refuse_sharding(config: JepaConfig, answer_scores: object | None) -> None:
 
 
 def check_positions(collator: Collator, *prepared: Prepared | None) -> None:
-    """Raise a ``ValueError`` where a record is longer than the model has positions, before the first step."""
+    """Raise an error before the first step: a record is too long for the model, or too short for ``last_token``."""
     for data in prepared:
-        if data is None or collator.positions is None or not len(data.dataset):
+        if data is None or not len(data.dataset):
             continue
         # A view by itself can be longer than the text that it is of, by its template; twice as long it is not.
-        if 2 * int(data.dataset.lengths.max()) + len(collator.predictors) > collator.positions:
+        longest = 2 * int(data.dataset.lengths.max()) + len(collator.predictors)
+        too_long = collator.positions is not None and longest > collator.positions
+        if too_long or (collator.reading.last_token or -1) < -1:
             for number in range(len(data.dataset)):
                 collator.sequences(cast(Item, data.dataset[number]))
