@@ -1,5 +1,6 @@
 """The error that a user can correct, helpers to print untrusted text in messages, and errors of exhausted memory."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -37,6 +38,14 @@ def visible(text: str) -> str:
 def one_line(error: BaseException | str) -> str:
     """Format an error for the command line: one line, control characters escaped."""
     return visible(" ".join(str(error).split()))
+
+
+def unexpected(error: Exception) -> str:
+    """The message for an error that is none of the user's; the place is logged at level debug."""
+    logging.getLogger(__name__).debug("unexpected error", exc_info=error)
+    # Raised on purpose, with words for whoever started the run; of others the kind says more than the words.
+    told = isinstance(error, ValueError | RuntimeError | ImportError) and str(error)
+    return told or f"{type(error).__name__}: {error}"
 
 
 def is_out_of_memory(error: BaseException) -> bool:

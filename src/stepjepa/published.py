@@ -21,7 +21,10 @@ def preset_arguments(args: argparse.Namespace) -> list[str]:
     if args.preset is None:
         return as_arguments(loss)
     own = {"predictors": 1, "max_length": 1024} if args.step_jepa else {"predictors": 0, "layout": "separate"}
-    return as_arguments({"labels": "reference", "over_length": "truncate", **({} if args.regular else own), **loss})
+    # What stands for --regular and for --labels all is named, too.
+    own = {} if args.regular or args.linear else own
+    labels = {} if args.train_all else {"labels": "reference"}
+    return as_arguments({**labels, "over_length": "truncate", **own, **loss})
 
 
 @dataclass
@@ -74,7 +77,7 @@ def follow_training_flags(args: argparse.Namespace) -> None:
         ("wandb_run_name", "run_name", args.wandb_run_name),
         ("no_save", "save_strategy", "no"),
     ):
-        if getattr(args, name) and str(args.training.setdefault(field, value)) != value:
+        if getattr(args, name) and args.training.setdefault(field, value) not in (value, [value]):
             raise UserError(f"--{name} means --{field} {value}, and another --{field} is named too; leave one out")
     if args.wandb_project is not None:
         os.environ["WANDB_PROJECT"] = args.wandb_project

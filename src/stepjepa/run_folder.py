@@ -44,13 +44,14 @@ def is_main_process() -> bool:
 
 
 def open_run_folder(
-    path: str, resume: str | None, say: Callable[[str], None] = lambda line: None
+    path: str, resume: str | None, say: Callable[[str], None] = lambda line: None, *, resumable: bool = True
 ) -> tuple[Path, str | None]:
     """Check a run folder before a run starts, and return it with the checkpoint to resume from, or None.
 
     ``resume`` is a checkpoint folder; ``last`` (or ``true``) for the newest complete checkpoint in the folder; ``auto``
     for the same, or a start from scratch if there is none; None for a new run, whose folder must be empty or missing.
-    ``say`` is called with one line for each checkpoint that is skipped, with the reason.
+    ``say`` is called with one line for each checkpoint that is skipped, with the reason. Without ``resumable`` the
+    command can't resume, and the error for a folder that is not empty does not speak of it.
     """
     folder, wanted = Path(path), None if resume is None else resume.lower()
     is_run = (folder / RUN_FILE).is_file()
@@ -64,9 +65,14 @@ def open_run_folder(
             checkpoint = Path(resume)
             if fault := checkpoint_fault(checkpoint, read_all=True):
                 raise UserError(f"is not a complete checkpoint ({fault}); name another one, or 'last'", path=checkpoint)
-            is_run = is_run or checkpoint.resolve().parent == folder.resolve()
+            own = checkpoint.resolve().parent == folder.resolve()
+            names = [path.name for path in checkpoints(folder)] if own else []
+            # Kept there, 'last' would return to what is left behind now.
+            if is_main_process() and checkpoint.name in names[1:]:
+                raise UserError(f"is older than {names[0]}; move that elsewhere, or pass 'last'", path=checkpoint)
+            is_run = is_run or own
         if is_main_process() and folder.exists() and not (checkpoint and is_run) and any(_contents(folder)):
-            way = "pass --resume_from_checkpoint last" if checkpoints(folder) else "empty it"
+            way = "pass --resume_from_checkpoint last" if resumable and checkpoints(folder) else "empty it"
             raise UserError(f"is not empty; name another --output_dir, or {way}", path=folder)
     if is_main_process() and resume is not None and folder.exists():
         for remains in set(folder.iterdir()) - set(_contents(folder)):
@@ -101,9 +107,8 @@ def checkpoint_fault(folder: Path, *, read_all: bool = False) -> str | None:
     """Why a checkpoint can't be resumed, or None; see :func:`checksum_fault`."""
     if not (folder / "trainer_state.json").is_file():
         return "trainer_state.json is missing"
-    # Transformers would resume without the optimizer's states, and say nothing; with checksums its file is one of them.
-    files = (CHECKSUMS_FILE, "*optimizer*", "global_step*")
-    if not any(any(folder.glob(pattern)) for pattern in files):
+    # Transformers would resume without the optimizer's states, as --save_only_model leaves it, and say nothing.
+    if not any(any(folder.glob(pattern)) for pattern in ("*optimizer*", "global_step*")):
         return "optimizer.pt is missing"
     return checksum_fault(folder, read_all=read_all, complete=True)
 
@@ -226,15 +231,18 @@ def trained_objective(model_path: str | os.PathLike[str]) -> dict[str, Any] | No
 
 
 def earlier_launches(
-    folder: Path, now: dict[str, Any], *, allow_changes: bool, say: Callable[[str], None]
+    folder: Path, checkpoint: str | None, now: dict[str, Any], *, allow_changes: bool, say: Callable[[str], None]
 ) -> list[dict[str, Any]]:
     """``launches`` of a run that is being resumed, after a check that its settings are those of ``now``.
 
-    With ``allow_changes`` a change is said on one line instead. Other settings, such as the learning rate, may change.
+    The checkpoint may be that of another run, whose settings are compared then. With ``allow_changes`` a change is said
+    on one line instead. Other settings, such as the learning rate, may change.
     """
-    if not (folder / RUN_FILE).is_file():
+    own = (folder / RUN_FILE).is_file()
+    before = read_run(folder) if own else run_of(checkpoint) if checkpoint else None
+    if before is None:
         return []
-    before, now = read_run(folder), json.loads(json.dumps(now, default=str))
+    now = json.loads(json.dumps(now, default=str))
     for part in _KEPT:
         if before.get(part) == now[part]:
             continue
@@ -250,7 +258,7 @@ def earlier_launches(
         say(f"resumed with other settings: {words}")
     was = before.get("training") or {}
     same_length = all(was.get(name) == now["training"][name] for name in ("num_train_epochs", "max_steps"))
-    if before.get("status") == "finished" and same_length:
+    if own and before.get("status") == "finished" and same_length:
         raise FinishedError("the run is finished; there is nothing to resume", path=folder)
-    launches: list[dict[str, Any]] = before.get("launches", [])
+    launches: list[dict[str, Any]] = before.get("launches", []) if own else []
     return launches

@@ -52,7 +52,7 @@ def export(*flags: object) -> int:
 @pytest.mark.parametrize("name", ["run", "adapter"])
 def test_a_plain_folder(name: str, material: Path, tmp_path: Path) -> None:
     assert export("--model_path", material / name, "--output_dir", tmp_path / "plain") == 0
-    assert {path.name for path in (tmp_path / "plain").iterdir()} == PLAIN | {"run.json"}
+    assert {path.name for path in (tmp_path / "plain").iterdir()} == PLAIN | {"run.json", "trained_prompts.json"}
     base = AutoConfig.from_pretrained(material / "base")
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "plain")
     assert plain.config.vocab_size == base.vocab_size + 2

@@ -120,6 +120,8 @@ PRESET = [
     (["--regular"], {"mode": "regular", "labels": "reference", "over_length": "truncate"}),
     (["--step_jepa"], {"mode": "step-jepa", "labels": "reference", "predictors": 1, "max_length": 1024}),
     (["--config", "step.yaml"], {"mode": "step-jepa", "predictors": 1, "max_length": 700}),
+    (["--plain", "--train_all"], {"labels": "all", "layout": "separate"}),
+    (["--linear", "random_span"], {"mode": "regular", "labels": "reference"}),
     (["--predictors", "3", "--labels", "assistant"], {"labels": "assistant", "predictors": 3, "layout": "separate"}),
 ]
 

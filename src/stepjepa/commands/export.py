@@ -7,6 +7,7 @@ from pathlib import Path
 
 from stepjepa.commands import Command
 from stepjepa.config import Dtype
+from stepjepa.data.prompts import prompts_file
 from stepjepa.errors import UserError, visible
 from stepjepa.files import naming_disk_errors
 from stepjepa.options import option, refuse_without_effect
@@ -63,7 +64,7 @@ def _export(args: argparse.Namespace, name: str | None) -> None:
     from stepjepa.models.loading import load_for_inference
     from stepjepa.training.hub import write_card
 
-    folder, _ = open_run_folder(args.output_dir, None)
+    folder, _ = open_run_folder(args.output_dir, None, resumable=False)
     run, options = run_of(args.model_path), {"dtype": args.dtype, "trust_remote_code": args.trust_remote_code}
     model, tokenizer = load_for_inference(args.model_path, device="cpu", **options)
 
@@ -79,6 +80,8 @@ def _export(args: argparse.Namespace, name: str | None) -> None:
             if run is not None:
                 # Evaluation reads from run.json how the model was trained, and prompts it in the same way.
                 write_run(part, {**run, "exported_from": str(args.model_path)})
+            if (prompts := prompts_file(args.model_path)).is_file():
+                shutil.copy(prompts, part)
         # All files appear at once.
         part.replace(target)
     except BaseException:

@@ -23,19 +23,19 @@ class RerunFlags:
 
     folder: str = option(help="run folder", positional=True, metavar="RUN")
     output_dir: str | None = option(None, "folder of the new run; empty or new (RUN-rerun)", metavar="DIR")
-    allow_changes: bool = option(False, "go on where data or model have changed")
+    allow_changes: bool = option(False, "repeat the run although data or model have changed")
     trust_folder: bool = option(False, "run code that the folder names: of its model, task, terms, layout, kernel")
-    train_file: str | None = option(None, "where it is now, if it was moved", metavar="FILE")
-    eval_file: str | None = option(None, "likewise", metavar="FILE")
-    data_file: str | None = option(None, "likewise", metavar="FILE")
-    model_name: str | None = option(None, "likewise", metavar="NAME")
+    train_file: str | None = option(None, "where the training file is now, if it was moved", metavar="FILE")
+    eval_file: str | None = option(None, "where the held-out file is now", metavar="FILE")
+    data_file: str | None = option(None, "where the file that is split is now", metavar="FILE")
+    model_name: str | None = option(None, "where the model is now", metavar="NAME")
 
 
 def run(args: argparse.Namespace) -> int:
     """Check what has changed, train again and compare the weights."""
     folder = Path(args.folder).absolute()
     old, new = read_run(folder), Path(args.output_dir or f"{folder}-rerun").absolute()
-    open_run_folder(str(new), None)
+    open_run_folder(str(new), None, resumable=False)
     arguments = old.get("arguments")
     if not isinstance(arguments, list) or not all(isinstance(each, str) for each in arguments):
         raise UserError("run.json holds no 'arguments', so the run can't be repeated; train again", path=folder)
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     moved = {name: getattr(args, name) for name in ("train_file", "eval_file", "data_file", "model_name")}
     moved = {name: str(Path(path).absolute()) if path and Path(path).exists() else path for name, path in moved.items()}
     silent = {"output_dir": str(new), "report_to": "none", "push_to_hub": False}
-    command = [*without_flags(arguments, [*silent, "config"]), *as_arguments({**moved, **silent})]
+    command = [*without_flags(arguments, [*silent, "config", "wandb"]), *as_arguments({**moved, **silent})]
     directory = Path(str(old.get("directory", "")))
     with chdir(directory if directory.is_dir() else Path.cwd()):
         # First of all: 'parse' loads a layout of the user's own.

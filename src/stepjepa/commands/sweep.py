@@ -16,6 +16,7 @@ from stepjepa.commands import Command, parse
 from stepjepa.config import JepaConfig
 from stepjepa.files import existing_file
 from stepjepa.options import FROM_ONE, option, options_of, refuse_without_effect
+from stepjepa.published import TrainingFlags
 
 if TYPE_CHECKING:
     from stepjepa.compare.sweep import Engine, Outcome, SweepFolder
@@ -58,8 +59,9 @@ def _train_settings(arguments: list[str]) -> dict[str, Any]:
     for name in ("train_file", "eval_file", "data_file", "chat_template"):
         if getattr(args, name) is not None:
             existing_file(getattr(args, name), f"--{name}")
-    # ``jepa`` holds the whole objective; ``given`` and ``resolved`` only hold the spelling of the arguments.
-    left_out = {each.name for each in options_of(JepaConfig, ShortFlags)} | {"given", "resolved"}
+    # ``jepa`` holds the whole objective; others hold the spelling of the arguments alone.
+    left_out = {each.name for each in options_of(JepaConfig, ShortFlags, TrainingFlags)}
+    left_out |= {"given", "resolved", "why_loss"}
     return {name: value for name, value in vars(args).items() if name not in left_out} | {"jepa": args.jepa.to_dict()}
 
 

@@ -13,7 +13,17 @@ from stepjepa.arguments import ModelFlags, add_training_data, arguments_of_file,
 from stepjepa.commands import Command
 from stepjepa.config import Dtype, JepaConfig
 from stepjepa.errors import UserError
-from stepjepa.options import BELOW_ONE, FROM_ONE, POSITIVE, SHARE, Parser, option, refuse_both, refuse_without_effect
+from stepjepa.options import (
+    BELOW_ONE,
+    FROM_ONE,
+    FROM_ZERO,
+    POSITIVE,
+    SHARE,
+    Parser,
+    option,
+    refuse_both,
+    refuse_without_effect,
+)
 from stepjepa.published import TrainingFlags, follow_training_flags, preset_arguments
 from stepjepa.run_folder import FinishedError, is_main_process, read_run
 from stepjepa.terminal import print_rows
@@ -47,7 +57,7 @@ class TrainedModel(ModelFlags):
     attn_implementation: str | None = option(None, "as in transformers: sdpa, eager ...", metavar="NAME")
     lora: bool = option(False, "train an adapter and the predictor rows; instead of all weights")
     lora_rank: int = _lora(16, "rank of the adapter", metavar="R", allowed=FROM_ONE)
-    lora_alpha: int | None = _lora(None, "scale of the adapter (twice the rank)", metavar="A")
+    lora_alpha: int | None = _lora(None, "scale of the adapter (twice the rank)", metavar="A", allowed=FROM_ONE)
     lora_dropout: float = _lora(0.0, "dropout on the adapter's input", metavar="P", allowed=BELOW_ONE)
     lora_targets: str = _lora("all-linear", "layers that get an adapter; q_proj,v_proj ...", metavar="NAMES")
     use_dora: bool = _lora(False, "DoRA instead of LoRA")
@@ -70,7 +80,7 @@ class AnswerFlags:
     eval_task: str = _answers("auto", "as --task of 'stepjepa evaluate'", metavar="NAME")
     eval_max_new_tokens: int = _answers(256, "tokens an answer", names=("max_new_tokens_eval",), allowed=FROM_ONE)
     spider_path: str | None = _answers(None, "folder of Spider's databases", metavar="DIR")
-    missing_databases: Literal["error", "skip"] = _answers("error", "where a database is missing; skip: the record")
+    missing_databases: Literal["error", "skip"] = _answers("error", "record without database; skip: leave it out")
 
 
 @dataclass
@@ -80,15 +90,19 @@ class RunFlags:
     output_dir: str | None = option(None, "run folder; must be empty or new, unless resuming", metavar="DIR")
     batch_size: int = option(4, "records per micro-batch", names=("per_device_train_batch_size",), allowed=FROM_ONE)
     grad_accum: int = option(4, "micro-batches a step", names=("gradient_accumulation_steps",), allowed=FROM_ONE)
-    learning_rate: float = option(2e-5, "peak learning rate", metavar="LR")
-    num_epochs: float = option(3.0, "passes over the data", names=("num_train_epochs",), metavar="N")
-    eval_steps: int | None = _held_out(None, "evaluate every N steps (once an epoch)", names=("eval_accuracy_steps",))
+    learning_rate: float = option(2e-5, "peak learning rate", metavar="LR", allowed=FROM_ZERO)
+    num_epochs: float = option(3.0, "passes over the data", names=("num_train_epochs",), metavar="N", allowed=POSITIVE)
+    eval_steps: int | None = _held_out(
+        None, "evaluate every N steps (once an epoch)", names=("eval_accuracy_steps",), allowed=FROM_ONE
+    )
     finetune_seed: int = option(42, "seed", names=("seed",), allowed=(lambda seed: 0 <= seed < 2**32, "0 to 2**32 - 1"))
     track_flop: bool = option(False, "measure the FLOPs of the first 10 steps; print them beside the derived ones")
     same_flop: bool = option(False, "stop once the FLOPs of --regular for --num_epochs are spent")
     dry_run: bool = option(False, "print tokens, memory and FLOPs of a step, then stop")
     resume_from_checkpoint: str | None = option(None, "checkpoint folder, last, or auto (last if any)", metavar="DIR")
-    allow_changes: bool = option(False, "with other data, order or objective", only_with="resume_from_checkpoint")
+    allow_changes: bool = option(
+        False, "resume although data, order or objective have changed", only_with="resume_from_checkpoint"
+    )
     json: bool = option(False, "one JSON document on standard output at the end; lines go to standard error")
     debug: int = option(0, "0 warnings, 1 progress, 2 details")
     config: str | None = option(None, "YAML file of flags; the command line wins", metavar="FILE")
@@ -219,7 +233,9 @@ def estimate(args: argparse.Namespace) -> dict[str, Any]:
     memory = args.memory_gib * GIB if args.memory_gib else memory
     records, eval_records, _ = read_data(args)
     found = dry_run(args, args.jepa, records, eval_records, processes=args.gpus, on_gpu=peak is not None)
-    assert found is not None
+    if found is None:
+        # Another process of several prints it.
+        return {}
     flops, found["time"], found["device"] = found["flops"]["step"], None, None
     if peak is None or flops is None:
         print("time: not estimated; name a --device, or its --peak_tflops")

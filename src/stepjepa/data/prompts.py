@@ -56,15 +56,19 @@ def write_trained_prompts(folder: Path, records: Iterable[Record]) -> None:
         json.dump(hashes, stream)
 
 
+def prompts_file(model_path: str) -> Path:
+    """Where the hashes are that belong to a model, which may be a checkpoint of the run."""
+    folder = Path(model_path)
+    return (folder.parent if folder.name.startswith("checkpoint-") else folder) / PROMPTS_FILE
+
+
 def share_trained_on(model_path: str, records: Iterable[Record]) -> dict[str, float] | None:
     """The share of test records whose question was trained on, by each of ``FORMS``; None if that is not known.
 
     ``model_path`` is a run folder, or a checkpoint folder in one.
     """
-    folder = Path(model_path)
-    place = folder.parent if folder.name.startswith("checkpoint-") else folder
     try:
-        known = json.loads((place / PROMPTS_FILE).read_text(encoding="utf-8"))
+        known = json.loads(prompts_file(model_path).read_text(encoding="utf-8"))
         hashes = {form: set(known[form]) for form in FORMS}
     except (OSError, ValueError, LookupError, TypeError):
         return None

@@ -38,7 +38,7 @@ from stepjepa.batch.prepare import prepare
 from stepjepa.chat.tokens import add_plain_tokens, add_predictor_tokens
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
-from stepjepa.errors import UserError
+from stepjepa.errors import UserError, unexpected
 from stepjepa.models.architecture import attach_heads, base_model, find_decoder, has_experts
 from stepjepa.models.loading import add_lora, load_config, load_tokenizer, new_config, new_dtype, reported
 from stepjepa.models.presets import PREFIX
@@ -104,8 +104,10 @@ def dry_run(
         how["sharding"] = Sharding.of(training, deepspeed, processes)
         try:
             found = _estimate(args, config, training, records, eval_records, **how)
-        except ValueError as error:
-            raise UserError(str(error)) from None
+        except (UserError, OSError):
+            raise
+        except Exception as error:
+            raise UserError(unexpected(error)) from None
     print("dry run: no weights are read or made, and nothing is written")
     print_rows(describe(found))
     return found
@@ -175,7 +177,7 @@ def _estimate(
     whole, adapter = kept_bytes(model, optim), hasattr(model, "peft_config")
     folder = Path(str(training.output_dir)).absolute()
     every = training.save_steps if training.save_steps >= 1 else max(math.ceil(run * training.save_steps), 1)
-    saves = {"no": 0, "epoch": math.ceil(run / epoch)}.get(str(training.save_strategy.value), run // int(every))
+    saves = {"no": 0, "epoch": math.ceil(run / epoch)}.get(str(training.save_strategy.value), math.ceil(run / every))
     trained, total = parameter_counts(model)
     accumulated = f"{plan.batch_size} x {training.gradient_accumulation_steps} accumulated"
     return {

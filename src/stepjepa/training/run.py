@@ -25,7 +25,7 @@ from stepjepa.chat.tokens import all_predictor_ids
 from stepjepa.config import JepaConfig
 from stepjepa.data.prompts import common_system_prompt, system_prompts, with_system_prompt, write_trained_prompts
 from stepjepa.data.records import Record, describe_columns
-from stepjepa.errors import UserError
+from stepjepa.errors import UserError, unexpected
 from stepjepa.evaluation.answering import AnswerScores, spread
 from stepjepa.files import DISK_ERRORS, locked
 from stepjepa.models.loading import LoraSettings, add_lora, load_model
@@ -45,8 +45,6 @@ from stepjepa.training.record import describe_run, draw_metrics, first_screen, r
 from stepjepa.training.saving import way_back
 from stepjepa.training.settings import lora_settings, training_arguments
 from stepjepa.training.trainer import JepaTrainer
-
-logger = logging.getLogger(__name__)
 
 
 def train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | None:
@@ -68,7 +66,7 @@ def train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | None
     except (UserError, OSError):
         raise
     except Exception as error:  # of whatever kind: one line says what is wrong
-        raise UserError(_words(error)) from None
+        raise UserError(unexpected(error)) from None
     finally:
         _settle()
 
@@ -104,7 +102,8 @@ def _train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | Non
     started = checkpoint and Path(checkpoint).name
     _refuse_disagreement({"data": files, "arguments": given, "checkpoints": started})
     if args.resume_from_checkpoint is not None:
-        launches = run_folder.earlier_launches(folder, record, allow_changes=args.allow_changes, say=_say)
+        how: dict[str, Any] = {"allow_changes": args.allow_changes, "say": _say}
+        launches = run_folder.earlier_launches(folder, checkpoint, record, **how)
         # Without a checkpoint it begins anew.
         record["launches"] = launches if checkpoint is not None else []
     before = run_folder.read_run(folder) if (folder / run_folder.RUN_FILE).is_file() else None
@@ -257,7 +256,8 @@ def _run(trainer: JepaTrainer, folder: Path, checkpoint: str | None, record: dic
         write_run(folder, {**record, "status": "interrupted"})
         _leave_group()
         saved = folder / f"checkpoint-{trainer.state.global_step}"
-        raise Stopped(stop.number, f"stopped; {saved} is saved; resume with --resume_from_checkpoint last") from None
+        way = "it holds the model only" if trainer.args.save_only_model else "resume with --resume_from_checkpoint last"
+        raise Stopped(stop.number, f"stopped; {saved} is saved; {way}") from None
     launched()
     return metrics
 
@@ -288,18 +288,10 @@ def _recording_failures(
             raise UserError(f"{error.strerror}; {way}", path=error.filename or folder) from None
         if isinstance(error, UserError | OSError):
             raise
-        told = _words(error)
+        told = unexpected(error)
         if trained:
             told = f"the run failed after step {trainer.state.global_step} ({told}); {way_back(folder)}"
         raise UserError(f"{told}; --debug 2 shows where it was", path=None if trained else checkpoint) from None
-
-
-def _words(error: Exception) -> str:
-    """What to tell of an error that nobody foresaw."""
-    logger.debug("training failed", exc_info=error)
-    # Raised on purpose, with words for whoever started the run; of others the kind says more than the words.
-    told = isinstance(error, ValueError | RuntimeError | ImportError) and str(error)
-    return told or f"{type(error).__name__}: {error}"
 
 
 def _leave_group() -> None:

@@ -109,6 +109,10 @@ def refuse_contradictions(args: TrainingArguments) -> None:
     for name in ("label_smoothing_factor", "auto_find_batch_size", "dataloader_drop_last"):
         if getattr(args, name):
             raise ValueError(f"{name}: expected 0 or False with this trainer, got {getattr(args, name)}")
+    if args.max_steps == 0:
+        raise ValueError("max_steps: expected 1 or more, or -1 for num_train_epochs, got 0")
+    if args.torch_compile:
+        raise ValueError("torch_compile: this trainer can't be compiled; leave it out")
     if getattr(args.accelerator_config, "split_batches", False):
         raise ValueError("accelerator_config: expected split_batches false: it would change the records of a step")
     for field in dataclasses.fields(TrainingArguments):
