@@ -100,7 +100,7 @@ REFUSED: list[tuple[str, str]] = [
     ("--lora --lora_alpha 0", "--lora_alpha: expected 1 or more, got 0"),
     ("--max_steps 0", "max_steps: expected 1 or more, or -1 for num_train_epochs, got 0"),
     ("--torch_compile", "torch_compile: this trainer can't be compiled"),
-    ("--jepa_layer 7", "jepa_layer, or a term's layer: expected -5 to 4 for a model of 4 layers, got 7"),
+    ("--jepa_layer 7", "jepa_layer: expected -5 to 4 for a model of 4 layers, got 7"),
     ("--pretrain --lora", "--lora needs trained weights"),
     ("--lora --load_in_4bit --load_in_8bit --model_name x", "exclude each other"),
     ("--same_flop --max_steps 5", "--same_flop works out the number of steps"),

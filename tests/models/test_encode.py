@@ -133,7 +133,7 @@ def test_other_layers(tiny_model: ModelFactory, batch: Batch) -> None:
     assert torch.equal(tiny.hidden_states(model, batch, 5), tiny.hidden_states(model, batch, -1))
     assert not torch.allclose(found["2"], found["-1"], atol=1e-3)
     for wrong in ({"layer": 6}, {"layers": (-7,)}):
-        with pytest.raises(ValueError, match=r"a term.s layer: expected -6 to 5 for a model of 5 layers"):
+        with pytest.raises(ValueError, match="jepa_layer: expected -6 to 5 for a model of 5 layers"):
             run(model, batch, **wrong)
 
 

@@ -101,7 +101,7 @@ def test_a_mean_over_less_than_one_is_over_that() -> None:
 
 
 def test_a_layer_that_the_model_lacks_is_refused_before_training() -> None:
-    with pytest.raises(ValueError, match=r"a term.s layer: expected -3 to 2 for a model of 2 layers, got 5"):
+    with pytest.raises(ValueError, match="layer of a term: expected -3 to 2 for a model of 2 layers, got 5"):
         Objective([Tube(layer=5)]).heads(tiny.make_model("llama").config)
 
 

@@ -164,11 +164,10 @@ def flat_states(output: Any, layer: int) -> Tensor:
     return flat
 
 
-def check_layer(last: int, layer: int) -> None:
-    """Raise ValueError for a hidden state that a model of ``last`` layers does not have."""
+def check_layer(last: int, layer: int, setting: str = "jepa_layer") -> None:
+    """Raise ValueError for a hidden state that a model of ``last`` layers does not have, and that a setting names."""
     if not -last - 1 <= layer <= last:
-        told = "jepa_layer, or a term's layer: expected"
-        raise ValueError(f"{told} {-last - 1} to {last} for a model of {last} layers, got {layer}")
+        raise ValueError(f"{setting}: expected {-last - 1} to {last} for a model of {last} layers, got {layer}")
 
 
 class EmaEncoder(TrainerCallback):

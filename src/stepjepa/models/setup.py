@@ -8,6 +8,7 @@ from stepjepa.chat.tokens import predictor_ids
 from stepjepa.config import JepaConfig
 from stepjepa.models.architecture import base_model
 from stepjepa.models.attention import enable_trees, uses_flex
+from stepjepa.models.encode import check_layer
 from stepjepa.models.probe import choose_encoding
 from stepjepa.models.token_rows import give_plain_tokens, give_predictors, train_rows
 
@@ -49,6 +50,7 @@ def set_up_attention(model: Any, config: JepaConfig) -> tuple[str, str]:
     # Plain rows run better under sdpa than under FlexAttention, and ``tree_flex`` runs them under sdpa.
     if encoding == "tree" or uses_flex(base):
         enable_trees(base)
+    check_layer(int(base.config.get_text_config().num_hidden_layers), config.jepa_layer)
     return encoding, reason
 
 

@@ -86,7 +86,7 @@ class Objective:
         term reads.
         """
         for layer in self.layers:
-            check_layer(int(config.num_hidden_layers), layer)
+            check_layer(int(config.num_hidden_layers), layer, "layer of a term")
         found: dict[str, nn.Module] = {}
         with torch.random.fork_rng(devices=[]):
             for name, each in self.terms.items():
