@@ -65,7 +65,7 @@ BAD_FLAGS = [
     (["--predictors", "1.5"], "--predictors: expected a whole number, got '1.5'"),
     (["--num_epochs", "nan"], "--num_epochs: expected a number, got 'nan'"),
     (["--eval_steps", "5"], "does nothing without --eval_file"),
-    (["--learning_rate", "-1"], "Invalid learning rate"),
+    (["--learning_rate", "-1"], "--learning_rate: expected 0 or more, got -1.0"),
     (["--do_train", "True"], "--do_train: it has no effect here"),
     (["--prediction_loss_only", "True"], "prediction_loss_only: has no effect with this trainer"),
     (["--report_to", "wandb"], "requires wandb"),
