@@ -38,7 +38,8 @@ class Test(NamedTuple):
 # By the file of figures; the other files are of validation sets, on which settings were chosen.
 TESTS = {
     "synth": Test("synth", "synth", whole=True),
-    "synth-untouched": Test("synth, untouched test", "untouched", weighted=True),
+    "synth-again": Test("synth, trained again", "synth", whole=True, tabled=False),
+    "synth-untouched": Test("synth, untouched test", "untouched", weighted=True, tabled=False),
     "synth-small": Test("synth, preset:small", "synth", whole=True),
     "synth-long": Test("synth, 12 epochs", "synth", whole=True),
     "synth-1-2": Test("synth, 4,000 records, 12 epochs", "synth"),
