@@ -160,7 +160,8 @@ def _message(turn: Any, name: str) -> dict[str, Any]:
 def _text(row: Mapping[str, Any], name: str) -> str:
     value = row[name]
     # A table of numbers is read as numbers, where a file of texts would have held their digits.
-    if isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value):
+    number = isinstance(value, int) and not isinstance(value, bool)
+    if number or (isinstance(value, float) and not math.isnan(value)):
         return str(value)
     if not isinstance(value, str) or not value.strip():
         told = f"column '{name}' is {shown(value)}; expected a text"
