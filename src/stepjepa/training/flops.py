@@ -92,6 +92,10 @@ class FlopModel:
         return replace(self, pair=0, ema_token=0, ema_square=0, **kept)
 
 
+# Below so many weights a pass of a few tokens takes less time than one without values.
+_SMALL = 10**7
+
+
 def _fit(model: nn.Module, again: Callable[..., Any] | None) -> list[list[int]]:
     """FLOPs of the decoder per token, per (query, key) and per pass: of the forward pass, and of both passes.
 
@@ -108,7 +112,11 @@ def _fit(model: nn.Module, again: Callable[..., Any] | None) -> list[list[int]]:
         fitted: list[list[int]] = np.linalg.solve(terms, counted).round().astype(int).T.tolist()
         return fitted
 
+    parameters = list(model.parameters())
+    small = parameters[0].device.type == "cpu" and sum(each.numel() for each in parameters) < _SMALL
     with torch.random.fork_rng(), torch.enable_grad():
+        if small:
+            return fit(_copied(model, lambda tensor: tensor.detach().clone()))
         try:
             with _without_values(model) as empty:
                 return fit(empty)
