@@ -23,9 +23,8 @@ class NextLat(Term):
     """Needs no views: it stands beside any mode."""
 
     weight: float = 0.1
-    wrong: bool = (
-        False  # a control: predict the state of another token, half of the tokens of the micro-batch further on
-    )
+    # A control: predict the state of another token, half of the tokens of the micro-batch further on.
+    wrong: bool = False
 
     # The embeddings of tokens, and the last hidden state.
     layers = (0, -1)

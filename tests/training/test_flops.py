@@ -23,6 +23,7 @@ from stepjepa.objectives.alignment import Alignment
 from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.objectives.term import Context
 from stepjepa.objectives.text import LMLoss, PromptLoss
+from stepjepa.training import flops
 from stepjepa.training.flops import FlopModel, Shape, counting
 
 pytestmark = [
@@ -154,6 +155,16 @@ def test_derived_equals_counted(name: str, attention: str, adapter: str, encodin
 def test_convolutions_pad_so_that_the_count_is_a_little_off(name: str) -> None:
     model, given = prepared(name, encoding="rows"), batch("rows")
     assert FlopModel.of(model).of_batch(given) == pytest.approx(measure(lambda: run(model, given)), rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe"])
+def test_passes_with_and_without_values_give_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = prepared(name)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    small = FlopModel.of(model)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    monkeypatch.setattr(flops, "_SMALL", 0)
+    assert FlopModel.of(model) == small
 
 
 def test_labels_of_the_prompt() -> None:

@@ -69,15 +69,8 @@ class SweepFolder:
         run = str(self.run_folder(trial))
         if stage == "train":
             return [*self.launcher, stage, "--resume_from_checkpoint=auto", *trial.train, "--output_dir", run]
-        return [
-            *self.launcher,
-            stage,
-            *trial.evaluate,
-            "--model_path",
-            run,
-            "--output_file",
-            f"{run}/{EVALUATION}.jsonl",
-        ]
+        where = ["--model_path", run, "--output_file", f"{run}/{EVALUATION}.jsonl"]
+        return [*self.launcher, stage, *trial.evaluate, *where]
 
     def states(self, trials: Sequence[Trial]) -> dict[str, str]:
         """The state of each trial, by name; ``UserError`` if one was made with other flags, or not by a sweep."""

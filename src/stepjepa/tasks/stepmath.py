@@ -32,7 +32,7 @@ class StepmathTask(BoxedTask):
     """The problems of ``stepjepa prepare stepmath``: as ``boxed``, recognised by their system prompt."""
 
     name = "stepmath"
-    asked = 0
+    asked = 0  # by its prompt, not by its answers as BoxedTask
     system_prompt = "Solve the problem step by step. Put the answer in \\boxed{}."
 
     @classmethod

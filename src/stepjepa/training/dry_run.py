@@ -106,7 +106,7 @@ def dry_run(
             found = _estimate(args, config, training, records, eval_records, **how)
         except (UserError, OSError):
             raise
-        except Exception as error:
+        except Exception as error:  # of whatever kind: one line says what is wrong
             raise UserError(unexpected(error)) from None
     print("dry run: no weights are read or made, and nothing is written")
     print_rows(describe(found))

@@ -66,7 +66,7 @@ class FlopModel:
     def of(
         cls, model: nn.Module, *, gradient_checkpointing: bool = False, reentrant: bool = False, ema: bool = False
     ) -> FlopModel:
-        """Fit the cost to passes of three lengths, on fake tensors if the model's operations allow that.
+        """Fit the cost to passes of three lengths; a large model's on fake tensors, if its operations allow that.
 
         The model, a PEFT wrapper of one perhaps, is not wrapped by DDP or FSDP, and is not changed. With ``ema`` a copy
         of the decoder encodes the target: one more forward pass, without head and backward pass.
