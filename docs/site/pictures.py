@@ -74,15 +74,17 @@ def _run(line: str) -> None:
 
 def held_out_views(folder: Path, flags: str, name: str) -> tuple[Any, Any]:
     """Train one model; its embeddings of held-out views, scaled to length 1."""
+    from sklearn.preprocessing import normalize
+
     from stepjepa.data.sources import read_records
-    from stepjepa.inspection.embeddings import embed_views, unit_rows
+    from stepjepa.inspection.embeddings import embed_views
     from stepjepa.models.loading import load_for_inference
 
     _run(f"train --train_file {folder}/data/train.jsonl --output_dir {folder}/{name} {TRAINING} {flags}")
     model, tokenizer = load_for_inference(f"{folder}/{name}")
     config = JepaConfig(mode="step-jepa", predictors=2)
     views = embed_views(model, tokenizer, read_records(folder / "data" / "test.jsonl"), config)
-    return unit_rows(views.source), unit_rows(views.target)
+    return normalize(views.source), normalize(views.target)
 
 
 def draw_collapse(path: Path) -> dict[str, dict[str, float]]:

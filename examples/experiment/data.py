@@ -21,7 +21,7 @@ from stepjepa.files import atomic_write, existing_file
 
 VALIDATION = 1000
 STEP_VALIDATION = 200
-LIMITED = 500
+LIMITED = (250, 500, 2000)
 SHARES = (2, 4, 8, 16)
 # Two steps and small numbers: what a million parameters learn in one pass, and some get wrong. A third of the chains of
 # equations that there are is held out; with more of them too few are left to learn from.
@@ -128,7 +128,8 @@ def main(argv: list[str] | None = None) -> int:
     synth_validation, synth_rest = cut(synth, VALIDATION)
     write(args.output_dir / "synth-validation.jsonl", synth_validation)
     write(args.output_dir / "synth-rest.jsonl", synth_rest)
-    write(args.output_dir / "limited-500.jsonl", sorted(synth_rest, key=draw)[:LIMITED])
+    for size in LIMITED:
+        write(args.output_dir / f"limited-{size}.jsonl", sorted(synth_rest, key=draw)[:size])
     write(args.output_dir / "synth-views-alone.jsonl", views_alone(synth))
     write(args.output_dir / "synth-wrong-partners.jsonl", wrong_partners(synth))
     for share in SHARES:

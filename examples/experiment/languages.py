@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from stepjepa.tasks.regex import equivalent, find_difference
+from stepjepa.tasks.regex import find_difference
 
 
 @dataclass
@@ -58,4 +58,4 @@ class Languages:
 def describes(expression: str, line: str) -> bool:
     """Whether an expression describes a line."""
     text = re.sub(r"([|&~*+?{}()\[\].^$\\])", r"\\\1", line)
-    return equivalent(f"({expression})&({text})", text or "()")
+    return find_difference(f"({expression})&({text})", text or "()") is None

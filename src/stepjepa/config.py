@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Literal
 
 from stepjepa.batch.layouts import LAYOUTS, name_layout
-from stepjepa.options import BELOW_ONE, FROM_ONE, FROM_ZERO, PART, POSITIVE, load, option, options_of, wrong_value
+from stepjepa.options import BELOW_ONE, FROM_ONE, FROM_ZERO, PART, POSITIVE, check_values, load, option, options_of
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 """Dtypes of the weights; ``auto`` is the dtype of the checkpoint."""
@@ -138,8 +138,7 @@ class JepaConfig:
     def __post_init__(self) -> None:
         # The old name, in folders of the first edition.
         self.encoding = "tree" if str(self.encoding) == "forest" else self.encoding
-        if fault := wrong_value(self):
-            raise ValueError(fault)
+        check_values(self, sign="")
         if self.layout is not None and ":" in self.layout:
             name_layout(load("--layout", self.layout), self.layout)
         known = layouts_of(self.mode)

@@ -120,14 +120,13 @@ READERS: Mapping[Any, Callable[[str], Any]] = {
 """Type -> function that converts the text of a flag."""
 
 
-def wrong_value(settings: Any) -> str | None:
-    """An error message for the first option that is out of range or not among its choices; None if all are valid."""
+def check_values(settings: Any, sign: str = "--") -> None:
+    """Raise ``UserError`` for the first option that is out of range or not among its choices."""
     for each in options_of(settings):
         value = getattr(settings, each.name)
         for one in value if each.several and value is not None else (value,):
             if fault := each.fault(one):
-                return f"{each.name}: {fault}"
-    return None
+                raise UserError(f"{sign}{each.name}: {fault}")
 
 
 def refuse_without_effect(values: Mapping[str, Any], *settings: type) -> None:

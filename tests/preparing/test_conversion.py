@@ -129,6 +129,11 @@ def test_a_record():
     assert (counts.read, counts.dropped.total()) == (1, 0)
 
 
+def test_a_gap_of_a_table_is_left_out_of_the_record():
+    (record,), _ = prepare(raw(answer=math.nan))
+    assert "answer" not in record
+
+
 @pytest.mark.parametrize(
     ("answer", "ground_truth", "expected"),
     [

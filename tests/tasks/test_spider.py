@@ -66,6 +66,7 @@ ANSWERS = [
     (COUNT, f"{COUNT};\nSELECT name FROM singer", "--f", FAILED),
     (COUNT, f"Here is the query:\n```sql\n{COUNT}\n```", "--f", FAILED),
     (f"{NAMES} WHERE name = 'Ann; B'", f"{NAMES} WHERE name = 'Ann; B'; SELECT", "--f", FAILED),
+    (COUNT, f"{COUNT} /* all; */; SELECT", "--f", FAILED),
     # What comes before the query is not overlooked.
     (COUNT, f"Answer: {COUNT}", "---", FAILED),
     # Nearly right.
@@ -134,6 +135,7 @@ def test_a_true_query_without_end_is_no_fault_of_the_answer(databases):
         ("SELECT a FROM t UNION SELECT b FROM u order  by 1", True),
         ("SELECT a FROM t WHERE b = 'order by' -- order by", False),
         ("SELECT a FROM t WHERE b = (SELECT b FROM u ORDER BY c LIMIT 1)", False),
+        ("SELECT a /* ( */ FROM t ORDER BY a", True),
     ],
 )
 def test_whether_the_rows_are_ordered(sql, ordered):

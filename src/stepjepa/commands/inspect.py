@@ -110,6 +110,7 @@ class VerifyFlags:
 def verify(args: argparse.Namespace) -> dict[str, Any]:
     """Print one line per check."""
     config = jepa_config(args)
+    from stepjepa.evaluation.answering import spread
     from stepjepa.inspection import verification
     from stepjepa.models.loading import LoraSettings, add_lora, load_model
     from stepjepa.models.token_rows import adapter_ids
@@ -122,10 +123,8 @@ def verify(args: argparse.Namespace) -> dict[str, Any]:
         records = [parse_record(value, "built-in problems", line) for line, value in enumerate(made, start=1)]
     name = args.model_name or "preset:tiny"
     print(f"model {name}, data {args.train_file or 'built-in problems'}, mode {config.mode}, layout {config.layout}")
-    # Evenly spaced over the file, which may consist of several data sets.
-    count = min(len(records), args.max_records)
-    looked_at = [records[place * len(records) // count] for place in range(count)]
-    print(f"{count:,} of {len(records):,} records looked at, spread over all (--max_records)")
+    looked_at = spread(records, args.max_records)
+    print(f"{len(looked_at):,} of {len(records):,} records looked at, spread over all (--max_records)")
     predictors = (config.predictors or 0) if config.uses_views else 0
     how = {"predictors": predictors, "seed": args.finetune_seed, "plain": config.plain, **_loading(args)}
     model, tokenizer = load_model(name, texts=_texts(records), **how)

@@ -15,7 +15,7 @@ from stepjepa.data.sources import FORMATS, read_rows
 from stepjepa.errors import UserError
 from stepjepa.files import atomic_write, existing_file, refuse_existing
 from stepjepa.options import FROM_ONE, Parser, from_args, load, option, refuse_both
-from stepjepa.preparing.conversion import CONVERSIONS, StepOptions, convert_response, convert_rows
+from stepjepa.preparing.conversion import CONVERSIONS, Convert, StepOptions, convert_response, convert_rows
 from stepjepa.tasks import nl_rx, stepmath
 from stepjepa.tasks.raw_values import chat_record
 from stepjepa.terminal import print_rows
@@ -66,13 +66,13 @@ def _run_rows(args: argparse.Namespace) -> int:
     """Convert the rows of a source, write the records, and print what was kept, dropped and why."""
     if (args.input_file is None) == (args.dataset is None):
         raise UserError("name the source with either --input_file or --dataset")
-    make, expected = _maker(args)
+    convert, expected = _converter(args)
     name, bad = args.dataset or existing_file(args.input_file, "raw file"), BadRecords(args.bad_records)
     rows = read_rows(str(name), split=args.split, subset=args.subset, bad=bad)
     target = refuse_existing(args.output_file, args.overwrite)
     if target.exists() and Path(name).exists() and target.samefile(name):
         raise UserError("is both input and output; name another --output_file", path=target)
-    records, counts = make(rows, path=str(name), limit=args.max_examples, bad=bad)
+    records, counts = convert_rows(rows, convert, path=str(name), limit=args.max_examples, bad=bad)
     reasons = counts.dropped.most_common()
     if not records:
         told = [f"{reason}: {count}" for reason, count in reasons] + ([bad.describe()] if bad.count else [])
@@ -85,27 +85,23 @@ def _run_rows(args: argparse.Namespace) -> int:
     return _write_files({target: records})
 
 
-def _maker(args: argparse.Namespace) -> tuple[Callable[..., Any], str]:
-    """The function that makes records of rows, and the fields that it expects."""
+def _converter(args: argparse.Namespace) -> tuple[Convert, str]:
+    """The function that makes a record of a row, and the fields that it expects."""
     kind = args.preparation
     if kind == "chat":
         refuse_both(args, ("system", "system_prompt"))
-        columns = args.columns and tuple(args.columns)
-
-        def chat(row: Mapping[str, Any]) -> dict[str, Any]:
-            return {"messages": to_messages(row, columns, system=args.system, system_prompt=args.system_prompt)[0]}
-
-        return partial(convert_rows, convert=chat), "--columns"
+        about = {name: getattr(args, name) for name in ("columns", "system", "system_prompt")}
+        return lambda row: {"messages": to_messages(row, **about)[0]}, "--columns"
     if kind == "steps":
         own = {} if args.custom is None else {"splitter": load("--custom", args.custom)}
         options = from_args(StepOptions, args, **own)
         expected = "--question_field and --response_field, steps divided by blank lines, or --custom"
-        return partial(convert_rows, convert=partial(convert_response, options=options)), expected
+        return partial(convert_response, options=options), expected
     convert = CONVERSIONS[kind].convert
     if kind == "gsm8k":
         kept = {name: getattr(args, name) == "keep" for name in ("socratic", "calculator")}
         convert = partial(convert, **kept, steps=args.format == "steps")
-    return partial(convert_rows, convert=convert), CONVERSIONS[kind].rows
+    return convert, CONVERSIONS[kind].rows
 
 
 def _write_files(files: Mapping[Path, Sequence[Mapping[str, Any]]]) -> int:
@@ -128,14 +124,6 @@ class GeneratorFlags:
     seed: int = option(0, "the same seed gives the same files")
 
 
-def _generate(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a generator; its ``ValueError``, which begins with a setting's name, becomes a ``UserError``."""
-    try:
-        return function(*arguments)
-    except ValueError as error:
-        raise UserError(f"--{error}") from error
-
-
 @dataclass(kw_only=True)
 class StepmathFlags(GeneratorFlags):
     """Number of problems, and where they are written."""
@@ -147,8 +135,8 @@ class StepmathFlags(GeneratorFlags):
 
 def _run_stepmath(args: argparse.Namespace) -> int:
     targets = [refuse_existing(Path(args.output_dir, f"{part}.jsonl"), args.overwrite) for part in ("train", "test")]
-    level = _generate(from_args, stepmath.Difficulty, args)
-    parts = _generate(stepmath.generate_split, args.train_size, args.test_size, args.seed, level)
+    level = from_args(stepmath.Difficulty, args)
+    parts = stepmath.generate_split(args.train_size, args.test_size, args.seed, level)
     return _write_files(dict(zip(targets, parts, strict=True)))
 
 
@@ -169,7 +157,7 @@ def _run_nl_rx(args: argparse.Namespace) -> int:
     targets = [refuse_existing(name, args.overwrite) for name in names]
     if len({target.resolve() for target in targets}) < len(targets):
         raise UserError("is both --output_file and --test_file; name another", path=targets[0])
-    parts = _generate(nl_rx.generate_split, args.size, args.test_size or 0, args.seed)
+    parts = nl_rx.generate_split(args.size, args.test_size or 0, args.seed)
     records = ([chat_record(nl_rx.NlRxTask.system_prompt, *pair) for pair in part] for part in parts)
     return _write_files(dict(zip(targets, records, strict=False)))
 

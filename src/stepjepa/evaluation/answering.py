@@ -70,21 +70,18 @@ def judge(
 
 
 def _sample(answer: Answer, scored: Scored, headline: str, *, by_text: bool) -> dict[str, Any]:
-    error = None
-    if not scored.scores[headline]:
-        error = RAN_ON if by_text and answer.stopped is False else scored.error or WRONG
+    reason = RAN_ON if by_text and answer.stopped is False else scored.error or WRONG
     return {
         "generated": answer.text,
         "extracted": scored.extracted,
         "scores": scored.scores,
-        "error": error,
+        "error": None if scored.scores[headline] else reason,
         "stopped": answer.stopped,
         "new_tokens": answer.new_tokens,
     }
 
 
 def _combine(samples: Sequence[dict[str, Any]], votes: Sequence[str | None], headline: str) -> dict[str, Any]:
-    """The fields of a line with several samples."""
     # The majority answer is the first sample with the most frequent vote; of equally frequent ones the first counts.
     counts = Counter(vote for vote in votes if vote is not None)
     chosen = samples[votes.index(counts.most_common(1)[0][0]) if counts else 0]
@@ -119,7 +116,7 @@ class Batcher:
     def __post_init__(self) -> None:
         tokenizer, template = self.generator.tokenizer, self.generator.template
         self.examples = make_examples(self.records.items(), tokenizer, template, self.task.continuations)
-        positions, new = self.generator.positions or math.inf, self.generator.max_new_tokens
+        positions, new = self.generator.positions or math.inf, self.generator.sampling.max_new_tokens
         for example in self.examples:
             spans = example.gold, *example.continuations.values()
             longest = max(len(example.prompt_ids) + new, *(len(span.ids) for span in spans))

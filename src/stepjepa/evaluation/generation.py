@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig
 
 from stepjepa.chat.template import ChatTemplate, PlainTemplate
@@ -33,13 +34,12 @@ class Generator:
         self.model = model = model.get_base_model() if hasattr(model, "peft_config") else model
         self.tokenizer, self.sampling = tokenizer, sampling
         self.template = PlainTemplate(tokenizer) if plain else ChatTemplate(tokenizer)
-        own = model.generation_config
-        ends = _as_list(own.eos_token_id if own is not None else None) + _as_list(tokenizer.eos_token_id)
-        self.stop_ids = sorted({*self.template.end_of_turn_ids, *ends})
+        own = getattr(model.generation_config, "eos_token_id", None)
+        ends = {*self.template.end_of_turn_ids, tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])}
+        self.stop_ids = sorted(ends - {None})
         # Padding is masked, so any token will do; every tokenizer here has a stop token.
         self._pad = int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self.stop_ids[0])
         self.positions = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
-        self.max_new_tokens = sampling.max_new_tokens
         # Predictor tokens are no text, and embedding rows after the tokenizer's last token belong to no token.
         rows = model.get_input_embeddings().weight.shape[0]
         never = [*all_predictor_ids(tokenizer), *range(len(tokenizer), rows)]
@@ -59,7 +59,7 @@ class Generator:
     @torch.inference_mode()
     def answer(self, prompts: Sequence[Sequence[int]], batch_number: int = 0) -> list[list[Answer]]:
         """The samples of each prompt; sampling is seeded by ``batch_number`` and ``sampling.seed``."""
-        ids, mask = self._pad_rows(prompts, left=True)
+        ids, mask = self._pad_rows(prompts, "left")
         with _fresh_generation_config(self.model), _seeded(self.model.device, self.sampling.seed, batch_number):
             output = self.model.generate(input_ids=ids, attention_mask=mask, generation_config=self._config)
         answers = [self._decode(row) for row in output[:, ids.shape[1] :].tolist()]
@@ -74,7 +74,7 @@ class Generator:
     @torch.inference_mode()
     def log_probabilities(self, spans: Sequence[Span]) -> list[float]:
         """The natural logarithm of the probability of each span's scored tokens, given the tokens before them."""
-        ids, mask = self._pad_rows([span.ids for span in spans], left=False)
+        ids, mask = self._pad_rows([span.ids for span in spans], "right")
         low, options = 0, dict[str, Any]()
         if "logits_to_keep" in inspect.signature(self.model.forward).parameters:
             # With a large vocabulary the logits of whole prompts would take most of the memory.
@@ -88,20 +88,12 @@ class Generator:
             losses.append(F.cross_entropy(predictions, ids[row, first:last], reduction="sum"))
         return [-float(loss) for loss in torch.stack(losses).tolist()]
 
-    def _pad_rows(self, rows: Sequence[Sequence[int]], *, left: bool) -> tuple[Tensor, Tensor]:
-        """Token ids and attention mask, ``[B, T]`` each, padded on the left or the right."""
-        width = max(map(len, rows))
-        ids = torch.full((len(rows), width), self._pad)
-        mask = torch.zeros_like(ids)
-        for index, row in enumerate(rows):
-            place = slice(width - len(row), width) if left else slice(0, len(row))
-            ids[index, place] = torch.tensor(row)
-            mask[index, place] = 1
+    def _pad_rows(self, rows: Sequence[Sequence[int]], side: str) -> tuple[Tensor, Tensor]:
+        """Token ids and attention mask, ``[B, T]`` each, padded on the ``left`` or the ``right``."""
+        tensors = [torch.tensor(row) for row in rows]
+        ids = pad_sequence(tensors, batch_first=True, padding_value=self._pad, padding_side=side)
+        mask = pad_sequence([torch.ones_like(row) for row in tensors], batch_first=True, padding_side=side)
         return ids.to(self.model.device), mask.to(self.model.device)
-
-
-def _as_list(ids: int | list[int] | None) -> list[int]:
-    return [] if ids is None else [ids] if isinstance(ids, int) else list(ids)
 
 
 @contextmanager

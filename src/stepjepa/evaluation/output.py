@@ -85,8 +85,7 @@ class OutputFile:
                 write_json(self._meta_file, {"identity": self._identity})
                 self._begun = True
             with self.path.open("a", encoding="utf-8") as stream:
-                for line in lines:
-                    stream.write(json.dumps(line, ensure_ascii=False) + "\n")
+                stream.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         self.done |= {line["index"]: line for line in lines}
 
     def finish(self) -> list[Line]:
@@ -209,7 +208,6 @@ def describe_trained_on(shares: Mapping[str, float] | None) -> str | None:
 
 
 def _short(value: Any) -> str:
-    """A value of the summary on one line."""
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {_short(each)}" for name, each in value.items())
     return f"{value:.4f}" if isinstance(value, float) else str(value)

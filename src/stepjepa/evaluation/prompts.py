@@ -9,13 +9,12 @@ from stepjepa.chat.template import ChatTemplate, PlainTemplate
 from stepjepa.chat.tokens import Spans, TextTokenizer
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
-from stepjepa.options import FROM_ONE, FROM_ZERO, Range, option, refuse_without_effect, wrong_value
+from stepjepa.options import FROM_ONE, FROM_ZERO, PART, check_values, option, refuse_without_effect
 from stepjepa.tasks.base import Continuation, record_error
 
 Template = ChatTemplate | PlainTemplate
 
 LONGEST = 512  # length of an answer in the published evaluation with --max_new_tokens -1
-_TOP_P: Range = (lambda value: 0 < value <= 1, "more than 0 and at most 1")
 
 
 def _length(text: str) -> int:
@@ -32,14 +31,13 @@ class Sampling:
 
     max_new_tokens: int = option(256, "cut answers off there", allowed=FROM_ONE, parse=_length)
     temperature: float = option(0.0, "0 is greedy", metavar="T", allowed=FROM_ZERO)
-    top_p: float = option(1.0, "of sampling", metavar="P", allowed=_TOP_P, only_with="temperature")
+    top_p: float = option(1.0, "of sampling", metavar="P", allowed=PART, only_with="temperature")
     top_k: int = option(0, "of sampling; 0 for all tokens", metavar="K", allowed=FROM_ZERO, only_with="temperature")
     seed: int = option(42, "of sampling", allowed=FROM_ZERO)
     num_samples: int = option(1, "answers a prompt: pass@N, majority", allowed=FROM_ONE, only_with="temperature")
 
     def __post_init__(self) -> None:
-        if fault := wrong_value(self):
-            raise UserError(f"--{fault}")
+        check_values(self)
         refuse_without_effect(vars(self), Sampling)
 
 

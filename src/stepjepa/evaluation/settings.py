@@ -9,7 +9,7 @@ from stepjepa.errors import UserError
 from stepjepa.evaluation.output import File
 from stepjepa.evaluation.prompts import Sampling
 from stepjepa.files import refuse_existing
-from stepjepa.options import FROM_ONE, option, wrong_value
+from stepjepa.options import FROM_ONE, check_values, option
 from stepjepa.tasks.base import TaskOptions
 from stepjepa.tasks.registry import AUTO, TASKS, load_task
 
@@ -35,19 +35,17 @@ class ScoringSettings:
     )
 
     def __post_init__(self) -> None:
-        if fault := wrong_value(self):
-            raise UserError(f"--{fault}")
+        check_values(self)
         if self.task != AUTO:
             load_task(self.task)
         self.check_output(self.test_file, "test file")
 
     def check_output(self, source: File, what: str) -> None:
         """Raise ``UserError`` if the output file is a folder or the source, which ``what`` names in the message."""
-        if Path(self.output_file).is_dir():
-            raise UserError("is a folder; name a file in it", path=self.output_file)
-        if Path(self.output_file).suffix != ".jsonl":
+        output = refuse_existing(self.output_file, overwrite=True)
+        if output.suffix != ".jsonl":
             raise UserError("--output_file is of JSON lines; end its name in .jsonl", path=self.output_file)
-        if Path(self.output_file).resolve() == Path(source).resolve():
+        if output.resolve() == Path(source).resolve():
             raise UserError(f"--output_file is the {what}; name another", path=self.output_file)
 
 

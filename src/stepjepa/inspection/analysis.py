@@ -22,7 +22,7 @@ from stepjepa.data.sources import read_records
 from stepjepa.errors import UserError
 from stepjepa.files import atomic_write, fingerprint, write_json
 from stepjepa.inspection.plots import BOTH_VIEWS, COLOURED_BY, Points, draw_projection, save_figure
-from stepjepa.options import FROM_ONE, FROM_ZERO, option, wrong_value
+from stepjepa.options import FROM_ONE, FROM_ZERO, check_values, option
 
 if TYPE_CHECKING:
     from stepjepa.inspection.embeddings import ViewEmbeddings
@@ -60,8 +60,7 @@ class AnalysisSettings:
     trust_remote_code: bool = option(False, "run code that comes with the model", group="running")
 
     def __post_init__(self) -> None:
-        if fault := wrong_value(self):
-            raise UserError(f"--{fault}")
+        check_values(self)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """Embeddings of the views of records, read off a model from the sequences that training runs, and what they say."""
 
 import os
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from accelerate.utils import send_to_device
 from numpy.typing import NDArray
+from tqdm import tqdm
 
 from stepjepa.batch.collate import Collator
 from stepjepa.batch.sequences import Item
@@ -26,8 +27,6 @@ from stepjepa.run_folder import RUN_FILE, trained_objective
 
 QUANTILES = (0.1, 0.2, 0.5, 0.8, 0.9)
 TOP = 100  # of the largest singular values are averaged, as in the LLM-JEPA paper (arXiv 2509.14252)
-
-Matrix = NDArray[np.float32] | NDArray[np.float64]
 
 
 def reading_config(trained: dict[str, Any] | None, views: str) -> JepaConfig:
@@ -79,8 +78,6 @@ def embed_views(
     ``model`` is in evaluation mode, ``config`` in a layout other than ``inplace``. A predictor head is no part of Enc
     and is not applied. UserError if no record has a pair.
     """
-    from tqdm.auto import tqdm
-
     try:
         encoding, _ = set_up_attention(model, replace(config, encoding="auto"))
     except ValueError as error:
@@ -97,15 +94,13 @@ def embed_views(
     # Long ones first, so that memory problems show at once; like lengths together, so that there is little padding.
     order = sorted(found, key=lambda index: -len(found[index].ids))
     embeddings: dict[int, NDArray[np.float32]] = {}  # [pairs of the record, 2, D]
-    bar = tqdm(total=len(order), desc="embed", unit="rec", file=sys.stderr, disable=not sys.stderr.isatty())
-    with bar, torch.inference_mode(), naming_batch_size(batch_size):
-        for start in range(0, len(order), batch_size):
+    with torch.inference_mode(), naming_batch_size(batch_size):
+        for start in tqdm(range(0, len(order), batch_size), f"embed, {batch_size} at a time", disable=None):
             some = order[start : start + batch_size]
             batch = send_to_device(collator(Item(found[index]) for index in some), model.device)
             read = encode(model, batch, lambda it: {"both": torch.stack(it.pairs, 1)}, layer=config.jepa_layer)
             parts = read["both"].float().split([len(found[index].pairs) for index in some])
             embeddings.update(zip(some, (part.cpu().numpy() for part in parts), strict=True))
-            bar.update(len(some))
     joined = np.concatenate([embeddings[index] for index in found])  # [P, 2, D]
     if not np.isfinite(joined).all():
         raise UserError("some embeddings are not finite; the model's numbers overflow: try --dtype float32")
@@ -117,7 +112,6 @@ class _Views(Collator):
     """Collates only what is read of records."""
 
     def sequences(self, item: Item) -> list[Tokens]:
-        """The sequences of a record with a readout."""
         return [sequence for sequence in super().sequences(item) if sequence.readouts]
 
 
@@ -134,15 +128,10 @@ def compare_views(
     return similarity_totals(embeddings), per_record
 
 
-def unit_rows(matrix: Matrix) -> NDArray[np.float64]:
-    """Rows of length 1; a row of zeros stays as it is."""
-    wide = matrix.astype(np.float64)
-    return wide / np.maximum(np.linalg.norm(wide, axis=1, keepdims=True), np.finfo(np.float64).tiny)
-
-
 def pair_cosines(embeddings: ViewEmbeddings) -> NDArray[np.float64]:
     """``[P]``: the cosine of each matched pair."""
-    return (unit_rows(embeddings.source) * unit_rows(embeddings.target)).sum(axis=1)
+    source, target = (torch.from_numpy(each).double() for each in (embeddings.source, embeddings.target))
+    return np.asarray(F.cosine_similarity(source, target))
 
 
 def similarity_totals(embeddings: ViewEmbeddings) -> dict[str, float]:
@@ -192,7 +181,7 @@ def analyse(embeddings: ViewEmbeddings) -> dict[str, Any]:
     }
 
 
-def singular_values(matrix: Matrix) -> dict[str, Any]:
+def singular_values(matrix: NDArray[np.float32]) -> dict[str, Any]:
     """``values``, all singular values of a matrix ``[P, D]``, not centred; ``top``, how many ``top_mean`` averages."""
     values = np.linalg.svd(matrix.astype(np.float64), compute_uv=False)
     top = min(TOP, len(values))

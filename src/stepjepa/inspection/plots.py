@@ -39,10 +39,9 @@ class Points(NamedTuple):
 
 def choose_classes(labels: Sequence[str], colouring: str) -> list[str]:
     """The labels with a colour of their own (the first steps, else the most frequent), in the legend's order."""
-    most = (
-        list(set(labels)) if colouring == "steps" else [each for each, _ in Counter(labels).most_common(len(PALETTE))]
-    )
-    return sorted(most, key=lambda label: (len(label), label))[: len(PALETTE)]  # "step 9" before "step 10"
+    most = Counter(labels).most_common(None if colouring == "steps" else len(PALETTE))
+    in_order = sorted((label for label, _ in most), key=lambda label: (len(label), label))  # "step 9" before "step 10"
+    return in_order[: len(PALETTE)]
 
 
 def project(name: str, vectors: NDArray[np.float32], seed: int) -> tuple[NDArray[np.float64], list[str]]:

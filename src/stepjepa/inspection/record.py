@@ -6,7 +6,7 @@ Sequences and rows are those that training itself would build; nothing is worked
 from collections import Counter
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
-from itertools import chain, groupby
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from stepjepa.batch.collate import Collator
 from stepjepa.batch.dataset import count_tokens
 from stepjepa.batch.pack import pack
 from stepjepa.batch.sequences import Item, Sequence
-from stepjepa.batch.tokenize import BLOCK, COUNTS, RecordTokenizer, step_views
+from stepjepa.batch.tokenize import COUNTS, RecordTokenizer, step_views
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError, visible
@@ -95,14 +95,12 @@ def inspect_records(
     such record, training skips it, or it can't be rendered.
     """
     if not 0 <= index < len(records):
-        path = records[0].path if records else None
         told = f"--index {index}: the file has {len(records)} records; choose 0 to {len(records) - 1}"
-        raise UserError(told, path=path)
+        raise UserError(told, path=records[0].path)
     over = config.over_length
     lenient = replace(config, over_length="truncate" if over == "error" else over, require_pairs=False)
     made = RecordTokenizer(tokenizer, lenient)
-    blocks = (made.tokenize_each(records[start : start + BLOCK]) for start in range(0, len(records), BLOCK))
-    tokenized = list(chain.from_iterable(blocks))
+    tokenized = made.tokenize_each(records)
     collator = Collator.of(config, made.predictors.tolist())
     parts: list[list[Sequence]] = []
     infos: list[dict[str, Any]] = []
@@ -115,8 +113,7 @@ def inspect_records(
         whole = made.template.render(record.messages)
         views = enumerate(step_views(record, whole, config.step_separator), start=1)
         steps = [{"name": f"step {number}", "text": whole.text[step.start : step.end]} for number, step in views]
-        about = {"line": record.line, "steps": steps}
-        infos.append({**about, "pairs": len(found.pairs), "main_tokens": len(found.ids)})
+        infos.append({"line": record.line, "steps": steps, "pairs": len(found.pairs), "main_tokens": len(found.ids)})
     tokens, branches, sequences = _describe_tree(parts, [info["line"] for info in infos], config, tokenizer)
     counted = count_tokens(filter(None, tokenized), lenient)
     file = {"lines": len(records), "counts": {name: made.counts[name] for name in COUNTS}, "tokens": counted}
@@ -216,8 +213,7 @@ _VISIBLE = str.maketrans({" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"})
 
 def visible_text(text: str) -> str:
     """A text with white space made visible and unprintable characters escaped."""
-    shown = text.translate(_VISIBLE)
-    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" if ord(c) < 256 else f"\\u{ord(c):04x}" for c in shown)
+    return visible(text.translate(_VISIBLE))
 
 
 def title(inspection: Inspection) -> str:

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from accelerate.utils import send_to_device
 from torch import Tensor, nn
 
-from stepjepa.batch.collate import Collator
 from stepjepa.batch.layouts import LAYOUTS
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.batch.sequences import Item
@@ -21,7 +20,7 @@ from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.models.architecture import attach_heads, find_decoder
 from stepjepa.models.encode import encode, flat_states
-from stepjepa.models.setup import packing, set_up_attention
+from stepjepa.models.setup import make_collator, set_up_attention
 from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.objectives.text import LMLoss
 
@@ -49,13 +48,9 @@ class Subject:
         self.made = RecordTokenizer(self.tokenizer, replace(self.config, over_length="truncate"))
         self.tokenized = self.made.tokenize(self.records)
         self.encoding, self.reason = set_up_attention(self.model, self.config)
-        self.collator = Collator.of(
-            self.config,
-            self.made.predictors.tolist(),
-            encoding=self.encoding,
-            prompt_labels=bool(self.config.prompt_loss_weight),
-            **packing(self.model, self.config, self.model.device.type),
-        )
+        objective = Objective.from_config(self.config)
+        how: dict[str, Any] = {"encoding": self.encoding, "device": self.model.device.type, "processes": 1}
+        self.collator = make_collator(self.model, self.tokenizer, self.config, objective, **how)
 
     @property
     def some(self) -> list[Item]:

@@ -22,7 +22,6 @@ Row = Mapping[str, Any]
 Rows = Iterable[tuple[int, Row]]  # with line numbers
 # Converts a row to a record, or to a list of records that form a group. Raises Unusable to drop the row.
 Convert = Callable[..., dict[str, Any] | list[dict[str, Any]]]
-Splitter = Callable[[str], list[str]]
 
 SYSTEM_PROMPT = (
     "Please solve the problem step by step (separate steps with double newlines), "
@@ -100,7 +99,7 @@ class StepOptions:
     response_field: str = option("deepseek_response", "field of the response", metavar="NAME")
     system_prompt: str = option(SYSTEM_PROMPT, metavar="TEXT")
     require_correct: bool = option(False, "leave out records whose final answer is not the ground truth")
-    splitter: Splitter = split_response  # or the user's own
+    splitter: Callable[[str], list[str]] = split_response  # or the user's own
 
 
 def convert_response(row: Row, options: StepOptions) -> dict[str, Any]:
@@ -130,16 +129,12 @@ def convert_response(row: Row, options: StepOptions) -> dict[str, Any]:
         if not any(same_answer(answer, truth) for answer in marked_answers(response)[-1:]):
             raise Unusable("wrong or no final answer")
     answer = row.get("answer")
-    optional = {
-        "answer": answer if isinstance(answer, str | int | float | None) else str(answer),
-        "ground_truth": truth,
-    }
-    return {
-        "question": question,
-        **{name: value for name, value in optional.items() if value is not None},
-        "total_steps": len(tidied),
-        **chat_record(options.system_prompt, question, "\n\n".join(tidied)),
-    }
+    if isinstance(answer, float) and math.isnan(answer):  # a gap in a table
+        answer = None
+    answer = answer if isinstance(answer, str | int | float | None) else str(answer)
+    record = {"question": question, "answer": answer, "ground_truth": truth, "total_steps": len(tidied)}
+    record |= chat_record(options.system_prompt, question, "\n\n".join(tidied))
+    return {name: value for name, value in record.items() if value is not None}
 
 
 def _ground_truth(row: Row) -> str | None:

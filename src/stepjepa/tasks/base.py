@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError
-from stepjepa.options import FROM_ONE, Range, option, wrong_value
+from stepjepa.options import FROM_ONE, Range, check_values, option
 from stepjepa.tasks.workers import Outcome, Workers
 
 # Why an answer is wrong.
@@ -79,8 +79,7 @@ class TaskOptions:
     workers: int | None = option(None, "processes for the same (one per core, 8 at most)", allowed=FROM_ONE)
 
     def __post_init__(self) -> None:
-        if fault := wrong_value(self):
-            raise UserError(f"--{fault}")
+        check_values(self)
 
 
 class Task(ABC):

@@ -20,9 +20,10 @@ from typing import Any, NamedTuple
 import yaml
 
 from stepjepa.data.records import Record
+from stepjepa.errors import UserError
 from stepjepa.tasks.answers import strip_code_fence, text_scores
 from stepjepa.tasks.base import NO_ANSWER, TIMED_OUT, WRONG, Response, Scored, Task, record_error
-from stepjepa.tasks.regex import RegexSyntaxError, TooManyStatesError, equivalent, find_difference, parse
+from stepjepa.tasks.regex import RegexSyntaxError, TooManyStatesError, find_difference, parse
 
 _RIGHT = ("same text", "equivalent")
 _ERRORS = {"different": WRONG, "malformed": WRONG, "empty": NO_ANSWER, "undecided": TIMED_OUT}
@@ -46,7 +47,8 @@ def judge(answer: str, truth: str) -> tuple[str, str | None]:
     trivial = None
     # This is for a statistic alone, and may take far longer than the verdict.
     with suppress(TooManyStatesError):
-        trivial = next((name for name, regex in _TRIVIAL.items() if equivalent(truth, regex, _MOST_STATES)), None)
+        known = (name for name, regex in _TRIVIAL.items() if find_difference(truth, regex, _MOST_STATES) is None)
+        trivial = next(known, None)
     return "equivalent", trivial
 
 
@@ -231,15 +233,15 @@ def generate_split(size: int, test_size: int, seed: int) -> tuple[list[tuple[str
     """Pairs of a description and its regular expression to train on, and others to test with; none comes twice.
 
     No expression of a test pair is one of a training pair. More pairs begin with the same, and the test pairs do not
-    depend on the size of the training set. ValueError if the grammar has not so many.
+    depend on the size of the training set. UserError if the grammar has not so many.
     """
     pairs = _draw_pairs(seed)
 
     def take(number: int, name: str, avoid: set[str]) -> list[tuple[str, str]]:
         taken = list(islice((pair for pair in pairs if pair[1] not in avoid), number))
         if len(taken) < number:
-            told = f"{name}: expected a size that the grammar has pairs for, got {number} and found {len(taken)}"
-            raise ValueError(told)
+            told = f"--{name}: expected a size that the grammar has pairs for, got {number} and found {len(taken)}"
+            raise UserError(told)
         return taken
 
     test = take(test_size, "test_size", set())

@@ -158,11 +158,6 @@ class TooManyStatesError(Exception):
     """Two expressions are not compared within the states that were allowed."""
 
 
-def equivalent(left: str, right: str, most_states: int | None = None) -> bool:
-    """Whether two expressions describe the same lines; arguments and errors as of :func:`find_difference`."""
-    return find_difference(left, right, most_states) is None
-
-
 def find_difference(left: str, right: str, most_states: int | None = None) -> str | None:
     """A shortest line that one of two expressions describes and the other does not; None if they are equivalent.
 

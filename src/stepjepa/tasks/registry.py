@@ -16,7 +16,6 @@ from stepjepa.options import load_class
 from stepjepa.tasks.base import WRONG, Response, Scored, Task, TaskOptions, record_error
 
 AUTO = "auto"
-FALLBACK = "generic"
 
 
 def _tasks_of_this_folder() -> dict[str, type[Task]]:
@@ -57,13 +56,12 @@ def users_source(task: Task) -> str | None:
     return None if file is None else fingerprint(file)
 
 
-def choose_task(name: str, records: Sequence[Record], options: TaskOptions | None = None) -> Task:
+def choose_task(name: str, records: Sequence[Record], options: TaskOptions = Task.options) -> Task:
     """The task of a name, or with ``auto`` the first that recognises the records.
 
     UserError if ``auto`` recognises some of the records but not all, or an option is set that the task has no use for.
     """
     kind = _recognise(records) if name == AUTO else load_task(name)
-    options = options or TaskOptions()
     for field in fields(TaskOptions):
         if field.name in kind.takes or getattr(options, field.name) == field.default:
             continue
@@ -82,7 +80,7 @@ def _recognise(records: Sequence[Record]) -> type[Task]:
             break
         if len(strangers) < len(records):
             told = f"{len(records) - len(strangers)} of {len(records)} records look like '{name}', but not this one"
-            remedy = f"pass --task {name} or --task {FALLBACK}"
+            remedy = f"pass --task {name} or --task generic"
             raise record_error(strangers[0], f"task '{AUTO}' can't decide: {told}; {remedy}")
     return kind
 

@@ -140,10 +140,11 @@ class SpiderTask(Task):
 
 _BEGINNING = re.compile(r"(?:select|with|values)\b", re.IGNORECASE)
 _LANGUAGE = re.compile(r"[ \t]*(?:(?:sqlite3?|sql)\b)?", re.IGNORECASE)
-# Quotes and comments are passed over, for what looks like an end inside them is none.
+# These are passed over, for what looks like an end or a bracket inside them is none.
+_QUOTES_AND_COMMENTS = r"""'[^']*'|"[^"]*"|--[^\n]*|/\*(?s:.*?)\*/"""
 _END = re.compile(
-    r"""'[^']*'|"[^"]*"|--[^\n]*"""
-    r"""|(?P<end>;|```|\n[ \t\r]*\n|\n(?:system|user|assistant)[ \t]*:?[ \t\r]*(?:\n|\Z)|\nFor[ ]db_id:)"""
+    _QUOTES_AND_COMMENTS
+    + r"|(?P<end>;|```|\n[ \t\r]*\n|\n(?:system|user|assistant)[ \t]*:?[ \t\r]*(?:\n|\Z)|\nFor[ ]db_id:)"
 )
 
 
@@ -160,7 +161,7 @@ def first_statement(text: str) -> str:
     return text[: next(ends, len(text))].strip()
 
 
-_PART = re.compile(r"'[^']*'|\"[^\"]*\"|--[^\n]*|[()]|\border\s+by\b", re.IGNORECASE)
+_PART = re.compile(_QUOTES_AND_COMMENTS + r"|[()]|\border\s+by\b", re.IGNORECASE)
 
 
 def orders_rows(sql: str) -> bool:

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import yaml
 
 from stepjepa.data.records import Record
-from stepjepa.options import FROM_TWO, option, wrong_value
+from stepjepa.errors import UserError
+from stepjepa.options import FROM_TWO, check_values, option
 from stepjepa.tasks.generic import BoxedTask
 from stepjepa.tasks.raw_values import chat_record
 
@@ -50,10 +51,9 @@ class Difficulty:
     max_amount: int = option(50, "largest amount, also as a result", metavar="N")
 
     def __post_init__(self) -> None:
-        if fault := wrong_value(self):
-            raise ValueError(fault)
+        check_values(self)
         if not self.min_steps <= self.max_steps <= MAX_STEPS:
-            raise ValueError(f"max_steps: expected {self.min_steps} (min_steps) to {MAX_STEPS}, got {self.max_steps}")
+            raise UserError(f"--max_steps: expected {self.min_steps} (min_steps) to {MAX_STEPS}, got {self.max_steps}")
 
 
 class _Move(NamedTuple):
@@ -159,13 +159,13 @@ def _draw_records(
         chains.add(chain)
         failures = 0
     if len(records) < size:
-        told = f"{name}: expected a size that this difficulty has problems for, got {size} and found {len(records)}"
-        raise ValueError(f"{told}; ask for fewer, or allow more steps or larger numbers")
+        told = f"--{name}: expected a size that this difficulty has problems for, got {size} and found {len(records)}"
+        raise UserError(f"{told}; ask for fewer, or allow more steps or larger numbers")
     return list(records.values()), chains
 
 
 def generate(size: int, seed: int, difficulty: Difficulty | None = None) -> list[dict[str, Any]]:
-    """Records of different problems, more of which begin with the same; ValueError if there are not so many."""
+    """Records of different problems, more of which begin with the same; UserError if there are not so many."""
     return _draw_records(size, f"stepmath {seed}", difficulty or Difficulty(), "size")[0]
 
 

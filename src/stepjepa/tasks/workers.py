@@ -38,7 +38,7 @@ class Workers:
     """
 
     def __init__(self, function: Callable[..., Any], *, seconds: float, memory: int, processes: int | None) -> None:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self._function, self._seconds, self._memory = function, seconds, memory
         number, limits = processes or min(cores, 8), (memory, os.getpid())
         self._pool = ProcessPool(number, initializer=_set_limits, initargs=limits, context=_Context())
