@@ -20,7 +20,7 @@ from stepjepa.config import JepaConfig
 from stepjepa.data.records import parse_record
 from stepjepa.inspection.plots import write_png
 from stepjepa.inspection.record import COLOURS, Inspection, inspect_records, visible_matrix
-from stepjepa.models.presets import preset_tokenizer
+from stepjepa.models.presets import preset_config, train_tokenizer
 from stepjepa.tasks.stepmath import generate
 
 FOLDER = Path(__file__).resolve().parents[1] / "assets"
@@ -53,7 +53,8 @@ def inspections() -> dict[str, Inspection]:
         records.append(parse_record({"messages": messages}, "two.jsonl", line))
     found = {}
     for name, config in LAYOUTS.items():
-        tokenizer = preset_tokenizer("preset:tiny", [*texts, SYSTEM, QUESTION, *ANSWERS])
+        vocabulary = preset_config("preset:tiny").vocab_size
+        tokenizer = train_tokenizer([*texts, SYSTEM, QUESTION, *ANSWERS], vocabulary)
         add_predictor_tokens(tokenizer, config.predictors or 0)
         found[name] = inspect_records(records, 0, tokenizer, config, count=2 if name == "tree" else 1)
     return found

@@ -184,6 +184,11 @@ class JepaConfig:
         """Whether records have pairs of views; otherwise only the main text is run."""
         return self.mode != "regular"
 
+    @property
+    def used_predictors(self) -> int:
+        """K, the number of predictor tokens; 0 in regular training, whatever ``predictors`` is."""
+        return (self.predictors or 0) if self.uses_views else 0
+
     def to_dict(self) -> dict[str, Any]:
         """All fields, resolved, for the run folder."""
         return asdict(self)

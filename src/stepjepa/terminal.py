@@ -2,7 +2,6 @@
 
 import io
 import json
-import math
 import shutil
 import sys
 import textwrap
@@ -47,11 +46,7 @@ def print_json(value: Any) -> None:
 
 def finite(value: Any) -> Any:
     """A copy of a JSON value with None in place of numbers that are not finite."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: finite(inner) for key, inner in value.items()}
-    return [finite(inner) for inner in value] if isinstance(value, list | tuple) else value
+    return json.loads(json.dumps(value), parse_constant=lambda _: None)
 
 
 def duration(seconds: float) -> str:

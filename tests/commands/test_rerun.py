@@ -88,6 +88,8 @@ def test_a_missing_file_and_other_versions(
     place = changed(
         folder,
         tmp_path,
+        # Of a run that was resumed with changes.
+        arguments=[*old["arguments"], "--allow_changes"],
         directory=str(tmp_path / "gone"),
         versions={**old["versions"], "torch": "2.0.1"},
         machine={**old["machine"], "threads": 61},

@@ -205,6 +205,11 @@ def test_records_come_from_a_file_a_folder_and_the_hub_by_one_door(tmp_path, mon
     (tmp_path / "folder").mkdir()
     for source in (tmp_path / "set.jsonl", tmp_path / "folder", "some/name"):
         assert [record.answer for record in read_any(source)] == ["5"]
+    with pytest.raises(UserError, match="expected NAME:SUBSET:SPLIT, got 4 parts"):
+        read_any("some/name:subset:split:more")
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_: {"train": []})
+    with pytest.raises(UserError, match="some/name: holds no records"):
+        read_any("some/name")
 
 
 @settings(

@@ -35,9 +35,9 @@ RECORDS = [
 ]
 
 
-def points(colouring: str, views: tuple[str, str] = ("text", "code"), **options: Any) -> Points:
+def points(colouring: str, views: tuple[str, str] = ("text", "code"), distance: int = 1, **options: Any) -> Points:
     settings = AnalysisSettings(["run"], "t.jsonl", "out", t_sne_type=colouring, **options)
-    return choose_points(EMBEDDINGS, RECORDS, views, settings)
+    return choose_points(EMBEDDINGS, RECORDS, views, settings, distance)
 
 
 def drawn(found: Points) -> list[tuple[float, str]]:
@@ -65,9 +65,12 @@ def test_labels_of_the_record_colour_the_text_alone() -> None:
         group_of(tiny.make_record("", "q", "a", line=7))
 
 
-@pytest.mark.parametrize(("reverse", "steps"), [(False, [1, 2, 2, 3, 4]), (True, [2, 3, 1, 2, 3])])
-def test_a_target_is_the_step_after_its_source(reverse: bool, steps: list[int]) -> None:
-    found = dict(drawn(points("steps", view_names("step-jepa", reverse))))
+@pytest.mark.parametrize(
+    ("reverse", "distance", "steps"),
+    [(False, 1, [1, 2, 2, 3, 4]), (True, 1, [2, 3, 1, 2, 3]), (False, 3, [1, 2, 4, 5, 6])],
+)
+def test_a_target_is_the_step_after_its_source(reverse: bool, distance: int, steps: list[int]) -> None:
+    found = dict(drawn(points("steps", view_names("step-jepa", reverse), distance)))
     assert [found[place] for place in (11, 12, -11, -12, -13)] == [f"step {n}" for n in steps]
 
 

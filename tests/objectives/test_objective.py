@@ -17,7 +17,7 @@ from stepjepa.errors import UserError
 from stepjepa.objectives.alignment import Alignment, Cosine, Covariance, InfoNCE, SIGReg, Variance
 from stepjepa.objectives.monitors import Window, effective_rank, pair_similarity, retrieval_top1, share
 from stepjepa.objectives.objective import Objective
-from stepjepa.objectives.term import Context, load_term
+from stepjepa.objectives.term import Context, load_term, term
 from stepjepa.objectives.text import LMLoss, PromptLoss, Tube
 
 
@@ -173,6 +173,8 @@ def test_from_config() -> None:
 def test_two_terms_of_one_name_are_refused() -> None:
     with pytest.raises(UserError, match="two terms are called 'lm_loss'"):
         Objective([LMLoss(), LMLoss()])
+    with pytest.raises(ValueError, match="expected a name of its own for a term, got 'tokens'"):
+        term("tokens")
 
 
 @pytest.mark.parametrize(

@@ -75,8 +75,7 @@ class Collator:
         batch |= self._labels(sequences, paths) | _readouts(owners, sequences, paths)
         if further:
             batch["further"] = further
-        tokens = sum(int(rows.lengths.sum()) for rows in passes)
-        batch["num_tokens"] = torch.tensor([tokens])
+        batch["num_tokens"] = torch.tensor([sum(int(rows.lengths.sum()) for rows in passes)])
         batch["num_records"] = torch.tensor([len(present), sum(not item.record.pairs for item in present)])
         texts = [(each, path) for each, path in zip(sequences, paths, strict=True) if len(each.text)]
         none = np.zeros(0, bool)
@@ -86,7 +85,6 @@ class Collator:
             tuple(item.draw for item in present),
             tuple(path[each.text] for each, path in texts),
             tuple(np.flatnonzero(none if each.start is None else each.start[each.text] > 0) for each, _ in texts),
-            tokens,
             sum(len(item.record.ids) for item in present),
         )
         return batch

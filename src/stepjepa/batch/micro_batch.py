@@ -21,7 +21,6 @@ class Members:
     draws: tuple[tuple[int, int], ...] = ()  # epoch and index of each
     paths: tuple[Numbers, ...] = ()  # of each the flat places of its own text, in its order
     isolated: tuple[Numbers, ...] = ()  # of each the numbers of its path's tokens that do not see all text before them
-    tokens: int = 0  # that are computed, without padding
     plain_tokens: int = 0  # of the records as plain rows without padding
 
 

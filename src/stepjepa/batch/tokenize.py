@@ -78,10 +78,9 @@ class RecordTokenizer:
         self.config = config
         plain = PlainTemplate(tokenizer, answers=config.labels != "all") if config.plain else None
         self.template = plain or ChatTemplate(tokenizer)
-        wanted = (config.predictors or 0) if config.uses_views else 0
-        self.predictors: Ids = np.asarray(predictor_ids(tokenizer, wanted), np.int32)  # [K]
+        self.predictors: Ids = np.asarray(predictor_ids(tokenizer, config.used_predictors), np.int32)  # [K]
         self.counts: Counter[str] = Counter()  # what was met so far, by the names of ``COUNTS``
-        self._predictor_text = "".join(predictor_token(number) for number in range(1, wanted + 1))
+        self._predictor_text = "".join(predictor_token(number) for number in range(1, len(self.predictors) + 1))
         self._texts = TextTokenizer(tokenizer)
         padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         self._padding = -1 if padding is None else int(padding)

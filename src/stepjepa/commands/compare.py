@@ -31,7 +31,7 @@ class CompareFlags:
 
 def compare(args: argparse.Namespace) -> Any:
     """Compare the runs; print the tables or write them to a file; draw a picture."""
-    from stepjepa.compare.plot import check_picture, write_picture
+    from stepjepa.compare.plot import check_picture, picture
     from stepjepa.compare.tables import FORMATS
 
     refuse_without_effect(vars(args), CompareFlags)
@@ -39,6 +39,8 @@ def compare(args: argparse.Namespace) -> Any:
         raise UserError(f"--json means --format json, and --format {args.format} is named too; leave one out")
     if args.plot is not None:
         check_picture(args.plot)
+    if args.plot is not None and args.plot == args.output_file:
+        raise UserError("is both --output_file and --plot; name another", path=args.plot)
     for file in filter(None, (args.output_file, args.plot)):
         refuse_existing(file, args.overwrite)
     comparison = _comparison(args)
@@ -50,13 +52,13 @@ def compare(args: argparse.Namespace) -> Any:
     elif not args.json:
         print(visible_lines(text), end="")
     if args.plot is not None:
-        write_picture(comparison, args.plot)
+        with atomic_write(args.plot, "wb") as stream:
+            stream.write(picture(comparison, Path(args.plot).suffix.lower()[1:]))
         print(f"written: {args.plot}", file=sys.stderr)
     return json.loads(text) if args.json and args.output_file is None else 0
 
 
 def _comparison(args: argparse.Namespace) -> Any:
-    """Compare the runs."""
     from stepjepa.compare.comparison import compare
     from stepjepa.compare.evaluated_run import SUMMARY, find_run_folders
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from stepjepa.arguments import JsonFlags, ModelFlags, add_training_data, jepa_config
+from stepjepa.arguments import JsonFlags, add_training_data, jepa_config
 from stepjepa.chat.tokens import add_plain_tokens, add_predictor_tokens
 from stepjepa.commands import Command
 from stepjepa.data.records import BadRecords, Record, parse_record
@@ -14,7 +14,7 @@ from stepjepa.data.sources import read_records
 from stepjepa.errors import UserError, visible
 from stepjepa.files import refuse_existing
 from stepjepa.inspection.analysis import AnalysisSettings
-from stepjepa.models.presets import PREFIX, preset_tokenizer
+from stepjepa.models.presets import PREFIX, preset_config, train_tokenizer
 from stepjepa.options import FROM_ONE, Parser, from_args, option
 
 
@@ -57,7 +57,8 @@ def inspect(args: argparse.Namespace) -> dict[str, Any]:
         refuse_existing(args.png, args.overwrite)
     records = _records(args)
     if args.model_name.startswith(PREFIX):
-        tokenizer = preset_tokenizer(args.model_name, _texts(records), args.chat_template)
+        vocabulary = preset_config(args.model_name).vocab_size
+        tokenizer = train_tokenizer(_texts(records), vocabulary, args.chat_template)
     else:
         from stepjepa.models.loading import load_tokenizer
 
@@ -93,16 +94,10 @@ INSPECT = Command(
 
 
 @dataclass
-class VerifiedModel(ModelFlags):
-    """Which model, and whether with an adapter."""
+class VerifyFlags:
+    """Size and seed of the checks, and whether with an adapter."""
 
     lora: bool = option(False, "check the optimisation step with a LoRA adapter")
-
-
-@dataclass
-class VerifyFlags:
-    """Size and seed of the checks."""
-
     max_records: int = option(32, "records looked at", allowed=FROM_ONE)
     finetune_seed: int = option(42, "seed of random weights", names=("seed",))
 
@@ -125,8 +120,7 @@ def verify(args: argparse.Namespace) -> dict[str, Any]:
     print(f"model {name}, data {args.train_file or 'built-in problems'}, mode {config.mode}, layout {config.layout}")
     looked_at = spread(records, args.max_records)
     print(f"{len(looked_at):,} of {len(records):,} records looked at, spread over all (--max_records)")
-    predictors = (config.predictors or 0) if config.uses_views else 0
-    how = {"predictors": predictors, "seed": args.finetune_seed, "plain": config.plain, **_loading(args)}
+    how = {"predictors": config.used_predictors, "seed": args.finetune_seed, "plain": config.plain, **_loading(args)}
     model, tokenizer = load_model(name, texts=_texts(records), **how)
     try:
         trained = adapter_ids(tokenizer, plain=config.plain)
@@ -146,7 +140,7 @@ def verify(args: argparse.Namespace) -> dict[str, Any]:
 
 VERIFY = Command(
     verify,
-    add=lambda parser: add_training_data(parser, VerifiedModel),
+    add=add_training_data,
     flags=((VerifyFlags, "verify"), (JsonFlags, "verify")),
     common="train_file max_length model_name chat_template lora regular step_jepa layout predictors labels plain "
     "jepa_loss_type max_records json finetune_seed",

@@ -42,8 +42,14 @@ def run(args: argparse.Namespace) -> int:
     # Training runs where the run was started, if that is still there: paths become absolute; hub ids and presets stay.
     moved = {name: getattr(args, name) for name in ("train_file", "eval_file", "data_file", "model_name")}
     moved = {name: str(Path(path).absolute()) if path and Path(path).exists() else path for name, path in moved.items()}
+    # The published flag splits the file that --train_file names.
+    if "--eval_accuracy" in arguments:
+        moved["train_file"] = moved.pop("data_file") or moved["train_file"]
     silent = {"output_dir": str(new), "report_to": "none", "push_to_hub": False}
-    command = [*without_flags(arguments, [*silent, "config", "wandb"]), *as_arguments({**moved, **silent})]
+    command = [
+        *without_flags(arguments, [*silent, "config", "wandb", "allow_changes"]),
+        *as_arguments({**moved, **silent}),
+    ]
     directory = Path(str(old.get("directory", "")))
     with chdir(directory if directory.is_dir() else Path.cwd()):
         # First of all: 'parse' loads a layout of the user's own.

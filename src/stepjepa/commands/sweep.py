@@ -100,7 +100,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _engine(args: argparse.Namespace, folder: SweepFolder) -> Engine:
-    """The engine that runs the trials."""
     from stepjepa.compare.slurm import Slurm, read_options
     from stepjepa.compare.sweep import Local, visible_gpus
 

@@ -1,12 +1,12 @@
 """Templates, data and charts as safe markup: nothing that a user, a model or a file said becomes HTML."""
 
-import json
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, PackageLoader
+from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
 from stepjepa import terminal
@@ -19,9 +19,6 @@ DASHES = {"solid": "none", "dash": "8 4", "dot": "3 3", "dashdot": "8 3 3 3", "l
 
 POINTS = 1000
 """Most points of a line; longer ones are thinned."""
-
-# Escapes the characters that could end a <script> element, or a line in one.
-_ESCAPED = {ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&\u2028\u2029"}
 
 _SHARES = ("eval_answer_", "retrieval")
 
@@ -43,8 +40,8 @@ def render(template: str, **values: Any) -> Markup:
 
 def json_block(name: str, value: Any) -> Markup:
     """An element ``<script type="application/json" id=NAME>`` with data for a script; NaN and infinity become null."""
-    text = json.dumps(terminal.finite(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return Markup('<script type="application/json" id="{}">{}</script>').format(name, Markup(text.translate(_ESCAPED)))
+    text = htmlsafe_json_dumps(terminal.finite(value), allow_nan=False, separators=(",", ":"))
+    return Markup('<script type="application/json" id="{}">{}</script>').format(name, text)
 
 
 def chart_text(text: object) -> str:
@@ -65,7 +62,7 @@ def looks(runs: Sequence[Run], comparison: Comparison | None) -> Look:
     return found
 
 
-def curves(prefix: str, runs: Sequence[Run], columns: Sequence[str], look: Look) -> list[tuple[str, Markup]]:
+def curves(runs: Sequence[Run], columns: Sequence[str], look: Look) -> list[tuple[str, Markup]]:
     """Titles and charts of columns of ``metrics.jsonl`` over steps.
 
     ``templates/charts.js`` draws them with Plotly when they come into view; the theme gives the colours.
@@ -85,7 +82,7 @@ def curves(prefix: str, runs: Sequence[Run], columns: Sequence[str], look: Look)
         )
         drawn = {"data": [trace.to_plotly_json() for trace in traces], "layout": layout.to_plotly_json()}
         element = '<div class="chart" id="{}" role="img" aria-label="{} over steps" style="height:280px"></div>{}'
-        name = f"{prefix}-{place}"
+        name = f"steps-{place}"
         found.append((title, Markup(element).format(name, title, json_block(f"{name}-data", drawn))))
     return found
 

@@ -4,11 +4,11 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stepjepa.config import NEEDS_VIEWS, JepaConfig
+from stepjepa.config import DEFAULTS, NEEDS_VIEWS
 from stepjepa.errors import UserError, shown
 from stepjepa.evaluation.output import describe_trained_on, model_fingerprint
 from stepjepa.fields import Fields, read_fields
@@ -187,7 +187,7 @@ def _settings(run: Fields) -> dict[str, Any]:
     """Flat; what does not apply is omitted, so that it never tells two arms apart."""
     own, lora, order = run.inner("jepa"), run.inner_or_none("lora"), run.inner_or_none("order")
     # A run of an earlier version did what the default of a newer option does.
-    settings = {each.name: each.default for each in fields(JepaConfig)} | dict(own.values)
+    settings = DEFAULTS | dict(own.values)
     if own.text("mode") == "regular":
         settings = {name: value for name, value in settings.items() if name not in NEEDS_VIEWS}
     if settings.get("jepa_loss_type") != "infonce":
@@ -242,7 +242,6 @@ def is_of_another_model(folder: Path, summary: Mapping[str, Any]) -> bool:
 
 
 def _examples(file: Path, summary: Fields) -> tuple[list[int], dict[str, list[float] | None]]:
-    """The examples and their scores."""
     path = file.with_name(file.name.removesuffix(SUMMARY) + ".jsonl")
     lines = [Fields(value, path, _EVALUATE_AGAIN, number) for number, value in read_jsonl(path, "file of answers")]
     indices = [line.whole("index", 0) for line in lines]

@@ -88,8 +88,8 @@ def read_grid(path: str | os.PathLike[str], seeds: Sequence[int] | None = None) 
     numbers: Any = values.get("seeds", SEEDS) if seeds is None else seeds
     whole = isinstance(numbers, list | tuple) and all(type(each) is int and each >= 0 for each in numbers)
     if not whole or not numbers or len(set(numbers)) < len(numbers):
-        got = json.dumps(numbers, default=str)
-        raise _error(source, f"expected different whole numbers, 0 or more, got {got}", "seeds")
+        told = f"expected different whole numbers, 0 or more, got {json.dumps(numbers, default=str)}"
+        raise _error(source, told, "seeds") if seeds is None else UserError(f"--seeds: {told}")
     shared = {name: _flags(source, name, values.get(name), name) for name in ("train", "evaluate")}
     return Grid(source, **shared, arms={baseline: {}, **own}, seeds=tuple(numbers), baseline=baseline)
 

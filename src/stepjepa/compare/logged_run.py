@@ -4,7 +4,6 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from stepjepa.compare.evaluated_run import SUMMARY, RunFolder, find_run_folders, is_of_another_model, run_names
@@ -23,10 +22,6 @@ class Run(RunFolder):
     metrics: list[dict[str, Any]] = field(default_factory=list)  # of metrics.jsonl, each with a number as its step
     evaluations: dict[str, dict[str, Any]] = field(default_factory=dict)  # NAME.summary.json of each, by name
     notes: list[str] = field(default_factory=list)  # what could not be read, one sentence each
-
-    def answers(self, evaluation: str) -> Path:
-        """The file of its answers, which may be gone."""
-        return self.folder / f"{evaluation}.jsonl"
 
     def get(self, *path: str) -> Any:
         """The value at a path in ``run.json``, or None."""

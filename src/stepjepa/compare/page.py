@@ -228,7 +228,7 @@ def steps_section(runs: Sequence[Run], look: Look) -> Section:
     legend = [(run.name, look[run.name][0], DASHES[look[run.name][1]]) for run in runs if run.metrics]
     texts = ["Dotted lines with diamonds are of held-out records. A falling alignment loss proves nothing."]
     texts += ["Embeddings are collapsing where shuffled pairs become as similar as matched ones, or a rank falls to 1."]
-    charts = curves("steps", runs, list(charted), look)
+    charts = curves(runs, list(charted), look)
     part = {"warnings": warnings, "texts": texts, "charts": charts, "legend": legend if len(runs) > 1 else []}
     return Section("steps", "Over steps", [part] if charts else [])
 
@@ -259,14 +259,10 @@ _FACTS = {
 def overview_section(runs: Sequence[Run]) -> Section:
     """What was trained: main facts, command lines, and ``run.json`` whole."""
     facts = [(run.name, *(_plain(run.get(*way)) for way in _FACTS.values())) for run in runs]
-    details = [
-        (
-            run.name,
-            shlex.join(["stepjepa", *map(str, run.get("command") or ())]),
-            json.dumps(run.run, indent=2, ensure_ascii=False),
-        )
-        for run in runs
-    ]
+    details = []
+    for run in runs:
+        command = shlex.join(["stepjepa", *map(str, run.get("command") or ())])
+        details.append((run.name, command, json.dumps(run.run, indent=2, ensure_ascii=False)))
     part = {"tables": [Table("Runs", ("run", *_FACTS), facts)], "details": details}
     return Section("overview", "What was trained", [part])
 
@@ -280,7 +276,7 @@ def answers_section(runs: Sequence[Run]) -> Section:
 
 def _answers(run: Run, evaluation: str) -> dict[str, Any]:
     """One evaluation for ``answers.js``, which says what is in an answer; empty where nothing was generated."""
-    file, summary = run.answers(evaluation), run.evaluations[evaluation]
+    file, summary = run.folder / f"{evaluation}.jsonl", run.evaluations[evaluation]
     lines = [line for _, line in read_jsonl(file) if isinstance(line.get("generated"), str)] if file.is_file() else []
     if not lines:
         return {}

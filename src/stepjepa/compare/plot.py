@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from stepjepa.compare.comparison import Comparison
 from stepjepa.errors import UserError
-from stepjepa.files import atomic_write
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,14 +22,8 @@ def check_picture(path: str | os.PathLike[str], flag: str = "--plot") -> None:
         raise UserError(f"{flag} draws {' or '.join(PICTURES)}; end its name in one of them", path=path)
 
 
-def write_picture(comparison: Comparison, path: str | os.PathLike[str]) -> None:
-    """Draw a comparison into a file, atomically; the same data gives the same bytes."""
-    with atomic_write(path, "wb") as stream:
-        stream.write(picture(comparison, Path(path).suffix.lower()[1:]))
-
-
 def picture(comparison: Comparison, kind: str) -> bytes:
-    """The content of a ``png`` or ``svg`` file."""
+    """The content of a ``png`` or ``svg`` file; the same data gives the same bytes."""
     from matplotlib import rc_context
 
     content = io.BytesIO()

@@ -154,9 +154,8 @@ def sweep(folder: SweepFolder, trials: Sequence[Trial], engine: Engine | None = 
     engine = Local() if engine is None else engine
     folder.path.mkdir(parents=True, exist_ok=True)
     with locked(folder.path), Interruptions() as asked:
-        states = folder.states(trials)
-        finished = [trial for trial in trials if states[trial.name] == FINISHED]
-        left, failed = [trial for trial in trials if trial not in finished], dict[str, str]()
+        states, failed = folder.states(trials), dict[str, str]()
+        left = [trial for trial in trials if states[trial.name] != FINISHED]
         # Seed by seed, so that a sweep that is stopped early has all arms to compare.
         seeds = list(dict.fromkeys(trial.seed for trial in trials))
         left.sort(key=lambda trial: seeds.index(trial.seed))
@@ -168,16 +167,15 @@ def sweep(folder: SweepFolder, trials: Sequence[Trial], engine: Engine | None = 
                 for trial in engine.ended():
                     left.remove(trial)
                     said, record = FINISHED, folder.read_record(trial)
-                    if record.get("status") == FINISHED:
-                        finished.append(trial)
-                    else:
+                    if record.get("status") != FINISHED:
                         failed[trial.name] = visible(str(record.get("reason", "unknown")))
                         said = f"{failed[trial.name]} (log: {folder.log_file(trial)})"
                     print(f"[{len(trials) - len(left)}/{len(trials)}] {trial.name}: {said}", flush=True)
                 time.sleep(engine.pause)
         finally:
             engine.end(asked)
-    return Outcome(sorted(finished, key=list(trials).index), failed, asked.first)
+    finished = [trial for trial in trials if trial not in left and trial.name not in failed]
+    return Outcome(finished, failed, asked.first)
 
 
 class Child:

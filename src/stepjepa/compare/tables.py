@@ -156,9 +156,8 @@ def _over_seeds(comparison: Comparison) -> Table:
     for name, found in comparison.differences.items():
         cells = [name, ", ".join(found.equal) or "neither", str(len(found.seeds))]
         for test in map(found.measures.get, names):
-            cells.append(
-                form(test and 100 * test.mean, "{:+.2f}") + (interval(test.low, test.high, "+.2f") if test else "")
-            )
+            ends = interval(test.low, test.high, "+.2f") if test else ""
+            cells.append(form(test and 100 * test.mean, "{:+.2f}") + ends)
         test = found.measures["headline"]
         cells += map(_p_text, (test and test.p_greater, test and test.p_two_sided, found.holm))
         rows.append([*cells, *(form(ratio, "× {:.2f}") for ratio in (found.token_ratio, found.flops_ratio))])
@@ -231,7 +230,8 @@ def as_json(comparison: Comparison) -> str:
     arms = []
     for arm in comparison.arms:
         found = comparison.differences.get(arm.name)
-        difference = {**vars(found), **found.measures} if found else {}
+        known = {**vars(found), **found.measures} if found else {}
+        difference = {name: _plain(each) for name, each in known.items() if name not in ("measures", "by_seed")}
         runs = [
             {
                 "folder": str(run.folder),
@@ -242,15 +242,13 @@ def as_json(comparison: Comparison) -> str:
             }
             for run in arm.runs
         ]
-        for name in ("measures", "by_seed"):
-            difference.pop(name, None)
         arms.append(
             {
                 "name": arm.name,
                 "settings": arm.settings,
                 "seeds": [run.seed for run in arm.runs],
                 **{name: _plain(arm.spread(name)) for name in (*MEASURES, *FIGURES)},
-                "difference": {name: _plain(value) for name, value in difference.items()} or None,
+                "difference": difference or None,
                 "runs": runs,
             }
         )

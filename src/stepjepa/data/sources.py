@@ -7,6 +7,7 @@ import os
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +75,13 @@ def read_any(source: str | os.PathLike[str], *, bad: BadRecords | None = None, c
     path, name = Path(source).expanduser(), os.fspath(source)
     if path.is_file() or (_looks_like_a_path(name) and not path.is_dir()):
         return read_records(path, bad=bad, columns=columns)
-    dataset, subset, split = (name, "", "") if path.is_dir() else (*name.split(":"), "", "")[:3]
+    dataset, subset, split, *rest = (name, "", "") if path.is_dir() else (*name.split(":"), "", "")
+    if any(rest):
+        raise UserError(f"'{name}': expected NAME:SUBSET:SPLIT, got {name.count(':') + 1} parts")
     rows = read_rows(dataset, subset=subset or None, split=split or None)
-    return list(_parse_each(rows, name, bad or BadRecords(), columns))
+    if not (records := list(_parse_each(rows, name, bad or BadRecords(), columns))):
+        raise UserError("holds no records; name another subset or split", path=name)
+    return records
 
 
 def mix(parts: Sequence[Sequence[Record]], weights: Sequence[float] | None, seed: int) -> list[list[Record]]:
@@ -139,10 +144,6 @@ def _read_json(path: Path, wrong: Wrong) -> Rows:
             wrong(UserError(told, path=path), number)
 
 
-def _read_csv(path: Path, wrong: Wrong) -> Rows:
-    return _read_table(path, wrong, delimiter=",", strict=True)
-
-
 def _read_tsv(path: Path, wrong: Wrong) -> Rows:
     """A line a row: quotation marks are text, but where they enclose a whole field."""
     for line, row in _read_table(path, wrong, delimiter="\t", quoting=csv.QUOTE_NONE):
@@ -195,7 +196,7 @@ FORMATS: dict[str, Callable[[Path, Wrong], Rows]] = {
     ".jsonl": _read_json_lines,
     ".ndjson": _read_json_lines,
     ".json": _read_json,
-    ".csv": _read_csv,
+    ".csv": partial(_read_table, delimiter=",", strict=True),
     ".tsv": _read_tsv,
     ".parquet": _read_parquet,
 }

@@ -89,7 +89,10 @@ def analyze(settings: AnalysisSettings) -> list[ModelViews]:
     some = {index: records[index] for index in sampled(len(records), settings.max_examples, settings.seed).tolist()}
     configs = zip(settings.model_path, choose_configs(settings), strict=True)
     models = [_embed_model(path, config, some, settings) for path, config in configs]
-    points = {each.model_path: choose_points(each.embeddings, records, each.views, settings) for each in models}
+    points = {
+        each.model_path: choose_points(each.embeddings, records, each.views, settings, each.config.pair_distance)
+        for each in models
+    }
     figure = draw_projection(points, settings.t_sne_type, Path(settings.test_file).name, settings.seed)
     for file in there:
         file.unlink()
@@ -166,13 +169,15 @@ def view_names(mode: str, reverse_pred: bool) -> tuple[str, str]:
 
 def sampled(count: int, most: int | None, seed: int) -> NDArray[np.int64]:
     """Which of ``count`` things are taken: all, or a sample of ``most``, the same for the same numbers; ascending."""
-    if most is None or count <= most:
-        return np.arange(count)
-    return np.sort(np.random.default_rng(seed).choice(count, most, replace=False))
+    return np.sort(np.random.default_rng(seed).choice(count, min(count, most or count), replace=False))
 
 
 def choose_points(
-    embeddings: ViewEmbeddings, records: Sequence[Record], views: tuple[str, str], settings: AnalysisSettings
+    embeddings: ViewEmbeddings,
+    records: Sequence[Record],
+    views: tuple[str, str],
+    settings: AnalysisSettings,
+    pair_distance: int = 1,
 ) -> Points:
     """The points of one model; UserError if a record lacks what colours it. ``views`` are from :func:`view_names`."""
     colouring = settings.t_sne_type
@@ -186,7 +191,7 @@ def choose_points(
         if colouring == "in_n_out":
             labels.append(f"Enc({view})")
         elif colouring == "steps":
-            labels.append(f"step {pair + (view == NEXT_STEP)}")
+            labels.append(f"step {pair + pair_distance * (view == NEXT_STEP)}")
         elif colouring == "paraphrase":
             labels.append(f"group {group_of(records[index])}")
         else:

@@ -22,7 +22,7 @@ from stepjepa.data.records import Record
 from stepjepa.errors import UserError, naming_batch_size
 from stepjepa.models.encode import encode
 from stepjepa.models.setup import packing, set_up_attention
-from stepjepa.objectives.monitors import COLLAPSE_SIMILARITY, Window, share
+from stepjepa.objectives.monitors import COLLAPSE_SIMILARITY, Window
 from stepjepa.run_folder import RUN_FILE, trained_objective
 
 QUANTILES = (0.1, 0.2, 0.5, 0.8, 0.9)
@@ -139,9 +139,7 @@ def similarity_totals(embeddings: ViewEmbeddings) -> dict[str, float]:
     single pair) and what ``monitors.Window.geometry`` gives, of all pairs."""
     window = Window(keep=len(embeddings.record))
     window.add_pairs(torch.from_numpy(embeddings.source), torch.from_numpy(embeddings.target))
-    matched, shuffled, pairs, crossings = window.totals(["matched", "shuffled", "pairs", "crossings"])
-    shares = share("matched_similarity", matched, pairs) | share("shuffled_similarity", shuffled, crossings)
-    return {"pairs": pairs, **shares, **window.geometry()}
+    return {"pairs": float(len(embeddings.record)), **window.monitors()}
 
 
 def similarity_quantiles(values: Iterable[float | None]) -> dict[str, Any]:

@@ -54,14 +54,19 @@ def enable_trees(model: PreTrainedModel) -> None:
     FlexAttention if the model was loaded with it; otherwise sdpa, or eager if the model was loaded with eager or
     refuses sdpa. Whether the model can run trees at all is tested by :mod:`stepjepa.models.probe`.
     """
-    sdpa = getattr(model, "_supports_sdpa", False)
     if uses_flex(model):
+        sdpa = getattr(model, "_supports_sdpa", False)
         # Releases of transformers that run Gemma-2 with sdpa omit its soft cap there; FlexAttention applies it.
         caps = getattr(model.config.get_text_config(), "attn_logit_softcapping", None) is not None
         model.set_attn_implementation(FLEX if sdpa and not caps else FLEX_UNFUSED)
     else:
-        eager = not sdpa or "eager" in (model.config._attn_implementation or "")
-        model.set_attn_implementation(EAGER if eager else SDPA)
+        model.set_attn_implementation(SDPA if plain_attention(model) == "sdpa" else EAGER)
+
+
+def plain_attention(model: PreTrainedModel) -> str:
+    """The attention of plain rows: sdpa, or eager if the model uses eager or refuses sdpa; both run on any device."""
+    eager = "eager" in (model.config._attn_implementation or "")
+    return "sdpa" if getattr(model, "_supports_sdpa", False) and not eager else "eager"
 
 
 # -- Dense masks -------------------------------------------------------------------------------------------------------

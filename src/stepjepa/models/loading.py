@@ -61,7 +61,7 @@ def load_model(
     given: dict[str, Any] = {"chat_template": chat_template, "trust_remote_code": trust_remote_code}
     options: dict[str, Any] = {"attn_implementation": attn_implementation, "trust_remote_code": trust_remote_code}
     if pretrain or name.startswith(PREFIX):
-        tokenizer, config = new_config(name, texts, plain=plain, **given)
+        tokenizer, config = new_config(name, texts, plain=plain, fit=True, **given)
         ends = add_plain_tokens(tokenizer)[1:] if plain else list(ChatTemplate(tokenizer).end_of_turn_ids)
         ends += [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         with reported(f"can't build a model from '{name}'"):
@@ -89,11 +89,6 @@ def load_tokenizer(name: str, *, chat_template: str | None = None, trust_remote_
     return tokenizer
 
 
-def load_config(name: str, *, trust_remote_code: bool) -> Any:
-    """Load the configuration of a folder or hub id; UserError if there is none."""
-    return _described("configuration", name, trust_remote_code)
-
-
 def _described(what: str, name: str, trust_remote_code: bool) -> Any:
     from transformers import AutoConfig, AutoTokenizer
 
@@ -104,19 +99,20 @@ def _described(what: str, name: str, trust_remote_code: bool) -> Any:
 
 
 def new_config(
-    name: str, texts: Iterable[str], *, chat_template: str | None, trust_remote_code: bool, plain: bool
+    name: str, texts: Iterable[str], *, chat_template: str | None, trust_remote_code: bool, plain: bool, fit: bool
 ) -> tuple[Any, Any]:
-    """The tokenizer and the configuration of a model with random weights, fitted to each other."""
+    """Tokenizer and configuration of a model, ``fit`` to each other where its weights are random (a preset's are)."""
     if name.startswith(PREFIX):
         config = presets.preset_config(name)
-        tokenizer = presets.preset_tokenizer(name, texts, chat_template)
+        tokenizer = presets.train_tokenizer(texts, config.vocab_size, chat_template)
         config.vocab_size = 0  # as many as the tokenizer needs
     else:
-        config = load_config(name, trust_remote_code=trust_remote_code)
         tokenizer = load_tokenizer(name, chat_template=chat_template, trust_remote_code=trust_remote_code)
+        config = _described("configuration", name, trust_remote_code)
     if plain:
         add_plain_tokens(tokenizer)
-    presets.fit_config(config, tokenizer)
+    if fit:
+        presets.fit_config(config, tokenizer)
     return tokenizer, config
 
 

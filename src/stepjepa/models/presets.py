@@ -90,11 +90,6 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int, chat_template: str | 
     )
 
 
-def preset_tokenizer(name: str, texts: Iterable[str], chat_template: str | None = None) -> Any:
-    """Train the tokenizer of a preset, see :func:`train_tokenizer`."""
-    return train_tokenizer(texts, preset_config(name).vocab_size, chat_template)
-
-
 def read_template(path: str) -> str:
     """Read a chat template file; UserError if there is none."""
     return existing_file(path, "chat template").read_text(encoding="utf-8")

@@ -18,7 +18,7 @@ from transformers.utils import logging
 
 from stepjepa.batch.collate import Collator, Encoding
 from stepjepa.batch.sequences import Ids, Item, TokenizedRecord
-from stepjepa.models.attention import enable_trees
+from stepjepa.models.attention import enable_trees, plain_attention
 from stepjepa.models.encode import encode
 
 # Largest relative difference between states that counts as rounding.
@@ -78,7 +78,7 @@ def probe(model: PreTrainedModel) -> Findings:
     """What a model's architecture supports; probed once for each class and configuration."""
     if getattr(model.config, "is_encoder_decoder", False):
         return Findings(no_rows=f"{type(model).__name__} is an encoder-decoder")
-    described = [str(type(model)), model.config.to_dict(), _plain_attention(model)]
+    described = [str(type(model)), model.config.to_dict(), plain_attention(model)]
     key = json.dumps(described, sort_keys=True, default=str)
     if key not in _found:
         verbosity = logging.get_verbosity()
@@ -154,7 +154,7 @@ def shrink(model: PreTrainedModel) -> PreTrainedModel:
     for layers in (2, 4, 8, 16):
         config = copy.deepcopy(model.config)
         _shrink_config(config, layers)
-        config._attn_implementation = _plain_attention(model)
+        config._attn_implementation = plain_attention(model)
         with torch.device("meta"):
             trial = type(model)(copy.deepcopy(config))
         if not (missing := _kinds(model) - _kinds(trial)):
@@ -231,9 +231,3 @@ def _smaller(name: str, value: int, width: Any, heads: Any, fewer: int) -> int:
 
 def _is_size(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
-def _plain_attention(model: PreTrainedModel) -> str:
-    """The copy's attention: sdpa, or eager if the model uses eager or refuses sdpa; both run on any device."""
-    eager = "eager" in (model.config._attn_implementation or "")
-    return "sdpa" if getattr(model, "_supports_sdpa", False) and not eager else "eager"

@@ -28,10 +28,8 @@ def set_up(model: Any, tokenizer: Any, config: JepaConfig, seed: int = 42) -> tu
     """
     base = base_model(model)
     new = give_plain_tokens(base, tokenizer, seed) if config.plain else []
-    if config.uses_views:
-        assert config.predictors is not None
-        give_predictors(base, tokenizer, config.predictors, seed)
-        new = [*predictor_ids(tokenizer, config.predictors), *new]
+    give_predictors(base, tokenizer, config.used_predictors, seed)
+    new = [*predictor_ids(tokenizer, config.used_predictors), *new]
     if hasattr(model, "peft_config") and new:
         train_rows(model, new)
     return set_up_attention(model, config)
@@ -73,7 +71,7 @@ def make_collator(
     """The collator of a run of so many processes on devices of a type, for a model that is set up for the objective."""
     return Collator.of(
         config,
-        predictor_ids(tokenizer, (config.predictors or 0) if config.uses_views else 0),
+        predictor_ids(tokenizer, config.used_predictors),
         encoding=encoding,
         prompt_labels="prompt_loss" in objective.terms,
         **packing(model, config, device, processes),

@@ -135,8 +135,9 @@ class Window:
         """The running sums by name; 0 for what was never added. Waits for the device."""
         return [float(self._sums.get(name, 0.0)) for name in names]
 
-    def monitors(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """The similarities of these sums (of all processes, by the names of ``add_pairs``), and :meth:`geometry`."""
+    def monitors(self, sums: Mapping[str, float] | None = None) -> dict[str, float]:
+        """Similarities of these sums (of all processes, by the names of ``add_pairs``) or its own; :meth:`geometry`."""
+        sums = {name: float(value) for name, value in self._sums.items()} if sums is None else sums
         similarity = share("matched_similarity", sums["matched"], sums["pairs"])
         return similarity | share("shuffled_similarity", sums["shuffled"], sums["crossings"]) | self.geometry()
 

@@ -14,12 +14,8 @@ from stepjepa.errors import UserError
 from stepjepa.models.encode import Encoded, check_layer, encode
 from stepjepa.objectives.alignment import Alignment, Covariance, SIGReg, Variance, make_distance
 from stepjepa.objectives.monitors import Window
-from stepjepa.objectives.term import TERMS, Context, Term, load_term
+from stepjepa.objectives.term import Context, Term, load_term
 from stepjepa.objectives.text import LMLoss, PromptLoss, Tube
-
-for kind in (LMLoss, PromptLoss, Alignment, SIGReg, Variance, Covariance, Tube):
-    # In the order in which they are logged, whatever the order of imports.
-    TERMS[kind.name] = TERMS.pop(kind.name)
 
 
 def _terms(config: JepaConfig) -> Iterator[Term]:
@@ -123,8 +119,7 @@ class Losses(NamedTuple):
         """Similarities, effective ranks and retrieval of the pairs, as they are logged; waits for the device."""
         window = Window(max(len(self.source), 1))
         window.add_pairs(self.source, self.target)
-        names = ["matched", "shuffled", "pairs", "crossings"]
-        return window.monitors(dict(zip(names, window.totals(names), strict=True)))
+        return window.monitors()
 
 
 def jepa_loss(

@@ -99,11 +99,20 @@ class Term(ABC):
 
 
 TERMS: dict[str, type[Term]] = {}
-"""All terms by name, in the order in which they are logged."""
+"""All terms by name."""
+
+# What else stands beside the terms, in sums, losses and files of a checkpoint.
+_TAKEN = {"loss", "source", "target", "steps", "jepa_steps", "matched", "shuffled", "pairs", "crossings", "tokens"}
+_TAKEN |= {"records", "records_with_views", "records_without_pair", "model", "adapter_model", "ema"}
 
 
 def term(name: str, words: str | None = None) -> Callable[[type[Term]], type[Term]]:
     """Register a class of terms under its name in logs, with its name on the screen (None for the same)."""
+
+    if name in _TAKEN:
+        raise ValueError(
+            f"expected a name of its own for a term, got '{name}', which stands for something else in logs"
+        )
 
     def register(cls: type[Term]) -> type[Term]:
         cls.name, cls.words = name, words or name

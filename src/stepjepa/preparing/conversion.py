@@ -1,5 +1,6 @@
 """Convert rows of raw data sets into training records, counting the rows that are dropped, by reason."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field

@@ -27,16 +27,6 @@ from stepjepa.training.saving import way_back
 logger = logging.getLogger(__name__)
 
 
-class EpochCallback(TrainerCallback):
-    """Tells the sampler which epoch it is, also where a run is resumed within one."""
-
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
-
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._trainer.sampler.set_epoch(int(state.epoch))
-
-
 class StopCallback(TrainerCallback):
     """Saves a checkpoint at the end of the step in which a signal came to any process, then raises ``Stopped``.
 
@@ -79,7 +69,8 @@ def console_line(logs: dict[str, float]) -> str | None:
     if f"{prefix}lm_loss" not in logs:
         return None
     answers = [name.removeprefix("eval_answer_") for name in logs if name.startswith("eval_answer_")]
-    words = {name: f"{term.words}: {{:.4f}}" for name, term in TERMS.items()} | {
+    named = [name.removeprefix(prefix) for name in logs]
+    words = {name: f"{TERMS[name].words}: {{:.4f}}" for name in named if name in TERMS} | {
         "loss": "Total: {:.4f}",
         "matched_similarity": "cosine of pairs: {:.3f}",
         "shuffled_similarity": "shuffled: {:.3f}",
@@ -125,8 +116,7 @@ class LogCallback(TrainerCallback):
 class BarCallback(ProgressCallback):
     """The Trainer's progress bar without its own lines of logs, which ``LogCallback`` prints."""
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
-        pass
+    on_log = TrainerCallback.on_log
 
 
 # -- what is not finite ------------------------------------------------------------------------------------------------

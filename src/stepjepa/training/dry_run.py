@@ -35,12 +35,12 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, TrainingArguments
 
 from stepjepa.batch.prepare import prepare
-from stepjepa.chat.tokens import add_plain_tokens, add_predictor_tokens
+from stepjepa.chat.tokens import add_predictor_tokens
 from stepjepa.config import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.errors import UserError, unexpected
 from stepjepa.models.architecture import attach_heads, base_model, find_decoder, has_experts
-from stepjepa.models.loading import add_lora, load_config, load_tokenizer, new_config, new_dtype, reported
+from stepjepa.models.loading import add_lora, new_config, new_dtype, reported
 from stepjepa.models.presets import PREFIX
 from stepjepa.models.setup import make_collator, set_up_attention
 from stepjepa.models.token_rows import adapter_ids, grow
@@ -194,7 +194,7 @@ def _estimate(
             "tokens": sum(tokens) / len(tokens),
             "plain_tokens": sum(each.plain_tokens for each in members) / len(steps),
             "most_tokens": max(tokens),
-            "text_share": sum(each.tokens for each in members) / sum(tokens),
+            "text_share": sum(int(each["num_tokens"]) for each in batches) / sum(tokens),
         },
         "steps": run,
         "steps_per_epoch": epoch,
@@ -241,16 +241,10 @@ def _empty_model(args: argparse.Namespace, config: JepaConfig, records: Sequence
     """What ``load_model`` and ``add_lora`` give, on the meta device, with its real tokenizer."""
     name, lora = args.model_name, lora_settings(args)
     trust: dict[str, Any] = {"trust_remote_code": args.trust_remote_code}
-    if args.pretrain or name.startswith(PREFIX):
-        texts = (message["content"] for record in records for message in record.messages)
-        tokenizer, found = new_config(name, texts, chat_template=args.chat_template, plain=config.plain, **trust)
-    else:
-        tokenizer = load_tokenizer(name, chat_template=args.chat_template, **trust)
-        found = load_config(name, **trust)
-        if config.plain:
-            add_plain_tokens(tokenizer)
-    if config.uses_views and config.predictors:
-        add_predictor_tokens(tokenizer, config.predictors)
+    given: dict[str, Any] = {"chat_template": args.chat_template, "plain": config.plain, **trust}
+    texts = (message["content"] for record in records for message in record.messages)
+    tokenizer, found = new_config(name, texts, fit=args.pretrain or name.startswith(PREFIX), **given)
+    add_predictor_tokens(tokenizer, config.used_predictors)
     with reported(f"can't build a model from '{name}'"), torch.device("meta"):
         kind = {"dtype": new_dtype(found, args.dtype), "attn_implementation": args.attn_implementation}
         model: Any = AutoModelForCausalLM.from_config(found, **kind, **trust)

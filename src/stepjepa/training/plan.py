@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,6 @@ class Plan:
     sampler: StepSampler
     collator: Collator
     batch_size: int  # records of a micro-batch of one process
-    batches_per_step: int = 1  # micro-batches of an optimizer step: gradient accumulation x processes
     trains_rows: bool = False  # see ``FlopModel.regular``
 
     @classmethod
@@ -63,7 +63,7 @@ class Plan:
             # What pairs are compared with must be drawn from all records, not from those of like length.
             tight=not compares_pairs,
         )
-        return cls(flops, dataset, sampler, collator, batch_size, accumulated * processes, config.plain)
+        return cls(flops, dataset, sampler, collator, batch_size, config.plain)
 
     @cached_property
     def regular(self) -> Plan:
@@ -74,7 +74,7 @@ class Plan:
 
     @property
     def records_per_step(self) -> int:
-        return self.batch_size * self.batches_per_step
+        return self.sampler.records_per_step
 
     @property
     def steps_per_epoch(self) -> int:
@@ -96,10 +96,8 @@ class Plan:
 
     def costs(self) -> Iterator[float]:
         """Yield the FLOPs of each step over all processes, for an unlimited number of epochs."""
-        epoch = 0
-        while True:
+        for epoch in count():
             yield from map(self.cost, self.keys(epoch))
-            epoch += 1
 
     def budgets(self, epochs: float) -> list[float]:
         """Cumulative FLOPs at the end of each epoch and at the end of the run."""

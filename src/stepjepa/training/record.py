@@ -38,9 +38,8 @@ def read_data(args: argparse.Namespace) -> tuple[list[Record], list[Record], dic
         if not 0 < count < len(records):
             told = f"{len(records)} records can't be split with --eval_split {args.eval_split}; one part would be empty"
             raise UserError(told, path=args.data_file)
-        held = set(order[:count])
-        train_records = [record for index, record in enumerate(records) if index not in held]
-        eval_records = [record for index, record in enumerate(records) if index in held]
+        train_records = [records[index] for index in sorted(order[count:])]
+        eval_records = [records[index] for index in sorted(order[:count])]
         files = {"data": {**about, "eval_split": args.eval_split, "split_seed": args.split_seed}}
     else:
         train_records, about = read_mixture(args) if args.dataset is not None else _read(args, args.train_file)
@@ -88,8 +87,8 @@ def _tell_overlap(train_records: list[Record], eval_records: list[Record]) -> No
 
 # -- run.json ----------------------------------------------------------------------------------------------------------
 
-OF_ONE_START = {"config": True, "resume_from_checkpoint": True, "output_dir": True, "json": True, "offline": False}
-"""Flags that say where and how a run was started, not what it is; and whether they have a value."""
+OF_ONE_START = ("config", "resume_from_checkpoint", "output_dir", "json", "offline")
+"""Flags that say where and how a run was started, not what it is."""
 
 
 def describe_run(args: argparse.Namespace, trainer: Any) -> dict[str, Any]:

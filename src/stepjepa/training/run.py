@@ -163,7 +163,7 @@ def _build(
     model, tokenizer = load_model(
         args.model_name,
         texts=(message["content"] for record in train_records for message in record.messages),
-        predictors=(config.predictors or 0) if config.uses_views else 0,
+        predictors=config.used_predictors,
         seed=args.finetune_seed,
         plain=config.plain,
         quantization=None if kind is None else quantization_options(kind, compute, training.device),

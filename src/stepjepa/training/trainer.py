@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -31,7 +30,7 @@ from stepjepa.models.setup import make_collator, set_up
 from stepjepa.objectives.objective import Losses, Objective, jepa_loss
 from stepjepa.objectives.term import Context, alone, gather_rows
 from stepjepa.training import saving, settings
-from stepjepa.training.callbacks import BarCallback, EpochCallback, LogCallback, NonfiniteGuard
+from stepjepa.training.callbacks import BarCallback, LogCallback, NonfiniteGuard
 from stepjepa.training.flops import FlopModel
 from stepjepa.training.meter import Meter, measure
 from stepjepa.training.plan import FlopTracker, Plan
@@ -97,8 +96,7 @@ class JepaTrainer(Trainer):
         self.objective = objective or Objective.from_config(self.jepa)
         settings.refuse_contradictions(args)
         settings.refuse_data(self.jepa, args, self.objective.compares_pairs)
-        wanted = (self.jepa.predictors or 0) if self.jepa.uses_views else 0
-        how: dict[str, Any] = {"predictors": wanted, "seed": args.seed}
+        how: dict[str, Any] = {"predictors": self.jepa.used_predictors, "seed": args.seed}
         model, processing_class, train_dataset = load_named(model, processing_class, train_dataset, **how)
         self._views = views
         settings.adjust(args, model)
@@ -107,6 +105,7 @@ class JepaTrainer(Trainer):
         if train_dataset is not None and args.device.type == "cpu" and uses_flex(base_model(model)):
             raise ValueError("FlexAttention has no backward pass on a CPU; train with --attn_implementation sdpa there")
         self.prepared = self._prepare(train_dataset, processing_class, "training data")
+        self.source = self.prepared.source if self.prepared else "<memory>"  # what errors call its file
         self.prepared_eval = self._prepare(eval_dataset, processing_class, "evaluation data")
         how = {"encoding": self.encoding, "device": args.device.type, "processes": args.world_size}
         collator = make_collator(model, processing_class, self.jepa, self.objective, **how)
@@ -121,8 +120,6 @@ class JepaTrainer(Trainer):
             callbacks=[LogCallback(), *callbacks],
             optimizers=optimizers,
         )
-        # Versions that do not know loss_is_scaled_for_ga take the same from this.
-        self.model_accepts_loss_kwargs = True
         settings.refuse_processes(args, self.accelerator.num_processes)
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
             settings.refuse_sharding(self.jepa, answer_scores)
@@ -136,14 +133,19 @@ class JepaTrainer(Trainer):
                 self.ema = EmaEncoder(self.model, self.jepa.ema_decay)
             self.add_callback(self.ema)
         # Derived and tried out here, where the model is whole.
-        _ = self.flops, LMHead(self.model)
+        self.flops = FlopModel.of(
+            self.model,
+            gradient_checkpointing=bool(args.gradient_checkpointing),
+            reentrant=bool((args.gradient_checkpointing_kwargs or {}).get("use_reentrant", False)),
+            ema=self.ema is not None,
+        )
+        LMHead(self.model)
         say = print if self.is_world_process_zero() else lambda line: None
         self.tracker = FlopTracker(self.flops, self.total, say) if track_flop else None
         self.remove_callback(PrinterCallback if args.disable_tqdm else ProgressCallback)
         if not args.disable_tqdm:
             self.add_callback(BarCallback())
-        for callback in (self.guard, EpochCallback(self)):
-            self.add_callback(callback)
+        self.add_callback(self.guard)
 
     def _prepare(self, data: Data | Prepared | None, tokenizer: Any, what: str) -> Prepared | None:
         if data is None or isinstance(data, Prepared):
@@ -154,11 +156,6 @@ class JepaTrainer(Trainer):
         """Private, since no other hook takes a sampler."""
         self.sampler = self.plan.sampler
         return self.sampler
-
-    @property
-    def source(self) -> str:
-        """What errors call the file of the training records."""
-        return self.prepared.source if self.prepared else "<memory>"
 
     # -- a step -------------------------------------------------------------------------------------------------------
 
@@ -207,15 +204,6 @@ class JepaTrainer(Trainer):
         sums = self.accelerator.reduce(torch.tensor(values, dtype=torch.float64, device=device), "sum")
         return cast(list[float], sums.tolist())
 
-    @cached_property
-    def flops(self) -> FlopModel:
-        return FlopModel.of(
-            self.model,
-            gradient_checkpointing=bool(self.args.gradient_checkpointing),
-            reentrant=bool((self.args.gradient_checkpointing_kwargs or {}).get("use_reentrant", False)),
-            ema=self.jepa.target_grad == "ema",
-        )
-
     @property
     def plan(self) -> Plan:
         """What every step will cost."""
@@ -255,6 +243,8 @@ class JepaTrainer(Trainer):
         if self.state.global_step >= self.state.max_steps:
             self.control.should_training_stop = True
             return
+        # Within a resumed epoch, too, where accelerate does not reach the sampler of several processes.
+        self.sampler.set_epoch(int(self.state.epoch))
         super()._run_epoch(*args, **kwargs)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
