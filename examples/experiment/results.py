@@ -90,6 +90,11 @@ class Questions:
         """The difference of two arms, in points."""
         return interval(test(self.table, file, arm, baseline, column))
 
+    def by_seed(self, file: str, arm: str, baseline: str = BASELINE) -> str:
+        """The difference of two arms in points, of each seed."""
+        found = (runs(self.table, file, arm).right - runs(self.table, file, baseline).right).dropna()
+        return ", ".join(f"{each:+.1f}" for each in found)
+
     def at_equal_flops(self, file: str, arm: str, column: str = "right") -> str:
         """The difference from plain training for the same FLOPs, in points."""
         partner = same_flops(self.table, file, arm)

@@ -79,7 +79,7 @@ def test_nothing_is_replaced_unasked(runs, tmp_path, capsys):
         (["--baseline", "other"], "--baseline: no arm 'other'; choose one of regular; step-jepa"),
         (["--evaluation", "best"], "holds no finished evaluation 'best' (there is test)"),
         (["--overwrite"], "--overwrite does nothing without --output_file"),
-        (["--output_file", "t.svg", "--plot", "t.svg"], "t.svg: is both --output_file and --plot; name another"),
+        (["--output_file", "t.svg", "--plot", "./t.svg"], "t.svg: is both --output_file and --plot; name another"),
         (["nowhere"], "nowhere: is no run folder"),
     ],
 )

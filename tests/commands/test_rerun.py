@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 import tiny
 from stepjepa.cli import main
 from stepjepa.files import fingerprint, write_json, write_jsonl
+from stepjepa.options import without_flags
 from stepjepa.run_folder import read_run
 
 
@@ -79,6 +80,17 @@ def test_a_changed_file_is_noticed_and_then_told(
     told = capsys.readouterr()
     assert f"note: {tmp_path / 'other.jsonl'} has changed since\n" in told.out
     assert "weights: differ from those of" in told.err
+
+
+@pytest.mark.parametrize("flag", ["--eval_accuracy", "--eval_accuracy=True"])
+def test_a_moved_file_that_the_published_flag_splits(
+    flag: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = without_flags(read_run(folder / "run")["arguments"], ["train_file", "eval_file"])
+    data = {"data": {"file": "gone.jsonl", "sha256": "0"}}
+    place = changed(folder, tmp_path, arguments=[*kept, "--train_file=gone.jsonl", flag], data=data)
+    assert main(["rerun", str(place), "--data_file", str(folder / "data.jsonl")]) == 2
+    assert f"{folder / 'data.jsonl'} has changed since" in capsys.readouterr().err
 
 
 def test_a_missing_file_and_other_versions(

@@ -174,7 +174,7 @@ def test_two_terms_of_one_name_are_refused() -> None:
     with pytest.raises(UserError, match="two terms are called 'lm_loss'"):
         Objective([LMLoss(), LMLoss()])
     with pytest.raises(ValueError, match="expected a name of its own for a term, got 'tokens'"):
-        term("tokens")
+        term("tokens")(LMLoss)
 
 
 @pytest.mark.parametrize(

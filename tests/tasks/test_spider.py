@@ -66,7 +66,7 @@ ANSWERS = [
     (COUNT, f"{COUNT};\nSELECT name FROM singer", "--f", FAILED),
     (COUNT, f"Here is the query:\n```sql\n{COUNT}\n```", "--f", FAILED),
     (f"{NAMES} WHERE name = 'Ann; B'", f"{NAMES} WHERE name = 'Ann; B'; SELECT", "--f", FAILED),
-    (COUNT, f"{COUNT} /* all; */; SELECT", "--f", FAILED),
+    (COUNT, "SELECT count(*) /* all; */ FROM singer; SELECT", "--f", FAILED),
     # What comes before the query is not overlooked.
     (COUNT, f"Answer: {COUNT}", "---", FAILED),
     # Nearly right.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -91,6 +92,13 @@ class RecordTokenizer:
 
     def tokenize_each(self, records: Iterable[Record]) -> list[TokenizedRecord | None]:
         """The same with None in the place of a skipped record; UserError with file and line for a wrong one."""
+        waiting, found = iter(records), list[TokenizedRecord | None]()
+        # In blocks, since rendered texts and the places of their characters take far more memory than tokens.
+        while block := list(islice(waiting, BLOCK)):
+            found += self._tokenize_block(block)
+        return found
+
+    def _tokenize_block(self, records: Sequence[Record]) -> list[TokenizedRecord | None]:
         written = [(record, main := self._render(record), self.pairs(record, main)) for record in records]
         # Equal texts are tokenised once.
         texts = dict.fromkeys(

@@ -39,7 +39,7 @@ def compare(args: argparse.Namespace) -> Any:
         raise UserError(f"--json means --format json, and --format {args.format} is named too; leave one out")
     if args.plot is not None:
         check_picture(args.plot)
-    if args.plot is not None and args.plot == args.output_file:
+    if args.plot and args.output_file and Path(args.plot).resolve() == Path(args.output_file).resolve():
         raise UserError("is both --output_file and --plot; name another", path=args.plot)
     for file in filter(None, (args.output_file, args.plot)):
         refuse_existing(file, args.overwrite)

@@ -42,8 +42,8 @@ def run(args: argparse.Namespace) -> int:
     # Training runs where the run was started, if that is still there: paths become absolute; hub ids and presets stay.
     moved = {name: getattr(args, name) for name in ("train_file", "eval_file", "data_file", "model_name")}
     moved = {name: str(Path(path).absolute()) if path and Path(path).exists() else path for name, path in moved.items()}
-    # The published flag splits the file that --train_file names.
-    if "--eval_accuracy" in arguments:
+    given = make_parser("train").parse_known_args(arguments)[0]
+    if given.eval_accuracy and given.eval_file is None:  # which splits what --train_file names
         moved["train_file"] = moved.pop("data_file") or moved["train_file"]
     silent = {"output_dir": str(new), "report_to": "none", "push_to_hub": False}
     command = [

@@ -177,7 +177,7 @@ def choose_points(
     records: Sequence[Record],
     views: tuple[str, str],
     settings: AnalysisSettings,
-    pair_distance: int = 1,
+    pair_distance: int,
 ) -> Points:
     """The points of one model; UserError if a record lacks what colours it. ``views`` are from :func:`view_names`."""
     colouring = settings.t_sne_type

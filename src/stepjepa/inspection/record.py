@@ -96,7 +96,7 @@ def inspect_records(
     """
     if not 0 <= index < len(records):
         told = f"--index {index}: the file has {len(records)} records; choose 0 to {len(records) - 1}"
-        raise UserError(told, path=records[0].path)
+        raise UserError(told, path=records[0].path if records else None)
     over = config.over_length
     lenient = replace(config, over_length="truncate" if over == "error" else over, require_pairs=False)
     made = RecordTokenizer(tokenizer, lenient)

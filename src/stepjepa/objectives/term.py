@@ -101,20 +101,22 @@ class Term(ABC):
 TERMS: dict[str, type[Term]] = {}
 """All terms by name."""
 
-# What else stands beside the terms, in sums, losses and files of a checkpoint.
+# What else stands beside the terms: in sums and losses, in files of a checkpoint, in lines of logs.
 _TAKEN = {"loss", "source", "target", "steps", "jepa_steps", "matched", "shuffled", "pairs", "crossings", "tokens"}
 _TAKEN |= {"records", "records_with_views", "records_without_pair", "model", "adapter_model", "ema"}
+_TAKEN |= {"step", "epoch", "grad_norm", "learning_rate", "total_flos", "num_tokens", "runtime", "without_pair_share"}
+_TAKEN |= {"matched_similarity", "shuffled_similarity", "retrieval_top1", "rank_pairs"}
+_TAKEN |= {f"{side}_rank{kind}" for side in ("source", "target") for kind in ("", "_centred")}
+_TAKEN |= {f"{what}_per_second" for what in ("tokens", "records", "pairs", "samples", "steps")}
 
 
 def term(name: str, words: str | None = None) -> Callable[[type[Term]], type[Term]]:
     """Register a class of terms under its name in logs, with its name on the screen (None for the same)."""
 
-    if name in _TAKEN:
-        raise ValueError(
-            f"expected a name of its own for a term, got '{name}', which stands for something else in logs"
-        )
-
     def register(cls: type[Term]) -> type[Term]:
+        if taken := {name, cls.head_name} & _TAKEN:
+            told = f"expected a name of its own for a term, got '{taken.pop()}', which stands for something else"
+            raise ValueError(f"{told} in logs or checkpoints")
         cls.name, cls.words = name, words or name
         TERMS[name] = cls
         return cls

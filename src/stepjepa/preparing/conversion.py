@@ -130,7 +130,7 @@ def convert_response(row: Row, options: StepOptions) -> dict[str, Any]:
         if not any(same_answer(answer, truth) for answer in marked_answers(response)[-1:]):
             raise Unusable("wrong or no final answer")
     answer = row.get("answer")
-    if isinstance(answer, float) and math.isnan(answer):  # a gap in a table
+    if isinstance(answer, float) and not math.isfinite(answer):  # NaN is a gap in a table
         answer = None
     answer = answer if isinstance(answer, str | int | float | None) else str(answer)
     record = {"question": question, "answer": answer, "ground_truth": truth, "total_steps": len(tidied)}
