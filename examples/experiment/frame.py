@@ -46,9 +46,8 @@ TESTS = {
     "synth-1-4": Test("synth, 2,000 records, 12 epochs", "synth", tabled=False),
     "synth-1-8": Test("synth, 1,000 records, 12 epochs", "synth", tabled=False),
     "synth-1-16": Test("synth, 500 records, 12 epochs", "synth", tabled=False),
-    "limited-500-test": Test(
-        "500 records, own length and rate, untouched test", "untouched", weighted=True, tabled=False
-    ),
+    "limited-500-test": Test("500 records, own length and rate", "untouched", weighted=True, tabled=False),
+    "limited-2000-test": Test("2,000 records, own length and rate", "untouched", weighted=True, tabled=False),
     "synth-finetune": Test("synth, pretrained on texts", "synth", whole=True),
     "smollm2": Test("synth, SmolLM2-135M", "synth"),
     "turk": Test("TURK", "turk", whole=True),
