@@ -111,7 +111,10 @@ _TAKEN |= {f"{what}_per_second" for what in ("tokens", "records", "pairs", "samp
 
 
 def term(name: str, words: str | None = None) -> Callable[[type[Term]], type[Term]]:
-    """Register a class of terms under its name in logs, with its name on the screen (None for the same)."""
+    """Register a class of terms under its name in logs, with its name on the screen (None for the same).
+
+    ValueError for a name that something else in logs or checkpoints has.
+    """
 
     def register(cls: type[Term]) -> type[Term]:
         if taken := {name, cls.head_name} & _TAKEN:
