@@ -13,6 +13,7 @@ import tiny
 from stepjepa.cli import COMMANDS, main, normalise
 from stepjepa.commands import load, make_parser
 from stepjepa.files import write_jsonl
+from stepjepa.objectives.term import TERMS, Term, term
 
 GOOD = {"messages": [{"role": "user", "content": "How much?"}, {"role": "assistant", "content": "One.\n\nTwo."}]}
 
@@ -134,6 +135,10 @@ def test_what_a_run_leaves(base: Path, good: Path, tmp_path: Path, capsys: Any) 
         step
     )
     assert {"tokens_per_second", "pairs_per_second", "without_pair_share"} <= set(step)
+    # A term of the user's own can take none of the other columns.
+    for name in set(step) - set(TERMS):
+        with pytest.raises(ValueError, match="expected a name of its own"):
+            term(name)(type("Own", (Term,), {}))
     assert not list(run.glob(".*")), "nothing half-written is left"
 
 

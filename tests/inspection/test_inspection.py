@@ -176,7 +176,7 @@ def test_records_that_training_leaves_out_are_errors_with_a_remedy(records: list
 
 def test_white_space_is_made_visible_and_control_characters_are_escaped() -> None:
     assert visible_text(" a\tb\r\n") == "·a⇥b␍⏎"
-    assert visible_text("\x1b[31m\u200b日") == "\\x1b[31m\\u200b日"
+    assert visible_text("\x1b[31m\u200b日\U000e0001") == "\\x1b[31m\\u200b日\\U000e0001"
 
 
 def test_token_text_keeps_the_blank_of_sentence_pieces() -> None:

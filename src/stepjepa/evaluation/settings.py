@@ -42,7 +42,7 @@ class ScoringSettings:
 
     def check_output(self, source: File, what: str) -> None:
         """Raise ``UserError`` if the output file is a folder or the source, which ``what`` names in the message."""
-        output = refuse_existing(self.output_file, overwrite=True)
+        output = refuse_existing(self.output_file, overwrite=True)  # a folder, that is
         if output.suffix != ".jsonl":
             raise UserError("--output_file is of JSON lines; end its name in .jsonl", path=self.output_file)
         if output.resolve() == Path(source).resolve():
