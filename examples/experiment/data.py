@@ -137,6 +137,7 @@ def main(argv: list[str] | None = None) -> int:
     test, validation, rest = cut(turk, VALIDATION, VALIDATION)
     for name, lines in (("test", test), ("validation", validation), ("rest", rest), ("train", [*validation, *rest])):
         write(args.output_dir / f"turk-{name}.jsonl", lines)
+    write(args.output_dir / "turk-2000.jsonl", sorted([*validation, *rest], key=draw)[:2000])
     write(args.output_dir / "texts.jsonl", texts([*synth, *turk], [*synth_validation, *synth_test, *validation, *test]))
     for name, sizes in STEP_SETS.items():
         steps = args.output_dir / name

@@ -28,7 +28,7 @@ from stepjepa.objectives.text import LMLoss
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "terms"
 TERMS = {"nextlat": "NextLat", "multi_token": "MultiToken", "bag_of_tokens": "BagOfTokens"}
-TERMS |= {"nitp": "NextImplicitToken", "in_row_infonce": "InRowInfoNCE"}
+TERMS |= {"nitp": "NextImplicitToken", "in_row_infonce": "InRowInfoNCE", "random_span": "RandomSpan"}
 PACKINGS: list[dict[str, Any]] = [
     {"row_length": 500},
     {"row_length": 13},
@@ -49,7 +49,8 @@ def test_every_packing_gives_the_same(module: str, monkeypatch: pytest.MonkeyPat
     items = [Item(record, True, (0, index)) for index, record in enumerate(random_records(3, vocabulary=60))]
 
     def run(options: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
-        batch = Collator("separate", np.array([61], np.int32), **options)([*items, None])
+        collator = Collator("separate", np.array([61], np.int32), prompt_labels=made.reads_prompt, **options)
+        batch = collator([*items, None])
         losses = jepa_loss(model, batch, objective, context=Context(progress=0.1))
         assert losses.parts[made.name] > 0
         return losses.loss.detach(), tiny.gradients(model, losses.loss)
@@ -64,7 +65,8 @@ def test_every_packing_gives_the_same(module: str, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("module", "args"), [("nitp", {}), ("in_row_infonce", {}), ("nextlat", {}), ("nextlat", {"wrong": True})]
+    ("module", "args"),
+    [("nitp", {}), ("in_row_infonce", {}), ("nextlat", {}), ("nextlat", {"wrong": True}), ("random_span", {})],
 )
 def test_the_value_from_each_text_by_itself(module: str, args: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
@@ -72,8 +74,9 @@ def test_the_value_from_each_text_by_itself(module: str, args: dict[str, Any], m
     model, records = tiny.make_model("llama"), random_records(3, vocabulary=60)
     objective = Objective([made])
     attach_heads(model, objective.heads(model.config))
-    batch = Collator("separate", np.array([61], np.int32), encoding="rows")([Item(each) for each in records])
-    found = jepa_loss(model, batch, objective).parts[made.name]
+    collator = Collator("separate", np.array([61], np.int32), encoding="rows", prompt_labels=made.reads_prompt)
+    items = [Item(each, draw=(2, index)) for index, each in enumerate(records)]
+    found = jepa_loss(model, collator(items), objective, context=Context(seed=5)).parts[made.name]
     texts = [torch.from_numpy(np.asarray(record.ids, np.int64)) for record in records]
     states = [model(input_ids=text[None], output_hidden_states=True).hidden_states for text in texts]
     if module == "nitp":
@@ -93,6 +96,17 @@ def test_the_value_from_each_text_by_itself(module: str, args: dict[str, Any], m
         expected = torch.stack(
             [torch.nn.functional.smooth_l1_loss(one, latents[place - half]) for place, one in enumerate(predicted)]
         ).mean()
+    elif module == "random_span":
+        draws = [np.random.default_rng((5, *item.draw)) for item in items]
+        messages = [sorted({*map(int, each.prompt), *map(int, each.labels)}) for each in records]
+        draw_span = importlib.import_module("random_span").span
+        spans = [draw_span(len(each), draw) for each, draw in zip(messages, draws, strict=True)]
+        angles = []
+        for each, places, (first, last) in zip(states, messages, spans, strict=True):
+            moves = [each[-1][0, place + 1] - each[-1][0, place] for place in places]
+            patch, around = sum(moves[first:last]), sum(moves[:first] + moves[last:])
+            angles.append(1 - torch.cosine_similarity(patch, around, dim=0))
+        expected = torch.stack(angles).mean()
     else:
         firsts = [int(min(record.labels)) for record in records]
         ends = [each[-1][0, first] for each, first in zip(states, firsts, strict=True)]
@@ -100,6 +114,12 @@ def test_the_value_from_each_text_by_itself(module: str, args: dict[str, Any], m
         scores = [torch.stack([torch.cosine_similarity(end, one, dim=0) for one in answers]) / 0.07 for end in ends]
         expected = torch.stack([-score.log_softmax(0)[place] for place, score in enumerate(scores)]).mean()
     assert found.item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_a_span_is_some_of_the_tokens_and_each_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    found = {importlib.import_module("random_span").span(5, np.random.default_rng(seed)) for seed in range(400)}
+    assert found == {(first, last) for first in range(5) for last in range(first + 1, 6)} - {(0, 5)}
 
 
 def test_multi_token_prediction_is_annealed(monkeypatch: pytest.MonkeyPatch) -> None:
