@@ -12,13 +12,14 @@ import argparse
 import difflib
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pandas as pd  # type: ignore[import-untyped]  # comes with datasets
 import pictures
 from collect import FIGURES
+from embeddings import KEPT
 from frame import BASELINE, REFERENCE, TESTS, copies, objectives, read, runs, same_flops, searched, test
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from splits import read_splits
@@ -64,6 +65,7 @@ class Questions:
 
     def __init__(self, table: pd.DataFrame) -> None:
         self.table = table
+        self.of_embeddings = read_json_object(KEPT, "record", "run embeddings.py")
         self.untouched = read_json_object(HERE / "untouched.json", "record", "run untouched.py")["untouched"]
 
     def score(self, file: str, arm: str, column: str = "right") -> str:
@@ -81,6 +83,10 @@ class Questions:
     def similarity(self, file: str, arm: str, column: str) -> str:
         """Mean over seeds of a similarity."""
         return f"{runs(self.table, file, arm)[column].mean():.3f}"
+
+    def embeddings(self, arm: str, column: str, digits: int = 2) -> str:
+        """A number of the embeddings of SmolLM2 after the training of an arm, or ``before``; see ``embeddings.py``."""
+        return f"{self.of_embeddings[arm][column]:.{digits}f}"
 
     def seeds(self, file: str, arm: str) -> int:
         """How many runs an arm has."""
@@ -159,8 +165,12 @@ class Questions:
 
     def main_table(self) -> str:
         """All tests of arms that have enough seeds."""
-        files = [file for file, about in TESTS.items() if about.tabled and self.has(file, BASELINE)]
-        lines = [row for file in files for row in self.rows(file) if self.seeds(file, row[1]) >= FEW]
+        return self.arms([file for file, about in TESTS.items() if about.tabled], FEW)
+
+    def arms(self, files: Iterable[str], seeds: int = 1) -> str:
+        """The tests of all arms that have so many seeds, in the files that are there."""
+        files = [file for file in files if self.has(file, BASELINE)]
+        lines = [row for file in files for row in self.rows(file) if self.seeds(file, row[1]) >= seeds]
         rule = "|---|---|" + "---:|" * (len(HEADS) - 2)
         return "\n".join(["| " + " | ".join(HEADS) + " |", rule, *("| " + " | ".join(row) + " |" for row in lines)])
 
@@ -168,7 +178,7 @@ class Questions:
         """The arms that have too few seeds for the table, by what they are tested on."""
         found: dict[str, list[str]] = {}
         for (file, arm), known in self.table.groupby(["file", "arm"]).seed.nunique().items():
-            if file in TESTS and known < FEW and not arm.endswith(REFERENCE):
+            if file in TESTS and TESTS[file].tabled and known < FEW and not arm.endswith(REFERENCE):
                 found.setdefault(TESTS[file].title, []).append(f"`{arm}`")
         return "; ".join(f"{title}: {', '.join(arms)}" for title, arms in found.items())
 
