@@ -16,6 +16,8 @@ from untouched import read_weights
 from stepjepa.compare.statistics import PairedT, paired_t
 
 BASELINE = "regular"
+# Ends the name of a file of arms that a later version trained again.
+AGAIN = "-again"
 # Arms with the labels of the published code, which are compared with each other only.
 REFERENCE = "-reference"
 
@@ -38,7 +40,7 @@ class Test(NamedTuple):
 # By the file of figures; the other files are of validation sets, on which settings were chosen.
 TESTS = {
     "synth": Test("synth", "synth", whole=True),
-    "synth-again": Test("synth, trained again", "synth", whole=True, tabled=False),
+    "synth-again": Test("synth, trained again", "synth", whole=True),
     "synth-untouched": Test("synth, untouched test", "untouched", weighted=True, tabled=False),
     "synth-small": Test("synth, preset:small", "synth", whole=True),
     "synth-long": Test("synth, 12 epochs", "synth", whole=True),
@@ -53,6 +55,7 @@ TESTS = {
     "smollm2-turk": Test("TURK", "turk", tabled=False),
     "smollm2-250": Test("synth, 250 records", "synth", tabled=False),
     "turk": Test("TURK", "turk", whole=True),
+    "turk-again": Test("TURK, trained again", "turk", whole=True),
     "steps-test": Test("problems of two steps"),
     "steps-3-test": Test("problems of two and three steps"),
     "gsm8k": Test("GSM8K"),
@@ -124,17 +127,29 @@ def runs(table: pd.DataFrame, file: str, arm: str) -> pd.DataFrame:
     return found.set_index("seed").sort_index()
 
 
+def partners(table: pd.DataFrame, file: str, arm: str, baseline: str) -> tuple[pd.DataFrame, bool]:
+    """The runs of a baseline that an arm is paired with, by seed, and whether they are of another version.
+
+    Those of the arm's own version, which may be in the file of what was trained again; where there are none, those of
+    another version, which rounds otherwise.
+    """
+    ours, theirs = runs(table, file, arm), runs(table, file, baseline)
+    own = table[table.file.isin([file, file + AGAIN]) & (table.arm == baseline) & table.version.isin(set(ours.version))]
+    own = own[own.seed.isin(ours.index)].set_index("seed").sort_index()
+    return (theirs, True) if own.empty else (own, False)
+
+
 def test(table: pd.DataFrame, file: str, arm: str, baseline: str, column: str = "right") -> PairedT | None:
     """The paired t-test of two arms over the seeds that both have, in percentage points; None without such a seed."""
-    ours, theirs = runs(table, file, arm)[column], runs(table, file, baseline)[column]
+    ours, theirs = runs(table, file, arm)[column], partners(table, file, arm, baseline)[0][column]
     seeds = [seed for seed in ours.index if seed in theirs.index]
     return paired_t(list(ours[seeds]), list(theirs[seeds])) if seeds else None
 
 
 def same_flops(table: pd.DataFrame, file: str, arm: str) -> str | None:
-    """The plain training that costs as many FLOPs as an arm; of several the best, None where there is none."""
+    """The plain training of the same settings that costs as many FLOPs as an arm; of several the best, if any."""
     means = table[table.file == file].groupby("arm")[["cost", "right"]].mean()
-    plain = means[[is_plain(str(each)) for each in means.index]]
+    plain = means[[is_plain(str(each)) and not str(each).endswith("-low") for each in means.index]]
     near = plain[(means.cost[arm] / plain.cost - 1).abs() <= SAME_FLOPS]
     return None if near.empty else str(near.right.idxmax())
 

@@ -20,7 +20,7 @@ import pandas as pd  # type: ignore[import-untyped]  # comes with datasets
 import pictures
 from collect import FIGURES
 from embeddings import KEPT
-from frame import BASELINE, REFERENCE, TESTS, copies, objectives, read, runs, same_flops, searched, test
+from frame import BASELINE, REFERENCE, TESTS, copies, objectives, partners, read, runs, same_flops, searched, test
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from splits import read_splits
 
@@ -31,6 +31,7 @@ HERE = Path(__file__).resolve().parent
 DOCS, RUNS = HERE.parents[1] / "docs", HERE / "runs.csv"
 PAGES = ("results", "evidence")
 NOTHING = "–"
+OTHER_VERSION = "\\*"
 FEW = 3
 """Arms with fewer seeds are named, and left to the table of runs."""
 PARTS = ("number", "rest", "rest, language new")
@@ -66,7 +67,8 @@ class Questions:
     def __init__(self, table: pd.DataFrame) -> None:
         self.table = table
         self.of_embeddings = read_json_object(KEPT, "record", "run embeddings.py")
-        self.untouched = read_json_object(HERE / "untouched.json", "record", "run untouched.py")["untouched"]
+        made = read_json_object(HERE / "untouched.json", "record", "run untouched.py")
+        self.untouched, self.effective = made["untouched"], made["weighted"]["effective records"]
 
     def score(self, file: str, arm: str, column: str = "right") -> str:
         """Mean and standard deviation over seeds, in per cent."""
@@ -93,12 +95,13 @@ class Questions:
         return len(runs(self.table, file, arm))
 
     def against(self, file: str, arm: str, baseline: str = BASELINE, column: str = "right") -> str:
-        """The difference of two arms, in points."""
-        return interval(test(self.table, file, arm, baseline, column))
+        """The difference of two arms, in points; a star where they are of different versions."""
+        found = interval(test(self.table, file, arm, baseline, column))
+        return found + (OTHER_VERSION if partners(self.table, file, arm, baseline)[1] else "")
 
     def by_seed(self, file: str, arm: str, baseline: str = BASELINE) -> str:
         """The difference of two arms in points, of each seed."""
-        found = (runs(self.table, file, arm).right - runs(self.table, file, baseline).right).dropna()
+        found = (runs(self.table, file, arm).right - partners(self.table, file, arm, baseline)[0].right).dropna()
         return ", ".join(f"{each:+.1f}" for each in found)
 
     def at_equal_flops(self, file: str, arm: str, column: str = "right") -> str:
@@ -107,11 +110,16 @@ class Questions:
         return self.against(file, arm, partner, column) if partner else NOTHING
 
     def above(self, file: str) -> str:
-        """How many arms with views are above plain training for the same FLOPs, of those that have one."""
-        means = self.table[self.table.file == file].groupby("arm").right.mean()
+        """How many arms with views and enough seeds are above plain training for the same FLOPs, if there is one."""
         views = [arm for arm in objectives(self.table, file) if arm.startswith(("branched", "separate"))]
-        pairs = [(arm, partner) for arm in views if (partner := same_flops(self.table, file, arm))]
-        return f"{sum(means[arm] > means[partner] for arm, partner in pairs)} of {len(pairs)}"
+        right = [arm for arm in views if not arm.endswith("-wrong") and self.seeds(file, arm) >= FEW]
+        pairs = [(arm, partner) for arm in right if (partner := same_flops(self.table, file, arm))]
+        found = [test(self.table, file, arm, partner) for arm, partner in pairs]
+        return f"{sum(each is not None and each.mean > 0 for each in found)} of {len(found)}"
+
+    def corrected(self, file: str, arm: str) -> str:
+        """Holm's corrected p-value of an arm against plain training at equal steps."""
+        return next(row for row in self.rows(file) if row[1] == arm)[HEADS.index("Holm")]
 
     def copying(self, file: str, arm: str) -> str:
         """How many runs of an arm copy the number."""
@@ -150,8 +158,8 @@ class Questions:
         every = set(self.table.arm[self.table.file == file])
         plain = sorted(arm for arm in every - set(arms) if not arm.endswith(REFERENCE))
         steps = {arm: test(self.table, file, arm, BASELINE) for arm in arms}
-        partners = {arm: same_flops(self.table, file, arm) for arm in arms}
-        flops = {arm: test(self.table, file, arm, other) if other else None for arm, other in partners.items()}
+        longer = {arm: same_flops(self.table, file, arm) for arm in arms}
+        flops = {arm: test(self.table, file, arm, other) if other else None for arm, other in longer.items()}
         corrected = [_corrected(found) for found in (steps, flops)]
         for arm in [*plain, *arms]:
             known = runs(self.table, file, arm)
@@ -159,8 +167,9 @@ class Questions:
             row += [mean(known[each]) if each in known else NOTHING for each in PARTS]
             row.append(self.copying(file, arm) if TESTS[file].split in read_splits() else NOTHING)
             row.append(self.cost(file, arm))
-            for found, p_values in zip((steps, flops), corrected, strict=True):
-                row += [interval(found.get(arm)), f"{p_values[arm]:.3f}" if arm in p_values else NOTHING]
+            for partner, p_values in zip((BASELINE, longer.get(arm)), corrected, strict=True):
+                told = self.against(file, arm, partner) if partner and arm in arms else NOTHING
+                row += [told, f"{p_values[arm]:.3f}" if arm in p_values else NOTHING]
             yield [*row, _shown(flops.get(arm) or steps.get(arm), len(corrected[0]))]
 
     def main_table(self) -> str:

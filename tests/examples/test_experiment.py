@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
+import pandas as pd
 import pytest
 from run_figures import from_folder, read_figures, write_figures
 
@@ -124,6 +125,17 @@ def test_rows_at_equal_steps_and_at_equal_flops(scripts: dict[str, ModuleType], 
     assert (row["arm"], row["right, %"], row["FLOPs"]) == ("arm", "60.0 ± 28.3", "1.30")
     assert row["at equal steps, points [95 %]"] == "+30.0 [-97.1, +157.1]"
     assert row["at equal FLOPs, points [95 %]"] == "+20.0"
+
+
+def test_runs_are_paired_with_those_of_their_version(scripts: dict[str, ModuleType]) -> None:
+    rows = [("synth", "regular", "0.1", 10), ("synth", "arm", "0.2", 50), ("synth-again", "regular", "0.2", 30)]
+    table = pd.DataFrame(rows, columns=["file", "arm", "version", "right"]).assign(seed=82)
+    frame = scripts["frame"]
+    assert frame.test(table, "synth", "arm", "regular").mean == 20
+    assert not frame.partners(table, "synth", "arm", "regular")[1]
+    # Without one of its own version another is taken, and that is said.
+    assert frame.test(table[:2], "synth", "arm", "regular").mean == 40
+    assert scripts["results"].Questions(table[:2]).against("synth", "arm", "regular") == r"+40.0\*"
 
 
 def test_a_score_is_taken_apart(scripts: dict[str, ModuleType], tmp_path: Path, monkeypatch) -> None:
