@@ -26,9 +26,6 @@ class RandomSpan(Term):
 
     weight: float = 0.02
 
-    # Tokens of a message are those that a label or a prompt label asks for; the end of the answer is one.
-    reads_prompt = True
-
     def count(self, batch: Batch) -> int:
         """Records with two tokens of messages or more."""
         return sum(len(moves) >= 2 for moves in _moves(batch))
@@ -59,16 +56,9 @@ def span(length: int, draw: np.random.Generator) -> tuple[int, int]:
 
 
 def _moves(batch: Batch) -> list[NDArray[np.int64]]:
-    """Of each record the flat positions ``[K, 2]`` before and at each token of its messages."""
-    tokens = batch.token_ids.cpu().numpy()
-    # A position that texts share may ask for a token of one text alone, so the token is part of the key.
-    size = int(tokens.max(initial=0)) + 1
-    asked = [
-        batch["head_index"][batch[f"{kind}_row"]].cpu().numpy() * size + batch[f"{kind}_ids"].cpu().numpy()
-        for kind in ("label", "prompt")
-    ]
-    found = []
-    for path in batch["members"].paths:
-        moves = np.stack([path[:-1], path[1:]], axis=1)
-        found.append(moves[np.isin(moves[:, 0] * size + tokens[moves[:, 1]], np.concatenate(asked))])
+    """Of each record the flat positions ``[K, 2]`` before and at each token of its messages and at the answer's end."""
+    members, found = batch["members"], []
+    for path, labels, prompt in zip(members.paths, members.labels, members.prompt, strict=True):
+        before = np.union1d(labels, prompt).astype(np.int64)
+        found.append(np.stack([path[before], path[before + 1]], axis=1))
     return found

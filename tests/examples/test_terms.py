@@ -49,8 +49,7 @@ def test_every_packing_gives_the_same(module: str, monkeypatch: pytest.MonkeyPat
     items = [Item(record, True, (0, index)) for index, record in enumerate(random_records(3, vocabulary=60))]
 
     def run(options: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
-        collator = Collator("separate", np.array([61], np.int32), prompt_labels=made.reads_prompt, **options)
-        batch = collator([*items, None])
+        batch = Collator("separate", np.array([61], np.int32), **options)([*items, None])
         losses = jepa_loss(model, batch, objective, context=Context(progress=0.1))
         assert losses.parts[made.name] > 0
         return losses.loss.detach(), tiny.gradients(model, losses.loss)
@@ -74,7 +73,7 @@ def test_the_value_from_each_text_by_itself(module: str, args: dict[str, Any], m
     model, records = tiny.make_model("llama"), random_records(3, vocabulary=60)
     objective = Objective([made])
     attach_heads(model, objective.heads(model.config))
-    collator = Collator("separate", np.array([61], np.int32), encoding="rows", prompt_labels=made.reads_prompt)
+    collator = Collator("separate", np.array([61], np.int32), encoding="rows")
     items = [Item(each, draw=(2, index)) for index, each in enumerate(records)]
     found = jepa_loss(model, collator(items), objective, context=Context(seed=5)).parts[made.name]
     texts = [torch.from_numpy(np.asarray(record.ids, np.int64)) for record in records]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from stepjepa.batch.mask import Trees
-from stepjepa.batch.sequences import Numbers
+from stepjepa.batch.sequences import Ids, Numbers
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,8 @@ class Members:
     draws: tuple[tuple[int, int], ...] = ()  # epoch and index of each
     paths: tuple[Numbers, ...] = ()  # of each the flat places of its own text, in its order
     isolated: tuple[Numbers, ...] = ()  # of each the numbers of its path's tokens that do not see all text before them
+    labels: tuple[Ids, ...] = ()  # of each which tokens of its path are trained to predict the next
+    prompt: tuple[Ids, ...] = ()  # of each the same in front of the tokens of user messages, trained or not
     plain_tokens: int = 0  # of the records as plain rows without padding
 
 

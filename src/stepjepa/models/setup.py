@@ -73,7 +73,7 @@ def make_collator(
         config,
         predictor_ids(tokenizer, config.used_predictors),
         encoding=encoding,
-        prompt_labels=any(each.reads_prompt for each in objective.terms.values()),
+        prompt_labels="prompt_loss" in objective.terms,
         **packing(model, config, device, processes),
         pad_id=tokenizer.pad_token_id or 0,
     )

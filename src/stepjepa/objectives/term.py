@@ -66,7 +66,6 @@ class Term(ABC):
     layers: ClassVar[tuple[int, ...]] = (-1,)  # hidden states that it reads with Encoded.at
     of_pairs: ClassVar[bool] = False  # a mean over pairs: none in regular training and in steps without views
     compares_pairs: ClassVar[bool] = False  # depends on which pairs share a micro-batch
-    reads_prompt: ClassVar[bool] = False  # asks for the labels of the prompt, prompt_row and prompt_ids of the batch
     head_name: ClassVar[str | None] = None  # of its own weights; None for the term's name
 
     weight: float = 1.0  # of the mean in the objective

@@ -42,7 +42,6 @@ class PromptLoss(LMLoss):
     """Mean cross-entropy of the tokens of user messages; system prompt and template are not counted."""
 
     kind = "prompt"
-    reads_prompt = True
     weight: float = 0.1
 
 
