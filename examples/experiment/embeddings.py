@@ -30,6 +30,8 @@ def main(argv: list[str] | None = None) -> int:
     folder = parser.parse_args(argv).folder
     models = read_json_object(folder / "analysis.json", "analysis", "run stepjepa analyze")["models"]
     names = ["before", *(Path(model["model_path"]).parent.name for model in models[1:])]
+    if len(set(names)) < len(names):
+        raise ValueError(f"expected one seed of each arm, got {', '.join(names)}")
     kept = {}
     for name, model in zip(names, models, strict=True):
         found = model["numbers"]

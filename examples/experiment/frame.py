@@ -77,8 +77,8 @@ def read(directory: Path) -> pd.DataFrame:
     """All runs of all files of figures; shares in per cent.
 
     Columns: ``file``, ``arm``, ``seed``, ``records``; ``right``, the headline score, and of the tests of
-    regular expressions ``number``, ``rest``, ``language seen``, ``language new``, ``rest, language new``, ``shape new``
-    (see ``splits.py``); ``exact``, ``prefix``, ``stopped``; ``gold_loss``, ``tokens``, ``flops``, ``steps``;
+    regular expressions ``number``, ``rest``, ``language seen``, ``language new``, ``rest, language new``, ``shape new``,
+    ``trivial`` (see ``splits.py``); ``exact``, ``prefix``, ``stopped``; ``gold_loss``, ``tokens``, ``flops``, ``steps``;
     similarities and effective ranks; ``version`` of stepjepa; ``cost``, FLOPs with those of :data:`NETWORKS` over those
     of plain training.
     """
@@ -106,7 +106,7 @@ def _row(file: str, each: Figures, splits: dict[str, dict[str, list[bool]]]) -> 
             seen = asked["language"]
             parts |= {"language seen": seen, "language new": [not bit for bit in seen]}
             parts["rest, language new"] = [not any(both) for both in zip(number, seen, strict=True)]
-            parts["shape new"] = [not bit for bit in asked["shape"]]
+            parts |= {"shape new": [not bit for bit in asked["shape"]], "trivial": asked["trivial"]}
         row |= {
             name: share(right, [w * bit for w, bit in zip(weights, bits, strict=True)]) for name, bits in parts.items()
         }
@@ -131,15 +131,16 @@ def runs(table: pd.DataFrame, file: str, arm: str) -> pd.DataFrame:
 
 
 def partners(table: pd.DataFrame, file: str, arm: str, baseline: str) -> tuple[pd.DataFrame, bool]:
-    """The runs of a baseline that an arm is paired with, by seed, and whether they are of another version.
+    """The runs of a baseline that an arm is paired with, by seed, and whether some are of another version.
 
-    Those of the arm's own version, which may be in the file of what was trained again; where there are none, those of
-    another version, which rounds otherwise.
+    Each is of the version of the arm's run with its seed, and may be in the file of what was trained again. Where this
+    leaves fewer pairs than the runs of the file itself, it is those, though another version rounds otherwise.
     """
     ours, theirs = runs(table, file, arm), runs(table, file, baseline)
-    own = table[table.file.isin([file, file + AGAIN]) & (table.arm == baseline) & table.version.isin(set(ours.version))]
-    own = own[own.seed.isin(ours.index)].set_index("seed").sort_index()
-    return (theirs, True) if own.empty else (own, False)
+    known = table[table.file.isin([file, file + AGAIN]) & (table.arm == baseline)].set_index("seed").sort_index()
+    own = known[known.version.to_numpy() == ours.version.reindex(known.index).to_numpy()]
+    own = own[~own.index.duplicated()]
+    return (own, False) if len(own) >= len(theirs.index.intersection(ours.index)) else (theirs, True)
 
 
 def test(table: pd.DataFrame, file: str, arm: str, baseline: str, column: str = "right") -> PairedT | None:

@@ -133,7 +133,7 @@ def shares(table: pd.DataFrame) -> Figure:
     other.set_xscale("log", base=2)
     lengths = sorted(set(search.epochs))
     other.set_xticks(lengths, [str(each) for each in lengths])
-    other.set_xlabel("epochs on 500 records, best of three learning rates")
+    other.set_xlabel("epochs on 500 records, best learning rate")
     other.set_ylabel("right of 300 held-out records, %")
     other.legend()
     return figure

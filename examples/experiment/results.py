@@ -31,7 +31,7 @@ HERE = Path(__file__).resolve().parent
 DOCS, RUNS = HERE.parents[1] / "docs", HERE / "runs.csv"
 PAGES = ("results", "evidence")
 NOTHING = "–"
-OTHER_VERSION = "\\*"
+OTHER_VERSION, OF_AGAIN = "\\*", "†"
 FEW = 3
 """Arms with fewer seeds are named, and left to the table of runs."""
 PARTS = ("number", "rest", "rest, language new")
@@ -69,6 +69,8 @@ class Questions:
         self.of_embeddings = read_json_object(KEPT, "record", "run embeddings.py")
         made = read_json_object(HERE / "untouched.json", "record", "run untouched.py")
         self.untouched, self.effective = made["untouched"], made["weighted"]["effective records"]
+        trivial = read_splits()["synth"]["trivial"]
+        self.trivial = f"{100 * sum(trivial) / len(trivial):.0f}"
 
     def score(self, file: str, arm: str, column: str = "right") -> str:
         """Mean and standard deviation over seeds, in per cent."""
@@ -82,9 +84,9 @@ class Questions:
         """What the runs of a file are of."""
         return TESTS[file].title
 
-    def similarity(self, file: str, arm: str, column: str) -> str:
-        """Mean over seeds of a similarity."""
-        return f"{runs(self.table, file, arm)[column].mean():.3f}"
+    def similarity(self, file: str, arm: str, column: str, digits: int = 3) -> str:
+        """Mean over seeds of a number of the embeddings."""
+        return f"{runs(self.table, file, arm)[column].mean():.{digits}f}"
 
     def embeddings(self, arm: str, column: str, digits: int = 2) -> str:
         """A number of the embeddings of SmolLM2 after the training of an arm, or ``before``; see ``embeddings.py``."""
@@ -98,6 +100,11 @@ class Questions:
         """The difference of two arms, in points; a star where they are of different versions."""
         found = interval(test(self.table, file, arm, baseline, column))
         return found + (OTHER_VERSION if partners(self.table, file, arm, baseline)[1] else "")
+
+    def p(self, file: str, arm: str, baseline: str) -> str:
+        """The two-sided p-value of the difference of two arms, asked alone."""
+        found = test(self.table, file, arm, baseline)
+        return NOTHING if found is None or found.p_two_sided is None else f"{found.p_two_sided:.3f}"
 
     def by_seed(self, file: str, arm: str, baseline: str = BASELINE) -> str:
         """The difference of two arms in points, of each seed."""
@@ -169,6 +176,8 @@ class Questions:
             row.append(self.cost(file, arm))
             for partner, p_values in zip((BASELINE, longer.get(arm)), corrected, strict=True):
                 told = self.against(file, arm, partner) if partner and arm in arms else NOTHING
+                if told != NOTHING and set(partners(self.table, file, arm, partner)[0].file) != {file}:
+                    told += OF_AGAIN
                 row += [told, f"{p_values[arm]:.3f}" if arm in p_values else NOTHING]
             yield [*row, _shown(flops.get(arm) or steps.get(arm), len(corrected[0]))]
 

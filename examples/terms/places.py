@@ -20,11 +20,9 @@ def next_tokens(batch: Batch) -> tuple[Tensor, Tensor]:
 
 def answers(batch: Batch) -> tuple[Tensor, list[Tensor]]:
     """Of each text with a label the position ``[records]`` of the last token of the prompt, and those of its answer."""
-    labelled = batch["head_index"][batch["label_row"]].cpu().numpy()
-    device = batch["label_ids"].device
-    paths = [path for path in batch["members"].paths if np.isin(path, labelled).any()]
-    # The answer begins behind the first position that has a label.
-    firsts = [int(np.isin(path, labelled).argmax()) for path in paths]
-    ends = torch.tensor([path[first] for path, first in zip(paths, firsts, strict=True)], dtype=torch.long)
-    found = [torch.from_numpy(path[first + 1 :]).to(device) for path, first in zip(paths, firsts, strict=True)]
+    members, device = batch["members"], batch["label_ids"].device
+    # The answer begins behind the first token that has a label.
+    firsts = [(path, int(labels[0])) for path, labels in zip(members.paths, members.labels, strict=True) if len(labels)]
+    ends = torch.tensor([path[first] for path, first in firsts], dtype=torch.long)
+    found = [torch.from_numpy(path[first + 1 :]).to(device) for path, first in firsts]
     return ends.to(device), found

@@ -4,6 +4,7 @@
 
 A text moves by h_i - h_(i-1) at each token i of a message of user or assistant. The patch is the sum of the moves over
 a random span of these tokens, which may reach from one message into the next; before and after are those of the others.
+Unlike there, the end of the assistant's turn is one of these tokens.
 
     cd examples/terms
     stepjepa train ... --term random_span:RandomSpan --term_args '{"weight": 0.02}'
@@ -22,7 +23,7 @@ from stepjepa import Batch, Context, Encoded, Term, term
 @term("random_span_loss", "STP of a random span")
 @dataclass
 class RandomSpan(Term):
-    """Needs no views: it stands beside any mode."""
+    """Needs no views: it stands beside any mode. Needs ``labels="assistant"``, which say what the messages are."""
 
     weight: float = 0.02
 
@@ -56,9 +57,17 @@ def span(length: int, draw: np.random.Generator) -> tuple[int, int]:
 
 
 def _moves(batch: Batch) -> list[NDArray[np.int64]]:
-    """Of each record the flat positions ``[K, 2]`` before and at each token of its messages and at the answer's end."""
+    """Of each record the flat positions ``[K, 2]`` before and at each token of its messages and at the answer's end.
+
+    Tokens that see one step alone are left out: between them and others lies no movement of the text.
+    """
     members, found = batch["members"], []
-    for path, labels, prompt in zip(members.paths, members.labels, members.prompt, strict=True):
+    for path, isolated, labels, prompt in zip(
+        members.paths, members.isolated, members.labels, members.prompt, strict=True
+    ):
+        if np.intersect1d(labels, prompt).size:
+            raise ValueError("expected labels of answers alone, got some in the prompt: set labels to assistant")
         before = np.union1d(labels, prompt).astype(np.int64)
+        before = before[~np.isin(before, isolated) & ~np.isin(before + 1, isolated)]
         found.append(np.stack([path[before], path[before + 1]], axis=1))
     return found

@@ -105,6 +105,9 @@ def test_everything_is_where_it_belongs(name: str, options: dict[str, Any], trai
     ]
     assert members.draws == tuple((3, index) for index in range(len(records)))
     assert members.lines == tuple(record.line for record in records)
+    for kind in ("labels", "prompt"):
+        places = [each.tolist() for each in getattr(members, kind)]
+        assert places == [getattr(record, kind).tolist() for record in records]
     assert members.lengths == tuple(sum(map(len, part)) for part in parts)
     assert members.plain_tokens == sum(len(record.ids) for record in records)
     assert batch["num_records"].tolist() == [5, sum(not record.pairs for record in records)]

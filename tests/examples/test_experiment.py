@@ -136,6 +136,14 @@ def test_runs_are_paired_with_those_of_their_version(scripts: dict[str, ModuleTy
     # Without one of its own version another is taken, and that is said.
     assert frame.test(table[:2], "synth", "arm", "regular").mean == 40
     assert scripts["results"].Questions(table[:2]).against("synth", "arm", "regular") == r"+40.0\*"
+    # Each seed has its own version; fewer pairs are not taken for the sake of one version.
+    rows = [("synth", "regular", "0.1", 10, 82), ("synth", "regular", "0.1", 20, 23)]
+    rows += [("synth", "arm", "0.1", 40, 82), ("synth", "arm", "0.2", 60, 23)]
+    rows += [("synth-again", "regular", "0.2", 0, 82), ("synth-again", "regular", "0.2", 50, 23)]
+    table = pd.DataFrame(rows, columns=["file", "arm", "version", "right", "seed"])
+    assert frame.test(table, "synth", "arm", "regular").mean == 20
+    found, mixed = frame.partners(table[:5], "synth", "arm", "regular")
+    assert (list(found.right.sort_index()), mixed) == ([20, 10], True)
 
 
 def test_a_score_is_taken_apart(scripts: dict[str, ModuleType], tmp_path: Path, monkeypatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import sys
@@ -119,6 +120,16 @@ def test_a_span_is_some_of_the_tokens_and_each_is_drawn(monkeypatch: pytest.Monk
     monkeypatch.syspath_prepend(str(FOLDER))
     found = {importlib.import_module("random_span").span(5, np.random.default_rng(seed)) for seed in range(400)}
     assert found == {(first, last) for first in range(5) for last in range(first + 1, 6)} - {(0, 5)}
+
+
+def test_a_random_span_asks_for_the_labels_that_say_what_a_message_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    made = importlib.import_module("random_span").RandomSpan()
+    record = random_records(3, vocabulary=60)[0]
+    every = dataclasses.replace(record, labels=np.arange(len(record.ids) - 1, dtype=np.int32))
+    batch = Collator("separate", np.array([61], np.int32))([Item(every)])
+    with pytest.raises(ValueError, match="set labels to assistant"):
+        made.count(batch)
 
 
 def test_multi_token_prediction_is_annealed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,9 +85,9 @@ class Collator:
             tuple(item.draw for item in present),
             tuple(path[each.text] for each, path in texts),
             tuple(np.flatnonzero(none if each.start is None else each.start[each.text] > 0) for each, _ in texts),
-            tuple(item.record.labels for item in present),
-            tuple(item.record.prompt for item in present),
-            sum(len(item.record.ids) for item in present),
+            labels=tuple(item.record.labels for item in present),
+            prompt=tuple(item.record.prompt for item in present),
+            plain_tokens=sum(len(item.record.ids) for item in present),
         )
         return batch
 

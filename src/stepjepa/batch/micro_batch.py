@@ -22,7 +22,7 @@ class Members:
     paths: tuple[Numbers, ...] = ()  # of each the flat places of its own text, in its order
     isolated: tuple[Numbers, ...] = ()  # of each the numbers of its path's tokens that do not see all text before them
     labels: tuple[Ids, ...] = ()  # of each which tokens of its path are trained to predict the next
-    prompt: tuple[Ids, ...] = ()  # of each the same in front of the tokens of user messages, trained or not
+    prompt: tuple[Ids, ...] = ()  # of each which tokens of its path come before one of a user message, trained or not
     plain_tokens: int = 0  # of the records as plain rows without padding
 
 
