@@ -77,10 +77,10 @@ def read(directory: Path) -> pd.DataFrame:
     """All runs of all files of figures; shares in per cent.
 
     Columns: ``file``, ``arm``, ``seed``, ``records``; ``right``, the headline score, and of the tests of
-    regular expressions ``number``, ``rest``, ``language seen``, ``language new``, ``rest, language new``, ``shape new``,
-    ``trivial`` (see ``splits.py``); ``exact``, ``prefix``, ``stopped``; ``gold_loss``, ``tokens``, ``flops``, ``steps``;
-    similarities and effective ranks; ``version`` of stepjepa; ``cost``, FLOPs with those of :data:`NETWORKS` over those
-    of plain training.
+    regular expressions ``number``, ``rest``, ``language seen``, ``language new``, ``rest, language new``,
+    ``shape new``, ``trivial`` (see ``splits.py``); ``exact``, ``prefix``, ``stopped``; ``gold_loss``, ``tokens``,
+    ``flops``, ``steps``; similarities and effective ranks; ``version`` of stepjepa; ``cost``, FLOPs with those of
+    :data:`NETWORKS` over those of plain training.
     """
     splits = read_splits()
     files = sorted(directory.glob("*.json"))
