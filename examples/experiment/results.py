@@ -175,9 +175,10 @@ class Questions:
             row.append(self.copying(file, arm) if TESTS[file].split in read_splits() else NOTHING)
             row.append(self.cost(file, arm))
             for partner, p_values in zip((BASELINE, longer.get(arm)), corrected, strict=True):
-                told = self.against(file, arm, partner) if partner and arm in arms else NOTHING
-                if told != NOTHING and set(partners(self.table, file, arm, partner)[0].file) != {file}:
-                    told += OF_AGAIN
+                told = NOTHING
+                if partner and arm in arms:
+                    again = set(partners(self.table, file, arm, partner)[0].file) != {file}
+                    told = self.against(file, arm, partner) + (OF_AGAIN if again else "")
                 row += [told, f"{p_values[arm]:.3f}" if arm in p_values else NOTHING]
             yield [*row, _shown(flops.get(arm) or steps.get(arm), len(corrected[0]))]
 
