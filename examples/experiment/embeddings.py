@@ -31,12 +31,11 @@ def main(argv: list[str] | None = None) -> int:
     models = read_json_object(folder / "analysis.json", "analysis", "run stepjepa analyze")["models"]
     names = ["before", *(Path(model["model_path"]).parent.name for model in models[1:])]
     if len(set(names)) < len(names):
-        raise ValueError(f"expected one seed of each arm, got {', '.join(names)}")
-    kept = {}
-    for name, model in zip(names, models, strict=True):
-        found = model["numbers"]
-        similarity = {f"{kind}_similarity": found[kind]["mean"] for kind in ("matched", "shuffled")}
-        kept[name] = {each: found[each] for each in NUMBERS} | similarity
+        parser.error(f"expected one seed of each arm, got {', '.join(names)}: leave the others out of the analysis")
+    # Those after training are in the figures of each run.
+    before = models[0]["numbers"]
+    similarity = {f"{kind}_similarity": before[kind]["mean"] for kind in ("matched", "shuffled")}
+    kept = {each: before[each] for each in NUMBERS} | similarity
     points = {}
     with np.load(folder / "embeddings.npz") as arrays:
         for place, name in enumerate(names):

@@ -88,9 +88,9 @@ class Questions:
         """Mean over seeds of a number of the embeddings."""
         return f"{runs(self.table, file, arm)[column].mean():.{digits}f}"
 
-    def embeddings(self, arm: str, column: str, digits: int = 2) -> str:
-        """A number of the embeddings of SmolLM2 after the training of an arm, or ``before``; see ``embeddings.py``."""
-        return f"{self.of_embeddings[arm][column]:.{digits}f}"
+    def untrained(self, column: str, digits: int = 2) -> str:
+        """A number of the embeddings of SmolLM2 before training; see ``embeddings.py``."""
+        return f"{self.of_embeddings[column]:.{digits}f}"
 
     def seeds(self, file: str, arm: str) -> int:
         """How many runs an arm has."""

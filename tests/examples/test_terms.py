@@ -18,7 +18,8 @@ from torch import Tensor
 import tiny
 from slow_trees import random_records
 from stepjepa.batch.collate import Collator
-from stepjepa.batch.sequences import Item
+from stepjepa.batch.micro_batch import Batch, Members
+from stepjepa.batch.sequences import Item, TokenizedRecord
 from stepjepa.cli import main
 from stepjepa.files import write_jsonl
 from stepjepa.models.architecture import attach_heads, find_heads
@@ -130,6 +131,30 @@ def test_a_random_span_asks_for_the_labels_that_say_what_a_message_is(monkeypatc
     batch = Collator("separate", np.array([61], np.int32))([Item(every)])
     with pytest.raises(ValueError, match="set labels to assistant"):
         made.count(batch)
+
+
+def test_a_random_span_leaves_out_moves_to_tokens_that_see_one_step_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    numbers = [np.array(each, np.int32) for each in ([5, 6], [4, 5, 6, 7], [1, 2])]
+    isolated, labels, prompt = ((each,) for each in numbers)
+    members = Members(paths=(np.arange(10, 19),), isolated=isolated, labels=labels, prompt=prompt)
+    (found,) = importlib.import_module("random_span")._moves(Batch(members=members))
+    assert found.tolist() == [[11, 12], [12, 13], [17, 18]]
+
+
+def test_an_answer_begins_at_its_own_records_first_label(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    answers = importlib.import_module("places").answers
+    # The second record goes on where the first ends, and has its last turn labelled alone.
+    records = [
+        TokenizedRecord(np.arange(1, end, dtype=np.int32), np.array(labels, np.int32), np.zeros(0, np.int32), line=1)
+        for end, labels in ((7, [2, 3, 4]), (10, [6, 7]))
+    ]
+    batch = Collator("separate", np.array([61], np.int32))([Item(each) for each in records])
+    ends, tokens = answers(batch)
+    ids = batch["input_ids"].flatten()
+    assert ids[ends].tolist() == [3, 7]
+    assert [ids[each].tolist() for each in tokens] == [[4, 5, 6], [8, 9]]
 
 
 def test_multi_token_prediction_is_annealed(monkeypatch: pytest.MonkeyPatch) -> None:
