@@ -213,7 +213,7 @@ def child(task: Mapping[str, Any]) -> Any:
 def bench(args: argparse.Namespace) -> Path:
     """Measure, print the tables, write the results; returns their file."""
     from stepjepa import load_model, read_records
-    from stepjepa.files import write_json, write_jsonl
+    from stepjepa.base.files import write_json, write_jsonl
 
     results: dict[str, Any] = {}
     for suite in args.suite:

@@ -21,8 +21,8 @@ from typing import Any
 
 from bench import Spread, free_name
 
-from stepjepa.errors import UserError
-from stepjepa.files import write_json
+from stepjepa.base.errors import UserError
+from stepjepa.base.files import write_json
 
 HERE = Path(__file__).resolve().parent
 PLAIN = "plain loop"
@@ -62,7 +62,7 @@ def make_model(args: argparse.Namespace, lines: list[dict[str, Any]]) -> tuple[A
     """A model that was trained for a while on some records."""
     from transformers import TrainingArguments
 
-    from stepjepa.config import JepaConfig
+    from stepjepa.config.jepa import JepaConfig
     from stepjepa.data.records import as_records
     from stepjepa.models.loading import load_model
     from stepjepa.training.trainer import JepaTrainer
@@ -112,10 +112,10 @@ def answer_plainly(model: Any, tokenizer: Any, test_file: Path, max_new_tokens: 
 
 def answer_in_batches(model: Any, tokenizer: Any, test_file: Path, size: int, args: argparse.Namespace) -> list[str]:
     """A whole evaluation; the texts are read back from its file."""
+    from stepjepa.base.files import read_jsonl
     from stepjepa.evaluation.prompts import Sampling
     from stepjepa.evaluation.run import Evaluation
     from stepjepa.evaluation.settings import EvaluationSettings
-    from stepjepa.files import read_jsonl
 
     with tempfile.TemporaryDirectory(prefix="stepjepa-bench-") as folder:
         output = Path(folder) / "out.jsonl"
@@ -158,7 +158,7 @@ def bench(args: argparse.Namespace) -> Path:
     """Measure, print the table, write the results; returns their file."""
     import torch
 
-    from stepjepa.files import write_jsonl
+    from stepjepa.base.files import write_jsonl
 
     torch.set_num_threads(args.threads)
     train, lines = make_lines(args)

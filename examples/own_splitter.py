@@ -20,7 +20,7 @@ from pathlib import Path
 
 from shown import TINY, arguments, command
 
-from stepjepa.files import write_jsonl
+from stepjepa.base.files import write_jsonl
 
 
 def responses(count: int, seed: int = 82) -> Iterator[dict[str, str]]:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from shown import TINY, arguments, command
 
-from stepjepa.files import write_jsonl
+from stepjepa.base.files import write_jsonl
 
 THINGS = ("story", "acting", "music", "ending", "dialogue", "camera work", "cast", "humour", "pace", "whole film")
 

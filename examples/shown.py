@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from stepjepa.cli import main
+from stepjepa.cli.main import main
 
 TINY = "--max_steps 2 --batch_size 4 --warmup_steps 0 --logging_steps 1"
 """Flags of ``train`` for the smallest size: they show that all runs, and no more."""

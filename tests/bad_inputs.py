@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import pytest
 
 import tiny
-from stepjepa.cli import main
-from stepjepa.run_folder import write_run
+from stepjepa.cli.main import main
+from stepjepa.store.folder import write_run
 
 ODD_VALUES: tuple[Any, ...] = (
     *(None, 7, -0.5, True, "", " \n\t", [], {}, [[]], [None], {"role": "user"}, "\x00", "\x1b[2J\x07", "\u200b"),

@@ -12,11 +12,11 @@ import pytest
 
 from bad_inputs import ODD_VALUES, attempt, damaged_text
 from made_up_runs import make_run
-from stepjepa.compare.grid import Trial
-from stepjepa.compare.sweep import SweepFolder, sweep
-from stepjepa.compare.tables import report, report_text
-from stepjepa.errors import UserError
-from stepjepa.terminal import visible_lines
+from stepjepa.base.errors import UserError
+from stepjepa.base.terminal import visible_lines
+from stepjepa.study.grid import Trial
+from stepjepa.study.sweep import SweepFolder, sweep
+from stepjepa.study.tables import report, report_text
 
 DAMAGED = ("run.json", "test.summary.json", "test.jsonl")
 """What a comparison reads of a run folder."""

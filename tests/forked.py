@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 _SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(["stepjepa.training.run", "stepjepa.evaluation.run", "stepjepa.commands.export"])
+_SERVER.set_forkserver_preload(["stepjepa.running.run", "stepjepa.evaluation.run", "stepjepa.cli.export"])
 _WRITING = {"os.rename", "os.remove", "os.mkdir", "os.rmdir"}
 _seen = 0
 
@@ -74,7 +74,7 @@ def run(arguments: list[str], log: Path, moment: Moment | None = None, environme
         os.dup2(output, number)
     if moment is not None:
         moment.await_it()
-    from stepjepa.cli import main
+    from stepjepa.cli.main import main
 
     code = 1
     try:

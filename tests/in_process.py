@@ -7,7 +7,7 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import IO
 
-from stepjepa.cli import main
+from stepjepa.cli.main import main
 
 
 class InProcess:

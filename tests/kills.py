@@ -11,8 +11,8 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 import tiny
-from stepjepa.files import write_jsonl
-from stepjepa.run_folder import PART, checkpoint_fault, checkpoints
+from stepjepa.base.files import write_jsonl
+from stepjepa.store.folder import PART, checkpoint_fault, checkpoints
 
 # What depends on the clock, or on how often the command was started.
 _OF_THE_CLOCK = ("seconds", "runtime", "per_second")

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from stepjepa.config import JepaConfig
+from stepjepa.base.files import write_json, write_jsonl
+from stepjepa.config.jepa import JepaConfig
 from stepjepa.evaluation.output import model_fingerprint, summarise
-from stepjepa.files import write_json, write_jsonl
-from stepjepa.run_folder import RUN_FILE
+from stepjepa.store.folder import RUN_FILE
 
 PROTOCOL = {
     "test_file": "f" * 64,

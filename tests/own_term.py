@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from stepjepa.batch.micro_batch import Batch
-from stepjepa.config import JepaConfig
+from stepjepa.config.jepa import JepaConfig
 from stepjepa.models.encode import Encoded
 from stepjepa.objectives.objective import Objective
 from stepjepa.objectives.term import Context, Term

@@ -25,7 +25,7 @@ import tiny
 from own_term import NextLatent, objective_with
 from stepjepa.batch.dataset import StepSampler
 from stepjepa.batch.sequences import Item
-from stepjepa.config import JepaConfig
+from stepjepa.config.jepa import JepaConfig
 from stepjepa.models.architecture import PredictorHead, attach_heads, load_heads, save_heads
 from stepjepa.models.attention import enable_trees
 from stepjepa.models.lm_head import LMHead

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import tiny
-from stepjepa.files import write_jsonl
+from stepjepa.base.files import write_jsonl
 
 SECRETS = dict.fromkeys(
     ("HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "SOME_PASSWORD"), "hf_sEcReTsEcReTsEcReT"
@@ -31,7 +31,7 @@ def closed(event, values):
         tried.append(event)
         raise OSError("the sockets are closed")
 sys.addaudithook(closed)
-from stepjepa.cli import main
+from stepjepa.cli.main import main
 codes = [main(line) for line in json.load(open(sys.argv[1]))]
 json.dump({"codes": codes, "tried": tried}, open(sys.argv[2], "w"))
 """

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stepjepa.errors import UserError
+from stepjepa.base.errors import UserError
 from stepjepa.fields import Fields
 
 

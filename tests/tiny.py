@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, TrainingArguments
 
+from stepjepa.base.files import write_jsonl
 from stepjepa.batch.collate import Collator
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.batch.sequences import Item, TokenizedRecord
 from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.chat.tokens import predictor_ids
-from stepjepa.config import JepaConfig
+from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record, parse_record
-from stepjepa.files import write_jsonl
 from stepjepa.models.attention import tree_mask
 from stepjepa.models.encode import decoder_inputs, flat_states
 

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from stepjepa.chat.tokens import add_predictor_tokens
-from stepjepa.cli import main
-from stepjepa.config import JepaConfig
+from stepjepa.cli.main import main
+from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import parse_record
 from stepjepa.inspection.plots import write_png
 from stepjepa.inspection.record import COLOURS, Inspection, inspect_records, visible_matrix
@@ -78,7 +78,7 @@ def held_out_views(folder: Path, flags: str, name: str) -> tuple[Any, Any]:
     from sklearn.preprocessing import normalize
 
     from stepjepa.data.sources import read_records
-    from stepjepa.inspection.embeddings import embed_views
+    from stepjepa.evaluation.embeddings import embed_views
     from stepjepa.models.loading import load_for_inference
 
     _run(f"train --train_file {folder}/data/train.jsonl --output_dir {folder}/{name} {TRAINING} {flags}")

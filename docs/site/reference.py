@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import stepjepa
 from stepjepa.batch.layouts import LAYOUTS
-from stepjepa.commands import COMMANDS, make_parser
-from stepjepa.config import CHOICES, DEFAULTS, SETTINGS
+from stepjepa.cli.commands import COMMANDS, make_parser
+from stepjepa.config.jepa import CHOICES, DEFAULTS, SETTINGS
 
 GROUPS = {
     "Records": ("data",),
@@ -101,7 +101,7 @@ def settings() -> str:
         "|---|---|---|---|",
         *(f"| `{name}` | {_default(name)} | {_values(name)} | {_cell(SETTINGS[name]['help'])} |" for name in SETTINGS),
         "",
-        "::: stepjepa.config.JepaConfig",
+        "::: stepjepa.config.jepa.JepaConfig",
     ]
     return "\n".join(lines) + "\n"
 

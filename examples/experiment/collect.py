@@ -15,9 +15,9 @@ from pathlib import Path
 
 from run_figures import Figures, from_folder, read_figures, write_figures
 
-from stepjepa.compare.evaluated_run import SUMMARY
-from stepjepa.errors import UserError
-from stepjepa.files import read_json_object
+from stepjepa.base.errors import UserError
+from stepjepa.base.files import read_json_object
+from stepjepa.study.evaluated_run import SUMMARY
 
 PUBLISHED = "test"  # as a sweep calls its evaluation
 FIGURES = Path(__file__).resolve().parent / "figures"

@@ -16,8 +16,8 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from stepjepa.cli import main as stepjepa
-from stepjepa.files import atomic_write, existing_file
+from stepjepa.base.files import atomic_write, existing_file
+from stepjepa.cli.main import main as stepjepa
 
 VALIDATION = 1000
 STEP_VALIDATION = 200

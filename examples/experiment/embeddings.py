@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from stepjepa.files import atomic_write, read_json_object, write_json
+from stepjepa.base.files import atomic_write, read_json_object, write_json
 from stepjepa.inspection.plots import Points, draw_projection
 
 HERE = Path(__file__).resolve().parent

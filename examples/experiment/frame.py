@@ -13,7 +13,7 @@ from run_figures import Figures, read_figures
 from splits import read_splits
 from untouched import read_weights
 
-from stepjepa.compare.statistics import PairedT, paired_t
+from stepjepa.study.statistics import PairedT, paired_t
 
 BASELINE = "regular"
 # Ends the name of a file of arms that a later version trained again.

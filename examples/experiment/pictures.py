@@ -9,8 +9,8 @@ import pandas as pd  # type: ignore[import-untyped]  # comes with datasets
 from frame import BASELINE, REFERENCE, is_plain, runs, searched
 from matplotlib.figure import Figure
 
-from stepjepa.files import atomic_write
-from stepjepa.terminal import PALETTE
+from stepjepa.base.files import atomic_write
+from stepjepa.base.terminal import PALETTE
 
 PLAIN, COSINE, INFONCE, OTHER = PALETTE[6], PALETTE[1], PALETTE[0], PALETTE[2]
 SHARES = {"synth-1-16": 500, "synth-1-8": 1000, "synth-1-4": 2000, "synth-1-2": 4000, "synth-long": 8000}

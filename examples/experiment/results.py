@@ -24,8 +24,8 @@ from frame import BASELINE, REFERENCE, TESTS, copies, objectives, partners, read
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from splits import read_splits
 
-from stepjepa.compare.statistics import PairedT, detectable, holm, spread
-from stepjepa.files import atomic_write, read_json_object, read_text
+from stepjepa.base.files import atomic_write, read_json_object, read_text
+from stepjepa.study.statistics import PairedT, detectable, holm, spread
 
 HERE = Path(__file__).resolve().parent
 DOCS, RUNS = HERE.parents[1] / "docs", HERE / "runs.csv"

@@ -11,9 +11,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from stepjepa.compare.evaluated_run import SUMMARY, EvaluatedRun, read_evaluated_run
-from stepjepa.errors import UserError
-from stepjepa.files import read_json_object, write_json
+from stepjepa.base.errors import UserError
+from stepjepa.base.files import read_json_object, write_json
+from stepjepa.study.evaluated_run import SUMMARY, EvaluatedRun, read_evaluated_run
 
 FORMAT = "stepjepa figures 1"
 

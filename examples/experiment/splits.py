@@ -21,7 +21,7 @@ from pathlib import Path
 from languages import Languages
 
 from data import answer
-from stepjepa.files import existing_file, read_json_object, write_json
+from stepjepa.base.files import existing_file, read_json_object, write_json
 
 FILE = Path(__file__).resolve().parent / "splits.json"
 SHARED, MADE = Path("../shared/data/llm_jepa"), Path("runs/experiment")

@@ -23,8 +23,8 @@ from languages import Languages
 from splits import SETS, answers
 
 from data import answer, draw, write
-from stepjepa.cli import main as stepjepa
-from stepjepa.files import fingerprint, read_json_object, write_json
+from stepjepa.base.files import fingerprint, read_json_object, write_json
+from stepjepa.cli.main import main as stepjepa
 
 RECORD = Path(__file__).resolve().with_suffix(".json")
 GENERATED, SEED, WANTED = 40_000, 20261123, 4_000

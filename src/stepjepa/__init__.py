@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0"
 
 _NAMES = {
-    "config": "JepaConfig",
-    "errors": "UserError",
+    "config.jepa": "JepaConfig",
+    "base.errors": "UserError",
     "data.records": "Record",
     "data.sources": "read_records",
     "batch.collate": "Collator",
@@ -26,7 +26,7 @@ _NAMES = {
     "objectives.objective": "Objective jepa_loss",
     "objectives.term": "Context Term term",
     "objectives.text": "LMLoss PromptLoss Tube",
-    "training.jepa_loss": "JepaLoss",
+    "objectives.jepa": "JepaLoss",
     "training.trainer": "JepaTrainer",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
@@ -34,24 +34,24 @@ _HOME = {name: module for module, names in _NAMES.items() for name in names.spli
 __all__ = ["__version__", *_HOME]  # noqa: PLE0604  # the names are strings, from the table above
 
 if TYPE_CHECKING:
+    from stepjepa.base.errors import UserError
     from stepjepa.batch.collate import Collator
     from stepjepa.batch.layouts import layout
     from stepjepa.batch.micro_batch import Batch
     from stepjepa.batch.prepare import prepare
     from stepjepa.batch.sequences import Sequence
-    from stepjepa.config import JepaConfig
+    from stepjepa.config.jepa import JepaConfig
     from stepjepa.data.records import Record
     from stepjepa.data.sources import read_records
-    from stepjepa.errors import UserError
     from stepjepa.models.encode import Encoded
     from stepjepa.models.loading import LoraSettings, add_lora, load_for_inference, load_model
     from stepjepa.models.setup import set_up
     from stepjepa.objectives.alignment import L2, MSE, Alignment, Cosine, Covariance, InfoNCE, SIGReg, Variance
+    from stepjepa.objectives.jepa import JepaLoss
     from stepjepa.objectives.monitors import effective_rank
     from stepjepa.objectives.objective import Objective, jepa_loss
     from stepjepa.objectives.term import Context, Term, term
     from stepjepa.objectives.text import LMLoss, PromptLoss, Tube
-    from stepjepa.training.jepa_loss import JepaLoss
     from stepjepa.training.trainer import JepaTrainer
 
 

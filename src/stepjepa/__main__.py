@@ -2,6 +2,6 @@
 
 import sys
 
-from stepjepa.cli import main
+from stepjepa.cli.main import main
 
 sys.exit(main())

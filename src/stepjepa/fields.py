@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any, TypeVar, final
 
-from stepjepa.errors import UserError, shown
-from stepjepa.files import read_json_object
+from stepjepa.base.errors import UserError, shown
+from stepjepa.base.files import read_json_object
 
 _LARGEST = 1e60
 """Largest magnitude of a number: measured numbers are smaller, and its square is still a finite float."""

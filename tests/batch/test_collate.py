@@ -12,7 +12,7 @@ import torch
 import tiny
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.batch.sequences import Item, Sequence
-from stepjepa.config import JepaConfig
+from stepjepa.config.jepa import JepaConfig
 
 CONFIGURATIONS = {
     "regular": JepaConfig(mode="regular"),

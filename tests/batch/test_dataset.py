@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 
 import tiny
+from stepjepa.base.errors import UserError
+from stepjepa.base.files import write_jsonl
 from stepjepa.batch import prepare as module
 from stepjepa.batch.dataset import Key, Prepared
 from stepjepa.batch.layouts import LAYOUTS, Layout
 from stepjepa.batch.prepare import prepare
 from stepjepa.batch.sequences import TokenizedRecord
 from stepjepa.batch.tokenize import RecordTokenizer
-from stepjepa.config import JepaConfig
+from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record
-from stepjepa.errors import UserError
-from stepjepa.files import write_jsonl
 
 STEPS = JepaConfig(mode="step-jepa")
 

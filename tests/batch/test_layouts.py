@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import tiny
+from stepjepa.base.errors import UserError
+from stepjepa.base.files import write_jsonl
 from stepjepa.batch.layouts import LAYOUTS, Reading
 from stepjepa.batch.sequences import Pair, Readout, Sequence, TokenizedRecord, View
-from stepjepa.cli import main
-from stepjepa.errors import UserError
-from stepjepa.files import write_jsonl
+from stepjepa.cli.main import main
 
 # The main text: template 0 1 2, question 3 to 6, template 7, steps 8 9 10 | 11 12 | 13 14, end of turn 15.
 TEXT = np.arange(16, dtype=np.int32)

@@ -12,7 +12,7 @@ from stepjepa.batch.sequences import Item, Sequence
 from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.chat.template import PlainTemplate
 from stepjepa.chat.tokens import END_OF_TURN, PERCEPTION, add_plain_tokens
-from stepjepa.config import JepaConfig
+from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record
 
 CHAT = [

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import chat_templates
+from stepjepa.base.errors import UserError
 from stepjepa.chat.template import ChatTemplate
-from stepjepa.errors import UserError
 
 REAL = ["qwen2.5", "olmo2", "minimind"]
 CHAT = [

@@ -23,7 +23,7 @@ from stepjepa.chat.tokens import (
     predictor_ids,
     predictor_token,
 )
-from stepjepa.config import JepaConfig
+from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.evaluation.prompts import make_examples
 from stepjepa.models.presets import train_tokenizer

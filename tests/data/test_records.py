@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepjepa.data.prompts import share_trained_on, system_prompts, write_trained_prompts
+from stepjepa.base.errors import UserError
 from stepjepa.data.records import Record, as_records, find_steps, parse_record
 from stepjepa.data.sources import read_records
-from stepjepa.errors import UserError
+from stepjepa.store.prompts import share_trained_on, system_prompts, write_trained_prompts
 
 USER = {"role": "user", "content": "q"}
 ASSISTANT = {"role": "assistant", "content": "a"}

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from stepjepa.base.errors import UserError
 from stepjepa.data.records import BadRecords
 from stepjepa.data.sources import FORMATS, read_any, read_records, read_rows
-from stepjepa.errors import UserError
 
 ROWS = [
     {"question": "How\nmany?", "answer": 'He said "7", then\t8.'},

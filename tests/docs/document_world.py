@@ -9,8 +9,8 @@ from pathlib import Path
 
 from document_blocks import ROOT
 from made_up_runs import make_run
-from stepjepa.cli import main, normalise
-from stepjepa.files import write_jsonl
+from stepjepa.base.files import write_jsonl
+from stepjepa.cli.main import main, normalise
 
 RECORDS = ("train.jsonl", "test.jsonl", "dev.jsonl", "data.jsonl", "corpus.jsonl", "mine.jsonl")
 

@@ -19,12 +19,12 @@ import yaml
 
 from document_blocks import LANGUAGES, ROOT, blocks, documents, why_not
 from document_world import World, make_shared
-from stepjepa.arguments import training_fields
+from stepjepa.base.files import write_jsonl
 from stepjepa.batch.layouts import LAYOUTS
-from stepjepa.cli import main, normalise
-from stepjepa.commands import COMMANDS, make_parser, parse
-from stepjepa.commands.train import check
-from stepjepa.files import write_jsonl
+from stepjepa.cli.commands import COMMANDS, make_parser, parse
+from stepjepa.cli.flags import training_fields
+from stepjepa.cli.main import main, normalise
+from stepjepa.cli.train import check
 from stepjepa.objectives.term import TERMS
 from stepjepa.tasks.registry import TASKS, load_task
 

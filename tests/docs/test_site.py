@@ -13,8 +13,8 @@ from types import ModuleType
 import pytest
 import yaml
 
-from stepjepa.commands import COMMANDS
-from stepjepa.config import JepaConfig
+from stepjepa.cli.commands import COMMANDS
+from stepjepa.config.jepa import JepaConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 SITE = ROOT / "docs" / "site"
@@ -47,7 +47,7 @@ def test_the_reference_has_every_command_every_flag_and_every_name() -> None:
         assert f"| `--{name}`" in pages["cli.md"]
     for name in set(stepjepa._HOME) - {"JepaConfig"}:
         assert re.search(rf"^::: stepjepa\.[\w.]+\.{name}$", pages["api.md"], re.MULTILINE), name
-    assert "::: stepjepa.config.JepaConfig" in pages["config.md"]
+    assert "::: stepjepa.config.jepa.JepaConfig" in pages["config.md"]
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 import pytest
 
 from questions import make_tokenizer, question_records
-from stepjepa.files import write_jsonl
+from stepjepa.base.files import write_jsonl
 from tiny import make_model
 
 

@@ -8,13 +8,13 @@ import torch
 from transformers import TrainingArguments
 
 import tiny
+from stepjepa.base.errors import UserError
+from stepjepa.base.files import write_jsonl
 from stepjepa.chat.tokens import all_predictor_ids
-from stepjepa.cli import main
-from stepjepa.config import JepaConfig
-from stepjepa.errors import UserError
+from stepjepa.cli.main import main
+from stepjepa.config.jepa import JepaConfig
 from stepjepa.evaluation.answering import COUNT, AnswerScores, Question, judge, spread
 from stepjepa.evaluation.prompts import Answer
-from stepjepa.files import write_jsonl
 from stepjepa.models.loading import LoraSettings, add_lora
 from stepjepa.tasks.base import Likelihood
 from stepjepa.tasks.generic import GenericTask
@@ -232,7 +232,7 @@ def test_a_training_model_is_asked_as_the_trained_one_will_be(trained_with, file
             seen.extend(record.messages[0]["content"] for record in records)
             super().__init__(records, *args, **options)
 
-    monkeypatch.setattr("stepjepa.training.run.AnswerScores", Watching)
+    monkeypatch.setattr("stepjepa.running.run.AnswerScores", Watching)
     flags = ["--train_file", str(files / "train.jsonl"), "--eval_file", str(files / "held.jsonl"), "--max_steps", "1"]
     assert train(files, *flags, "--eval_generate", "2", "--eval_max_new_tokens", "2", "--save_strategy", "no") == 0
     assert seen == [trained_with or "Which word?"] * 2

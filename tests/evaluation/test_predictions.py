@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from stepjepa.cli import main
-from stepjepa.files import write_jsonl
+from stepjepa.base.files import write_jsonl
+from stepjepa.cli.main import main
 
 TRUTHS = ["Good", "Bad", "Good"]
 

@@ -5,14 +5,14 @@ import json
 import pytest
 
 from questions import QUESTIONS, make_tokenizer, question_records
+from stepjepa.base.errors import UserError
+from stepjepa.base.files import write_json, write_jsonl
 from stepjepa.chat.template import PlainTemplate
 from stepjepa.chat.tokens import add_plain_tokens
-from stepjepa.cli import main
-from stepjepa.data.prompts import training_system_prompt, with_system_prompt
-from stepjepa.errors import UserError
+from stepjepa.cli.main import main
 from stepjepa.evaluation.prompts import make_examples
-from stepjepa.files import write_json, write_jsonl
 from stepjepa.models.presets import train_tokenizer
+from stepjepa.store.prompts import training_system_prompt, with_system_prompt
 from tiny import make_model, make_record
 
 

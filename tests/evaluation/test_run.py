@@ -10,16 +10,16 @@ from contextlib import contextmanager
 import pytest
 
 from questions import ANSWERS, NEW, QUESTIONS, make_tokenizer, push
+from stepjepa.base.errors import UserError
+from stepjepa.base.files import write_json, write_jsonl
 from stepjepa.chat.template import ChatTemplate
 from stepjepa.data.sources import read_records
-from stepjepa.errors import UserError
 from stepjepa.evaluation.answering import Batcher
 from stepjepa.evaluation.generation import Generator
 from stepjepa.evaluation.output import model_fingerprint
 from stepjepa.evaluation.prompts import Sampling, make_examples
 from stepjepa.evaluation.run import Evaluation
 from stepjepa.evaluation.settings import EvaluationSettings
-from stepjepa.files import write_json, write_jsonl
 from stepjepa.models.presets import train_tokenizer
 from tiny import make_model
 

@@ -5,8 +5,8 @@ import sys
 import pytest
 
 from questions import question_records
-from stepjepa.errors import UserError
-from stepjepa.files import fingerprint
+from stepjepa.base.errors import UserError
+from stepjepa.base.files import fingerprint
 from stepjepa.tasks.generic import GenericTask
 from stepjepa.tasks.registry import choose_task, load_task, users_source, with_published_rules
 

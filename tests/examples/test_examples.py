@@ -15,7 +15,7 @@ import pytest
 from nbclient import NotebookClient
 
 from stepjepa.data.sources import read_records
-from stepjepa.run_folder import run_of
+from stepjepa.store.folder import run_of
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SHARED = {"shown.py", "sentence_steps.py", "smollm2.py"}

@@ -15,8 +15,8 @@ import pytest
 from run_figures import from_folder, read_figures, write_figures
 
 from made_up_runs import make_run
-from stepjepa.cli import main
-from stepjepa.errors import UserError
+from stepjepa.base.errors import UserError
+from stepjepa.cli.main import main
 from stepjepa.tasks.regex import find_difference
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -16,10 +16,10 @@ import yaml
 from safetensors.torch import load_file
 
 import tiny
-from stepjepa.cli import normalise
-from stepjepa.commands import parse
-from stepjepa.commands.train import check
-from stepjepa.files import write_jsonl
+from stepjepa.base.files import write_jsonl
+from stepjepa.cli.commands import parse
+from stepjepa.cli.main import normalise
+from stepjepa.cli.train import check
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = sorted((ROOT / "examples" / "slurm").glob("*.sh"))

@@ -13,7 +13,7 @@ import pytest
 from safetensors.torch import load_file
 
 from stepjepa import JepaConfig, JepaLoss, JepaTrainer, load_model
-from stepjepa.files import write_jsonl
+from stepjepa.base.files import write_jsonl
 from tiny import arguments, make_record
 
 LOOPS = Path(__file__).resolve().parents[2] / "examples" / "loops"

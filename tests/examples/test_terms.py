@@ -17,11 +17,11 @@ from torch import Tensor
 
 import tiny
 from slow_trees import random_records
+from stepjepa.base.files import write_jsonl
 from stepjepa.batch.collate import Collator
 from stepjepa.batch.micro_batch import Batch, Members
 from stepjepa.batch.sequences import Item, TokenizedRecord
-from stepjepa.cli import main
-from stepjepa.files import write_jsonl
+from stepjepa.cli.main import main
 from stepjepa.models.architecture import attach_heads, find_heads
 from stepjepa.models.attention import enable_trees
 from stepjepa.objectives.objective import Objective, jepa_loss

@@ -196,7 +196,7 @@ def run_case(name: str, folder: Path) -> list[dict[str, float]]:
     """
     import torch
 
-    from stepjepa.cli import main as stepjepa
+    from stepjepa.cli.main import main as stepjepa
 
     torch.set_num_threads(1)
     output, said = folder / "runs" / name, io.StringIO()

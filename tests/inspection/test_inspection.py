@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import tiny
+from stepjepa.base.errors import UserError
 from stepjepa.batch.sequences import Item
 from stepjepa.chat.tokens import add_predictor_tokens
-from stepjepa.config import JepaConfig
+from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record, parse_record
-from stepjepa.errors import UserError
 from stepjepa.inspection.plots import write_png
 from stepjepa.inspection.record import (
     COLOURS,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepjepa.inspection.embeddings import ViewEmbeddings, analyse, linear_map, similarity_quantiles, singular_values
+from stepjepa.evaluation.embeddings import ViewEmbeddings, analyse, linear_map, similarity_quantiles, singular_values
 
 
 def views(source: Any, target: Any, record: Any = None) -> ViewEmbeddings:

@@ -9,10 +9,10 @@ import pytest
 from matplotlib.colors import to_rgba
 
 import tiny
-from stepjepa.errors import UserError
+from stepjepa.base.errors import UserError
+from stepjepa.evaluation.embeddings import ViewEmbeddings
 from stepjepa.inspection import analysis
 from stepjepa.inspection.analysis import AnalysisSettings, choose_points, group_of, view_names
-from stepjepa.inspection.embeddings import ViewEmbeddings
 from stepjepa.inspection.plots import (
     REST,
     Points,

@@ -8,8 +8,8 @@ import torch
 
 import tiny
 from stepjepa.chat.tokens import all_predictor_ids
-from stepjepa.cli import main
-from stepjepa.config import JepaConfig
+from stepjepa.cli.main import main
+from stepjepa.config.jepa import JepaConfig
 from stepjepa.inspection import verification
 from stepjepa.inspection.verification import Subject, verify
 from stepjepa.models.encode import Encoded

@@ -15,7 +15,7 @@ from torch import Tensor
 import tiny
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.batch.sequences import Item
-from stepjepa.config import JepaConfig
+from stepjepa.config.jepa import JepaConfig
 from stepjepa.models.attention import enable_trees
 from stepjepa.objectives.alignment import L2, Alignment, InfoNCE
 from stepjepa.objectives.objective import Losses, Objective, jepa_loss

@@ -9,9 +9,9 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import tiny
+from stepjepa.base.files import write_jsonl
 from stepjepa.chat.tokens import all_predictor_ids
-from stepjepa.cli import main
-from stepjepa.files import write_jsonl
+from stepjepa.cli.main import main
 from stepjepa.models.loading import load_for_inference
 
 

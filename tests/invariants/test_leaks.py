@@ -15,7 +15,7 @@ import tiny
 from slow_trees import batch_of, random_sequences, row_mask
 from stepjepa.batch.pack import Rows, pack
 from stepjepa.batch.sequences import Item, Sequence
-from stepjepa.config import JepaConfig
+from stepjepa.config.jepa import JepaConfig
 from stepjepa.models.attention import enable_trees
 
 ModelFactory = Callable[..., Any]

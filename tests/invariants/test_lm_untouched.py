@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import tiny
-from stepjepa.config import JepaConfig
+from stepjepa.config.jepa import JepaConfig
 from stepjepa.models.attention import enable_trees
 from stepjepa.objectives.objective import Losses, Objective, jepa_loss
 

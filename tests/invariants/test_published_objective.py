@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import tiny
-from stepjepa.config import JepaConfig
+from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.models.attention import enable_trees
 from stepjepa.objectives.objective import Objective, jepa_loss

@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM, TrainerCallback
 import tiny
 from forked import Commands
 from own_term import NextLatent, objective_with
+from stepjepa.base.files import write_jsonl
 from stepjepa.chat.tokens import all_predictor_ids
-from stepjepa.config import JepaConfig
-from stepjepa.files import write_jsonl
+from stepjepa.config.jepa import JepaConfig
 from stepjepa.models.loading import LoraSettings, add_lora
 from stepjepa.training.trainer import JepaTrainer
 

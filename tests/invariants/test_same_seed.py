@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import tiny
-from stepjepa.cli import main
-from stepjepa.files import fingerprint, write_jsonl
+from stepjepa.base.files import fingerprint, write_jsonl
+from stepjepa.cli.main import main
 
 FLAGS = "--model_name preset:tiny --step_jepa --max_steps 5 --batch_size 3 --grad_accum 1 --jepa_ratio 0.6 --use_cpu"
 

@@ -9,7 +9,7 @@ import torch
 from transformers import TrainingArguments
 
 import tiny
-from stepjepa.config import JepaConfig
+from stepjepa.config.jepa import JepaConfig
 from stepjepa.training.trainer import JepaTrainer
 
 MODES = {

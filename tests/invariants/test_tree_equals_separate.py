@@ -18,7 +18,7 @@ from stepjepa.batch.micro_batch import Batch
 from stepjepa.batch.pack import pack
 from stepjepa.batch.sequences import Item, TokenizedRecord
 from stepjepa.batch.sequences import Sequence as TokenSequence
-from stepjepa.config import JepaConfig
+from stepjepa.config.jepa import JepaConfig
 from stepjepa.models.attention import EAGER, SDPA, enable_trees
 from stepjepa.models.encode import Encoded, encode
 

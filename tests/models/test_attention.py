@@ -21,7 +21,7 @@ from slow_trees import batch_of, random_sequences, row_mask, separate_states
 from stepjepa.batch.mask import BLOCK, Trees, dense, padded, static_length
 from stepjepa.batch.pack import Rows, pack
 from stepjepa.batch.sequences import Sequence
-from stepjepa.config import JepaConfig
+from stepjepa.config.jepa import JepaConfig
 from stepjepa.models import attention
 from stepjepa.models.attention import (
     EAGER,

@@ -16,7 +16,7 @@ import tiny
 from slow_trees import logits_of
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.chat.tokens import all_predictor_ids
-from stepjepa.config import JepaConfig
+from stepjepa.config.jepa import JepaConfig
 from stepjepa.models.architecture import (
     PredictorHead,
     attach_heads,

@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import tiny
+from stepjepa.base.errors import UserError
+from stepjepa.base.files import write_json
 from stepjepa.chat.tokens import all_predictor_ids
-from stepjepa.errors import UserError
-from stepjepa.files import write_json
 from stepjepa.models.loading import (
     LoraSettings,
     add_lora,

@@ -12,9 +12,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import chat_templates
 import tiny
+from stepjepa.base.errors import UserError
 from stepjepa.chat.template import PlainTemplate
 from stepjepa.chat.tokens import END_OF_TURN, PERCEPTION
-from stepjepa.errors import UserError
 from stepjepa.models.loading import load_for_inference, load_model, load_tokenizer
 from stepjepa.models.presets import CHAT_TEMPLATE, SPARE_ROWS, is_hub_id, refuse_missing, train_tokenizer
 

@@ -11,14 +11,14 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 import tiny
+from stepjepa.base.files import write_jsonl
 from stepjepa.chat.tokens import all_predictor_ids
-from stepjepa.cli import main
-from stepjepa.config import JepaConfig
-from stepjepa.files import write_jsonl
+from stepjepa.cli.main import main
+from stepjepa.config.jepa import JepaConfig
 from stepjepa.models.loading import LoraSettings, add_lora, load_for_inference
 from stepjepa.models.token_rows import give_predictors
 from stepjepa.models.weights import compute_dtype, quantization_options
-from stepjepa.run_folder import read_run
+from stepjepa.store.folder import read_run
 from stepjepa.training.trainer import JepaTrainer
 
 KINDS = ("4bit", "8bit")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import tiny
-from stepjepa.config import JepaConfig
+from stepjepa.config.jepa import JepaConfig
 from stepjepa.models.attention import enable_trees
 from stepjepa.objectives.alignment import (
     L2,

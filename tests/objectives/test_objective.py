@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 import tiny
+from stepjepa.base.errors import UserError
 from stepjepa.batch.micro_batch import Batch, Members
-from stepjepa.config import JepaConfig
-from stepjepa.errors import UserError
+from stepjepa.config.jepa import JepaConfig
 from stepjepa.objectives.alignment import Alignment, Cosine, Covariance, InfoNCE, SIGReg, Variance
 from stepjepa.objectives.monitors import Window, effective_rank, pair_similarity, retrieval_top1, share
 from stepjepa.objectives.objective import Objective

@@ -8,9 +8,9 @@ from itertools import count
 
 import pytest
 
+from stepjepa.base.errors import UserError
+from stepjepa.base.files import read_jsonl
 from stepjepa.data.records import BadRecords, find_steps, parse_record
-from stepjepa.errors import UserError
-from stepjepa.files import read_jsonl
 from stepjepa.preparing.conversion import (
     CONVERSIONS,
     SYSTEM_PROMPT,

@@ -21,7 +21,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import tiny
-from stepjepa.files import write_jsonl
+from stepjepa.base.files import write_jsonl
 
 pytestmark = pytest.mark.slow
 

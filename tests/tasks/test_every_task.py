@@ -4,9 +4,9 @@ import time
 
 import pytest
 
+from stepjepa.base.errors import UserError
 from stepjepa.data.records import find_steps
 from stepjepa.data.sources import read_records
-from stepjepa.errors import UserError
 from stepjepa.tasks.base import Response, TaskOptions
 from stepjepa.tasks.generic import BoxedTask, Gsm8kTask
 from stepjepa.tasks.hellaswag import HellaswagTask

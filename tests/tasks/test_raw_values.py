@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from stepjepa.errors import UserError
+from stepjepa.base.errors import UserError
 from stepjepa.preparing.conversion import CONVERSIONS, convert_rows
 from stepjepa.tasks.raw_values import as_label, as_list
 

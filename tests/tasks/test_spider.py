@@ -5,8 +5,8 @@ import sqlite3
 import pytest
 
 import task_records
+from stepjepa.base.errors import UserError
 from stepjepa.data.sources import read_records
-from stepjepa.errors import UserError
 from stepjepa.tasks.base import FAILED, NO_ANSWER, TIMED_OUT, WRONG, Response, TaskOptions
 from stepjepa.tasks.registry import choose_task, with_published_rules
 from stepjepa.tasks.spider import SpiderTask, orders_rows

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stepjepa.errors import UserError
+from stepjepa.base.errors import UserError
 from stepjepa.tasks.workers import Outcome, Workers
 
 

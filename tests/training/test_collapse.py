@@ -11,7 +11,7 @@ import pytest
 from transformers import TrainerCallback
 
 import tiny
-from stepjepa.config import JepaConfig
+from stepjepa.config.jepa import JepaConfig
 from stepjepa.objectives.monitors import COLLAPSE_PAIRS, COLLAPSE_RANK, COLLAPSE_SIMILARITY, REMEDIES, collapse
 from stepjepa.training.trainer import JepaTrainer
 

@@ -8,11 +8,11 @@ import matplotlib.image
 import pytest
 
 import tiny
-from stepjepa.commands import parse
-from stepjepa.config import JepaConfig
-from stepjepa.files import write_jsonl
+from stepjepa.base.files import write_jsonl
+from stepjepa.cli.commands import parse
+from stepjepa.config.jepa import JepaConfig
+from stepjepa.running.screen import draw_metrics, finished_json, first_screen, last_lines, next_command
 from stepjepa.training.callbacks import LogCallback, console_line
-from stepjepa.training.record import draw_metrics, finished_json, first_screen, last_lines, next_command
 from stepjepa.training.trainer import JepaTrainer
 
 

@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import tiny
-from stepjepa.cli import main
-from stepjepa.files import write_json
+from stepjepa.base.files import write_json
+from stepjepa.cli.main import main
 
 WEIGHTS = "model.safetensors"
 

@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 import kills
 import tiny
 from ranks import together
-from stepjepa.files import write_jsonl
-from stepjepa.run_folder import checkpoints
+from stepjepa.base.files import write_jsonl
+from stepjepa.store.folder import checkpoints
 
 STEPS = 6
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import tiny
-from stepjepa.cli import main
-from stepjepa.files import write_json
-from stepjepa.run_folder import METRICS_FILE, RUN_FILE, read_run
+from stepjepa.base.files import write_json
+from stepjepa.cli.main import main
+from stepjepa.store.folder import METRICS_FILE, RUN_FILE, read_run
 from stepjepa.training import trainer
 
 FOO = ("--lr_scheduler_kwargs", '{"foo": 1}')

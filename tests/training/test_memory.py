@@ -13,7 +13,7 @@ from transformers import Trainer, TrainingArguments
 
 import tiny
 from stepjepa.models.loading import LoraSettings, add_lora
-from stepjepa.training.dry_run import Sharding, activations, kept_bytes
+from stepjepa.running.estimate import Sharding, activations, kept_bytes
 
 
 def arguments(folder: Path, **changes: Any) -> TrainingArguments:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stepjepa import JepaConfig, JepaTrainer
-from stepjepa.files import write_jsonl
+from stepjepa.base.files import write_jsonl
 from tiny import arguments
 
 ROWS = [{"prompt": f"{a} and {a}", "completion": f"{2 * a}", "id": a} for a in range(11)]

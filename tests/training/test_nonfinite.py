@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import tiny
-from stepjepa.config import JepaConfig
-from stepjepa.errors import UserError
+from stepjepa.base.errors import UserError
+from stepjepa.config.jepa import JepaConfig
 from stepjepa.objectives.objective import Losses
 from stepjepa.training.trainer import JepaTrainer
 

@@ -17,7 +17,7 @@ from own_term import NextLatent
 from slow_trees import separately
 from stepjepa.batch.prepare import prepare
 from stepjepa.batch.sequences import Item
-from stepjepa.config import JepaConfig
+from stepjepa.config.jepa import JepaConfig
 from stepjepa.objectives.alignment import SIGReg
 from stepjepa.objectives.objective import Objective
 from stepjepa.objectives.term import Context

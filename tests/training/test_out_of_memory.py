@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import tiny
-from stepjepa.config import JepaConfig
-from stepjepa.errors import UserError
+from stepjepa.base.errors import UserError
+from stepjepa.config.jepa import JepaConfig
 from stepjepa.training.trainer import JepaTrainer
 
 ON_CPU = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried ..."

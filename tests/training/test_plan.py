@@ -13,7 +13,7 @@ import torch
 
 import tiny
 from stepjepa.batch.micro_batch import Batch
-from stepjepa.config import JepaConfig
+from stepjepa.config.jepa import JepaConfig
 from stepjepa.training.flops import FlopModel, Shape
 from stepjepa.training.plan import (
     EqualCompute,

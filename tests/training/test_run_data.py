@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from stepjepa.errors import UserError
-from stepjepa.files import write_jsonl
-from stepjepa.training.record import machine, read_data
+from stepjepa.base.errors import UserError
+from stepjepa.base.files import write_jsonl
+from stepjepa.running.screen import machine, read_data
 
 
 def write(path: Path, *questions: int) -> str:

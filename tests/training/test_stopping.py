@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 
 import kills
 from forked import Commands
-from stepjepa.cli import main
-from stepjepa.run_folder import checkpoint_fault
-from stepjepa.signals import Stopped
+from stepjepa.base.signals import Stopped
+from stepjepa.cli.main import main
+from stepjepa.store.folder import checkpoint_fault
 from stepjepa.training.callbacks import StopCallback
 
 STEPS = 6

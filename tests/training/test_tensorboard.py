@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import tiny
-from stepjepa.cli import main
-from stepjepa.files import write_jsonl
+from stepjepa.base.files import write_jsonl
+from stepjepa.cli.main import main
 
 CURVES = ("loss", "lm_loss", "jepa_loss", "matched_similarity", "shuffled_similarity", "source_rank", "target_rank")
 

@@ -11,11 +11,11 @@ from transformers import PrinterCallback
 from transformers.trainer_callback import ProgressCallback
 
 import tiny
+from stepjepa.base.errors import UserError
 from stepjepa.chat.tokens import all_predictor_ids
-from stepjepa.config import JepaConfig
-from stepjepa.errors import UserError
+from stepjepa.config.jepa import JepaConfig
 from stepjepa.models.loading import LoraSettings, add_lora
-from stepjepa.run_folder import PART
+from stepjepa.store.folder import PART
 from stepjepa.training.callbacks import BarCallback
 from stepjepa.training.trainer import JepaTrainer
 

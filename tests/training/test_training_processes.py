@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from stepjepa.errors import UserError
-from stepjepa.training.run import _refuse_disagreement
-from stepjepa.training.settings import refuse_processes
+from stepjepa.base.errors import UserError
+from stepjepa.running.run import _refuse_disagreement
+from stepjepa.training.checks import refuse_processes
 
 
 @pytest.mark.parametrize("other", [{"sha256": "cd"}, {}, None])

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import tiny
-from stepjepa.config import JepaConfig
-from stepjepa.errors import UserError
+from stepjepa.base.errors import UserError
+from stepjepa.config.jepa import JepaConfig
 from stepjepa.training.trainer import JepaTrainer
 
 

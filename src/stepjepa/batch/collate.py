@@ -10,11 +10,11 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from stepjepa.base.errors import UserError
 from stepjepa.batch.layouts import LAYOUTS, Reading
 from stepjepa.batch.micro_batch import Batch, Members
 from stepjepa.batch.pack import Rows, pack_passes
 from stepjepa.batch.sequences import Ids, Item, Numbers, Sequence, main_sequence
-from stepjepa.errors import UserError
 
 Encoding = Literal["tree", "rows"]
 """``tree``: rows of prefix trees under a mask. ``rows``: one plain row for each sequence."""

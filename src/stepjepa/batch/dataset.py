@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, Sampler
 
 from stepjepa.batch.layouts import LAYOUTS
 from stepjepa.batch.sequences import Ids, Item, Pair, TokenizedRecord, View
-from stepjepa.config import JepaConfig
+from stepjepa.config.jepa import JepaConfig
 
 # -- the order of records ----------------------------------------------------------------------------------------------
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from stepjepa.base.errors import UserError
 from stepjepa.batch.sequences import Ids, Kind, Readout, Sequence, TokenizedRecord, View, main_sequence
-from stepjepa.errors import UserError
 
 
 class Reading(NamedTuple):

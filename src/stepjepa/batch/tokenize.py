@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from stepjepa.base.errors import UserError
 from stepjepa.batch.layouts import LAYOUTS
 from stepjepa.batch.sequences import Ids, Pair, TokenizedRecord, View
 from stepjepa.chat.template import ChatTemplate, PlainTemplate, Rendered
 from stepjepa.chat.tokens import TextTokenizer, Tokens, predictor_ids, predictor_token
-from stepjepa.config import JepaConfig
+from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record, find_steps
-from stepjepa.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from stepjepa.base.errors import UserError
 from stepjepa.chat.tokens import END_OF_TURN, PERCEPTION
-from stepjepa.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from stepjepa.errors import UserError, one_line, shown
+from stepjepa.base.errors import UserError, one_line, shown
 
 ROLES = ("system", "user", "assistant")
 

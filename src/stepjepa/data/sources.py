@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from stepjepa.base.errors import UserError
+from stepjepa.base.files import existing_file, holds_half, read_jsonl, read_text
 from stepjepa.data.records import BadRecords, Columns, Record, parse_record
-from stepjepa.errors import UserError
-from stepjepa.files import existing_file, holds_half, read_jsonl, read_text
 
 Rows = Iterator[tuple[int, dict[str, Any]]]
 """Line or row number, counted from 1, and the row by the names of its columns."""

@@ -9,8 +9,8 @@ from dataclasses import KW_ONLY, dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from stepjepa.base.errors import UserError
 from stepjepa.data.records import Record
-from stepjepa.errors import UserError
 from stepjepa.evaluation.prompts import Answer, Example, Sampling, Span, make_examples
 from stepjepa.tasks.base import WRONG, Likelihood, Response, Scored, Task, record_error
 

@@ -9,8 +9,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stepjepa.errors import UserError
-from stepjepa.files import naming_disk_errors, read_json_object, read_jsonl, write_json, write_jsonl
+from stepjepa.base.errors import UserError
+from stepjepa.base.files import naming_disk_errors, read_json_object, read_jsonl, write_json, write_jsonl
 
 File = str | os.PathLike[str]
 Line = dict[str, Any]

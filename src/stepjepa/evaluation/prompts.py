@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from stepjepa.base.errors import UserError
 from stepjepa.chat.template import ChatTemplate, PlainTemplate
 from stepjepa.chat.tokens import Spans, TextTokenizer
+from stepjepa.config.option import FROM_ONE, FROM_ZERO, PART, check_values, option, refuse_without_effect
 from stepjepa.data.records import Record
-from stepjepa.errors import UserError
-from stepjepa.options import FROM_ONE, FROM_ZERO, PART, check_values, option, refuse_without_effect
 from stepjepa.tasks.base import Continuation, record_error
 
 Template = ChatTemplate | PlainTemplate

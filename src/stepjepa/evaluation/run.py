@@ -9,15 +9,15 @@ from typing import Any
 
 from tqdm import tqdm
 
-from stepjepa.data.prompts import share_trained_on, training_system_prompt, with_system_prompt
+from stepjepa.base.errors import UserError, naming_batch_size
+from stepjepa.base.files import fingerprint, read_jsonl, write_json, write_jsonl
 from stepjepa.data.records import BadRecords, Record
 from stepjepa.data.sources import read_records
-from stepjepa.errors import UserError, naming_batch_size
 from stepjepa.evaluation.answering import Batcher, Question, judge
 from stepjepa.evaluation.output import OutputFile, meta_file, model_fingerprint, summarise, summary_file
 from stepjepa.evaluation.prompts import Answer
 from stepjepa.evaluation.settings import EvaluationSettings, ScoreSettings, ScoringSettings
-from stepjepa.files import fingerprint, read_jsonl, write_json, write_jsonl
+from stepjepa.store.prompts import share_trained_on, training_system_prompt, with_system_prompt
 from stepjepa.tasks.registry import choose_task, keep, users_source, with_published_rules
 
 Loader = Callable[[], tuple[Any, Any]]
@@ -116,7 +116,7 @@ class Evaluation:
         # Before generating, so that records without views or a folder without run.json end the evaluation at once.
         similarity: dict[str, Any] | None = None
         if self.settings.similarity:
-            from stepjepa.inspection.embeddings import compare_views, similarity_config, similarity_quantiles
+            from stepjepa.evaluation.embeddings import compare_views, similarity_config, similarity_quantiles
 
             config = similarity_config(self.settings.model_path, self.settings.similarity)
             config, size = replace(config, plain=self.settings.plain), self.settings.batch_size

@@ -4,12 +4,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from stepjepa.config import Dtype
-from stepjepa.errors import UserError
+from stepjepa.base.errors import UserError
+from stepjepa.base.files import refuse_existing
+from stepjepa.config.jepa import Dtype
+from stepjepa.config.option import FROM_ONE, check_values, option
 from stepjepa.evaluation.output import File
 from stepjepa.evaluation.prompts import Sampling
-from stepjepa.files import refuse_existing
-from stepjepa.options import FROM_ONE, check_values, option
 from stepjepa.tasks.base import TaskOptions
 from stepjepa.tasks.registry import AUTO, TASKS, load_task
 

@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from stepjepa.config import Dtype, JepaConfig
-from stepjepa.data.prompts import training_system_prompt, with_system_prompt
+from stepjepa.base.errors import UserError
+from stepjepa.base.files import atomic_write, fingerprint, write_json
+from stepjepa.config.jepa import Dtype, JepaConfig
+from stepjepa.config.option import FROM_ONE, FROM_ZERO, check_values, option
 from stepjepa.data.records import Record
 from stepjepa.data.sources import read_records
-from stepjepa.errors import UserError
-from stepjepa.files import atomic_write, fingerprint, write_json
 from stepjepa.inspection.plots import BOTH_VIEWS, COLOURED_BY, Points, draw_projection, save_figure
-from stepjepa.options import FROM_ONE, FROM_ZERO, check_values, option
+from stepjepa.store.prompts import training_system_prompt, with_system_prompt
 
 if TYPE_CHECKING:
-    from stepjepa.inspection.embeddings import ViewEmbeddings
+    from stepjepa.evaluation.embeddings import ViewEmbeddings
 
 JSON_FILE, DATA_FILE = "analysis.json", "embeddings.npz"
 NEXT_STEP = "next step"
@@ -113,7 +113,7 @@ def _embed_model(
     path: str, config: JepaConfig, records: Mapping[int, Record], settings: AnalysisSettings
 ) -> ModelViews:
     """Embed the records, given by index, by one model, which is freed again, and measure their views."""
-    from stepjepa.inspection.embeddings import analyse, embed_views
+    from stepjepa.evaluation.embeddings import analyse, embed_views
     from stepjepa.models.loading import load_for_inference
 
     prompt, some = None if settings.use_test_prompts else training_system_prompt(path), list(records.values())
@@ -130,8 +130,8 @@ def choose_configs(settings: AnalysisSettings) -> list[JepaConfig]:
 
     UserError if the models were trained on different views, pairs or separators, and no flag decides.
     """
-    from stepjepa.inspection.embeddings import reading_config
-    from stepjepa.run_folder import trained_objective
+    from stepjepa.evaluation.embeddings import reading_config
+    from stepjepa.store.folder import trained_objective
 
     def decided(name: str, values: set[Any], given: Any = None) -> Any:
         if given is None and len(values) > 1:

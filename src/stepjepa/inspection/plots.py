@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stepjepa import terminal
-from stepjepa.errors import UserError
-from stepjepa.files import atomic_write
+from stepjepa.base import terminal
+from stepjepa.base.errors import UserError
+from stepjepa.base.files import atomic_write
 
 PALETTE = (*terminal.PALETTE[:-1], "#000000")
 REST = "all others"

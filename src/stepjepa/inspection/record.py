@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stepjepa.base.errors import UserError, visible
+from stepjepa.base.terminal import PALETTE
 from stepjepa.batch.collate import Collator
 from stepjepa.batch.dataset import count_tokens
 from stepjepa.batch.pack import pack
 from stepjepa.batch.sequences import Item, Sequence
 from stepjepa.batch.tokenize import COUNTS, RecordTokenizer, step_views
-from stepjepa.config import JepaConfig
+from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record
-from stepjepa.errors import UserError, visible
-from stepjepa.terminal import PALETTE
 
 
 @dataclass(slots=True)

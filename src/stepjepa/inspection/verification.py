@@ -16,7 +16,7 @@ from stepjepa.batch.micro_batch import Batch
 from stepjepa.batch.sequences import Item
 from stepjepa.batch.sequences import Sequence as Tokens
 from stepjepa.batch.tokenize import RecordTokenizer
-from stepjepa.config import JepaConfig
+from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.models.architecture import attach_heads, find_decoder
 from stepjepa.models.encode import encode, flat_states

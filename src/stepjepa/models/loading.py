@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from stepjepa.base.errors import UserError
+from stepjepa.base.files import read_json_object
 from stepjepa.chat.template import ChatTemplate
 from stepjepa.chat.tokens import add_plain_tokens
 from stepjepa.data.records import as_records
 from stepjepa.data.sources import read_any
-from stepjepa.errors import UserError
-from stepjepa.files import read_json_object
 from stepjepa.models import presets
 from stepjepa.models.presets import PREFIX, read_template, refuse_missing
 from stepjepa.models.token_rows import give_plain_tokens, give_predictors, grow, keep_rows_alone

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from stepjepa.errors import UserError
-from stepjepa.files import existing_file
+from stepjepa.base.errors import UserError
+from stepjepa.base.files import existing_file
 
 PREFIX = "preset:"
 _SIZES = {

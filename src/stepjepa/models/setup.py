@@ -5,7 +5,7 @@ from typing import Any
 from stepjepa.batch.collate import Collator
 from stepjepa.batch.layouts import LAYOUTS
 from stepjepa.chat.tokens import predictor_ids
-from stepjepa.config import JepaConfig
+from stepjepa.config.jepa import JepaConfig
 from stepjepa.models.architecture import base_model
 from stepjepa.models.attention import enable_trees, uses_flex
 from stepjepa.models.encode import check_layer

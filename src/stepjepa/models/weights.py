@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from stepjepa.errors import UserError, shown
+from stepjepa.base.errors import UserError, shown
 
 
 def load_weights(name: str, **options: Any) -> Any:

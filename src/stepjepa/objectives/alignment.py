@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stepjepa.config import DEFAULTS
+from stepjepa.config.jepa import DEFAULTS
 from stepjepa.models.architecture import PredictorHead
 from stepjepa.objectives.monitors import apart, directions
 from stepjepa.objectives.term import Context, Term, term

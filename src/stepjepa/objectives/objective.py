@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from stepjepa.base.errors import UserError
 from stepjepa.batch.micro_batch import Batch
-from stepjepa.config import JepaConfig
-from stepjepa.errors import UserError
+from stepjepa.config.jepa import JepaConfig
 from stepjepa.models.encode import Encoded, check_layer, encode
 from stepjepa.objectives.alignment import Alignment, Covariance, SIGReg, Variance, make_distance
 from stepjepa.objectives.monitors import Window

@@ -11,8 +11,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stepjepa.errors import UserError
-from stepjepa.options import load_class
+from stepjepa.base.errors import UserError
+from stepjepa.config.option import load_class
 
 
 def alone(rows: Tensor) -> tuple[Tensor, int]:

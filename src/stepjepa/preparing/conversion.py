@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
+from stepjepa.base.errors import UserError
+from stepjepa.config.option import option
 from stepjepa.data.records import BadRecords, parse_record
-from stepjepa.errors import UserError
-from stepjepa.options import option
 from stepjepa.preparing.step_splitting import drop_thinking, split_response, tidy_step
 from stepjepa.tasks.answers import marked_answers, parse_number, same_answer
 from stepjepa.tasks.generic import Gsm8kTask

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
+from stepjepa.base.errors import UserError
+from stepjepa.config.option import FROM_ONE, Range, check_values, option
 from stepjepa.data.records import Record
-from stepjepa.errors import UserError
-from stepjepa.options import FROM_ONE, Range, check_values, option
 from stepjepa.tasks.workers import Outcome, Workers
 
 # Why an answer is wrong.

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from stepjepa.base.errors import UserError
 from stepjepa.data.records import Record
-from stepjepa.errors import UserError
 from stepjepa.tasks.answers import strip_code_fence, text_scores
 from stepjepa.tasks.base import NO_ANSWER, TIMED_OUT, WRONG, Response, Scored, Task, record_error
 from stepjepa.tasks.regex import RegexSyntaxError, TooManyStatesError, find_difference, parse

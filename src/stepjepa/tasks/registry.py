@@ -9,10 +9,10 @@ from dataclasses import fields
 from pathlib import Path
 from pkgutil import iter_modules
 
+from stepjepa.base.errors import UserError
+from stepjepa.base.files import fingerprint
+from stepjepa.config.option import load_class
 from stepjepa.data.records import Record
-from stepjepa.errors import UserError
-from stepjepa.files import fingerprint
-from stepjepa.options import load_class
 from stepjepa.tasks.base import WRONG, Response, Scored, Task, TaskOptions, record_error
 
 AUTO = "auto"

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from stepjepa.base.errors import UserError
 from stepjepa.data.records import Record
-from stepjepa.errors import UserError
 from stepjepa.tasks.answers import strip_code_fence, text_scores
 from stepjepa.tasks.base import FAILED, NO_ANSWER, TIMED_OUT, WRONG, Response, Scored, Task, TaskOptions, record_error
 from stepjepa.tasks.raw_values import chat_record, read_text_field

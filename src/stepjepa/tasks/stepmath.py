@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from stepjepa.base.errors import UserError
+from stepjepa.config.option import FROM_TWO, check_values, option
 from stepjepa.data.records import Record
-from stepjepa.errors import UserError
-from stepjepa.options import FROM_TWO, check_values, option
 from stepjepa.tasks.generic import BoxedTask
 from stepjepa.tasks.raw_values import chat_record
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from pebble import ProcessExpired, ProcessPool
 
-from stepjepa.errors import UserError
+from stepjepa.base.errors import UserError
 
 # Exit code of a process that ran out of memory; a number that neither Python nor shells use.
 _OUT_OF_MEMORY = 113

@@ -15,13 +15,13 @@ from torch.distributed.tensor import DTensor
 from tqdm.auto import tqdm
 from transformers.trainer_callback import ProgressCallback, TrainerCallback
 
+from stepjepa.base.errors import UserError
+from stepjepa.base.files import write_jsonl
+from stepjepa.base.signals import Interruptions, Stopped
 from stepjepa.batch.micro_batch import Batch
-from stepjepa.errors import UserError
-from stepjepa.files import write_jsonl
 from stepjepa.objectives.monitors import REMEDIES, collapse
 from stepjepa.objectives.term import TERMS
-from stepjepa.run_folder import METRICS_FILE
-from stepjepa.signals import Interruptions, Stopped
+from stepjepa.store.folder import METRICS_FILE
 from stepjepa.training.saving import way_back
 
 logger = logging.getLogger(__name__)

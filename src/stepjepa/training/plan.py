@@ -23,7 +23,7 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from stepjepa.batch.collate import Collator
 from stepjepa.batch.dataset import Key, StepSampler, TokenizedDataset
 from stepjepa.batch.micro_batch import Batch
-from stepjepa.config import JepaConfig
+from stepjepa.config.jepa import JepaConfig
 from stepjepa.training.flops import FlopModel, counting
 
 

@@ -9,10 +9,10 @@ from typing import Any
 from torch.optim.lr_scheduler import LambdaLR
 from transformers.trainer_utils import rotate_checkpoints
 
-from stepjepa.files import naming_disk_errors
+from stepjepa.base.files import naming_disk_errors
 from stepjepa.models.architecture import load_heads, save_heads, split_state, without_heads
 from stepjepa.models.weights import missing_of_adapter
-from stepjepa.run_folder import CARD_FILE, PART, last_checkpoint, move_into_place, write_checksums
+from stepjepa.store.folder import CARD_FILE, PART, last_checkpoint, move_into_place, write_checksums
 
 
 def way_back(folder: str | Path | None, condition: str = "") -> str:

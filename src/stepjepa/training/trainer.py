@@ -15,12 +15,12 @@ from transformers import Trainer, TrainingArguments
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.trainer_utils import speed_metrics
 
+from stepjepa.base.errors import UserError, is_out_of_memory
 from stepjepa.batch.dataset import Prepared, StepSampler
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.batch.prepare import prepare
-from stepjepa.config import JepaConfig
+from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Data, Views
-from stepjepa.errors import UserError, is_out_of_memory
 from stepjepa.models.architecture import attach_heads, base_model, without_heads
 from stepjepa.models.attention import uses_flex
 from stepjepa.models.encode import EmaEncoder
@@ -29,7 +29,7 @@ from stepjepa.models.loading import load_named
 from stepjepa.models.setup import make_collator, set_up
 from stepjepa.objectives.objective import Losses, Objective, jepa_loss
 from stepjepa.objectives.term import Context, alone, gather_rows
-from stepjepa.training import saving, settings
+from stepjepa.training import checks, saving
 from stepjepa.training.callbacks import BarCallback, LogCallback, NonfiniteGuard
 from stepjepa.training.flops import FlopModel
 from stepjepa.training.meter import Meter, measure
@@ -94,12 +94,12 @@ class JepaTrainer(Trainer):
     ) -> None:
         self.jepa = jepa or JepaConfig()
         self.objective = objective or Objective.from_config(self.jepa)
-        settings.refuse_contradictions(args)
-        settings.refuse_data(self.jepa, args, self.objective.compares_pairs)
+        checks.refuse_contradictions(args)
+        checks.refuse_data(self.jepa, args, self.objective.compares_pairs)
         how: dict[str, Any] = {"predictors": self.jepa.used_predictors, "seed": args.seed}
         model, processing_class, train_dataset = load_named(model, processing_class, train_dataset, **how)
         self._views = views
-        settings.adjust(args, model)
+        checks.adjust(args, model)
         self.encoding, self.encoding_reason = set_up(model, processing_class, self.jepa, args.seed)
         attach_heads(model, self.objective.heads(base_model(model).config.get_text_config(), args.seed))
         if train_dataset is not None and args.device.type == "cpu" and uses_flex(base_model(model)):
@@ -109,7 +109,7 @@ class JepaTrainer(Trainer):
         self.prepared_eval = self._prepare(eval_dataset, processing_class, "evaluation data")
         how = {"encoding": self.encoding, "device": args.device.type, "processes": args.world_size}
         collator = make_collator(model, processing_class, self.jepa, self.objective, **how)
-        settings.check_positions(collator, self.prepared, self.prepared_eval)
+        checks.check_positions(collator, self.prepared, self.prepared_eval)
         super().__init__(
             model=model,
             args=args,
@@ -120,9 +120,9 @@ class JepaTrainer(Trainer):
             callbacks=[LogCallback(), *callbacks],
             optimizers=optimizers,
         )
-        settings.refuse_processes(args, self.accelerator.num_processes)
+        checks.refuse_processes(args, self.accelerator.num_processes)
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
-            settings.refuse_sharding(self.jepa, answer_scores)
+            checks.refuse_sharding(self.jepa, answer_scores)
         self.answer_scores = answer_scores
         self.evaluated: dict[int, dict[str, float]] = {}  # the last evaluation, by its step
         self.meter = Meter(self.objective, self.total, self.accelerator.num_processes)

@@ -1,0 +1,226 @@
+"""Read files with errors that name the line (JSON Lines, JSON, YAML), write files atomically, lock folders."""
+
+import codecs
+import errno
+import hashlib
+import json
+import os
+import re
+import secrets
+import socket
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from filelock import FileLock, Timeout
+
+from stepjepa.base.errors import UserError, shown, visible
+
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+"""Disk full, quota exceeded, file too large, input/output error, read-only file system."""
+
+
+def existing_file(path: str | os.PathLike[str], what: str = "file") -> Path:
+    """The path of a file; ``UserError`` if it is missing or a folder."""
+    found = Path(path)
+    if found.is_dir() or not found.exists():
+        raise UserError(f"no such {what}; check the path", path=found)
+    return found
+
+
+def _raise(error: UserError) -> None:
+    raise error
+
+
+def read_jsonl(
+    path: str | os.PathLike[str], what: str = "file", *, wrong: Callable[[UserError], None] = _raise
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Read a JSON Lines file, yielding (line number from 1, object) pairs; blank lines are skipped.
+
+    A line that is not UTF-8, no JSON object or holds a lone surrogate is skipped after ``wrong`` was
+    called with its error, which is raised by default.
+    """
+    found = existing_file(path, what)
+    # Decode line by line: a text decoder reads ahead and could not name the line with the error.
+    with found.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                # Strip first: the "\r" of a "\r\n" line end would count as a column in error messages.
+                text = line.removeprefix(codecs.BOM_UTF8 if number == 1 else b"").decode().strip()
+                if not text:
+                    continue
+                value = json.loads(text)
+                if not isinstance(value, dict):
+                    kind = type(value).__name__
+                    raise ValueError(f"a JSON {kind} where an object is needed; every line must be one JSON object")
+                # In valid UTF-8, JSON can hold a lone surrogate only as an escape.
+                if "\\u" in text and holds_half(value):
+                    raise ValueError("holds half of a character (a lone surrogate); remove it")
+            except (ValueError, RecursionError) as error:
+                wrong(UserError(_fault(error), path=found, line=number))
+            else:
+                yield number, value
+
+
+def _fault(error: Exception) -> str:
+    """What is wrong with a line that can't be decoded or parsed."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"not UTF-8 text (byte {error.start + 1} of the line); unpack or convert the file"
+    if isinstance(error, json.JSONDecodeError):
+        return f"not valid JSON ({error.msg} at column {error.colno}); every line must be one JSON object"
+    return str(error)
+
+
+def holds_half(value: dict[str, Any]) -> bool:
+    """Whether a string in a JSON value holds a lone surrogate, which can't be written as UTF-8."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def read_text(path: Path) -> str:
+    """Read a UTF-8 file, without its byte order mark; ``UserError`` with the line of the first wrong byte."""
+    found = path.read_bytes().removeprefix(codecs.BOM_UTF8)
+    try:
+        return found.decode()
+    except UnicodeDecodeError as error:
+        line = found.count(b"\n", 0, error.start) + 1
+        raise UserError("not UTF-8 text; unpack or convert the file", path=path, line=line) from None
+
+
+def read_json_object(path: str | os.PathLike[str], what: str, remedy: str) -> dict[str, Any]:
+    """Read a JSON file that holds one object; ``UserError``, which says the ``remedy``, if it is missing or damaged."""
+    found = existing_file(path, what)
+    try:
+        value = json.loads(read_text(found))
+    except (ValueError, RecursionError) as error:
+        told, line = getattr(error, "msg", "not UTF-8, or nested too deeply"), getattr(error, "lineno", None)
+        raise UserError(f"is damaged: not valid JSON ({told}); {remedy}", path=found, line=line) from None
+    if not isinstance(value, dict):
+        raise UserError(f"is damaged: a JSON {type(value).__name__} instead of an object; {remedy}", path=found)
+    return value
+
+
+def read_yaml(path: Path) -> Any:
+    """Read a YAML document; ``on``, ``off``, ``yes`` and ``no`` stay strings, as in flags (and in YAML 1.2).
+
+    ``UserError``, with the line where it is known, if the file is not UTF-8 or not YAML, or repeats a key.
+    """
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """A safe loader that reads only true and false as booleans, and refuses repeated keys."""
+
+        yaml_implicit_resolvers = {  # noqa: RUF012  # as in its base
+            first: [each for each in known if first in "tTfF" or each[0] != "tag:yaml.org,2002:bool"]
+            for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        }
+
+        def compose_mapping_node(self, anchor: Any) -> Any:
+            # Before mappings are merged (<<), which would hide a repeated key.
+            node = super().compose_mapping_node(anchor)
+            for number, (key, _) in enumerate(node.value):
+                if any(key.value == other.value for other, _ in node.value[:number]):
+                    told = f"the key {shown(str(key.value))} stands twice"
+                    raise yaml.MarkedYAMLError(problem=told, problem_mark=key.start_mark)
+            return node
+
+    text = read_text(path)
+    try:
+        return yaml.load(text, Loader=Loader)  # a SafeLoader
+    except Exception as error:  # PyYAML's constructors raise errors of every kind for values that do not fit
+        mark = getattr(error, "problem_mark", None)
+        problem = getattr(error, "problem", None) or "a value does not fit its type"
+        told = f"not valid YAML ({problem}); check keys, indentation and quotes"
+        raise UserError(told, path=path, line=mark.line + 1 if mark else None) from None
+
+
+@contextmanager
+def naming_disk_errors(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Re-raise errors of a disk that is full or fails as ``OSError`` with the path being written, which they lack."""
+    try:
+        yield
+    except Exception as error:  # safetensors and PyTorch have errors of their own for a full disk; all are raised again
+        number = error.errno if isinstance(error, OSError) and error.filename is None else None
+        # safetensors gives the system's error number in its message, PyTorch gives none.
+        if told := re.search(r"\(os error (\d+)\)", str(error)):
+            number = int(told[1])
+        elif isinstance(error, RuntimeError) and re.search("PytorchStreamWriter|inline_container|iostream", str(error)):
+            number = errno.EIO
+        if number not in DISK_ERRORS:
+            raise
+        raise OSError(number, os.strerror(number), str(path)) from None
+
+
+@contextmanager
+def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[Any]]:
+    """Open a temporary file that is renamed to ``path`` when the block ends without an error.
+
+    The folder is created if missing; the mode is ``"w"`` for UTF-8 text or ``"wb"`` for bytes.
+    """
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
+    try:
+        with naming_disk_errors(target), temporary.open(mode, encoding=None if "b" in mode else "utf-8") as stream:
+            yield stream
+        temporary.replace(target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: str | os.PathLike[str], value: Any) -> None:
+    """Write one JSON document atomically."""
+    with atomic_write(path) as stream:
+        stream.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def write_jsonl(path: str | os.PathLike[str], values: Iterable[dict[str, Any]]) -> None:
+    """Write a JSON Lines file atomically."""
+    with atomic_write(path) as stream:
+        stream.writelines(json.dumps(value, ensure_ascii=False) + "\n" for value in values)
+
+
+def refuse_existing(path: str | os.PathLike[str], overwrite: bool = False) -> Path:
+    """The path of an output file; ``UserError`` if it is a folder, or exists and ``overwrite`` is off."""
+    target = Path(path)
+    if target.is_dir():
+        raise UserError("is a folder; name a file in it", path=target)
+    if target.exists() and not overwrite:
+        raise UserError("is there already; name another file or pass --overwrite", path=target)
+    return target
+
+
+def fingerprint(path: str | os.PathLike[str]) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal; shows, for example, whether two runs read the same data."""
+    with open(path, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+@contextmanager
+def locked(folder: Path, patience: float = 0.5) -> Iterator[None]:
+    """Hold the lock of a folder, a hidden file beside it, while the block runs; the kernel frees it after a kill.
+
+    ``UserError``, which names process and host, if another process does not free it within ``patience`` seconds.
+    """
+    path = folder.absolute().with_name(f".{folder.absolute().name}.lock")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=patience)
+        path.write_text(f"process {os.getpid()} on {socket.gethostname()}")
+    except Timeout:
+        holder = visible(path.read_text()) if path.exists() else "another process"
+        raise UserError(f"is in use by {holder}; wait for it or stop it", path=folder) from None
+    except OSError:  # a file system without locks, or a parent folder that is read-only
+        pass
+    try:
+        yield
+    finally:
+        if lock.is_locked:
+            path.unlink(missing_ok=True)
+            lock.release()

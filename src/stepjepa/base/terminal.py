@@ -1,0 +1,61 @@
+"""Output for people and programs: rows and durations, JSON documents; colours and labels of figures."""
+
+import io
+import json
+import shutil
+import sys
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+from stepjepa.base.errors import visible
+
+PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a8577")
+"""Colours of series that colour-blind readers can tell apart (Okabe and Ito, without black and yellow, and a grey)."""
+
+
+def visible_lines(text: str) -> str:
+    """Escape the control characters of a text except for its line ends; see ``errors.visible``."""
+    return "\n".join(map(visible, text.split("\n")))
+
+
+def escape_unencodable_output() -> None:
+    """Print an escape such as ``\\u2013`` instead of raising an error if a standard stream is ASCII or Latin-1."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def print_rows(rows: Sequence[tuple[str, str]]) -> None:
+    """Print (name, text) rows: aligned and wrapped if standard output is a terminal, else as ``name: text``."""
+    width = min(shutil.get_terminal_size().columns, 100)
+    indent = max(len(name) for name, _ in rows) + 4
+    for name, text in rows:
+        if sys.stdout.isatty():
+            first = f"  {visible(name)}".ljust(indent)
+            print(textwrap.fill(visible(text), width, initial_indent=first, subsequent_indent=" " * indent), flush=True)
+        else:
+            print(f"{visible(name)}: {visible(text)}", flush=True)
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON document: numbers that are not finite become null, unprintable characters are escaped."""
+    text = json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False)
+    print("".join(each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in text), flush=True)
+
+
+def finite(value: Any) -> Any:
+    """A copy of a JSON value with None in place of numbers that are not finite."""
+    return json.loads(json.dumps(value), parse_constant=lambda _: None)
+
+
+def duration(seconds: float) -> str:
+    """Format a duration for people: ``42 s``, ``3 min 07 s``, ``2 h 05 min``, ``3 d 04 h``."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{seconds:.1f} s" if seconds < 9.95 else f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600:02d} h"

@@ -1,0 +1,1 @@
+"""The shell: parser, flags, one file a command. Nothing imports it."""

@@ -1,0 +1,74 @@
+"""The sub-commands of the command line."""
+
+import argparse
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stepjepa.config.option import Parser
+
+COMMANDS = {
+    "prepare": "make training files: from published data sets, raw responses, or generated",
+    "inspect": "show what records become: sequences, the tree of their tokens, labels, readouts",
+    "verify": "check model, data, masks and losses against slow and obvious computations",
+    "train": "train a model: regular, LLM-JEPA or Step-JEPA",
+    "evaluate": "generate answers for a test file and score them",
+    "score": "score answers that another program generated",
+    "compare": "compare methods over seeds with a baseline: tests, intervals, tables, a picture",
+    "report": "show runs: one table, or one HTML page with everything to look at",
+    "sweep": "train and evaluate every combination of a grid, over several seeds",
+    "analyze": "look at the representations of trained models: numbers and pictures",
+    "estimate": "tokens, FLOPs, memory and time of a run, before there is a device for it",
+    "export": "merge an adapter into its base, or copy a trained model, as a plain model folder",
+    "rerun": "repeat the run of a folder, if its data are still the same, and compare the weights",
+    "completion": "print a script for the completion of commands, flags and files: bash, zsh, fish",
+}
+"""Name and one line of help of each, in the order of a typical workflow."""
+
+_MODULES = {"verify": "inspect", "analyze": "inspect", "score": "evaluate", "report": "compare", "estimate": "train"}
+
+
+@dataclass(frozen=True)
+class Command:
+    """A sub-command: the constant of its name, in capitals, in a module of this package.
+
+    Attributes:
+        run: runs it and returns the exit code, or what ``--json`` prints (exit code 1 if its ``passed`` is false);
+            raises ``UserError`` for what the user can correct. With ``--json`` other output goes to standard error.
+        flags: the dataclasses of its options, each with a heading.
+        add: adds flags before those.
+        common: names of the options that ``--help`` shows; with none it shows all.
+        epilog: text at the end of the help.
+        parse: parses the arguments, for a command that takes flags which its parser does not know.
+    """
+
+    run: Callable[[argparse.Namespace], Any]
+    flags: tuple[tuple[type, str], ...] = ()
+    add: Callable[[Parser], None] = lambda _: None
+    common: str = ""
+    epilog: str | None = None
+    parse: Callable[[Parser, Sequence[str]], argparse.Namespace] = Parser.parse_args
+
+
+def load(name: str) -> Command:
+    """Import a command by its name."""
+    command: Command = getattr(importlib.import_module(f"{__package__}.{_MODULES.get(name, name)}"), name.upper())
+    return command
+
+
+def make_parser(name: str) -> Parser:
+    """Create the parser of a command."""
+    command = load(name)
+    about = {"prog": f"stepjepa {name}", "description": COMMANDS[name], "epilog": command.epilog}
+    parser = Parser(common=command.common.split(), **about)
+    parser.takes_others = command.parse is not Parser.parse_args
+    command.add(parser)
+    for settings, group in command.flags:
+        parser.add(settings, group)
+    return parser
+
+
+def parse(name: str, arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse the arguments behind the name of a command, with flags as ``cli.normalise`` writes them."""
+    return load(name).parse(make_parser(name), arguments)

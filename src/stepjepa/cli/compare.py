@@ -1,0 +1,130 @@
+"""``stepjepa compare`` and ``stepjepa report``: arms against a baseline, runs in a table or on a page."""
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from stepjepa.base.errors import UserError
+from stepjepa.base.files import atomic_write, refuse_existing
+from stepjepa.base.terminal import visible_lines
+from stepjepa.cli.commands import Command
+from stepjepa.config.option import option, refuse_both, refuse_without_effect
+
+
+@dataclass
+class CompareFlags:
+    """What is compared, and where the tables go."""
+
+    runs: list[str] = option(help="evaluated run folders, or folders of sweeps", positional=True, metavar="DIR")
+    evaluation: str | None = option(None, "which one, if a run has several: NAME.summary.json", metavar="NAME")
+    baseline: str | None = option(None, "name of the arm to compare with (the regular one)", metavar="ARM")
+    tails: Literal["one", "two"] = option("one", "one- or two-tailed p, to be corrected for the number of arms")
+    format: Literal["text", "markdown", "json"] = option("text", "format of the tables")
+    json: bool = option(False, "short for --format json")
+    output_file: str | None = option(None, "write the tables to this file", metavar="FILE")
+    plot: str | None = option(None, "draw means, error bars and seeds: FILE.png or FILE.svg", metavar="FILE")
+    overwrite: bool = option(False, "replace --output_file and --plot", only_with="output_file or plot")
+
+
+def compare(args: argparse.Namespace) -> Any:
+    """Compare the runs; print the tables or write them to a file; draw a picture."""
+    from stepjepa.study.plot import check_picture, picture
+    from stepjepa.study.tables import FORMATS
+
+    refuse_without_effect(vars(args), CompareFlags)
+    if args.json and args.format not in ("text", "json"):
+        raise UserError(f"--json means --format json, and --format {args.format} is named too; leave one out")
+    if args.plot is not None:
+        check_picture(args.plot)
+    if args.plot and args.output_file and Path(args.plot).resolve() == Path(args.output_file).resolve():
+        raise UserError("is both --output_file and --plot; name another", path=args.plot)
+    for file in filter(None, (args.output_file, args.plot)):
+        refuse_existing(file, args.overwrite)
+    comparison = _comparison(args)
+    text = FORMATS["json" if args.json else args.format](comparison)
+    if args.output_file is not None:
+        with atomic_write(args.output_file) as stream:
+            stream.write(text)
+        print(f"written: {args.output_file}")
+    elif not args.json:
+        print(visible_lines(text), end="")
+    if args.plot is not None:
+        with atomic_write(args.plot, "wb") as stream:
+            stream.write(picture(comparison, Path(args.plot).suffix.lower()[1:]))
+        print(f"written: {args.plot}", file=sys.stderr)
+    return json.loads(text) if args.json and args.output_file is None else 0
+
+
+def _comparison(args: argparse.Namespace) -> Any:
+    from stepjepa.study.comparison import compare
+    from stepjepa.study.evaluated_run import SUMMARY, find_run_folders
+
+    places = find_run_folders(args.runs)
+    # An unfinished sweep has trained runs without an evaluation: skip them. Runs named one by one must have one.
+    waiting = [place for place in places if place.arm is not None and not any(place.folder.glob(f"*{SUMMARY}"))]
+    places = [place for place in places if place not in waiting]
+    if waiting:
+        names = visible_lines(", ".join(str(place.folder) for place in waiting))
+        print(f"note: {names}: not evaluated yet, skipped", file=sys.stderr)
+    if not places:
+        raise UserError("none of its runs is evaluated yet; go on with the sweep", path=waiting[0].folder.parents[1])
+    return compare(places, evaluation=args.evaluation, baseline=args.baseline, tails=args.tails)
+
+
+@dataclass
+class ReportFlags:
+    """Which runs, and the page."""
+
+    runs: list[str] = option(help="run folders, or folders of sweeps", positional=True, metavar="RUN")
+    evaluation: str | None = option(None, "which one, if a run has several: NAME.summary.json", metavar="NAME")
+    json: bool = option(False, "the table for machines")
+    output_file: str | None = option(None, "write a page", metavar="FILE.html")
+    analysis: str | None = option(
+        None, "of 'stepjepa analyze' (the first one in a folder of the runs)", metavar="DIR", only_with="output_file"
+    )
+    baseline: str | None = option(None, "arm to compare with (the regular one)", only_with="output_file", metavar="ARM")
+    overwrite: bool = option(False, "replace --output_file", only_with="output_file")
+
+
+def report(args: argparse.Namespace) -> Any:
+    """Print the table or write the page."""
+    refuse_without_effect(vars(args), ReportFlags)
+    refuse_both(args, ("json", "output_file"))
+    refuse_both(args, ("evaluation", "output_file"))
+    if args.output_file is not None:
+        return _write_page(args)
+    from stepjepa.study.evaluated_run import find_run_folders
+    from stepjepa.study.tables import report, report_text
+
+    rows = report([each.folder for each in find_run_folders(args.runs)], evaluation=args.evaluation)
+    if not args.json:
+        print(visible_lines(report_text(rows)))
+    return rows
+
+
+def _write_page(args: argparse.Namespace) -> int:
+    from stepjepa.study.page.logged_run import read_runs
+    from stepjepa.study.page.page import make_page
+
+    target = Path(args.output_file)
+    refuse_existing(target, args.overwrite)
+    if args.analysis is not None and not (Path(args.analysis) / "analysis.json").is_file():
+        raise UserError("holds no analysis; name the --output_dir of 'stepjepa analyze'", path=args.analysis)
+    page = make_page(read_runs(args.runs), args.baseline, args.analysis)
+    # Files of other programs may hold half of a surrogate pair, which UTF-8 can't encode.
+    content = page.encode("utf-8", errors="replace")
+    with atomic_write(target, "wb") as stream:
+        stream.write(content)
+    print(f"written: {visible_lines(str(target))} ({len(content) / 1e6:.1f} MB); open it in a browser")
+    return 0
+
+
+COMPARE = Command(
+    compare,
+    flags=((CompareFlags, "what is compared"),),
+    epilog="Runs that differ only in their seeds form an arm; each arm is paired with the baseline by seed.",
+)
+REPORT = Command(report, flags=((ReportFlags, "runs"),))

@@ -1,0 +1,93 @@
+"""``stepjepa export``: write a trained run as one plain model folder, on this machine or on a hub."""
+
+import argparse
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from stepjepa.base.errors import UserError, visible
+from stepjepa.base.files import naming_disk_errors
+from stepjepa.cli.commands import Command
+from stepjepa.config.jepa import Dtype
+from stepjepa.config.option import option, refuse_without_effect
+from stepjepa.store.folder import PART, checksum_fault, open_run_folder, run_of, write_run
+from stepjepa.store.prompts import prompts_file
+
+EPILOG = """\
+The folder loads with AutoModelForCausalLM.from_pretrained. Without --output_dir,
+--push_to_hub uploads the folder of --model_path as it is, an adapter as an
+adapter. The token is HF_TOKEN, or that of 'hf auth login'."""
+
+
+@dataclass
+class ExportFlags:
+    """What is exported, and to where."""
+
+    model_path: str = option(help="run or checkpoint folder", metavar="DIR")
+    output_dir: str | None = option(None, "folder for the model; empty or new", metavar="DIR")
+    dtype: Dtype = option("auto", "dtype of the weights", only_with="output_dir")
+    trust_remote_code: bool = option(False, "run code that comes with the model", only_with="output_dir")
+    push_to_hub: str | None = option(None, "upload to this hub repository, created if missing", metavar="ID")
+    hub_private_repo: bool = option(False, "make the repository private", only_with="push_to_hub")
+    hub_revision: str | None = option(None, "branch (main)", metavar="NAME", only_with="push_to_hub")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Export the model, upload it, or both."""
+    if args.push_to_hub is None and args.output_dir is None:
+        raise UserError("--output_dir is missing: a folder to export to; or --push_to_hub to upload what is there")
+    refuse_without_effect(vars(args), ExportFlags)
+    from stepjepa.store import hub
+
+    folder, name = Path(args.output_dir or args.model_path), None
+    if args.output_dir is None:
+        if not any(folder.glob("*config.json")):
+            raise UserError("holds no model; a run that was stopped has its models in checkpoint-N", path=folder)
+        hub.refuse_lone_adapter(folder)
+    if args.push_to_hub is not None:
+        # Before the model is loaded: the hub may refuse it.
+        name = hub.create_repository(args.push_to_hub, private=args.hub_private_repo or None)
+    if args.output_dir is None:
+        hub.write_card(folder, name=name)
+    else:
+        _export(args, name)
+    if name is not None:
+        address = hub.upload(folder, name, revision=args.hub_revision)
+        print(f"uploaded: {visible(address)}")
+    return 0
+
+
+def _export(args: argparse.Namespace, name: str | None) -> None:
+    """Load the model, merging an adapter into its base, and save it as a plain model folder."""
+    if fault := checksum_fault(Path(args.model_path)):
+        raise UserError(f"{fault}; export an earlier checkpoint, or train again", path=args.model_path)
+    from stepjepa.models.loading import load_for_inference
+    from stepjepa.store.hub import write_card
+
+    folder, _ = open_run_folder(args.output_dir, None, resumable=False)
+    run, options = run_of(args.model_path), {"dtype": args.dtype, "trust_remote_code": args.trust_remote_code}
+    model, tokenizer = load_for_inference(args.model_path, device="cpu", **options)
+
+    target = folder.resolve()
+    part = target.with_name(f".{target.name}{PART}")
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        part.mkdir(parents=True)
+        with naming_disk_errors(folder):
+            model.save_pretrained(part)
+            tokenizer.save_pretrained(part)
+            write_card(part, name=name or folder.absolute().name, run=run or {"model": Path(args.model_path).name})
+            if run is not None:
+                # Evaluation reads from run.json how the model was trained, and prompts it in the same way.
+                write_run(part, {**run, "exported_from": str(args.model_path)})
+            if (prompts := prompts_file(args.model_path)).is_file():
+                shutil.copy(prompts, part)
+        # All files appear at once.
+        part.replace(target)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    print(f"exported to {folder}: load it with AutoModelForCausalLM.from_pretrained")
+
+
+EXPORT = Command(run, flags=((ExportFlags, "export"),), epilog=EPILOG)

@@ -1,0 +1,173 @@
+"""``stepjepa inspect``, ``verify`` and ``analyze``: what records become, what is wrong, what a model represents."""
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from stepjepa.base.errors import UserError, visible
+from stepjepa.base.files import refuse_existing
+from stepjepa.chat.tokens import add_plain_tokens, add_predictor_tokens
+from stepjepa.cli.commands import Command
+from stepjepa.cli.flags import JsonFlags, add_training_data, jepa_config
+from stepjepa.config.option import FROM_ONE, Parser, from_args, option
+from stepjepa.data.records import BadRecords, Record, parse_record
+from stepjepa.data.sources import read_records
+from stepjepa.inspection.analysis import AnalysisSettings
+from stepjepa.models.presets import PREFIX, preset_config, train_tokenizer
+
+
+@dataclass
+class ShowFlags:
+    """What is shown, and how."""
+
+    index: int = option(0, "the first record, counted from 0", metavar="I")
+    records: int = option(1, "how many to show, as one micro-batch from there on", allowed=FROM_ONE)
+    json: bool = option(False, "one JSON document on standard output instead of text")
+    png: str | None = option(None, "write tree and attention matrix as a picture", metavar="FILE")
+    overwrite: bool = option(False, "let --png replace a file")
+
+
+def _records(args: argparse.Namespace) -> list[Record]:
+    """The records of ``--train_file``."""
+    bad = BadRecords(args.bad_records)
+    records = read_records(args.train_file, bad=bad, columns=args.columns)
+    bad.tell()
+    return records
+
+
+def _loading(args: argparse.Namespace) -> dict[str, Any]:
+    return {name: getattr(args, name) for name in ("chat_template", "trust_remote_code")}
+
+
+def _texts(records: Sequence[Record]) -> Iterator[str]:
+    return (message["content"] for record in records for message in record.messages)
+
+
+def inspect(args: argparse.Namespace) -> dict[str, Any]:
+    """Show some records."""
+    from stepjepa.inspection.record import as_text, inspect_records, title
+
+    config = jepa_config(args)
+    if args.png is not None:
+        from stepjepa.study.plot import check_picture
+
+        check_picture(args.png, "--png")
+        refuse_existing(args.png, args.overwrite)
+    records = _records(args)
+    if args.model_name.startswith(PREFIX):
+        vocabulary = preset_config(args.model_name).vocab_size
+        tokenizer = train_tokenizer(_texts(records), vocabulary, args.chat_template)
+    else:
+        from stepjepa.models.loading import load_tokenizer
+
+        tokenizer = load_tokenizer(args.model_name, **_loading(args))
+    if config.plain:
+        add_plain_tokens(tokenizer)
+    add_predictor_tokens(tokenizer, config.predictors or 0)
+    inspection = inspect_records(records, args.index, tokenizer, config, args.records)
+    if not args.json:
+        print(as_text(inspection))
+    if args.png is not None:
+        from stepjepa.inspection.plots import write_png
+
+        write_png(inspection, args.png, title(inspection))
+        print(f"wrote {args.png}", file=sys.stderr)
+    return {"model": args.model_name, **asdict(inspection)}
+
+
+def add_flags(parser: Parser) -> None:
+    """Add the flags of data, of which two are required here, and model."""
+    add_training_data(parser)
+    parser.required += ["train_file", "model_name"]
+
+
+INSPECT = Command(
+    inspect,
+    add=add_flags,
+    flags=((ShowFlags, "what to show"),),
+    common="train_file max_length model_name chat_template regular step_jepa layout predictors pairs step_separator "
+    "labels plain index records json png overwrite",
+    epilog="example: stepjepa inspect --train_file data.jsonl --model_name preset:tiny --step_jepa",
+)
+
+
+@dataclass
+class VerifyFlags:
+    """Size and seed of the checks, and whether with an adapter."""
+
+    lora: bool = option(False, "check the optimisation step with a LoRA adapter")
+    max_records: int = option(32, "records looked at", allowed=FROM_ONE)
+    finetune_seed: int = option(42, "seed of random weights", names=("seed",))
+
+
+def verify(args: argparse.Namespace) -> dict[str, Any]:
+    """Print one line per check."""
+    config = jepa_config(args)
+    from stepjepa.evaluation.answering import spread
+    from stepjepa.inspection import verification
+    from stepjepa.models.loading import LoraSettings, add_lora, load_model
+    from stepjepa.models.token_rows import adapter_ids
+    from stepjepa.tasks.stepmath import Difficulty, generate
+
+    if args.train_file is not None:
+        records = _records(args)
+    else:
+        made = generate(size=200, seed=args.finetune_seed, difficulty=Difficulty())
+        records = [parse_record(value, "built-in problems", line) for line, value in enumerate(made, start=1)]
+    name = args.model_name or "preset:tiny"
+    print(f"model {name}, data {args.train_file or 'built-in problems'}, mode {config.mode}, layout {config.layout}")
+    looked_at = spread(records, args.max_records)
+    print(f"{len(looked_at):,} of {len(records):,} records looked at, spread over all (--max_records)")
+    how = {"predictors": config.used_predictors, "seed": args.finetune_seed, "plain": config.plain, **_loading(args)}
+    model, tokenizer = load_model(name, texts=_texts(records), **how)
+    try:
+        trained = adapter_ids(tokenizer, plain=config.plain)
+        lora = (lambda base: add_lora(base, LoraSettings(), trained)) if args.lora else None
+        subject = verification.Subject(model.eval(), tokenizer, config, looked_at, lora=lora)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    checks = []
+    for check in verification.verify(subject):
+        checks.append(check)
+        print(f"{'PASS' if check['passed'] else 'FAIL'}  {check['name']}: {visible(check['detail'])}", flush=True)
+    failed = sum(not check["passed"] for check in checks)
+    print("all checks passed" if not failed else f"{failed} check(s) failed")
+    about = {"model": name, "data": args.train_file, "mode": config.mode, "layout": config.layout}
+    return {**about, "passed": not failed, "checks": checks}
+
+
+VERIFY = Command(
+    verify,
+    add=add_training_data,
+    flags=((VerifyFlags, "verify"), (JsonFlags, "verify")),
+    common="train_file max_length model_name chat_template lora regular step_jepa layout predictors labels plain "
+    "jepa_loss_type max_records json finetune_seed",
+    epilog="example: stepjepa verify --train_file data.jsonl --model_name preset:tiny --step_jepa",
+)
+
+
+def analyze(args: argparse.Namespace) -> int:
+    """Analyse the models, write the files and print the numbers."""
+    from stepjepa.inspection import analysis
+
+    models = analysis.analyze(from_args(AnalysisSettings, args))
+    for model in models:
+        source, target = model.views
+        told = f"source {source} read behind {model.config.predictors} predictor tokens, target {target}"
+        print(f"{model.model_path}: {model.config.mode} views, {told}")
+    print(f"\n{analysis.as_table(models)}\n")
+    for note in analysis.notes(models):
+        print(f"note: {visible(note)}")
+    print(f"written: {', '.join(map(str, analysis.output_files(args.output_dir)))}")
+    return 0
+
+
+ANALYZE = Command(
+    analyze,
+    flags=((AnalysisSettings, "files"),),
+    common="model_path test_file output_dir overwrite views pairs layer pooling t_sne_type max_examples "
+    "batch_size dtype",
+    epilog="Embeds the two views of each test record where training read them (docs/how-to/representations.md).",
+)

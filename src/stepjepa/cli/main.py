@@ -1,0 +1,108 @@
+"""The command line: find the command, parse its flags, run it, report errors on one line. Free of torch."""
+
+import importlib.metadata
+import os
+import re
+import signal
+import sys
+import warnings
+from collections.abc import Sequence
+from contextlib import nullcontext, redirect_stdout
+from typing import Any
+
+from stepjepa.base.errors import UserError, one_line, visible
+from stepjepa.base.files import naming_disk_errors
+from stepjepa.base.offline import set_environment
+from stepjepa.base.signals import Stopped, raising
+from stepjepa.base.terminal import escape_unencodable_output, print_json
+from stepjepa.cli.commands import COMMANDS, load, parse
+
+
+def normalise(arguments: Sequence[str]) -> list[str]:
+    """Replace dashes inside flag names by underscores: ``--batch-size 4`` becomes ``--batch_size 4``."""
+    # Whole flags only: a value may begin with dashes, too.
+    flag = re.compile(r"\A--[A-Za-z][\w-]*(?==|\Z)")
+    return [flag.sub(lambda found: "--" + found[0][2:].replace("-", "_"), argument) for argument in arguments]
+
+
+OVERVIEW = f"""usage: stepjepa COMMAND [--help] ...
+
+Train causal language models with LLM-JEPA and Step-JEPA objectives, look inside, evaluate.
+
+{chr(10).join(f"  {name:<12}{summary}" for name, summary in COMMANDS.items())}
+
+stepjepa COMMAND --help says more; stepjepa --version prints the version."""
+
+
+def main(arguments: Sequence[str] | None = None) -> Any:
+    """Run one command; the arguments are those of the process if none are given.
+
+    Returns:
+        What ``sys.exit`` takes: 0 for success, 1 for a failed check or a closed pipe, 2 for wrong input or a system
+        error, 128 + N for signal N.
+    """
+    escape_unencodable_output()
+    name, *given = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    with raising():
+        return _reporting(name, given)
+
+
+def _run(name: str, given: Sequence[str]) -> Any:
+    if name == "--version":
+        print(f"stepjepa {importlib.metadata.version('stepjepa')}")
+        return 0
+    if name in ("-h", "--help", "help"):
+        print(OVERVIEW)
+        return 0
+    if name not in COMMANDS:
+        raise UserError(f"unknown command '{name}'; choose one of {', '.join(COMMANDS)}")
+    arguments = normalise(given)
+    # Before the import of libraries that read the environment.
+    set_environment(arguments)
+    # Hide the libraries' warnings about each other, unless Python was started with options for warnings.
+    if not sys.warnoptions:
+        warnings.filterwarnings("ignore", category=FutureWarning)
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # a picture has a box instead
+    args = parse(name, arguments)
+    # Standard output then holds one JSON document.
+    with redirect_stdout(sys.stderr) if getattr(args, "json", False) else nullcontext():
+        found = load(name).run(args)
+    if isinstance(found, int):
+        return found
+    if args.json:
+        print_json(found)
+    return int(isinstance(found, dict) and found.get("passed") is False)
+
+
+def _reporting(name: str, given: Sequence[str]) -> Any:
+    """Run a command; an error is printed on one line that begins with its name, and becomes the exit code."""
+    try:
+        try:
+            code = _run(name, given)
+        except SystemExit as stop:
+            code = stop.code
+        # Flush here, where errors are handled; Python's own flush at exit would print a traceback.
+        with naming_disk_errors("standard output"):
+            sys.stdout.flush()
+        return code
+    except UserError as error:
+        told, code = f"error: {one_line(error)}", 2
+    except BrokenPipeError:
+        # The reader of the output has closed the pipe, as ``head`` does.
+        told, code = "", 1
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        told, code = f"error: {visible(f'{where}{error.strerror or error}')}", 2
+    except MemoryError:
+        told, code = "error: out of memory; give it less at a time, or a larger machine", 2
+    except KeyboardInterrupt as stop:
+        told = visible(str(stop) or "interrupted")
+        code = 128 + (stop.number if isinstance(stop, Stopped) else signal.SIGINT)
+    if told:
+        print(f"stepjepa {name}: {told}" if name in COMMANDS else f"stepjepa: {told}", file=sys.stderr)
+    try:
+        sys.stdout.flush()
+    except OSError:
+        # Discard output that can't be written: Python's own flush at exit would print a traceback.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return code

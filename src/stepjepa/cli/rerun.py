@@ -1,0 +1,130 @@
+"""``stepjepa rerun``: repeat the training run of a folder and check whether the weights are the same."""
+
+import argparse
+import shlex
+import sys
+from collections.abc import Mapping
+from contextlib import chdir
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stepjepa.base.errors import UserError, shown, visible
+from stepjepa.base.files import fingerprint
+from stepjepa.cli.commands import Command, load, make_parser, parse
+from stepjepa.config.option import as_arguments, option, without_flags
+from stepjepa.models.presets import is_hub_id
+from stepjepa.store.folder import RUN_FILE, is_main_process, open_run_folder, read_run
+
+
+@dataclass
+class RerunFlags:
+    """The run, and what may differ."""
+
+    folder: str = option(help="run folder", positional=True, metavar="RUN")
+    output_dir: str | None = option(None, "folder of the new run; empty or new (RUN-rerun)", metavar="DIR")
+    allow_changes: bool = option(False, "repeat the run although data or model have changed")
+    trust_folder: bool = option(False, "run code that the folder names: of its model, task, terms, layout, kernel")
+    train_file: str | None = option(None, "where the training file is now, if it was moved", metavar="FILE")
+    eval_file: str | None = option(None, "where the held-out file is now", metavar="FILE")
+    data_file: str | None = option(None, "where the file that is split is now", metavar="FILE")
+    model_name: str | None = option(None, "where the model is now", metavar="NAME")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check what has changed, train again and compare the weights."""
+    folder = Path(args.folder).absolute()
+    old, new = read_run(folder), Path(args.output_dir or f"{folder}-rerun").absolute()
+    open_run_folder(str(new), None, resumable=False)
+    arguments = old.get("arguments")
+    if not isinstance(arguments, list) or not all(isinstance(each, str) for each in arguments):
+        raise UserError("run.json holds no 'arguments', so the run can't be repeated; train again", path=folder)
+    # Training runs where the run was started, if that is still there: paths become absolute; hub ids and presets stay.
+    moved = {name: getattr(args, name) for name in ("train_file", "eval_file", "data_file", "model_name")}
+    moved = {name: str(Path(path).absolute()) if path and Path(path).exists() else path for name, path in moved.items()}
+    given = make_parser("train").parse_known_args(arguments)[0]
+    if given.eval_accuracy and given.eval_file is None:  # which splits what --train_file names
+        moved["train_file"] = moved.pop("data_file") or moved["train_file"]
+    silent = {"output_dir": str(new), "report_to": "none", "push_to_hub": False}
+    command = [
+        *without_flags(arguments, [*silent, "config", "wandb", "allow_changes"]),
+        *as_arguments({**moved, **silent}),
+    ]
+    directory = Path(str(old.get("directory", "")))
+    with chdir(directory if directory.is_dir() else Path.cwd()):
+        # First of all: 'parse' loads a layout of the user's own.
+        if (code := _runs_code(make_parser("train").parse_known_args(command)[0])) and not args.trust_folder:
+            raise UserError(f"the run had {code}, which runs code of others; pass --trust_folder if you trust it")
+        repeated = parse("train", command)
+        try:
+            changes, differences = _changes(old, repeated)
+        except (KeyError, TypeError, AttributeError):
+            told = "is damaged: expected 'data', 'loaded', 'versions' and 'machine' of a run; restore it"
+            raise UserError(told, path=folder / RUN_FILE) from None
+        if changes and not args.allow_changes:
+            raise UserError(f"{'; '.join(changes)}; restore what it was, or pass --allow_changes", path=folder)
+        if is_main_process():
+            lines = [f"stepjepa train {shlex.join(command)}", *(f"note: {each}" for each in (*changes, *differences))]
+            print(*map(visible, lines), sep="\n", flush=True)
+        load("train").run(repeated)
+    return _compare(folder, new, old, bool(changes)) if is_main_process() else 0
+
+
+def _runs_code(args: argparse.Namespace) -> str:
+    """The flags that run code, which must be asked for, since a run folder may come from somebody untrusted."""
+    runs = {
+        "trust_remote_code": args.trust_remote_code,
+        "model_name": args.model_name is not None and is_hub_id(args.model_name),
+        "eval_task": ":" in args.eval_task,
+        "layout": ":" in (args.layout or ""),
+        "attn_implementation": "/" in (args.attn_implementation or ""),
+        "term": args.term,
+    }
+    return ", ".join(f"--{name} {shown(getattr(args, name))}" for name, found in runs.items() if found)
+
+
+def _changes(old: Mapping[str, Any], repeated: argparse.Namespace) -> tuple[list[str], list[str]]:
+    """What has changed since: first what makes other weights; then what may change their last digits."""
+    from stepjepa.evaluation.output import model_fingerprint
+    from stepjepa.running.screen import machine, read_mixture
+    from stepjepa.store.folder import versions
+
+    found = []
+    for part, before in old["data"].items():
+        name, path = f"{part}_file", getattr(repeated, f"{part}_file")
+        if part == "train" and repeated.dataset is not None:
+            path, now = "--dataset", read_mixture(repeated)[1]["sha256"]
+        elif path is None or not Path(path).is_file():
+            raise UserError(f"no such file; pass --{name} with where it is now", path=path or before["file"])
+        else:
+            now = fingerprint(path)
+        found += [f"{path} has changed since"] if now != before.get("sha256") else []
+    template, model = old["loaded"]["chat_template"], repeated.model_name
+    if template is not None and fingerprint(repeated.chat_template) != template:
+        found.append(f"{repeated.chat_template} has changed since")
+    if Path(model).is_dir() and model_fingerprint(model) != old.get("model_fingerprint"):
+        found.append(f"the model in {model} has changed since")
+    was = {**old["versions"], **old["machine"]}
+    now = {**versions(), **machine(use_cpu=bool(repeated.training.get("use_cpu")))}
+    if now["processes"] != was["processes"]:
+        found.append(f"the run had {was['processes']} processes (torchrun --nproc_per_node), not {now['processes']}")
+    return found, [f"{name} was {was[name]} and is {now.get(name)}" for name in was if now.get(name) != was[name]]
+
+
+def _compare(folder: Path, new: Path, old: Mapping[str, Any], changed: bool) -> int:
+    """Print whether the weights are equal; return exit code 1 if they differ although nothing had changed."""
+    first, second = ({file.name: fingerprint(file) for file in f.glob("*.safetensors")} for f in (folder, new))
+    if old.get("status") != "finished" or "exported_from" in old or not first:
+        print(f"weights: nothing to compare with, since {folder} holds no weights of a finished run")
+        return 0
+    same = first == second
+    told = f"equal to those of {folder}, bit for bit" if same else f"differ from those of {folder}"
+    print(f"weights: {told}", file=sys.stdout if same else sys.stderr)
+    return 0 if same or changed else 1
+
+
+RERUN = Command(
+    run,
+    flags=((RerunFlags, "rerun"),),
+    epilog="Reports and uploads nothing. Exit code 1 if nothing has changed and the weights still differ.",
+)

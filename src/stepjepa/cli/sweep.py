@@ -1,0 +1,133 @@
+"""``stepjepa sweep``: train and evaluate every combination of a grid."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import shlex
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from stepjepa.base.files import existing_file
+from stepjepa.cli.commands import Command, parse
+from stepjepa.cli.flags import ShortFlags
+from stepjepa.cli.published import TrainingFlags
+from stepjepa.config.jepa import JepaConfig
+from stepjepa.config.option import FROM_ONE, option, options_of, refuse_without_effect
+
+if TYPE_CHECKING:
+    from stepjepa.study.sweep import Engine, Outcome, SweepFolder
+
+EPILOG = """\
+The file is YAML:
+  train: {train_file: train.jsonl, model_name: preset:tiny}  # flags of train
+  evaluate: {test_file: test.jsonl}                          # of evaluate
+  arms:               # their flags win; null removes one; a list is a grid
+    regular: {regular: true}
+    step-jepa: {step_jepa: true, jepa_loss_type: infonce, lbd: [0.1, 0.5]}
+  seeds: [82, 23, 37, 84, 4]
+  baseline: regular   # this one is added if it is missing
+
+Each trial has a run folder, DIR/ARM_lbd0.5/seed82, with a log beside
+it. The same command continues a sweep: it skips finished trials and resumes the
+others. With --engine slurm the trials are one job array of submitit."""
+
+
+@dataclass(kw_only=True)
+class SweepFlags:
+    """The grid, and how its trials are run."""
+
+    config: str = option(help="YAML file with the grid", metavar="FILE")
+    output_dir: str = option(help="folder of all run folders", metavar="DIR")
+    seeds: list[int] | None = option(None, "seeds, instead of those of the file")
+    jobs: int | None = option(None, "trials at a time (1, or one for each GPU; with SLURM its limit)", allowed=FROM_ONE)
+    only: str | None = option(None, "arms, combinations, trials or seeds: 'regular,82' is one", metavar="NAME,...")
+    dry_run: bool = option(False, "show what would be run, and write nothing")
+    engine: Literal["local", "slurm"] = option("local", "this machine, or jobs of a cluster")
+    slurm: list[str] | None = option(
+        None, "what a job gets, by names of submitit or sbatch", metavar="KEY=VALUE", only_with="engine slurm"
+    )
+
+
+def _train_settings(arguments: list[str]) -> dict[str, Any]:
+    """Settings that arguments of ``stepjepa train`` stand for; equal if two spellings mean the same."""
+    with contextlib.redirect_stderr(io.StringIO()):  # the log of the trial has its notes
+        args = parse("train", [*arguments, "--output_dir=."])
+    for name in ("train_file", "eval_file", "data_file", "chat_template"):
+        if getattr(args, name) is not None:
+            existing_file(getattr(args, name), f"--{name}")
+    # ``jepa`` holds the whole objective; others hold the spelling of the arguments alone.
+    left_out = {each.name for each in options_of(JepaConfig, ShortFlags, TrainingFlags)}
+    left_out |= {"given", "resolved", "why_loss"}
+    return {name: value for name, value in vars(args).items() if name not in left_out} | {"jepa": args.jepa.to_dict()}
+
+
+def _evaluate_settings(arguments: list[str]) -> dict[str, Any]:
+    """As :func:`_train_settings`, for ``stepjepa evaluate``."""
+    args = parse("evaluate", [*arguments, "--model_path=.", "--output_file=."])
+    existing_file(args.test_file, "--test_file")
+    return vars(args)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Expand and check the grid, run the trials that are left and show the table."""
+    from stepjepa.study.grid import KEYS, expand, read_grid, select
+    from stepjepa.study.sweep import SweepFolder, sweep
+
+    refuse_without_effect(vars(args), SweepFlags)
+    grid = read_grid(args.config, args.seeds)
+    trials = expand(grid, _train_settings, _evaluate_settings)
+    chosen = select(trials, args.only)
+    path = Path(args.output_dir)
+    folder = SweepFolder(path, trials, {name: getattr(grid, name) for name in KEYS})
+    states = folder.states(chosen)
+    engine = _engine(args, folder)
+    there = ", ".join(f"{count} {state}" for state, count in Counter(states.values()).items())
+    narrowed = f", {len(chosen)} of them chosen" if len(chosen) < len(trials) else ""
+    labels = len({trial.label for trial in trials})
+    print(f"sweep: {len(trials)} trials ({labels} combinations, {len(grid.seeds)} seeds){narrowed}: {there}")
+    print(f"baseline: {grid.baseline}\nlogs: {path}/ARM/seedN.log", flush=True)
+    if args.dry_run:
+        for trial in chosen:
+            print(f"\n{trial.name} ({states[trial.name]})")
+            for stage in ("train", "evaluate"):
+                print(f"  $ {shlex.join(folder.command(trial, stage))}")
+        return 0
+    return _conclude(folder, sweep(folder, chosen, engine), len(chosen))
+
+
+def _engine(args: argparse.Namespace, folder: SweepFolder) -> Engine:
+    from stepjepa.study.slurm import Slurm, read_options
+    from stepjepa.study.sweep import Local, visible_gpus
+
+    if args.engine == "slurm":
+        return Slurm(folder, read_options(args.slurm or ()), args.jobs)
+    gpus = visible_gpus()
+    return Local(args.jobs or max(1, len(gpus)), gpus)
+
+
+def _conclude(folder: SweepFolder, outcome: Outcome, count: int) -> int:
+    """Print the table, the failures and the next command; return the exit code."""
+    from stepjepa.study.sweep import EVALUATION
+    from stepjepa.study.tables import report, report_text
+
+    if trials := outcome.finished:
+        table = report([folder.run_folder(trial) for trial in trials], [trial.name for trial in trials], EVALUATION)
+        print(f"\n{report_text(table)}")
+    for name, reason in outcome.failed.items():
+        print(f"failed: {name}: {reason}")
+    if outcome.failed:
+        print(f"{len(outcome.failed)} of {count} trials failed; their logs are beside them; the same command retries")
+    if outcome.stopped:
+        left = count - len(outcome.finished) - len(outcome.failed)
+        print(f"stopped with {left} of {count} trials left; the same command goes on")
+        return 128 + outcome.stopped
+    if outcome.finished:
+        print(f"next: stepjepa compare {shlex.quote(str(folder.path))}")
+    return 1 if outcome.failed else 0
+
+
+SWEEP = Command(run, flags=((SweepFlags, "sweep"),), epilog=EPILOG)

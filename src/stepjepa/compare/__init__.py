@@ -1,1 +1,0 @@
-"""Grids of runs, and what they show."""

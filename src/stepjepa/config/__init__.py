@@ -1,0 +1,1 @@
+"""Typed settings of the objective and of a run."""

@@ -1,0 +1,227 @@
+"""The training configuration: mode, layout of the views, objective. Free of torch, so that ``--help`` is quick.
+
+Each field is declared in one place: its flag, ``--help``, choices, range check, entry on the reference page and part
+in the cache key of tokenised data all derive from that declaration.
+"""
+
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, Literal
+
+from stepjepa.batch.layouts import LAYOUTS, name_layout
+from stepjepa.config.option import (
+    BELOW_ONE,
+    FROM_ONE,
+    FROM_ZERO,
+    PART,
+    POSITIVE,
+    check_values,
+    load,
+    option,
+    options_of,
+)
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+"""Dtypes of the weights; ``auto`` is the dtype of the checkpoint."""
+
+DEFAULT_PREDICTORS = {"regular": 0, "llm-jepa": 1, "step-jepa": 2}
+
+
+def layouts_of(mode: str) -> tuple[str, ...]:
+    """The layouts registered for a mode; the first one is its default."""
+    return tuple(name for name, each in LAYOUTS.items() if mode in each.modes)
+
+
+_CHOICES = "; ".join(f"{mode}: {' or '.join(layouts_of(mode))}" for mode in ("llm-jepa", "step-jepa"))
+
+# A field affects the sequences of a record (so that it must be tokenised again), how sequences are packed into rows
+# (encoding), or only what is computed from the rows (objective).
+_text = partial(option, affects="sequences")
+_views = partial(option, affects="sequences", views=True)
+_rows = partial(option, affects="encoding")
+_term = partial(option, affects="objective", group="loss")
+_loss = partial(_term, views=True)
+
+
+@dataclass
+class JepaConfig:
+    """The objective, and how records become sequences; used beside ``transformers.TrainingArguments``.
+
+    Raises:
+        ValueError: a value is not allowed, or two options contradict each other; names both, and the remedy.
+    """
+
+    mode: Literal["regular", "llm-jepa", "step-jepa"] = _text(
+        "llm-jepa",
+        "regular: no pairs; llm-jepa: user's and assistant's message; step-jepa: a step and the next one",
+    )
+    layout: str | None = _views(
+        None,
+        f"which sequences the views become; {_CHOICES}; the first is the default; or module:function of your own",
+        metavar="NAME",
+    )
+    predictors: int | None = _views(
+        None,
+        "predictor tokens (1 for LLM-JEPA, 2 for Step-JEPA); 0 is allowed",
+        allowed=FROM_ZERO,
+    )
+    pairs: Literal["first", "all"] = _views("first", "the first pair of each record, or all consecutive ones")
+    front_pred: bool = _views(False, "predictor tokens before the source view, which is read at its last token")
+    reverse_pred: bool = _views(False, "the second view predicts the first")
+    last_token: int | None = _views(
+        None,
+        "read embeddings at this token of the templated view, counted from its end (-1: the last of the template); "
+        "auto: the last predictor of the source, the last token of the target's content",
+        allowed=(lambda value: value < 0, "a negative number or auto (-1 is the last token)"),
+        parse=lambda text: None if text == "auto" else int(text),
+    )
+    pair_distance: int = _views(1, "a reasoning step predicts the step N positions later", allowed=FROM_ONE)
+    pooling: Literal["last", "mean"] = _views(
+        "last", "read an embedding at one token; or average over predictors and target content"
+    )
+    step_separator: str = _views("blank", "blank (lines), line (ends), or a literal string")
+    require_pairs: bool = _views(False, "refuse a record without a usable pair; otherwise it trains the LM loss")
+    labels: Literal["assistant", "all", "reference"] = _text(
+        "assistant", "tokens that carry LM loss; reference: those of the published collator, all but padding's token"
+    )
+    plain: bool = _text(False, "no chat format: question <|perception|> answer; with labels all the question alone")
+    max_length: int = _text(512, "most tokens of a record's main sequence", allowed=FROM_ONE, group="data")
+    over_length: Literal["error", "truncate", "skip"] = _text(
+        "error", "what to do with a longer record; drop means skip", parse=lambda text: {"drop": "skip"}.get(text, text)
+    )
+    encoding: Literal["auto", "tree", "rows"] = _rows(
+        "auto",
+        "tree: rows in which a common beginning stands once; rows: a plain row a sequence; auto tries the model out",
+    )
+    row_length: int | None = _rows(
+        None, "most tokens of a row of trees (by device and attention); one for a longer sequence", allowed=FROM_ONE
+    )
+    share_prefixes: bool = _rows(True, "compute common beginnings of different records once; off: of one record alone")
+    lbd: float = _loss(0.1, "weight of the alignment loss", allowed=FROM_ZERO)
+    gamma: float = _term(1.0, "weight of the LM loss", allowed=FROM_ZERO)
+    prompt_loss_weight: float = _term(0.0, "weight of a mean LM loss on the text of user messages", allowed=FROM_ZERO)
+    jepa_loss_type: Literal["cosine", "l2", "mse", "infonce"] = _loss(
+        "cosine",
+        "distance between paired embeddings",
+        default_of_flag="infonce, or cosine beside other flags of a loss",
+    )
+    infonce_temperature: float = _loss(
+        0.07, "temperature of infonce", only_with="jepa_loss_type infonce", allowed=POSITIVE
+    )
+    jepa_ratio: float = _loss(
+        1.0,
+        "share of optimizer steps with the alignment loss; the others run without views, at the cost of regular "
+        "training (loss dropout with alpha = 1 - jepa_ratio)",
+        allowed=(lambda value: 0 <= value <= 1, "a share between 0 and 1"),
+        # In the published scripts a negative number means that no step is dropped.
+        parse=lambda text: 1.0 if float(text) < 0 else float(text),
+    )
+    jepa_epochs: float | None = _loss(
+        None, "epochs from the start that run views; later steps cost as regular ones (all)", allowed=FROM_ZERO
+    )
+    lbd_schedule: Literal["constant", "warmup", "cosine"] = _loss(
+        "constant", "lbd over the run; warmup: rises from 0; cosine: falls to 0"
+    )
+    lbd_warmup: float = _loss(0.1, "share of the run in which lbd rises", only_with="lbd_schedule warmup", allowed=PART)
+    predictor_head: Literal["none", "linear", "mlp"] = _loss(
+        "none", "a trained map on the source embedding (mlp: one hidden layer); inference never needs it"
+    )
+    target_grad: Literal["on", "stop", "ema"] = _loss(
+        "on", "train the model through the target; stop: don't; ema: encode it with a moving average of the weights"
+    )
+    ema_decay: float = _loss(
+        0.99, "decay of the moving average per step", only_with="target_grad ema", allowed=BELOW_ONE
+    )
+    jepa_layer: int = _loss(
+        -1, "index of hidden_states that embeddings are read from; 0: token embeddings, -1: after the final norm"
+    )
+    sigreg: float = _loss(0.0, "weight of SIGReg; embeddings as of a standard normal distribution", allowed=FROM_ZERO)
+    variance: float = _loss(0.0, "weight of VICReg's variance term; deviations of 1 or more", allowed=FROM_ZERO)
+    covariance: float = _loss(0.0, "weight of VICReg's covariance term; dimensions differ", allowed=FROM_ZERO)
+    stp: float = _term(
+        0.0, "weight of Semantic Tube Prediction, in any mode; 0.02 without a number", allowed=FROM_ZERO, const=0.02
+    )
+    terms: tuple[dict[str, Any], ...] = _term(
+        (), "terms of your own beside these: {'term': 'module:Class', 'args': {...}} each; flags --term and --term_args"
+    )
+
+    def __post_init__(self) -> None:
+        # The old name, in folders of the first edition.
+        self.encoding = "tree" if str(self.encoding) == "forest" else self.encoding
+        check_values(self, sign="")
+        if self.layout is not None and ":" in self.layout:
+            name_layout(load("--layout", self.layout), self.layout)
+        known = layouts_of(self.mode)
+        if self.layout is None:
+            self.layout = known[0]
+        elif self.layout not in known:
+            raise ValueError(f"layout '{self.layout}' does not exist for mode {self.mode}; choose {' or '.join(known)}")
+        if self.predictors is None:
+            self.predictors = DEFAULT_PREDICTORS[self.mode]
+        # JSON holds a list.
+        self.terms = tuple(self.terms)
+        for contradicts, message in self._contradictions():
+            if contradicts:
+                raise ValueError(message)
+
+    def _contradictions(self) -> tuple[tuple[object, str], ...]:
+        """Combinations of options that are refused, each with a message."""
+        in_text, layout, distant = changes_text(self.layout), f"layout '{self.layout}'", self.pair_distance > 1
+        instead = f"contradicts {layout}, where step 2 must not see what predicts it; use layout 'branched'"
+        far, all_text, first = f"pair_distance {self.pair_distance}", self.labels == "all", self.jepa_layer == 0
+        return (
+            (not self.step_separator, "step_separator: expected 'blank', 'line' or a literal string, got an empty one"),
+            (in_text and self.front_pred, f"front_pred {instead}"),
+            (in_text and self.reverse_pred, f"reverse_pred {instead}"),
+            (in_text and self.last_token, f"last_token contradicts {layout}, whose views end in the row; leave it out"),
+            (in_text and self.encoding == "rows", f"encoding 'rows' can't express {layout}; use encoding 'tree'"),
+            (in_text and distant and self.pairs == "all", f"pairs 'all' with {far} overlap in {layout}; use 'first'"),
+            (distant and self.mode != "step-jepa", f"{far} counts steps, and mode {self.mode} has none; leave it out"),
+            (self.pooling == "mean" and self.last_token, "last_token contradicts pooling 'mean'; leave one out"),
+            (
+                self.plain and all_text and self.mode == "step-jepa",
+                "plain with labels 'all' trains the user's text alone, which has no steps; use labels 'assistant'",
+            ),
+            (
+                first and self.predictors and not self.front_pred,
+                "jepa_layer 0 reads the token embedding of a predictor, always the same; use predictors 0 or layer 1",
+            ),
+            (self.front_pred and not self.predictors, "front_pred needs predictor tokens; set predictors to 1 or more"),
+        )
+
+    @property
+    def uses_views(self) -> bool:
+        """Whether records have pairs of views; otherwise only the main text is run."""
+        return self.mode != "regular"
+
+    @property
+    def used_predictors(self) -> int:
+        """K, the number of predictor tokens; 0 in regular training, whatever ``predictors`` is."""
+        return (self.predictors or 0) if self.uses_views else 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields, resolved, for the run folder."""
+        return asdict(self)
+
+
+def changes_text(layout: str | None) -> bool:
+    """Whether a layout puts tokens into the main sequence."""
+    return layout in LAYOUTS and LAYOUTS[layout].changes_text
+
+
+def affecting(config: JepaConfig, what: str) -> dict[str, Any]:
+    """The fields of a configuration that change a given stage (sequences, encoding or objective), with their values."""
+    return {name: getattr(config, name) for name, about in SETTINGS.items() if about["affects"] == what}
+
+
+_OPTIONS = tuple(options_of(JepaConfig))
+
+SETTINGS = {each.name: each.about for each in _OPTIONS}
+"""Metadata of each field, as given to :func:`option`."""
+
+DEFAULTS: dict[str, Any] = {each.name: each.default for each in _OPTIONS}
+
+CHOICES = {each.name: each.choices for each in _OPTIONS if each.choices}
+
+NEEDS_VIEWS = tuple(name for name, about in SETTINGS.items() if about.get("views"))
+"""Fields without effect in regular training."""

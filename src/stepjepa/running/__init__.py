@@ -1,0 +1,1 @@
+"""A whole run: read the data, build the model, train, save, record."""

@@ -1,0 +1,336 @@
+"""``stepjepa train --dry_run``: what a run would cost, from its real data and the shapes of its model alone.
+
+No weights are read, drawn or kept, and nothing is written. The data is prepared for real, so all its errors come to
+light here, too. FLOPs are those of ``flops.py``. The memory of a process is estimated in bytes, part by part, from
+shapes and dtypes. With N weights, n of them trained, w bytes per weight, and s, g, z the number of processes over which
+weights, gradients and optimizer states are sharded (1 if they are not):
+
+- weights: ``N w / s``; a quantized weight takes 0.516 bytes (4 bits and scales) or 1 byte (8 bits);
+- gradients: ``n w / g``, and the same again for the buckets of DDP;
+- optimizer states: ``n a b / z``, for a values of b bytes per trained weight, see :data:`OPTIMIZERS`;
+- averaged weights (``--target_grad ema``): ``n w``;
+- activations: ``T w sum(i + o)``, for T tokens, over the matrices of all blocks, which read i and write o values a
+  token; with checkpointing of B blocks of width D: ``T w B D``, and the sum over one block. An estimate from below:
+  within a third for Llama and its kin, far less than what GPT-2 keeps.
+
+Not included: blocks that FSDP gathers while they are in use, logits, temporary tensors of the backward pass and of
+kernels, and the memory of the allocator and of the device's libraries.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from accelerate.utils.deepspeed import HfDeepSpeedConfig
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, TrainingArguments
+
+from stepjepa.base.errors import UserError, unexpected
+from stepjepa.base.terminal import print_rows
+from stepjepa.batch.prepare import prepare
+from stepjepa.chat.tokens import add_predictor_tokens
+from stepjepa.config.jepa import JepaConfig
+from stepjepa.data.records import Record
+from stepjepa.models.architecture import attach_heads, base_model, find_decoder, has_experts
+from stepjepa.models.loading import add_lora, new_config, new_dtype, reported
+from stepjepa.models.presets import PREFIX
+from stepjepa.models.setup import make_collator, set_up_attention
+from stepjepa.models.token_rows import adapter_ids, grow
+from stepjepa.models.weights import parameter_counts, quantized
+from stepjepa.objectives.objective import Objective
+from stepjepa.store.folder import is_main_process
+from stepjepa.training.checks import (
+    check_positions,
+    lora_settings,
+    refuse_data,
+    refuse_sharding,
+    training_arguments,
+)
+from stepjepa.training.flops import FlopModel, Shape
+from stepjepa.training.plan import Plan, equal_compute
+
+GIB = 2**30
+
+QUANTIZED = {"4bit": 0.516, "8bit": 1.0}
+"""Bytes of a quantized weight."""
+
+OPTIMIZERS: dict[str, tuple[int, int | None]] = {
+    **dict.fromkeys(("adamw_torch", "adamw_torch_fused"), (2, None)),
+    **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit"), (2, 1)),
+    "sgd": (0, None),
+}
+"""Optimizer -> number of values per trained weight, and bytes per value (None: those of the weight)."""
+
+# What torchrun tells a process of the others; a dry run needs their number alone.
+_LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+def dry_run(
+    args: argparse.Namespace,
+    config: JepaConfig,
+    records: Sequence[Record],
+    eval_records: Sequence[Record],
+    *,
+    processes: int | None = None,
+    on_gpu: bool = False,
+) -> dict[str, Any] | None:
+    """Print what a run of ``commands.train`` would cost; None from all processes but the first.
+
+    UserError for whatever the run itself would refuse before its first step. ``processes`` are by default torchrun's,
+    or ``WORLD_SIZE`` where there are no such devices; ``on_gpu`` plans for a GPU also where there is none.
+    """
+    if not is_main_process():
+        return None
+    processes = processes or int(os.environ.get("WORLD_SIZE", "1"))
+    with _alone():
+        given = dict(args.training)
+        # Its package need not be there to read its configuration.
+        deepspeed = given.pop("deepspeed", None)
+        # Without this, 16 bits would be refused on a machine that is only asked.
+        given.setdefault("use_cpu", not torch.accelerator.is_available())
+        training = training_arguments(argparse.Namespace(**{**vars(args), "training": given}), bool(eval_records))
+        asked = "use_cpu" not in args.training and (training.bf16 or training.fp16 or processes > 1)
+        device = "cpu" if training.device.type == "cpu" and not asked and not on_gpu else "cuda"
+        how: dict[str, Any] = {"device": device, "processes": processes}
+        how["sharding"] = Sharding.of(training, deepspeed, processes)
+        try:
+            found = _estimate(args, config, training, records, eval_records, **how)
+        except (UserError, OSError):
+            raise
+        except Exception as error:  # of whatever kind: one line says what is wrong
+            raise UserError(unexpected(error)) from None
+    print("dry run: no weights are read or made, and nothing is written")
+    print_rows(describe(found))
+    return found
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Hide from libraries that there are other processes, so that they do not wait for them."""
+    hidden = {name: os.environ.pop(name) for name in _LAUNCHED if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
+
+
+def _estimate(
+    args: argparse.Namespace,
+    config: JepaConfig,
+    training: TrainingArguments,
+    records: Sequence[Record],
+    eval_records: Sequence[Record],
+    *,
+    device: str,
+    processes: int,
+    sharding: Sharding | None,
+) -> dict[str, Any]:
+    """Prepare the data, set a model of shapes up as ``JepaTrainer`` does, and estimate everything, by name."""
+    model, tokenizer = _empty_model(args, config, records)
+    prepared = prepare(records, tokenizer, config)
+    held_out = prepare(eval_records, tokenizer, config, what="evaluation data") if eval_records else None
+    objective = Objective.from_config(config)
+    refuse_data(config, training, objective.compares_pairs)
+    if sharding:
+        refuse_sharding(config, args.eval_generate)
+    encoding, reason = set_up_attention(model, config)
+    base = base_model(model)
+    attach_heads(model, objective.heads(base.config.get_text_config()))
+    how: dict[str, Any] = {"encoding": encoding, "device": device, "processes": processes}
+    collator = make_collator(model, tokenizer, config, objective, **how)
+    check_positions(collator, prepared, held_out)
+    fsdp = training.fsdp_config if isinstance(training.fsdp_config, dict) else {}
+    again = training.gradient_checkpointing or str(fsdp.get("activation_checkpointing")).lower() == "true"
+    ema = config.target_grad == "ema"
+    try:
+        flops = FlopModel.of(model, gradient_checkpointing=again, ema=ema)
+    except (RuntimeError, NotImplementedError):
+        flops = FlopModel()  # experts, which need weights
+    of_run: dict[str, Any] = {"compares_pairs": objective.compares_pairs, "processes": processes}
+    plan = Plan.of(flops, prepared.dataset, collator, config, training, **of_run)
+
+    steps = [plan.micro_batches(step) for step in plan.keys(0)]
+    tokens = [sum(Shape.of(each).tokens for each in step) for step in steps]
+    batches = [each for step in steps for each in step if each["members"].lengths]
+    members = [each["members"] for each in batches]
+    largest = max(batches, key=lambda each: Shape.of(each).tokens)
+    rows, length = max((each["input_ids"].shape for each in largest.passes), key=math.prod)
+    optim = str(getattr(training.optim, "value", training.optim))
+    parts = kept_bytes(model, optim, processes=processes, sharding=sharding, quantized=quantized(args), ema=ema)
+    mixed = training.bf16 or training.fp16
+    if (saved := activations(model, Shape.of(largest).tokens, mixed=mixed, checkpointing=again)) is not None:
+        parts["activations"] = saved
+    # The data may be a sample of a larger set.
+    epoch = math.ceil((getattr(args, "records", None) or len(prepared.dataset)) / plan.records_per_step)
+    run = int(training.max_steps) if training.max_steps > 0 else math.ceil(training.num_train_epochs * epoch)
+    if args.same_flop and flops.token:
+        run = round(equal_compute(plan, training.num_train_epochs).steps * epoch / plan.steps_per_epoch)
+    whole, adapter = kept_bytes(model, optim), hasattr(model, "peft_config")
+    folder = Path(str(training.output_dir)).absolute()
+    every = training.save_steps if training.save_steps >= 1 else max(math.ceil(run * training.save_steps), 1)
+    saves = {"no": 0, "epoch": math.ceil(run / epoch)}.get(str(training.save_strategy.value), math.ceil(run / every))
+    trained, total = parameter_counts(model)
+    accumulated = f"{plan.batch_size} x {training.gradient_accumulation_steps} accumulated"
+    return {
+        "model": f"{type(base).__name__}, {total:,} parameters, {trained:,} trained, {base.dtype}",
+        "encoding": f"{encoding} ({reason})",
+        "processes": processes,
+        "data": {
+            **prepared.counts,
+            **{f"{name}_tokens": count for name, count in prepared.tokens.items()},
+            "longest": int(max(prepared.dataset.lengths)),
+        },
+        "step": {
+            "records": f"{plan.records_per_step:,} records ({accumulated} x {processes} processes)",
+            "tokens": sum(tokens) / len(tokens),
+            "plain_tokens": sum(each.plain_tokens for each in members) / len(steps),
+            "most_tokens": max(tokens),
+            "text_share": sum(int(each["num_tokens"]) for each in batches) / sum(tokens),
+        },
+        "steps": run,
+        "steps_per_epoch": epoch,
+        "memory": {
+            "parts": parts,
+            "largest_batch": {"rows": rows, "length": length, **Shape.of(largest)._asdict()},
+            "peak": sum(parts.values()),
+        },
+        "flops": {
+            "step": sum(map(flops.of_batch, chain(*steps))) / len(steps) if flops.token else None,
+            "regular_step": plan.regular.budgets(1)[0] / len(steps) if flops.token else None,
+        },
+        # What is trained of the weights, and the optimizer's states.
+        "checkpoint": {
+            "bytes": whole["gradients" if adapter else "weights"] + whole.get("optimizer states", 0),
+            "kept": min(saves, training.save_total_limit or saves),
+            "free": shutil.disk_usage(next(each for each in (folder, *folder.parents) if each.is_dir())).free,
+        },
+    }
+
+
+def describe(found: dict[str, Any]) -> list[tuple[str, str]]:
+    """Rows for people."""
+
+    def words(part: dict[str, Any]) -> str:
+        told = [(key.replace("_", " "), "not known" if each is None else each) for key, each in part.items()]
+        return ", ".join(f"{key} {each if isinstance(each, str) else f'{each:,.6g}'}" for key, each in told)
+
+    memory, checkpoint = found["memory"], found["checkpoint"]
+    parts = {"activations": None, "optimizer states": None, **memory["parts"], "sum": memory["peak"]}
+    short = "; NOT ENOUGH" if checkpoint["bytes"] * checkpoint["kept"] > checkpoint["free"] else ""
+    return [
+        *((name, found[name]) for name in ("model", "encoding")),
+        *((name, words(found[name])) for name in ("data", "step")),
+        ("run", f"{found['steps']:,} steps, {found['steps_per_epoch']:,} an epoch"),
+        ("GiB of a process", words({name: size and size / GIB for name, size in parts.items()})),
+        ("largest batch", words(memory["largest_batch"])),
+        ("FLOPs", words(found["flops"])),
+        ("checkpoints", words(checkpoint) + short),
+    ]
+
+
+def _empty_model(args: argparse.Namespace, config: JepaConfig, records: Sequence[Record]) -> tuple[Any, Any]:
+    """What ``load_model`` and ``add_lora`` give, on the meta device, with its real tokenizer."""
+    name, lora = args.model_name, lora_settings(args)
+    trust: dict[str, Any] = {"trust_remote_code": args.trust_remote_code}
+    given: dict[str, Any] = {"chat_template": args.chat_template, "plain": config.plain, **trust}
+    texts = (message["content"] for record in records for message in record.messages)
+    tokenizer, found = new_config(name, texts, fit=args.pretrain or name.startswith(PREFIX), **given)
+    add_predictor_tokens(tokenizer, config.used_predictors)
+    with reported(f"can't build a model from '{name}'"), torch.device("meta"):
+        kind = {"dtype": new_dtype(found, args.dtype), "attn_implementation": args.attn_implementation}
+        model: Any = AutoModelForCausalLM.from_config(found, **kind, **trust)
+        grow(model, len(tokenizer))
+        if lora is not None:
+            model = add_lora(model, lora, adapter_ids(tokenizer, plain=config.plain))
+    return model.train(), tokenizer
+
+
+# -- memory of a process -----------------------------------------------------------------------------------------------
+
+
+class Sharding(NamedTuple):
+    """Number of processes over which each part is sharded, by FSDP or DeepSpeed's ZeRO: s, g and z of the module."""
+
+    weights: int
+    gradients: int
+    states: int
+    # How float32 weights are kept for mixed precision: "instead" of those of 16 bits (FSDP), or "beside" (DeepSpeed).
+    master: str = ""
+
+    @classmethod
+    def of(cls, args: TrainingArguments, deepspeed: Any, processes: int) -> Sharding | None:
+        """What the arguments configure, and ``deepspeed``, a file or a JSON object; None for no sharding."""
+        mixed = args.bf16 or args.fp16
+        if deepspeed is not None:
+            try:
+                stage = HfDeepSpeedConfig(deepspeed).get_value("zero_optimization.stage", 0)
+            except (ValueError, AttributeError, OSError) as error:
+                raise UserError(f"--deepspeed: can't be read as a JSON object ({error})") from None
+            weights, gradients, states = (processes if stage >= least else 1 for least in (3, 2, 1))
+            return cls(weights, gradients, states, "beside" if mixed else "")
+        return cls(processes, processes, processes, "instead" if mixed else "") if args.fsdp else None
+
+
+def kept_bytes(
+    model: nn.Module,
+    optim: str,
+    *,
+    processes: int = 1,
+    sharding: Sharding | None = None,
+    quantized: str | None = None,
+    ema: bool = False,
+) -> dict[str, int]:
+    """Bytes that a process keeps between steps, by part; without the states of an optimizer not in :data:`OPTIMIZERS`.
+
+    The model is on any device, meta included, and neither sharded nor quantized (``4bit`` or ``8bit``) yet.
+    """
+    shards = sharding or Sharding(1, 1, 1)
+    head = model.get_output_embeddings()  # type: ignore[operator]  # a method of every PreTrainedModel
+    # bitsandbytes quantizes frozen linear layers other than the head.
+    linear = [module.weight for module in model.modules() if isinstance(module, nn.Linear) and module is not head]
+    packed = {id(weight) for weight in linear if quantized and not weight.requires_grad}
+
+    def size(tensor: Tensor) -> float:
+        if id(tensor) in packed:
+            return tensor.numel() * QUANTIZED[str(quantized)]
+        width = 2 if shards.master == "beside" else tensor.element_size()
+        return tensor.numel() * (max(4, width) if shards.master == "instead" and tensor.requires_grad else width)
+
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    count, own = sum(parameter.numel() for parameter in trained), sum(map(size, trained))
+    parts = {"weights": sum(map(size, model.parameters())) / shards.weights, "gradients": own / shards.gradients}
+    if optim in OPTIMIZERS:
+        values, width = OPTIMIZERS[optim]
+        beside = 4 * count if shards.master == "beside" else 0
+        states = values * (count * width if width is not None else beside or own)
+        parts["optimizer states"] = (states + beside) / shards.states
+    if processes > 1 and sharding is None:
+        parts["buckets of DDP"] = parts["gradients"]
+    if ema:
+        parts["averaged weights"] = own
+    return {name: round(value) for name, value in parts.items()}
+
+
+def activations(model: nn.Module, tokens: int, *, mixed: bool = False, checkpointing: bool = False) -> int | None:
+    """Bytes kept between the forward and the backward pass of a micro-batch of so many ``tokens``, padding included.
+
+    ``mixed`` where the pass runs in 16 bits, whatever the weights' dtype. None for a mixture of experts, of which it is
+    not known which token meets which.
+    """
+    if has_experts(model):
+        return None
+    decoder: Any = find_decoder(model)
+    width = 2 if mixed else torch.finfo(decoder.dtype).bits // 8
+    inner = [pair for each in decoder.children() if isinstance(each, nn.ModuleList) for pair in each.named_parameters()]
+    values = sum(sum(weight.shape) for name, weight in inner if weight.ndim == 2 and "lora_" not in name)
+    blocks = int(decoder.config.num_hidden_layers)
+    return tokens * width * (blocks * decoder.config.hidden_size + values // blocks if checkpointing else values)

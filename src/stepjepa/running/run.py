@@ -1,0 +1,313 @@
+"""One training run from the command line: read, build, train, save, write down."""
+
+import argparse
+import json
+import logging
+import math
+import re
+import shutil
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, nullcontext, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers.integrations import TensorBoardCallback
+from transformers.trainer_utils import SaveStrategy
+
+from stepjepa.base.errors import UserError, unexpected
+from stepjepa.base.files import DISK_ERRORS, locked
+from stepjepa.base.signals import Interruptions, Stopped
+from stepjepa.base.terminal import print_rows
+from stepjepa.batch.prepare import CacheDir, prepare
+from stepjepa.chat.tokens import all_predictor_ids
+from stepjepa.config.jepa import JepaConfig
+from stepjepa.config.option import without_flags
+from stepjepa.data.records import Record, describe_columns
+from stepjepa.evaluation.answering import AnswerScores, spread
+from stepjepa.models.loading import LoraSettings, add_lora, load_model
+from stepjepa.models.token_rows import adapter_ids
+from stepjepa.models.weights import compute_dtype, quantization_options, quantized
+from stepjepa.running.estimate import dry_run
+from stepjepa.running.screen import describe_run, draw_metrics, first_screen, read_data
+from stepjepa.store import folder as run_folder
+from stepjepa.store.folder import is_main_process, write_run
+from stepjepa.store.hub import refuse_lone_adapter, upload, write_card
+from stepjepa.store.prompts import common_system_prompt, system_prompts, with_system_prompt, write_trained_prompts
+from stepjepa.tasks.base import TaskOptions
+from stepjepa.tasks.registry import choose_task, keep
+from stepjepa.training.callbacks import StopCallback
+from stepjepa.training.checks import lora_settings, training_arguments
+from stepjepa.training.plan import EqualComputeCallback, equal_compute
+from stepjepa.training.saving import way_back
+from stepjepa.training.trainer import JepaTrainer
+
+
+def train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | None:
+    """Run ``stepjepa train``, of whose flags ``config`` is made, and return what ``run.json`` says of the finished run.
+
+    After ``--dry_run`` it is the estimate, from the first process alone. UserError for whatever went wrong: before the
+    first step nothing stays written, later it says what is saved.
+    """
+    level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(max(args.debug, 0), 2)]
+    logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
+    if level == logging.WARNING:
+        transformers.logging.set_verbosity_error()
+    # Before anything is drawn, an adapter's weights among it.
+    transformers.set_seed(args.finetune_seed)
+    alone = locked(Path(args.output_dir)) if is_main_process() and not args.dry_run else nullcontext()
+    try:
+        with alone:
+            return _train(args, config)
+    except (UserError, OSError):
+        raise
+    except Exception as error:  # of whatever kind: one line says what is wrong
+        raise UserError(unexpected(error)) from None
+    finally:
+        _settle()
+
+
+def _train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | None:
+    start = time.time()
+    folder, checkpoint = run_folder.open_run_folder(args.output_dir, args.resume_from_checkpoint, _say)
+    train_records, eval_records, files = read_data(args)
+    if args.dry_run:
+        return dry_run(args, config, train_records, eval_records)
+    trainer, lora, told = _build(args, config, train_records, eval_records)
+    # Weights are read by now; a bar whenever they are written would tear that of the training.
+    transformers.logging.disable_progress_bar()
+    equal = None
+    if args.same_flop:
+        # As long as its compute allows, with a checkpoint wherever a regular epoch's compute is spent.
+        equal = equal_compute(trainer.plan, trainer.args.num_train_epochs)
+        trainer.args.max_steps = equal.steps
+        if "save_strategy" not in args.training:
+            trainer.args.save_strategy = SaveStrategy.EPOCH
+        trainer.add_callback(EqualComputeCallback(equal))
+    if is_main_process():
+        print_rows(first_screen(args, trainer, equal, {**told, "resumed from": checkpoint}))
+    record = {
+        **describe_run(args, trainer),
+        "lora": vars(lora) if lora else None,
+        "data": files,
+        "system_prompts": system_prompts(train_records),
+        "same_flop": asdict(equal) if equal else None,
+    }
+    # Files may lie elsewhere on another machine; what is in them is compared.
+    given = without_flags(record["arguments"], ("train_file", "eval_file", "data_file", "cache_dir"))
+    started = checkpoint and Path(checkpoint).name
+    _refuse_disagreement({"data": files, "arguments": given, "checkpoints": started})
+    if args.resume_from_checkpoint is not None:
+        how: dict[str, Any] = {"allow_changes": args.allow_changes, "say": _say}
+        launches = run_folder.earlier_launches(folder, checkpoint, record, **how)
+        # Without a checkpoint it begins anew.
+        record["launches"] = launches if checkpoint is not None else []
+    before = run_folder.read_run(folder) if (folder / run_folder.RUN_FILE).is_file() else None
+    write_run(folder, record)
+    if is_main_process():
+        write_trained_prompts(folder, train_records)
+    scores = trainer.answer_scores
+    with _recording_failures(trainer, folder, record, before, checkpoint):
+        with closing(scores) if isinstance(scores, AnswerScores) else nullcontext():
+            metrics = _run(trainer, folder, checkpoint, record)
+            if trainer.prepared_eval is not None:
+                # Unless it was after the last step, and of these weights.
+                last = not trainer.args.load_best_model_at_end and trainer.evaluated.get(trainer.state.global_step)
+                metrics |= last or trainer.evaluate()
+        # What --push_to_hub uploads is the run folder, once all of it is there.
+        run_folder.save_whole(folder, lambda part: trainer.save_model(part, _internal_call=True))
+    record |= {
+        "status": "finished",
+        "results": {
+            "steps": trainer.state.global_step,
+            "tokens": trainer.meter.num_tokens,
+            "flops": trainer.state.total_flos,
+            "last_log": next((line for line in reversed(trainer.state.log_history) if "lm_loss" in line), {}),
+            "train_seconds": sum(launch["seconds"] for launch in record["launches"]),
+            "seconds": time.time() - start,
+            **{name: value for name, value in metrics.items() if name.startswith("eval_")},
+        },
+    }
+    if is_main_process():
+        write_card(folder, run=record)
+        draw_metrics(folder)
+    # Last: a run that is marked as finished is not begun again, whatever is missing.
+    write_run(folder, record)
+    _leave_group()
+    # The other processes need not wait for it.
+    if trainer.args.push_to_hub and is_main_process():
+        refuse_lone_adapter(folder)
+        _say(f"uploaded: {upload(folder, str(trainer.hub_model_id), revision=trainer.args.hub_revision)}")
+    return record
+
+
+def _say(line: str) -> None:
+    if is_main_process():
+        print(line, flush=True)
+
+
+# -- before the first step ---------------------------------------------------------------------------------------------
+
+
+def _build(
+    args: argparse.Namespace, config: JepaConfig, train_records: list[Record], eval_records: list[Record]
+) -> tuple[JepaTrainer, LoraSettings | None, dict[str, str | None]]:
+    """The trainer of a run, the settings of its adapter, and rows for ``first_screen``."""
+    training, lora, kind = training_arguments(args, bool(eval_records)), lora_settings(args), quantized(args)
+    compute = compute_dtype(args.dtype, bf16=training.bf16, fp16=training.fp16)
+    same = ("dtype", "pretrain", "chat_template", "attn_implementation", "trust_remote_code")
+    model, tokenizer = load_model(
+        args.model_name,
+        texts=(message["content"] for record in train_records for message in record.messages),
+        predictors=config.used_predictors,
+        seed=args.finetune_seed,
+        plain=config.plain,
+        quantization=None if kind is None else quantization_options(kind, compute, training.device),
+        **{name: getattr(args, name) for name in same},
+    )
+    cache: CacheDir = False if args.no_cache else args.cache_dir
+    data, held_out = prepare(train_records, tokenizer, config, cache_dir=cache, say=_say), None
+    if eval_records:
+        held_out = prepare(eval_records, tokenizer, config, what="evaluation data", cache_dir=cache, say=_say)
+    if lora is not None:
+        model = add_lora(model, lora, adapter_ids(tokenizer, plain=config.plain))
+    # Generation must never produce a token that only training knows.
+    model.generation_config.suppress_tokens = all_predictor_ids(tokenizer) or None
+    told = {"columns": describe_columns(train_records[0])}
+    scores = None
+    if args.eval_generate is not None:
+        try:
+            scores, told["answers"] = _answer_scores(args, eval_records, train_records, model, tokenizer)
+        except UserError as error:
+            # Worded for 'stepjepa evaluate', whose flags have other names here.
+            raise UserError(re.sub(r"--(task|max_new_tokens)\b", r"--eval_\1", str(error))) from None
+    trainer = JepaTrainer(
+        model,
+        training,
+        config,
+        train_dataset=data,
+        eval_dataset=held_out,
+        processing_class=tokenizer,
+        answer_scores=scores,
+        track_flop=args.track_flop,
+    )
+    return trainer, lora, told
+
+
+def _answer_scores(
+    args: argparse.Namespace, records: list[Record], trained: list[Record], model: Any, tokenizer: Any
+) -> tuple[AnswerScores, str]:
+    """What answers and scores during training, checked on the model as it is before; and what to say of it."""
+    task = choose_task(args.eval_task, records, TaskOptions(args.spider_path, args.missing_databases))
+    asked = spread(list(keep(task, records)[0].values()), args.eval_generate)
+    # As 'stepjepa evaluate' will ask the trained model.
+    if (prompt := common_system_prompt(system_prompts(trained))) is not None:
+        asked = with_system_prompt(asked, prompt)
+    limits = {"max_new_tokens": args.eval_max_new_tokens, "batch_size": args.batch_size, "plain": args.plain}
+    scores = AnswerScores(asked, task, tokenizer, **limits)
+    scores.check(model)
+    return scores, f"to {len(asked):,} records at every evaluation, task {task.name}"
+
+
+def _refuse_disagreement(parts: Mapping[str, Any]) -> None:
+    """Have all processes end with the same error where they were not given the same, by the names of its parts.
+
+    Without it they would wait for each other in vain, or train on gradients that do not belong together.
+    """
+    if torch.distributed.is_initialized():
+        given: list[dict[str, str]] = [{}] * torch.distributed.get_world_size()
+        own = {name: json.dumps(value, default=str, sort_keys=True) for name, value in parts.items()}
+        torch.distributed.all_gather_object(given, own)
+        for name in parts:
+            if len({each[name] for each in given}) > 1:
+                raise UserError(f"the processes were given different {name}; start all with the same command and files")
+
+
+# -- training ----------------------------------------------------------------------------------------------------------
+
+
+def _run(trainer: JepaTrainer, folder: Path, checkpoint: str | None, record: dict[str, Any]) -> dict[str, float]:
+    """Train, and note in the record how far it came."""
+    start = time.time()
+
+    def promise(number: int) -> None:
+        name = signal.Signals(number).name
+        _say(f"{name}: saving a checkpoint at the end of this step, then stopping; once more to stop at once")
+
+    def launched() -> None:
+        record["launches"].append({"seconds": time.time() - start, "to_step": trainer.state.global_step})
+
+    request = Interruptions(promise)
+    trainer.add_callback(StopCallback(request, trainer.args.world_size, trainer.args.device))
+    for board in trainer.callback_handler.callbacks:
+        if isinstance(board, TensorBoardCallback):
+            board.logging_dir = board.logging_dir or str(folder / "tensorboard")
+    try:
+        with request:
+            metrics = dict(trainer.train(resume_from_checkpoint=checkpoint).metrics)
+    except Stopped as stop:
+        # Those who report elsewhere close their files.
+        trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
+        launched()
+        write_run(folder, {**record, "status": "interrupted"})
+        _leave_group()
+        saved = folder / f"checkpoint-{trainer.state.global_step}"
+        way = "it holds the model only" if trainer.args.save_only_model else "resume with --resume_from_checkpoint last"
+        raise Stopped(stop.number, f"stopped; {saved} is saved; {way}") from None
+    launched()
+    return metrics
+
+
+@contextmanager
+def _recording_failures(
+    trainer: JepaTrainer, folder: Path, record: dict[str, Any], before: dict[str, Any] | None, checkpoint: str | None
+) -> Iterator[None]:
+    """Note in ``run.json`` that a run failed; put back what it held ``before`` where this launch took no step."""
+    try:
+        yield
+    except Exception as error:  # of whatever kind: the record must not say for ever that the run goes on
+        for callback in trainer.callback_handler.callbacks:
+            # The thread of TensorBoard's writer would go on writing into a folder that is removed.
+            if getattr(callback, "tb_writer", None) is not None:
+                callback.tb_writer.close()
+        trained = trainer.state.global_step > getattr(trainer, "_initial_global_step", math.inf)
+        with suppress(OSError):
+            if trained or (isinstance(error, OSError) and before is None):
+                write_run(folder, {**record, "status": "failed", "error": str(error)})
+            elif before is not None:
+                write_run(folder, before)
+            else:
+                shutil.rmtree(folder / "tensorboard", ignore_errors=True)
+                run_folder.remove_start(folder)
+        if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+            way = way_back(folder, "once it can be written to, ")
+            raise UserError(f"{error.strerror}; {way}", path=error.filename or folder) from None
+        if isinstance(error, UserError | OSError):
+            raise
+        told = unexpected(error)
+        if trained:
+            told = f"the run failed after step {trainer.state.global_step} ({told}); {way_back(folder)}"
+        raise UserError(f"{told}; --debug 2 shows where it was", path=None if trained else checkpoint) from None
+
+
+def _leave_group() -> None:
+    """End the group of processes: left to the interpreter's end, its threads now and then abort the process."""
+    if torch.distributed.is_initialized():
+        with suppress(RuntimeError):  # another process is gone
+            torch.distributed.barrier()
+        _settle()
+        torch.distributed.destroy_process_group()
+
+
+def _settle() -> None:
+    """Give gloo's threads 0.4 seconds to release their tensors, for which they need the interpreter.
+
+    Whoever drops the group waits for these threads without releasing the interpreter: a deadlock (torch 2.13: 6 of 40
+    launches of two processes that train for three steps and leave).
+    """
+    if torch.distributed.is_initialized():
+        time.sleep(0.4)

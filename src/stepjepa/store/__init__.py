@@ -1,0 +1,1 @@
+"""What lies in a run folder: its record, checkpoints, prompts, card."""

@@ -1,0 +1,264 @@
+"""The run folder and its checkpoints: never overwritten unasked, verified by checksums, described by ``run.json``.
+
+run.json         configuration, versions, fingerprints of the data, counts, results
+metrics.jsonl    one line per log line
+checkpoint-N/    transformers' checkpoints
+model.safetensors or adapter_model.safetensors, tokenizer ... the trained model
+"""
+
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from stepjepa.base.errors import UserError
+from stepjepa.base.files import fingerprint, naming_disk_errors, read_json_object, write_json
+
+RUN_FILE = "run.json"
+METRICS_FILE = "metrics.jsonl"
+CARD_FILE = "README.md"
+PROMPTS_FILE = "trained_prompts.json"
+"""File of the sorted hashes of the training prompts; see ``data.prompts``."""
+
+CHECKSUMS_FILE = "checksums.json"
+"""File in a checkpoint or run folder: SHA-256 of each file that was saved with it."""
+
+PART = ".saving"
+"""Folder inside a run folder for files that are still being written."""
+
+_KEPT = ("model", "jepa", "lora", "loaded", "data", "order")
+"""Keys of ``run.json`` that must not change when a run is resumed."""
+
+
+class FinishedError(UserError):
+    """The run to resume is already finished."""
+
+
+def is_main_process() -> bool:
+    """Whether this process has rank 0, the only one that writes shared files."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def open_run_folder(
+    path: str, resume: str | None, say: Callable[[str], None] = lambda line: None, *, resumable: bool = True
+) -> tuple[Path, str | None]:
+    """Check a run folder before a run starts, and return it with the checkpoint to resume from, or None.
+
+    ``resume`` is a checkpoint folder; ``last`` (or ``true``) for the newest complete checkpoint in the folder; ``auto``
+    for the same, or a start from scratch if there is none; None for a new run, whose folder must be empty or missing.
+    ``say`` is called with one line for each checkpoint that is skipped, with the reason. Without ``resumable`` the
+    command can't resume, and the error for a folder that is not empty does not speak of it.
+    """
+    folder, wanted = Path(path), None if resume is None else resume.lower()
+    is_run = (folder / RUN_FILE).is_file()
+    checkpoint: Path | None = None
+    if wanted in ("last", "true") or (wanted == "auto" and is_run):
+        checkpoint = last_checkpoint(folder, say, read_all=True)
+        if checkpoint is None and wanted != "auto":
+            raise UserError("holds no complete checkpoint to resume from; name another --output_dir", path=folder)
+    else:
+        if resume is not None and wanted != "auto":
+            checkpoint = Path(resume)
+            if fault := checkpoint_fault(checkpoint, read_all=True):
+                raise UserError(f"is not a complete checkpoint ({fault}); name another one, or 'last'", path=checkpoint)
+            own = checkpoint.resolve().parent == folder.resolve()
+            names = [path.name for path in checkpoints(folder)] if own else []
+            # Kept there, 'last' would return to what is left behind now.
+            if is_main_process() and checkpoint.name in names[1:]:
+                raise UserError(f"is older than {names[0]}; move that elsewhere, or pass 'last'", path=checkpoint)
+            is_run = is_run or own
+        if is_main_process() and folder.exists() and not (checkpoint and is_run) and any(_contents(folder)):
+            way = "pass --resume_from_checkpoint last" if resumable and checkpoints(folder) else "empty it"
+            raise UserError(f"is not empty; name another --output_dir, or {way}", path=folder)
+    if is_main_process() and resume is not None and folder.exists():
+        for remains in set(folder.iterdir()) - set(_contents(folder)):
+            shutil.rmtree(remains) if remains.is_dir() else remains.unlink()
+    return folder, None if checkpoint is None else str(checkpoint)
+
+
+def _contents(folder: Path) -> list[Path]:
+    """What a folder holds, without the remains of interrupted writes."""
+    return [path for path in folder.iterdir() if path.name != PART and not path.name.startswith(f".{RUN_FILE}.")]
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The folders ``checkpoint-N`` of a run, complete or not, newest first."""
+    numbered = [path for path in folder.glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdecimal()]
+    return sorted(numbered, key=lambda path: -int(path.name.removeprefix("checkpoint-")))
+
+
+def last_checkpoint(
+    folder: Path, say: Callable[[str], None] = lambda line: None, *, read_all: bool = False
+) -> Path | None:
+    """The newest complete checkpoint of a run, or None; arguments as in :func:`open_run_folder` and below."""
+    for path in checkpoints(folder):
+        fault = checkpoint_fault(path, read_all=read_all)
+        if fault is None:
+            return path
+        say(f"skipped checkpoint {path} ({fault})")
+    return None
+
+
+def checkpoint_fault(folder: Path, *, read_all: bool = False) -> str | None:
+    """Why a checkpoint can't be resumed, or None; see :func:`checksum_fault`."""
+    if not (folder / "trainer_state.json").is_file():
+        return "trainer_state.json is missing"
+    # Transformers would resume without the optimizer's states, as --save_only_model leaves it, and say nothing.
+    if not any(any(folder.glob(pattern)) for pattern in ("*optimizer*", "global_step*")):
+        return "optimizer.pt is missing"
+    return checksum_fault(folder, read_all=read_all, complete=True)
+
+
+def checksum_fault(folder: Path, *, read_all: bool = True, complete: bool = False) -> str | None:
+    """Why the files of a folder are not those that were saved; None if they are, or if no checksums were saved.
+
+    ``read_all`` compares the checksum of every file; where the folder must be ``complete``, a missing file is a fault.
+    """
+    try:
+        saved = json.loads((folder / CHECKSUMS_FILE).read_text(encoding="utf-8"))
+        for name, digest in saved.items():
+            if not (folder / name).is_file():
+                if complete:
+                    return f"{name} is missing"
+            elif read_all and fingerprint(folder / name) != digest:
+                return f"{name} is not what was saved (its SHA-256 differs)"
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, AttributeError) as error:
+        return f"can't be read ({error})"
+    return None
+
+
+def write_checksums(folder: Path) -> None:
+    """Write the checksums of all files in a folder, before the folder or its files get their final names."""
+    # Without the model card, which an upload rewrites.
+    files = (file for file in sorted(folder.rglob("*")) if file.is_file() and file.name != CARD_FILE)
+    write_json(folder / CHECKSUMS_FILE, {file.relative_to(folder).as_posix(): fingerprint(file) for file in files})
+
+
+def move_into_place(part: Path, final: Path) -> None:
+    """Rename a complete checkpoint to its final name, replacing a folder of that name, and remove its parent folder."""
+    if final.exists():
+        final.replace(part.with_name(f"{part.name}.replaced"))
+    part.replace(final)
+    shutil.rmtree(part.parent)
+
+
+def save_whole(folder: Path, save: Callable[[str], None]) -> None:
+    """Save into a run folder through a temporary folder, so that no file is ever incomplete under its final name.
+
+    ``save`` is called with the temporary folder to write into; on every process, as FSDP needs.
+    """
+    part = folder / PART
+    if is_main_process():
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+    try:
+        with naming_disk_errors(folder):
+            save(str(part))
+            if is_main_process():
+                write_checksums(part)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    if is_main_process():
+        for file in sorted(part.iterdir()):
+            target = folder / file.name
+            if target.is_dir():
+                # From an earlier save (some tokenizers have a folder of templates); a rename needs an empty target.
+                shutil.rmtree(target)
+            file.replace(target)
+        part.rmdir()
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python, the platform and the packages that affect the results."""
+    packages = ("stepjepa", "torch", "transformers", "accelerate", "peft", "tokenizers", "numpy")
+    found = {name: importlib.metadata.version(name) for name in packages}
+    return {"python": platform.python_version(), "platform": platform.platform(), **found}
+
+
+def write_run(folder: Path, values: dict[str, Any]) -> None:
+    """Write ``run.json``, from the main process only."""
+    if is_main_process():
+        write_json(folder / RUN_FILE, json.loads(json.dumps(values, default=str)))
+
+
+def remove_start(folder: Path) -> None:
+    """Remove what a launch that trained nothing has written, so that the folder can be used again."""
+    if is_main_process():
+        (folder / RUN_FILE).unlink(missing_ok=True)
+        (folder / PROMPTS_FILE).unlink(missing_ok=True)
+        if not any(folder.iterdir()):
+            folder.rmdir()
+
+
+# Keys of run.json that are read, with their types.
+_PARTS: dict[str, type] = {
+    **dict.fromkeys(("status", "model"), str),
+    **dict.fromkeys(("jepa", "training", "data", "loaded", "results", "versions"), dict),
+    **dict.fromkeys(("launches", "system_prompts"), list),
+}
+
+
+def read_run(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read ``run.json`` of a run folder, or raise a :class:`UserError` if it is missing or damaged."""
+    path = Path(folder) / RUN_FILE
+    if not path.is_file():
+        raise UserError(f"is no run folder (no {RUN_FILE} in it); check the path", path=Path(folder))
+    remedy = "restore it, or train again into another folder"
+    value = read_json_object(path, "file of a run", remedy)
+    for name, kind in _PARTS.items():
+        if not isinstance(value.get(name), kind | None):
+            raise UserError(f"is damaged: '{name}' is {type(value[name]).__name__}; {remedy}", path=path)
+    return value
+
+
+def run_of(model_path: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """``run.json`` of the run that trained a model, a run folder or a checkpoint in one; None for other models."""
+    folder = Path(model_path)
+    places = (folder, folder.parent) if folder.name.startswith("checkpoint-") else (folder,)
+    return next((read_run(place) for place in places if (place / RUN_FILE).is_file()), None)
+
+
+def trained_objective(model_path: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """The ``JepaConfig`` that a model was trained with, as a dict; None if no ``run.json`` records it."""
+    return (run_of(model_path) or {}).get("jepa")
+
+
+def earlier_launches(
+    folder: Path, checkpoint: str | None, now: dict[str, Any], *, allow_changes: bool, say: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """``launches`` of a run that is being resumed, after a check that its settings are those of ``now``.
+
+    The checkpoint may be that of another run, whose settings are compared then. With ``allow_changes`` a change is said
+    on one line instead. Other settings, such as the learning rate, may change.
+    """
+    own = (folder / RUN_FILE).is_file()
+    before = read_run(folder) if own else run_of(checkpoint) if checkpoint else None
+    if before is None:
+        return []
+    now = json.loads(json.dumps(now, default=str))
+    for part in _KEPT:
+        if before.get(part) == now[part]:
+            continue
+        both = isinstance(now[part], dict) and isinstance(before.get(part), dict)
+        inner = [key for key in now[part] if before[part].get(key) != now[part][key]] if both else []
+        words = ", ".join([part, *inner[:1]])
+        if not allow_changes:
+            raise UserError(
+                f"the run was begun with other settings ({words}); pass the flags of run.json, or another --output_dir "
+                "(--allow_changes resumes it all the same)",
+                path=folder,
+            )
+        say(f"resumed with other settings: {words}")
+    was = before.get("training") or {}
+    same_length = all(was.get(name) == now["training"][name] for name in ("num_train_epochs", "max_steps"))
+    if own and before.get("status") == "finished" and same_length:
+        raise FinishedError("the run is finished; there is nothing to resume", path=folder)
+    launches: list[dict[str, Any]] = before.get("launches", []) if own else []
+    return launches

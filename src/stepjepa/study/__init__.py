@@ -1,0 +1,1 @@
+"""Several runs: sweep, comparison, statistics, tables, page."""

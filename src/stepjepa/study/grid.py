@@ -1,0 +1,207 @@
+"""From a grid in a YAML file to the list of its trials. Nothing is run or written here.
+
+A trial is one training and its evaluation, as two lists of flags, in a run folder whose name says what is particular
+to it: ``<arm>_lbd0.5_predictors1/seed82``.
+"""
+
+import hashlib
+import itertools
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stepjepa.base.errors import UserError
+from stepjepa.base.files import existing_file, read_text, read_yaml
+from stepjepa.config.option import as_arguments
+
+SEEDS = (82, 23, 37, 84, 4)
+"""Those of the published experiments."""
+
+BASELINE = "regular"
+KEYS = ("train", "evaluate", "arms", "seeds", "baseline")
+
+# Flags that the sweep sets itself, by command.
+SET_BY_SWEEP = {
+    "train": ("output_dir", "finetune_seed", "seed", "resume_from_checkpoint", "config", "help_all", "dry_run"),
+    "evaluate": ("model_path", "model_name", "output_file", "overwrite"),
+}
+
+Flags = dict[str, Any]
+Check = Callable[[list[str]], Any]
+"""Takes the arguments of a command, raises UserError if they are wrong, and returns what they mean, comparable."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Arms to compare. An arm's flags win over shared ones; None takes one away, a list stands for each value."""
+
+    source: Path  # the file that the grid was read from
+    train: Flags  # shared by all arms
+    evaluate: Flags
+    arms: dict[str, Flags]  # the baseline first
+    seeds: tuple[int, ...]
+    baseline: str
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One training and its evaluation."""
+
+    name: str  # the run folder, <label>/seed<seed>
+    arm: str
+    label: str  # the arm and the values chosen from its lists
+    seed: int
+    train: tuple[str, ...]  # arguments of the commands, without run folder and output file
+    evaluate: tuple[str, ...]
+
+
+def read_grid(path: str | os.PathLike[str], seeds: Sequence[int] | None = None) -> Grid:
+    """The grid that a YAML file describes; ``seeds`` are used instead of those of the file.
+
+    Raises:
+        UserError: a key or a value is not one of a grid; the error names the line.
+    """
+    source = existing_file(path, "grid")
+    values = read_yaml(source)
+    if not isinstance(values, dict):
+        raise UserError(f"expected the keys {', '.join(KEYS)}", path=source)
+    for key in values:
+        if key not in KEYS:
+            raise _error(source, f"unknown key; expected {', '.join(KEYS)}", str(key))
+    arms = values.get("arms")
+    if not isinstance(arms, dict) or not arms:
+        raise _error(source, "expected a mapping from the names of arms to their flags", "arms")
+    if not all(isinstance(name, str) and re.fullmatch(r"[A-Za-z][A-Za-z0-9._+-]{0,63}", name) for name in arms):
+        allowed = "an arm's name begins with a letter and has nothing but letters, digits and '._+-'"
+        raise _error(source, allowed, "arms")
+    own = {name: _flags(source, "train", flags, "arms", name) for name, flags in arms.items()}
+    baseline = values.get("baseline", BASELINE)
+    if baseline == BASELINE:
+        own.setdefault(BASELINE, {"regular": True})
+    if not isinstance(baseline, str) or baseline not in own:
+        raise _error(source, f"there is no arm '{baseline}'; name one of {', '.join(own)}", "baseline")
+    numbers: Any = values.get("seeds", SEEDS) if seeds is None else seeds
+    whole = isinstance(numbers, list | tuple) and all(type(each) is int and each >= 0 for each in numbers)
+    if not whole or not numbers or len(set(numbers)) < len(numbers):
+        told = f"expected different whole numbers, 0 or more, got {json.dumps(numbers, default=str)}"
+        raise _error(source, told, "seeds") if seeds is None else UserError(f"--seeds: {told}")
+    shared = {name: _flags(source, name, values.get(name), name) for name in ("train", "evaluate")}
+    return Grid(source, **shared, arms={baseline: {}, **own}, seeds=tuple(numbers), baseline=baseline)
+
+
+def _flags(source: Path, command: str, values: Any, *keys: str) -> Flags:
+    """Flags by their names with underscores."""
+    if values is not None and not isinstance(values, dict):
+        raise _error(source, f"holds a {type(values).__name__}; expected 'flag: value' lines", *keys)
+    flags: Flags = {}
+    for key, value in (values or {}).items():
+        name = str(key).replace("-", "_")
+        if name in SET_BY_SWEEP[command]:
+            hint = "; write 'seeds'" if name.endswith("seed") else ""
+            raise _error(source, f"is set by the sweep itself; leave it out{hint}", *keys, name)
+        if name in flags:
+            raise _error(source, "is there twice", *keys, name)
+        flags[name] = value
+    return flags
+
+
+def _error(source: Path, message: str, *keys: str) -> UserError:
+    """An error that names the file, and the line and the path of a key."""
+    import yaml
+
+    line, node = None, yaml.compose(read_text(source), Loader=yaml.SafeLoader)
+    for key in keys:
+        pairs = node.value if isinstance(node, yaml.MappingNode) else []
+        found = [pair for pair in pairs if str(pair[0].value).replace("-", "_") == key.replace("-", "_")]
+        if not found:
+            break
+        line, node = found[-1][0].start_mark.line + 1, found[-1][1]
+    return UserError(f"{'.'.join(keys)}: {message}" if keys else message, path=source, line=line)
+
+
+def expand(grid: Grid, check_train: Check, check_evaluate: Check) -> list[Trial]:
+    """All trials, the baseline's first; the checks are those of the arguments of both commands.
+
+    Raises:
+        UserError: a flag is unknown or its value wrong (file, line and key are named), or two trials would be equal.
+    """
+    evaluate = as_arguments(grid.evaluate)
+    with _errors_at(grid, (("evaluate",), grid.evaluate)):
+        check_evaluate(evaluate)
+    trials: list[Trial] = []
+    meanings: dict[str, Any] = {}
+    for arm, own in grid.arms.items():
+        for label, chosen in _choices(grid, arm, own):
+            train = as_arguments({**grid.train, **chosen})
+            with _errors_at(grid, (("arms", arm), own), (("train",), grid.train)):
+                meaning = check_train(train)
+            for earlier, known in meanings.items():
+                # Some file systems don't tell upper case from lower case.
+                if known == meaning or label.casefold() == earlier.casefold():
+                    fault = f"'{label}' would train the same as '{earlier}', or be called the same; leave one out"
+                    raise _error(grid.source, fault, "arms", arm)
+            meanings[label] = meaning
+            for seed in grid.seeds:
+                arguments = (*train, f"--finetune_seed={seed}")
+                trials.append(Trial(f"{label}/seed{seed}", arm, label, seed, arguments, tuple(evaluate)))
+    return trials
+
+
+@contextmanager
+def _errors_at(grid: Grid, *places: tuple[tuple[str, ...], Flags]) -> Iterator[None]:
+    """Put the place of a flag's key into errors about it; into others the first place."""
+    try:
+        yield
+    except UserError as error:
+        words = [*re.findall(r"--(\w+)", str(error)), *re.findall(r"\w+", str(error))]
+        named = ((*keys, word) for word in words for keys, flags in places if word in flags)
+        raise _error(grid.source, str(error), *next(named, places[0][0])) from None
+
+
+def _choices(grid: Grid, arm: str, own: Flags) -> Iterator[tuple[str, Flags]]:
+    """Every combination of the values of an arm's lists, with its label."""
+    axes = {name: values for name, values in own.items() if isinstance(values, list)}
+    for name, values in axes.items():
+        if not values:
+            raise _error(grid.source, "an empty list leaves nothing to train", "arms", arm, name)
+    for combination in itertools.product(*axes.values()):
+        chosen = dict(zip(axes, combination, strict=True))
+        label = "_".join([arm, *(_name_of_value(name, value) for name, value in chosen.items())])
+        yield _file_name(label, 150), {**own, **chosen}
+
+
+def _name_of_value(flag: str, value: Any) -> str:
+    """``lbd0.5``, ``labels-all``."""
+    text = json.dumps(value) if isinstance(value, dict | list | bool | None) else str(value)
+    is_number = re.fullmatch(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?", text)
+    return f"{flag}{text}" if is_number else f"{flag}-{_file_name(text, 40)}"
+
+
+def _file_name(text: str, longest: int) -> str:
+    """A text as part of a file name; a digest stands for what is changed or cut, so that names differ."""
+    clean = re.sub(r"[^A-Za-z0-9._+-]+", "-", text).strip("-.")
+    if clean == text and len(text) <= longest:
+        return text
+    return f"{clean[:longest]}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
+
+
+def select(trials: Sequence[Trial], only: str | None) -> list[Trial]:
+    """The trials that ``--only`` names by arm, combination (``jepa_lbd0.5``), trial or seed, divided by commas.
+
+    Several names or several seeds widen the choice, names and seeds together narrow it; None takes all.
+    """
+    if only is None:
+        return list(trials)
+    names = {name.strip() for name in only.split(",")}
+    seeds = names & {str(trial.seed) for trial in trials}
+    others, known = names - seeds, {trial: {trial.arm, trial.label, trial.name} for trial in trials}
+    if unknown := others.difference(*known.values()):
+        there = ", ".join(dict.fromkeys([*(t.label for t in trials), *(str(t.seed) for t in trials)]))
+        raise UserError(f"--only: no arm, seed or trial is called '{min(unknown)}'; there are {there}")
+    of_seed = [trial for trial in trials if not seeds or str(trial.seed) in seeds]
+    return [trial for trial in of_seed if not others or others & known[trial]]

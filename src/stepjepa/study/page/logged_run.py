@@ -1,0 +1,69 @@
+"""Reads run folders for the page; damaged parts are noted, and the others are shown."""
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from stepjepa.base.errors import UserError
+from stepjepa.base.files import read_jsonl
+from stepjepa.fields import read_fields
+from stepjepa.store.folder import METRICS_FILE, read_run
+from stepjepa.study.evaluated_run import SUMMARY, RunFolder, find_run_folders, is_of_another_model, run_names
+
+
+@dataclass(frozen=True)
+class Run(RunFolder):
+    """A run folder that has been read."""
+
+    name: str = ""  # differs from the names of the other runs; it comes from the user, so it must be escaped
+    run: dict[str, Any] = field(default_factory=dict)  # run.json; any part of it may be missing
+    metrics: list[dict[str, Any]] = field(default_factory=list)  # of metrics.jsonl, each with a number as its step
+    evaluations: dict[str, dict[str, Any]] = field(default_factory=dict)  # NAME.summary.json of each, by name
+    notes: list[str] = field(default_factory=list)  # what could not be read, one sentence each
+
+    def get(self, *path: str) -> Any:
+        """The value at a path in ``run.json``, or None."""
+        value: Any = self.run
+        for key in path:
+            value = value.get(key) if isinstance(value, dict) else None
+        return value
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a finite number, and no bool."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
+
+
+def read_runs(folders: Sequence[str | os.PathLike[str]]) -> list[Run]:
+    """Read run folders, finished or not, by :func:`find_run_folders`; ``UserError`` if one is no run."""
+    places = find_run_folders(folders)
+    names = run_names([place.folder for place in places])
+    runs = [
+        Run(place.folder, place.arm, place.is_baseline, name, read_run(place.folder))
+        for place, name in zip(places, names, strict=True)
+    ]
+    for run in runs:
+        status, error = run.get("status"), run.get("error")
+        if status != "finished":
+            why = f"status {status}: {error}" if isinstance(error, str) else f"status {status}"
+            run.notes.append(f"The run is not finished ({why}); the page shows it as far as it came.")
+        faults: list[UserError] = []
+        try:
+            lines = [line for _, line in read_jsonl(run.folder / METRICS_FILE, wrong=faults.append)]
+            run.metrics.extend(line for line in lines if is_number(line.get("step")))
+        except UserError as missing:
+            run.notes.append(f"Nothing is shown over steps: {missing}.")
+        if faults:
+            run.notes.append(f"Lines of {METRICS_FILE} can't be read ({len(faults)}; the first is {faults[0]}).")
+        for file in sorted(run.folder.glob(f"*{SUMMARY}")):
+            name = file.name.removesuffix(SUMMARY)
+            try:
+                run.evaluations[name] = dict(read_fields(file, "summary", "evaluate again").values)
+            except UserError as fault:
+                run.notes.append(f"An evaluation is skipped: {fault}.")
+                continue
+            if is_of_another_model(run.folder, run.evaluations[name]):
+                run.notes.append(f"The evaluation {name} is of another model than the folder holds; evaluate again.")
+    return runs

@@ -1,0 +1,321 @@
+"""The page of ``stepjepa report``: one HTML file that loads nothing and runs no scripts but its own."""
+
+import base64
+import hashlib
+import importlib.metadata
+import json
+import os
+import shlex
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from stepjepa.base.errors import UserError
+from stepjepa.base.files import read_jsonl
+from stepjepa.base.terminal import visible_lines
+from stepjepa.study.comparison import Comparison, compare, verdict
+from stepjepa.study.page.charts import DASHES, Look, curves, json_block, looks, read_template, render
+from stepjepa.study.page.logged_run import Run, is_number
+from stepjepa.study.plot import picture
+from stepjepa.study.tables import UNKNOWN, Table, interval, tables
+
+LONGEST = 4000
+"""Characters of an answer that are shown."""
+
+_DAMAGED = (UserError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+
+Part = dict[str, Any]
+"""What ``templates/section.html`` shows, by its names: heading, texts, tables, charts, and so on."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page: its ``id``, its heading, and what is in it."""
+
+    anchor: str
+    title: str
+    parts: Sequence[Part]
+
+    @property
+    def html(self) -> Markup:
+        """Safe markup."""
+        return render("section.html", parts=self.parts)
+
+
+def make_page(runs: Sequence[Run], baseline: str | None = None, analysis: str | None = None) -> str:
+    """The page of some runs as text, the same for the same runs.
+
+    ``baseline`` as for :func:`compare`, ``analysis`` as for :func:`embedding_section`.
+    """
+    compared = compare_runs(runs, baseline)
+    look = looks(runs, next((comparison for _, comparison, _ in compared if comparison), None))
+    makers: dict[str, Callable[[], Section]] = {
+        "arms": lambda: comparison_section(compared),
+        "accuracy": lambda: accuracy_section(runs),
+        "charts over steps": lambda: steps_section(runs, look),
+        "answers": lambda: answers_section(runs),
+        "embeddings": lambda: embedding_section(runs, analysis),
+        "overview": lambda: overview_section(runs),
+    }
+    notes = [f"{run.name}: {note}" if len(runs) > 1 else note for run in runs for note in run.notes]
+    sections = []
+    for name, make in makers.items():
+        try:
+            section = make()
+            if section.parts:
+                sections.append((section, section.html))
+        except _DAMAGED as error:
+            told = (
+                str(error) if isinstance(error, UserError) else f"a file is damaged ({type(error).__name__}: {error})"
+            )
+            notes.append(f"The section on {name} is missing: {told}")
+    first, scripts, plotly = read_template("theme.js"), [read_template("charts.js")], None
+    if any(section.anchor == "answers" for section, _ in sections):
+        scripts.append(read_template("answers.js"))
+    if any('class="chart"' in html for _, html in sections):
+        from plotly.offline import get_plotlyjs
+
+        # Browsers hash scripts after they have normalised line ends.
+        plotly = get_plotlyjs().replace("\r\n", "\n")
+    return render(
+        "page.html",
+        title=f"Run {runs[0].name}" if len(runs) == 1 else f"{len(runs)} runs",
+        policy=_content_policy([first, *scripts, *filter(None, [plotly])]),
+        version=importlib.metadata.version("stepjepa"),
+        style=read_template("page.css"),
+        first=first,
+        sections=sections,
+        notes=notes,
+        plotly=plotly,
+        scripts=scripts,
+    )
+
+
+def _content_policy(scripts: Sequence[str]) -> str:
+    """A Content-Security-Policy that forbids all requests and all scripts but these."""
+    hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    allowed = " ".join(f"'sha256-{each}'" for each in hashes)
+    # Plotly writes style elements of its own, and saves a chart as a picture from a blob.
+    parts = ["default-src 'none'", f"script-src {allowed}", "style-src 'unsafe-inline'", "img-src data: blob:"]
+    return "; ".join([*parts, "font-src data:", "base-uri 'none'", "form-action 'none'"])
+
+
+def _by_evaluation(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """The runs that have each evaluation, by its name."""
+    names = dict.fromkeys(name for run in runs for name in run.evaluations)
+    return {name: [run for run in runs if name in run.evaluations] for name in names}
+
+
+def compare_runs(runs: Sequence[Run], baseline: str | None = None) -> list[tuple[str, Comparison | None, str]]:
+    """For each evaluation that two finished runs have: its name, the comparison, and the reason where there is none.
+
+    ``UserError`` if the user named a baseline, and the runs can't be compared with it.
+    """
+    found: list[tuple[str, Comparison | None, str]] = []
+    for name, evaluated in _by_evaluation(runs).items():
+        finished = [run for run in evaluated if run.get("status") == "finished"]
+        if len(finished) < 2:
+            continue
+        try:
+            found.append((name, compare(finished, baseline=baseline, evaluation=name), ""))
+        except UserError as error:
+            if baseline is not None:
+                raise
+            found.append((name, None, str(error)))
+    if baseline is not None and not found:
+        raise UserError("--baseline: no evaluation that two finished runs have; leave it out, or add runs")
+    return found
+
+
+def comparison_section(compared: Sequence[tuple[str, Comparison | None, str]]) -> Section:
+    """The verdict, the tables and the picture of each comparison."""
+    parts = []
+    for name, comparison, reason in compared:
+        part: Part = {"heading": f"Evaluation {name}" if len(compared) > 1 else ""}
+        if comparison is None:
+            part["warnings"] = [f"The runs are not compared: {reason}"]
+        else:
+            said = verdict(comparison)
+            part |= {"verdict": f"{said[0].upper()}{said[1:]}.", "notes": comparison.notes}
+            part |= {"tables": tables(comparison), "texts": ["Runs that differ in nothing but their seeds are an arm."]}
+            title = "Means of the arms with standard deviations over seeds, as in the first table"
+            part["pictures"] = [(title, _embedded("svg+xml", picture(comparison, "svg")))]
+        parts.append(part)
+    return Section("arms", "Arms over seeds", parts)
+
+
+def _embedded(kind: str, content: bytes) -> str:
+    """A picture as an address that holds it."""
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def accuracy_section(runs: Sequence[Run]) -> Section:
+    """Every score of every run with its interval, and its errors by kind."""
+    evaluations = _by_evaluation(runs).items()
+    return Section("accuracy", "Accuracy", [{"tables": _scores_and_errors(*each)} for each in evaluations])
+
+
+def _scores_and_errors(name: str, runs: Sequence[Run]) -> list[Table]:
+    summaries = {run.name: run.evaluations[name] for run in runs}
+    # Headline and lenient score first.
+    scores = dict.fromkeys(each[which] for each in summaries.values() for which in ("headline", "lenient"))
+    scores |= dict.fromkeys(score for each in summaries.values() for score in each["scores"])
+    kinds = dict.fromkeys(kind for each in summaries.values() for kind in each.get("errors") or ())
+    about = dict.fromkeys(
+        f"{_plain(each['n'])} examples of {_plain(each.get('test_file'))}, task {_plain(each.get('task'))}, decided by "
+        f"{each['headline']}"
+        for each in summaries.values()
+    )
+    rows, errors = [], []
+    for run, each in summaries.items():
+        similarity, counts = each.get("similarity") or {}, each.get("errors") or {}
+        figures = (each.get("gold_loss"), *map(similarity.get, ("matched_similarity", "shuffled_similarity")))
+        rows.append((run, *(_score(each["scores"].get(score)) for score in scores), *map(_plain, figures)))
+        found = [counts.get(kind, 0) for kind in kinds]
+        errors.append((run, *(f"{_plain(count)} ({count / each['n']:.1%})" for count in found)))
+    title = f"Evaluation {name}: {'; '.join(about)}. Intervals are of 95 % (Wilson), for the choice of examples"
+    heads = ("run", *("stopped by itself" if score == "stopped" else score for score in scores))
+    table = Table(title, (*heads, "LM loss on right answers", "cosine, matched", "cosine, shuffled"), rows)
+    return [table, Table(f"Evaluation {name}: errors by kind", ("run", *kinds), errors)] if kinds else [table]
+
+
+def _score(score: dict[str, Any] | None) -> str:
+    """A score with its 95 % interval, where it has one: ``12.5% [9.1, 16.0]``."""
+    return f"{score['mean']:.1%}{interval(score.get('low'), score.get('high'))}" if score else UNKNOWN
+
+
+def _plain(value: Any) -> str:
+    """Any value on one line."""
+    if value is None or value == "":
+        return UNKNOWN
+    if isinstance(value, float):
+        return f"{value:,.0f}" if value.is_integer() and abs(value) < 1e9 else f"{value:.4g}"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+_CHARTED = (
+    "loss",
+    "answer_",
+    "similarity",
+    "_rank",
+    "retrieval",
+    "lbd",
+    "grad_norm",
+    "learning_rate",
+    "tokens_per_second",
+)
+"""Parts of the names of columns that have a chart, in the order of the charts; those that begin with ``train_`` are of
+the whole run."""
+
+
+def steps_section(runs: Sequence[Run], look: Look) -> Section:
+    """What was logged over steps, under a legend of the runs, with a warning where embeddings collapsed."""
+    from stepjepa.objectives.monitors import REMEDIES, collapse
+
+    warnings = []
+    for run in runs:
+        logged = [line for line in run.metrics if is_number(line.get("shuffled_similarity"))]
+        if logged and (found := collapse({name: each for name, each in logged[-1].items() if is_number(each)})):
+            warnings.append(f"{run.name}: step {logged[-1]['step']:g}: {found}; {REMEDIES}")
+    names = dict.fromkeys(name.removeprefix("eval_") for run in runs for line in run.metrics for name in line)
+    columns = [f"eval_{name}" if name.startswith("answer_") else name for name in names]
+    charted = dict.fromkeys(name for part in _CHARTED for name in columns if part in name and name[:6] != "train_")
+    legend = [(run.name, look[run.name][0], DASHES[look[run.name][1]]) for run in runs if run.metrics]
+    texts = ["Dotted lines with diamonds are of held-out records. A falling alignment loss proves nothing."]
+    texts += ["Embeddings are collapsing where shuffled pairs become as similar as matched ones, or a rank falls to 1."]
+    charts = curves(runs, list(charted), look)
+    part = {"warnings": warnings, "texts": texts, "charts": charts, "legend": legend if len(runs) > 1 else []}
+    return Section("steps", "Over steps", [part] if charts else [])
+
+
+def embedding_section(runs: Sequence[Run], analysis: str | None = None) -> Section:
+    """The pictures of ``stepjepa analyze`` in a folder; by default the first one in the folder of a run."""
+    inside = (file.parent for run in runs for file in sorted(run.folder.glob("*/analysis.json")))
+    folder = Path(analysis) if analysis else next(inside, None)
+    files = [] if folder is None else sorted(folder.glob("*.png"), key=lambda file: file.name != "projection.png")
+    pictures = [(file.stem.replace("_", " "), _embedded("png", file.read_bytes())) for file in files]
+    part = {"texts": ["Drawn by stepjepa analyze."], "pictures": pictures}
+    return Section("embeddings", "Embeddings of the views", [part] if pictures else [])
+
+
+_FACTS = {
+    "model": ("model",),
+    "mode": ("jepa", "mode"),
+    "K": ("jepa", "predictors"),
+    "layout": ("jepa", "layout"),
+    "seed": ("training", "seed"),
+    "steps": ("results", "steps"),
+    "tokens": ("results", "tokens"),
+    "FLOPs": ("results", "flops"),
+    "seconds": ("results", "train_seconds"),
+}
+
+
+def overview_section(runs: Sequence[Run]) -> Section:
+    """What was trained: main facts, command lines, and ``run.json`` whole."""
+    facts = [(run.name, *(_plain(run.get(*way)) for way in _FACTS.values())) for run in runs]
+    details = []
+    for run in runs:
+        command = shlex.join(["stepjepa", *map(str, run.get("command") or ())])
+        details.append((run.name, command, json.dumps(run.run, indent=2, ensure_ascii=False)))
+    part = {"tables": [Table("Runs", ("run", *_FACTS), facts)], "details": details}
+    return Section("overview", "What was trained", [part])
+
+
+def answers_section(runs: Sequence[Run]) -> Section:
+    """The answers of all evaluations; ``UserError`` if a file of answers can't be read."""
+    found = list(filter(None, [_answers(run, name) for run in runs for name in run.evaluations]))
+    data = json_block("answers-data", found)
+    return Section("answers", "Generated answers", [{"answers": data}] if found else [])
+
+
+def _answers(run: Run, evaluation: str) -> dict[str, Any]:
+    """One evaluation for ``answers.js``, which says what is in an answer; empty where nothing was generated."""
+    file, summary = run.folder / f"{evaluation}.jsonl", run.evaluations[evaluation]
+    lines = [line for _, line in read_jsonl(file) if isinstance(line.get("generated"), str)] if file.is_file() else []
+    if not lines:
+        return {}
+    headline = summary["headline"]
+    prompts = [shown_text(line.get("prompt")) for line in lines]
+    # The system prompt, which all prompts begin with, stands once.
+    begin = os.path.commonprefix(prompts) if len(prompts) > 1 else ""  # noqa: RUF071  # of characters, not of folders
+    begin = begin[: begin.rfind("\n") + 1]
+    names = list(dict.fromkeys(name for line in lines for name in line["scores"]))
+    answers = [
+        [
+            line["index"],
+            prompt[len(begin) :],
+            shown_text(line.get("truth")),
+            shown_text(line["generated"]),
+            # The mean over samples.
+            line["scores"][headline] > 0.5,
+            None if line.get("stopped") is None else line["stopped"] == 1,
+            shown_text(line.get("error")),
+            [round(float(line["scores"][name]), 4) for name in names],
+        ]
+        for line, prompt in zip(lines, prompts, strict=True)
+    ]
+    return {
+        "run": visible_lines(run.name),
+        "name": visible_lines(evaluation),
+        "test": summary.get("test_fingerprint"),
+        "headline": shown_text(headline),
+        "scores": [visible_lines(name) for name in names],
+        "samples": max(len(line.get("samples") or ()) for line in lines),
+        "begin": begin,
+        "answers": answers,
+    }
+
+
+def shown_text(value: Any) -> str:
+    """A field as the page shows it: several right answers on lines of their own, control characters escaped, cut."""
+    if isinstance(value, Iterable) and not isinstance(value, str | dict):
+        return "\n".join(map(shown_text, value))
+    text = "" if value is None else str(value)
+    more = len(text) - LONGEST
+    return visible_lines(text) if more <= 0 else f"{visible_lines(text[:LONGEST])}\n[... {more:,} more characters]"

@@ -1,0 +1,152 @@
+"""Trials as jobs of a SLURM cluster, through submitit: each job trains and evaluates one, and the sweep watches."""
+
+import json
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stepjepa.base.errors import UserError, one_line
+from stepjepa.base.signals import Interruptions
+from stepjepa.study.grid import Trial
+from stepjepa.study.sweep import BEGUN, FAILED, FINISHED, Local, SweepFolder
+
+CLUSTER = "STEPJEPA_SUBMITIT_CLUSTER"
+"""Environment variable that names another of submitit's executors than ``slurm``: the tests set ``local``, which runs
+jobs as processes of this machine."""
+
+# A trial is one process on one node, and --jobs says how many run at a time.
+_SET_HERE = ("nodes", "ntasks_per_node", "tasks_per_node", "array_parallelism")
+
+
+def read_options(arguments: Sequence[str]) -> dict[str, Any]:
+    """Parameters of submitit's ``AutoExecutor``, which checks them, from arguments such as ``partition=gpu``.
+
+    A value that is JSON is read as such. Names of SLURM get ``slurm_`` before them; ``timeout_min`` is always there.
+
+    Raises:
+        UserError: submitit is not installed, an argument is wrong or set by the sweep, or there is no time limit.
+    """
+    try:
+        from submitit import AutoExecutor
+    except ImportError:
+        raise UserError("--engine slurm needs submitit, which is not installed; pip install submitit") from None
+    options: dict[str, Any] = {}
+    for argument in arguments:
+        key, equals, text = argument.partition("=")
+        name = key.replace("-", "_").removeprefix("slurm_")
+        if not equals:
+            raise UserError(f"--slurm: expected KEY=VALUE, got '{argument}'; write partition=gpu, say")
+        if name in _SET_HERE:
+            raise UserError(f"--slurm: {name} is set by the sweep; --jobs N says how many trials run at a time")
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = text
+        options[name if name in AutoExecutor._typed_parameters() else f"slurm_{name}"] = value
+    if "timeout_min" not in options:
+        raise UserError("--slurm: name the time limit of one trial in minutes, as in --slurm timeout_min=240")
+    if "cpus_per_task" in options:
+        # From SLURM 22.05 on, srun no longer takes this over from sbatch.
+        options.setdefault("slurm_srun_args", [f"--cpus-per-task={options['cpus_per_task']}"])
+    return options
+
+
+class TrialJob:
+    """What a job does. Before its time is up it is put back into the queue."""
+
+    def __init__(self, folder: SweepFolder, trial: Trial) -> None:
+        self._folder, self._trial, self._engine = folder, trial, Local()
+
+    def __call__(self) -> None:
+        """Train and evaluate."""
+        if self._folder.states([self._trial])[self._trial.name] == FINISHED:
+            return
+        with Interruptions() as asked:
+            self._engine.begin(self._folder, [self._trial])
+            try:
+                while not self._engine.ended() and not asked.count:
+                    time.sleep(0.1)
+            finally:
+                self._engine.end(asked)
+        if asked.count:
+            raise SystemExit(128 + asked.first)
+
+    def checkpoint(self) -> Any:
+        """Called by submitit when the time is nearly up; the training resumes from its last checkpoint."""
+        from submitit.helpers import DelayedSubmission
+
+        self._engine.end()
+        return DelayedSubmission(TrialJob(self._folder, self._trial))
+
+
+class Slurm:
+    """Trials as jobs of one array; see ``sweep.Engine``.
+
+    All nodes see the folder of the sweep. ``options`` are from :func:`read_options`; ``jobs`` run at a time.
+    """
+
+    pause = 1.0
+
+    def __init__(self, folder: SweepFolder, options: Mapping[str, Any], jobs: int | None = None) -> None:
+        from submitit import AutoExecutor
+
+        # No arm has a name that begins like that.
+        self._folder, self._files = folder, folder.path / "_slurm"
+        self._watched: dict[Trial, Any] = {}
+        cluster = os.environ.get(CLUSTER, "slurm")
+        given = {"name": "stepjepa", **options, **({} if jobs is None else {"slurm_array_parallelism": jobs})}
+        # As LAUNCHER: no file in the folder that jobs start in takes the place of a module.
+        python = {f"{cluster}_python": f"{shlex.quote(sys.executable)} -P"}
+        try:
+            self._executor = AutoExecutor(folder=self._files, cluster=cluster, **python)
+            self._executor.update_parameters(**given)
+        except (ValueError, TypeError, NameError, AssertionError, RuntimeError) as error:
+            raise UserError(f"--slurm: {one_line(error)}") from None
+
+    def begin(self, folder: SweepFolder, trials: Sequence[Trial]) -> None:
+        """Submit the trials; ``UserError`` if jobs of an earlier start may still run them."""
+        import submitit
+
+        if not trials:
+            return
+        job_class = submitit.SlurmJob if self._executor.cluster == "slurm" else submitit.LocalJob
+        ids = [file.name.removesuffix("_submitted.pkl") for file in self._files.glob("*_submitted.pkl")]
+        if there := [job.job_id for job in [job_class(self._files, each) for each in ids] if not job.done()]:
+            told = f"jobs of an earlier start have not ended ({', '.join(sorted(there)[:5])}); wait, or scancel them"
+            raise UserError(f"{told}; remove the folder if the cluster no longer knows them", path=self._files)
+        for trial in trials:
+            # Until its job begins, a trial to be tried again has not failed.
+            if folder.read_record(trial):
+                folder.record(trial, BEGUN)
+        place = SweepFolder(folder.path.resolve(), [], {}, folder.launcher)
+        try:
+            jobs = self._executor.submit_array([TrialJob(place, trial) for trial in trials])
+        except (RuntimeError, OSError) as error:
+            raise UserError(f"the jobs were refused ({one_line(error)}); change --slurm") from None
+        self._watched = dict(zip(trials, jobs, strict=True))
+        print(f"slurm: {len(jobs)} jobs submitted, from {jobs[0].job_id}; logs in {self._files}", flush=True)
+
+    def ended(self) -> list[Trial]:
+        """The trials that have ended; one whose job was lost before has failed."""
+        found = []
+        for trial, job in list(self._watched.items()):
+            # In this order: what a job writes last is there when it is done.
+            done, status = job.done(), self._folder.read_record(trial).get("status")
+            if done and status not in (FINISHED, FAILED):
+                told = f"job {job.job_id} ended ({job.state}) before the trial did: {self._folder.last_line(trial)}"
+                self._folder.record(trial, FAILED, told)
+            if done or status in (FINISHED, FAILED):
+                found.append(trial)
+                del self._watched[trial]
+        return found
+
+    def end(self, asked: Interruptions) -> None:
+        """Cancel the jobs, if the sweep was asked to end; they continue where only the terminal is gone."""
+        if self._watched and asked.count and asked.first != signal.SIGHUP:
+            for job in self._watched.values():
+                job.cancel(check=False)
+            print(f"slurm: {len(self._watched)} jobs cancelled", flush=True)

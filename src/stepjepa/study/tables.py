@@ -1,0 +1,273 @@
+"""Runs and comparisons written down: tables for people and for programs."""
+
+import json
+import os
+import re
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stepjepa.base.terminal import finite
+from stepjepa.evaluation.output import mean_with_interval
+from stepjepa.study.comparison import Comparison, verdict
+from stepjepa.study.evaluated_run import FIGURES, MEASURES, read_evaluated_run, refuse_different, run_names
+
+WIDTH = 80
+UNKNOWN = "–"
+"""Stands for what is not known or not tested."""
+
+_LONGEST_NAME = 36
+
+# In what the evaluations of runs in one table must be equal.
+_SAME_QUESTIONS = (
+    *("test file (sha256)", "task", "headline", "lenient"),
+    *("max_new_tokens", "temperature", "top_p", "top_k", "num_samples"),
+)
+
+# Heads of the columns of figures, and how they are shown.
+_HEADS = dict(zip(("LM loss", "matched", "shuffled", "tokens", "seconds", "FLOPs"), FIGURES, strict=True))
+_FORMS = dict(zip(_HEADS, ("{:.3f}", "{:.3f}", "{:.3f}", "{:,.0f}", "{:,.0f}", "{:.3g}"), strict=True))
+
+
+@dataclass(frozen=True)
+class Table:
+    """A title, the heads of the columns, and rows of as many cells, of which the first names the row."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def _text_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Aligned columns in blocks that fit a terminal of 80; each block repeats the first column."""
+    widths = [max(len(row[place]) for row in (columns, *rows)) for place in range(len(columns))]
+    blocks: list[list[int]] = [[]]
+    for place in range(1, len(columns)):
+        if blocks[-1] and widths[0] + sum(2 + widths[each] for each in (*blocks[-1], place)) > WIDTH:
+            blocks.append([])
+        blocks[-1].append(place)
+    lines = (columns, ["-" * width for width in widths], *rows)
+    return "\n\n".join(
+        "\n".join(
+            "  ".join([line[0].ljust(widths[0]), *(line[place].rjust(widths[place]) for place in block)]).rstrip()
+            for line in lines
+        )
+        for block in blocks
+    )
+
+
+def _numbered(names: Sequence[str]) -> tuple[dict[str, str], str]:
+    """The names of rows as tables show them, and a list of them: numbers, where a name leaves numbers no room."""
+    if max(map(len, names)) <= _LONGEST_NAME:
+        return {name: name for name in names}, ""
+    shown = {name: f"({number})" for number, name in enumerate(names, start=1)}
+    return shown, "\n".join(_wrap(f"{number} {name}", "    ") for name, number in shown.items()) + "\n\n"
+
+
+def _wrap(text: str, indent: str = "") -> str:
+    return textwrap.fill(text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def form(value: float | None, how: str) -> str:
+    """A number in a form of ``str.format``."""
+    return UNKNOWN if value is None else how.format(value)
+
+
+def interval(low: float | None, high: float | None, how: str = ".1f") -> str:
+    """An interval of shares, to be put behind one, in per cent: `` [9.1, 16.0]``."""
+    return "" if low is None or high is None else f" [{100 * low:{how}}, {100 * high:{how}}]"
+
+
+def report(
+    folders: Sequence[str | os.PathLike[str]], names: Sequence[str] = (), evaluation: str | None = None
+) -> list[dict[str, Any]]:
+    """One row for each run folder: values by the heads of columns, and the 95 % interval of the accuracy over examples.
+
+    ``evaluation`` is which one, if a run has several.
+    ``UserError`` if the runs were evaluated on different files or in different ways.
+    """
+    runs = [read_evaluated_run(folder, evaluation) for folder in folders]
+    refuse_different(runs, _SAME_QUESTIONS)
+    rows = []
+    for run, name in zip(runs, names or run_names([run.folder for run in runs]), strict=True):
+        answers = mean_with_interval(run.examples["headline"] or [])
+        row = {
+            "run": name,
+            "mode": run.settings["mode"],
+            # Regular runs have no views.
+            "K": run.settings.get("predictors", 0),
+            "score": f"{run.protocol['headline']} ({run.protocol['lenient']})",
+            "accuracy": run.mean("headline"),
+            "lenient": run.mean("lenient"),
+            "stop rate": run.mean("stopped"),
+        }
+        figures = {head: run.figures[figure] for head, figure in _HEADS.items() if head != "FLOPs"}
+        rows.append({**row, **figures, "low": answers["low"], "high": answers["high"]})
+    return rows
+
+
+def report_text(rows: Sequence[dict[str, Any]]) -> str:
+    """Rows of :func:`report` for a terminal: which run is best, in one sentence, and tables of 80 columns."""
+    best = max(row["accuracy"] for row in rows)
+    leading = [row for row in rows if row["accuracy"] == best]
+    who = leading[0]["run"] if len(leading) == 1 else f"{len(leading)} of {len(rows)} runs"
+    ends = interval(leading[0]["low"], leading[0]["high"])
+    sentence = f"best by {rows[0]['score']}: {who} with {best:.1%}{ends} (95 % interval over examples)"
+    if len(rows) > 1:
+        sentence += "; whether arms differ over seeds, 'stepjepa compare' tests"
+    names, listed = _numbered([row["run"] for row in rows])
+    forms = {"lenient": "{:.1%}", "stop rate": "{:.1%}", **_FORMS}
+    del forms["FLOPs"]
+    cells = [
+        (
+            *(names[row["run"]], row["mode"], str(row["K"])),
+            f"{'* ' if row['accuracy'] == best else ''}{row['accuracy']:.1%}{interval(row['low'], row['high'])}",
+            *(form(row[name], how) for name, how in forms.items()),
+        )
+        for row in rows
+    ]
+    return f"{_wrap(sentence)}\n\n{listed}{_text_table(('run', 'mode', 'K', 'accuracy', *forms), cells)}"
+
+
+def tables(comparison: Comparison) -> list[Table]:
+    """What the arms came to, and their differences from the baseline over seeds and over examples."""
+    return [_arms(comparison), _over_seeds(comparison), _over_examples(comparison)]
+
+
+def _arms(comparison: Comparison) -> Table:
+    names = comparison.measure_names()
+    best = max(found.mean for arm in comparison.arms if (found := arm.spread("headline")) is not None)
+    rows = []
+    for arm in comparison.arms:
+        cells = [arm.name, str(len(arm.runs))]
+        for measure in names:
+            found = arm.spread(measure)
+            mark = "* " if measure == "headline" and found and found.mean == best else ""
+            deviation = "" if found is None or found.std is None else f" ± {100 * found.std:.2f}"
+            cells.append(f"{mark}{form(found and found.mean, '{:.2%}')}{deviation}")
+        spreads = {head: arm.spread(figure) for head, figure in _HEADS.items()}
+        rows.append([*cells, *(form(found and found.mean, _FORMS[head]) for head, found in spreads.items())])
+    return Table("Mean ± standard deviation over seeds; *: best", ("arm", "seeds", *names.values(), *_HEADS), rows)
+
+
+def _over_seeds(comparison: Comparison) -> Table:
+    names, rows = comparison.measure_names(), []
+    for name, found in comparison.differences.items():
+        cells = [name, ", ".join(found.equal) or "neither", str(len(found.seeds))]
+        for test in map(found.measures.get, names):
+            ends = interval(test.low, test.high, "+.2f") if test else ""
+            cells.append(form(test and 100 * test.mean, "{:+.2f}") + ends)
+        test = found.measures["headline"]
+        cells += map(_p_text, (test and test.p_greater, test and test.p_two_sided, found.holm))
+        rows.append([*cells, *(form(ratio, "× {:.2f}") for ratio in (found.token_ratio, found.flops_ratio))])
+    heads = ("arm", "equal", "pairs", *(f"Δ {name}" for name in names.values()), "p, one-tailed", "p, two-tailed")
+    return Table(
+        f"Against {comparison.baseline.name}, paired by seed: percentage points [95 % interval], t-test, Holm's "
+        f"correction of the {comparison.tails}-tailed p; equal: to the baseline in optimizer steps, FLOPs of training",
+        (*heads, "Holm", "tokens", "FLOPs"),
+        rows,
+    )
+
+
+def _over_examples(comparison: Comparison) -> Table:
+    known, rows = "lenient" in comparison.measure_names(), []
+    for name, found in comparison.differences.items():
+        test = found.by_example
+        counts = [test and test.gained, *([found.gained_lenient_before] if known else []), test and test.lost]
+        p_values = [test and test.p_greater, test and test.p_two_sided, found.by_example_holm]
+        rows.append((name, *(form(count, "{}") for count in counts), *map(_p_text, p_values)))
+    before = (f"of them {comparison.scores['lenient']} before",) if known else ()
+    return Table(
+        f"Against {comparison.baseline.name}, paired by example: {comparison.scores['headline']} gained and lost over "
+        "all seeds; exact test whose units are examples (one seed: McNemar's), Holm's correction over all arms",
+        ("arm", "gained", *before, "lost", "p, one-tailed", "p, two-tailed", "Holm"),
+        rows,
+    )
+
+
+def _p_text(value: float | None) -> str:
+    return "< 0.0001" if value is not None and value < 0.0001 else form(value, "{:.4f}")
+
+
+def _heading(comparison: Comparison) -> str:
+    test = comparison.test
+    return (
+        f"{len(comparison.arms)} arms, {sum(len(arm.runs) for arm in comparison.arms)} runs, baseline "
+        f"{comparison.baseline.name}; evaluation {test['evaluation']}: task {test['task']}, {test['examples']:,} "
+        f"examples, test file {test['sha256'][:12]}"
+    )
+
+
+def as_text(comparison: Comparison) -> str:
+    """For a terminal: the verdict in one sentence, then tables of at most 80 columns."""
+    names, listed = _numbered([arm.name for arm in comparison.arms])
+    blocks = [_wrap(verdict(comparison)), f"{_wrap(_heading(comparison))}\n\n{listed}".rstrip()]
+    for table in tables(comparison):
+        rows = [(names[row[0]], *row[1:]) for row in table.rows]
+        blocks.append(f"{_wrap(table.title)}\n\n{_text_table(table.columns, rows)}")
+    blocks.append("\n".join(_wrap(f"note: {note}", "  ") for note in comparison.notes))
+    return "\n\n".join(blocks) + "\n"
+
+
+def as_markdown(comparison: Comparison) -> str:
+    """For a README or an issue."""
+
+    def escaped(text: str) -> str:
+        return re.sub(r"([\\`*_|<>])", r"\\\1", text)
+
+    blocks = [escaped(verdict(comparison)), escaped(_heading(comparison))]
+    for table in tables(comparison):
+        head, *rows = ["| " + " | ".join(map(escaped, cells)) + " |" for cells in (table.columns, *table.rows)]
+        rule = "|---|" + "---:|" * (len(table.columns) - 1)
+        blocks.append("\n".join([f"**{escaped(table.title)}**", "", head, rule, *rows]))
+    blocks.append("\n".join(f"- {escaped(note)}" for note in comparison.notes))
+    return "\n\n".join(blocks) + "\n"
+
+
+def as_json(comparison: Comparison) -> str:
+    """Every number, for programs; what is not known, or is infinite as a ``max_grad_norm`` may be, is null."""
+    arms = []
+    for arm in comparison.arms:
+        found = comparison.differences.get(arm.name)
+        known = {**vars(found), **found.measures} if found else {}
+        difference = {name: _plain(each) for name, each in known.items() if name not in ("measures", "by_seed")}
+        runs = [
+            {
+                "folder": str(run.folder),
+                "seed": run.seed,
+                "steps": run.steps,
+                **{name: run.mean(name) for name in (*MEASURES, *FIGURES)},
+                "mcnemar": _plain(found.by_seed.get(run.seed)) if found else None,
+            }
+            for run in arm.runs
+        ]
+        arms.append(
+            {
+                "name": arm.name,
+                "settings": arm.settings,
+                "seeds": [run.seed for run in arm.runs],
+                **{name: _plain(arm.spread(name)) for name in (*MEASURES, *FIGURES)},
+                "difference": difference or None,
+                "runs": runs,
+            }
+        )
+    value = {
+        "verdict": verdict(comparison),
+        "test": comparison.test,
+        "scores": comparison.scores,
+        "baseline": comparison.baseline.name,
+        "corrected": f"{comparison.tails}-tailed p, Holm",
+        "arms": arms,
+        "notes": list(comparison.notes),
+    }
+    return json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    """A NamedTuple as an object."""
+    return value._asdict() if hasattr(value, "_asdict") else value
+
+
+FORMATS: dict[str, Callable[[Comparison], str]] = {"text": as_text, "markdown": as_markdown, "json": as_json}
+"""What a comparison can be written as."""

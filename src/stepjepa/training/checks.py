@@ -1,0 +1,163 @@
+"""The arguments of transformers' Trainer, made of the flags of ``stepjepa train``; what this trainer can't do."""
+
+import argparse
+import dataclasses
+import importlib.util
+import os
+import sys
+from typing import Any, cast
+
+import torch
+from torch import nn
+from transformers import TrainingArguments
+from transformers.integrations import get_reporting_integration_callbacks
+
+from stepjepa.base.errors import UserError
+from stepjepa.batch.collate import Collator
+from stepjepa.batch.dataset import STRATEGIES, Prepared
+from stepjepa.batch.sequences import Item
+from stepjepa.config.jepa import JepaConfig
+from stepjepa.models.architecture import has_experts
+from stepjepa.models.loading import LoraSettings
+from stepjepa.store.hub import refuse_offline
+
+
+def training_arguments(args: argparse.Namespace, has_eval: bool) -> TrainingArguments:
+    """The flags of ``commands.train`` and those of transformers as one; UserError if transformers refuses them."""
+    values: dict[str, Any] = {
+        "output_dir": args.output_dir,
+        "per_device_train_batch_size": args.batch_size,
+        "gradient_accumulation_steps": args.grad_accum,
+        "learning_rate": args.learning_rate,
+        "num_train_epochs": args.num_epochs,
+        "seed": args.finetune_seed,
+        "logging_steps": 10,
+        "report_to": ["tensorboard"] if importlib.util.find_spec("tensorboard") else "none",
+        # All processes say as much as the first.
+        "log_level_replica": "passive",
+        "disable_tqdm": not sys.stderr.isatty(),
+    }
+    if has_eval:
+        values["eval_strategy"] = "epoch" if args.eval_steps is None else "steps"
+        values["eval_steps"] = args.eval_steps
+    values.update(args.training)
+    if values.get("push_to_hub"):
+        refuse_offline()
+    if str(values.get("fsdp")).lower() == "true":
+        # A configuration file says 'fsdp: true'; as a word it would be taken for one of the old options.
+        values["fsdp"] = True
+    if _launched_together() and not torch.accelerator.is_available():
+        # Without it transformers would have every process train a model of its own.
+        values["use_cpu"] = True
+    try:
+        made = TrainingArguments(**values)
+        # Here, since data and model take long to prepare.
+        refuse_contradictions(made)
+        for tracker in get_reporting_integration_callbacks(made.report_to):
+            tracker()
+    except (ValueError, ImportError, TypeError, RuntimeError) as error:
+        raise UserError(" ".join(str(error).split())) from None
+    return made
+
+
+def lora_settings(args: argparse.Namespace) -> LoraSettings | None:
+    """Of the adapter that ``--lora`` asks for; None without."""
+    chosen = (args.lora_rank, args.lora_alpha, args.lora_dropout, args.lora_targets, args.use_dora, args.use_rslora)
+    return LoraSettings(*chosen) if args.lora else None
+
+
+# -- processes that train together -------------------------------------------------------------------------------------
+
+
+def _launched_together() -> bool:
+    """Whether torchrun, or another launcher, has started this process as one of several."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
+
+
+def refuse_processes(args: TrainingArguments, processes: int) -> None:
+    """Raise a ``ValueError`` where one process has several devices, or each of several would train its own model."""
+    if args.n_gpu > 1:
+        raise ValueError(
+            f"expected one device per process, got {args.n_gpu} under DataParallel, which can't carry this objective; "
+            "start with torchrun, or set CUDA_VISIBLE_DEVICES to one device"
+        )
+    if _launched_together() and processes != int(os.environ["WORLD_SIZE"]):
+        raise ValueError(
+            f"expected {os.environ['WORLD_SIZE']} processes that train one model, got {processes}; without an "
+            "accelerator pass use_cpu=True to TrainingArguments"
+        )
+
+
+# -- what this trainer can't do ----------------------------------------------------------------------------------------
+
+
+WITHOUT_EFFECT = (
+    *("include_num_input_tokens_seen", "bf16_full_eval", "fp16_full_eval", "prediction_loss_only", "label_names"),
+    "include_for_metrics",
+    *("eval_accumulation_steps", "batch_eval_metrics", "eval_do_concat_batches", "eval_use_gather_object"),
+    *("average_tokens_across_devices", "length_column_name", "hub_always_push", "hub_strategy"),
+)
+"""Options of Trainer that this trainer does not use."""
+
+
+def refuse_contradictions(args: TrainingArguments) -> None:
+    """Raise a ``ValueError`` for options of Trainer that would be ignored or wrong here."""
+    strategy = str(args.train_sampling_strategy)
+    if strategy not in STRATEGIES:
+        raise ValueError(f"train_sampling_strategy: expected one of {', '.join(STRATEGIES)}, got '{strategy}'")
+    # Other losses; other records in a step.
+    for name in ("label_smoothing_factor", "auto_find_batch_size", "dataloader_drop_last"):
+        if getattr(args, name):
+            raise ValueError(f"{name}: expected 0 or False with this trainer, got {getattr(args, name)}")
+    if args.max_steps == 0:
+        raise ValueError("max_steps: expected 1 or more, or -1 for num_train_epochs, got 0")
+    if args.torch_compile:
+        raise ValueError("torch_compile: this trainer can't be compiled; leave it out")
+    if getattr(args.accelerator_config, "split_batches", False):
+        raise ValueError("accelerator_config: expected split_batches false: it would change the records of a step")
+    for field in dataclasses.fields(TrainingArguments):
+        usual = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        if field.name in WITHOUT_EFFECT and getattr(args, field.name) != usual:
+            raise ValueError(f"{field.name}: has no effect with this trainer; leave it at {usual}")
+
+
+def adjust(args: TrainingArguments, model: nn.Module) -> None:
+    """Settings of Trainer that follow from what it trains here."""
+    args.remove_unused_columns = False
+    # The Trainer's own look at every loss waits for the device in every micro-batch, and hides what it finds.
+    args.logging_nan_inf_filter = False
+    # A process that only the CPU serves has nothing to pin.
+    args.dataloader_pin_memory = args.dataloader_pin_memory and torch.accelerator.is_available()
+    if args.ddp_find_unused_parameters is None and not has_experts(model):
+        # All weights take part in every step; looking for others costs a walk through the graph.
+        args.ddp_find_unused_parameters = False
+
+
+def refuse_data(config: JepaConfig, args: TrainingArguments, compares_pairs: bool) -> None:
+    """Raise a ``ValueError`` for terms that have one pair to compare."""
+    if compares_pairs and config.pairs == "first" and args.train_batch_size * args.world_size == 1:
+        raise ValueError(
+            "the loss compares the pairs of a micro-batch, and a batch of 1 has one; raise --batch_size (and lower "
+            "--grad_accum), or take another loss"
+        )
+
+
+def refuse_sharding(config: JepaConfig, answer_scores: object | None) -> None:
+    """Raise a ``ValueError`` for what can't be done where each process holds a part of the weights."""
+    if answer_scores is not None:
+        raise ValueError("answer_scores: expected None, since sharded weights can't generate; evaluate afterwards")
+    if config.target_grad == "ema":
+        raise ValueError("target_grad 'ema' keeps a second set of weights, which can't be sharded; use 'stop'")
+
+
+def check_positions(collator: Collator, *prepared: Prepared | None) -> None:
+    """Raise an error before the first step: a record is too long for the model, or too short for ``last_token``."""
+    for data in prepared:
+        if data is None or not len(data.dataset):
+            continue
+        # A view by itself can be longer than the text that it is of, by its template; twice as long it is not.
+        longest = 2 * int(data.dataset.lengths.max()) + len(collator.predictors)
+        too_long = collator.positions is not None and longest > collator.positions
+        if too_long or (collator.reading.last_token or -1) < -1:
+            for number in range(len(data.dataset)):
+                collator.sequences(cast(Item, data.dataset[number]))

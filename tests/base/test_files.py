@@ -1,0 +1,106 @@
+"""Reading names the line of an error; writing is atomic; a locked folder is refused to other processes."""
+
+import errno
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stepjepa.base.errors import UserError
+from stepjepa.base.files import atomic_write, locked, naming_disk_errors, read_json_object, read_jsonl, read_yaml
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (b'{"a": \xff}', "not UTF-8 text"),
+        (b"\x1f\x8b\x08", "not UTF-8 text"),
+        (b'{"a": 1', "not valid JSON (Expecting ',' delimiter at column 8)"),
+        (b"[1]", "a JSON list where an object is needed"),
+        (b'{"a": "\\ud800"}', "half of a character"),
+        (b'{"a":' * 10**5, "maximum recursion depth"),
+    ],
+)
+def test_a_wrong_line_is_named(line: bytes, told: str, tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"a": 1}\r\n\n' + line + b'\n{"a": "\\ud83d\\ude00"}')
+    errors: list[UserError] = []
+    found = list(read_jsonl(path, wrong=errors.append))
+    assert found == [(1, {"a": 1}), (4, {"a": "\U0001f600"})]
+    assert len(errors) == 1 and str(errors[0]).startswith(f"{path}:3: ") and told in str(errors[0])
+    with pytest.raises(UserError, match=r"data\.jsonl:3: "):
+        list(read_jsonl(path))
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '{"a": 1', "\ud800"])
+def test_a_damaged_json_file_is_named(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(text.encode(errors="surrogatepass"))
+    with pytest.raises(UserError, match=r"a\.json.* is damaged: .*; restore it"):
+        read_json_object(path, "file", "restore it")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("a: 1\nb: [1\n", "yaml:3: not valid YAML"),
+        ("a: 1\na: 2", "yaml:2: not valid YAML .the key 'a' stands twice"),
+        ("a: !!python/object/apply:os.getcwd []", "yaml:1: not valid YAML"),
+        ("a: 2026-99-99", "not valid YAML"),
+    ],
+)
+def test_yaml_is_read_safely(text: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(UserError, match=told):
+        read_yaml(tmp_path / "a.yaml")
+    (tmp_path / "a.yaml").write_text("a: no\nb: true\nc: on\nd: 1")
+    assert read_yaml(tmp_path / "a.yaml") == {"a": "no", "b": True, "c": "on", "d": 1}
+
+
+def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "a.txt"
+    with atomic_write(path) as stream:
+        stream.write("old –")
+    with pytest.raises(KeyboardInterrupt), atomic_write(path) as stream:
+        stream.write("new")
+        raise KeyboardInterrupt
+    assert [file.name for file in path.parent.iterdir()] == ["a.txt"]
+    assert path.read_text(encoding="utf-8") == "old –"
+    (tmp_path / "plain").touch()
+    assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)"),
+        RuntimeError("[enforce fail at inline_container.cc:664] . unexpected pos 576 vs 470"),
+    ],
+)
+def test_disk_errors_name_the_file(error: Exception) -> None:
+    with pytest.raises(OSError) as found, naming_disk_errors("a.pt"):
+        raise error
+    assert found.value.filename == "a.pt"
+    with pytest.raises(RuntimeError, match="shapes"), naming_disk_errors("a.pt"):
+        raise RuntimeError("shapes")
+
+
+HOLD = "import sys, time; from pathlib import Path; from stepjepa.base.files import locked\n"
+HOLD += "with locked(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
+
+
+def test_a_second_process_is_told_who_holds_the_lock_and_a_kill_frees_it(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "a"
+    with subprocess.Popen([sys.executable, "-c", HOLD, folder], stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "held\n"
+        told = rf"is in use by process {first.pid} on "
+        with pytest.raises(UserError, match=told), locked(folder, patience=0):
+            pass
+        first.send_signal(signal.SIGKILL)
+    with locked(folder, patience=5):
+        pass
+    assert not list(tmp_path.rglob(".*"))

@@ -1,0 +1,48 @@
+"""How the command line ends where it is stopped: one line, the right exit code, never a traceback."""
+
+import importlib
+import os
+import signal
+import subprocess
+import sys
+from typing import Any
+
+from stepjepa.cli.main import main
+
+CHAT = [{"role": "user", "content": "How much?"}, {"role": "assistant", "content": "One."}]
+
+
+def run_with_output(file: int, *arguments: str) -> tuple[int, str]:
+    """Exit code and standard error of a process whose standard output is an open file."""
+    command = [sys.executable, "-m", "stepjepa", *arguments]
+    # Unbuffered, argparse would overlook that it can't print.
+    environment = {**os.environ, "PYTHONUNBUFFERED": ""}
+    done = subprocess.run(command, stdout=file, stderr=subprocess.PIPE, text=True, check=False, env=environment)
+    return done.returncode, done.stderr
+
+
+def test_a_full_disk_and_a_closed_pipe_are_no_traceback() -> None:
+    for arguments in (["--help"], ["score", "--help"]):
+        with open("/dev/full", "w", encoding="utf-8") as full:
+            code, error = run_with_output(full.fileno(), *arguments)
+        assert (code, error.count("\n")) == (2, 1), error
+        assert error.endswith("No space left on device\n")
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        assert run_with_output(writing, "--version") == (1, "")
+    finally:
+        os.close(writing)
+
+
+def test_interrupted_while_a_command_is_loaded(capsys: Any, monkeypatch: Any) -> None:
+    load = importlib.import_module
+
+    def interrupted(name: str, *rest: Any) -> Any:
+        if name == "stepjepa.cli.evaluate":
+            os.kill(os.getpid(), signal.SIGINT)
+        return load(name, *rest)
+
+    monkeypatch.setattr("stepjepa.cli.commands.importlib.import_module", interrupted)
+    assert main(["score", "--help"]) == 128 + signal.SIGINT
+    assert capsys.readouterr().err == "stepjepa score: interrupted\n"

@@ -1,0 +1,122 @@
+"""``stepjepa export``: plain folders, on a hub if asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+import tiny
+from fake_hub import FakeHub
+from stepjepa.base.files import write_jsonl
+from stepjepa.cli.main import main
+
+# The hub's library sends large files in an old way of its HTTP client.
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
+
+# What vLLM, llama.cpp's converter and others read; a second file of weights would confuse them.
+PLAIN = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+PLAIN |= {"chat_template.jinja", "README.md"}
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory: pytest.TempPathFactory, plain_tokenizer: Any) -> Path:
+    """``base`` without spare rows, ``run`` with a predictor head, two adapters, and data."""
+    folder = tmp_path_factory.mktemp("export")
+    write_jsonl(folder / "data.jsonl", [{"messages": list(record.messages)} for record in tiny.records()])
+    tiny.make_model("qwen3", vocab_size=len(plain_tokenizer)).save_pretrained(folder / "base")
+    plain_tokenizer.save_pretrained(folder / "base")
+    fixed = ["--model_name", str(folder / "base"), "--train_file", str(folder / "data.jsonl"), "--use_cpu"]
+    fixed += ["--max_steps", "2", "--learning_rate", "0.01", "--save_strategy", "no", "--predictors", "2"]
+    arms = {"run": ["--predictor_head", "linear"], "adapter": ["--lora", "--lora_rank", "3", "--use_dora"]}
+    for name, flags in arms.items():
+        assert main(["train", *fixed, "--output_dir", str(folder / name), *flags]) == 0
+    return folder
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    with FakeHub() as hub:
+        hub.serve(monkeypatch)
+        yield hub
+
+
+def export(*flags: object) -> int:
+    return main(["export", *map(str, flags)])
+
+
+@pytest.mark.parametrize("name", ["run", "adapter"])
+def test_a_plain_folder(name: str, material: Path, tmp_path: Path) -> None:
+    assert export("--model_path", material / name, "--output_dir", tmp_path / "plain") == 0
+    assert {path.name for path in (tmp_path / "plain").iterdir()} == PLAIN | {"run.json", "trained_prompts.json"}
+    base = AutoConfig.from_pretrained(material / "base")
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "plain")
+    assert plain.config.vocab_size == base.vocab_size + 2
+    tokenizer, first = (AutoTokenizer.from_pretrained(folder) for folder in (tmp_path / "plain", material / "base"))
+    assert len(tokenizer) == len(first) + 2
+    assert tokenizer("3+4=7.\n\nSo it is").input_ids == first("3+4=7.\n\nSo it is").input_ids
+    assert "predictor_1" in (tmp_path / "plain" / "README.md").read_text(encoding="utf-8")
+
+
+def test_an_export_is_evaluated_as_its_run_is(material: Path, tmp_path: Path) -> None:
+    assert export("--model_path", material / "run", "--output_dir", tmp_path / "plain") == 0
+    answers = []
+    for folder, file in ((material / "run", "a.jsonl"), (tmp_path / "plain", "b.jsonl")):
+        test = ["--test_file", str(material / "data.jsonl"), "--output_file", str(tmp_path / file)]
+        assert main(["evaluate", "--model_path", str(folder), *test, "--max_new_tokens", "5"]) == 0
+        answers.append([json.loads(line)["generated"] for line in (tmp_path / file).read_text().splitlines()])
+    assert answers[0] == answers[1]
+
+
+def test_to_a_hub(material: Path, hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    more = ["--push_to_hub", "me/mine", "--hub_private_repo"]
+    assert export("--model_path", material / "adapter", "--output_dir", tmp_path / "plain", *more) == 0
+    assert capsys.readouterr().out.endswith(f"uploaded: {hub.endpoint}/me/mine\n")
+    # run.json names folders of this machine, and is for 'stepjepa evaluate' here.
+    assert hub.names("me/mine") == PLAIN
+    assert hub.made["me/mine"]["visibility"] == "private"
+    for name in PLAIN:
+        assert hub.files["me/mine", "main", name] == (tmp_path / "plain" / name).read_bytes()
+    card = hub.files["me/mine", "main", "README.md"].decode()
+    assert "name = 'me/mine'" in card
+    assert "A causal language model, trained from `base`" in card
+
+
+@pytest.mark.parametrize("step", ["create", "commit"])
+def test_a_hub_that_refuses_costs_nothing(
+    step: str, material: Path, hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.refuse = step
+    assert export("--model_path", material / "run", "--output_dir", tmp_path / "plain", "--push_to_hub", "me/mine") == 2
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert "403" in told
+    assert ("to try again: stepjepa export --model_path" in told) == (step == "commit")
+    assert hub.commits == []
+    # A repository that can't be made is told before a model is loaded; otherwise the exported folder can be uploaded.
+    assert (tmp_path / "plain").exists() == (step == "commit")
+    hub.refuse = None
+    if step == "commit":
+        assert export("--model_path", tmp_path / "plain", "--push_to_hub", "me/mine") == 0
+        assert hub.names("me/mine") == PLAIN
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ([], "--output_dir is missing"),
+        (["--hub_revision", "dev", "--output_dir", "x"], "--hub_revision does nothing without --push_to_hub"),
+        (["--push_to_hub", "me/mine", "--dtype", "float16"], "--dtype does nothing without --output_dir"),
+        (["--push_to_hub", "me/mine"], "the adapter's base model is a folder of this machine"),
+        (["--push_to_hub", "me/mi ne", "--output_dir", "x"], "can't make the repository 'me/mi ne' on the hub"),
+    ],
+)
+def test_flags_that_can_not_be(
+    flags: list[str], words: str, material: Path, hub: FakeHub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert export("--model_path", material / "adapter", *flags) == 2
+    assert words in capsys.readouterr().err
+    assert hub.requests == []

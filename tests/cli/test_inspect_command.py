@@ -1,0 +1,89 @@
+"""``stepjepa inspect`` from the command line."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from stepjepa.cli.main import main
+
+ANSWERS = ("3+4=7.\n\n7+5=12\n\nSo it is\n\n12", "Red\n\nBlue")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    path = tmp_path / "sums.jsonl"
+    chats = [
+        [{"role": "user", "content": "What is 3+4+5?"}, {"role": "assistant", "content": answer}] for answer in ANSWERS
+    ]
+    path.write_text("\n".join(json.dumps({"messages": chat}) for chat in chats), encoding="utf-8")
+    return path
+
+
+def _inspect(data: Path, *flags: str) -> int:
+    return main(["inspect", "--train_file", str(data), "--model_name", "preset:tiny", *flags])
+
+
+@pytest.mark.parametrize(
+    ("mode", "flags"),
+    [
+        ("regular", ["--regular"]),
+        ("llm-jepa", ["--layout", "branched", "--predictors", "3"]),
+        ("step-jepa", ["--step_jepa", "--layout", "inplace"]),
+    ],
+)
+def test_json_is_one_document(data: Path, capsys: pytest.CaptureFixture[str], mode: str, flags: list[str]) -> None:
+    assert _inspect(data, "--json", "--index", "1", *flags) == 0
+    value = json.loads(capsys.readouterr().out)
+    assert (value["model"], value["path"], value["index"]) == ("preset:tiny", str(data), 1)
+    assert [record["line"] for record in value["records"]] == [2]
+    assert [token["place"] for token in value["tokens"]] == list(range(len(value["tokens"])))
+    assert value["branches"][-1]["end"] == len(value["tokens"])
+    assert value["config"]["mode"] == mode
+    assert bool(value["records"][0]["pairs"]) == (mode != "regular")
+    assert value["file"]["counts"]["records"] == 2
+    assert value["template"]["end of turn"] == "'<|im_end|>'"
+
+
+def test_several_records_are_one_tree(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = []
+    for flags in ([], ["--index", "1"], ["--records", "5"], ["--records", "2", "--share_prefixes", "off"]):
+        assert _inspect(data, "--json", "--regular", *flags) == 0
+        shown.append(json.loads(capsys.readouterr().out))
+    first, second, both, apart = (len(value["tokens"]) for value in shown)
+    assert [record["line"] for record in shown[2]["records"]] == [1, 2]
+    assert first + second == apart > both
+    assert {branch["kind"] for branch in shown[2]["branches"]} == {"shared", "main"}
+
+
+def test_a_picture_is_written_and_never_over_another(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = tmp_path / "attention.png"
+    assert _inspect(data, "--step_jepa", "--json", "--png", str(picture)) == 0
+    captured = capsys.readouterr()
+    json.loads(captured.out)
+    assert f"wrote {picture}" in captured.err
+    assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    assert _inspect(data, "--step_jepa", "--png", str(picture)) == 2
+    assert "is there already; name another file or pass --overwrite" in capsys.readouterr().err
+    assert _inspect(data, "--step_jepa", "--png", str(tmp_path / "attention.txt")) == 2
+    assert "--png draws .png or .svg; end its name in one of them" in capsys.readouterr().err
+
+
+def test_a_record_that_is_not_there(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _inspect(data, "--index", "2") == 2
+    assert capsys.readouterr().err.endswith("sums.jsonl: --index 2: the file has 2 records; choose 0 to 1\n")
+
+
+def test_other_tokenizers(shared_data: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    source = shared_data / "llm_jepa" / "synth_test.jsonl"
+    data = tmp_path / "synth.jsonl"
+    data.write_text("".join(source.read_text(encoding="utf-8").splitlines(keepends=True)[:20]), encoding="utf-8")
+    for name in ("minimind", "olmo2", "qwen2.5"):
+        assert _inspect(data, "--json", "--model_name", str(shared_data / "tokenizers" / name)) == 0
+        value = json.loads(capsys.readouterr().out)
+        main = [place for start, end in value["sequences"][0]["places"] for place in range(start, end)]
+        shown = "".join(value["tokens"][place]["text"] for place in main)
+        question = json.loads(data.read_text(encoding="utf-8").splitlines()[0])["messages"][-2]["content"]
+        assert question.strip() in shown

@@ -1,0 +1,181 @@
+"""``stepjepa prepare``: flags, files, counts, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepjepa.cli.commands import prepare as command
+from stepjepa.cli.main import main
+from stepjepa.data.sources import read_records
+from stepjepa.tasks import nl_rx
+from stepjepa.tasks.nl_rx import NlRxTask
+from stepjepa.tasks.registry import choose_task
+
+
+def prepare(*arguments: object) -> int:
+    return main(["prepare", *map(str, arguments)])
+
+
+def write_lines(path: Path, *values: Any) -> Path:
+    path.write_text("".join(json.dumps(value) + "\n" for value in values), encoding="utf-8")
+    return path
+
+
+def table_of(out: str) -> dict[str, str]:
+    """The printed counts."""
+    rows = [line.rpartition(": ") for line in out.splitlines() if not line.startswith("written: ")]
+    return {name: value for name, _, value in rows}
+
+
+def response(answer: int = 5, **changes: Any) -> dict[str, Any]:
+    text = f"She has 3 + 4 = 7.\n\nShe eats 2, so \\boxed{{{answer}}}."
+    return {"question": "How many?", "ground_truth": "5", "deepseek_response": text, **changes}
+
+
+def test_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write_lines(tmp_path / "raw.jsonl", response(), response(deepseek_response="\\boxed{5}"), response(6))
+    target = tmp_path / "new" / "steps.jsonl"
+    assert prepare("steps", "--input_file", source, "--output_file", target) == 0
+    assert [kept.extra["total_steps"] for kept in read_records(target)] == [2, 2]
+    told = table_of(capsys.readouterr().out)
+    assert (told["read"], told["kept"], told["fewer than two steps"]) == ("3", "2", "1")
+    assert prepare("steps", "--input_file", source, "--output_file", target, "--max_examples", 1, "--overwrite") == 0
+    assert len(read_records(target)) == 1
+
+
+def test_steps_with_every_option(tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "half_splitter.py").write_text("def split(text):\n    return text.split('; ')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    rows = [{**response(), "solution": f"It was 7; now \\boxed{{{number}}}."} for number in (5, 6)]
+    source, target = write_lines(tmp_path / "raw.jsonl", *rows), write_lines(tmp_path / "steps.jsonl", {"old": True})
+    options = ("--response_field", "solution", "--system_prompt", "Go.", "--custom", "half_splitter:split")
+    files = ("--input_file", source, "--output_file", target, "--overwrite")
+    assert prepare("steps", *files, *options, "--require_correct") == 0
+    (kept,) = read_records(target)
+    assert (kept.messages[0]["content"], kept.answer) == ("Go.", "It was 7\n\nnow \\boxed{5}.")
+    assert "wrong or no final answer" in capsys.readouterr().out
+
+
+QUESTION = {"question": "How many?", "answer": "1 + 1 = <<1+1=2>>2.\n2 + 1 = <<2+1=3>>3.\n#### 3"}
+
+
+def test_gsm8k(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write_lines(tmp_path / "raw.jsonl", QUESTION, {"question": "How?", "answer": "No idea."}, {"text": "x"})
+    target = tmp_path / "gsm8k.jsonl"
+    flags = ("--format", "steps", "--calculator", "strip")
+    assert prepare("gsm8k", "--input_file", source, "--output_file", target, *flags) == 0
+    (kept,) = read_records(target)
+    assert kept.answer == "1 + 1 = 2.\n\n2 + 1 = 3.\n#### 3"
+    assert table_of(capsys.readouterr().out) == {
+        "read": "3",
+        "kept": "1",
+        "dropped": "2",
+        "'answer' does not end in a line '#### number'": "1",
+        "no text in 'question'": "1",
+    }
+
+
+CHAT = "question,answer,how\nlines with a digit,.*7.*,Short.\n"
+REFUSED = [
+    ("steps", '{"question": "a"\n', (), "raw.jsonl:1: not valid JSON"),
+    ("steps", "", (), "raw.jsonl: no record could be kept (it is empty)"),
+    ("steps", '{"question": "a", "text": "b"}\n', (), "no text in 'deepseek_response': 1); expected --question_field"),
+    ("hellaswag", '{"x": 1}\n', (), "no record could be kept (no text in 'ctx': 1); expected ctx"),
+    ("yelp", "", ("--dataset", "x"), "name the source with either --input_file or --dataset"),
+    ("chat", '{"question": "a", "answer": ""}\n', (), "raw.jsonl:1: column 'answer' is ''"),
+    ("chat", "", ("--system", "s", "--system_prompt", "t"), "--system and --system_prompt exclude each other"),
+]
+
+
+@pytest.mark.parametrize(("kind", "text", "flags", "words"), REFUSED)
+def test_wrong_input_is_named_and_nothing_is_written(
+    kind: str, text: str, flags: tuple[Any, ...], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, target = tmp_path / "raw.jsonl", tmp_path / "out.jsonl"
+    source.write_text(text)
+    assert prepare(kind, "--input_file", source, "--output_file", target, *flags) == 2
+    assert words in capsys.readouterr().err
+    assert not target.exists()
+
+
+def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write_lines(tmp_path / "raw.jsonl", QUESTION)
+    old, link = write_lines(tmp_path / "old.jsonl", {"old": True}), tmp_path / "link.jsonl"
+    assert prepare("gsm8k", "--input_file", source, "--output_file", old) == 2
+    assert "old.jsonl: is there already; " in capsys.readouterr().err
+    link.symlink_to(source)
+    for target in (source, link):
+        assert prepare("gsm8k", "--input_file", source, "--output_file", target, "--overwrite") == 2
+        assert "is both input and output" in capsys.readouterr().err
+    assert json.loads(source.read_text()) == QUESTION
+
+
+@pytest.mark.parametrize(
+    ("flags", "system"), [((), None), (("--system_prompt", "Go."), "Go."), (("--system", "how"), "Short.")]
+)
+@pytest.mark.parametrize("names", [("question", "answer"), ("Frage", "Antwort")])
+def test_a_table_of_questions_and_answers(
+    names: tuple[str, str], flags: tuple[str, ...], system: str | None, tmp_path: Path
+) -> None:
+    source, target = tmp_path / "raw.csv", tmp_path / "train.jsonl"
+    source.write_text(CHAT.replace("question,answer", ",".join(names)))
+    named = () if names[0] == "question" else ("--columns", *names)
+    assert prepare("chat", "--input_file", source, "--output_file", target, *flags, *named) == 0
+    (record,) = read_records(target)
+    texts = [message["content"] for message in record.messages]
+    assert texts == [*([system] if system else []), "lines with a digit", ".*7.*"]
+
+
+def test_stepmath_writes_train_and_test(tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, whole = tmp_path / "problems", command.atomic_write
+
+    def full_disk(path: Path, mode: str = "w") -> Any:
+        if path.name == "test.jsonl":
+            raise OSError(28, "No space left on device")
+        return whole(path, mode)
+
+    sizes = ("--output_dir", folder, "--train_size", 60, "--test_size", 20, "--overwrite")
+    with monkeypatch.context() as patch:
+        patch.setattr(command, "atomic_write", full_disk)
+        assert prepare("stepmath", *sizes) == 2
+    assert not folder.exists() or not list(folder.iterdir()), "both files are written, or none"
+    assert prepare("stepmath", *sizes) == 0
+    assert [len(read_records(folder / f"{part}.jsonl")) for part in ("train", "test")] == [60, 20]
+    before = (folder / "train.jsonl").read_bytes()
+    assert prepare("stepmath", *sizes) == 0
+    assert (folder / "train.jsonl").read_bytes() == before
+    assert prepare("stepmath", *sizes, "--seed", 1) == 0
+    assert (folder / "train.jsonl").read_bytes() != before
+
+
+def test_nl_rx_writes_records_of_its_task(tmp_path: Path) -> None:
+    train, test = tmp_path / "new" / "train.jsonl", tmp_path / "test.jsonl"
+    flags = ("--size", 200, "--seed", 3, "--test_size", 50, "--test_file", test)
+    assert prepare("nl-rx", *flags, "--output_file", train) == 0
+    records, others = read_records(train), read_records(test)
+    assert (len(records), len(others)) == (200, 50)
+    assert isinstance(choose_task("auto", records), NlRxTask)
+    assert not {record.answer for record in records} & {record.answer for record in others}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("stepmath --output_dir OUT --max_steps 1", "--max_steps: expected 2 (min_steps) to 8, got 1"),
+        ("nl-rx --output_file OUT --size 90000", "--size: expected a size that the grammar has pairs for, got 90000"),
+        ("nl-rx --output_file OUT --test_file x", "give both --test_size and --test_file, or neither"),
+        ("nl-rx --output_file OUT --test_file OUT --test_size 5", "is both --output_file and --test_file"),
+    ],
+)
+def test_what_can_not_be_generated(
+    tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str], arguments: str, message: str
+) -> None:
+    monkeypatch.setattr(nl_rx, "_PATIENCE", 2)
+    out = tmp_path / "out"
+    assert prepare(*arguments.replace("OUT", str(out)).split()) == 2
+    assert message in capsys.readouterr().err
+    assert not out.exists()

@@ -1,0 +1,154 @@
+"""``stepjepa rerun``: the same weights again, and a word about whatever is no longer the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+import tiny
+from stepjepa.base.files import fingerprint, write_json, write_jsonl
+from stepjepa.cli.main import main
+from stepjepa.config.option import without_flags
+from stepjepa.store.folder import read_run
+
+
+def messages(count: int = 7) -> list[dict[str, Any]]:
+    return [{"messages": list(record.messages)} for record in (tiny.records() * count)[:count]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run with relative paths and some flags in a file; not to be changed."""
+    place = tmp_path_factory.mktemp("rerun")
+    write_jsonl(place / "data.jsonl", messages())
+    write_jsonl(place / "held_out.jsonl", messages(3))
+    (place / "run.yaml").write_text("model_name: preset:tiny\nstep_jepa: true\nmax_steps: 3\nlbd: 0.3\n", "utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        flags = (
+            "--train_file data.jsonl --eval_file held_out.jsonl --output_dir run --config run.yaml --lbd 0.5 --use_cpu"
+        )
+        assert main(["train", *flags.split(), "--batch_size", "2", "--grad_accum", "1", "--jepa_ratio", "0.5"]) == 0
+    return place
+
+
+def changed(folder: Path, tmp_path: Path, **values: Any) -> Path:
+    """A folder whose run.json differs in some values; the paths in it still lead to the data."""
+    run = read_run(folder / "run")
+    write_json(tmp_path / "run" / "run.json", {**run, **values})
+    return tmp_path / "run"
+
+
+def test_the_weights_are_the_same_bit_for_bit_from_anywhere(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # What has been resolved counts, not the file of flags as it is now.
+    (folder / "run.yaml").write_text("max_steps: 1\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert main(["rerun", str(folder / "run"), "--output_dir", "again"]) == 0
+    out = capsys.readouterr().out
+    assert f"weights: equal to those of {folder / 'run'}, bit for bit\n" in out
+    assert "note:" not in out
+    assert Path.cwd() == tmp_path
+    first, second = (load_file(place / "model.safetensors") for place in (folder / "run", tmp_path / "again"))
+    assert {name: value.tolist() for name, value in first.items()} == {k: v.tolist() for k, v in second.items()}
+    before, after = read_run(folder / "run"), read_run("again")
+    for name in ("directory", "jepa", "data", "order", "machine", "model_fingerprint", "versions"):
+        assert before[name] == after[name], name
+    assert (before["jepa"]["lbd"], before["order"]["seed"], before["training"]["max_steps"]) == (0.5, 42, 3)
+    assert before["command"][:3] == ["train", "--train_file", "data.jsonl"]
+    assert "--config" in before["command"]
+    assert "--config" not in before["arguments"]
+    assert before["data"]["train"]["sha256"] == fingerprint(folder / "data.jsonl")
+    # A second time there is something in the folder.
+    assert main(["rerun", str(folder / "run"), "--output_dir", "again"]) == 2
+    assert "is not empty" in capsys.readouterr().err
+
+
+def test_a_changed_file_is_noticed_and_then_told(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_jsonl(tmp_path / "other.jsonl", messages(6))
+    flags = ["rerun", str(folder / "run"), "--train_file", str(tmp_path / "other.jsonl"), "--output_dir"]
+    assert main([*flags, str(tmp_path / "a")]) == 2
+    assert f"{tmp_path / 'other.jsonl'} has changed since; restore what it was" in capsys.readouterr().err
+    assert not (tmp_path / "a").exists()
+    assert main([*flags, str(tmp_path / "a"), "--allow_changes"]) == 0
+    told = capsys.readouterr()
+    assert f"note: {tmp_path / 'other.jsonl'} has changed since\n" in told.out
+    assert "weights: differ from those of" in told.err
+
+
+@pytest.mark.parametrize("flag", ["--eval_accuracy", "--eval_accuracy=True"])
+def test_a_moved_file_that_the_published_flag_splits(
+    flag: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = without_flags(read_run(folder / "run")["arguments"], ["train_file", "eval_file"])
+    data = {"data": {"file": "gone.jsonl", "sha256": "0"}}
+    place = changed(folder, tmp_path, arguments=[*kept, "--train_file=gone.jsonl", flag], data=data)
+    assert main(["rerun", str(place), "--data_file", str(folder / "data.jsonl")]) == 2
+    assert f"{folder / 'data.jsonl'} has changed since" in capsys.readouterr().err
+
+
+def test_a_missing_file_and_other_versions(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = read_run(folder / "run")
+    place = changed(
+        folder,
+        tmp_path,
+        # Of a run that was resumed with changes.
+        arguments=[*old["arguments"], "--allow_changes"],
+        directory=str(tmp_path / "gone"),
+        versions={**old["versions"], "torch": "2.0.1"},
+        machine={**old["machine"], "threads": 61},
+        status="running",
+    )
+    monkeypatch.chdir(tmp_path)
+    assert main(["rerun", str(place)]) == 2
+    assert "data.jsonl: no such file; pass --train_file with where it is now" in capsys.readouterr().err
+    now = ["--train_file", str(folder / "data.jsonl"), "--eval_file", str(folder / "held_out.jsonl")]
+    assert main(["rerun", str(place), *now]) == 0
+    out = capsys.readouterr().out
+    assert "note: torch was 2.0.1 and is " in out
+    assert "note: threads was 61 and is " in out
+    assert "holds no weights of a finished run" in out
+    assert fingerprint(f"{place}-rerun/model.safetensors") == fingerprint(folder / "run" / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"arguments": ["--lora", 3]}, "holds no 'arguments'"),
+        ({"machine": {"processes": 5, "threads": 1, "device": "cpu"}}, "the run had 5 processes"),
+        ({"more": ["--trust_remote_code"]}, "--trust_remote_code 'True', which runs code"),
+        ({"more": ["--eval_generate", "2", "--eval_task", "some:Task"]}, "the run had --eval_task 'some:Task', which"),
+        ({"more": ["--model_name", "somebody/model", "--term", "a:B"]}, "--model_name 'somebody/model', --term '["),
+        ({"more": ["--layout", "own_layout:nothing"]}, "the run had --layout 'own_layout:nothing', which runs code"),
+        ({"more": ["--attn_implementation", "some/kernel"]}, "--attn_implementation 'some/kernel', which"),
+    ],
+)
+def test_what_is_refused(
+    values: dict[str, Any], words: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = values.pop("more", None)
+    if more is not None:
+        values = {"arguments": [*read_run(folder / "run")["arguments"], *more]}
+    place = changed(folder, tmp_path, **values)
+    assert main(["rerun", str(place)]) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert len(error.splitlines()) == 1
+    assert not Path(f"{place}-rerun").exists()
+
+
+@pytest.mark.parametrize("values", [{"data": {"train": 5}}, {"data": {"tests": {}}}, {"machine": None}])
+def test_a_damaged_record_is_one_line(
+    values: dict[str, Any], folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["rerun", str(changed(folder, tmp_path, **values))]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "run.json: is damaged" in line

@@ -1,0 +1,92 @@
+"""What a configuration takes, fills in and refuses."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from stepjepa.batch.layouts import LAYOUTS, Layout
+from stepjepa.config.jepa import CHOICES, JepaConfig, affecting
+
+
+@pytest.mark.parametrize(
+    ("mode", "layout", "predictors"),
+    [("regular", "separate", 0), ("llm-jepa", "separate", 1), ("step-jepa", "branched", 2)],
+)
+def test_defaults_of_a_mode(mode: Any, layout: str, predictors: int) -> None:
+    config = JepaConfig(mode=mode)
+    assert (config.layout, config.predictors) == (layout, predictors)
+    assert config.uses_views == (mode != "regular")
+    assert JepaConfig(**config.to_dict()) == config
+    assert set(config.to_dict()) == {field.name for field in fields(JepaConfig)}
+
+
+@pytest.mark.parametrize("mode", CHOICES["mode"])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_layouts_of_a_mode(mode: Any, name: str) -> None:
+    if mode in LAYOUTS[name].modes:
+        assert JepaConfig(mode=mode, layout=name).layout == name
+    else:
+        with pytest.raises(ValueError, match=rf"layout '{name}' does not exist for mode {mode}; choose "):
+            JepaConfig(mode=mode, layout=name)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mode": "jepa"}, "mode: expected one of regular, llm-jepa, step-jepa, got 'jepa'"),
+        ({"layout": "side"}, "layout 'side' does not exist for mode llm-jepa; choose separate or branched"),
+        ({"predictors": -1}, "predictors: expected 0 or more, got -1"),
+        ({"last_token": 0}, "last_token: expected a negative number"),
+        ({"lbd": float("nan")}, "lbd: expected 0 or more, got nan"),
+        ({"jepa_ratio": 1.1}, "jepa_ratio: expected a share between 0 and 1"),
+        ({"step_separator": ""}, "step_separator: expected"),
+        ({"front_pred": True, "predictors": 0}, "front_pred needs predictor tokens; set predictors to 1 or more"),
+    ],
+)
+def test_wrong_values_are_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        JepaConfig(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"front_pred": True}, "front_pred contradicts layout 'inplace'.*use layout 'branched'"),
+        ({"reverse_pred": True}, "reverse_pred contradicts layout 'inplace'"),
+        ({"encoding": "rows"}, "encoding 'rows' can't express layout 'inplace'; use encoding 'tree'"),
+        ({"last_token": -2}, "last_token contradicts layout 'inplace'"),
+    ],
+)
+def test_contradictions_name_both_and_the_remedy(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        JepaConfig(mode="step-jepa", layout="inplace", **options)
+    JepaConfig(mode="step-jepa", layout="branched", **options)
+
+
+def test_a_layout_of_a_user_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LAYOUTS, "two_answers", Layout("two_answers", LAYOUTS["separate"].place, ("llm-jepa",)))
+    own = Layout("into_the_text", LAYOUTS["inplace"].place, ("step-jepa",), changes_text=True)
+    monkeypatch.setitem(LAYOUTS, own.name, own)
+    assert JepaConfig(layout="two_answers").layout == "two_answers"
+    assert JepaConfig().layout == "separate"
+    with pytest.raises(ValueError, match="layout 'two_answers' does not exist for mode step-jepa"):
+        JepaConfig(mode="step-jepa", layout="two_answers")
+    with pytest.raises(ValueError, match="encoding 'rows' can't express layout 'into_the_text'"):
+        JepaConfig(mode="step-jepa", layout="into_the_text", encoding="rows")
+
+
+def test_the_old_word_for_trees_is_understood() -> None:
+    assert JepaConfig(encoding="forest").encoding == "tree"  # type: ignore[arg-type]
+
+
+def test_what_a_field_affects() -> None:
+    config = JepaConfig(lbd=0.7, encoding="rows", layout="branched")
+    parts = {name: affecting(config, name) for name in ("sequences", "encoding", "objective")}
+    assert parts["sequences"]["layout"] == "branched"
+    assert parts["encoding"] == {"encoding": "rows", "row_length": None, "share_prefixes": True}
+    assert parts["objective"]["lbd"] == 0.7
+    assert parts["sequences"] | parts["encoding"] | parts["objective"] == config.to_dict()
+    assert sum(map(len, parts.values())) == len(config.to_dict())

@@ -1,0 +1,209 @@
+"""``stepjepa train --dry_run``: nothing is loaded or written, and what it says is what a run then does."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from transformers import AutoConfig, PretrainedConfig
+
+import tiny
+from stepjepa.base.files import write_jsonl
+from stepjepa.cli.commands import parse
+from stepjepa.cli.flags import jepa_config
+from stepjepa.cli.main import main
+from stepjepa.data.sources import read_records
+from stepjepa.models.loading import load_model
+from stepjepa.store.folder import read_run
+from stepjepa.training.checks import training_arguments
+from stepjepa.training.trainer import JepaTrainer
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+LLAMA_8B = {
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": False,
+}
+
+CONFIGS = sorted(path.name for path in EXAMPLES.glob("*.yaml") if "train_file" in yaml.safe_load(path.read_text()))
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    write_jsonl(tmp_path / "data.jsonl", [{"messages": record.messages} for record in tiny.records() * 7])
+    return tmp_path / "data.jsonl"
+
+
+def model_folder(folder: Path, tokenizer: Any, shape: dict[str, Any]) -> Path:
+    """A configuration and a tokenizer, and no weights."""
+    shape = dict(shape)
+    config: PretrainedConfig = AutoConfig.for_model(shape.pop("model_type"), **shape)
+    config.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def tiny_shape(**changes: Any) -> dict[str, Any]:
+    family, shape = tiny.ARCHITECTURES["llama"]
+    return {"model_type": family, "vocab_size": tiny.VOCABULARY, "tie_word_embeddings": True, **shape, **changes}
+
+
+def told(capsys: pytest.CaptureFixture[str], *flags: object) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(printed(capsys, *flags, "--json"))
+    return found
+
+
+def printed(capsys: pytest.CaptureFixture[str], *flags: object) -> str:
+    code = main(["train", *(str(flag) for flag in flags), "--dry_run"])
+    captured = capsys.readouterr()
+    assert code == 0, captured.err
+    return captured.out
+
+
+@pytest.mark.parametrize("mode", [["--regular"], ["--step_jepa", "--pairs", "all"], ["--jepa_ratio", "0.5"]])
+def test_it_says_what_a_run_then_does(
+    mode: list[str], data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--train_file", data, "--model_name", "preset:tiny", "--output_dir", tmp_path / "run", "--use_cpu"]
+    flags += ["--num_epochs", 1.5, "--batch_size", 3, "--grad_accum", 2, "--save_strategy", "no", *mode]
+    found = told(capsys, *flags)
+    assert not (tmp_path / "run").exists()
+    assert main(["train", *map(str, flags)]) == 0
+    run = read_run(tmp_path / "run")
+    assert run["results"]["steps"] == found["steps"] == 6
+    assert found["steps_per_epoch"] == 4
+    assert run["counts"].items() <= found["data"].items()
+    assert f"{run['parameters']['total']:,} parameters, {run['parameters']['trained']:,} trained" in found["model"]
+    assert run["encoding"]["used"] == found["encoding"].split()[0]
+    assert found["step"]["records"] == "6 records (3 x 2 accumulated x 1 processes)"
+    assert (found["flops"]["step"] == found["flops"]["regular_step"]) == (mode == ["--regular"])
+    assert found["checkpoint"]["kept"] == 0
+    capsys.readouterr()
+    assert len(printed(capsys, *flags[:4], "--output_dir", tmp_path / "other").strip().splitlines()) <= 20
+
+
+def test_its_tokens_are_those_that_the_trainer_runs(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--train_file", data, "--model_name", "preset:tiny", "--output_dir", tmp_path / "run", "--use_cpu"]
+    flags += ["--batch_size", 3, "--grad_accum", 2, "--step_jepa"]
+    found = told(capsys, *flags)
+    args = parse("train", [str(flag) for flag in flags])
+    records = read_records(str(data))
+    texts = [message["content"] for record in records for message in record.messages]
+    model, tokenizer = load_model("preset:tiny", texts=texts, predictors=2)
+    training = training_arguments(args, False)
+    trainer = JepaTrainer(model, training, jepa_config(args), train_dataset=records, processing_class=tokenizer)
+    batches = list(trainer.get_train_dataloader())
+    tokens = [sum(each["input_ids"].numel() for each in batch.passes) for batch in batches]
+    steps = [sum(tokens[start : start + 2]) for start in range(0, len(tokens), 2)]
+    assert (found["step"]["tokens"], found["step"]["most_tokens"]) == (sum(steps) / len(steps), max(steps))
+    assert found["step"]["plain_tokens"] == sum(trainer.train_dataset.lengths) / len(steps)
+    assert found["step"]["text_share"] == sum(int(batch["num_tokens"]) for batch in batches) / sum(tokens)
+    assert found["flops"]["step"] == sum(map(trainer.floating_point_ops, batches)) / len(steps)
+
+
+# The product over experts has shapes in bfloat16 alone, and needs widths of whole 16 bytes.
+MOE = {"hidden_size": 40, "moe_intermediate_size": 56}
+
+
+def test_a_model_that_has_no_shapes_alone_is_still_described(
+    trained_tokenizer: Any, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    family, shape = tiny.ARCHITECTURES["qwen3_moe"]
+    shape = {"model_type": family, "vocab_size": tiny.VOCABULARY, **shape, **MOE}
+    folder = model_folder(tmp_path / "base", trained_tokenizer, shape)
+    flags = ["--train_file", data, "--model_name", folder, "--output_dir", tmp_path / "run"]
+    told = printed(capsys, *flags)
+    assert "FLOPs: step not known, " in told
+    assert "activations not known, " in told
+    assert "FLOPs: step not known" not in printed(capsys, *flags, "--dtype", "bfloat16")
+
+
+def test_nothing_of_an_8b_model_is_made(trained_tokenizer: Any, data: Path, tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "8b", trained_tokenizer, LLAMA_8B)
+    code = (
+        "import resource, sys, time, torch; torch.set_num_threads(1)\n"
+        "from stepjepa.cli.main import main\nimport stepjepa.running.estimate\nstart = time.process_time()\n"
+        "code = main(sys.argv[1:])\n"
+        "print('peak', resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, 'seconds', time.process_time() - start)\n"
+        "sys.exit(code)"
+    )
+    flags = ["train", "--train_file", data, "--model_name", folder, "--output_dir", tmp_path / "run"]
+    flags += ["--dtype", "bfloat16", "--bf16", "--step_jepa", "--dry_run"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, flags)], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    # The published model's own count: its vocabulary has room for the predictor tokens here.
+    assert "8,030,261,248 parameters, 8,030,261,248 trained, torch.bfloat16" in done.stdout
+    found = re.search(r"peak (\d+) seconds ([\d.]+)", done.stdout)
+    assert found is not None
+    assert int(found[1]) < 3 * 2**20, "kilobytes"
+    assert float(found[2]) < 60
+    assert not (tmp_path / "run").exists()
+    assert len(list(folder.iterdir())) == 4
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_example_configurations(
+    name: str,
+    plain_tokenizer: Any,
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(EXAMPLES.parent)
+    folder = model_folder(tmp_path / "base", plain_tokenizer, tiny_shape())
+    processes = 8 if "8xh200" in name else 1
+    monkeypatch.setenv("WORLD_SIZE", str(processes))
+    flags = ["--config", EXAMPLES / name, "--train_file", data, "--eval_file", data, "--model_name", folder]
+    told = printed(capsys, *flags, "--output_dir", tmp_path / "run")
+    assert "error" not in told
+    assert "not known" not in told
+    assert f"x {processes} process" in told
+    assert f"--config examples/{name}" in (EXAMPLES / name).read_text(), "the command is told in the file"
+
+
+WRONG = [
+    (["--layout", "inplace", "--step_jepa", "--max_length", "7"], "--max_length"),
+    (["--label_smoothing_factor", "0.1"], "label_smoothing_factor: expected 0"),
+    (["--deepspeed", "[1]"], "--deepspeed: can't be read"),
+    (["--deepspeed", '{"zero_optimization": {"stage": 3}}', "--target_grad", "ema"], "which can't be sharded"),
+]
+
+
+@pytest.mark.parametrize(("flags", "words"), WRONG, ids=[words for _, words in WRONG])
+def test_what_a_run_would_refuse(
+    flags: list[str], words: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named = ["--train_file", data, "--model_name", "preset:tiny", "--output_dir", tmp_path / "run", *flags]
+    assert main(["train", *map(str, named), "--dry_run"]) == 2
+    error = capsys.readouterr().err.strip()
+    assert words in error
+    assert len(error.splitlines()) == 1
+
+
+def test_deepspeed_is_read_without_its_package(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    (tmp_path / "zero.json").write_text(json.dumps({"zero_optimization": {"stage": 1}}))
+    flags = ["--train_file", data, "--model_name", "preset:tiny", "--output_dir", tmp_path / "run"]
+    plain, zero = told(capsys, *flags), told(capsys, *flags, "--deepspeed", tmp_path / "zero.json")
+    for name, share in (("weights", 1), ("optimizer states", 4)):
+        assert zero["memory"]["parts"][name] == round(plain["memory"]["parts"][name] / share)

@@ -1,0 +1,156 @@
+"""Which checkpoint a run is resumed from, which damage is found, and which folders a new run may use."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepjepa.base.errors import UserError
+from stepjepa.store.folder import (
+    checkpoints,
+    earlier_launches,
+    open_run_folder,
+    remove_start,
+    save_whole,
+    write_checksums,
+)
+
+
+def make(folder: Path) -> Path:
+    """A checkpoint of four files."""
+    folder.mkdir(parents=True)
+    for name in ("model.safetensors", "optimizer.pt", "trainer_state.json", "shards/rank0.bin"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(f"{name} of {folder.name}".encode())
+    write_checksums(folder)
+    return folder
+
+
+def flip(path: Path) -> None:
+    """Change one bit."""
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors is missing"),
+        (lambda folder: (folder / "trainer_state.json").unlink(), "trainer_state.json is missing"),
+        (lambda folder: flip(folder / "optimizer.pt"), "optimizer.pt is not what was saved"),
+        (lambda folder: (folder / "shards/rank0.bin").write_bytes(b""), "shards/rank0.bin is not what was saved"),
+        (lambda folder: (folder / "checksums.json").write_text("{"), "can't be read"),
+    ],
+)
+def test_the_newest_complete_checkpoint_is_resumed(damage: Callable[[Path], object], told: str, tmp_path: Path) -> None:
+    for step in (7, 13, 101):
+        make(tmp_path / f"checkpoint-{step}")
+    # 101 is newer than 13, which a comparison of words would not find; only folders with a number are checkpoints.
+    (tmp_path / "checkpoint-999-backup").mkdir()
+    assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-101", "checkpoint-13", "checkpoint-7"]
+    assert open_run_folder(str(tmp_path), "last") == (tmp_path, str(tmp_path / "checkpoint-101"))
+    damage(tmp_path / "checkpoint-101")
+    said: list[str] = []
+    assert open_run_folder(str(tmp_path), "last", said.append) == (tmp_path, str(tmp_path / "checkpoint-13"))
+    assert len(said) == 1 and f"checkpoint-101 ({told}" in said[0]
+    with pytest.raises(UserError, match="is not a complete checkpoint"):
+        open_run_folder(str(tmp_path), str(tmp_path / "checkpoint-101"))
+
+
+def test_a_checkpoint_without_checksums_is_accepted(tmp_path: Path) -> None:
+    (make(tmp_path / "checkpoint-5") / "checksums.json").unlink()
+    assert open_run_folder(str(tmp_path), "last")[1] == str(tmp_path / "checkpoint-5")
+    # Transformers would resume without the optimizer's states, and say nothing.
+    (tmp_path / "checkpoint-5" / "optimizer.pt").unlink()
+    with pytest.raises(UserError, match="holds no complete checkpoint"):
+        open_run_folder(str(tmp_path), "last")
+    # As --save_only_model leaves it, with checksums.
+    write_checksums(tmp_path / "checkpoint-5")
+    with pytest.raises(UserError, match="holds no complete checkpoint"):
+        open_run_folder(str(tmp_path), "last")
+
+
+def test_an_older_checkpoint_is_resumed_only_where_no_later_one_stays(tmp_path: Path) -> None:
+    """A later 'last' would return to what was left behind."""
+    older, newer = (make(tmp_path / f"checkpoint-{step}") for step in (7, 13))
+    with pytest.raises(UserError, match="checkpoint-7: is older than checkpoint-13; move that elsewhere"):
+        open_run_folder(str(tmp_path), str(older))
+    newer.rename(tmp_path / "later")
+    assert open_run_folder(str(tmp_path), str(older)) == (tmp_path, str(older))
+    assert open_run_folder(str(tmp_path / "new"), str(older)) == (tmp_path / "new", str(older))
+
+
+def test_the_checkpoint_of_another_run_is_of_the_same_settings(tmp_path: Path) -> None:
+    kept: dict[str, Any] = {name: {"value": 1} for name in ("jepa", "lora", "loaded", "data", "order")}
+    kept["model"] = "preset:tiny"
+    training = {"num_train_epochs": 3, "max_steps": -1}
+    checkpoint = str(make(tmp_path / "run" / "checkpoint-5"))
+    before = {**kept, "training": training, "status": "finished", "launches": [{}]}
+    (tmp_path / "run" / "run.json").write_text(json.dumps(before))
+    said: list[str] = []
+    how: Any = {"say": said.append}
+    new = tmp_path / "new"
+    assert earlier_launches(new, checkpoint, {**kept, "training": training}, allow_changes=False, **how) == []
+    other = {**kept, "data": {"value": 2}, "training": training}
+    with pytest.raises(UserError, match=r"begun with other settings \(data, value\)"):
+        earlier_launches(new, checkpoint, other, allow_changes=False, **how)
+    assert earlier_launches(new, checkpoint, other, allow_changes=True, **how) == []
+    assert said == ["resumed with other settings: data, value"]
+
+
+def test_a_new_run_needs_an_empty_folder_and_auto_resumes_where_there_is_a_run(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert open_run_folder(str(run), None) == open_run_folder(str(run), "auto") == (run, None)
+    run.mkdir()
+    (run / "thesis.txt").touch()
+    for resume in (None, "auto"):
+        with pytest.raises(UserError, match="is not empty"):
+            open_run_folder(str(run), resume)
+    with pytest.raises(UserError, match="is not empty"):
+        open_run_folder(str(run), str(make(tmp_path / "other" / "checkpoint-5")))
+    (run / "run.json").write_text("{}")
+    (run / ".saving" / "checkpoint-5").mkdir(parents=True)
+    (run / ".run.json.abc").touch()
+    assert open_run_folder(str(run), "auto") == (run, None)
+    # The remains of a killed write are removed, and nothing else.
+    assert sorted(path.name for path in run.iterdir()) == ["run.json", "thesis.txt"]
+    make(run / "checkpoint-5")
+    assert open_run_folder(str(run), "auto") == (run, str(run / "checkpoint-5"))
+    shutil.rmtree(run / "checkpoint-5")
+    with pytest.raises(UserError, match="holds no complete checkpoint"):
+        open_run_folder(str(run), "last")
+    with pytest.raises(NotADirectoryError):
+        open_run_folder(str(run / "thesis.txt"), None)
+
+
+def test_a_failed_save_leaves_what_was_there(tmp_path: Path) -> None:
+    def save(text: str, fails: bool) -> Callable[[str], None]:
+        def write(folder: str) -> None:
+            (Path(folder) / "model.safetensors").write_text(text)
+            (Path(folder) / "templates").mkdir()
+            if fails:
+                raise OSError(28, "No space left on device")
+
+        return write
+
+    save_whole(tmp_path, save("old", fails=False))
+    with pytest.raises(OSError, match="No space left") as error:
+        save_whole(tmp_path, save("new", fails=True))
+    assert error.value.filename == str(tmp_path)
+    assert (tmp_path / "model.safetensors").read_text() == "old"
+    save_whole(tmp_path, save("new", fails=False))
+    assert (tmp_path / "model.safetensors").read_text() == "new"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checksums.json", "model.safetensors", "templates"]
+
+
+def test_a_launch_that_trains_nothing_leaves_no_trace(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    for name in ("run.json", "trained_prompts.json"):
+        (run / name).write_text("{}")
+    remove_start(run)
+    assert not run.exists()

@@ -1,0 +1,322 @@
+"""Runs become arms, arms are paired with the baseline by seed; what can't be compared is refused, and named."""
+
+from pathlib import Path
+
+import pytest
+from test_sections import say
+
+from made_up_runs import PROTOCOL, change, evaluate, make_run
+from stepjepa.base.errors import UserError
+from stepjepa.config.jepa import JepaConfig
+from stepjepa.evaluation.output import model_fingerprint
+from stepjepa.study.comparison import compare
+from stepjepa.study.tables import report
+
+LLM = {"mode": "llm-jepa", "lbd": 0.5}
+
+
+def test_three_seeds_by_hand(runs):
+    found = compare(runs)
+    assert [arm.name for arm in found.arms] == ["regular", "llm-jepa"]
+    regular, jepa = found.arms
+    assert found.baseline is regular
+    assert [run.seed for run in jepa.runs] == ["23", "37", "82"]
+    assert regular.spread("headline") == (3, pytest.approx(2 / 8), pytest.approx(1 / 8))
+    assert jepa.spread("headline") == (3, pytest.approx(4 / 8), 0)
+    assert (jepa.spread("tokens").mean, jepa.spread("gold_loss").mean) == (1500, 0.5)
+    difference = found.differences["llm-jepa"]
+    # Differences 2, 1, 3 eighths: mean 2, std 1, t = 2 sqrt 3.
+    test = difference.measures["headline"]
+    assert (test.mean, test.std, test.t) == (pytest.approx(2 / 8), pytest.approx(1 / 8), pytest.approx(12**0.5))
+    assert difference.holm == test.p_greater == pytest.approx(0.0371, abs=1e-4)
+    assert difference.seeds == ("23", "37", "82")
+    assert difference.token_ratio == pytest.approx(1.5)
+    assert {seed: each[:2] for seed, each in difference.by_seed.items()} == {"23": (2, 0), "37": (1, 0), "82": (3, 0)}
+    # Net over seeds, example by example: 0 1 1+1 1+1 0 1 0 0; all gains, so one of 2^4 assignments is as far out.
+    assert difference.by_example == (6, 0, pytest.approx(1 / 16), pytest.approx(1 / 8))
+    assert difference.by_example_holm == pytest.approx(1 / 16)
+    assert found.notes[0] == "optimizer steps: regular 10; llm-jepa 10"
+    assert not any("skipped" in note for note in found.notes)
+
+
+def test_two_tails_and_two_arms_are_corrected(runs, tmp_path):
+    for seed, right in {23: "11010000", 37: "11100010", 82: "11000000"}.items():
+        runs.append(make_run(tmp_path / f"step-{seed}", right, seed=seed, jepa={"mode": "step-jepa"}))
+    for tails, name in (("one", "p_greater"), ("two", "p_two_sided")):
+        found = compare(runs, tails=tails)
+        llm, step = found.differences.values()
+        # Every seed of step-jepa has one more than its baseline: no variance, no p, but still a second arm tested.
+        assert step.measures["headline"].t is None
+        assert (llm.holm, step.holm) == (pytest.approx(2 * getattr(llm.measures["headline"], name)), None)
+        p_values = [getattr(each.by_example, name) for each in (llm, step)]
+        assert p_values[0] < p_values[1]
+        assert [llm.by_example_holm, step.by_example_holm] == pytest.approx(
+            [min(1, 2 * p_values[0]), min(1, max(2 * p_values[0], p_values[1]))]
+        )
+
+
+def test_seeds_without_a_partner_are_shown_and_left_out(runs, tmp_path):
+    runs.append(make_run(tmp_path / "jepa-4", "11111111", seed=4, jepa=LLM))
+    runs.append(make_run(tmp_path / "regular-9", "00000000", seed=9))
+    found, before = compare(runs), compare(runs[:-2])
+    assert found.differences == before.differences
+    assert [run.seed for run in found.arms[1].runs] == ["4", "23", "37", "82"]
+    assert found.arms[1].spread("headline").mean == pytest.approx((4 * 3 + 8) / 8 / 4)
+    assert "llm-jepa and regular don't both have the seeds 4, 9; skipped in the differences" in found.notes
+
+
+def test_does_the_gain_come_from_stopping(tmp_path):
+    regular = make_run(tmp_path / "a", "1000", lenient="1110", stopped="1001")
+    jepa = make_run(tmp_path / "b", "1111", lenient="1111", stopped="1111", jepa=LLM)
+    found = compare([regular, jepa]).differences["llm-jepa"]
+    means = {name: test.mean for name, test in found.measures.items()}
+    assert means == {"headline": 0.75, "lenient": 0.25, "stopped": 0.5}
+    # Of three examples gained, the baseline had two but ran on.
+    assert (found.by_example.gained, found.gained_lenient_before) == (3, 2)
+
+
+def test_what_is_not_known_is_none(tmp_path):
+    folders = [make_run(tmp_path / "a", "1100"), make_run(tmp_path / "b", "1110", jepa=LLM)]
+    say(folders[0], stopped=None, scores=[{"exact": exact, "prefix": 2 * exact} for exact in (0.5, 0.5, 0, 0)])
+    summary = folders[0] / "test.summary.json"
+    change(summary, "scores", "exact", "mean", to=0.25)
+    change(summary, "gold_loss", to=float("nan"))
+    found = compare(folders)
+    difference = found.differences["llm-jepa"]
+    assert difference.measures["stopped"] is difference.by_example is difference.gained_lenient_before is None
+    assert found.arms[0].spread("stopped") is found.arms[0].spread("gold_loss") is None
+    assert difference.measures["headline"].mean == pytest.approx(0.5)
+
+
+def test_compute_is_compared_by_seed(tmp_path):
+    """By hand: twice and once the baseline's compute, so one and a half; 2 % is equal, 3 % is not."""
+    for seed, flops in {3: 5e12, 5: 7e12}.items():
+        make_run(tmp_path / f"r{seed}", "1100", seed=seed, flops=flops)
+        make_run(tmp_path / f"a{seed}", "1110", seed=seed, flops=10e12 if seed == 3 else 7e12, jepa=LLM)
+        for name, ratio, k in (("b", 1.019, 2), ("c", 0.97, 3)):
+            jepa = {**LLM, "predictors": k}
+            make_run(tmp_path / f"{name}{seed}", "1110", seed=seed, flops=ratio * flops, jepa=jepa, steps=11)
+    folders = {name: [tmp_path / f"{name}{seed}" for seed in (3, 5)] for name in "rabc"}
+    found = compare([folder for pair in folders.values() for folder in pair])
+    differences = list(found.differences.values())
+    assert [each.flops_ratio for each in differences] == pytest.approx([1.5, 1.019, 0.97])
+    assert [each.equal for each in differences] == [("steps",), ("FLOPs",), ()]
+    steps = "regular 10; llm-jepa K=1 10; llm-jepa K=2 11; llm-jepa K=3 11"
+    assert found.notes[0] == f"optimizer steps: {steps}"
+    assert not any("nothing here is comparable" in note for note in found.notes)
+    without = compare([folder for name in "rac" for folder in folders[name]]).notes
+    remedy = "nothing here is comparable at equal FLOPs (within 2% of regular); add runs trained with --same_flop"
+    assert any(note.startswith(remedy) for note in without)
+    assert all(each.token_ratio == 1 for each in differences)
+    change(folders["b"][0] / "run.json", "results", "tokens", to=None)
+    # One run that does not know them, and the arm has none. Nothing is made of tokens instead.
+    change(folders["b"][1] / "run.json", "results", "flops", to=None)
+    found = compare([*folders["r"], *folders["b"]])
+    assert found.differences["llm-jepa"].flops_ratio is None and found.differences["llm-jepa"].equal == ()
+    assert found.differences["llm-jepa"].token_ratio is None
+
+
+def test_doubtful_runs_are_named(runs):
+    loaded = {"dtype": "float32", "chat_template": "{% for %}\n" * 20, "attn_implementation": None}
+    change(runs[1] / "run.json", "loaded", to=loaded)
+    change(runs[3] / "run.json", "loaded", to={**loaded, "dtype": "bfloat16", "chat_template": "x"})
+    change(runs[1] / "run.json", "versions", "stepjepa", to="0.2.0")
+    change(runs[4] / "test.summary.json", "trained_on", to={"exact": 0.25, "normalised": 0.5})
+    change(runs[2] / "test.summary.json", "settings", "model", to=model_fingerprint(runs[0]))
+    # What is in the folder is asked, unless its weights have been removed to save space.
+    with pytest.raises(UserError, match="is of another model than the folder holds now") as caught:
+        compare(runs)
+    assert str(caught.value).startswith(f"{runs[2] / 'test.summary.json'}: ")
+    (runs[2] / "model.safetensors").unlink()
+    notes = compare(runs).notes
+    # Where they ran makes no difference, and older runs don't say how they were loaded.
+    assert [note for note in notes if note.startswith("the runs differ in ")] == [
+        "the runs differ in version of stepjepa: 0.1.0, 0.2.0",
+        "the runs differ in dtype: bfloat16, float32",
+        "the runs differ in chat_template: x, {% for %} {% for %} {% for %} {% for %} {% for %} {% for %} ",
+    ]
+    assert any(note.startswith(f"{runs[4]}: 25.0% of the test prompts were trained on") for note in notes)
+
+
+NAMES = [
+    (
+        [{"mode": "llm-jepa", "predictors": 1, "lbd": 0.5}, {"mode": "step-jepa", "lbd": 2.0}, {"mode": "regular"}],
+        ["llm-jepa separate K=1 lbd=0.5", "step-jepa branched K=2 lbd=2", "regular"],
+    ),
+    (
+        [{"mode": "step-jepa", "step_separator": "\n"}, {"mode": "step-jepa", "step_separator": "line"}],
+        ['step-jepa step_separator="\\n"', "step-jepa step_separator=line"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("configs", "names"), NAMES, ids=[" | ".join(names) for _, names in NAMES])
+def test_arms_are_named_by_what_differs(configs, names, tmp_path):
+    folders = [make_run(tmp_path / str(place), "10", jepa=config) for place, config in enumerate(configs)]
+    found = compare(folders, baseline=names[0])
+    assert [arm.name for arm in found.arms] == names
+
+
+def test_arms_of_an_older_version_that_lack_a_setting_have_names_of_their_own(tmp_path):
+    folders = [make_run(tmp_path / name, "10", training={} if name == "a" else {"newer": 1}) for name in "ab"]
+    assert [arm.name for arm in compare(folders, baseline="regular (2)").arms] == ["regular (2)", "regular (1)"]
+
+
+def test_other_settings_make_arms_too(tmp_path):
+    adapter = {"rank": 16, "alpha": None, "dropout": 0.0}
+    folders = [
+        make_run(tmp_path / "a", "10"),
+        make_run(tmp_path / "b", "10", training={"learning_rate": 1e-3}),
+        make_run(tmp_path / "c", "10", lora=adapter),
+        make_run(tmp_path / "d", "10", seed=2, lora={**adapter, "alpha": 32}),
+        make_run(tmp_path / "e", "10", lora={**adapter, "rank": 8, "alpha": 32}),
+        make_run(tmp_path / "f", "10", model="/models/other", order={"records_per_micro_step": 8}),
+        make_run(tmp_path / "g", "10", loaded={"pretrain": True, "train_tokenizer": 500, "quantized": None}),
+        make_run(tmp_path / "h", "10", seed=2, loaded={"pretrain": False, "train_tokenizer": None, "dtype": "float32"}),
+    ]
+    found = compare(folders, baseline="regular model=preset:tiny learning_rate=2e-05 batch_size=4")
+    assert {arm.name: [run.folder.name for run in arm.runs] for arm in found.arms} == {
+        "regular model=preset:tiny learning_rate=2e-05 batch_size=4": ["a", "h"],
+        "regular model=preset:tiny learning_rate=0.001 batch_size=4": ["b"],
+        # An alpha left out is twice the rank.
+        "regular lora lora_rank=16 model=preset:tiny learning_rate=2e-05 batch_size=4": ["c", "d"],
+        "regular lora lora_rank=8 model=preset:tiny learning_rate=2e-05 batch_size=4": ["e"],
+        "regular model=other learning_rate=2e-05 batch_size=8": ["f"],
+        "regular model=preset:tiny pretrain train_tokenizer=500 learning_rate=2e-05 batch_size=4": ["g"],
+    }
+
+
+def test_what_leaves_the_weights_alone_makes_no_arm(tmp_path):
+    quiet = {"logging_steps": 99, "save_strategy": "epoch", "report_to": ["tensorboard"], "eval_steps": 3}
+    idle = {"mode": "regular", "lbd": 0.7, "infonce_temperature": 0.5, "step_separator": "line"}
+    older = {name: value for name, value in JepaConfig(mode="regular").to_dict().items() if name != "gamma"}
+    folders = [
+        make_run(tmp_path / "a", "10"),
+        make_run(tmp_path / "b", "10", seed=2, training=quiet),
+        make_run(tmp_path / "c", "10", seed=3, jepa=idle),
+        make_run(tmp_path / "d", "10", seed=4),
+        make_run(tmp_path / "e", "10", jepa=LLM),
+    ]
+    change(folders[3] / "run.json", "jepa", to=older)
+    assert [len(arm.runs) for arm in compare(folders).arms] == [4, 1]
+    # Of two lengths the number of steps decides.
+    counted = [
+        make_run(tmp_path / f"s{n}", "10", training={"max_steps": 5, "num_train_epochs": n}, seed=n) for n in (1, 2)
+    ]
+    assert [len(arm.runs) for arm in compare([*counted, folders[4]]).arms] == [2, 1]
+    # Of equal compute neither: it follows from the epochs of the regular run.
+    spent = {"steps": 7, "checkpoints": [7], "flops": 1.0, "regular_flops": 1.0}
+    for n in (1, 2):
+        training = {"max_steps": 6 + n}
+        counted.append(
+            make_run(tmp_path / f"f{n}", "10", training=training, seed=n, same_flop={**spent, "steps": 6 + n})
+        )
+    arms = compare([*counted, folders[4]], baseline="llm-jepa max_steps=-1").arms
+    assert [len(arm.runs) for arm in arms] == [1, 2, 2]
+    # But a checkpoint is chosen by what is evaluated when.
+    best = {"load_best_model_at_end": True, "eval_steps": 3}
+    more = [make_run(tmp_path / str(n), "10", training={**best, "eval_steps": n}, seed=n) for n in (1, 2)]
+    assert len(compare([*folders, *more], baseline="llm-jepa").arms) == 4
+
+
+def test_seeds_of_order_and_weights(tmp_path):
+    both = {"data_seed": 7}
+    folders = [make_run(tmp_path / f"{n}", "10", seed=n, training={"data_seed": n}) for n in (3, 10)]
+    folders += [make_run(tmp_path / f"b{n}", "10", seed=n, training=both, jepa=LLM) for n in (3, 10)]
+    found = compare(folders)
+    assert [[run.seed for run in arm.runs] for arm in found.arms] == [["3", "10"], ["3/7", "10/7"]]
+    assert found.differences["llm-jepa"].seeds == ()
+
+
+def test_the_baseline(runs, tmp_path):
+    found = compare(runs, baseline="llm-jepa")
+    assert [arm.name for arm in found.arms] == ["llm-jepa", "regular"]
+    assert found.differences["regular"].measures["headline"].mean == pytest.approx(-2 / 8)
+    with pytest.raises(UserError, match="--baseline: no arm 'regulr'; choose one of regular; llm-jepa"):
+        compare(runs, baseline="regulr")
+    with pytest.raises(UserError, match="differ in nothing but their seeds"):
+        compare(runs[:3])
+    again = make_run(tmp_path / "again", "1" * 8, seed=23)
+    with pytest.raises(UserError, match=rf"again: is of the same arm and seed \(23\) as {runs[0]}; leave one out"):
+        compare([*runs, again])
+    quick = make_run(tmp_path / "quick", "1" * 8, training={"learning_rate": 1e-3})
+    with pytest.raises(UserError, match=r"2 arms are regular.*one of regular learning_rate=2e-05; "):
+        compare([*runs, quick])
+
+
+def test_one_of_several_evaluations_is_chosen(runs):
+    for folder in runs:
+        evaluate(folder, "10000001", name="long.v2")
+    with pytest.raises(UserError, match=r"holds several evaluations \(there is long.v2, test\); pass --evaluation"):
+        compare(runs)
+    for name in ("long.v2", "long.v2.jsonl", "long.v2.summary.json"):
+        assert compare(runs, evaluation=name).arms[1].spread("headline").mean == 0.25
+    assert compare(runs, evaluation="test").differences["llm-jepa"].by_example.gained == 6
+    rows = report(runs, evaluation="long.v2")
+    assert [row["accuracy"] for row in rows] == [0.25] * len(runs)
+    with pytest.raises(UserError, match=r"no finished evaluation 'other' \(there is long.v2, test\)"):
+        compare(runs, evaluation="other")
+
+
+DIFFERENT = [
+    ("run.json", ("data", "train", "sha256"), "e" * 64, r"training data \(sha256\) is e+\.\.\. instead of d"),
+    ("run.json", ("data", "train", "split_seed"), 2, "split seed is 2 instead of unknown"),
+    ("test.summary.json", ("test_fingerprint",), "0" * 64, r"test file \(sha256\) is 0+\.\.\. instead of f"),
+    ("test.summary.json", ("settings", "max_new_tokens"), 32, "max new tokens is 32 instead of 16"),
+    ("test.summary.json", ("settings", "prompt"), {"system": "x", "plain": False}, 'prompt is {"system": "x"'),
+    ("test.summary.json", ("settings",), {"missing": "wrong"}, "task options is unknown instead of {}"),
+]
+
+
+@pytest.mark.parametrize(("file", "path", "value", "words"), DIFFERENT, ids=[words for *_, words in DIFFERENT])
+def test_what_is_different_is_refused_and_named(file, path, value, words, runs):
+    change(runs[4] / file, *path, to=value)
+    with pytest.raises(UserError, match=words) as caught:
+        compare(runs)
+    assert str(caught.value).startswith(f"{runs[4]}: can't be compared with {runs[0]}: ")
+
+
+def test_records_that_a_task_leaves_out(runs):
+    before = compare(runs)
+    for folder in runs:
+        say(folder, index=[0, 2, 3, 4, 5, 6, 8, 9])
+    assert compare(runs).differences == before.differences
+    say(runs[5], index=[0, 2, 3, 4, 5, 7, 8, 9])
+    with pytest.raises(UserError, match="they were not asked the same examples") as caught:
+        compare(runs)
+    assert str(caught.value).startswith(f"{runs[5]}: can't be compared with {runs[0]}")
+
+
+def test_what_may_differ_between_evaluations(runs):
+    for name, value in {"similarity": "llm-jepa", "batch_size": 3, "seed": 5, "base_model": "other"}.items():
+        assert PROTOCOL[name] is None
+        change(runs[4] / "test.summary.json", "settings", name, to=value)
+    assert compare(runs).differences
+
+
+BROKEN = [
+    ("run.json", None, "is no run folder"),
+    ("run.json", '{"status": "running"}', r"the run is not finished \(status 'running'\)"),
+    ("run.json", '{"status": "finished"}', r"run.json: 'results' is missing, expected an object; restore"),
+    ("test.jsonl", None, "test.jsonl: no such file of answers"),
+    ("test.jsonl", '{"index": 0}\n', "its 1 lines are not the examples of test.summary.json"),
+]
+
+
+@pytest.mark.parametrize(("file", "content", "words"), BROKEN, ids=[f"{file} {words}" for file, _, words in BROKEN])
+def test_broken_folders_are_refused(file, content, words, runs):
+    broken: Path = runs[1] / file
+    broken.unlink() if content is None else broken.write_text(content)
+    with pytest.raises(UserError, match=words) as caught:
+        compare(runs)
+    assert str(runs[1]) in str(caught.value)
+
+
+def test_a_table_has_answers_that_were_made_alike(runs):
+    for folder, value in zip(runs, (None, 16, 32), strict=False):
+        change(folder / "run.json", "data", "train", "sha256", to=folder.name)
+        change(folder / "test.summary.json", "settings", "max_new_tokens", to=value)
+    # Of another program's answers it is not known; what they were trained on does not matter.
+    assert [row["accuracy"] for row in report(runs[:2])] == [0.25, 0.375]
+    with pytest.raises(UserError, match="max new tokens is 32 instead of 16"):
+        report(runs[:3])

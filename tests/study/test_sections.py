@@ -1,0 +1,193 @@
+"""The sections of a page: their numbers, computed by hand for made-up runs."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from made_up_runs import STEP_JEPA, change, evaluate, log, make_run
+from stepjepa.base.errors import UserError
+from stepjepa.base.files import write_jsonl
+from stepjepa.base.terminal import PALETTE
+from stepjepa.study.page.charts import POINTS, chart_text, json_block, looks
+from stepjepa.study.page.logged_run import read_runs
+from stepjepa.study.page.page import (
+    accuracy_section,
+    answers_section,
+    compare_runs,
+    comparison_section,
+    embedding_section,
+    overview_section,
+    shown_text,
+    steps_section,
+)
+
+
+def charts(html: str) -> dict[str, dict]:
+    """The charts of some markup, by their names."""
+    found = re.findall(r'<div class="chart" id="([^"]+)".*?<script type="application/json"[^>]*>(.*?)</script>', html)
+    return {name: json.loads(data) for name, data in found}
+
+
+def rows(html: str) -> list[list[str]]:
+    """The cells of all tables."""
+    return [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall(r"<tr>(.*?)</tr>", html)]
+
+
+def say(folder: Path, **fields: Any) -> Path:
+    """Give the lines of a run's evaluation these fields: a value for each line, or one for all."""
+    file = folder / "test.jsonl"
+    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    for place, line in enumerate(lines):
+        line |= {name: value[place] if isinstance(value, list) else value for name, value in fields.items()}
+    write_jsonl(file, lines)
+    return folder
+
+
+def test_data_for_scripts_ends_no_element():
+    block = json_block("x", {"text": "</script><!-- &\u2028", "bad": float("nan")})
+    inner = re.fullmatch(r'<script type="application/json" id="x">(.*)</script>', block, re.DOTALL)[1]
+    assert not set("<>&\u2028") & set(inner)
+    assert json.loads(inner) == {"text": "</script><!-- &\u2028", "bad": None}
+    assert chart_text("<b>&amp;") == "&lt;b&gt;&amp;amp;"
+
+
+def test_the_overview_says_what_was_trained(tmp_path):
+    parts = {"command": ["train", "--train_file=a b.jsonl"], "parameters": {"trained": 11, "total": 1013}}
+    folders = [make_run(tmp_path / "a", "1101", jepa=STEP_JEPA, flops=2.5e12, **parts), make_run(tmp_path / "b", "1")]
+    html = overview_section(read_runs(folders)).html
+    found = rows(html)
+    facts = dict(zip(found[0], found[1], strict=True))
+    assert [facts[name] for name in ("mode", "K", "layout")] == ["step-jepa", "2", "branched"]
+    assert [facts[name] for name in ("FLOPs", "tokens", "seconds")] == ["2.5e+12", "1,000", "2.5"]
+    assert "stepjepa train &#39;--train_file=a b.jsonl&#39;" in html
+
+
+def test_a_run_without_any_facts_still_has_an_overview(tmp_path):
+    (tmp_path / "a").mkdir()
+    text = '{"jepa": {"mode": 7}, "counts": 3, "lora": [7], "versions": {"x": [1]}}'
+    (tmp_path / "a" / "run.json").write_text(text, encoding="utf-8")
+    runs = read_runs([tmp_path / "a"])
+    assert overview_section(runs).title == "What was trained"
+    look = looks(runs, None)
+    empty = [accuracy_section(runs), steps_section(runs, look)]
+    empty += [answers_section(runs), embedding_section(runs), comparison_section([])]
+    assert not any(section.parts for section in empty)
+
+
+def test_losses_over_steps_of_one_run(tmp_path):
+    folder = make_run(tmp_path / "a", "1", jepa=STEP_JEPA)
+    log(folder, 3, views=True, eval_lm_loss=5.0, eval_answer_exact=0.25, grad_norm=1.0)
+    runs = read_runs([folder])
+    section = steps_section(runs, looks(runs, None))
+    found = charts(section.html)
+    (total,) = found["steps-0"]["data"]
+    assert total["x"] == [7, 14, 21] and total["y"] == [13, 6.5, 4.33333]
+    lm, held_out = found["steps-1"]["data"]
+    assert (lm["name"], held_out["name"], held_out["line"]["dash"]) == ("a", "a, held-out", "dot")
+    titles = ["loss", "lm loss", "jepa loss", "exact", "matched similarity", "shuffled similarity", "source rank"]
+    assert re.findall("<figcaption>(.*?)<", section.html) == [*titles, "grad norm"]
+    assert found["steps-3"]["layout"]["yaxis"]["tickformat"] == ".0%"
+    assert [each["y"] for each in found["steps-7"]["data"]] == [[1, 1, 1]]
+
+
+def test_of_several_runs_each_column_has_a_chart(arms):
+    runs = read_runs(arms)
+    look = looks(runs, compare_runs(runs)[0][1])
+    found = charts(steps_section(runs, look).html)
+    traces = found["steps-0"]["data"]
+    assert [trace["meta"]["run"] for trace in traces] == [run.name for run in runs]
+    # Arms have colours, seeds have line styles.
+    assert [trace["line"]["color"] for trace in traces] == [PALETTE[0]] * 3 + [PALETTE[1]] * 3
+    assert [trace["line"]["dash"] for trace in traces] == ["solid", "dash", "dot"] * 2
+    # Regular training has no views.
+    assert [len(each["data"]) for each in found.values()] == [6, 6, 3, 3, 3, 3]
+
+
+def test_long_logs_are_thinned_and_values_that_are_no_numbers_skipped(tmp_path):
+    folder = make_run(tmp_path / "a", "1")
+    log(folder, 2 * POINTS + 3)
+    lines = [{"step": 20_011, "loss": float("nan")}, {"step": 20_021, "loss": "x"}, {"step": 20_023, "loss": 1.0}]
+    with (folder / "metrics.jsonl").open("a", encoding="utf-8") as stream:
+        stream.write("\n".join(map(json.dumps, lines)))
+    runs = read_runs([folder])
+    trace = charts(steps_section(runs, looks(runs, None)).html)["steps-0"]["data"][0]
+    assert len(trace["x"]) <= POINTS + 1 and not {20_011, 20_021} & set(trace["x"])
+    assert (trace["x"][-1], trace["y"][-1]) == (20_023, 1.0)
+
+
+@pytest.mark.parametrize(("shuffled", "warned"), [(0.995, True), (0.5, False)])
+def test_a_collapse_is_reported(shuffled, warned, tmp_path):
+    folder = make_run(tmp_path / "a", "1", jepa=STEP_JEPA)
+    log(folder, views=True, shuffled_similarity=shuffled)
+    runs = read_runs([folder])
+    html = steps_section(runs, looks(runs, None)).html
+    assert ("step 35: unrelated pairs have cosine 0.995" in html) is warned
+
+
+def test_scores_and_errors(tmp_path):
+    first = make_run(tmp_path / "a", "1100", lenient="1110", stopped="1101")
+    html = accuracy_section(read_runs([first, make_run(tmp_path / "b", "1000", seed=3)])).html
+    scores, a, _, errors, *counts = rows(html)
+    assert scores[:4] == ["run", "exact", "prefix", "stopped by itself"]
+    assert a[1:4] == ["50.0% [15.0, 85.0]", "75.0% [30.1, 95.4]", "75.0% [30.1, 95.4]"] and a[-2:] == ["0.75", "0.25"]
+    assert [errors, *counts] == [["run", "wrong answer"], ["a", "2 (50.0%)"], ["b", "3 (75.0%)"]]
+
+
+def test_arms_are_compared_over_seeds(arms):
+    html = comparison_section(compare_runs(read_runs(arms))).html
+    assert html.index("no arm is shown to be better than regular") < html.index("<table") < html.index("data:image/svg")
+    # Differences of 25, 0 and 50 points: mean 25, standard error 14.43, t of 2 degrees of freedom 4.303.
+    assert "+25.00 [-37.10, +87.10]" in html
+
+
+def test_each_evaluation_is_compared_by_itself_or_says_why_not(arms):
+    for folder in arms[::3]:
+        evaluate(folder, "1111", name="dev")
+    change(arms[0] / "dev.summary.json", "task", to="other")
+    compared = compare_runs(read_runs(arms))
+    assert [(name, comparison is None) for name, comparison, _ in compared] == [("dev", True), ("test", False)]
+    assert "The runs are not compared: " in comparison_section(compared).html
+    with pytest.raises(UserError, match="--baseline: no arm"):
+        compare_runs(read_runs(arms[1:3] + arms[4:]), baseline="other")
+
+
+def test_a_sweep_names_its_arms(tmp_path, arms):
+    names = [(arm, seed) for arm in ("step", "regular") for seed in (2, 3)]
+    trials = [{"name": f"{arm}/seed{seed}", "arm": arm, "label": f"{arm} of mine"} for arm, seed in names]
+    text = json.dumps({"grid": {"baseline": "step"}, "trials": trials})
+    (tmp_path / "sweep.json").write_text(text, encoding="utf-8")
+    ((_, comparison, _),) = compare_runs(read_runs([tmp_path]))
+    assert [arm.name for arm in comparison.arms] == ["step of mine", "regular of mine"]
+
+
+def test_answers_are_those_of_the_lines(tmp_path):
+    folder = make_run(tmp_path / "one", "101", lenient="111", stopped="110")
+    said = ["3", "</script><b>", "3 3 3"]
+    say(folder, prompt=["S\nWhat is 3?", "S\nWhat is 5?", "S\nWhat is 7?"], truth=[["3", "three"], "5", "3"])
+    section = answers_section(read_runs([say(folder, generated=said)]))
+    value = json.loads(re.search(r'id="answers-data">(.*?)</script>', section.html, re.DOTALL)[1])
+    (found,) = value
+    assert (found["run"], found["name"], found["headline"]) == ("one", "test", "exact")
+    assert found["scores"] == ["exact", "prefix"] and found["begin"] == "S\n"
+    # index, prompt, right answer, generated, right, stopped, error, scores
+    index, prompt, truth, generated, right, stopped, error, scores = map(list, zip(*found["answers"], strict=True))
+    assert index == [0, 1, 2] and generated == said
+    assert prompt == ["What is 3?", "What is 5?", "What is 7?"]
+    assert truth == ["3\nthree", "5", "3"]
+    assert right == [True, False, True] and stopped == [True, True, False]
+    assert error == ["", "wrong answer", ""] and scores == [[1, 1], [0, 1], [1, 1]]
+    assert shown_text("a\n\x1b[2J\u202eb\ud800") == "a\n\\x1b[2J\\u202eb\\ud800"
+
+
+def test_pictures_of_an_analysis(tmp_path):
+    folder = make_run(tmp_path / "run", "1")
+    (folder / "look").mkdir()
+    for name in ("analysis.json", "a.png", "projection.png"):
+        (folder / "look" / name).write_text(name)
+    html = embedding_section(read_runs([folder])).html
+    assert re.findall("<figcaption>(.*?)<", html) == ["projection", "a"]
+    assert 'src="data:image/png;base64,cHJvamVjdGlvbi5wbmc="' in html
+    assert not embedding_section(read_runs([folder]), str(tmp_path)).parts
