@@ -16,7 +16,7 @@ GROUPS = {
     "Models": ("models",),
     "Objectives": ("objectives", "config"),
     "Training": ("training",),
-    "Errors": ("errors",),
+    "Errors": ("base",),
 }
 """Heading -> packages of the names that stand under it."""
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stepjepa.cli.commands import prepare as command
+from stepjepa.cli import prepare as command
 from stepjepa.cli.main import main
 from stepjepa.data.sources import read_records
 from stepjepa.tasks import nl_rx

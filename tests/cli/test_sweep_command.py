@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import yaml
-from stepjepa.compare import sweep as sweep_module
 
 import tiny
 from in_process import InProcess
 from stepjepa.base.files import write_jsonl
 from stepjepa.cli.main import main
+from stepjepa.study import sweep as sweep_module
 
 ROOT = Path(__file__).resolve().parents[2]
 

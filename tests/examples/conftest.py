@@ -9,9 +9,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from stepjepa.compare import sweep as sweep_module
 
 from in_process import InProcess
+from stepjepa.study import sweep as sweep_module
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 

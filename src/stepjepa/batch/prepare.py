@@ -113,8 +113,8 @@ def prepare(
 def fingerprint(records: Iterable[Record], tokenizer: PreTrainedTokenizerBase, config: JepaConfig) -> str:
     """Hash what tokens depend on: code, versions, tokenizer, settings, and all of the records but where they lie."""
     package, digest = Path(__file__).resolve().parents[1], hashlib.sha256()
-    folders = (sorted((package / name).glob("*.py")) for name in ("batch", "data", "chat"))
-    for code in chain([package / "config.py"], *folders):
+    folders = (sorted((package / name).glob("*.py")) for name in ("batch", "data", "chat", "config"))
+    for code in chain(*folders):
         digest.update(code.name.encode() + b"\0" + code.read_bytes())
     backend: Any = getattr(tokenizer, "backend_tokenizer", None)
     parts = [
