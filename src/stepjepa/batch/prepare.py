@@ -130,5 +130,5 @@ def fingerprint(records: Iterable[Record], tokenizer: PreTrainedTokenizerBase, c
     for record in records:
         # A layout of the user's own is no code of this package.
         partners = layout.partners(record.messages)
-        digest.update(repr((record.messages, record.views, record.line, partners)).encode())
+        digest.update(repr((record.chat, record.views, record.line, partners)).encode())
     return digest.hexdigest()[:32]

@@ -30,14 +30,30 @@ Columns = Sequence[str] | None
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One example as read from a file."""
+    """One example as read from a file.
 
-    messages: tuple[dict[str, Any], ...]  # the chat: dicts with ``role`` and ``content``
+    A message is a dict with ``role`` (``system``, ``developer``, ``user``, ``assistant`` or ``tool``) and ``content``,
+    a text. Only where the data has them: ``reasoning_content``, a text; ``tool_calls``, a list of ``{"type":
+    "function", "function": {"name": ..., "arguments": {...}}}``; ``name`` and ``tool_call_id``, texts; ``weight``,
+    always 0: the turn of an assistant that is context and not trained. The last message is an assistant's that is
+    trained.
+    """
+
+    messages: tuple[dict[str, Any], ...]
     views: tuple[tuple[str, str], ...] | None = None  # explicit pairs of source and target view
     path: str = "<memory>"  # of its file, or a label where it came from memory
     line: int = 0  # its line there, counted from 1
     extra: dict[str, Any] = field(default_factory=dict)  # the other fields of the line, untouched
     columns: tuple[str, ...] = ("messages",)  # of the line, which the chat was made of
+    tools: list[dict[str, Any]] | None = None  # descriptions of functions, as templates read them
+    chat_template_kwargs: dict[str, Any] | None = None  # variables of the template, for this record
+    unused: tuple[str, ...] = ()  # keys of messages that nothing reads, as ``messages[].id``
+    dropped: int = 0  # messages that stood behind the last trained answer
+
+    @property
+    def chat(self) -> tuple[Any, ...]:
+        """All that a template renders: messages, tools and variables. Records of equal chats have equal texts."""
+        return self.messages, self.tools, self.chat_template_kwargs
 
     @property
     def answer(self) -> str:

@@ -55,7 +55,7 @@ def read_mixture(args: argparse.Namespace) -> tuple[list[Record], dict[str, Any]
     parts, shares = zip(*(_read(args, source, read_any) for source in args.dataset), strict=True)
     taken = mix(list(parts), args.dataset_weights, args.split_seed)
     records = [record for part in taken for record in part]
-    digest = hashlib.sha256(repr([(record.messages, record.views) for record in records]).encode())
+    digest = hashlib.sha256(repr([(record.chat, record.views) for record in records]).encode())
     shares = [{**share, "taken": len(some)} for share, some in zip(shares, taken, strict=True)]
     names = " + ".join(share["file"] for share in shares)
     return records, {"file": names, "records": len(records), "sha256": digest.hexdigest(), "datasets": shares}
@@ -75,8 +75,8 @@ def _read(
 
 def _tell_overlap(train_records: list[Record], eval_records: list[Record]) -> None:
     """Say on standard error how many held-out records are trained on, too."""
-    trained = {str(record.messages) for record in train_records}
-    both = sum(str(record.messages) in trained for record in eval_records)
+    trained = {str(record.chat) for record in train_records}
+    both = sum(str(record.chat) in trained for record in eval_records)
     if both and is_main_process():
         print(
             f"note: {both:,} of {len(eval_records):,} held-out records are among the training records, too, so what is "
