@@ -8,17 +8,28 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from stepjepa.batch.micro_batch import Batch
-from stepjepa.config.jepa import JepaConfig
-from stepjepa.models.encode import Encoded
-from stepjepa.objectives.objective import Objective
-from stepjepa.objectives.term import Context, Term
+from stepjepa import Batch, Context, Encoded, JepaConfig, Objective, Term
 
 
 def objective_with(config: JepaConfig, *more: Term) -> Objective:
     """The objective of a configuration, and further terms."""
     described = Objective.from_config(config)
     return Objective([*described.terms.values(), *more], described.layer)
+
+
+@dataclass(frozen=True)
+class Margin:
+    """A contrastive distance of a user's own: ``max(0, 1 - cos(s, t) + cos(s, t'))``, a mean over all other t'."""
+
+    compares_pairs = True
+
+    def __call__(self, source: Tensor, target: Tensor, first: int = 0) -> Tensor:
+        """Row ``first + i`` of the targets ``[Q, D]`` is the partner of source i."""
+        cosines = torch.nn.functional.normalize(source, dim=-1) @ torch.nn.functional.normalize(target, dim=-1).T
+        partners = cosines.diagonal(first)[:, None]
+        hinges = (1 - partners + cosines).clamp(min=0)
+        # The partner itself has a hinge of 1.
+        return ((hinges.sum(1) - 1) / max(cosines.shape[1] - 1, 1)).sum()
 
 
 @dataclass

@@ -22,15 +22,17 @@ from torch.distributed.tensor import DTensor
 from transformers import TrainingArguments
 
 import tiny
-from own_term import NextLatent, objective_with
+from own_term import Margin, NextLatent, objective_with
 from stepjepa.batch.dataset import StepSampler
 from stepjepa.batch.sequences import Item
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.models.architecture import PredictorHead, attach_heads, load_heads, save_heads
 from stepjepa.models.attention import enable_trees
 from stepjepa.models.lm_head import LMHead
+from stepjepa.objectives.alignment import Alignment
 from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.objectives.term import Context, alone, gather_rows
+from stepjepa.objectives.text import LMLoss
 from stepjepa.training.trainer import JepaTrainer
 
 RECORDS = 19
@@ -59,10 +61,12 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "plain rows": {"mode": "step-jepa", "encoding": "rows", "stp": 0.2},
     "short rows, nothing shared": {"mode": "llm-jepa", "row_length": 41, "share_prefixes": False, "last_token": -2},
     "a term with weights of its own": {"mode": "regular"},
+    "a contrastive distance of one's own": {"mode": "llm-jepa"},
 }
 
 # Those that are run in a minute's tests: of labels and pairs, of some steps alone, of all pairs, with modules.
 FEW = ["regular with stp", "cosine, half of the steps", "infonce", "mlp head, stp", "a term with weights of its own"]
+FEW += ["a contrastive distance of one's own"]
 
 
 # Which model an objective is run on, where it is no Llama.
@@ -90,7 +94,9 @@ def config_of(name: str) -> JepaConfig:
 
 
 def objective_of(name: str) -> Objective:
-    """The terms, one of the tests' own among them where it is named."""
+    """The terms; the tests' own term, or distance, where the name says so."""
+    if name.startswith("a contrastive distance"):
+        return Objective([LMLoss(1.3), Alignment(0.7, Margin())])
     return objective_with(config_of(name), *([NextLatent(0.6)] if name.startswith("a term") else []))
 
 
@@ -100,7 +106,7 @@ def trained(name: str, folder: Path, batch: int) -> tuple[dict[str, torch.Tensor
         str(folder),
         per_device_train_batch_size=batch,
         per_device_eval_batch_size=batch,
-        gradient_accumulation_steps=1 if Objective.from_config(config_of(name)).compares_pairs else 2,
+        gradient_accumulation_steps=1 if objective_of(name).compares_pairs else 2,
         num_train_epochs=2,
         learning_rate=0.05,
         optim="sgd",
@@ -158,7 +164,7 @@ def sharded(name: str, world: int, rank: int) -> tuple[dict[str, torch.Tensor], 
     )
     ratio = config.jepa_ratio if config.uses_views else 1.0
     lengths = [len(record.ids) for record in records]
-    tight = not Objective.from_config(config).compares_pairs
+    tight = not objective.compares_pairs
     sampler = StepSampler(lengths, STEP, seed=3, jepa_ratio=ratio, tight=tight, multiple=STEP)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
     keys, lines = list(sampler), []

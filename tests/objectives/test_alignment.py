@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 import tiny
+from own_term import Margin
+from stepjepa.batch.micro_batch import Batch
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.models.attention import enable_trees
 from stepjepa.objectives.alignment import (
     L2,
     MSE,
+    Alignment,
     Cosine,
     Covariance,
     Distance,
@@ -254,3 +258,27 @@ def test_a_model_on_a_batch_of_nothing(loss: str, encoding: str, trained_tokeniz
         gradients = tiny.gradients(model, found.loss)
         assert all(bool(torch.isfinite(gradient).all()) for gradient in gradients.values())
         assert any(bool(gradient.any()) for gradient in gradients.values())
+
+
+def test_a_distance_says_whether_it_compares_pairs() -> None:
+    assert [make_distance(name).compares_pairs for name in ("cosine", "l2", "mse", "infonce")] == [False] * 3 + [True]
+
+    def own(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return (source - target).square().sum()
+
+    with pytest.raises(ValueError, match=r"distance: expected 'own' to have the attribute 'compares_pairs', True .*"):
+        Alignment(0.1, own)  # type: ignore[arg-type]
+    own.compares_pairs = False  # type: ignore[attr-defined]
+    assert not Objective([Alignment(0.1, own)]).compares_pairs  # type: ignore[arg-type]
+
+
+def test_a_contrastive_distance_of_ones_own_gets_the_targets_of_all_processes() -> None:
+    encoded, batch = SimpleNamespace(pairs=(SOURCE, TARGET)), Batch()
+    other = torch.tensor([[-3.0, 4.0]])
+    context = Context(gather=lambda rows: (torch.cat([other, rows]), 1))
+    assert Objective([Alignment(1.0, Margin())]).compares_pairs
+    # Cosines of the sources with the candidates (-3, 4), (4, 3), (5, 0): .28, .96, .6 and .8, .6, 0.
+    wanted = (0.32 + 0.64) / 2 + (1.8 + 1.6) / 2
+    assert Alignment(1.0, Margin())(encoded, batch, context).item() == pytest.approx(wanted, rel=1e-6)  # type: ignore[arg-type]
+    # Every other distance gets its own pairs alone.
+    assert Alignment(1.0, Cosine())(encoded, batch, context).item() == pytest.approx(1.04, rel=1e-6)  # type: ignore[arg-type]

@@ -11,10 +11,14 @@ from transformers import PrinterCallback
 from transformers.trainer_callback import ProgressCallback
 
 import tiny
+from own_term import Margin
 from stepjepa.base.errors import UserError
 from stepjepa.chat.tokens import all_predictor_ids
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.models.loading import LoraSettings, add_lora
+from stepjepa.objectives.alignment import Alignment, Cosine, Distance, InfoNCE
+from stepjepa.objectives.objective import Objective
+from stepjepa.objectives.text import LMLoss
 from stepjepa.store.folder import PART
 from stepjepa.training.callbacks import BarCallback
 from stepjepa.training.trainer import JepaTrainer
@@ -72,20 +76,28 @@ def test_one_callback_prints_and_only_experts_may_be_unused(
     assert trainer.args.ddp_find_unused_parameters is looks
 
 
-def test_infonce_does_not_sort_its_negatives_by_length(tiny_tokenizer: Any, tmp_path: Path) -> None:
+def test_losses_that_compare_pairs_do_not_sort_their_negatives_by_length(tiny_tokenizer: Any, tmp_path: Path) -> None:
+    """Not for a distance of the user's own, either; and a batch of one pair is refused for it."""
     orders = {}
-    for loss in ("cosine", "infonce"):
-        trainer = JepaTrainer(
-            tiny.make_model("llama"),
-            tiny.arguments(tmp_path, per_device_train_batch_size=7),
-            JepaConfig(jepa_loss_type=loss),  # type: ignore[arg-type]
-            train_dataset=tiny.records() * 9,
-            processing_class=copy.deepcopy(tiny_tokenizer),
-        )
+    for distance in (Cosine(), InfoNCE(), Margin()):
+
+        def of(batch_size: int, chosen: Distance = distance) -> JepaTrainer:
+            return JepaTrainer(
+                tiny.make_model("llama"),
+                tiny.arguments(tmp_path, per_device_train_batch_size=batch_size),
+                train_dataset=tiny.records() * 9,
+                processing_class=copy.deepcopy(tiny_tokenizer),
+                objective=Objective([LMLoss(), Alignment(0.1, chosen)]),
+            )
+
+        trainer = of(7)
         keys = list(trainer._get_train_sampler())
         lengths = trainer.prepared.dataset.lengths if trainer.prepared else []
-        orders[loss] = [lengths[key.record] for key in keys[:7]]
-    assert orders["cosine"] == sorted(orders["infonce"]) != orders["infonce"]
+        orders[distance] = [lengths[key.record] for key in keys[:7]]
+        if distance.compares_pairs:
+            with pytest.raises(ValueError, match="the loss compares the pairs of a micro-batch, and a batch of 1"):
+                of(1)
+    assert orders[Cosine()] == sorted(orders[InfoNCE()]) != orders[InfoNCE()] == orders[Margin()]
 
 
 def test_a_whole_adapter_run_through_the_trainer(tiny_tokenizer: Any, tmp_path: Path) -> None:

@@ -1,12 +1,11 @@
-"""Terms on the pairs of embeddings: their distance, and what keeps them from collapsing to one vector."""
+"""Terms on pairs of embeddings: alignment by a distance, and regularizers against collapse to one vector."""
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -18,18 +17,48 @@ from stepjepa.objectives.monitors import apart, directions
 from stepjepa.objectives.term import Context, Term, term
 
 if TYPE_CHECKING:
-    from stepjepa.batch.micro_batch import Batch
+    from transformers import PreTrainedConfig
 
-# Source and target embeddings ``[P, D]`` of P pairs to the sum of their losses, a float32 scalar.
-Distance = Callable[[Tensor, Tensor], Tensor]
+    from stepjepa.batch.micro_batch import Batch
+    from stepjepa.models.encode import Encoded
+
+
+class Distance(Protocol):
+    """The loss of pairs of embeddings.
+
+    It maps the source and target embeddings ``[P, D]`` of P pairs to the sum of their losses, a float32 scalar.
+    """
+
+    @property
+    def compares_pairs(self) -> bool:
+        """Whether the loss of a pair depends on the other pairs of the batch, as that of a contrastive loss does.
+
+        Such a distance is a :class:`ContrastiveDistance`: it gets the targets of all processes, and the records of an
+        optimizer step are not sorted by length, so that negatives are a random sample of all records.
+        """
+
+    def __call__(self, source: Tensor, target: Tensor, /) -> Tensor: ...
+
+
+class ContrastiveDistance(Distance, Protocol):
+    """A distance with ``compares_pairs`` True."""
+
+    def __call__(self, source: Tensor, target: Tensor, first: int = 0, /) -> Tensor:
+        """Sum over the sources ``[P, D]``; row ``first + i`` of the candidates ``[Q, D]`` is the target of source i."""
+
+
+def _is_contrastive(distance: Distance) -> TypeGuard[ContrastiveDistance]:
+    return distance.compares_pairs
 
 
 @dataclass(frozen=True)
 class Cosine:
     """``1 - cos(s, t)`` of each pair: the loss of LLM-JEPA (arXiv 2509.14252, eq. 3).
 
-    Minimised by any constant map as well; watch the shuffled similarity.
+    Any constant map minimises it, too; watch the shuffled similarity.
     """
+
+    compares_pairs: ClassVar[bool] = False
 
     def __call__(self, source: Tensor, target: Tensor) -> Tensor:
         return apart(source, target).sum()
@@ -39,6 +68,8 @@ class Cosine:
 class L2:
     """Euclidean distance ``|s - t|`` of each pair."""
 
+    compares_pairs: ClassVar[bool] = False
+
     def __call__(self, source: Tensor, target: Tensor) -> Tensor:
         return torch.linalg.vector_norm(source.float() - target.float(), dim=-1).sum()
 
@@ -47,12 +78,14 @@ class L2:
 class MSE:
     """Mean over the D dimensions of ``(s - t)^2`` of each pair."""
 
+    compares_pairs: ClassVar[bool] = False
+
     def __call__(self, source: Tensor, target: Tensor) -> Tensor:
         return (source.float() - target.float()).square().mean(dim=-1).sum()
 
 
 def _without_autocast(values: Tensor) -> torch.autocast:
-    """Where products are as exact as what is multiplied: terms run in the model's autocast, which rounds to 16 bits."""
+    """Disable autocast: terms run inside the model's, which would round float32 products to 16 bits."""
     return torch.autocast(values.device.type, enabled=False)
 
 
@@ -64,10 +97,12 @@ class InfoNCE:
     and is 0 for a batch of one pair.
     """
 
+    compares_pairs: ClassVar[bool] = True
+
     temperature: float = DEFAULTS["infonce_temperature"]
 
     def __call__(self, source: Tensor, target: Tensor, first: int = 0) -> Tensor:
-        """Sum over the sources ``[P, D]``; row ``first + i`` of the targets ``[Q, D]`` is that of source i."""
+        """Sum over the sources ``[P, D]``; row ``first + i`` of the candidates ``[Q, D]`` is the target of source i."""
         (source, here), (target, there) = directions(source), directions(target)
         with _without_autocast(source):
             logits = source @ target.T / self.temperature
@@ -77,9 +112,9 @@ class InfoNCE:
 
 
 def make_distance(name: str, temperature: float = DEFAULTS["infonce_temperature"]) -> Distance:
-    """The distance of a ``jepa_loss_type``; only ``infonce`` has a temperature."""
-    losses: dict[str, Distance] = {"cosine": Cosine(), "l2": L2(), "mse": MSE(), "infonce": InfoNCE(temperature)}
-    return losses[name]
+    """Make the distance of a ``jepa_loss_type``; only ``infonce`` has a temperature."""
+    distances: dict[str, Distance] = {"cosine": Cosine(), "l2": L2(), "mse": MSE(), "infonce": InfoNCE(temperature)}
+    return distances[name]
 
 
 @dataclass
@@ -96,7 +131,8 @@ class Alignment(_OfPairs):
     """Mean distance between source and target embedding: the second term of LLM-JEPA (arXiv 2509.14252, eq. 2).
 
     The weight, lambda of the paper, follows a schedule over the run: ``constant``; ``warmup`` rises from 0 over the
-    first share ``warmup`` of the run; ``cosine`` falls to 0 along half a cosine.
+    first share ``warmup`` of the run; ``cosine`` falls to 0 along half a cosine. ValueError for a distance that does
+    not say whether it compares pairs.
     """
 
     head_name = "predictor_head"
@@ -108,15 +144,23 @@ class Alignment(_OfPairs):
     warmup: float = DEFAULTS["lbd_warmup"]
     head: str | None = None  # kind of the predictor head on the source, see ``PredictorHead``; None for none
 
+    def __post_init__(self) -> None:
+        if not isinstance(getattr(self.distance, "compares_pairs", None), bool):
+            name = getattr(self.distance, "__name__", type(self.distance).__name__)
+            raise ValueError(
+                f"distance: expected '{name}' to have the attribute 'compares_pairs', True (the loss of a pair depends "
+                "on the other pairs, as in contrastive losses) or False; set it, on a function, too"
+            )
+
     @property
     def compares_pairs(self) -> bool:  # type: ignore[override]  # depends on a setting here
-        return isinstance(self.distance, InfoNCE)
+        return self.distance.compares_pairs
 
-    def __call__(self, encoded: Any, batch: Batch, context: Context) -> Tensor:
+    def __call__(self, encoded: Encoded, batch: Batch, context: Context) -> Tensor:
         source, target = encoded.pairs
         if not self.through_target:
             target = target.detach()
-        if isinstance(self.distance, InfoNCE):
+        if _is_contrastive(self.distance):
             candidates, first = context.gather(target)
             return self.distance(source, candidates, first)
         return self.distance(source, target)
@@ -132,21 +176,21 @@ class Alignment(_OfPairs):
     def logged_weight(self) -> str | None:
         return None if self.schedule == "constant" else "lbd"
 
-    def modules(self, config: Any) -> nn.Module | None:
+    def modules(self, config: PreTrainedConfig) -> nn.Module | None:
         return None if self.head is None else PredictorHead(self.head, int(config.hidden_size))
 
 
 @dataclass
 class Regularizer(_OfPairs):
-    """A term against collapse on all embeddings of a micro-batch, over all processes; 0 for less than two a side.
+    """A term against collapse, on the embeddings of a micro-batch of all processes; 0 for fewer than two pairs.
 
-    The values of both sides, source and target, are added up, or averaged for SIGReg, as in their papers.
+    The values of both sides, source and target, are summed, or averaged for SIGReg, as in their papers.
     """
 
     compares_pairs = True
 
     def value(self, embeddings: Tensor, context: Context) -> Tensor:
-        """What is to be small, of one side's embeddings ``[P, D]``: a float32 scalar."""
+        """Compute the penalty on one side's embeddings ``[P, D]``, a float32 scalar."""
         values = embeddings.float()
         with _without_autocast(values):
             return self._of_several(values, context) if len(values) > 1 else values.sum() * 0
@@ -154,9 +198,9 @@ class Regularizer(_OfPairs):
     @abstractmethod
     def _of_several(self, values: Tensor, context: Context) -> Tensor: ...
 
-    def __call__(self, encoded: Any, batch: Batch, context: Context) -> Tensor:
+    def __call__(self, encoded: Encoded, batch: Batch, context: Context) -> Tensor:
         source, target = (self.value(context.gather(side)[0], context) for side in encoded.pairs)
-        # Each process adds its own share of pairs, so that all together count every pair once.
+        # Each process weighs the value by its own pairs, so that all processes together count every pair once.
         return (source + target) * batch.pairs
 
 
@@ -173,7 +217,7 @@ class SIGReg(Regularizer):
     weight: float = 0.05
     directions: int = 256  # M, drawn anew at every step, by seed and step alone: every process draws the same
 
-    def __call__(self, encoded: Any, batch: Batch, context: Context) -> Tensor:
+    def __call__(self, encoded: Encoded, batch: Batch, context: Context) -> Tensor:
         return super().__call__(encoded, batch, context) / 2
 
     def _of_several(self, values: Tensor, context: Context) -> Tensor:
