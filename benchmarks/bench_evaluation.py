@@ -113,9 +113,9 @@ def answer_plainly(model: Any, tokenizer: Any, test_file: Path, max_new_tokens: 
 def answer_in_batches(model: Any, tokenizer: Any, test_file: Path, size: int, args: argparse.Namespace) -> list[str]:
     """A whole evaluation; the texts are read back from its file."""
     from stepjepa.base.files import read_jsonl
-    from stepjepa.evaluation.prompts import Sampling
     from stepjepa.evaluation.run import Evaluation
     from stepjepa.evaluation.settings import EvaluationSettings
+    from stepjepa.models.sampling import Sampling
 
     with tempfile.TemporaryDirectory(prefix="stepjepa-bench-") as folder:
         output = Path(folder) / "out.jsonl"
@@ -130,8 +130,9 @@ def answer_in_batches(model: Any, tokenizer: Any, test_file: Path, size: int, ar
 def generate_in_batches(model: Any, tokenizer: Any, test_file: Path, size: int, max_new_tokens: int) -> list[str]:
     """The generation of an evaluation alone, as the plain loop has it: no losses, no scores, no files."""
     from stepjepa.data.sources import read_records
-    from stepjepa.evaluation.generation import Generator
-    from stepjepa.evaluation.prompts import Sampling, make_examples
+    from stepjepa.evaluation.prompts import make_examples
+    from stepjepa.models.generation import Generator
+    from stepjepa.models.sampling import Sampling
 
     generator = Generator(model, tokenizer, Sampling(max_new_tokens=max_new_tokens))
     examples = make_examples(enumerate(read_records(test_file)), tokenizer, generator.template)

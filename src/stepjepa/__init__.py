@@ -20,7 +20,7 @@ _NAMES = {
     "batch.sequences": "Sequence",
     "models.encode": "Encoded",
     "models.loading": "LoraSettings add_lora load_for_inference load_model",
-    "models.setup": "set_up",
+    "objectives.setup": "set_up",
     "objectives.alignment": "Alignment Cosine Covariance InfoNCE L2 MSE SIGReg Variance",
     "objectives.monitors": "effective_rank",
     "objectives.objective": "Objective jepa_loss",
@@ -45,11 +45,11 @@ if TYPE_CHECKING:
     from stepjepa.data.sources import read_records
     from stepjepa.models.encode import Encoded
     from stepjepa.models.loading import LoraSettings, add_lora, load_for_inference, load_model
-    from stepjepa.models.setup import set_up
     from stepjepa.objectives.alignment import L2, MSE, Alignment, Cosine, Covariance, InfoNCE, SIGReg, Variance
     from stepjepa.objectives.jepa import JepaLoss
     from stepjepa.objectives.monitors import effective_rank
     from stepjepa.objectives.objective import Objective, jepa_loss
+    from stepjepa.objectives.setup import set_up
     from stepjepa.objectives.term import Context, Term, term
     from stepjepa.objectives.text import LMLoss, PromptLoss, Tube
     from stepjepa.training.trainer import JepaTrainer

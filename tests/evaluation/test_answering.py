@@ -14,8 +14,8 @@ from stepjepa.chat.tokens import all_predictor_ids
 from stepjepa.cli.main import main
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.evaluation.answering import COUNT, AnswerScores, Question, judge, spread
-from stepjepa.evaluation.prompts import Answer
 from stepjepa.models.loading import LoraSettings, add_lora
+from stepjepa.models.sampling import Answer
 from stepjepa.tasks.base import Likelihood
 from stepjepa.tasks.generic import GenericTask
 from stepjepa.training.trainer import JepaTrainer

@@ -14,8 +14,8 @@ from stepjepa.cli.commands import Command
 from stepjepa.cli.flags import JsonFlags
 from stepjepa.cli.published import EvaluationFlags, follow_evaluation_flags
 from stepjepa.config.option import from_args, option, refuse_both
-from stepjepa.evaluation.prompts import Sampling
 from stepjepa.evaluation.settings import EvaluationSettings, ScoreSettings
+from stepjepa.models.sampling import Sampling
 from stepjepa.store.folder import RUN_FILE, trained_objective
 from stepjepa.tasks.base import TaskOptions
 

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from stepjepa.base.errors import UserError
 from stepjepa.data.records import Record
-from stepjepa.evaluation.prompts import Answer, Example, Sampling, Span, make_examples
+from stepjepa.evaluation.prompts import Example, make_examples
+from stepjepa.models.sampling import Answer, Sampling, Span
 from stepjepa.tasks.base import WRONG, Likelihood, Response, Scored, Task, record_error
 
 if TYPE_CHECKING:
-    from stepjepa.evaluation.generation import Generator
+    from stepjepa.models.generation import Generator
 
 RAN_ON = "ran on"
 COUNT = "answers"  # the name under which AnswerScores returns the number of records
@@ -178,7 +179,7 @@ class AnswerScores:
 
     def check(self, model: Any) -> Batcher:
         """Prepare the records; ``UserError`` if one with its answer is longer than the model's positions."""
-        from stepjepa.evaluation.generation import Generator
+        from stepjepa.models.generation import Generator
 
         generator = Generator(model, self.tokenizer, Sampling(self.max_new_tokens), plain=self.plain)
         return Batcher(self.task, dict(enumerate(self.records)), generator, batch_size=self.batch_size)

@@ -21,8 +21,8 @@ from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.config.jepa import JepaConfig, changes_text
 from stepjepa.data.records import Record
 from stepjepa.models.encode import encode
-from stepjepa.models.setup import packing, set_up_attention
 from stepjepa.objectives.monitors import COLLAPSE_SIMILARITY, Window
+from stepjepa.objectives.setup import packing, set_up_attention
 from stepjepa.store.folder import RUN_FILE, trained_objective
 
 QUANTILES = (0.1, 0.2, 0.5, 0.8, 0.9)

@@ -15,8 +15,8 @@ from stepjepa.data.records import BadRecords, Record
 from stepjepa.data.sources import read_records
 from stepjepa.evaluation.answering import Batcher, Question, judge
 from stepjepa.evaluation.output import OutputFile, meta_file, model_fingerprint, summarise, summary_file
-from stepjepa.evaluation.prompts import Answer
 from stepjepa.evaluation.settings import EvaluationSettings, ScoreSettings, ScoringSettings
+from stepjepa.models.sampling import Answer
 from stepjepa.store.prompts import share_trained_on, training_system_prompt, with_system_prompt
 from stepjepa.tasks.registry import choose_task, keep, users_source, with_published_rules
 
@@ -157,7 +157,7 @@ class Evaluation:
 
     def _generate(self, load: Loader) -> float:
         """Write the missing lines, and return the seconds spent on generating and scoring them."""
-        from stepjepa.evaluation.generation import Generator
+        from stepjepa.models.generation import Generator
 
         settings, size, output = self.settings, self.settings.batch_size, self.output
         generator = Generator(*load(), settings.sampling, plain=settings.plain)

@@ -9,7 +9,7 @@ from stepjepa.base.files import refuse_existing
 from stepjepa.config.jepa import Dtype
 from stepjepa.config.option import FROM_ONE, check_values, option
 from stepjepa.evaluation.output import File
-from stepjepa.evaluation.prompts import Sampling
+from stepjepa.models.sampling import Sampling
 from stepjepa.tasks.base import TaskOptions
 from stepjepa.tasks.registry import AUTO, TASKS, load_task
 

@@ -20,8 +20,8 @@ from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.models.architecture import attach_heads, find_decoder
 from stepjepa.models.encode import encode, flat_states
-from stepjepa.models.setup import make_collator, set_up_attention
 from stepjepa.objectives.objective import Objective, jepa_loss
+from stepjepa.objectives.setup import make_collator, set_up_attention
 from stepjepa.objectives.text import LMLoss
 
 # A whole float32 forward pass in another order of additions: relative to the largest number compared.

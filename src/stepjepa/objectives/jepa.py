@@ -17,8 +17,8 @@ from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record, as_records
 from stepjepa.models.architecture import attach_heads, base_model, without_heads
-from stepjepa.models.setup import make_collator, set_up
 from stepjepa.objectives.objective import Counts, Losses, Objective, jepa_loss
+from stepjepa.objectives.setup import make_collator, set_up
 from stepjepa.objectives.term import Context, alone, gather_rows
 
 if TYPE_CHECKING:

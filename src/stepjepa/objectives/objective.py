@@ -132,7 +132,7 @@ def jepa_loss(
     """The objective on a micro-batch: one forward pass, with all terms evaluated inside it.
 
     Args:
-        model: a causal language model, possibly wrapped (PEFT, DDP, FSDP), prepared by ``models.setup.set_up``.
+        model: a causal language model, possibly wrapped (PEFT, DDP, FSDP), prepared by ``objectives.setup.set_up``.
         batch: of ``batch.collate.Collator``, on the model's device.
         objective: the terms.
         counts: of the whole optimizer step, over accumulation and processes; None for those of this micro-batch.

@@ -43,10 +43,10 @@ from stepjepa.data.records import Record
 from stepjepa.models.architecture import attach_heads, base_model, find_decoder, has_experts
 from stepjepa.models.loading import add_lora, new_config, new_dtype, reported
 from stepjepa.models.presets import PREFIX
-from stepjepa.models.setup import make_collator, set_up_attention
 from stepjepa.models.token_rows import adapter_ids, grow
 from stepjepa.models.weights import parameter_counts, quantized
 from stepjepa.objectives.objective import Objective
+from stepjepa.objectives.setup import make_collator, set_up_attention
 from stepjepa.store.folder import is_main_process
 from stepjepa.training.checks import (
     check_positions,

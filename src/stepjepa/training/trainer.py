@@ -26,8 +26,8 @@ from stepjepa.models.attention import uses_flex
 from stepjepa.models.encode import EmaEncoder
 from stepjepa.models.lm_head import LMHead
 from stepjepa.models.loading import load_named
-from stepjepa.models.setup import make_collator, set_up
 from stepjepa.objectives.objective import Losses, Objective, jepa_loss
+from stepjepa.objectives.setup import make_collator, set_up
 from stepjepa.objectives.term import Context, alone, gather_rows
 from stepjepa.training import checks, saving
 from stepjepa.training.callbacks import BarCallback, LogCallback, NonfiniteGuard

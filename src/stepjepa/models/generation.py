@@ -14,7 +14,7 @@ from transformers import GenerationConfig
 
 from stepjepa.chat.template import ChatTemplate, PlainTemplate
 from stepjepa.chat.tokens import all_predictor_ids
-from stepjepa.evaluation.prompts import Answer, Sampling, Span
+from stepjepa.models.sampling import Answer, Sampling, Span
 
 
 class Generator:

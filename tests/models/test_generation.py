@@ -11,8 +11,8 @@ from questions import NEW, push, question_records
 from stepjepa.chat.template import ChatTemplate
 from stepjepa.data.sources import read_records
 from stepjepa.evaluation import prompts
-from stepjepa.evaluation.generation import Generator
-from stepjepa.evaluation.prompts import Sampling, Span
+from stepjepa.models.generation import Generator
+from stepjepa.models.sampling import Sampling, Span
 from stepjepa.tasks.base import Continuation
 from tiny import make_model
 
