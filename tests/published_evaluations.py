@@ -34,7 +34,7 @@ EVALUATION = [
     _evaluated(
         "scripts/llama1b_jepa_synth.sh",
         f"{_ONE_DEVICE} --input_file=datasets/synth_test.jsonl --output_file=eval.jsonl --split_tune_untune",
-        split_tune_untune=True,
+        similarity=None,
     ),
     _evaluated(
         "README, after pretraining", f"{_TESTED} --nosplit_data --plain --statswith", plain=True, startswith=True

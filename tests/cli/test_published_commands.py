@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -12,13 +13,15 @@ import pytest
 import tiny
 from published_commands import TRAINING, TUBE_REFUSED, Line
 from published_evaluations import EVALUATION
+from stepjepa.base.errors import UserError
 from stepjepa.base.files import write_jsonl
 from stepjepa.chat.tokens import add_plain_tokens, add_predictor_tokens
 from stepjepa.cli.commands import make_parser, parse
 from stepjepa.cli.flags import training_fields
 from stepjepa.cli.main import main, normalise
-from stepjepa.cli.published import follow_evaluation_flags
+from stepjepa.cli.published import translate_evaluate, translate_train
 from stepjepa.models.presets import train_tokenizer
+from stepjepa.objectives.objective import Objective
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "published.md").read_text(encoding="utf-8")
 
@@ -38,7 +41,10 @@ RENAMED = {
     "input_file": "test_file",
 }
 # Flags whose value the published meaning changes, which ``Line.expected`` says instead.
-CHANGED = ("train_file", "eval_accuracy", "linear", "lbd", "last_token", "predictors", "jepa_ratio", "max_new_tokens")
+CHANGED = (
+    *("train_file", "eval_accuracy", "linear", "lbd", "last_token", "predictors", "jepa_ratio"),
+    *("max_new_tokens", "wandb_project"),
+)
 
 
 def flags_of(arguments: Iterable[str]) -> dict[str, str]:
@@ -77,6 +83,7 @@ def test_a_training_line_means_what_it_did(line: Line, monkeypatch: pytest.Monke
     monkeypatch.setenv("WANDB_PROJECT", "mine")
     args = parsed(line)
     config = asdict(args.jepa)
+    assert os.environ["WANDB_PROJECT"] == flags_of(line.arguments).get("wandb_project", "mine")
     for name, value in line.expected.items():
         found = config[name] if name in config else getattr(args, name)
         assert found == value, name
@@ -150,12 +157,120 @@ def test_what_is_followed_or_idle_is_said_on_one_line_each(capsys: pytest.Captur
     ]
     flags = ["--original_model_name", "x", "--nosplit_data", "--device_map=cuda:0", "--no_lora", "--max_new_tokens=-1"]
     args = parse("evaluate", ["--model_path", "m", "--test_file", "a", "--output_file", "o", *flags])
-    follow_evaluation_flags(args)
     assert args.max_new_tokens == 512
     assert capsys.readouterr().err.splitlines() == [
-        "note: --max_new_tokens -1 is --max_new_tokens 512",
         "note: --original_model_name, --nosplit_data, --device_map, --no_lora: no effect here; see docs/published.md",
+        "note: --max_new_tokens -1 is --max_new_tokens 512",
     ]
+
+
+TUBE = '{"weight": 0.02, "layer": -2}'
+
+TRANSLATED = [
+    ("--lbd_warmup", "--lbd_schedule=warmup --lbd_warmup=1", "--lbd_warmup is --lbd_schedule warmup --lbd_warmup 1"),
+    ("--lbd_warmup 0.3", "--lbd_warmup 0.3", ""),
+    ("--lbd_warmup=False", "", ""),
+    ("--min_lbd 0.0", "", ""),
+    ("--constant_lr", "--lr_scheduler_type=constant", ""),
+    ("--constant_lr=false", "", ""),
+    ("--enable_save", "", "--enable_save: no effect here; --save_steps says how often a checkpoint is saved"),
+    ("--random_span_times 1 --random_span_max_length=-1 --random_span_layer -1", "", ""),
+    ("--random_span_layer 3", "", "--random_span_layer: no effect here; only --linear random_span reads it"),
+    (
+        "--random_span_all --random_span_e2e --random_span_uniform --random_span_draw_both",
+        "",
+        "--random_span_all, --random_span_e2e, --random_span_uniform, --random_span_draw_both: no effect here; "
+        "--stp draws from the whole text",
+    ),
+    (
+        "--linear random_span --random_span_layer -2 --lbd 0.02",
+        f"--regular=true --term=stepjepa.objectives.text:Tube --term_args={TUBE}",
+        f"--linear random_span --lbd 0.02 is --regular --term stepjepa.objectives.text:Tube --term_args '{TUBE}'",
+    ),
+    ("--same_predictor --predictors 1", "--predictors 1", ""),
+    ("--avg_encoding --regular", "--regular", ""),
+    ("--plain_jepa --regular", "--regular", ""),
+    (
+        "--unmask_assistant_special_tokens",
+        "",
+        "--unmask_assistant_special_tokens: no effect here; the end of turn is trained anyway",
+    ),
+    (
+        "--use_default_data_collator",
+        "",
+        "--use_default_data_collator: no effect here; records have a collator of their own",
+    ),
+]
+
+
+@pytest.mark.parametrize(("published", "ours", "said"), TRANSLATED, ids=[row[0] for row in TRANSLATED])
+def test_a_flag_of_the_published_training_is_translated(published: str, ours: str, said: str) -> None:
+    arguments, notes = translate_train(published.split())
+    assert " ".join(arguments) == ours
+    assert notes == ([said] if said else [])
+
+
+def test_the_layer_of_a_span_is_that_of_the_term() -> None:
+    given = ["--train_file", "a", "--model_name", "m", "--output_dir", "o"]
+    args = parse("train", [*given, "--linear=random_span", "--random_span_layer=-2"])
+    term = Objective.from_config(args.jepa).terms["stp_loss"]
+    assert (term.layers, term.weight) == ((-2,), 0.1)
+
+
+REFUSED = [
+    *("--min_lbd 0.1", "--random_span_times 2", "--random_span_max_length 5", "--random_span_zero"),
+    *("--length_adjustment cosine_like", "--random_span_mask", "--random_span_mask_recover", "--load_lp"),
+    *("--curvature_sign", "--same_predictor --predictors 2", "--avg_encoding", "--plain_jepa", "--linear mean"),
+]
+
+
+@pytest.mark.parametrize("published", REFUSED)
+def test_a_flag_of_the_published_training_without_counterpart_is_refused(published: str) -> None:
+    name = published.split(maxsplit=1)[0]
+    with pytest.raises(UserError, match=f"^{name}") as caught:
+        translate_train(published.split())
+    # It names what is nearest, or that the flag is to be left out.
+    assert re.search(r"nearest|leave it out", str(caught.value))
+
+
+EVALUATED = [
+    ("--nosplit_data --train_file a --test_size 0.1 --split_seed 7 --process_split both", "", "--nosplit_data"),
+    ("--max_length 512 --do_sample --debug 2", "", "--max_length, --do_sample, --debug"),
+    ("--repetition_penalty 1.1 --num_beams 1", "", "--repetition_penalty"),
+    ("--t_sne_type= --embedding_layer -1 --embedding_pooling last --start_index 1", "", ""),
+    ("--test_file a --similarity", "--test_file a --similarity", ""),
+]
+
+
+@pytest.mark.parametrize(("published", "ours", "said"), EVALUATED, ids=[row[0] for row in EVALUATED])
+def test_a_flag_of_the_published_evaluation_is_translated(published: str, ours: str, said: str) -> None:
+    arguments, notes = translate_evaluate(published.split())
+    assert " ".join(arguments) == ours
+    assert [note.partition(":")[0] for note in notes][:1] == ([said] if said else [])
+
+
+NOT_EVALUATED = [
+    *("--train_file a", "--test_size 0.1", "--split_seed 7", "--process_split both", "--repetition_penalty 1.3"),
+    *("--num_beams 4", "--t_sne", "--t_sne_type paraphrase", "--embedding_layer 3", "--embedding_pooling mean"),
+    "--start_index 2",
+]
+
+
+@pytest.mark.parametrize("published", NOT_EVALUATED)
+def test_a_flag_of_the_published_evaluation_without_counterpart_is_refused(published: str) -> None:
+    with pytest.raises(UserError, match=f"^{published.split(maxsplit=1)[0]}"):
+        translate_evaluate(published.split())
+
+
+def test_published_flags_in_a_file_are_translated_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.yaml").write_text("linear: random_span\nconstant_lr: true\nenable_save: true\n", encoding="utf-8")
+    given = ["--train_file", "a", "--model_name", "m", "--output_dir", "o", "--config", "run.yaml", "--lbd", "0.3"]
+    args = parse("train", given)
+    assert (args.regular, args.stp, args.training) == (True, 0.3, {"lr_scheduler_type": "constant"})
+    assert "--enable_save: no effect" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("line", EVALUATION, ids=lambda line: line.document)

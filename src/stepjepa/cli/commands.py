@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,6 +41,7 @@ class Command:
         add: adds flags before those.
         common: names of the options that ``--help`` shows; with none it shows all.
         epilog: text at the end of the help.
+        translate: translates arguments of a published program into ours, and says on one line each what it did.
         parse: parses the arguments, for a command that takes flags which its parser does not know.
     """
 
@@ -48,6 +50,7 @@ class Command:
     add: Callable[[Parser], None] = lambda _: None
     common: str = ""
     epilog: str | None = None
+    translate: Callable[[Sequence[str]], tuple[list[str], list[str]]] = lambda arguments: ([*arguments], [])
     parse: Callable[[Parser, Sequence[str]], argparse.Namespace] = Parser.parse_args
 
 
@@ -71,4 +74,8 @@ def make_parser(name: str) -> Parser:
 
 def parse(name: str, arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the arguments behind the name of a command, with flags as ``cli.normalise`` writes them."""
-    return load(name).parse(make_parser(name), arguments)
+    command = load(name)
+    translated, notes = command.translate(arguments)
+    for each in notes:
+        print(f"note: {each}", file=sys.stderr)
+    return command.parse(make_parser(name), translated)

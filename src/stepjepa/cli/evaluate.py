@@ -12,7 +12,7 @@ from stepjepa.base.signals import Stopped
 from stepjepa.base.terminal import visible_lines
 from stepjepa.cli.commands import Command
 from stepjepa.cli.flags import JsonFlags
-from stepjepa.cli.published import EvaluationFlags, follow_evaluation_flags
+from stepjepa.cli.published import translate_evaluate
 from stepjepa.config.option import from_args, option, refuse_both
 from stepjepa.evaluation.settings import EvaluationSettings, ScoreSettings
 from stepjepa.models.sampling import Sampling
@@ -59,7 +59,6 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError("every process would write the same file; start one process, without torchrun")
-    follow_evaluation_flags(args)
     refuse_both(args, ("load_in_4bit", "load_in_8bit"))
     if not args.plain and (trained_objective(args.model_path) or {}).get("plain"):
         print("note: the model was trained without a chat format, so it is asked without one (--plain)")
@@ -96,11 +95,11 @@ EVALUATE = Command(
     flags=(
         *((EvaluationSettings, "files"), (JsonFlags, "files"), (TaskOptions, "scoring")),
         *((Sampling, "generation"), (ModelFlags, "generation")),
-        (EvaluationFlags, "of the published scripts (docs/published.md)"),
     ),
     common="model_path test_file output_file overwrite json task spider_path max_examples similarity "
     "use_test_prompts max_new_tokens temperature num_samples batch_size dtype load_in_4bit workers",
     epilog=EPILOG,
+    translate=translate_evaluate,
 )
 
 SCORE = Command(score, flags=((ScoreSettings, "files"), (JsonFlags, "files"), (TaskOptions, "scoring")))

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from stepjepa.base.errors import UserError, shown
 from stepjepa.base.files import existing_file, read_text, read_yaml
+from stepjepa.cli.published import translate_train
 from stepjepa.config.jepa import DEFAULTS, NEEDS_VIEWS, SETTINGS, JepaConfig
 from stepjepa.config.option import READERS, Parser, as_arguments, from_args, option, refuse_both, refuse_without_effect
 
@@ -167,7 +168,7 @@ def arguments_of_file(parser: Parser, path: str, given: Sequence[str]) -> list[s
             if name in seen:
                 raise UserError(f"the key {shown(str(key))} stands twice or is no flag of a file; leave it out")
             words = as_arguments({name: value})
-            named_fields(parser, parser.parse_known_args(words)[1])
+            named_fields(parser, parser.parse_known_args(translate_train(words)[0])[1])
         except (ValueError, TypeError) as error:  # json's own for a date or for what holds itself
             lines = [line.lstrip(" \t{,'\"?") for line in read_text(file).splitlines()]
             line = next((number for number, text in enumerate(lines, start=1) if text.startswith(str(key))), None)
@@ -195,7 +196,8 @@ def more_help(ours: Parser) -> str:
     inner, known = training_parser(), ours._option_string_actions
     for group in inner._action_groups:
         group._group_actions = [each for each in group._group_actions if not known.keys() & {*each.option_strings}]
-    return "\ntransformers.TrainingArguments:\n" + str(inner.format_help().partition("options:")[2])
+    published = "\nFlags of the published scripts are translated: docs/published.md has a table of them.\n"
+    return published + "\ntransformers.TrainingArguments:\n" + str(inner.format_help().partition("options:")[2])
 
 
 @cache

@@ -12,6 +12,7 @@ from typing import Any
 from stepjepa.base.errors import UserError, shown, visible
 from stepjepa.base.files import fingerprint
 from stepjepa.cli.commands import Command, load, make_parser, parse
+from stepjepa.cli.published import translate_train
 from stepjepa.config.option import as_arguments, option, without_flags
 from stepjepa.models.presets import is_hub_id
 from stepjepa.store.folder import RUN_FILE, is_main_process, open_run_folder, read_run
@@ -39,15 +40,14 @@ def run(args: argparse.Namespace) -> int:
     arguments = old.get("arguments")
     if not isinstance(arguments, list) or not all(isinstance(each, str) for each in arguments):
         raise UserError("run.json holds no 'arguments', so the run can't be repeated; train again", path=folder)
+    # Records of earlier versions have flags of the published scripts.
+    arguments, _ = translate_train(arguments)
     # Training runs where the run was started, if that is still there: paths become absolute; hub ids and presets stay.
     moved = {name: getattr(args, name) for name in ("train_file", "eval_file", "data_file", "model_name")}
     moved = {name: str(Path(path).absolute()) if path and Path(path).exists() else path for name, path in moved.items()}
-    given = make_parser("train").parse_known_args(arguments)[0]
-    if given.eval_accuracy and given.eval_file is None:  # which splits what --train_file names
-        moved["train_file"] = moved.pop("data_file") or moved["train_file"]
     silent = {"output_dir": str(new), "report_to": "none", "push_to_hub": False}
     command = [
-        *without_flags(arguments, [*silent, "config", "wandb", "allow_changes"]),
+        *without_flags(arguments, [*silent, "config", "allow_changes"]),
         *as_arguments({**moved, **silent}),
     ]
     directory = Path(str(old.get("directory", "")))

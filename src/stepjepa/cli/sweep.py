@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from stepjepa.base.files import existing_file
 from stepjepa.cli.commands import Command, parse
 from stepjepa.cli.flags import ShortFlags
-from stepjepa.cli.published import TrainingFlags
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.config.option import FROM_ONE, option, options_of, refuse_without_effect
 
@@ -60,8 +59,8 @@ def _train_settings(arguments: list[str]) -> dict[str, Any]:
         if getattr(args, name) is not None:
             existing_file(getattr(args, name), f"--{name}")
     # ``jepa`` holds the whole objective; others hold the spelling of the arguments alone.
-    left_out = {each.name for each in options_of(JepaConfig, ShortFlags, TrainingFlags)}
-    left_out |= {"given", "resolved", "why_loss"}
+    left_out = {each.name for each in options_of(JepaConfig, ShortFlags)}
+    left_out |= {"given", "resolved", "why_loss", "preset"}
     return {name: value for name, value in vars(args).items() if name not in left_out} | {"jepa": args.jepa.to_dict()}
 
 

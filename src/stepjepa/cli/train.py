@@ -12,8 +12,16 @@ from typing import Any, Literal
 from stepjepa.base.errors import UserError
 from stepjepa.base.terminal import print_rows
 from stepjepa.cli.commands import Command
-from stepjepa.cli.flags import ModelFlags, add_training_data, arguments_of_file, jepa_config, more_help, named_fields
-from stepjepa.cli.published import TrainingFlags, follow_training_flags, preset_arguments
+from stepjepa.cli.flags import (
+    ModelFlags,
+    add_training_data,
+    arguments_of_file,
+    jepa_config,
+    more_help,
+    named_fields,
+    note,
+)
+from stepjepa.cli.published import CommandLine, translate_train
 from stepjepa.config.jepa import Dtype, JepaConfig
 from stepjepa.config.option import (
     BELOW_ONE,
@@ -108,13 +116,22 @@ class RunFlags:
     config: str | None = option(None, "YAML file of flags; the command line wins", metavar="FILE")
 
 
+@dataclass
+class PresetFlag:
+    """A set of defaults; ``published.translate_train`` writes it out before flags are parsed."""
+
+    preset: Literal["paper"] | None = option(
+        None, "defaults of the published programs instead of ours: labels, predictors, length; named flags win"
+    )
+
+
 def add_flags(parser: Parser) -> None:
     """Add our own flags."""
     add_training_data(parser, TrainedModel)
     parser.add(TrainData, "data")
     parser.add(AnswerFlags, "answers during training")
     parser.add(RunFlags, "run")
-    parser.add(TrainingFlags, "of the published scripts (docs/published.md)")
+    parser.add(PresetFlag, "run")
     parser.required += ["train_file", "model_name", "output_dir"]
     parser.more_help = more_help
 
@@ -126,15 +143,14 @@ def parse(parser: Parser, given: Sequence[str]) -> argparse.Namespace:
     ``--config`` stand for come before it. ``args.jepa`` is the objective.
     """
     arguments = list(given)
-    first, _ = parser.parse_known_args(arguments)
-    if first.config is not None:
-        arguments = [*arguments_of_file(parser, first.config, given), *arguments]
-        first, _ = parser.parse_known_args(arguments)
-    arguments = [*preset_arguments(first), *arguments]
+    if (file := CommandLine.of(arguments).value("config")) is not None:
+        arguments = [*arguments_of_file(parser, file, given), *arguments]
+    arguments, notes = translate_train(arguments, TrainData.eval_split)
+    for each in notes:
+        note(each)
     args, rest = parser.parse_known_args(arguments)
     args.given, args.resolved, args.training = list(given), arguments, named_fields(parser, rest)
     parser.refuse_missing(args, "model_name", "output_dir")
-    follow_training_flags(args)
     args.jepa = check(args)
     return args
 
