@@ -10,6 +10,8 @@ __version__ = "0.2.0"
 
 _NAMES = {
     "config.jepa": "JepaConfig",
+    "config.lora": "LoraSettings",
+    "config.run": "RunConfig",
     "base.errors": "UserError",
     "data.records": "Record",
     "data.sources": "read_records",
@@ -19,7 +21,7 @@ _NAMES = {
     "batch.prepare": "prepare",
     "batch.sequences": "Sequence",
     "models.encode": "Encoded",
-    "models.loading": "LoraSettings add_lora load_for_inference load_model",
+    "models.loading": "add_lora load_for_inference load_model",
     "objectives.setup": "set_up",
     "objectives.alignment": "Alignment Cosine Covariance InfoNCE L2 MSE SIGReg Variance",
     "objectives.monitors": "effective_rank",
@@ -41,10 +43,12 @@ if TYPE_CHECKING:
     from stepjepa.batch.prepare import prepare
     from stepjepa.batch.sequences import Sequence
     from stepjepa.config.jepa import JepaConfig
+    from stepjepa.config.lora import LoraSettings
+    from stepjepa.config.run import RunConfig
     from stepjepa.data.records import Record
     from stepjepa.data.sources import read_records
     from stepjepa.models.encode import Encoded
-    from stepjepa.models.loading import LoraSettings, add_lora, load_for_inference, load_model
+    from stepjepa.models.loading import add_lora, load_for_inference, load_model
     from stepjepa.objectives.alignment import L2, MSE, Alignment, Cosine, Covariance, InfoNCE, SIGReg, Variance
     from stepjepa.objectives.jepa import JepaLoss
     from stepjepa.objectives.monitors import effective_rank

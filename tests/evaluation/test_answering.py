@@ -13,8 +13,9 @@ from stepjepa.base.files import write_jsonl
 from stepjepa.chat.tokens import all_predictor_ids
 from stepjepa.cli.main import main
 from stepjepa.config.jepa import JepaConfig
+from stepjepa.config.lora import LoraSettings
 from stepjepa.evaluation.answering import COUNT, AnswerScores, Question, judge, spread
-from stepjepa.models.loading import LoraSettings, add_lora
+from stepjepa.models.loading import add_lora
 from stepjepa.models.sampling import Answer
 from stepjepa.tasks.base import Likelihood
 from stepjepa.tasks.generic import GenericTask

@@ -10,10 +10,11 @@ import tiny
 from stepjepa.chat.tokens import all_predictor_ids
 from stepjepa.cli.main import main
 from stepjepa.config.jepa import JepaConfig
+from stepjepa.config.lora import LoraSettings
 from stepjepa.inspection import verification
 from stepjepa.inspection.verification import Subject, verify
 from stepjepa.models.encode import Encoded
-from stepjepa.models.loading import LoraSettings, add_lora
+from stepjepa.models.loading import add_lora
 
 CONFIGS = {
     "regular": JepaConfig(mode="regular"),

@@ -17,7 +17,8 @@ from own_term import NextLatent, objective_with
 from stepjepa.base.files import write_jsonl
 from stepjepa.chat.tokens import all_predictor_ids
 from stepjepa.config.jepa import JepaConfig
-from stepjepa.models.loading import LoraSettings, add_lora
+from stepjepa.config.lora import LoraSettings
+from stepjepa.models.loading import add_lora
 from stepjepa.training.trainer import JepaTrainer
 
 STEPS = 14

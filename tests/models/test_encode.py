@@ -17,6 +17,7 @@ from slow_trees import logits_of
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.chat.tokens import all_predictor_ids
 from stepjepa.config.jepa import JepaConfig
+from stepjepa.config.lora import LoraSettings
 from stepjepa.models.architecture import (
     PredictorHead,
     attach_heads,
@@ -29,7 +30,7 @@ from stepjepa.models.architecture import (
 )
 from stepjepa.models.attention import enable_trees
 from stepjepa.models.encode import EmaEncoder, Encoded, encode, read
-from stepjepa.models.loading import LoraSettings, add_lora
+from stepjepa.models.loading import add_lora
 from stepjepa.objectives.alignment import Alignment
 from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.training.trainer import JepaTrainer

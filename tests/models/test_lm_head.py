@@ -14,9 +14,10 @@ from torch import Tensor, nn
 import tiny
 from slow_trees import logits_of
 from stepjepa.chat.tokens import all_predictor_ids
+from stepjepa.config.lora import LoraSettings
 from stepjepa.models import lm_head
 from stepjepa.models.lm_head import LMHead, summed_cross_entropy
-from stepjepa.models.loading import LoraSettings, add_lora
+from stepjepa.models.loading import add_lora
 
 STATES, LABELS, WIDTH, VOCABULARY = 13, 17, 7, 31
 SCALED = ["gemma2_window", "granite", "granite_moe", "cohere"]

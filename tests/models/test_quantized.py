@@ -15,7 +15,8 @@ from stepjepa.base.files import write_jsonl
 from stepjepa.chat.tokens import all_predictor_ids
 from stepjepa.cli.main import main
 from stepjepa.config.jepa import JepaConfig
-from stepjepa.models.loading import LoraSettings, add_lora, load_for_inference
+from stepjepa.config.lora import LoraSettings
+from stepjepa.models.loading import add_lora, load_for_inference
 from stepjepa.models.token_rows import give_predictors
 from stepjepa.models.weights import compute_dtype, quantization_options
 from stepjepa.store.folder import read_run

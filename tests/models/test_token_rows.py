@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM
 import tiny
 from stepjepa import JepaConfig, JepaTrainer
 from stepjepa.chat.tokens import all_predictor_ids
-from stepjepa.models.loading import LoraSettings, add_lora, load_for_inference, load_model
+from stepjepa.config.lora import LoraSettings
+from stepjepa.models.loading import add_lora, load_for_inference, load_model
 from stepjepa.models.token_rows import (
     adapter_ids,
     give_plain_tokens,

@@ -14,11 +14,12 @@ import tiny
 from stepjepa.batch.collate import Collator
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.batch.sequences import Item, Pair, TokenizedRecord, View
+from stepjepa.config.lora import LoraSettings
 from stepjepa.models.architecture import attach_heads, without_heads
 from stepjepa.models.attention import enable_trees
 from stepjepa.models.encode import EmaEncoder
 from stepjepa.models.lm_head import LMHead
-from stepjepa.models.loading import LoraSettings, add_lora
+from stepjepa.models.loading import add_lora
 from stepjepa.objectives.alignment import Alignment
 from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.objectives.term import Context

@@ -12,7 +12,8 @@ from torch.utils._pytree import tree_leaves
 from transformers import Trainer, TrainingArguments
 
 import tiny
-from stepjepa.models.loading import LoraSettings, add_lora
+from stepjepa.config.lora import LoraSettings
+from stepjepa.models.loading import add_lora
 from stepjepa.running.estimate import Sharding, activations, kept_bytes
 
 

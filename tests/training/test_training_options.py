@@ -15,7 +15,8 @@ from own_term import Margin
 from stepjepa.base.errors import UserError
 from stepjepa.chat.tokens import all_predictor_ids
 from stepjepa.config.jepa import JepaConfig
-from stepjepa.models.loading import LoraSettings, add_lora
+from stepjepa.config.lora import LoraSettings
+from stepjepa.models.loading import add_lora
 from stepjepa.objectives.alignment import Alignment, Cosine, Distance, InfoNCE
 from stepjepa.objectives.objective import Objective
 from stepjepa.objectives.text import LMLoss

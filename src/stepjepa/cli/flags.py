@@ -12,7 +12,16 @@ from stepjepa.base.errors import UserError, shown
 from stepjepa.base.files import existing_file, read_text, read_yaml
 from stepjepa.cli.published import translate_train
 from stepjepa.config.jepa import DEFAULTS, NEEDS_VIEWS, SETTINGS, JepaConfig
-from stepjepa.config.option import READERS, Parser, as_arguments, from_args, option, refuse_both, refuse_without_effect
+from stepjepa.config.option import (
+    READERS,
+    Parser,
+    argument_type,
+    as_arguments,
+    from_args,
+    option,
+    refuse_both,
+    refuse_without_effect,
+)
 
 OBJECTIVE = "objective (neither --regular nor --step_jepa means LLM-JEPA)"
 
@@ -205,7 +214,8 @@ def _named_fields_parser() -> Any:
     """A parser of the fields of TrainingArguments that returns only those that were named, not their defaults."""
     inner = training_parser()
     for action in inner._actions:
-        action.default, action.type = argparse.SUPPRESS, READERS.get(action.type, action.type)
+        action.default = argparse.SUPPRESS
+        action.type = argument_type(READERS[action.type]) if action.type in READERS else action.type
         # transformers' own parser takes only one name of --report_to.
         action.nargs = "+" if action.dest == "report_to" else action.nargs
     return inner

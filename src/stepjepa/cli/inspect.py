@@ -105,9 +105,10 @@ class VerifyFlags:
 def verify(args: argparse.Namespace) -> dict[str, Any]:
     """Print one line per check."""
     config = jepa_config(args)
+    from stepjepa.config.lora import LoraSettings
     from stepjepa.evaluation.answering import spread
     from stepjepa.inspection import verification
-    from stepjepa.models.loading import LoraSettings, add_lora, load_model
+    from stepjepa.models.loading import add_lora, load_model
     from stepjepa.models.token_rows import adapter_ids
     from stepjepa.tasks.stepmath import Difficulty, generate
 

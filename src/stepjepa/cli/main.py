@@ -15,7 +15,7 @@ from stepjepa.base.files import naming_disk_errors
 from stepjepa.base.offline import set_environment
 from stepjepa.base.signals import Stopped, raising
 from stepjepa.base.terminal import escape_unencodable_output, print_json
-from stepjepa.cli.commands import COMMANDS, load, parse
+from stepjepa.cli.commands import COMMANDS, load, make_parser, parse
 
 
 def normalise(arguments: Sequence[str]) -> list[str]:
@@ -74,6 +74,18 @@ def _run(name: str, given: Sequence[str]) -> Any:
     return int(isinstance(found, dict) and found.get("passed") is False)
 
 
+def _with_dashes(name: str, message: str) -> str:
+    """Return a message of the library, which names settings in backticks, with the command's flags in their place."""
+
+    def flag(quoted: re.Match[str]) -> str:
+        return f"--{quoted[1]}" if quoted[1].partition(" ")[0] in flags else quoted[0]
+
+    if "`" not in message or name not in COMMANDS:
+        return message
+    flags = {each.removeprefix("--") for each in make_parser(name)._option_string_actions}
+    return re.sub(r"`([a-z]\w*(?: [^`]*)?)`", flag, message)
+
+
 def _reporting(name: str, given: Sequence[str]) -> Any:
     """Run a command; an error is printed on one line that begins with its name, and becomes the exit code."""
     try:
@@ -86,7 +98,7 @@ def _reporting(name: str, given: Sequence[str]) -> Any:
             sys.stdout.flush()
         return code
     except UserError as error:
-        told, code = f"error: {one_line(error)}", 2
+        told, code = f"error: {_with_dashes(name, one_line(error))}", 2
     except BrokenPipeError:
         # The reader of the output has closed the pipe, as ``head`` does.
         told, code = "", 1

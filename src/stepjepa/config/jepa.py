@@ -79,7 +79,12 @@ class JepaConfig:
     pooling: Literal["last", "mean"] = _views(
         "last", "read an embedding at one token; or average over predictors and target content"
     )
-    step_separator: str = _views("blank", "blank (lines), line (ends), or a literal string")
+    step_separator: str = _views(
+        "blank",
+        "blank (lines), line (ends), or a literal string",
+        # In flags and files the two characters \\n stand for a line end.
+        parse=lambda text: text.replace("\\n", "\n"),
+    )
     require_pairs: bool = _views(False, "refuse a record without a usable pair; otherwise it trains the LM loss")
     labels: Literal["assistant", "all", "reference"] = _text(
         "assistant", "tokens that carry LM loss; reference: those of the published collator, all but padding's token"

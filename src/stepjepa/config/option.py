@@ -5,6 +5,7 @@ import difflib
 import importlib
 import json
 import math
+import numbers
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -56,24 +57,58 @@ class Option:
     default: Any
     about: Mapping[str, Any]
 
+    @property
+    def flag(self) -> str:
+        """The name in a flat mapping: of a flag without its dashes, and of a line in a YAML file."""
+        return str(self.about.get("flag", self.name))
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        """The flag and its other names."""
+        return (self.flag, *self.about.get("names", ()))
+
     def fault(self, value: Any) -> str | None:
-        """What is wrong with one value; None if it is allowed."""
+        """Describe what is wrong with one value; None if it is allowed."""
         if value is None:
             return None
+        if self.type in _KINDS:
+            kind, words = _KINDS[self.type]
+            if not isinstance(value, kind) or (isinstance(value, bool) and self.type is not bool):
+                return f"expected {words}, got {shown(value)}"
         if self.choices and value not in self.choices:
             return f"expected one of {', '.join(self.choices)}, got '{value}'"
         allowed, expected = self.about.get("allowed", (None, None))
         return None if allowed is None or allowed(value) else f"expected {expected}, got {value}"
 
     def read(self, text: str) -> Any:
-        """Convert the text of a flag, with all checks."""
+        """Convert the text of a flag to one value; ``ValueError`` says what is wrong with it."""
         read = READERS.get(self.type, str)
         if parse := self.about.get("parse"):
             read = _reader(self.about.get("expected") or self.about.get("allowed", (None, "a number"))[1], parse)
         value = read(text)
         if fault := self.fault(value):
-            raise argparse.ArgumentTypeError(fault)
+            raise ValueError(fault)
         return value
+
+    def convert(self, value: Any) -> Any:
+        """Convert a value of a YAML file, which may be a text where a number is meant (``1e-5``), to the field's type.
+
+        Raises:
+            UserError: the value is of another type or not allowed.
+        """
+        if self.several:
+            return [self._convert_one(each) for each in (value if isinstance(value, list | tuple) else [value])]
+        return self._convert_one(value)
+
+    def _convert_one(self, value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            raise UserError(f"{self.flag}: expected one value, got the list {shown(str(value))}")
+        try:
+            text = json.dumps(value) if isinstance(value, dict) else str(value)
+            # As a shell does.
+            return self.read(str(Path(text).expanduser()) if text.startswith("~/") else text)
+        except (ValueError, TypeError) as error:  # json's own for a date or for what holds itself
+            raise UserError(f"{self.flag}: {error}") from None
 
 
 def options_of(*settings: Any) -> Iterator[Option]:
@@ -99,7 +134,7 @@ def _reader(expected: str, convert: Callable[[str], Any]) -> Callable[[str], Any
         try:
             return convert(text)
         except (ValueError, KeyError, TypeError):
-            raise argparse.ArgumentTypeError(f"expected {expected}, got {shown(text)}") from None
+            raise ValueError(f"expected {expected}, got {shown(text)}") from None
 
     return read
 
@@ -111,6 +146,13 @@ def _number(text: str) -> float:
 
 
 _SWITCH = {**dict.fromkeys(("true", "1", "yes", "on"), True), **dict.fromkeys(("false", "0", "no", "off"), False)}
+
+_KINDS: Mapping[Any, tuple[type, str]] = {
+    int: (numbers.Integral, "a whole number"),
+    float: (numbers.Real, "a number"),
+    bool: (bool, "true or false"),
+}
+"""Type -> the type of its values in Python, and the words for it."""
 
 READERS: Mapping[Any, Callable[[str], Any]] = {
     int: _reader("a whole number", int),
@@ -124,6 +166,8 @@ def check_values(settings: Any, sign: str = "--") -> None:
     """Raise ``UserError`` for the first option that is out of range or not among its choices."""
     for each in options_of(settings):
         value = getattr(settings, each.name)
+        if each.several and not isinstance(value, list | tuple | None):
+            raise UserError(f"{sign}{each.name}: expected a list, got {shown(value)}")
         for one in value if each.several and value is not None else (value,):
             if fault := each.fault(one):
                 raise UserError(f"{sign}{each.name}: {fault}")
@@ -136,11 +180,19 @@ def refuse_without_effect(values: Mapping[str, Any], *settings: type) -> None:
     """
     for each in options_of(*settings):
         condition = each.about.get("only_with")
-        if condition is None or values[each.name] in (None, each.default):
+        if condition is None or values[each.flag] in (None, each.default):
             continue
-        wanted = [other.partition(" ") for other in condition.split(" or ")]
-        if not any(values[name] == value if value else values[name] for name, _, value in wanted):
-            raise UserError(f"--{each.name} does nothing without --{condition}; add it or leave it out")
+        if not has_effect(each, values):
+            words = " or ".join(f"`{other}`" for other in condition.split(" or "))
+            raise UserError(f"`{each.flag}` does nothing without {words}; add it or leave it out")
+
+
+def has_effect(each: Option, values: Mapping[str, Any]) -> bool:
+    """Return whether one of the options is set without which this one has no effect."""
+    wanted = [other.partition(" ") for other in each.about.get("only_with", "").split(" or ")]
+    return wanted == [("", "", "")] or any(
+        values[name] == value if value else values[name] not in (None, False) for name, _, value in wanted
+    )
 
 
 def refuse_both(args: argparse.Namespace, *pairs: tuple[str, str]) -> None:
@@ -258,11 +310,23 @@ class Parser(argparse.ArgumentParser):
         return super().format_help()
 
 
+def argument_type(reader: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Return a reader of a flag's text with errors that argparse shows as they are."""
+
+    def read(text: str) -> Any:
+        try:
+            return reader(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return read
+
+
 def _add(group: argparse._ArgumentGroup, each: Option) -> None:
     """Add the flag of an option, with its default at the end of its help text."""
     about, default = each.about, None if each.default is MISSING else each.default
     metavar = about.get("metavar") or (None if each.choices else {int: "N", float: "X"}.get(each.type, "TEXT"))
-    words: dict[str, Any] = {"type": each.read, "default": default, "metavar": metavar}
+    words: dict[str, Any] = {"type": argument_type(each.read), "default": default, "metavar": metavar}
     words |= {"choices": each.choices} if each.choices else {}
     if each.type is bool:
         words |= {"nargs": "?", "const": True, "metavar": "BOOL"}

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from stepjepa.base.errors import UserError
 from stepjepa.base.files import read_json_object
 from stepjepa.chat.template import ChatTemplate
 from stepjepa.chat.tokens import add_plain_tokens
+from stepjepa.config.lora import LoraSettings
 from stepjepa.data.records import as_records
 from stepjepa.data.sources import read_any
 from stepjepa.models import presets
@@ -138,18 +138,6 @@ def load_named(model: Any, tokenizer: Any, data: Any, *, predictors: int, seed: 
     elif tokenizer is None:
         own = load_tokenizer(str(model.config._name_or_path))
     return model, own if tokenizer is None else tokenizer, data
-
-
-@dataclass(frozen=True)
-class LoraSettings:
-    """Settings of a LoRA adapter."""
-
-    rank: int = 16
-    alpha: int | None = None  # scale; None for twice the rank
-    dropout: float = 0.0  # on the adapter's input
-    targets: str = "all-linear"  # or comma-separated names of the layers that get an adapter
-    dora: bool = False  # train the magnitude of each weight apart from its direction (DoRA, arXiv 2402.09353)
-    rslora: bool = False  # scale by alpha / sqrt(rank) (rsLoRA, arXiv 2312.03732)
 
 
 def add_lora(model: Any, settings: LoraSettings, trainable_ids: Sequence[int]) -> nn.Module:

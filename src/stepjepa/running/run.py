@@ -26,10 +26,11 @@ from stepjepa.base.terminal import print_rows
 from stepjepa.batch.prepare import CacheDir, prepare
 from stepjepa.chat.tokens import all_predictor_ids
 from stepjepa.config.jepa import JepaConfig
+from stepjepa.config.lora import LoraSettings
 from stepjepa.config.option import without_flags
 from stepjepa.data.records import Record, describe_columns
 from stepjepa.evaluation.answering import AnswerScores, spread
-from stepjepa.models.loading import LoraSettings, add_lora, load_model
+from stepjepa.models.loading import add_lora, load_model
 from stepjepa.models.token_rows import adapter_ids
 from stepjepa.models.weights import compute_dtype, quantization_options, quantized
 from stepjepa.running.estimate import dry_run

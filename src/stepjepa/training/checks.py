@@ -17,8 +17,8 @@ from stepjepa.batch.collate import Collator
 from stepjepa.batch.dataset import STRATEGIES, Prepared
 from stepjepa.batch.sequences import Item
 from stepjepa.config.jepa import JepaConfig
+from stepjepa.config.lora import LoraSettings
 from stepjepa.models.architecture import has_experts
-from stepjepa.models.loading import LoraSettings
 from stepjepa.store.hub import refuse_offline
 
 

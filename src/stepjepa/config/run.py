@@ -1,0 +1,329 @@
+"""The description of a training run, in plain values: :class:`RunConfig`. Free of torch.
+
+Flags of ``stepjepa train``, a YAML file, Python and the file in the run folder are four spellings of it. Python nests
+three parts (``jepa``, ``lora``, ``trainer``); the other three spellings are flat, with the names of the flags.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from stepjepa.base.errors import UserError, shown
+from stepjepa.base.files import existing_file, read_text, read_yaml
+from stepjepa.config.jepa import NEEDS_VIEWS, Dtype, JepaConfig
+from stepjepa.config.lora import LoraFlag, LoraSettings
+from stepjepa.config.option import (
+    FROM_ONE,
+    FROM_ZERO,
+    POSITIVE,
+    SHARE,
+    Option,
+    check_values,
+    has_effect,
+    option,
+    options_of,
+    refuse_without_effect,
+)
+from stepjepa.config.shortcuts import JEPA, SHORTCUTS, TERMS, read_objective
+from stepjepa.config.trainer import read_trainer_field, unknown_setting
+
+PASSED_OBJECTS = ("model", "tokenizer", "train_dataset", "eval_dataset", "objective")
+"""Arguments of :func:`stepjepa.run` that take objects; in the file of a run folder a description stands for each."""
+
+
+EXCLUSIVE = (
+    *(("train_file", "data_file", "dataset"), ("data_file", "eval_file"), ("no_cache", "cache_dir")),
+    *(("load_in_4bit", "load_in_8bit"), ("plain", "chat_template")),
+)
+"""Settings of which at most one can be set."""
+
+_data = partial(option, group="data")
+_model = partial(option, group="model")
+_answers = partial(option, group="answers during training", only_with="eval_generate")
+_held_out = partial(option, only_with="eval_file or data_file")
+_run = partial(option, group="run")
+_launch = partial(option, group="run", launch=True)
+
+
+@dataclass(kw_only=True)
+class RunConfig:
+    """A training run: data, model, adapter, objective, answers during training, and the Trainer's settings.
+
+    Holds plain values only; models, data sets and callbacks are arguments of :func:`stepjepa.run`. ``jepa``, ``lora``
+    and ``trainer`` are nested parts, which flags and files spell flat.
+
+    Raises:
+        UserError: a value is of another type than its field or not allowed, has no effect, or contradicts another one;
+            names the fields and the remedy.
+    """
+
+    train_file: str | None = _data(
+        None, "JSON lines, JSON, CSV, TSV or Parquet; messages or columns", metavar="FILE", moves=True
+    )
+    columns: list[str] | None = _data(
+        None, "column names of prompt and answer (recognised by their usual names)", metavar="NAME"
+    )
+    bad_records: Literal["error", "skip"] = _data("error", "invalid lines: error; or skip and report how many")
+    cache_dir: str | None = _data(None, "folder for prepared data (~/.cache/stepjepa)", metavar="DIR", moves=True)
+    no_cache: bool = _data(False, "do not use the cache of prepared data")
+    eval_file: str | None = _data(None, "held-out records, for losses during training", metavar="FILE", moves=True)
+    data_file: str | None = _data(
+        None, "single file, split by `eval_split` into train and held-out records", metavar="FILE", moves=True
+    )
+    dataset: list[str] | None = _data(None, "files, folders or hub data sets NAME:SUBSET:SPLIT, mixed", metavar="NAME")
+    dataset_weights: list[float] | None = _data(
+        None, "mixing weight of each `dataset`, without repetition (all records)", metavar="W", only_with="dataset"
+    )
+    eval_split: float = _data(0.2, "share of `data_file` held out", allowed=SHARE, only_with="data_file")
+    split_seed: int = _data(42, "seed of the split, or of the mixture", only_with="data_file or dataset_weights")
+
+    model_name: str | None = _model(None, "folder, hub id, or preset:tiny, preset:small ...", metavar="NAME")
+    chat_template: str | None = _model(
+        None, "Jinja file instead of the tokenizer's own template", metavar="FILE", moves=True
+    )
+    trust_remote_code: bool = _model(False, "run code that comes with the model")
+    dtype: Dtype = _model("float32", "dtype of the weights")
+    pretrain: bool = _model(False, "start from random weights; with configuration and tokenizer of `model_name`")
+    attn_implementation: str | None = _model(None, "as in transformers: sdpa, eager ...", metavar="NAME")
+    lora: LoraSettings | None = None
+    load_in_4bit: bool = _model(False, "frozen weights in 4 bits, through bitsandbytes (QLoRA)", only_with="lora")
+    load_in_8bit: bool = _model(False, "frozen weights in 8 bits, through bitsandbytes", only_with="lora")
+
+    jepa: JepaConfig = field(default_factory=JepaConfig)
+
+    eval_generate: int | None = _answers(
+        None,
+        "answer and score N held-out records at every evaluation",
+        names=("max_eval_samples",),
+        allowed=FROM_ONE,
+        only_with="eval_file or data_file",
+    )
+    eval_task: str = _answers("auto", "as `task` of 'stepjepa evaluate'", metavar="NAME")
+    eval_max_new_tokens: int = _answers(256, "tokens an answer", names=("max_new_tokens_eval",), allowed=FROM_ONE)
+    spider_path: str | None = _answers(None, "folder of Spider's databases", metavar="DIR", moves=True)
+    missing_databases: Literal["error", "skip"] = _answers(
+        "error", "record without database: error; skip: leave it out"
+    )
+
+    output_dir: str | None = _run(None, "run folder; must be empty or new, unless resuming", metavar="DIR")
+    batch_size: int = _run(4, "records per micro-batch", names=("per_device_train_batch_size",), allowed=FROM_ONE)
+    grad_accum: int = _run(4, "micro-batches a step", names=("gradient_accumulation_steps",), allowed=FROM_ONE)
+    learning_rate: float = _run(2e-5, "peak learning rate", metavar="LR", allowed=FROM_ZERO)
+    num_epochs: float = _run(3.0, "passes over the data", names=("num_train_epochs",), metavar="N", allowed=POSITIVE)
+    eval_steps: int | None = _run(
+        None,
+        "evaluate every N steps (once an epoch)",
+        names=("eval_accuracy_steps",),
+        allowed=FROM_ONE,
+        only_with="eval_file or data_file",
+    )
+    finetune_seed: int = _run(42, "seed", names=("seed",), allowed=(lambda seed: 0 <= seed < 2**32, "0 to 2**32 - 1"))
+    track_flop: bool = _run(False, "measure the FLOPs of the first 10 steps; print them beside the derived ones")
+    same_flop: bool = _run(False, "stop once the FLOPs of `regular` for `num_epochs` are spent")
+    resume_from_checkpoint: str | None = _launch(None, "checkpoint folder, last, or auto (last if any)", metavar="DIR")
+    allow_changes: bool = _launch(
+        False, "resume although data, order or objective have changed", only_with="resume_from_checkpoint"
+    )
+
+    trainer: dict[str, Any] = field(default_factory=dict)
+    """Fields of ``transformers.TrainingArguments`` that have no field here."""
+
+    objects: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Descriptions of objects that a run was passed in Python, by the names in :data:`PASSED_OBJECTS`, as in
+    ``{"train_dataset": {"records": 5, "sha256": ...}}``: read from the file of its folder. A run needs them again."""
+
+    def __post_init__(self) -> None:
+        for each in OPTIONS:
+            value = getattr(self, each.name)
+            if each.type is str and isinstance(value, os.PathLike):
+                setattr(self, each.name, os.fspath(value))
+        check_values(self, sign="")
+        if own := [name for name in self.trainer if name in FLAT]:
+            raise UserError(f"trainer: '{own[0]}' is set by `{FLAT[own[0]].flag}`; use that instead")
+        named = {name: value for name, value in self.trainer.items() if value is not None}
+        self.trainer = {name: _trainer_setting(name, value) for name, value in named.items()}
+        self._refuse_contradictions()
+
+    def _refuse_contradictions(self) -> None:
+        """Raise ``UserError`` for settings that have no effect or contradict each other."""
+        values = {**{each.name: getattr(self, each.name) for each in OPTIONS}, "lora": self.lora}
+        refuse_without_effect({**values, **vars(self.jepa)}, RunConfig, JepaConfig)
+        if self.jepa.mode == "regular":
+            usual = vars(JepaConfig(mode="regular"))
+            if idle := [name for name in NEEDS_VIEWS if getattr(self.jepa, name) != usual[name]]:
+                raise UserError(f"mode 'regular' has no views, so `{idle[0]}` does nothing with it; leave one out")
+        values["plain"] = self.jepa.plain
+        for names in EXCLUSIVE:
+            both = [name for name in names if values[name] not in (None, False)]
+            if len(both) > 1:
+                raise UserError(f"`{both[0]}` and `{both[1]}` exclude each other; leave one out")
+        if self.lora is not None and (self.pretrain or str(self.model_name).startswith("preset:")):
+            raise UserError("`lora` needs trained weights, and presets have random weights, as with `pretrain`")
+        if self.same_flop and self.trainer.get("max_steps", -1) > 0:
+            raise UserError("`same_flop` works out the number of steps, and `max_steps` names it; leave one out")
+
+    def _refuse_both(self, *names: str) -> None:
+        """Raise ``UserError`` if two of the fields are set."""
+        both = [name for name in names if getattr(self, name) not in (None, False)]
+        if len(both) > 1:
+            raise UserError(f"`{both[0]}` and `{both[1]}` exclude each other; leave one out")
+
+    def refuse_missing(self, passed: Collection[str] = ()) -> None:
+        """Raise ``UserError`` if a run can't begin with these settings.
+
+        Args:
+            passed: names of the arguments in :data:`PASSED_OBJECTS` that are passed beside the configuration.
+        """
+        for name, description in self.objects.items():
+            if name not in passed:
+                about = ", ".join(f"{key} {value}" for key, value in description.items())
+                raise UserError(f"{name}: an object of a Python program ({about}); pass {name}= to stepjepa.run again")
+        if self.output_dir is None:
+            raise UserError("output_dir: expected a run folder, got None")
+        if self.model_name is None and "model" not in passed:
+            raise UserError("model_name: expected a folder, a hub id or a preset, got None")
+        data = (self.train_file, self.data_file, self.dataset)
+        if all(each is None for each in data) and "train_dataset" not in passed:
+            raise UserError("name the data with one of `train_file`, `data_file` and `dataset`")
+
+    @property
+    def quantized(self) -> str | None:
+        """How the frozen weights are quantized: ``4bit``, ``8bit`` or None."""
+        return "4bit" if self.load_in_4bit else "8bit" if self.load_in_8bit else None
+
+    # -- the flat spelling ---------------------------------------------------------------------------------------------
+
+    def to_flat(self, *, launch: bool = False) -> dict[str, Any]:
+        """Return every setting that has an effect, by the name of its flag, in the order of ``stepjepa train --help``.
+
+        Settings that are None are left out, as are those that belong to one launch (``resume_from_checkpoint``,
+        ``allow_changes``) unless ``launch`` is set. ``from_flat`` reads what is returned as an equal configuration.
+        """
+        terms, parts = self.jepa.terms, self.lora or LoraSettings()
+        values = {
+            **{each.flag: getattr(self, each.name) for each in OPTIONS},
+            **{each.flag: getattr(parts, each.name) for each in LORA},
+            **{each.flag: getattr(self.jepa, each.name) for each in JEPA},
+            "lora": self.lora is not None,
+            "term": [each["term"] for each in terms] or None,
+            "term_args": [each.get("args", {}) for each in terms] or None,
+        }
+        views = self.jepa.uses_views
+        flat = {
+            each.flag: values[each.flag]
+            for each in WRITTEN
+            if has_effect(each, values) and (views or not each.about.get("views"))
+            if launch or not each.about.get("launch")
+        }
+        return {name: value for name, value in (flat | self.trainer | self.objects).items() if value is not None}
+
+    @classmethod
+    def from_flat(cls, values: Mapping[str, Any], note: Callable[[str], None] = lambda text: None) -> RunConfig:
+        """Make a configuration of settings by the names of their flags, shortcuts such as ``regular`` among them.
+
+        Args:
+            values: names with underscores; a value is of its field's type or a text of it, and None means that it is
+                not named.
+            note: is called with one line about a setting that has no effect, but is common in published commands.
+
+        Raises:
+            UserError: a name is unknown or stands twice, or see :class:`RunConfig`.
+        """
+        named: dict[str, Any] = {}
+        objects, trainer = {}, {}
+        for key, value in values.items():
+            if value is None:
+                continue
+            each = FLAT.get(key)
+            if each is None and key in PASSED_OBJECTS and isinstance(value, Mapping):
+                objects[key] = dict(value)
+            elif each is None:
+                trainer[key] = _trainer_setting(key, value)
+            elif each.flag in named:
+                raise UserError(f"{key}: stands twice, as `{each.flag}`, too; leave one out")
+            else:
+                named[each.flag] = each.convert(value)
+        named["jepa"] = read_objective(named, note)
+        lora = {part.name: named.pop(part.flag) for part in LORA if part.flag in named}
+        if named.pop("lora", False):
+            named["lora"] = LoraSettings(**lora)
+        elif idle := [part.flag for part in LORA if lora.get(part.name, part.default) != part.default]:
+            raise UserError(f"`{idle[0]}` does nothing without `lora`; add it or leave it out")
+        return cls(**named, trainer=trainer, objects=objects)
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str], note: Callable[[str], None] = lambda text: None) -> RunConfig:
+        """Read a YAML file of ``name: value`` lines; see :meth:`from_flat`. Errors name file and line."""
+        values = read_flat(path)
+        try:
+            return cls.from_flat(values, note)
+        except UserError as error:
+            raise UserError(str(error), path=path, line=_line_of(Path(path), str(error))) from None
+
+    def to_yaml(self, *, launch: bool = False) -> str:
+        """Return the text of a YAML file that :meth:`read` reads as an equal configuration."""
+        import yaml
+
+        return yaml.safe_dump(self.to_flat(launch=launch), sort_keys=False, allow_unicode=True, width=10**6)
+
+
+def read_flat(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read the lines of a YAML file as settings by the names of their flags, with underscores; nothing is checked yet.
+
+    Raises:
+        UserError: it is no YAML of ``name: value`` lines, or a name stands twice.
+    """
+    file = existing_file(path, "configuration file")
+    values = read_yaml(file)
+    if not isinstance(values, dict | None):
+        raise UserError(f"holds a {type(values).__name__}; expected 'name: value' lines", path=file)
+    flat: dict[str, Any] = {}
+    for key, value in (values or {}).items():
+        name = str(key).replace("-", "_")
+        if name in flat:
+            raise UserError(f"the key {shown(str(key))} stands twice; leave one out", path=file)
+        flat[name] = value
+    return flat
+
+
+def _line_of(file: Path, message: str) -> int | None:
+    """Return the number of the line of a YAML file whose key is the first in a message; None if there is none."""
+    lines = [line.lstrip(" \t{,'\"?").replace("-", "_") for line in read_text(file).splitlines()]
+    for word in message.replace("`", " ").replace("'", " ").replace(":", " ").split():
+        for number, line in enumerate(lines, start=1):
+            if line.partition(":")[0].strip(" '\"") == word and ":" in line:
+                return number
+    return None
+
+
+def _trainer_setting(name: str, value: Any) -> Any:
+    """Check a setting that is no field of ours."""
+    try:
+        return read_trainer_field(name, value)
+    except UserError as error:
+        if str(error).startswith("unknown setting"):
+            raise UserError(unknown_setting(name, tuple(FLAT))) from None
+        raise
+
+
+OPTIONS = tuple(options_of(RunConfig))
+LORA = tuple(options_of(LoraSettings))
+
+GROUPS = ("data", "model", "objective", "loss", "answers during training", "run")
+"""Headings of the settings, in the order of files and help texts; those of the objective have none of their own."""
+
+WRITTEN: tuple[Option, ...] = tuple(
+    sorted(
+        (*OPTIONS, *options_of(LoraFlag), *LORA, *JEPA, *TERMS),
+        key=lambda each: GROUPS.index(each.about.get("group", "objective")),
+    )
+)
+"""The settings of the flat spelling, in order."""
+
+FLAT: dict[str, Option] = {name: each for each in (*WRITTEN, *SHORTCUTS) for name in each.spellings}
+"""Every spelling of a setting, shortcuts among them, and what it means."""

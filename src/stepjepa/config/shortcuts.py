@@ -1,0 +1,97 @@
+"""The flat spelling of the objective: shortcuts such as ``regular``, terms of one's own. Free of torch."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from stepjepa.base.errors import UserError
+from stepjepa.config.jepa import DEFAULTS, NEEDS_VIEWS, JepaConfig
+from stepjepa.config.option import option, options_of
+
+USED_BY_PUBLISHED_BASELINES = ("predictors", "last_token", "lbd", "step_separator")
+"""Settings of views that published scripts also pass to their baseline: noted in regular training, not refused."""
+
+
+@dataclass
+class TermFlags:
+    """The flat spelling of ``JepaConfig.terms``."""
+
+    term: list[str] | None = option(None, "terms of your own (docs/design.md)", metavar="module:Class", group="loss")
+    term_args: list[Any] | None = option(
+        None,
+        "settings of each `term`, in their order: '{\"weight\": 0.1}'",
+        metavar="JSON",
+        group="loss",
+        parse=lambda text: {**json.loads(text)},
+        expected="a JSON object in braces",
+    )
+
+
+@dataclass
+class Shortcuts:
+    """Short spellings of settings of the objective: read from flags and files, never written."""
+
+    regular: bool = option(False, "short for `mode regular`: plain fine-tuning, the LM loss alone")
+    step_jepa: bool = option(False, "short for `mode step-jepa`: each reasoning step predicts the next")
+    train_all: bool = option(False, "short for `labels all`", names=("trainall",))
+    additive_mask: bool = option(False, "no effect; all views run in one pass without it")
+    jepa_l2: bool = option(False, "short for `jepa_loss_type l2`", group="loss")
+    jepa_mse: bool = option(False, "short for `jepa_loss_type mse`", group="loss")
+    infonce: bool = option(False, "short for `jepa_loss_type infonce`", group="loss")
+
+
+JEPA = tuple(each for each in options_of(JepaConfig) if each.name != "terms")
+SHORTCUTS = tuple(options_of(Shortcuts))
+TERMS = tuple(options_of(TermFlags))
+
+
+def read_objective(named: dict[str, Any], note: Callable[[str], None]) -> JepaConfig:
+    """Take the settings of the objective and their shortcuts out of ``named``, a mapping by the names of flags.
+
+    ``note`` is called with one line about a setting that has no effect, but is common in published commands.
+    """
+    short = {each.flag: named.pop(each.flag, False) for each in SHORTCUTS}
+    own = {each.name: named.pop(each.flag) for each in JEPA if each.flag in named}
+    modes = {name for name, on in (("regular", short["regular"]), ("step-jepa", short["step_jepa"])) if on}
+    if len(modes) > 1:
+        raise UserError("`regular` and `step_jepa` exclude each other; leave one out")
+    _take(own, "mode", modes, "mode")
+    losses = {name for name in ("l2", "mse") if short[f"jepa_{name}"]} | ({"infonce"} if short["infonce"] else set())
+    _take(own, "jepa_loss_type", losses, "alignment loss")
+    if short["train_all"] and own.get("labels", "all") != "all":
+        raise UserError(f"`train_all` means `labels all`, and `labels {own['labels']}` is named too; leave one out")
+    own |= {"labels": "all"} if short["train_all"] else {}
+    names, settings = named.pop("term", []), named.pop("term_args", None)
+    settings = [{} for _ in names] if settings is None else settings
+    if len(settings) != len(names):
+        raise UserError(f"term_args: expected a JSON object for each `term` ({{}} for none), got {len(settings)}")
+    own["terms"] = tuple({"term": name, "args": given} for name, given in zip(names, settings, strict=True))
+    mode = own.get("mode", "llm-jepa")
+    if mode == "regular":
+        own = _without_views(own, note)
+    elif mode == "step-jepa" and own.get("last_token") not in (None, -1):
+        note(f"`last_token {own['last_token']}` is followed here; the published Step-JEPA script leaves it unused")
+    if short["additive_mask"]:
+        note("`additive_mask` changes nothing: all views are run in one pass anyway")
+    return JepaConfig(**own)
+
+
+def _take(own: dict[str, Any], name: str, meant: set[str], what: str) -> None:
+    """Set a setting that shortcuts may mean; ``UserError`` if they or the setting itself name another value."""
+    meant |= {own[name]} if name in own else set()
+    if len(meant) > 1:
+        raise UserError(f"more than one {what} is named ({', '.join(sorted(meant))}); leave one")
+    own |= {name: meant.pop()} if meant else {}
+
+
+def _without_views(own: dict[str, Any], note: Callable[[str], None]) -> dict[str, Any]:
+    """Return the settings of regular training; of views only those that published baselines name, with a note."""
+    named = [name for name in NEEDS_VIEWS if name in own and own[name] not in (None, DEFAULTS[name])]
+    if loss := own.get("jepa_loss_type"):
+        raise UserError(f"`regular` has no views, so the alignment loss '{loss}' does nothing with it; leave one out")
+    if unused := [name for name in named if name not in USED_BY_PUBLISHED_BASELINES]:
+        raise UserError(f"`regular` has no views, so `{unused[0]}` does nothing with it; leave one out")
+    if named:
+        note(f"`regular` has no views, so {', '.join(f'`{name}`' for name in named)} have no effect")
+    return {name: value for name, value in own.items() if name not in named}

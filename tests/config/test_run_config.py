@@ -1,0 +1,166 @@
+"""A run's description: four spellings of one thing, values checked by their types, contradictions refused."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepjepa import JepaConfig, LoraSettings, RunConfig, UserError
+from stepjepa.config.run import FLAT, OPTIONS, WRITTEN
+
+DATA = {"model_name": "org/model", "train_file": "train.jsonl", "output_dir": "runs/a"}
+
+CONFIGS = [
+    RunConfig(**DATA),
+    RunConfig(**DATA, jepa=JepaConfig(mode="regular", stp=0.3, gamma=0.5)),
+    RunConfig(
+        **DATA,
+        eval_file="test.jsonl",
+        eval_generate=7,
+        eval_task="nl-rx",
+        lora=LoraSettings(rank=8, alpha=3, targets="q_proj", dora=True),
+        load_in_4bit=True,
+        jepa=JepaConfig(
+            mode="step-jepa",
+            step_separator="\n---\n",
+            jepa_loss_type="infonce",
+            infonce_temperature=0.2,
+            last_token=-2,
+            target_grad="ema",
+            ema_decay=0.5,
+            terms=({"term": "a:B", "args": {"weight": 0.1}}, {"term": "c:D", "args": {}}),
+        ),
+        learning_rate=1e-5,
+        trainer={"max_steps": 11, "save_strategy": "no", "lr_scheduler_kwargs": {"power": 2}, "report_to": ["none"]},
+    ),
+    RunConfig(model_name="m", dataset=["a:b:train", "c"], dataset_weights=[1.5, 2], columns=["q", "a"], output_dir="o"),
+    RunConfig(**DATA, resume_from_checkpoint="last", allow_changes=True),
+    RunConfig(output_dir="o", objects={"model": {"object": "GPT2LMHeadModel", "sha256": "0a"}}),
+]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=range(len(CONFIGS)))
+def test_a_file_is_read_as_the_configuration_that_it_was_written_of(config: RunConfig, tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(config.to_yaml(launch=True), encoding="utf-8")
+    assert RunConfig.read(file) == config
+    assert RunConfig.from_flat(config.to_flat()) == replace(config, resume_from_checkpoint=None, allow_changes=False)
+    # As texts, as flags and YAML's 1e-5 are.
+    texts = {name: str(value) if isinstance(value, float | int) else value for name, value in config.to_flat().items()}
+    assert RunConfig.from_flat(texts) == RunConfig.from_flat(config.to_flat())
+
+
+def test_every_field_is_written_under_one_name() -> None:
+    nested = {"jepa", "lora", "trainer", "objects"}
+    assert {each.name for each in fields(RunConfig)} - nested == {each.name for each in OPTIONS}
+    names = [name for each in WRITTEN for name in each.spellings]
+    assert len(names) == len({*names})
+
+
+def test_shortcuts_are_read_and_never_written() -> None:
+    config = RunConfig.from_flat({"step_jepa": True, "train_all": "true", "infonce": True})
+    assert (config.jepa.mode, config.jepa.labels, config.jepa.jepa_loss_type) == ("step-jepa", "all", "infonce")
+    flat = config.to_flat()
+    assert (flat["mode"], flat["labels"], flat["jepa_loss_type"]) == ("step-jepa", "all", "infonce")
+    assert not flat.keys() & {"step_jepa", "train_all", "infonce"}
+
+
+def test_a_setting_without_effect_in_published_baselines_is_noted() -> None:
+    notes: list[str] = []
+    config = RunConfig.from_flat({"regular": True, "predictors": 3, "lbd": 2}, notes.append)
+    assert config.jepa == JepaConfig(mode="regular")
+    assert notes == ["`regular` has no views, so `predictors`, `lbd` have no effect"]
+
+
+def test_numbers_of_yaml_are_read_by_the_type_of_their_field(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("lbd: 1e-5\nweight-decay: 1e-2\nlora: 'true'\nlora_rank: '3'\nseed: 5\ntrain_file: 12\n")
+    config = RunConfig.read(file)
+    assert (config.jepa.lbd, config.trainer, config.finetune_seed) == (1e-5, {"weight_decay": 1e-2}, 5)
+    assert (config.lora, config.train_file) == (LoraSettings(rank=3), "12")
+
+
+BAD_FLAT: list[tuple[dict[str, Any], str]] = [
+    ({"lora_rank": 3}, "`lora_rank` does nothing without `lora`; add it or leave it out"),
+    ({"max_stps": 3}, "unknown setting 'max_stps'; did you mean max_steps?"),
+    ({"layot": "branched"}, "unknown setting 'layot'; did you mean layout?"),
+    ({"lbd": "x"}, "lbd: expected a number, got 'x'"),
+    ({"lbd": [1]}, "lbd: expected one value, got the list '[1]'"),
+    ({"seed": 1, "finetune_seed": 1}, "finetune_seed: stands twice, as `finetune_seed`, too"),
+    ({"train_file": "a", "dataset": ["b"]}, "`train_file` and `dataset` exclude each other"),
+    ({"infonce": True, "jepa_loss_type": "l2"}, "more than one alignment loss is named (infonce, l2)"),
+    ({"regular": True, "mode": "step-jepa"}, "more than one mode is named (regular, step-jepa)"),
+    ({"regular": True, "variance": 1}, "`regular` has no views, so `variance` does nothing with it"),
+    ({"regular": True, "jepa_loss_type": "cosine"}, "so the alignment loss 'cosine' does nothing"),
+    ({"do_train": True}, "do_train: it has no effect here"),
+    ({"hub_token": "secret"}, "hub_token: set HF_TOKEN"),
+    ({"term": ["a:B"], "term_args": []}, "term_args: expected a JSON object for each `term`"),
+    ({"lr_scheduler_kwargs": {"a": {1}}}, "lr_scheduler_kwargs: "),
+    ({"save_strategy": "never"}, "save_strategy: expected one of no, steps, epoch, best, got 'never'"),
+]
+
+
+@pytest.mark.parametrize(("values", "words"), BAD_FLAT, ids=[str(values) for values, _ in BAD_FLAT])
+def test_wrong_settings_are_refused_by_name(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError) as error:
+        RunConfig.from_flat(values)
+    assert words in str(error.value)
+
+
+BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
+    ({"trainer": {"per_device_train_batch_size": 2}}, "'per_device_train_batch_size' is set by `batch_size`"),
+    ({"trainer": {"lbd": 2}}, "trainer: 'lbd' is set by `lbd`"),
+    ({"trainer": {"max_steps": 1.5}}, "max_steps: expected a whole number, got '1.5'"),
+    ({"batch_size": "4"}, "batch_size: expected a whole number, got '4'"),
+    ({"batch_size": True}, "batch_size: expected a whole number, got 'True'"),
+    ({"columns": "question"}, "columns: expected a list, got 'question'"),
+    ({"jepa": JepaConfig(mode="regular", lbd=3.0)}, "mode 'regular' has no views, so `lbd` does nothing"),
+    ({"jepa": JepaConfig(ema_decay=0.5)}, "`ema_decay` does nothing without `target_grad ema`"),
+    ({"eval_steps": 5}, "`eval_steps` does nothing without `eval_file` or `data_file`"),
+    ({"lora": LoraSettings(), "pretrain": True}, "`lora` needs trained weights"),
+    ({"same_flop": True, "trainer": {"max_steps": 5}}, "`same_flop` works out the number of steps"),
+    ({"jepa": JepaConfig(plain=True), "chat_template": "x"}, "`plain` and `chat_template` exclude each other"),
+]
+
+
+@pytest.mark.parametrize(("values", "words"), BAD_FIELDS, ids=[str(values) for values, _ in BAD_FIELDS])
+def test_wrong_fields_are_refused(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError) as error:
+        RunConfig(**values)
+    assert words in str(error.value)
+
+
+def test_a_wrong_line_of_a_file_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("lbd: 1\n\nbatch-size: x\n")
+    with pytest.raises(UserError, match=r"run\.yaml:3: batch_size: expected a whole number, got 'x'"):
+        RunConfig.read(file)
+    file.write_text("batch-size: 1\nbatch_size: 1\n")
+    with pytest.raises(UserError, match=r"run\.yaml: the key 'batch_size' stands twice"):
+        RunConfig.read(file)
+
+
+def test_a_run_without_what_it_needs_is_refused_before_it_begins() -> None:
+    for values, passed, words in (
+        ({}, (), "output_dir: expected a run folder"),
+        ({"output_dir": "o"}, (), "model_name: expected"),
+        ({"output_dir": "o"}, ("model",), "name the data with one of"),
+        ({"output_dir": "o", "objects": {"model": {"object": "X"}}}, (), "pass model= to stepjepa.run again"),
+    ):
+        with pytest.raises(UserError, match=words):
+            RunConfig(**values).refuse_missing(passed)
+    RunConfig(output_dir="o").refuse_missing(("model", "train_dataset"))
+    RunConfig(**DATA).refuse_missing()
+
+
+def test_paths_may_be_path_objects() -> None:
+    config = RunConfig(model_name="m", train_file=Path("a") / "b", output_dir=Path("o"))  # type: ignore[arg-type]
+    assert (config.train_file, config.output_dir) == ("a/b", "o")
+
+
+def test_other_names_of_a_setting_mean_the_same() -> None:
+    assert FLAT["per_device_train_batch_size"] is FLAT["batch_size"]
+    assert RunConfig.from_flat({"per_device_train_batch_size": 3}).batch_size == 3
