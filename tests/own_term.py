@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from stepjepa import Batch, Context, Encoded, JepaConfig, Objective, Term
 
 
-def objective_with(config: JepaConfig, *more: Term) -> Objective:
-    """The objective of a configuration, and further terms."""
-    described = Objective.from_config(config)
+def objective_with(config: JepaConfig, *more: Term, model: nn.Module | None = None) -> Objective:
+    """The objective of a configuration, for a model, and further terms."""
+    described = Objective.from_config(config, model)
     return Objective([*described.terms.values(), *more], described.layer)
 
 

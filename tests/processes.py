@@ -61,6 +61,7 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "plain rows": {"mode": "step-jepa", "encoding": "rows", "stp": 0.2},
     "short rows, nothing shared": {"mode": "llm-jepa", "row_length": 41, "share_prefixes": False, "last_token": -2},
     "a term with weights of its own": {"mode": "regular"},
+    "router loss": {"mode": "regular", "router_loss": 0.9},
     "a contrastive distance of one's own": {"mode": "llm-jepa"},
 }
 
@@ -70,7 +71,10 @@ FEW += ["a contrastive distance of one's own"]
 
 
 # Which model an objective is run on, where it is no Llama.
-ARCHITECTURES = {"head on experts": "qwen3_moe"}
+ARCHITECTURES = {"head on experts": "qwen3_moe", "router loss": "mixtral"}
+
+# Losses of a micro-batch as a whole: one process runs the micro-batches of two, one after the other.
+OF_MICRO_BATCHES = ["router loss"]
 
 
 def model_of(name: str) -> Any:
@@ -97,16 +101,19 @@ def objective_of(name: str) -> Objective:
     """The terms; the tests' own term, or distance, where the name says so."""
     if name.startswith("a contrastive distance"):
         return Objective([LMLoss(1.3), Alignment(0.7, Margin())])
-    return objective_with(config_of(name), *([NextLatent(0.6)] if name.startswith("a term") else []))
+    more = [NextLatent(0.6)] if name.startswith("a term") else []
+    return objective_with(config_of(name), *more, model=model_of(name) if name in OF_MICRO_BATCHES else None)
 
 
 def trained(name: str, folder: Path, batch: int) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
-    """Weights and lines of losses of a run of the Trainer over two epochs."""
+    """Weights and lines of losses of a run of the Trainer over two epochs, ``batch`` records a process at once."""
+    more = batch * 2 // STEP if name in OF_MICRO_BATCHES else 1
+    batch //= more
     arguments = TrainingArguments(
         str(folder),
         per_device_train_batch_size=batch,
         per_device_eval_batch_size=batch,
-        gradient_accumulation_steps=1 if objective_of(name).compares_pairs else 2,
+        gradient_accumulation_steps=1 if objective_of(name).compares_pairs else 2 * more,
         num_train_epochs=2,
         learning_rate=0.05,
         optim="sgd",
@@ -130,7 +137,8 @@ def trained(name: str, folder: Path, batch: int) -> tuple[dict[str, torch.Tensor
         objective=objective_of(name),
     )
     trainer.train()
-    trainer.evaluate()
+    if name not in OF_MICRO_BATCHES:  # two processes cut held-out records into other batches
+        trainer.evaluate()
     lines = [
         {key: value for key, value in line.items() if key.removeprefix("eval_").endswith("loss")}
         for line in trainer.state.log_history
@@ -168,26 +176,32 @@ def sharded(name: str, world: int, rank: int) -> tuple[dict[str, torch.Tensor], 
     sampler = StepSampler(lengths, STEP, seed=3, jepa_ratio=ratio, tight=tight, multiple=STEP)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
     keys, lines = list(sampler), []
-    share = STEP // world
+    parts = 2 if name in OF_MICRO_BATCHES else world
+    share = STEP // parts
     for step, start in enumerate(range(0, len(keys), STEP)):
-        mine = keys[start + rank * share : start + (rank + 1) * share]
-        batch = collator(
-            None if number < 0 else Item(records[number], with_views, (epoch, number))
-            for number, with_views, epoch in mine
-        )
-        counts = torch.tensor(list(objective.counts([batch]).values()), dtype=torch.float64)
+        batches = [
+            collator(
+                None if number < 0 else Item(records[number], with_views, (epoch, number))
+                for number, with_views, epoch in keys[start + part * share : start + (part + 1) * share]
+            )
+            for part in range(rank, parts, world)
+        ]
+        counts = torch.tensor(list(objective.counts(batches).values()), dtype=torch.float64)
         if world > 1:
             dist.all_reduce(counts)
         gather = gather_rows if objective.compares_pairs else alone
         context = Context(step, 3, step * STEP / len(keys), gather)
-        losses = jepa_loss(model, batch, objective, dict(zip(objective.names, counts.tolist(), strict=True)), context)
-        (losses.loss * world).backward()
+        seen = torch.zeros(len(objective.names) + 1)
+        for batch in batches:
+            means = dict(zip(objective.names, counts.tolist(), strict=True))
+            losses = jepa_loss(model, batch, objective, means, context)
+            (losses.loss * world).backward()
+            seen += torch.stack([part.detach() for part in (*losses.parts.values(), losses.loss)])
         optimizer.step()
         optimizer.zero_grad()
-        seen = torch.stack([part.detach() for part in (*losses.parts.values(), losses.loss)])
         if world > 1:
             dist.all_reduce(seen)
-        lines.append(dict(zip((*losses.parts, "loss"), seen.tolist(), strict=True)))
+        lines.append(dict(zip((*objective.names, "loss"), seen.tolist(), strict=True)))
     state = {
         key: value.full_tensor() if isinstance(value, DTensor) else value for key, value in model.state_dict().items()
     }

@@ -78,6 +78,43 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba": ("mamba", {"hidden_size": 14, "num_hidden_layers": 2, "state_size": 5, "time_step_rank": 3}),
     "lfm2": ("lfm2", _THIRTY | {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]}),
 }
+_EXPERTS = _THIRTY | {"hidden_size": 36, "intermediate_size": 28, "num_local_experts": 5, "num_experts_per_tok": 2}
+_NAMED = _EXPERTS | {"num_experts": 5}
+# Mixtures of experts that have a router loss of their own, in the same form.
+EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mixtral": ("mixtral", _EXPERTS),
+    "olmoe": ("olmoe", _NAMED),
+    "qwen2_moe": (
+        "qwen2_moe",
+        _NAMED | {"moe_intermediate_size": 28, "shared_expert_intermediate_size": 20, "num_experts_per_tok": 3},
+    ),
+    "phimoe": ("phimoe", _EXPERTS | {"router_jitter_noise": 0.0}),
+    "gpt_oss": ("gpt_oss", _EXPERTS | {"head_dim": 12}),
+    "jetmoe": ("jetmoe", _EXPERTS | {"kv_channels": 12, "num_key_value_heads": 3}),
+    "dbrx": (
+        "dbrx",
+        {
+            "d_model": 36,
+            "n_heads": 3,
+            "n_layers": 2,
+            "max_seq_len": 509,
+            "attn_config": {"kv_n_heads": 1, "rope_theta": 1e4, "clip_qkv": 8.0},
+            "ffn_config": {"ffn_hidden_size": 28, "moe_num_experts": 5, "moe_top_k": 2, "moe_loss_weight": 0.05},
+        },
+    ),
+    "deepseek_v3": (
+        "deepseek_v3",
+        _EXPERTS
+        | {"n_routed_experts": 4, "n_group": 2, "topk_group": 1, "moe_intermediate_size": 28, "kv_lora_rank": 14}
+        | {
+            "q_lora_rank": 14,
+            "qk_rope_head_dim": 6,
+            "qk_nope_head_dim": 10,
+            "v_head_dim": 12,
+            "first_k_dense_replace": 1,
+        },
+    ),
+}
 WITH_WINDOW = [name for name in ARCHITECTURES if name.endswith("_window")]
 RECURRENT = ["mamba", "lfm2"]
 ATTENTION_ONLY = [name for name in ARCHITECTURES if name not in RECURRENT]
@@ -86,9 +123,9 @@ ATTENTION_ONLY = [name for name in ARCHITECTURES if name not in RECURRENT]
 def make_model(name: str, attention: str = "sdpa", *, seed: int = 0, **changes: Any) -> Any:
     """A tiny model in evaluation mode, the same weights for the same seed whatever the attention implementation.
 
-    ``name`` is a key of ``ARCHITECTURES``, ``changes`` are to its configuration.
+    ``name`` is a key of ``ARCHITECTURES`` or ``EXPERTS``, ``changes`` are to its configuration.
     """
-    family, shape = ARCHITECTURES[name]
+    family, shape = (ARCHITECTURES | EXPERTS)[name]
     shape = {"vocab_size": VOCABULARY} | shape | changes
     config = AutoConfig.for_model(
         family,

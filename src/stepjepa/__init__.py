@@ -26,6 +26,7 @@ _NAMES = {
     "objectives.alignment": "Alignment Cosine Covariance InfoNCE L2 MSE SIGReg Variance",
     "objectives.monitors": "effective_rank",
     "objectives.objective": "Objective jepa_loss",
+    "objectives.router": "RouterLoss",
     "objectives.term": "Context Term term",
     "objectives.text": "LMLoss PromptLoss Tube",
     "objectives.jepa": "JepaLoss",
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from stepjepa.objectives.jepa import JepaLoss
     from stepjepa.objectives.monitors import effective_rank
     from stepjepa.objectives.objective import Objective, jepa_loss
+    from stepjepa.objectives.router import RouterLoss
     from stepjepa.objectives.setup import set_up
     from stepjepa.objectives.term import Context, Term, term
     from stepjepa.objectives.text import LMLoss, PromptLoss, Tube

@@ -146,6 +146,11 @@ class JepaConfig:
     stp: float = _term(
         0.0, "weight of Semantic Tube Prediction, in any mode; 0.02 without a number", allowed=FROM_ZERO, const=0.02
     )
+    router_loss: float | None = _term(
+        None,
+        "weight of the load-balancing loss of a mixture of experts (the model's own coefficient); 0 for none",
+        allowed=FROM_ZERO,
+    )
     terms: tuple[dict[str, Any], ...] = _term(
         (), "terms of your own beside these: {'term': 'module:Class', 'args': {...}} each; flags --term and --term_args"
     )

@@ -48,7 +48,7 @@ class Subject:
         self.made = RecordTokenizer(self.tokenizer, replace(self.config, over_length="truncate"))
         self.tokenized = self.made.tokenize(self.records)
         self.encoding, self.reason = set_up_attention(self.model, self.config)
-        objective = Objective.from_config(self.config)
+        objective = Objective.from_config(self.config, self.model)
         how: dict[str, Any] = {"encoding": self.encoding, "device": self.model.device.type, "processes": 1}
         self.collator = make_collator(self.model, self.tokenizer, self.config, objective, **how)
 
@@ -170,7 +170,7 @@ def check_step(subject: Subject) -> str:
     """Two optimisation steps move the predictor rows and all that should move, and nothing else."""
     model: Any = copy.deepcopy(subject.model)
     model = subject.lora(model) if subject.lora is not None else model
-    objective = Objective.from_config(replace(subject.config, lbd=max(subject.config.lbd, 0.1)))
+    objective = Objective.from_config(replace(subject.config, lbd=max(subject.config.lbd, 0.1)), subject.model)
     attach_heads(model, objective.heads(subject.model.config.get_text_config()))
     model.train()
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}

@@ -32,6 +32,7 @@ class Encoded:
     layer: int  # that embeddings are read from
     head: LMHead
     heads: nn.ModuleDict = field(default_factory=nn.ModuleDict)  # trained modules beside the model, by name
+    router_logits: tuple[Tensor, ...] = ()  # [R * T, E] of each router of a mixture of experts, if encode was asked
 
     def at(self, index: Tensor, layer: int = -1) -> Tensor:
         """Hidden states at flat positions, ``[...]`` to ``[..., D]``, of a layer that a term names in ``layers``."""
@@ -86,10 +87,12 @@ def encode(
     *,
     layer: int = -1,
     layers: Sequence[int] = (-1,),
+    router_logits: bool = False,
 ) -> dict[str, Tensor]:
     """Run a micro-batch in one or several passes, and evaluate a function of its hidden states inside the last pass.
 
-    ValueError if the model lacks one of the layers, or does not call its LM head exactly once in a pass.
+    ValueError if the model lacks one of the layers, or does not call its LM head exactly once in a pass, or does not
+    return router logits that can be trained.
 
     A hook catches the decoder's output. Another hook, on the LM head, calls ``evaluate`` and then gives the head an
     empty input. So all parameters are used inside the wrapped forward (which DDP and FSDP rely on), sharded weights are
@@ -97,16 +100,23 @@ def encode(
 
     The model, possibly wrapped (PEFT, DDP, FSDP), is prepared by ``attention.enable_trees`` for a batch of trees.
     What ``evaluate`` returns must hold every tensor that gradients flow through. Embeddings are read from ``layer``,
-    and other hidden states from ``layers``.
+    and other hidden states from ``layers``. ``router_logits``: also those of the routers of a mixture of experts.
     """
     passes = batch.passes
     caught: list[dict[int, Tensor]] = []
+    routed: list[tuple[Tensor, ...]] = []
     results: list[dict[str, Tensor]] = []
     wanted = sorted({-1, layer, *layers})
     head = LMHead(model)
 
-    def catch(_module: nn.Module, _args: Any, output: Any) -> Any:
+    def ask(_module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        # Asked of the decoder alone: the model itself would compute a loss of them, over views and padding, too.
+        return args, kwargs | {"output_router_logits": True}
+
+    def catch(decoder: Any, _args: Any, output: Any) -> Any:
         caught.append({each: flat_states(output, each) for each in wanted})
+        if router_logits:
+            routed.append(flat_router_logits(output, checkpointed=decoder.is_gradient_checkpointing))
         last = output[0][:1, :1]
         if isinstance(output, tuple):
             return last, *output[1:]
@@ -117,7 +127,8 @@ def encode(
             # Flat positions count on from pass to pass.
             joined = {each: torch.cat([found[each] for found in caught]) for each in wanted if len(caught) > 1}
             heads = find_heads(model) or nn.ModuleDict()
-            results.append(evaluate(Encoded(joined or caught[0], batch, layer, head, heads)))
+            routers = tuple(torch.cat(each) for each in zip(*routed, strict=True))
+            results.append(evaluate(Encoded(joined or caught[0], batch, layer, head, heads, routers)))
         return (args[0][:, :0],)
 
     def show(_module: nn.Module, _args: Any, output: Any) -> Any:
@@ -132,6 +143,8 @@ def encode(
         head.module.register_forward_pre_hook(before_head),
         causal_model(model).register_forward_hook(show),
     ]
+    if router_logits:
+        handles.append(find_decoder(model).register_forward_pre_hook(ask, with_kwargs=True))
     try:
         for each in passes:
             with tree_mask(each.trees):
@@ -162,6 +175,22 @@ def flat_states(output: Any, layer: int) -> Tensor:
         states = output.hidden_states[layer]
     flat: Tensor = states.reshape(-1, states.shape[-1])
     return flat
+
+
+def flat_router_logits(output: Any, *, checkpointed: bool = False) -> tuple[Tensor, ...]:
+    """Logits of each router from a decoder's output, ``[R * T, E]``; ValueError if there are none that can be trained.
+
+    Gradient checkpointing that runs the layers without gradients (``use_reentrant``) leaves the logits without one.
+    """
+    logits = getattr(output, "router_logits", None)
+    if not logits:
+        raise ValueError("router_loss: expected a decoder that returns router logits, got none; set router_loss to 0")
+    if checkpointed and output[0].requires_grad and not any(each.requires_grad for each in logits):
+        raise ValueError(
+            "router_loss: the router logits have no gradient under gradient checkpointing with use_reentrant true; set "
+            "use_reentrant to false in gradient_checkpointing_kwargs, or router_loss to 0"
+        )
+    return tuple(each.reshape(-1, each.shape[-1]) for each in logits)
 
 
 def check_layer(last: int, layer: int, setting: str = "jepa_layer") -> None:

@@ -64,7 +64,7 @@ class JepaLoss:
             raise ValueError("target_grad 'ema' needs JepaTrainer; use 'stop' or 'on'")
         self.config, self.tokenizer, self.seed = config, tokenizer, seed
         self._calls = 0
-        self.objective = objective or Objective.from_config(config)
+        self.objective = objective or Objective.from_config(config, model)
         self.encoding, _ = set_up(model, tokenizer, config, seed)
         base = base_model(model)
         attach_heads(model, self.objective.heads(base.config.get_text_config(), seed))

@@ -14,6 +14,7 @@ from stepjepa.config.jepa import JepaConfig
 from stepjepa.models.encode import Encoded, check_layer, encode
 from stepjepa.objectives.alignment import Alignment, Covariance, SIGReg, Variance, make_distance
 from stepjepa.objectives.monitors import Window
+from stepjepa.objectives.router import router_loss
 from stepjepa.objectives.term import Context, Term, load_term
 from stepjepa.objectives.text import LMLoss, PromptLoss, Tube
 
@@ -62,13 +63,19 @@ class Objective:
         self.names = list(self.terms)
         self.of_pairs = [name for name, each in self.terms.items() if each.of_pairs]
         self.compares_pairs = any(each.compares_pairs for each in self.terms.values())
+        self.reads_router_logits = any(each.reads_router_logits for each in self.terms.values())
         # All hidden states that are read.
         self.layers = sorted({layer, -1, *(layer for each in self.terms.values() for layer in each.layers)})
 
     @classmethod
-    def from_config(cls, config: JepaConfig) -> Objective:
-        """The objective that a configuration describes; UserError if a term of the user's own can't be loaded."""
-        return cls(_terms(config), config.jepa_layer)
+    def from_config(cls, config: JepaConfig, model: nn.Module | None = None) -> Objective:
+        """The objective that a configuration describes, for a model: one with experts gets its router loss.
+
+        UserError if a term of the user's own can't be loaded; ValueError if the model has no router loss and
+        ``config.router_loss`` has a weight.
+        """
+        of_model = None if model is None else router_loss(config, model)
+        return cls([*_terms(config), *([] if of_model is None else [of_model])], config.jepa_layer)
 
     def counts(self, batches: Iterable[Batch]) -> dict[str, float]:
         """What the means of the terms are over, summed over micro-batches."""
@@ -148,7 +155,8 @@ def jepa_loss(
         source, target = encoded.pairs
         return {**objective.sums(encoded, batch, context), "source": source.detach(), "target": target.detach()}
 
-    found = encode(model, batch, evaluate, layer=objective.layer, layers=objective.layers)
+    routers = objective.reads_router_logits
+    found = encode(model, batch, evaluate, layer=objective.layer, layers=objective.layers, router_logits=routers)
     source, target = found.pop("source"), found.pop("target")
     parts = objective.means(found, objective.counts([batch]) if counts is None else counts, context.progress)
     return Losses(parts.pop("loss"), parts, found, source, target)

@@ -66,6 +66,7 @@ class Term(ABC):
     layers: ClassVar[tuple[int, ...]] = (-1,)  # hidden states that it reads with Encoded.at
     of_pairs: ClassVar[bool] = False  # a mean over pairs: none in regular training and in steps without views
     compares_pairs: ClassVar[bool] = False  # depends on which pairs share a micro-batch
+    reads_router_logits: ClassVar[bool] = False  # reads Encoded.router_logits, of a mixture of experts
     head_name: ClassVar[str | None] = None  # of its own weights; None for the term's name
 
     weight: float = 1.0  # of the mean in the objective

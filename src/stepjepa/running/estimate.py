@@ -138,7 +138,7 @@ def _estimate(
     model, tokenizer = _empty_model(args, config, records)
     prepared = prepare(records, tokenizer, config)
     held_out = prepare(eval_records, tokenizer, config, what="evaluation data") if eval_records else None
-    objective = Objective.from_config(config)
+    objective = Objective.from_config(config, model)
     refuse_data(config, training, objective.compares_pairs)
     if sharding:
         refuse_sharding(config, args.eval_generate)

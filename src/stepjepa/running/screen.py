@@ -23,6 +23,7 @@ from stepjepa.data.sources import mix, read_any, read_records
 from stepjepa.evaluation.output import model_fingerprint
 from stepjepa.models.architecture import base_model
 from stepjepa.models.weights import parameter_counts, quantized
+from stepjepa.objectives.router import describe_router
 from stepjepa.store.folder import METRICS_FILE, RUN_FILE, is_main_process, versions
 from stepjepa.training.plan import EqualCompute
 
@@ -172,6 +173,7 @@ def first_screen(
         "model": f"{args.model_name} ({where}), {trainable:,} of {total:,} parameters trained",
         "objective": _words(objective),
         "loss": args.why_loss,
+        "router loss": describe_router(config, trainer.model),
         "encoding": f"{trainer.encoding} ({trainer.encoding_reason})" if config.uses_views else None,
         "data": f"{Path(trainer.source).name}: {_words(trainer.prepared.counts)}",
         "held out": _words(held_out.counts) if held_out is not None else None,

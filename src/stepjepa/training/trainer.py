@@ -98,6 +98,8 @@ class JepaTrainer(Trainer):
         checks.refuse_data(self.jepa, args, self.objective.compares_pairs)
         how: dict[str, Any] = {"predictors": self.jepa.used_predictors, "seed": args.seed}
         model, processing_class, train_dataset = load_named(model, processing_class, train_dataset, **how)
+        # What a mixture of experts adds is known where it is loaded.
+        self.objective = objective or Objective.from_config(self.jepa, model)
         self._views = views
         checks.adjust(args, model)
         self.encoding, self.encoding_reason = set_up(model, processing_class, self.jepa, args.seed)

@@ -1,0 +1,124 @@
+"""The auxiliary loss of a mixture of experts, which keeps its router from sending all tokens to a few of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from stepjepa.models.architecture import base_model, has_experts
+from stepjepa.objectives.term import Context, Term, term
+
+if TYPE_CHECKING:
+    from stepjepa.batch.micro_batch import Batch
+    from stepjepa.config.jepa import JepaConfig
+
+# Names of the coefficient in the configurations of transformers.
+COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef")
+
+
+class Router(NamedTuple):
+    """The auxiliary loss that a model type has of its own."""
+
+    coefficient: float  # its weight beside the LM loss
+    name: str  # of the coefficient in the configuration
+    top_k: int  # experts that a token is sent to
+
+
+def router_of(model: nn.Module) -> Router | None:
+    """The auxiliary loss of a causal language model, or a PEFT wrapper of one; None where its type has none.
+
+    Its type has one where its configuration has a coefficient, and asks for router logits (``output_router_logits``).
+    """
+    base = base_model(model)
+    config = base.config.get_text_config()
+    if not has_experts(base) or not hasattr(config, "output_router_logits"):
+        return None
+    for name in COEFFICIENTS:
+        # DBRX has its coefficient in a part of the configuration, and under this name in the model.
+        coefficient = getattr(config, name, None)
+        coefficient = getattr(base, name, None) if coefficient is None else coefficient
+        top_k = getattr(base, "num_experts_per_tok", None) or getattr(config, "num_experts_per_tok", None)
+        if coefficient is not None and isinstance(top_k, int):
+            return Router(float(coefficient), name, top_k)
+    return None
+
+
+def router_loss(config: JepaConfig, model: nn.Module) -> RouterLoss | None:
+    """The term for a model, weighted by ``config.router_loss``, or else by the model's own coefficient; None for none.
+
+    ValueError if a weight is set and the model's type has no such loss.
+    """
+    router = router_of(model)
+    if router is None:
+        if config.router_loss:
+            name = type(base_model(model)).__name__
+            raise ValueError(
+                f"router_loss {config.router_loss}: {name} has no router loss (router logits, and "
+                f"{COEFFICIENTS[0]} in its configuration); leave router_loss out"
+            )
+        return None
+    weight = router.coefficient if config.router_loss is None else config.router_loss
+    return RouterLoss(weight, router.top_k) if weight > 0 else None
+
+
+def describe_router(config: JepaConfig, model: nn.Module) -> str | None:
+    """One line on the router loss of a run, for its first screen; None for a model without experts."""
+    if not has_experts(base_model(model)):
+        return None
+    router = router_of(model)
+    if router is None:
+        name = type(base_model(model)).__name__
+        return f"none; {name} returns no router logits, or has no {COEFFICIENTS[0]} in its configuration"
+    if config.router_loss is not None:
+        return f"weight {config.router_loss:g}, as asked for" if config.router_loss else "none, as asked for"
+    if router.coefficient <= 0:
+        return f"none; {router.name} is {router.coefficient:g} in the model's configuration"
+    return f"weight {router.coefficient:g}, the model's own ({router.name})"
+
+
+@term("router_loss", "router loss")
+@dataclass
+class RouterLoss(Term):
+    """Load balancing of a mixture of experts (arXiv 2101.03961, eq. 4 to 6; arXiv 2401.06066 calls it balance loss).
+
+    ``E * sum over experts e of f_e * p_e``, where ``f_e`` is the share of tokens that are sent to e and ``p_e`` the
+    mean probability of e, over all layers and the tokens of the micro-batch's main sequences. A position that several
+    main sequences share counts once for each; views and padding do not count. It is ``top_k`` where the load is even.
+
+    It is a product of two means over a micro-batch, so its mean over an optimizer step is one over micro-batches, and
+    depends on how large they are, as that of transformers and TRL.
+    """
+
+    reads_router_logits: ClassVar[bool] = True
+
+    weight: float = 0.001
+    top_k: int = 2
+
+    def count(self, batch: Batch) -> int:
+        return int(any(map(len, batch["members"].paths)))
+
+    def __call__(self, encoded: Any, batch: Batch, context: Context) -> Tensor:
+        paths = [np.empty(0, np.int64), *batch["members"].paths]
+        uses = np.bincount(np.concatenate(paths), minlength=len(encoded.states[-1]))
+        logits = encoded.router_logits
+        return load_balance(logits, torch.from_numpy(uses).to(logits[0].device, torch.float32), self.top_k)
+
+
+def load_balance(logits: tuple[Tensor, ...], uses: Tensor, top_k: int) -> Tensor:
+    """``E * sum over e of f_e * p_e`` of each layer's router logits ``[N, E]``, positions weighted by ``uses`` ``[N]``.
+
+    A float32 scalar; 0 with a gradient of 0 where all weights are 0.
+    """
+    sent = probabilities = uses.new_zeros(logits[0].shape[-1])
+    for layer in logits:
+        shares = layer.float().softmax(-1)
+        chosen = torch.zeros_like(shares).scatter_(-1, shares.topk(top_k, dim=-1).indices, 1.0)
+        weights = uses.to(layer.device)
+        sent = sent + (weights @ chosen).to(uses.device)
+        probabilities = probabilities + (weights @ shares).to(uses.device)
+    total = len(logits) * uses.sum().clamp_min(1.0)
+    return logits[0].shape[-1] * ((sent / total) * (probabilities / total)).sum()
