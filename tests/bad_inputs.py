@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import pytest
 
 import tiny
+from stepjepa.base.files import write_json
 from stepjepa.cli.main import main
-from stepjepa.store.folder import write_run
+from stepjepa.store.folder import RUN_FILE
 
 ODD_VALUES: tuple[Any, ...] = (
     *(None, 7, -0.5, True, "", " \n\t", [], {}, [[]], [None], {"role": "user"}, "\x00", "\x1b[2J\x07", "\u200b"),
@@ -203,7 +204,10 @@ def make_run(folder: Path, tokenizer: Any) -> Path:
     tiny.make_model("llama").save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     jepa = {"mode": "regular", "predictors": 0, "plain": False, "step_separator": "blank", "max_length": 512}
-    write_run(folder, {"status": "finished", "jepa": jepa, "model": "x", "system_prompts": ["Add."], "training": {}})
+    write_json(
+        folder / RUN_FILE,
+        {"status": "finished", "jepa": jepa, "model": "x", "system_prompts": ["Add."], "training": {}},
+    )
     return folder
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from stepjepa.base.files import write_json, write_jsonl
 from stepjepa.config.jepa import JepaConfig
-from stepjepa.evaluation.output import model_fingerprint, summarise
+from stepjepa.evaluation.output import summarise
+from stepjepa.store.fingerprint import model_fingerprint
 from stepjepa.store.folder import RUN_FILE
 
 PROTOCOL = {

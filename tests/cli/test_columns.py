@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stepjepa.cli.main import main
-from stepjepa.store.folder import read_run
+from stepjepa.store.record import read_run
 
 ROWS = [("How many?", "Ben has 2. So 2."), ("How far?", "Ann ran 5 miles. So 5."), ("How old?", "Tom is 7. So 7.")]
 

@@ -12,7 +12,7 @@ from stepjepa.base.errors import UserError
 from stepjepa.cli.main import main
 from stepjepa.data.records import Record, parse_record
 from stepjepa.data.sources import mix
-from stepjepa.store.folder import read_run
+from stepjepa.store.record import read_run
 
 
 def rows(count: int, name: str) -> list[dict[str, str]]:

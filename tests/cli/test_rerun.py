@@ -12,7 +12,7 @@ import tiny
 from stepjepa.base.files import fingerprint, write_json, write_jsonl
 from stepjepa.cli.main import main
 from stepjepa.config.option import without_flags
-from stepjepa.store.folder import read_run
+from stepjepa.store.record import read_run
 
 
 def messages(count: int = 7) -> list[dict[str, Any]]:

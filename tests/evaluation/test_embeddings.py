@@ -20,7 +20,7 @@ from stepjepa.data.records import Record
 from stepjepa.evaluation.embeddings import ViewEmbeddings, embed_views, similarity_config
 from stepjepa.models.attention import enable_trees
 from stepjepa.objectives.objective import Objective, jepa_loss
-from stepjepa.store.folder import trained_objective
+from stepjepa.store.record import trained_objective
 
 STEPS = {"mode": "step-jepa", "pairs": "all"}
 

@@ -15,13 +15,13 @@ from stepjepa.base.files import write_json, write_jsonl
 from stepjepa.chat.template import ChatTemplate
 from stepjepa.data.sources import read_records
 from stepjepa.evaluation.answering import Batcher
-from stepjepa.evaluation.output import model_fingerprint
 from stepjepa.evaluation.prompts import make_examples
 from stepjepa.evaluation.run import Evaluation
 from stepjepa.evaluation.settings import EvaluationSettings
 from stepjepa.models.generation import Generator
 from stepjepa.models.presets import train_tokenizer
 from stepjepa.models.sampling import Sampling
+from stepjepa.store.fingerprint import model_fingerprint
 from tiny import make_model
 
 SAMPLING = [field.name for field in dataclasses.fields(Sampling)]

@@ -15,7 +15,7 @@ import pytest
 from nbclient import NotebookClient
 
 from stepjepa.data.sources import read_records
-from stepjepa.store.folder import run_of
+from stepjepa.store.record import trained_objective
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SHARED = {"shown.py", "sentence_steps.py", "smollm2.py"}
@@ -25,9 +25,9 @@ Load = Callable[[str], ModuleType]
 
 
 def config_of(folder: Path) -> dict[str, Any]:
-    run = run_of(str(folder))
-    assert run is not None
-    return run["jepa"]
+    objective = trained_objective(folder)
+    assert objective is not None
+    return objective
 
 
 def test_the_table_names_every_example() -> None:

@@ -19,7 +19,7 @@ from stepjepa.config.lora import LoraSettings
 from stepjepa.models.loading import add_lora, load_for_inference
 from stepjepa.models.token_rows import give_predictors
 from stepjepa.models.weights import compute_dtype, quantization_options
-from stepjepa.store.folder import read_run
+from stepjepa.store.record import read_run
 from stepjepa.training.trainer import JepaTrainer
 
 KINDS = ("4bit", "8bit")

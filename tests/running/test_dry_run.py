@@ -20,7 +20,7 @@ from stepjepa.cli.flags import jepa_config
 from stepjepa.cli.main import main
 from stepjepa.data.sources import read_records
 from stepjepa.models.loading import load_model
-from stepjepa.store.folder import read_run
+from stepjepa.store.record import read_run
 from stepjepa.training.checks import training_arguments
 from stepjepa.training.trainer import JepaTrainer
 

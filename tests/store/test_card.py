@@ -12,9 +12,11 @@ import yaml
 
 import tiny
 from stepjepa.base.files import write_jsonl
+from stepjepa.base.typed_json import Origin, from_json
 from stepjepa.cli.main import main
 from stepjepa.store.folder import CARD_FILE
 from stepjepa.store.hub import MARK, base_on_hub, write_card
+from stepjepa.store.record import RunRecord
 
 RUN: dict[str, Any] = {
     "model": "org/base-1B",
@@ -27,9 +29,13 @@ RUN: dict[str, Any] = {
 }
 
 
+def record_with(changes: dict[str, Any]) -> RunRecord:
+    return from_json(RunRecord, {**RUN, **changes}, Origin("run.json", "restore it"))
+
+
 def card_of(folder: Path, **changes: Any) -> tuple[dict[str, Any], str]:
     """The YAML at the head of a card, and the whole text."""
-    write_card(folder, name="me/mine", run={**RUN, **changes})
+    write_card(folder, name="me/mine", run=record_with(changes))
     text = (folder / CARD_FILE).read_text(encoding="utf-8")
     head = yaml.safe_load(text.split("---\n")[1])
     assert isinstance(head, dict)
@@ -67,7 +73,7 @@ def test_somebodys_own_card_is_kept(tmp_path: Path) -> None:
     ],
 )
 def test_only_a_model_of_the_hub_is_named_as_the_base(changes: dict[str, Any], expected: str | None) -> None:
-    assert base_on_hub({**RUN, **changes}) == expected
+    assert base_on_hub(record_with(changes)) == expected
 
 
 def test_hostile_names_stay_text(tmp_path: Path) -> None:

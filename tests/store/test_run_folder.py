@@ -1,22 +1,19 @@
 """Which checkpoint a run is resumed from, which damage is found, and which folders a new run may use."""
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from stepjepa.base.errors import UserError
 from stepjepa.store.folder import (
     checkpoints,
-    earlier_launches,
     open_run_folder,
-    remove_start,
     save_whole,
     write_checksums,
 )
+from stepjepa.store.record import remove_start
 
 
 def make(folder: Path) -> Path:
@@ -82,24 +79,6 @@ def test_an_older_checkpoint_is_resumed_only_where_no_later_one_stays(tmp_path: 
     newer.rename(tmp_path / "later")
     assert open_run_folder(str(tmp_path), str(older)) == (tmp_path, str(older))
     assert open_run_folder(str(tmp_path / "new"), str(older)) == (tmp_path / "new", str(older))
-
-
-def test_the_checkpoint_of_another_run_is_of_the_same_settings(tmp_path: Path) -> None:
-    kept: dict[str, Any] = {name: {"value": 1} for name in ("jepa", "lora", "loaded", "data", "order")}
-    kept["model"] = "preset:tiny"
-    training = {"num_train_epochs": 3, "max_steps": -1}
-    checkpoint = str(make(tmp_path / "run" / "checkpoint-5"))
-    before = {**kept, "training": training, "status": "finished", "launches": [{}]}
-    (tmp_path / "run" / "run.json").write_text(json.dumps(before))
-    said: list[str] = []
-    how: Any = {"say": said.append}
-    new = tmp_path / "new"
-    assert earlier_launches(new, checkpoint, {**kept, "training": training}, allow_changes=False, **how) == []
-    other = {**kept, "data": {"value": 2}, "training": training}
-    with pytest.raises(UserError, match=r"begun with other settings \(data, value\)"):
-        earlier_launches(new, checkpoint, other, allow_changes=False, **how)
-    assert earlier_launches(new, checkpoint, other, allow_changes=True, **how) == []
-    assert said == ["resumed with other settings: data, value"]
 
 
 def test_a_new_run_needs_an_empty_folder_and_auto_resumes_where_there_is_a_run(tmp_path: Path) -> None:

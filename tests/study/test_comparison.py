@@ -8,7 +8,7 @@ from test_sections import say
 from made_up_runs import PROTOCOL, change, evaluate, make_run
 from stepjepa.base.errors import UserError
 from stepjepa.config.jepa import JepaConfig
-from stepjepa.evaluation.output import model_fingerprint
+from stepjepa.store.fingerprint import model_fingerprint
 from stepjepa.study.comparison import compare
 from stepjepa.study.tables import report
 

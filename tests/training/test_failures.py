@@ -12,7 +12,8 @@ import pytest
 import tiny
 from stepjepa.base.files import write_json
 from stepjepa.cli.main import main
-from stepjepa.store.folder import METRICS_FILE, RUN_FILE, read_run
+from stepjepa.store.folder import METRICS_FILE, RUN_FILE
+from stepjepa.store.record import read_run
 from stepjepa.training import trainer
 
 FOO = ("--lr_scheduler_kwargs", '{"foo": 1}')

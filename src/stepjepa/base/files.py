@@ -17,6 +17,9 @@ from filelock import FileLock, Timeout
 
 from stepjepa.base.errors import UserError, shown, visible
 
+File = str | os.PathLike[str]
+"""The path of a file or folder."""
+
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 """Disk full, quota exceeded, file too large, input/output error, read-only file system."""
 
@@ -102,6 +105,15 @@ def read_json_object(path: str | os.PathLike[str], what: str, remedy: str) -> di
     if not isinstance(value, dict):
         raise UserError(f"is damaged: a JSON {type(value).__name__} instead of an object; {remedy}", path=found)
     return value
+
+
+def json_at(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty if the file is missing or damaged."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def read_yaml(path: Path) -> Any:

@@ -21,13 +21,13 @@ from tqdm.auto import tqdm
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import atomic_write, write_json
+from stepjepa.base.processes import is_main_process
 from stepjepa.batch.dataset import SCHEMA, Prepared, TokenizedDataset, count_tokens, flattened
 from stepjepa.batch.layouts import LAYOUTS
 from stepjepa.batch.tokenize import BLOCK, COUNTS, RecordTokenizer
 from stepjepa.config.jepa import JepaConfig, affecting
 from stepjepa.data.records import Data, Record, Views, as_records
 from stepjepa.data.sources import read_any
-from stepjepa.store.folder import is_main_process
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -16,7 +16,8 @@ from stepjepa.cli.published import translate_evaluate
 from stepjepa.config.option import from_args, option, refuse_both
 from stepjepa.evaluation.settings import EvaluationSettings, ScoreSettings
 from stepjepa.models.sampling import Sampling
-from stepjepa.store.folder import RUN_FILE, trained_objective
+from stepjepa.store.folder import RUN_FILE
+from stepjepa.store.record import trained_objective
 from stepjepa.tasks.base import TaskOptions
 
 EPILOG = """\

@@ -2,7 +2,7 @@
 
 import argparse
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stepjepa.base.errors import UserError, visible
@@ -10,8 +10,9 @@ from stepjepa.base.files import naming_disk_errors
 from stepjepa.cli.commands import Command
 from stepjepa.config.jepa import Dtype
 from stepjepa.config.option import option, refuse_without_effect
-from stepjepa.store.folder import PART, checksum_fault, open_run_folder, run_of, write_run
+from stepjepa.store.folder import PART, checksum_fault, open_run_folder
 from stepjepa.store.prompts import prompts_file
+from stepjepa.store.record import RunRecord, record_of, write_record
 
 EPILOG = """\
 The folder loads with AutoModelForCausalLM.from_pretrained. Without --output_dir,
@@ -65,7 +66,7 @@ def _export(args: argparse.Namespace, name: str | None) -> None:
     from stepjepa.store.hub import write_card
 
     folder, _ = open_run_folder(args.output_dir, None, resumable=False)
-    run, options = run_of(args.model_path), {"dtype": args.dtype, "trust_remote_code": args.trust_remote_code}
+    run, options = record_of(args.model_path), {"dtype": args.dtype, "trust_remote_code": args.trust_remote_code}
     model, tokenizer = load_for_inference(args.model_path, device="cpu", **options)
 
     target = folder.resolve()
@@ -76,10 +77,11 @@ def _export(args: argparse.Namespace, name: str | None) -> None:
         with naming_disk_errors(folder):
             model.save_pretrained(part)
             tokenizer.save_pretrained(part)
-            write_card(part, name=name or folder.absolute().name, run=run or {"model": Path(args.model_path).name})
+            about = run or RunRecord(model=Path(args.model_path).name)
+            write_card(part, name=name or folder.absolute().name, run=about)
             if run is not None:
                 # Evaluation reads from run.json how the model was trained, and prompts it in the same way.
-                write_run(part, {**run, "exported_from": str(args.model_path)})
+                write_record(part, replace(run, exported_from=str(args.model_path)))
             if (prompts := prompts_file(args.model_path)).is_file():
                 shutil.copy(prompts, part)
         # All files appear at once.

@@ -11,11 +11,13 @@ from typing import Any
 
 from stepjepa.base.errors import UserError, shown, visible
 from stepjepa.base.files import fingerprint
+from stepjepa.base.processes import is_main_process
 from stepjepa.cli.commands import Command, load, make_parser, parse
 from stepjepa.cli.published import translate_train
 from stepjepa.config.option import as_arguments, option, without_flags
 from stepjepa.models.presets import is_hub_id
-from stepjepa.store.folder import RUN_FILE, is_main_process, open_run_folder, read_run
+from stepjepa.store.folder import RUN_FILE, open_run_folder
+from stepjepa.store.record import read_run
 
 
 @dataclass
@@ -85,20 +87,21 @@ def _runs_code(args: argparse.Namespace) -> str:
 
 def _changes(old: Mapping[str, Any], repeated: argparse.Namespace) -> tuple[list[str], list[str]]:
     """What has changed since: first what makes other weights; then what may change their last digits."""
-    from stepjepa.evaluation.output import model_fingerprint
-    from stepjepa.running.screen import machine, read_mixture
-    from stepjepa.store.folder import versions
+    from stepjepa.running.screen import read_mixture
+    from stepjepa.store.fingerprint import model_fingerprint
+    from stepjepa.store.record import machine, versions
 
-    found = []
+    found, now = [], dict[str, Any]()
     for part, before in old["data"].items():
         name, path = f"{part}_file", getattr(repeated, f"{part}_file")
+        digest: str | None
         if part == "train" and repeated.dataset is not None:
-            path, now = "--dataset", read_mixture(repeated)[1]["sha256"]
+            path, digest = "--dataset", read_mixture(repeated)[1].sha256
         elif path is None or not Path(path).is_file():
             raise UserError(f"no such file; pass --{name} with where it is now", path=path or before["file"])
         else:
-            now = fingerprint(path)
-        found += [f"{path} has changed since"] if now != before.get("sha256") else []
+            digest = fingerprint(path)
+        found += [f"{path} has changed since"] if digest != before.get("sha256") else []
     template, model = old["loaded"]["chat_template"], repeated.model_name
     if template is not None and fingerprint(repeated.chat_template) != template:
         found.append(f"{repeated.chat_template} has changed since")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stepjepa.base.errors import UserError
+from stepjepa.base.processes import is_main_process
 from stepjepa.base.terminal import print_rows
 from stepjepa.cli.commands import Command
 from stepjepa.cli.flags import (
@@ -34,7 +35,8 @@ from stepjepa.config.option import (
     refuse_both,
     refuse_without_effect,
 )
-from stepjepa.store.folder import FinishedError, is_main_process, read_run
+from stepjepa.store.record import RunRecord, read_record
+from stepjepa.store.resume import FinishedError
 
 
 @dataclass
@@ -184,13 +186,13 @@ def train(args: argparse.Namespace) -> Any:
         if not is_main_process():
             return 0
         print(finished, file=sys.stderr)
-        return finished_json(args, read_run(args.output_dir))
+        return finished_json(args, read_record(args.output_dir))
     if record is None or not is_main_process():
         return 0
-    if args.dry_run:
+    if not isinstance(record, RunRecord):
         return record
-    if not args.json:
-        print_rows(last_lines(Path(args.output_dir), record))
+    if not args.json and record.results is not None:
+        print_rows(last_lines(Path(args.output_dir), record.results))
         # On a line of its own, so that it can be copied from a terminal of any width.
         print(f"next: {shlex.join(next_command(args))}", flush=True)
     return finished_json(args, record)

@@ -23,14 +23,15 @@ from stepjepa.data.records import Record
 from stepjepa.models.encode import encode
 from stepjepa.objectives.monitors import COLLAPSE_SIMILARITY, Window
 from stepjepa.objectives.setup import packing, set_up_attention
-from stepjepa.store.folder import RUN_FILE, trained_objective
+from stepjepa.store.folder import RUN_FILE
+from stepjepa.store.record import trained_objective
 
 QUANTILES = (0.1, 0.2, 0.5, 0.8, 0.9)
 TOP = 100  # of the largest singular values are averaged, as in the LLM-JEPA paper (arXiv 2509.14252)
 
 
 def reading_config(trained: dict[str, Any] | None, views: str) -> JepaConfig:
-    """How the views (``llm-jepa`` or ``step-jepa``) of a model are read, from its ``run_folder.trained_objective``.
+    """How the views (``llm-jepa`` or ``step-jepa``) of a model are read, from its ``record.trained_objective``.
 
     A model trained on these views is read where it was trained to be read; any other, ``regular`` runs among them, at
     the end of the source view, with no predictor token, which it has never seen.

@@ -1,6 +1,5 @@
 """The files of an evaluation: lines that grow batch by batch and can be resumed, and the summary of them."""
 
-import hashlib
 import json
 import math
 import os
@@ -10,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from stepjepa.base.errors import UserError
-from stepjepa.base.files import naming_disk_errors, read_json_object, read_jsonl, write_json, write_jsonl
+from stepjepa.base.files import File, json_at, naming_disk_errors, read_json_object, read_jsonl, write_json, write_jsonl
 
-File = str | os.PathLike[str]
 Line = dict[str, Any]
 
 _FIELDS = {"index", "truth", "generated", "extracted", "scores", "error", "stopped", "new_tokens"}
@@ -93,50 +91,6 @@ class OutputFile:
         lines = [self.done[index] for index in self._indices]
         write_jsonl(self.path, lines)
         return lines
-
-
-def json_at(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty if the file is missing or damaged."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-# The files of a model folder that affect its answers; "*.py" is model code.
-_MODEL_FILES = (
-    *("*.safetensors", "pytorch_model*.bin", "adapter_model.bin", "config.json", "generation_config.json", "*.py"),
-    *("adapter_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt"),
-    *("chat_template.jinja", "*.gguf"),
-)
-_CHUNK, _CHUNKS = 2**16, 256
-
-
-def model_fingerprint(path: File) -> str:
-    """A hash of the files of a model folder and of an adapter's base model; a hub id is returned as it is.
-
-    Of files above 16 MiB only 256 evenly spaced chunks are hashed, which is enough since training changes all weights.
-    """
-    folder = Path(path)
-    if not folder.is_dir():
-        return str(path)
-    digest = hashlib.sha256()
-    for file in sorted({file for pattern in _MODEL_FILES for file in folder.glob(pattern)}):
-        size = file.stat().st_size
-        digest.update(f"{file.name}:{size}\n".encode())
-        with file.open("rb") as stream:
-            if size <= _CHUNK * _CHUNKS:
-                digest.update(stream.read())
-            else:
-                for part in range(_CHUNKS):
-                    stream.seek(part * (size - _CHUNK) // (_CHUNKS - 1))
-                    digest.update(stream.read(_CHUNK))
-    # A damaged configuration is reported when the model is loaded; an adapter that names itself has no other base.
-    base = json_at(folder / "adapter_config.json").get("base_model_name_or_path")
-    if isinstance(base, str) and Path(base).is_dir() and Path(base).resolve() != folder.resolve():
-        digest.update(model_fingerprint(base).encode())
-    return digest.hexdigest()
 
 
 def mean_with_interval(values: Sequence[bool | float]) -> dict[str, float | None]:

@@ -14,9 +14,10 @@ from stepjepa.base.files import fingerprint, read_jsonl, write_json, write_jsonl
 from stepjepa.data.records import BadRecords, Record
 from stepjepa.data.sources import read_records
 from stepjepa.evaluation.answering import Batcher, Question, judge
-from stepjepa.evaluation.output import OutputFile, meta_file, model_fingerprint, summarise, summary_file
+from stepjepa.evaluation.output import OutputFile, meta_file, summarise, summary_file
 from stepjepa.evaluation.settings import EvaluationSettings, ScoreSettings, ScoringSettings
 from stepjepa.models.sampling import Answer
+from stepjepa.store.fingerprint import model_fingerprint
 from stepjepa.store.prompts import share_trained_on, training_system_prompt, with_system_prompt
 from stepjepa.tasks.registry import choose_task, keep, users_source, with_published_rules
 

@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Literal
 
 from stepjepa.base.errors import UserError
-from stepjepa.base.files import refuse_existing
+from stepjepa.base.files import File, refuse_existing
 from stepjepa.config.jepa import Dtype
 from stepjepa.config.option import FROM_ONE, check_values, option
-from stepjepa.evaluation.output import File
 from stepjepa.models.sampling import Sampling
 from stepjepa.tasks.base import TaskOptions
 from stepjepa.tasks.registry import AUTO, TASKS, load_task

@@ -131,7 +131,7 @@ def choose_configs(settings: AnalysisSettings) -> list[JepaConfig]:
     UserError if the models were trained on different views, pairs or separators, and no flag decides.
     """
     from stepjepa.evaluation.embeddings import reading_config
-    from stepjepa.store.folder import trained_objective
+    from stepjepa.store.record import trained_objective
 
     def decided(name: str, values: set[Any], given: Any = None) -> Any:
         if given is None and len(values) > 1:

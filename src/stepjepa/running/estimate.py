@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, TrainingArguments
 
 from stepjepa.base.errors import UserError, unexpected
+from stepjepa.base.processes import is_main_process
 from stepjepa.base.terminal import print_rows
 from stepjepa.batch.prepare import prepare
 from stepjepa.chat.tokens import add_predictor_tokens
@@ -47,7 +48,6 @@ from stepjepa.models.token_rows import adapter_ids, grow
 from stepjepa.models.weights import parameter_counts, quantized
 from stepjepa.objectives.objective import Objective
 from stepjepa.objectives.setup import make_collator, set_up_attention
-from stepjepa.store.folder import is_main_process
 from stepjepa.training.checks import (
     check_positions,
     lora_settings,

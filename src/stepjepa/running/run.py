@@ -10,7 +10,7 @@ import signal
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,10 @@ from transformers.trainer_utils import SaveStrategy
 
 from stepjepa.base.errors import UserError, unexpected
 from stepjepa.base.files import DISK_ERRORS, locked
+from stepjepa.base.processes import is_main_process
 from stepjepa.base.signals import Interruptions, Stopped
 from stepjepa.base.terminal import print_rows
+from stepjepa.base.typed_json import Origin, from_json, to_json
 from stepjepa.batch.prepare import CacheDir, prepare
 from stepjepa.chat.tokens import all_predictor_ids
 from stepjepa.config.jepa import JepaConfig
@@ -36,9 +38,10 @@ from stepjepa.models.weights import compute_dtype, quantization_options, quantiz
 from stepjepa.running.estimate import dry_run
 from stepjepa.running.screen import describe_run, draw_metrics, first_screen, read_data
 from stepjepa.store import folder as run_folder
-from stepjepa.store.folder import is_main_process, write_run
 from stepjepa.store.hub import refuse_lone_adapter, upload, write_card
 from stepjepa.store.prompts import common_system_prompt, system_prompts, with_system_prompt, write_trained_prompts
+from stepjepa.store.record import Launch, Lora, Results, RunRecord, read_record, remove_start, write_record
+from stepjepa.store.resume import earlier_launches
 from stepjepa.tasks.base import TaskOptions
 from stepjepa.tasks.registry import choose_task, keep
 from stepjepa.training.callbacks import StopCallback
@@ -48,8 +51,8 @@ from stepjepa.training.saving import way_back
 from stepjepa.training.trainer import JepaTrainer
 
 
-def train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | None:
-    """Run ``stepjepa train``, of whose flags ``config`` is made, and return what ``run.json`` says of the finished run.
+def train(args: argparse.Namespace, config: JepaConfig) -> RunRecord | dict[str, Any] | None:
+    """Run ``stepjepa train``, of whose flags ``config`` is made, and return the record of the finished run.
 
     After ``--dry_run`` it is the estimate, from the first process alone. UserError for whatever went wrong: before the
     first step nothing stays written, later it says what is saved.
@@ -72,7 +75,7 @@ def train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | None
         _settle()
 
 
-def _train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | None:
+def _train(args: argparse.Namespace, config: JepaConfig) -> RunRecord | dict[str, Any] | None:
     start = time.time()
     folder, checkpoint = run_folder.open_run_folder(args.output_dir, args.resume_from_checkpoint, _say)
     train_records, eval_records, files = read_data(args)
@@ -91,24 +94,23 @@ def _train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | Non
         trainer.add_callback(EqualComputeCallback(equal))
     if is_main_process():
         print_rows(first_screen(args, trainer, equal, {**told, "resumed from": checkpoint}))
-    record = {
-        **describe_run(args, trainer),
-        "lora": vars(lora) if lora else None,
-        "data": files,
-        "system_prompts": system_prompts(train_records),
-        "same_flop": asdict(equal) if equal else None,
-    }
+    record = replace(
+        describe_run(args, trainer),
+        lora=from_json(Lora, vars(lora), Origin("--lora", "pass another value")) if lora else None,
+        data=dict(files),
+        system_prompts=system_prompts(train_records),
+        same_flop=asdict(equal) if equal else None,
+    )
     # Files may lie elsewhere on another machine; what is in them is compared.
-    given = without_flags(record["arguments"], ("train_file", "eval_file", "data_file", "cache_dir"))
+    given = without_flags(record.arguments or (), ("train_file", "eval_file", "data_file", "cache_dir"))
     started = checkpoint and Path(checkpoint).name
-    _refuse_disagreement({"data": files, "arguments": given, "checkpoints": started})
+    _refuse_disagreement({"data": to_json(files), "arguments": given, "checkpoints": started})
     if args.resume_from_checkpoint is not None:
-        how: dict[str, Any] = {"allow_changes": args.allow_changes, "say": _say}
-        launches = run_folder.earlier_launches(folder, checkpoint, record, **how)
+        launches = earlier_launches(folder, checkpoint, record, allow_changes=args.allow_changes, say=_say)
         # Without a checkpoint it begins anew.
-        record["launches"] = launches if checkpoint is not None else []
-    before = run_folder.read_run(folder) if (folder / run_folder.RUN_FILE).is_file() else None
-    write_run(folder, record)
+        record = replace(record, launches=launches if checkpoint is not None else [])
+    before = read_record(folder) if (folder / run_folder.RUN_FILE).is_file() else None
+    write_record(folder, record)
     if is_main_process():
         write_trained_prompts(folder, train_records)
     scores = trainer.answer_scores
@@ -121,23 +123,22 @@ def _train(args: argparse.Namespace, config: JepaConfig) -> dict[str, Any] | Non
                 metrics |= last or trainer.evaluate()
         # What --push_to_hub uploads is the run folder, once all of it is there.
         run_folder.save_whole(folder, lambda part: trainer.save_model(part, _internal_call=True))
-    record |= {
-        "status": "finished",
-        "results": {
-            "steps": trainer.state.global_step,
-            "tokens": trainer.meter.num_tokens,
-            "flops": trainer.state.total_flos,
-            "last_log": next((line for line in reversed(trainer.state.log_history) if "lm_loss" in line), {}),
-            "train_seconds": sum(launch["seconds"] for launch in record["launches"]),
-            "seconds": time.time() - start,
-            **{name: value for name, value in metrics.items() if name.startswith("eval_")},
-        },
-    }
+    record = record.finished(
+        Results(
+            steps=trainer.state.global_step,
+            tokens=trainer.meter.num_tokens,
+            flops=trainer.state.total_flos,
+            last_log=next((line for line in reversed(trainer.state.log_history) if "lm_loss" in line), {}),
+            train_seconds=sum(launch.seconds for launch in record.launches),
+            seconds=time.time() - start,
+            evaluation={name: value for name, value in metrics.items() if name.startswith("eval_")},
+        )
+    )
     if is_main_process():
         write_card(folder, run=record)
         draw_metrics(folder)
     # Last: a run that is marked as finished is not begun again, whatever is missing.
-    write_run(folder, record)
+    write_record(folder, record)
     _leave_group()
     # The other processes need not wait for it.
     if trainer.args.push_to_hub and is_main_process():
@@ -231,7 +232,7 @@ def _refuse_disagreement(parts: Mapping[str, Any]) -> None:
 # -- training ----------------------------------------------------------------------------------------------------------
 
 
-def _run(trainer: JepaTrainer, folder: Path, checkpoint: str | None, record: dict[str, Any]) -> dict[str, float]:
+def _run(trainer: JepaTrainer, folder: Path, checkpoint: str | None, record: RunRecord) -> dict[str, float]:
     """Train, and note in the record how far it came."""
     start = time.time()
 
@@ -240,7 +241,7 @@ def _run(trainer: JepaTrainer, folder: Path, checkpoint: str | None, record: dic
         _say(f"{name}: saving a checkpoint at the end of this step, then stopping; once more to stop at once")
 
     def launched() -> None:
-        record["launches"].append({"seconds": time.time() - start, "to_step": trainer.state.global_step})
+        record.launches.append(Launch(seconds=time.time() - start, to_step=trainer.state.global_step))
 
     request = Interruptions(promise)
     trainer.add_callback(StopCallback(request, trainer.args.world_size, trainer.args.device))
@@ -254,7 +255,7 @@ def _run(trainer: JepaTrainer, folder: Path, checkpoint: str | None, record: dic
         # Those who report elsewhere close their files.
         trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
         launched()
-        write_run(folder, {**record, "status": "interrupted"})
+        write_record(folder, replace(record, status="interrupted"))
         _leave_group()
         saved = folder / f"checkpoint-{trainer.state.global_step}"
         way = "it holds the model only" if trainer.args.save_only_model else "resume with --resume_from_checkpoint last"
@@ -265,7 +266,7 @@ def _run(trainer: JepaTrainer, folder: Path, checkpoint: str | None, record: dic
 
 @contextmanager
 def _recording_failures(
-    trainer: JepaTrainer, folder: Path, record: dict[str, Any], before: dict[str, Any] | None, checkpoint: str | None
+    trainer: JepaTrainer, folder: Path, record: RunRecord, before: RunRecord | None, checkpoint: str | None
 ) -> Iterator[None]:
     """Note in ``run.json`` that a run failed; put back what it held ``before`` where this launch took no step."""
     try:
@@ -278,12 +279,12 @@ def _recording_failures(
         trained = trainer.state.global_step > getattr(trainer, "_initial_global_step", math.inf)
         with suppress(OSError):
             if trained or (isinstance(error, OSError) and before is None):
-                write_run(folder, {**record, "status": "failed", "error": str(error)})
+                write_record(folder, replace(record, status="failed", error=str(error)))
             elif before is not None:
-                write_run(folder, before)
+                write_record(folder, before)
             else:
                 shutil.rmtree(folder / "tensorboard", ignore_errors=True)
-                run_folder.remove_start(folder)
+                remove_start(folder)
         if isinstance(error, OSError) and error.errno in DISK_ERRORS:
             way = way_back(folder, "once it can be written to, ")
             raise UserError(f"{error.strerror}; {way}", path=error.filename or folder) from None

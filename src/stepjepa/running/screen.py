@@ -3,34 +3,35 @@
 import argparse
 import hashlib
 import math
-import os
 import random
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import atomic_write, fingerprint, read_jsonl
+from stepjepa.base.processes import is_main_process
 from stepjepa.base.terminal import PALETTE, duration
+from stepjepa.base.typed_json import to_json
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.config.option import without_flags
 from stepjepa.data.records import BadRecords, Record
 from stepjepa.data.sources import mix, read_any, read_records
-from stepjepa.evaluation.output import model_fingerprint
 from stepjepa.models.architecture import base_model
 from stepjepa.models.weights import parameter_counts, quantized
 from stepjepa.objectives.router import describe_router
-from stepjepa.store.folder import METRICS_FILE, RUN_FILE, is_main_process, versions
+from stepjepa.store.fingerprint import model_fingerprint
+from stepjepa.store.folder import METRICS_FILE, RUN_FILE
+from stepjepa.store.record import Order, Results, RunRecord, Source, Training, machine, versions
 from stepjepa.training.plan import EqualCompute
 
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-def read_data(args: argparse.Namespace) -> tuple[list[Record], list[Record], dict[str, Any]]:
+def read_data(args: argparse.Namespace) -> tuple[list[Record], list[Record], dict[str, Source]]:
     """Training records, held-out records and what identifies their files."""
     if args.data_file is not None:
         records, about = _read(args, args.data_file)
@@ -41,7 +42,7 @@ def read_data(args: argparse.Namespace) -> tuple[list[Record], list[Record], dic
             raise UserError(told, path=args.data_file)
         train_records = [records[index] for index in sorted(order[count:])]
         eval_records = [records[index] for index in sorted(order[:count])]
-        files = {"data": {**about, "eval_split": args.eval_split, "split_seed": args.split_seed}}
+        files = {"data": replace(about, eval_split=args.eval_split, split_seed=args.split_seed)}
     else:
         train_records, about = read_mixture(args) if args.dataset is not None else _read(args, args.train_file)
         eval_records, files = [], {"train": about}
@@ -51,27 +52,36 @@ def read_data(args: argparse.Namespace) -> tuple[list[Record], list[Record], dic
     return train_records, eval_records, files
 
 
-def read_mixture(args: argparse.Namespace) -> tuple[list[Record], dict[str, Any]]:
+def read_mixture(args: argparse.Namespace) -> tuple[list[Record], Source]:
     """The records of ``--dataset``, and what identifies them."""
-    parts, shares = zip(*(_read(args, source, read_any) for source in args.dataset), strict=True)
+    parts, sources = zip(*(_read(args, source, read_any) for source in args.dataset), strict=True)
     taken = mix(list(parts), args.dataset_weights, args.split_seed)
     records = [record for part in taken for record in part]
     digest = hashlib.sha256(repr([(record.chat, record.views) for record in records]).encode())
-    shares = [{**share, "taken": len(some)} for share, some in zip(shares, taken, strict=True)]
-    names = " + ".join(share["file"] for share in shares)
-    return records, {"file": names, "records": len(records), "sha256": digest.hexdigest(), "datasets": shares}
+    shares = [{**to_json(source), "taken": len(some)} for source, some in zip(sources, taken, strict=True)]
+    names = " + ".join(str(source.file) for source in sources)
+    more = {"datasets": shares}
+    return records, Source(file=names, records=len(records), sha256=digest.hexdigest(), other=more)
+    digest = hashlib.sha256(repr([(record.messages, record.views) for record in records]).encode())
+    shares = [{**to_json(source), "taken": len(some)} for source, some in zip(sources, taken, strict=True)]
+    names = " + ".join(str(source.file) for source in sources)
+    more = {"datasets": shares}
+    return records, Source(file=names, records=len(records), sha256=digest.hexdigest(), other=more)
 
 
 def _read(
     args: argparse.Namespace, source: str, read: Callable[..., list[Record]] = read_records
-) -> tuple[list[Record], dict[str, Any]]:
+) -> tuple[list[Record], Source]:
     bad = BadRecords(args.bad_records)
     records = read(source, bad=bad, columns=args.columns)
     if is_main_process():
         bad.tell()
-    about: dict[str, Any] = {"file": Path(source).name if Path(source).exists() else source, "records": len(records)}
-    about |= {"sha256": fingerprint(source)} if read is read_records else {}
-    return records, about | ({"bad_records": bad.to_dict()} if bad.count else {})
+    return records, Source(
+        file=Path(source).name if Path(source).exists() else source,
+        records=len(records),
+        sha256=fingerprint(source) if read is read_records else None,
+        other={"bad_records": bad.to_dict()} if bad.count else {},
+    )
 
 
 def _tell_overlap(train_records: list[Record], eval_records: list[Record]) -> None:
@@ -92,8 +102,8 @@ OF_ONE_START = ("config", "resume_from_checkpoint", "output_dir", "json", "offli
 """Flags that say where and how a run was started, not what it is."""
 
 
-def describe_run(args: argparse.Namespace, trainer: Any) -> dict[str, Any]:
-    """What ``run.json`` says of a run that begins, of which there is the ``JepaTrainer``.
+def describe_run(args: argparse.Namespace, trainer: Any) -> RunRecord:
+    """The record of a run that begins, whose ``JepaTrainer`` exists.
 
     ``command`` is as it was typed; ``arguments`` the same with the configuration file written out and without
     :data:`OF_ONE_START`; relative paths are meant from ``directory``. ``model_fingerprint`` is a hash of a folder, the
@@ -103,16 +113,17 @@ def describe_run(args: argparse.Namespace, trainer: Any) -> dict[str, Any]:
     name, training, prepared = args.model_name, trainer.args, trainer.prepared
     tokens = {**prepared.tokens, "ratio": prepared.tokens["all"] / prepared.tokens["main"]}
     commit = getattr(trainer.model.config, "_commit_hash", None)
-    return {
-        "status": "running",
-        "command": ["train", *args.given],
-        "arguments": without_flags(args.resolved, OF_ONE_START),
-        "directory": str(Path.cwd()),
-        "model_fingerprint": model_fingerprint(name) if Path(name).is_dir() else commit,
-        "machine": machine(use_cpu=bool(args.training.get("use_cpu"))),
-        "model": name,
-        "jepa": trainer.jepa.to_dict(),
-        "loaded": {
+    return RunRecord(
+        status="running",
+        command=["train", *args.given],
+        arguments=without_flags(args.resolved, OF_ONE_START),
+        directory=str(Path.cwd()),
+        model=name,
+        model_fingerprint=model_fingerprint(name) if Path(name).is_dir() else commit,
+        machine=machine(use_cpu=bool(args.training.get("use_cpu"))),
+        versions=versions(),
+        jepa=trainer.jepa.to_dict(),
+        loaded={
             "dtype": args.dtype,
             "pretrain": args.pretrain,
             "train_tokenizer": None,  # of earlier versions
@@ -120,37 +131,21 @@ def describe_run(args: argparse.Namespace, trainer: Any) -> dict[str, Any]:
             "chat_template": None if args.chat_template is None else fingerprint(args.chat_template),
             "attn_implementation": args.attn_implementation,
         },
-        "encoding": {"used": trainer.encoding, "because": trainer.encoding_reason},
-        "training": training.to_dict(),
-        # What decides which record is trained when: a resumed run must keep it.
-        "order": {
-            "seed": training.seed,
-            "data_seed": training.data_seed,
-            "records_per_micro_step": training.per_device_train_batch_size * training.world_size,
-            "gradient_accumulation_steps": training.gradient_accumulation_steps,
-            "train_sampling_strategy": str(training.train_sampling_strategy),
-        },
-        "counts": prepared.counts,
-        "tokens": tokens,
-        "template": prepared.template,
-        "eval_counts": trainer.prepared_eval.counts if trainer.prepared_eval else None,
-        "parameters": {"trained": trainable, "total": total},
-        "versions": versions(),
-        "launches": [],
-    }
-
-
-def machine(*, use_cpu: bool = False) -> dict[str, Any]:
-    """What of a machine the last digits of its sums depend on; ``use_cpu`` whatever accelerator there may be."""
-    accelerator = None if use_cpu else torch.accelerator.current_accelerator(check_available=True)
-    # The backend of Apple's has no names for its devices.
-    name = None if accelerator is None else getattr(torch.get_device_module(accelerator), "get_device_name", None)
-    kind = "cpu" if accelerator is None else accelerator.type
-    return {
-        "processes": int(os.environ.get("WORLD_SIZE", "1")),
-        "threads": torch.get_num_threads(),
-        "device": kind if name is None else str(name(accelerator)),
-    }
+        encoding={"used": trainer.encoding, "because": trainer.encoding_reason},
+        training=Training.of(training),
+        order=Order(
+            seed=training.seed,
+            data_seed=training.data_seed,
+            records_per_micro_step=training.per_device_train_batch_size * training.world_size,
+            gradient_accumulation_steps=training.gradient_accumulation_steps,
+            train_sampling_strategy=str(training.train_sampling_strategy),
+        ),
+        counts=prepared.counts,
+        tokens=tokens,
+        template=prepared.template,
+        eval_counts=trainer.prepared_eval.counts if trainer.prepared_eval else None,
+        parameters={"trained": trainable, "total": total},
+    )
 
 
 # -- what is printed ---------------------------------------------------------------------------------------------------
@@ -206,21 +201,20 @@ def next_command(args: argparse.Namespace) -> list[str]:
     return command + [f"--{name}" for name in switches if getattr(args, name)]
 
 
-def last_lines(folder: Path, record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The rows to print after the last step, of a run folder and its ``run.json``."""
-    results = record["results"]
-    losses = [("LM loss", results["last_log"].get("lm_loss")), ("held out", results.get("eval_lm_loss"))]
+def last_lines(folder: Path, results: Results) -> list[tuple[str, str]]:
+    """The rows to print after the last step."""
+    losses = [("LM loss", results.last_log.get("lm_loss")), ("held out", results.evaluation.get("eval_lm_loss"))]
     told = [f"{name} {value:.4f}" for name, value in losses if value is not None]
-    steps = f"{results['steps']:,} step{'s' * (results['steps'] != 1)}"
-    taken = f"{steps}, {results['tokens']:,.0f} tokens in {duration(results['train_seconds'])}"
+    steps = f"{results.steps:,} step{'s' * (results.steps != 1)}"
+    taken = f"{steps}, {results.tokens or 0:,.0f} tokens in {duration(results.train_seconds or 0.0)}"
     files = f"the model, {RUN_FILE}, {METRICS_FILE}, {PLOT_FILE}"
     return [("done", "; ".join([taken, *told])), ("run folder", f"{folder} ({files})")]
 
 
-def finished_json(args: argparse.Namespace, record: Mapping[str, Any]) -> dict[str, Any]:
+def finished_json(args: argparse.Namespace, record: RunRecord) -> dict[str, Any]:
     """The same for programs: run folder, parts of ``run.json``, and ``next``, the command that evaluates the run."""
     same = ("status", "model", "jepa", "encoding", "parameters", "counts", "eval_counts", "results")
-    told = {name: record.get(name) for name in same}
+    told = {name: to_json(getattr(record, name)) for name in same}
     return {"run_folder": str(args.output_dir), **told, "next": next_command(args)}
 
 

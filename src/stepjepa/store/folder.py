@@ -1,22 +1,19 @@
-"""The run folder and its checkpoints: never overwritten unasked, verified by checksums, described by ``run.json``.
+"""The run folder and its checkpoints: never overwritten unasked, verified by checksums.
 
-run.json         configuration, versions, fingerprints of the data, counts, results
+run.json         the run record, see ``record.RunRecord``
 metrics.jsonl    one line per log line
 checkpoint-N/    transformers' checkpoints
 model.safetensors or adapter_model.safetensors, tokenizer ... the trained model
 """
 
-import importlib.metadata
 import json
-import os
-import platform
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from stepjepa.base.errors import UserError
-from stepjepa.base.files import fingerprint, naming_disk_errors, read_json_object, write_json
+from stepjepa.base.files import fingerprint, naming_disk_errors, write_json
+from stepjepa.base.processes import is_main_process
 
 RUN_FILE = "run.json"
 METRICS_FILE = "metrics.jsonl"
@@ -29,18 +26,6 @@ CHECKSUMS_FILE = "checksums.json"
 
 PART = ".saving"
 """Folder inside a run folder for files that are still being written."""
-
-_KEPT = ("model", "jepa", "lora", "loaded", "data", "order")
-"""Keys of ``run.json`` that must not change when a run is resumed."""
-
-
-class FinishedError(UserError):
-    """The run to resume is already finished."""
-
-
-def is_main_process() -> bool:
-    """Whether this process has rank 0, the only one that writes shared files."""
-    return int(os.environ.get("RANK", "0")) == 0
 
 
 def open_run_folder(
@@ -173,92 +158,3 @@ def save_whole(folder: Path, save: Callable[[str], None]) -> None:
                 shutil.rmtree(target)
             file.replace(target)
         part.rmdir()
-
-
-def versions() -> dict[str, str]:
-    """Versions of Python, the platform and the packages that affect the results."""
-    packages = ("stepjepa", "torch", "transformers", "accelerate", "peft", "tokenizers", "numpy")
-    found = {name: importlib.metadata.version(name) for name in packages}
-    return {"python": platform.python_version(), "platform": platform.platform(), **found}
-
-
-def write_run(folder: Path, values: dict[str, Any]) -> None:
-    """Write ``run.json``, from the main process only."""
-    if is_main_process():
-        write_json(folder / RUN_FILE, json.loads(json.dumps(values, default=str)))
-
-
-def remove_start(folder: Path) -> None:
-    """Remove what a launch that trained nothing has written, so that the folder can be used again."""
-    if is_main_process():
-        (folder / RUN_FILE).unlink(missing_ok=True)
-        (folder / PROMPTS_FILE).unlink(missing_ok=True)
-        if not any(folder.iterdir()):
-            folder.rmdir()
-
-
-# Keys of run.json that are read, with their types.
-_PARTS: dict[str, type] = {
-    **dict.fromkeys(("status", "model"), str),
-    **dict.fromkeys(("jepa", "training", "data", "loaded", "results", "versions"), dict),
-    **dict.fromkeys(("launches", "system_prompts"), list),
-}
-
-
-def read_run(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read ``run.json`` of a run folder, or raise a :class:`UserError` if it is missing or damaged."""
-    path = Path(folder) / RUN_FILE
-    if not path.is_file():
-        raise UserError(f"is no run folder (no {RUN_FILE} in it); check the path", path=Path(folder))
-    remedy = "restore it, or train again into another folder"
-    value = read_json_object(path, "file of a run", remedy)
-    for name, kind in _PARTS.items():
-        if not isinstance(value.get(name), kind | None):
-            raise UserError(f"is damaged: '{name}' is {type(value[name]).__name__}; {remedy}", path=path)
-    return value
-
-
-def run_of(model_path: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """``run.json`` of the run that trained a model, a run folder or a checkpoint in one; None for other models."""
-    folder = Path(model_path)
-    places = (folder, folder.parent) if folder.name.startswith("checkpoint-") else (folder,)
-    return next((read_run(place) for place in places if (place / RUN_FILE).is_file()), None)
-
-
-def trained_objective(model_path: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """The ``JepaConfig`` that a model was trained with, as a dict; None if no ``run.json`` records it."""
-    return (run_of(model_path) or {}).get("jepa")
-
-
-def earlier_launches(
-    folder: Path, checkpoint: str | None, now: dict[str, Any], *, allow_changes: bool, say: Callable[[str], None]
-) -> list[dict[str, Any]]:
-    """``launches`` of a run that is being resumed, after a check that its settings are those of ``now``.
-
-    The checkpoint may be that of another run, whose settings are compared then. With ``allow_changes`` a change is said
-    on one line instead. Other settings, such as the learning rate, may change.
-    """
-    own = (folder / RUN_FILE).is_file()
-    before = read_run(folder) if own else run_of(checkpoint) if checkpoint else None
-    if before is None:
-        return []
-    now = json.loads(json.dumps(now, default=str))
-    for part in _KEPT:
-        if before.get(part) == now[part]:
-            continue
-        both = isinstance(now[part], dict) and isinstance(before.get(part), dict)
-        inner = [key for key in now[part] if before[part].get(key) != now[part][key]] if both else []
-        words = ", ".join([part, *inner[:1]])
-        if not allow_changes:
-            raise UserError(
-                f"the run was begun with other settings ({words}); pass the flags of run.json, or another --output_dir "
-                "(--allow_changes resumes it all the same)",
-                path=folder,
-            )
-        say(f"resumed with other settings: {words}")
-    was = before.get("training") or {}
-    same_length = all(was.get(name) == now["training"][name] for name in ("num_train_epochs", "max_steps"))
-    if own and before.get("status") == "finished" and same_length:
-        raise FinishedError("the run is finished; there is nothing to resume", path=folder)
-    launches: list[dict[str, Any]] = before.get("launches", []) if own else []
-    return launches

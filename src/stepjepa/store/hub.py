@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ from huggingface_hub import HfApi, ModelCardData, constants
 from stepjepa.base.errors import UserError, one_line, visible
 from stepjepa.base.files import atomic_write, read_json_object
 from stepjepa.base.offline import STAYS_OFFLINE
-from stepjepa.store.folder import CARD_FILE, run_of
+from stepjepa.store.folder import CARD_FILE
+from stepjepa.store.record import RunRecord, record_of
 
 MARK = "<!-- Written by stepjepa, which writes it anew as long as this line stands here. -->"
 
@@ -48,16 +49,17 @@ model = {loader}.from_pretrained(name)
 """
 
 
-def write_card(folder: Path, *, name: str | None = None, run: Mapping[str, Any] | None = None) -> None:
+def write_card(folder: Path, *, name: str | None = None, run: RunRecord | None = None) -> None:
     """Write the card of a model folder, to be loaded by ``name``, unless somebody else's is there.
 
-    ``run`` are parts of ``run.json``, by default the folder's. No directory of this machine is in the card.
+    ``run`` is the record of the run that trained the model, by default the folder's. No directory of this machine is in
+    the card.
     """
     path = folder / CARD_FILE
     if path.is_file() and MARK not in path.read_text(encoding="utf-8", errors="replace"):
         return
-    run, name = run or run_of(folder) or {"model": folder.name}, name or folder.absolute().name
-    mode, base = _plain((run.get("jepa") or {}).get("mode", "regular")), base_on_hub(run)
+    run, name = run or record_of(folder) or RunRecord(model=folder.name), name or folder.absolute().name
+    mode, base = _plain((run.jepa or {}).get("mode", "regular")), base_on_hub(run)
     adapter = (folder / "adapter_config.json").is_file()
     head = ModelCardData(
         base_model=base,
@@ -70,7 +72,7 @@ def write_card(folder: Path, *, name: str | None = None, run: Mapping[str, Any] 
         head=head,
         mark=MARK,
         name=_plain(name),
-        origin=base or _plain(Path(str(run.get("model"))).name),
+        origin=base or _plain(Path(str(run.model)).name),
         mode=mode,
         library=head.library_name,
         loader="AutoPeftModelForCausalLM" if adapter else "AutoModelForCausalLM",
@@ -80,12 +82,12 @@ def write_card(folder: Path, *, name: str | None = None, run: Mapping[str, Any] 
         stream.write(text)
 
 
-def base_on_hub(run: Mapping[str, Any]) -> str | None:
-    """The hub id of the model that a run began from, by its ``run.json``; None for random weights or a local folder."""
-    name = str(run.get("model") or "")
+def base_on_hub(run: RunRecord) -> str | None:
+    """The hub id of the model that a run began from; None for random weights or a local folder."""
+    name = run.model or ""
     # The fingerprint of a folder is a hash of its weights, that of a model of the hub its commit.
-    local = len(str(run.get("model_fingerprint") or "")) == 64 or Path(name).is_dir()
-    random = name.startswith("preset:") or (run.get("loaded") or {}).get("pretrain")
+    local = len(run.model_fingerprint or "") == 64 or Path(name).is_dir()
+    random = name.startswith("preset:") or run.loaded.get("pretrain")
     return None if local or random or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) else name
 
 

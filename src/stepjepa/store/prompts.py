@@ -10,7 +10,8 @@ from pathlib import Path
 
 from stepjepa.base.files import atomic_write
 from stepjepa.data.records import Record
-from stepjepa.store.folder import PROMPTS_FILE, run_of
+from stepjepa.store.folder import PROMPTS_FILE
+from stepjepa.store.record import record_of
 
 FORMS: dict[str, Callable[[str], str]] = {
     "exact": lambda text: text,
@@ -34,9 +35,9 @@ def common_system_prompt(prompts: Sequence[str | None]) -> str | None:
 
 def training_system_prompt(model_path: str | os.PathLike[str]) -> str | None:
     """The system prompt that all training records of a run or checkpoint folder had; None if there was no such one."""
-    run = run_of(model_path)
+    record = record_of(model_path)
     # Runs of earlier versions do not record their system prompts.
-    return common_system_prompt(run.get("system_prompts", []) if run is not None else [])
+    return common_system_prompt(record.system_prompts or [] if record is not None else [])
 
 
 def with_system_prompt(records: Sequence[Record], prompt: str) -> list[Record]:

@@ -4,16 +4,18 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from stepjepa.base.errors import UserError, shown
-from stepjepa.base.files import read_jsonl
+from stepjepa.base.files import read_json_object, read_jsonl
+from stepjepa.base.typed_json import Origin, at_least, from_json, read_json, to_json, unknown_fields
 from stepjepa.config.jepa import DEFAULTS, NEEDS_VIEWS
-from stepjepa.evaluation.output import describe_trained_on, model_fingerprint
-from stepjepa.fields import Fields, read_fields
-from stepjepa.store.folder import RUN_FILE, read_run
+from stepjepa.evaluation.output import describe_trained_on
+from stepjepa.store.fingerprint import model_fingerprint
+from stepjepa.store.folder import RUN_FILE
+from stepjepa.store.record import RunRecord, origin_of, read_record, read_run
 
 SUMMARY = ".summary.json"
 SWEEP_FILE = "sweep.json"
@@ -44,8 +46,64 @@ _NO_PROTOCOL = (
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "adapter_model.bin")
 
-_TRAIN_AGAIN = "restore the file, or train again into another folder"
 _EVALUATE_AGAIN = "evaluate the run again, with --overwrite"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _SweepGrid:
+    baseline: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _SweepTrial:
+    name: str
+    label: Any
+    arm: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _SweepFile:
+    """What is read of ``sweep.json``."""
+
+    grid: _SweepGrid
+    trials: list[_SweepTrial]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Similarity:
+    matched_similarity: float | None = None
+    shuffled_similarity: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _EvaluationSettings:
+    model: str | None = None
+    similarity: str | None = None
+    other: dict[str, Any] = unknown_fields()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Summary:
+    """What is read of the summary of an evaluation."""
+
+    test_fingerprint: str
+    n: int = at_least(1)
+    task: str
+    headline: str
+    lenient: str
+    gold_loss: float | None = None
+    similarity: _Similarity = field(default_factory=_Similarity)
+    trained_on: dict[str, float] | None = None
+    settings: _EvaluationSettings = field(default_factory=_EvaluationSettings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Answer:
+    """What is read of a line of answers."""
+
+    index: int = at_least(0)
+    scores: dict[str, float | None]
+    stopped: float | None = None
 
 
 @dataclass(frozen=True)
@@ -59,30 +117,27 @@ class RunFolder:
 
 def find_run_folders(folders: Sequence[str | os.PathLike[str]]) -> list[RunFolder]:
     """The run folders that are meant: the folder of a sweep stands for its finished trials, of which one is needed."""
-    found: dict[Path, RunFolder] = {}
+    runs: dict[Path, RunFolder] = {}
     for folder in map(Path, folders):
         is_sweep = (folder / SWEEP_FILE).is_file() and not (folder / RUN_FILE).is_file()
         for each in _finished_trials(folder) if is_sweep else [RunFolder(folder)]:
-            if found.setdefault(each.folder.resolve(), each) is not each:
+            if runs.setdefault(each.folder.resolve(), each) is not each:
                 raise UserError("is named twice; leave it out once", path=each.folder)
-    return list(found.values())
+    return list(runs.values())
 
 
 def _finished_trials(folder: Path) -> list[RunFolder]:
-    sweep, found = read_fields(folder / SWEEP_FILE, "file of a sweep", "start the sweep again"), []
-    try:
-        baseline = sweep.values["grid"]["baseline"]
-        trials = [(folder / each["name"], str(each["label"]), each["arm"]) for each in sweep.values["trials"]]
-    except (KeyError, TypeError):
-        raise sweep.fault("is damaged") from None
-    for run, label, arm in trials:
+    sweep = read_json(_SweepFile, folder / SWEEP_FILE, "file of a sweep", "start the sweep again")
+    finished = []
+    for trial in sweep.trials:
+        run = folder / trial.name
         # A sweep file from another machine must not name folders outside of the sweep.
         inside = run.resolve().is_relative_to(folder.resolve())
         if inside and (run / RUN_FILE).is_file() and read_run(run).get("status") == "finished":
-            found.append(RunFolder(run, label, arm == baseline))
-    if not found:
+            finished.append(RunFolder(run, str(trial.label), trial.arm == sweep.grid.baseline))
+    if not finished:
         raise UserError("none of the trials of this sweep is finished; go on with it, or name run folders", path=folder)
-    return found
+    return finished
 
 
 def run_names(folders: Sequence[Path]) -> list[str]:
@@ -127,19 +182,21 @@ class EvaluatedRun:
 def read_evaluated_run(folder: str | os.PathLike[str], evaluation: str | None = None) -> EvaluatedRun:
     """Read a finished run and the evaluation ``NAME.jsonl`` in it, which must be named only where there are several."""
     path = Path(folder)
-    run = Fields(read_run(path), path / RUN_FILE, _TRAIN_AGAIN)
-    if (status := run.text("status")) != "finished":
-        raise UserError(f"the run is not finished (status {shown(status)}); resume it, or leave it out", path=path)
+    record = read_record(path)
+    if record.status != "finished":
+        status = "None" if record.status is None else shown(record.status)
+        raise UserError(f"the run is not finished (status {status}); resume it, or leave it out", path=path)
     file = _summary_file(path, evaluation)
-    summary = read_fields(file, "summary of an evaluation", _EVALUATE_AGAIN)
-    if is_of_another_model(path, summary.values):
+    values = read_json_object(file, "summary of an evaluation", _EVALUATE_AGAIN)
+    if is_of_another_model(path, values):
         raise UserError(f"is of another model than the folder holds now; {_EVALUATE_AGAIN}", path=file)
-    results, similarity, evaluated = run.inner("results"), _inner(summary, "similarity"), _inner(summary, "settings")
-    shares = summary.inner_or_none("trained_on")
-    training = run.inner("training")
-    seed, data_seed = training.whole("seed"), training.whole_or_none("data_seed")
+    results, training = _required(path, record, "results"), _required(path, record, "training")
+    summary = from_json(_Summary, values, Origin(file, _EVALUATE_AGAIN))
+    seed, data_seed = training.seed, training.data_seed
+    if seed is None:
+        raise origin_of(path).missing("training.seed", "a whole number")
     # In this order, in which errors are of most use.
-    settings, protocol = _settings(run), _protocol(run, summary)
+    settings, protocol = _settings(path, record), _protocol(path, record, summary)
     indices, examples = _examples(file, summary)
     return EvaluatedRun(
         folder=path,
@@ -147,29 +204,40 @@ def read_evaluated_run(folder: str | os.PathLike[str], evaluation: str | None = 
         seed=f"{seed}" if data_seed in (None, seed) else f"{seed}/{data_seed}",
         settings=settings,
         protocol=protocol,
-        versions={name: str(version) for name, version in _inner(run, "versions").values.items()},
-        steps=results.whole("steps", 0),
+        versions={name: str(version) for name, version in record.versions.items()},
+        steps=results.steps,
         indices=indices,
         examples=examples,
         figures={
-            "gold_loss": summary.number_or_none("gold_loss"),
-            "matched": similarity.number_or_none("matched_similarity"),
-            "shuffled": similarity.number_or_none("shuffled_similarity"),
-            "tokens": results.number_or_none("tokens"),
-            "seconds": results.number_or_none("train_seconds"),
+            "gold_loss": summary.gold_loss,
+            "matched": summary.similarity.matched_similarity,
+            "shuffled": summary.similarity.shuffled_similarity,
+            "tokens": results.tokens,
+            "seconds": results.train_seconds,
             # The first edition did not count them.
-            "flops": results.number_or_none("flops"),
+            "flops": results.flops,
         },
-        model=evaluated.text_or_none("model"),
-        views=evaluated.text_or_none("similarity"),
-        loaded=dict(_inner(run, "loaded").values),
-        trained_on=describe_trained_on(shares and {form: shares.number(form) for form in ("exact", "normalised")}),
+        model=summary.settings.model,
+        views=summary.settings.similarity,
+        loaded=record.loaded,
+        trained_on=_describe_trained_on(file, summary),
     )
 
 
-def _inner(outer: Fields, name: str) -> Fields:
-    """A nested object; an empty one where there is none."""
-    return outer.inner_or_none(name) or Fields({}, "", "")
+def _required(folder: Path, record: RunRecord, name: str) -> Any:
+    """A part of a record that a finished run must have."""
+    part = getattr(record, name)
+    if part is None:
+        raise origin_of(folder).missing(name, "a text" if name == "model" else "an object")
+    return part
+
+
+def _describe_trained_on(file: Path, summary: _Summary) -> str | None:
+    shares = summary.trained_on
+    for form in ("exact", "normalised"):
+        if shares is not None and form not in shares:
+            raise Origin(file, _EVALUATE_AGAIN).missing(f"trained_on.{form}", "a number")
+    return describe_trained_on(shares)
 
 
 def _summary_file(folder: Path, evaluation: str | None) -> Path:
@@ -183,53 +251,55 @@ def _summary_file(folder: Path, evaluation: str | None) -> Path:
     return folder / f"{found[0]}{SUMMARY}"
 
 
-def _settings(run: Fields) -> dict[str, Any]:
+def _settings(folder: Path, record: RunRecord) -> dict[str, Any]:
     """Flat; what does not apply is omitted, so that it never tells two arms apart."""
-    own, lora, order = run.inner("jepa"), run.inner_or_none("lora"), run.inner_or_none("order")
+    own, lora, training = _required(folder, record, "jepa"), record.lora, _required(folder, record, "training")
     # A run of an earlier version did what the default of a newer option does.
-    settings = DEFAULTS | dict(own.values)
-    if own.text("mode") == "regular":
+    settings = DEFAULTS | own
+    if own["mode"] == "regular":
         settings = {name: value for name, value in settings.items() if name not in NEEDS_VIEWS}
     if settings.get("jepa_loss_type") != "infonce":
         settings.pop("infonce_temperature", None)
-    settings |= {"model": run.text("model"), "lora": lora is not None}
+    settings |= {"model": _required(folder, record, "model"), "lora": lora is not None}
     if lora is not None:
-        settings |= {f"lora_{name}": value for name, value in lora.values.items()}
-        if settings.get("lora_alpha") is None:
-            settings["lora_alpha"] = 2 * lora.whole("rank", 1)
-    loaded = _inner(run, "loaded").values
-    settings |= {name: loaded.get(name) or False for name in ("pretrain", "train_tokenizer", "quantized")}
-    training = run.inner("training").values
-    kept = _WITH_BEST if training.get("load_best_model_at_end") else ()
-    for name, value in training.items():
-        if name in kept or not (name in _NO_SETTING or name.startswith(_NO_SETTING_BEGINS)):
+        settings |= {f"lora_{name}": value for name, value in to_json(lora).items()}
+        settings["lora_alpha"] = 2 * lora.rank if lora.alpha is None else lora.alpha
+    settings |= {name: record.loaded.get(name) or False for name in ("pretrain", "train_tokenizer", "quantized")}
+    decides_best = _WITH_BEST if training.load_best_model_at_end else ()
+    for name, value in to_json(training).items():
+        if name in decides_best or not (name in _NO_SETTING or name.startswith(_NO_SETTING_BEGINS)):
             settings[_RENAMED.get(name, name)] = value
-    if order is not None:
-        settings["batch_size"] = order.whole("records_per_micro_step", 1)
-    settings["same_flop"] = bool(run.values.get("same_flop"))
+    if record.order is not None:
+        if record.order.records_per_micro_step is None:
+            raise origin_of(folder).missing("order.records_per_micro_step", "a whole number of at least 1")
+        settings["batch_size"] = record.order.records_per_micro_step
+    settings["same_flop"] = bool(record.same_flop)
     if settings["same_flop"]:
         # Worked out from the compute of these epochs, with the order of the data, and so with the seed.
         settings.pop("max_steps", None)
-    elif (run.inner("training").whole_or_none("max_steps") or 0) > 0:
+    elif (training.max_steps or 0) > 0:
         settings.pop("num_train_epochs", None)
     return settings
 
 
-def _protocol(run: Fields, summary: Fields) -> dict[str, Any]:
+def _protocol(folder: Path, record: RunRecord, summary: _Summary) -> dict[str, Any]:
     protocol: dict[str, Any] = {}
     for part in ("train", "data"):
-        found = run.inner("data").inner_or_none(part)
-        if found is not None:
+        source = record.data.get(part)
+        if source is not None:
             # The first edition could stream a file, and knew the beginning alone.
-            name = "sha256" if "sha256" in found or "bytes" not in found else "sha256_of_first_mib"
-            protocol["training data (sha256)"] = found.text(name)
-            protocol |= {name: found.values[name] for name in ("eval_split", "split_seed", "bytes") if name in found}
-    protocol["system prompts of training"] = run.values.get("system_prompts")
-    protocol["test file (sha256)"] = summary.text("test_fingerprint")
-    protocol["number of examples"] = summary.whole("n", 1)
-    protocol |= {name: summary.text(name) for name in ("task", "headline", "lenient")}
-    settings = _inner(summary, "settings").values
-    return protocol | {name: value for name, value in settings.items() if name not in _NO_PROTOCOL}
+            streamed = source.sha256 is None and source.bytes is not None
+            digest = source.sha256_of_first_mib if streamed else source.sha256
+            if digest is None:
+                raise origin_of(folder).missing(f"data.{part}.sha256", "a text")
+            protocol["training data (sha256)"] = digest
+            known = {"eval_split": source.eval_split, "split_seed": source.split_seed, "bytes": source.bytes}
+            protocol |= {name: value for name, value in known.items() if value is not None}
+    protocol["system prompts of training"] = record.system_prompts
+    protocol["test file (sha256)"] = summary.test_fingerprint
+    protocol["number of examples"] = summary.n
+    protocol |= {name: getattr(summary, name) for name in ("task", "headline", "lenient")}
+    return protocol | {name: value for name, value in summary.settings.other.items() if name not in _NO_PROTOCOL}
 
 
 def is_of_another_model(folder: Path, summary: Mapping[str, Any]) -> bool:
@@ -241,19 +311,22 @@ def is_of_another_model(folder: Path, summary: Mapping[str, Any]) -> bool:
     return evaluated is not None and has_weights and evaluated != model_fingerprint(folder)
 
 
-def _examples(file: Path, summary: Fields) -> tuple[list[int], dict[str, list[float] | None]]:
+def _examples(file: Path, summary: _Summary) -> tuple[list[int], dict[str, list[float] | None]]:
     path = file.with_name(file.name.removesuffix(SUMMARY) + ".jsonl")
-    lines = [Fields(value, path, _EVALUATE_AGAIN, number) for number, value in read_jsonl(path, "file of answers")]
-    indices = [line.whole("index", 0) for line in lines]
-    if len(lines) != summary.whole("n", 1):
+    lines = [(Origin(path, _EVALUATE_AGAIN, number), value) for number, value in read_jsonl(path, "file of answers")]
+    if len(lines) != summary.n:
         raise UserError(f"its {len(lines)} lines are not the examples of {file.name}; {_EVALUATE_AGAIN}", path=path)
-    found: dict[str, list[float] | None] = {"stopped": None}
-    for measure in ("headline", "lenient"):
-        name = summary.text(measure)
-        found[measure] = [line.inner("scores").number(name) for line in lines]
-    if all(line.values.get("stopped") is not None for line in lines):
-        found["stopped"] = [line.number("stopped") for line in lines]
-    return indices, found
+    answers = [from_json(_Answer, value, origin) for origin, value in lines]
+    examples: dict[str, list[float] | None] = {"stopped": None}
+    for measure, name in (("headline", summary.headline), ("lenient", summary.lenient)):
+        scores = [answer.scores.get(name) for answer in answers]
+        if None in scores:
+            raise lines[scores.index(None)][0].missing(f"scores.{name}", "a number")
+        examples[measure] = [score for score in scores if score is not None]
+    stopped = [answer.stopped for answer in answers]
+    if None not in stopped:
+        examples["stopped"] = [value for value in stopped if value is not None]
+    return [answer.index for answer in answers], examples
 
 
 def refuse_different(runs: Sequence[EvaluatedRun], only: Sequence[str] = ()) -> None:

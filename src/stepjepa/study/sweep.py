@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from stepjepa.base.errors import UserError, visible
-from stepjepa.base.files import locked, write_json
+from stepjepa.base.files import json_at, locked, write_json
 from stepjepa.base.signals import Interruptions
-from stepjepa.evaluation.output import json_at
-from stepjepa.store.folder import RUN_FILE, versions
+from stepjepa.store.folder import RUN_FILE
+from stepjepa.store.record import versions
 from stepjepa.study.evaluated_run import SUMMARY, SWEEP_FILE
 from stepjepa.study.grid import Trial
 

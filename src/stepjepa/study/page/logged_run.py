@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stepjepa.base.errors import UserError
-from stepjepa.base.files import read_jsonl
-from stepjepa.fields import read_fields
-from stepjepa.store.folder import METRICS_FILE, read_run
+from stepjepa.base.files import read_json_object, read_jsonl
+from stepjepa.store.folder import METRICS_FILE
+from stepjepa.store.record import read_run
 from stepjepa.study.evaluated_run import SUMMARY, RunFolder, find_run_folders, is_of_another_model, run_names
 
 
@@ -60,7 +60,7 @@ def read_runs(folders: Sequence[str | os.PathLike[str]]) -> list[Run]:
         for file in sorted(run.folder.glob(f"*{SUMMARY}")):
             name = file.name.removesuffix(SUMMARY)
             try:
-                run.evaluations[name] = dict(read_fields(file, "summary", "evaluate again").values)
+                run.evaluations[name] = read_json_object(file, "summary", "evaluate again")
             except UserError as fault:
                 run.notes.append(f"An evaluation is skipped: {fault}.")
                 continue

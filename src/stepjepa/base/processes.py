@@ -1,0 +1,8 @@
+"""The processes that torchrun, accelerate or a notebook launcher has started together."""
+
+import os
+
+
+def is_main_process() -> bool:
+    """Whether this process has rank 0, the only one that writes shared files."""
+    return int(os.environ.get("RANK", "0")) == 0

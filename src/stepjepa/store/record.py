@@ -1,0 +1,222 @@
+"""The run record, ``run.json``: what was trained on what, each launch, and the results; typed, and checked on reading.
+
+Folders of earlier versions are read, too: what they do not record is None or empty.
+"""
+
+import importlib.metadata
+import json
+import os
+import platform
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from stepjepa.base.errors import UserError
+from stepjepa.base.files import read_json_object, write_json
+from stepjepa.base.processes import is_main_process
+from stepjepa.base.typed_json import Origin, at_least, from_json, omitted_if_none, to_json, unknown_fields
+from stepjepa.config.jepa import DEFAULTS
+from stepjepa.store.folder import PROMPTS_FILE, RUN_FILE
+
+REMEDY = "restore it, or train again into another folder"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What decides which record is trained when."""
+
+    seed: int | None = None
+    data_seed: int | None = None
+    records_per_micro_step: int | None = at_least(1, default=None)
+    gradient_accumulation_steps: int | None = None
+    train_sampling_strategy: str | None = None
+    other: dict[str, Any] = unknown_fields()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A file or a mixture of data sets that records were read from, or records that were passed in Python."""
+
+    file: str | None = omitted_if_none()  # its name; None for records in memory
+    records: int | None = omitted_if_none()
+    sha256: str | None = omitted_if_none()  # of the file, or of the records that were taken of a mixture
+    sha256_of_first_mib: str | None = omitted_if_none()  # of streamed files (0.1.0)
+    bytes: int | None = omitted_if_none()  # of streamed files (0.1.0)
+    eval_split: float | None = omitted_if_none()  # share of the file that is held out
+    split_seed: int | None = omitted_if_none()
+    other: dict[str, Any] = unknown_fields()  # invalid lines; the parts of a mixture
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lora:
+    """The adapter that was trained."""
+
+    rank: int = at_least(1)
+    alpha: int | None = None
+    other: dict[str, Any] = unknown_fields()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """``transformers.TrainingArguments``, as its ``to_dict`` writes them."""
+
+    other: dict[str, Any] = unknown_fields()
+    max_steps: int | None = None
+    num_train_epochs: float | None = None
+    load_best_model_at_end: bool = False
+    seed: int | None = None
+    data_seed: int | None = None
+
+    @classmethod
+    def of(cls, arguments: Any) -> "Training":
+        """The record of ``transformers.TrainingArguments``."""
+        values = json.loads(json.dumps(arguments.to_dict(), default=str))
+        return from_json(cls, values, Origin("TrainingArguments", "pass another value"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """One start of the run: by a command, or by a call of ``JepaTrainer.train``."""
+
+    seconds: float = 0.0
+    to_step: int = at_least(0, default=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """What a finished run came to."""
+
+    steps: int = at_least(0)
+    tokens: float | None = None
+    flops: float | None = None
+    last_log: dict[str, Any] = field(default_factory=dict)
+    train_seconds: float | None = None
+    seconds: float | None = None
+    evaluation: dict[str, Any] = unknown_fields()  # ``eval_*`` of the last evaluation
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """What ``run.json`` says of a run."""
+
+    status: str | None = None  # running, finished, interrupted or failed
+    error: str | None = omitted_if_none()  # of a run that failed
+    command: list[str] | None = None  # as it was typed; None for a run from Python
+    arguments: list[str] | None = None  # the same with configuration files written out, without what one launch is
+    directory: str | None = None  # that relative paths in ``arguments`` are meant from
+    model: str | None = None
+    model_fingerprint: str | None = None  # of a folder the hash of its files, of a hub id the commit
+    machine: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, Any] = field(default_factory=dict)
+    jepa: dict[str, Any] | None = None  # ``JepaConfig.to_dict``, of the version that trained
+    loaded: dict[str, Any] = field(default_factory=dict)  # how the model was loaded: dtype, template, attention
+    encoding: dict[str, Any] | None = None
+    lora: Lora | None = None
+    training: Training | None = None
+    order: Order | None = None
+    data: dict[str, Source | None] = field(default_factory=dict)  # by part: train and eval, or data, which is split
+    system_prompts: list[str | None] | None = None
+    counts: dict[str, Any] | None = None
+    eval_counts: dict[str, Any] | None = None
+    tokens: dict[str, Any] | None = None
+    template: dict[str, Any] | None = None
+    parameters: dict[str, Any] | None = None
+    same_flop: dict[str, Any] | None = None
+    launches: list[Launch] = field(default_factory=list)
+    results: Results | None = None
+    exported_from: str | None = omitted_if_none()  # the run or checkpoint folder that was exported
+    other: dict[str, Any] = unknown_fields()
+
+    def finished(self, results: Results) -> "RunRecord":
+        """The record of the same run with its results."""
+        return replace(self, status="finished", error=None, results=results)
+
+
+def read_run(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """The JSON object in ``run.json``, unchecked; ``UserError`` if the folder has none, or it is not valid JSON."""
+    path = Path(folder) / RUN_FILE
+    if not path.is_file():
+        raise UserError(f"is no run folder (no {RUN_FILE} in it); check the path", path=Path(folder))
+    return read_json_object(path, "file of a run", REMEDY)
+
+
+def read_record(folder: str | os.PathLike[str]) -> RunRecord:
+    """Read the record of a run folder; ``UserError``, which names the field, if it is missing or damaged."""
+    origin = origin_of(folder)
+    record = from_json(RunRecord, read_run(folder), origin)
+    if record.jepa is not None:
+        check_objective(record.jepa, origin)
+    return record
+
+
+def origin_of(folder: str | os.PathLike[str]) -> Origin:
+    """Where a run's record is, for errors about its fields."""
+    return Origin(Path(folder) / RUN_FILE, REMEDY)
+
+
+def check_objective(jepa: dict[str, Any], origin: Origin) -> None:
+    """Raise ``UserError`` for an option of ``JepaConfig`` that is of another type than its default.
+
+    Options without a value by default may be of any simple type; a run of another version may lack or have options.
+    """
+    if "mode" not in jepa:
+        raise origin.inside("jepa").missing("mode", "a text")
+    kinds = {str: (str, "a text"), bool: (bool, "true or false"), int: (int | float, "a number")}
+    kinds[float] = kinds[int]
+    for name, value in jepa.items():
+        kind, expected = kinds.get(type(DEFAULTS.get(name)), (object, ""))
+        if not isinstance(value, kind) or (expected == "a number" and isinstance(value, bool)):
+            raise origin.inside("jepa").wrong(name, value, expected)
+
+
+def record_of(model_path: str | os.PathLike[str]) -> RunRecord | None:
+    """The record of the run that trained a model, a run folder or a checkpoint in one; None for other models."""
+    folder = Path(model_path)
+    places = (folder, folder.parent) if folder.name.startswith("checkpoint-") else (folder,)
+    return next((read_record(place) for place in places if (place / RUN_FILE).is_file()), None)
+
+
+def trained_objective(model_path: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """The ``JepaConfig`` that a model was trained with, as a dict; None if no record says it."""
+    record = record_of(model_path)
+    return None if record is None else record.jepa
+
+
+def write_record(folder: Path, record: RunRecord) -> None:
+    """Write ``run.json``, from the main process only."""
+    if is_main_process():
+        write_json(folder / RUN_FILE, json.loads(json.dumps(to_json(record), default=str)))
+
+
+def remove_start(folder: Path) -> None:
+    """Remove what a launch that trained nothing has written, so that the folder can be used again."""
+    if is_main_process():
+        (folder / RUN_FILE).unlink(missing_ok=True)
+        (folder / PROMPTS_FILE).unlink(missing_ok=True)
+        if not any(folder.iterdir()):
+            folder.rmdir()
+
+
+# -- where a run is made -----------------------------------------------------------------------------------------------
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python, the platform and the packages that affect the results."""
+    packages = ("stepjepa", "torch", "transformers", "accelerate", "peft", "tokenizers", "numpy")
+    installed = {name: importlib.metadata.version(name) for name in packages}
+    return {"python": platform.python_version(), "platform": platform.platform(), **installed}
+
+
+def machine(*, use_cpu: bool = False) -> dict[str, Any]:
+    """Processes, threads and device, which the last digits of sums depend on; ``use_cpu`` ignores accelerators."""
+    import torch
+
+    accelerator = None if use_cpu else torch.accelerator.current_accelerator(check_available=True)
+    # The backend of Apple's has no names for its devices.
+    name = None if accelerator is None else getattr(torch.get_device_module(accelerator), "get_device_name", None)
+    kind = "cpu" if accelerator is None else accelerator.type
+    return {
+        "processes": int(os.environ.get("WORLD_SIZE", "1")),
+        "threads": torch.get_num_threads(),
+        "device": kind if name is None else str(name(accelerator)),
+    }
