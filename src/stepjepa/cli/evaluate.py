@@ -14,11 +14,13 @@ from stepjepa.cli.commands import Command
 from stepjepa.cli.flags import JsonFlags
 from stepjepa.cli.published import translate_evaluate
 from stepjepa.config.option import from_args, option, refuse_both
+from stepjepa.data.records import tell_unused
 from stepjepa.evaluation.settings import EvaluationSettings, ScoreSettings
 from stepjepa.models.sampling import Sampling
 from stepjepa.store.folder import RUN_FILE
 from stepjepa.store.record import trained_objective
 from stepjepa.tasks.base import TaskOptions
+from stepjepa.tasks.registry import users_source
 
 EPILOG = """\
 example: stepjepa evaluate --model_path runs/a --test_file test.jsonl \\
@@ -73,6 +75,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     )
     evaluation = Evaluation(settings)
     evaluation.bad.tell()
+    tell_unused(evaluation.records.values(), extra=users_source(evaluation.task) is None)
     print(f"task: {evaluation.task.name}")
     if evaluation.system_prompt is not None:
         print(f"system prompt: that of training ({evaluation.system_prompt!r})")

@@ -12,7 +12,7 @@ from stepjepa.chat.tokens import add_plain_tokens, add_predictor_tokens
 from stepjepa.cli.commands import Command
 from stepjepa.cli.flags import JsonFlags, add_training_data, jepa_config
 from stepjepa.config.option import FROM_ONE, Parser, from_args, option
-from stepjepa.data.records import BadRecords, Record, parse_record
+from stepjepa.data.records import BadRecords, Record, describe_columns, parse_record, tell_unused
 from stepjepa.data.sources import read_records
 from stepjepa.inspection.analysis import AnalysisSettings
 from stepjepa.models.presets import PREFIX, preset_config, train_tokenizer
@@ -34,6 +34,9 @@ def _records(args: argparse.Namespace) -> list[Record]:
     bad = BadRecords(args.bad_records)
     records = read_records(args.train_file, bad=bad, columns=args.columns)
     bad.tell()
+    if (columns := describe_columns(records[0])) is not None:
+        print(f"note: columns: {columns}", file=sys.stderr)
+    tell_unused(records)
     return records
 
 

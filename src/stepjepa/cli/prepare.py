@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -14,9 +15,17 @@ from stepjepa.base.files import atomic_write, existing_file, refuse_existing
 from stepjepa.base.terminal import print_rows
 from stepjepa.cli.commands import Command
 from stepjepa.config.option import FROM_ONE, Parser, from_args, load, option, refuse_both
-from stepjepa.data.records import ASSISTANT, MOST_NAMES, USER, BadRecords, to_messages
+from stepjepa.data.columns import ASSISTANT, MOST_NAMES, USER
+from stepjepa.data.records import BadRecords, named
 from stepjepa.data.sources import FORMATS, read_rows
-from stepjepa.preparing.conversion import CONVERSIONS, Convert, StepOptions, convert_response, convert_rows
+from stepjepa.preparing.conversion import (
+    CONVERSIONS,
+    Convert,
+    StepOptions,
+    convert_chat,
+    convert_response,
+    convert_rows,
+)
 from stepjepa.tasks import nl_rx, stepmath
 from stepjepa.tasks.raw_values import chat_record
 
@@ -37,7 +46,7 @@ class SourceFlags:
 
 @dataclass
 class ChatFlags:
-    """Columns of a table; without them 'messages' or 'conversations', or 'instruction' with 'input'."""
+    """Columns of a table; without them 'messages', 'conversations', or the usual ones, with 'system' and 'history'."""
 
     columns: list[str] | None = option(
         None, f"of question and answer (the first of {', '.join(USER)}, and of {', '.join(ASSISTANT)})", metavar="NAME"
@@ -79,6 +88,8 @@ def _run_rows(args: argparse.Namespace) -> int:
         hint = f"; expected {expected}, got {', '.join(counts.columns[:MOST_NAMES])}" if counts.columns else ""
         raise UserError(f"no record could be kept ({'; '.join(told) or 'it is empty'}){hint}", path=name)
     bad.tell()
+    if counts.unused:
+        print(f"note: not used: {named(counts.unused)}", file=sys.stderr)
     found = [("read", counts.read), ("kept", len(records)), ("dropped", counts.dropped.total()), *reasons]
     found += [("bad, skipped", bad.count)] if bad.count else []
     print_rows([(name, str(count)) for name, count in found])
@@ -91,7 +102,7 @@ def _converter(args: argparse.Namespace) -> tuple[Convert, str]:
     if kind == "chat":
         refuse_both(args, ("system", "system_prompt"))
         about = {name: getattr(args, name) for name in ("columns", "system", "system_prompt")}
-        return lambda row: {"messages": to_messages(row, **about)[0]}, "--columns"
+        return partial(convert_chat, **about), "--columns"
     if kind == "steps":
         own = {} if args.custom is None else {"splitter": load("--custom", args.custom)}
         options = from_args(StepOptions, args, **own)

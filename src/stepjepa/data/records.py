@@ -1,31 +1,29 @@
 """Records: one row or JSON line each, checked; every error names file, line and field."""
 
-import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stepjepa.base.errors import UserError, one_line, shown
+from stepjepa.base.errors import UserError, one_line, shown, visible
+from stepjepa.data.columns import MOST_NAMES, Columns, read_chat
+from stepjepa.data.messages import (
+    MEDIA,
+    as_python,
+    check_turns,
+    is_absent,
+    read_tools,
+    read_variables,
+    refuse_media,
+    without_fillers,
+)
 
-ROLES = ("system", "user", "assistant")
-
-USER = ("prompt", "question", "instruction", "input", "text")
-ASSISTANT = ("completion", "answer", "response", "output", "code")
-"""Columns as data sets and other tools call them; the first one that a row has is taken."""
-
-CHATS = ("messages", "conversations")
-"""Columns of whole chats: with ``role`` and ``content``, or ShareGPT's ``from`` and ``value``."""
-
-_SHAREGPT = {"human": "user", "gpt": "assistant"}
 _VIEW_ROLES = {"text": "user", "code": "assistant"}
-MOST_NAMES = 12
-"""Columns that a message lists."""
 
-Columns = Sequence[str] | None
-"""Names of two columns, of the user's and of the assistant's message; None looks for the usual ones."""
+READ_LATER = frozenset({"ground_truth", "group"})
+"""Fields beside the chat that tasks and analyses read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +66,22 @@ Views = Callable[[Record], Iterable[tuple[str, str]]]
 """A record to its pairs of source and target view."""
 
 
-def as_records(values: Iterable[Record | dict[str, Any]]) -> Iterator[Record]:
-    """Records from memory: dicts in the form of a file's lines, or records as they are."""
+def as_records(values: Any) -> Iterator[Record]:
+    """Records from memory: dicts in the form of a file's lines, records as they are, a data frame, or a Dataset."""
+    if hasattr(values, "to_dict") and hasattr(values, "notna"):  # pandas
+        values = values.astype(object).where(values.notna(), None).to_dict("records")
+    for method in ("to_pylist", "to_dicts"):  # pyarrow, polars
+        values = getattr(values, method)() if hasattr(values, method) else values
     if isinstance(values, Mapping):
         keys = ", ".join(map(str, values))
         raise UserError(f"expected records, got an object with the keys {keys}; pass one of them")
+    is_arrow = hasattr(values, "features")  # datasets.Dataset
     for position, value in enumerate(values, start=1):
-        yield value if isinstance(value, Record) else parse_record(value, line=position)
+        yield (
+            value
+            if isinstance(value, Record)
+            else parse_record(without_fillers(value) if is_arrow else value, line=position)
+        )
 
 
 def parse_record(
@@ -82,18 +89,36 @@ def parse_record(
 ) -> Record:
     """Check one object and make a record of it; ``path`` and ``line``, counted from 1, are for errors.
 
-    It has ``messages``: optionally one system message first, then user and assistant in turn; or the chat in another
-    form, see :func:`to_messages`. Optionally explicit views: ``views``, a list of pairs of texts; or ``text`` and
-    ``code``, each a text or a list of one message.
+    It has ``messages``: optionally one system or developer message first, then user and assistant in turn, with tool
+    messages behind an assistant's; or the chat in another form, see :func:`stepjepa.data.columns.read_chat`. What
+    stands behind the last trained assistant message is dropped. Optionally ``tools`` and ``chat_template_kwargs``, and
+    explicit views: ``views``, a list of pairs of texts; or both ``text`` and ``code``, each a text or a list of one
+    message.
     """
     try:
-        messages, used = to_messages(value, columns)
-        _check_turns([message["role"] for message in messages])
-        views = _check_views(value, used)
+        if not isinstance(value, Mapping):
+            raise UserError(f"expected an object with the fields of a record, got {shown(value)}")
+        value = as_python(value)
+        refuse_media(value)
+        chat = read_chat(value, columns)
+        trained = check_turns(chat.messages)
+        views, view_columns = _check_views(value, chat.used)
+        tools, variables = read_tools(value.get("tools")), read_variables(value.get("chat_template_kwargs"))
     except UserError as error:
         raise UserError(str(error), path=path, line=line) from None
-    extra = {key: value[key] for key in value if key not in {*used, "views", *_VIEW_ROLES}}
-    return Record(tuple(messages), views, str(path), line, extra, tuple(name for name in value if name in used))
+    read = {*chat.used, *view_columns, *MEDIA, "tools", "chat_template_kwargs"}
+    return Record(
+        messages=tuple(chat.messages[:trained]),
+        views=views,
+        path=str(path),
+        line=line,
+        extra={key: value[key] for key in value if key not in read},
+        columns=tuple(name for name in value if name in chat.used or name in {*view_columns} - {"views"}),
+        tools=tools,
+        chat_template_kwargs=variables,
+        unused=tuple(chat.unused),
+        dropped=len(chat.messages) - trained,
+    )
 
 
 def describe_columns(record: Record) -> str | None:
@@ -104,116 +129,53 @@ def describe_columns(record: Record) -> str | None:
     return f"{', '.join(record.columns)}; line {record.line} is {', '.join(turns)}"
 
 
-def to_messages(
-    row: Mapping[str, Any], columns: Columns = None, *, system: str | None = None, system_prompt: str | None = None
-) -> tuple[list[dict[str, Any]], set[str]]:
-    """The chat of a row, and the columns that it was taken from.
-
-    Without ``columns`` that is a whole chat (:data:`CHATS`), or the first of :data:`USER` and of :data:`ASSISTANT` that
-    the row has; in Alpaca's form ``instruction`` goes on with ``input``. ``system`` is a column, ``system_prompt`` the
-    same text for all rows.
-    """
-    if columns is not None and len(columns) != 2:
-        raise UserError(f"--columns: expected two names, USER ASSISTANT, got {' '.join(columns)}")
-    whole = next((name for name in CHATS if row.get(name) is not None), None) if columns is None else None
-    if whole is not None:
-        messages, used = _turns(row, whole, None), {whole}
-    else:
-        names = (USER, ASSISTANT) if columns is None else [(name,) for name in columns]
-        asked, answered = (_column(row, each) for each in names)
-        messages, used = _turns(row, asked, "user"), {asked, answered}
-        if columns is None and asked == "instruction" and "input" in row:
-            used.add("input")
-            if row["input"] not in (None, ""):
-                messages[0]["content"] += f"\n\n{_text(row, 'input')}"
-        messages += _turns(row, answered, "assistant")
-    if system is not None:
-        system_prompt = _text(row, _column(row, (system,)))
-        used.add(system)
-    if system_prompt is not None:
-        rest = [message for message in messages if message["role"] != "system"]
-        messages = [{"role": "system", "content": system_prompt}, *rest]
-    return messages, used
+def describe_unused(records: Iterable[Record], *, extra: bool = True) -> list[str]:
+    """Lines for people: what the records hold and nothing reads; without ``extra`` that of their chats alone."""
+    names, dropped = dict[str, None](), 0
+    for record in records:
+        names.update(dict.fromkeys(record.unused))
+        if extra:
+            fields = (key for key, value in record.extra.items() if key not in READ_LATER and not is_absent(value))
+            names.update(dict.fromkeys(map(str, fields)))
+        dropped += record.dropped
+    lines = [f"not used: {named(names)}"] if names else []
+    return lines + ([f"{dropped:,} messages behind the last trained answer are left out"] if dropped else [])
 
 
-def _column(row: Mapping[str, Any], names: Sequence[str]) -> str:
-    """The first of some columns that a row has."""
-    for name in names:
-        if name in row:
-            return name
-    missing = f"no column '{names[0]}'"
-    if len(names) > 1:
-        missing = f"no 'messages', and none of the columns {', '.join(names)}"
-    there = ", ".join(list(map(str, row))[:MOST_NAMES]) or "nothing"
-    raise UserError(f"{missing} (there is {there}); name the two with --columns USER ASSISTANT")
+def named(columns: Iterable[str]) -> str:
+    """Names of columns for a message, the first of many."""
+    names = [visible(name.strip()) or "a column without a name" for name in columns]
+    return ", ".join(names[:MOST_NAMES]) + (f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else "")
 
 
-def _turns(row: Mapping[str, Any], name: str, role: str | None) -> list[dict[str, Any]]:
-    """A column as messages: a text of one role or, as TRL also takes them, a list of turns."""
-    turns = row[name]
-    if role is not None and not (isinstance(turns, list) and any(isinstance(each, Mapping) for each in turns)):
-        return [{"role": role, "content": _text(row, name)}]
-    if not isinstance(turns, list | tuple):
-        raise UserError(f"'{name}' must be a list of messages with 'role' and 'content', or 'from' and 'value'")
-    return [_message(turn, f"{name}[{index}]") for index, turn in enumerate(turns)]
+def tell_unused(records: Iterable[Record], *, extra: bool = True) -> None:
+    """Say on standard error what :func:`describe_unused` finds."""
+    for line in describe_unused(records, extra=extra):
+        print(f"note: {line}", file=sys.stderr)
 
 
-def _message(turn: Any, name: str) -> dict[str, Any]:
-    known = turn if isinstance(turn, Mapping) else {}
-    role, content = known.get("role", known.get("from")), known.get("content", known.get("value"))
-    role = _SHAREGPT.get(str(role), role)
-    if known.get("tool_calls") or role == "tool":
-        raise UserError(f"{name} is part of a tool call, and those are not supported; remove the record")
-    if role not in ROLES or not isinstance(content, str):
-        expected = f"'role', one of {', '.join(ROLES)}, and 'content', a text"
-        raise UserError(f"{name} is {shown(turn)}; expected {expected}")
-    # A system prompt may be empty on purpose (it switches a template's default off).
-    if role != "system" and not content.strip():
-        raise UserError(f"{name}.content ({role}) is empty; fill it or remove the record")
-    return {"role": role, "content": content}
-
-
-def _text(row: Mapping[str, Any], name: str) -> str:
-    value = row[name]
-    # A table of numbers is read as numbers, where a file of texts would have held their digits.
-    number = isinstance(value, int) and not isinstance(value, bool)
-    if number or (isinstance(value, float) and not math.isnan(value)):
-        return str(value)
-    if not isinstance(value, str) or not value.strip():
-        told = f"column '{name}' is {shown(value)}; expected a text"
-        raise UserError(f"{told}; fill it in, or leave such rows out with --bad_records skip")
-    return value
-
-
-def _check_turns(roles: Sequence[str]) -> None:
-    turns = roles[roles[:1] == ["system"] :]
-    if not turns or turns != ["user", "assistant"] * (len(turns) // 2):
-        told = (", ".join(roles[:8]) or "none") + (", ..." if len(roles) > 8 else "")
-        expected = "user and assistant in turn, assistant last, and a system message only in front"
-        raise UserError(f"the turns are {told}; expected {expected}")
-
-
-def _check_views(value: Mapping[str, Any], used: set[str]) -> tuple[tuple[str, str], ...] | None:
+def _check_views(
+    value: Mapping[str, Any], used: set[str]
+) -> tuple[tuple[tuple[str, str], ...] | None, tuple[str, ...]]:
+    """The explicit views of a row, and the columns that they stand in."""
     pairs = value.get("views")
     if pairs is not None:
         listed = isinstance(pairs, list | tuple) and all(isinstance(pair, list | tuple) for pair in pairs)
         if not listed or not all(len(pair) == 2 and all(isinstance(each, str) for each in pair) for pair in pairs):
             raise UserError("'views' must be a list of pairs of texts: [[source, target], ...]")
-        return tuple((source, target) for source, target in pairs)
-    # A table's columns of these names are the chat itself.
-    text, code = (None if key in used else _view(value.get(key), key, role) for key, role in _VIEW_ROLES.items())
-    if text is not None and code is not None:
-        return ((text, code),)
-    if used == {"messages"} and (text, code) != (None, None):
-        raise UserError("one of the explicit views 'text' and 'code' stands alone; give both or neither")
-    return None
+        return tuple((source, target) for source, target in pairs), ("views",)
+    # A table's columns of these names may be the chat itself; one of them alone is another program's rendered chat.
+    if used & {*_VIEW_ROLES} or any(value.get(key) is None for key in _VIEW_ROLES):
+        return None, ()
+    text, code = (_view(value[key], key, role) for key, role in _VIEW_ROLES.items())
+    return ((text, code),), tuple(_VIEW_ROLES)
 
 
-def _view(value: Any, key: str, role: str) -> str | None:
+def _view(value: Any, key: str, role: str) -> str:
     """A text, or the content of a list of one message, as in the published files."""
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict) and value[0].get("role") == role:
         value = value[0].get("content", 0)
-    if value is None or isinstance(value, str):
+    if isinstance(value, str):
         return value
     raise UserError(f"'{key}' must be a string, or a list of exactly one {role} message")
 

@@ -1,5 +1,6 @@
 """Where records come from: files of five formats, folders and data sets of the hub, several of them mixed."""
 
+import codecs
 import csv
 import io
 import json
@@ -13,7 +14,9 @@ from typing import Any
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import existing_file, holds_half, read_jsonl, read_text
-from stepjepa.data.records import BadRecords, Columns, Record, parse_record
+from stepjepa.data.columns import Columns
+from stepjepa.data.messages import without_fillers
+from stepjepa.data.records import BadRecords, Record, parse_record
 
 Rows = Iterator[tuple[int, dict[str, Any]]]
 """Line or row number, counted from 1, and the row by the names of its columns."""
@@ -59,7 +62,7 @@ def read_records(
         columns: of the user's and the assistant's message, where they have names of their own.
     """
     found, bad = existing_file(path, "data file"), bad or BadRecords()
-    reader = FORMATS.get(found.suffix.lower(), _read_json_lines)
+    reader = FORMATS.get(found.suffix.lower(), _read_json)
     records = list(_parse_each(reader(found, bad.note), path, bad, columns))
     if not records:
         rest = bad.describe() if bad.count else "add at least one"
@@ -119,29 +122,85 @@ def _looks_like_a_path(name: str) -> bool:
     return is_file or name.startswith(("/", ".", "~")) or "\\" in name or name.count("/") > 1
 
 
-def _read_json_lines(path: Path, wrong: Wrong) -> Rows:
-    return read_jsonl(path, wrong=lambda error: wrong(error, error.line or 0))
-
-
 def _read_json(path: Path, wrong: Wrong) -> Rows:
-    """A list of objects, as ``json.dump`` and chat tools write them, or JSON lines by another name."""
+    """JSON lines; or a list of objects, objects over several lines, an object with such a list (:data:`_LISTS`)."""
     with path.open("rb") as stream:
-        is_list = stream.read(1024).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
-    if not is_list:
-        yield from _read_json_lines(path, wrong)
-        return
-    text = read_text(path)
+        lines = (line.removeprefix(codecs.BOM_UTF8).strip() for line in stream)
+        first = next(filter(None, lines), b"{}")
     try:
-        rows = json.loads(text)
-    except (ValueError, RecursionError) as error:  # also a number of thousands of digits
-        line = getattr(error, "lineno", None)
-        raise UserError(f"not valid JSON ({_first_line(error)})", path=path, line=line) from None
-    for number, row in enumerate(rows, start=1):
+        value = json.loads(first)
+        by_line = not (isinstance(value, list) or (isinstance(value, dict) and _is_wrapped(value)))
+    except (ValueError, RecursionError):  # also a number of thousands of digits
+        by_line = not first.startswith((b"[", b"{"))
+    values = [] if by_line else _json_values(path)
+    if not values:
+        yield from read_jsonl(path, wrong=lambda error: wrong(error, error.line or 0))
+        return
+    if len(values) == 1:
+        values = list(enumerate(_rows_of(values[0][1], path), start=1))
+    for number, row in values:
         if isinstance(row, dict) and not holds_half(row):
             yield number, row
         else:
             told = f"element {number} is no object, or holds half of a character (a lone surrogate); remove it"
             wrong(UserError(told, path=path), number)
+
+
+def _json_values(path: Path) -> list[tuple[int, Any]]:
+    """The values of a file of JSON behind one another, each with its first line; none where it is not JSON."""
+    text, end, line = read_text(path), 0, 1
+    values = list[tuple[int, Any]]()
+    decoder, blank = json.JSONDecoder(), re.compile(r"\s*")
+    try:
+        while (start := end + len(blank.match(text, end)[0])) < len(text):  # type: ignore[index]  # always matches
+            line += text.count("\n", end, start)
+            value, end = decoder.raw_decode(text, start)
+            values.append((line, value))
+            line += text.count("\n", start, end)
+    except (ValueError, RecursionError) as error:
+        if path.suffix.lower() == ".json" and text.lstrip("\ufeff \t\r\n").startswith("["):
+            told = f"not valid JSON ({_first_line(error)})"
+            raise UserError(told, path=path, line=getattr(error, "lineno", None)) from None
+        return []
+    return values
+
+
+# Keys under which files of one object hold their rows.
+_LISTS = (
+    "data",
+    "train",
+    "rows",
+    "records",
+    "examples",
+    "items",
+    "instances",
+    "samples",
+    "dataset",
+    "test",
+    "validation",
+)
+
+
+def _is_wrapped(value: dict[str, Any]) -> bool:
+    """Whether an object holds rows instead of being one: under a key, or as pandas writes a table."""
+    rows = [name for name in _LISTS if isinstance(value.get(name), list) and value[name]]
+    parts = list(value.values())
+    is_frame = len(parts) > 1 and all(isinstance(part, dict) and part.keys() == parts[0].keys() for part in parts)
+    return bool(rows) or is_frame
+
+
+def _rows_of(value: Any, path: Path) -> list[Any]:
+    """The rows of a file that is one JSON value; UserError for an object with several lists, or a table of pandas."""
+    if not isinstance(value, dict) or not _is_wrapped(value):
+        return value if isinstance(value, list) else [value]
+    rows = {name: value[name] for name in _LISTS if isinstance(value.get(name), list) and value[name]}
+    if not rows or ("columns" in value and "index" in value):
+        told = "a table as pandas writes it; write it with to_json(FILE, orient='records', lines=True)"
+        raise UserError(told, path=path)
+    if len(rows) > 1:
+        told = f"an object with lists under {', '.join(rows)}; write the one that is meant to a file of its own"
+        raise UserError(told, path=path)
+    return list(*rows.values())
 
 
 def _read_tsv(path: Path, wrong: Wrong) -> Rows:
@@ -158,7 +217,10 @@ def _read_table(path: Path, wrong: Wrong, **dialect: Any) -> Rows:
     names: list[str] | None = None
     line = 1
     csv.field_size_limit(_LONGEST_FIELD)
-    table = csv.reader(io.StringIO(read_text(path), newline=""), **dialect)
+    text = read_text(path)
+    if dialect.get("delimiter") == ",":
+        dialect["delimiter"] = _delimiter(text)
+    table = csv.reader(io.StringIO(text, newline=""), **dialect)
     try:
         for row in table:
             if not row:
@@ -178,6 +240,12 @@ def _read_table(path: Path, wrong: Wrong, **dialect: Any) -> Rows:
         raise UserError(f"not valid {path.suffix[1:].upper()} ({error})", path=path, line=line) from None
 
 
+def _delimiter(text: str) -> str:
+    """What separates the fields of a table: another character where the header has no comma, as Excel writes it."""
+    header = text.lstrip("\r\n").partition("\n")[0]
+    return next((each for each in ";\t|" if "," not in header and each in header), ",")
+
+
 def _read_parquet(path: Path, wrong: Wrong) -> Rows:
     # Imported here: it takes a fifth of a second.
     import pyarrow
@@ -185,7 +253,8 @@ def _read_parquet(path: Path, wrong: Wrong) -> Rows:
 
     try:
         with parquet.ParquetFile(path) as file:
-            yield from enumerate((row for batch in file.iter_batches() for row in batch.to_pylist()), start=1)
+            rows = (row for batch in file.iter_batches() for row in batch.to_pylist())
+            yield from enumerate(map(_row_without_fillers, rows), start=1)
     # Text that is none, and dates that Python does not have, are found out row by row.
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         raise UserError(f"no readable Parquet file ({_first_line(error)}); write it again", path=path) from None
@@ -193,8 +262,8 @@ def _read_parquet(path: Path, wrong: Wrong) -> Rows:
 
 # By the end of a file's name.
 FORMATS: dict[str, Callable[[Path, Wrong], Rows]] = {
-    ".jsonl": _read_json_lines,
-    ".ndjson": _read_json_lines,
+    ".jsonl": _read_json,
+    ".ndjson": _read_json,
     ".json": _read_json,
     ".csv": partial(_read_table, delimiter=",", strict=True),
     ".tsv": _read_tsv,
@@ -216,7 +285,12 @@ def _read_dataset(name: str, split: str | None, subset: str | None) -> Rows:
     if split not in splits:
         wrong = "name a split" if split is None else f"has no split '{split}'"
         raise UserError(f"{wrong}; there are {', '.join(splits)}", path=name)
-    yield from enumerate(splits[split], start=1)
+    yield from enumerate(map(_row_without_fillers, splits[split]), start=1)
+
+
+def _row_without_fillers(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of an Arrow table with all its columns."""
+    return {name: without_fillers(value) for name, value in row.items()}
 
 
 def _first_line(error: BaseException) -> str:

@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from stepjepa.base.errors import UserError, naming_batch_size
 from stepjepa.base.files import fingerprint, read_jsonl, write_json, write_jsonl
-from stepjepa.data.records import BadRecords, Record
+from stepjepa.data.records import BadRecords, Record, tell_unused
 from stepjepa.data.sources import read_records
 from stepjepa.evaluation.answering import Batcher, Question, judge
 from stepjepa.evaluation.output import OutputFile, meta_file, summarise, summary_file
@@ -185,6 +185,7 @@ def score_predictions(settings: ScoreSettings) -> dict[str, Any]:
     """Score a file of answers, write lines and summary as ``stepjepa evaluate`` does, and return the summary."""
     records = read_records(settings.test_file)
     selection = Selection(settings, records)
+    tell_unused(selection.records.values(), extra=users_source(selection.task) is None)
     found = _read_answers(settings, len(records), selection.records)
     questions = [Question(index, record) for index, record in selection.records.items()]
     lines: list[dict[str, Any]] = []

@@ -19,7 +19,7 @@ from stepjepa.base.errors import UserError
 from stepjepa.base.files import atomic_write, fingerprint, write_json
 from stepjepa.config.jepa import Dtype, JepaConfig
 from stepjepa.config.option import FROM_ONE, FROM_ZERO, check_values, option
-from stepjepa.data.records import Record
+from stepjepa.data.records import Record, tell_unused
 from stepjepa.data.sources import read_records
 from stepjepa.inspection.plots import BOTH_VIEWS, COLOURED_BY, Points, draw_projection, save_figure
 from stepjepa.store.prompts import training_system_prompt, with_system_prompt
@@ -86,6 +86,7 @@ def analyze(settings: AnalysisSettings) -> list[ModelViews]:
     if there and not settings.overwrite:
         raise UserError("is there already; name another --output_dir or pass --overwrite", path=there[0])
     read, records = fingerprint(settings.test_file), read_records(settings.test_file)
+    tell_unused(records)
     some = {index: records[index] for index in sampled(len(records), settings.max_examples, settings.seed).tolist()}
     configs = zip(settings.model_path, choose_configs(settings), strict=True)
     models = [_embed_model(path, config, some, settings) for path, config in configs]

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 from stepjepa.base.errors import UserError
 from stepjepa.config.option import option
+from stepjepa.data.columns import read_chat
+from stepjepa.data.messages import as_python, is_absent, read_tools, read_variables, refuse_media
 from stepjepa.data.records import BadRecords, parse_record
 from stepjepa.preparing.step_splitting import drop_thinking, split_response, tidy_step
 from stepjepa.tasks.answers import marked_answers, parse_number, same_answer
@@ -37,6 +39,30 @@ class Counts:
     read: int = 0
     dropped: Counter[str] = field(default_factory=Counter)  # rows that gave no record, by reason
     columns: tuple[str, ...] = ()  # of the first row, for error messages
+    # Columns that hold something, and whether a conversion asked for them.
+    asked: dict[str, bool] = field(default_factory=dict)
+
+    @property
+    def unused(self) -> list[str]:
+        """The columns that no record was made of."""
+        return [name for name, asked in self.asked.items() if not asked]
+
+
+class _AskedRow(dict[str, Any]):
+    """A row that knows which of its columns were asked for."""
+
+    def __init__(self, row: Row) -> None:
+        super().__init__(row)
+        self.asked: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self.asked.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value of a column, or the default."""
+        self.asked.add(name)
+        return super().get(name, default)
 
 
 def convert_rows(
@@ -53,8 +79,9 @@ def convert_rows(
         if not counts.read:
             counts.columns = tuple(map(str, row))
         counts.read += 1
+        asked_row = _AskedRow(row)
         try:
-            made = convert(row)
+            made = convert(asked_row)
             records = [record | {"group": line} for record in made] if isinstance(made, list) else [made]
             for record in records:
                 parse_record(record, str(path), line)
@@ -65,7 +92,22 @@ def convert_rows(
             (bad or BadRecords()).note(located, line)
         else:
             found += records
+            for name, value in row.items():
+                if not is_absent(value):
+                    counts.asked[name] = counts.asked.get(name, False) or name in asked_row.asked
     return found[:limit], counts
+
+
+def convert_chat(row: Row, **about: Any) -> dict[str, Any]:
+    """Convert a row with a chat in any of its forms, see :func:`stepjepa.data.columns.read_chat`, to a record."""
+    plain = as_python(dict(row))
+    refuse_media(plain)
+    chat = read_chat(plain, **about)
+    more: dict[str, Any] = {"tools": read_tools(plain.get("tools"))}
+    more["chat_template_kwargs"] = read_variables(plain.get("chat_template_kwargs"))
+    for name in {*chat.used, *more}:
+        row.get(name)  # asked for, unlike what was only looked at
+    return {"messages": chat.messages} | {name: value for name, value in more.items() if value is not None}
 
 
 class Conversion(NamedTuple):

@@ -18,7 +18,7 @@ from stepjepa.base.terminal import PALETTE, duration
 from stepjepa.base.typed_json import to_json
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.config.option import without_flags
-from stepjepa.data.records import BadRecords, Record
+from stepjepa.data.records import BadRecords, Record, tell_unused
 from stepjepa.data.sources import mix, read_any, read_records
 from stepjepa.models.architecture import base_model
 from stepjepa.models.weights import parameter_counts, quantized
@@ -76,6 +76,7 @@ def _read(
     records = read(source, bad=bad, columns=args.columns)
     if is_main_process():
         bad.tell()
+        tell_unused(records)
     return records, Source(
         file=Path(source).name if Path(source).exists() else source,
         records=len(records),

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from stepjepa.base.files import atomic_write
+from stepjepa.data.messages import SYSTEM_ROLES
 from stepjepa.data.records import Record
 from stepjepa.store.folder import PROMPTS_FILE
 from stepjepa.store.record import record_of
@@ -23,7 +24,7 @@ FORMS: dict[str, Callable[[str], str]] = {
 def system_prompts(records: Sequence[Record]) -> list[str | None]:
     """The ten most frequent system prompts of some records; None stands for having none. More are parts of records."""
     first = (record.messages[0] for record in records)
-    counts = Counter(message["content"] if message["role"] == "system" else None for message in first)
+    counts = Counter(message["content"] if message["role"] in SYSTEM_ROLES else None for message in first)
     return [prompt for prompt, _ in counts.most_common(10)]
 
 
@@ -44,7 +45,7 @@ def with_system_prompt(records: Sequence[Record], prompt: str) -> list[Record]:
     """The records with this system prompt instead of their own; without any if it is empty."""
     system = ({"role": "system", "content": prompt},) if prompt else ()
     return [
-        replace(record, messages=(*system, *(m for m in record.messages if m["role"] != "system")))
+        replace(record, messages=(*system, *(m for m in record.messages if m["role"] not in SYSTEM_ROLES)))
         for record in records
     ]
 
@@ -82,7 +83,7 @@ def share_trained_on(model_path: str, records: Iterable[Record]) -> dict[str, fl
 
 def _question(record: Record) -> str:
     """All that is said before the last answer, but for the system prompt."""
-    return json.dumps([message["content"] for message in record.messages[:-1] if message["role"] != "system"])
+    return json.dumps([message["content"] for message in record.messages[:-1] if message["role"] not in SYSTEM_ROLES])
 
 
 def _hash(text: str) -> str:

@@ -1,0 +1,173 @@
+"""The chat of a row, whatever columns it stands in: whole chats, questions and answers, Alpaca, Dolly, ShareGPT."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from stepjepa.base.errors import UserError, shown
+from stepjepa.data.messages import SYSTEM_ROLES, from_json, is_absent, read_message
+
+USER = ("prompt", "question", "instruction", "input", "text")
+ASSISTANT = ("completion", "answer", "response", "output", "code")
+"""Columns as data sets and other tools call them; the first one that a row has is taken."""
+
+CHATS = ("messages", "conversations", "conversation")
+"""Columns of whole chats: with ``role`` and ``content``, or ShareGPT's ``from`` and ``value``."""
+
+SYSTEM = ("system", "system_prompt")
+"""Columns of a system prompt."""
+
+_MORE = ("input", "context")  # what Alpaca's and Dolly's ``instruction`` goes on with
+
+MOST_NAMES = 12
+"""Columns that a message lists."""
+
+Columns = Sequence[str] | None
+"""Names of two columns, of the user's and of the assistant's message; None looks for the usual ones."""
+
+
+class Chat(NamedTuple):
+    """The chat of a row."""
+
+    messages: list[dict[str, Any]]
+    used: set[str]  # the columns that it was taken from
+    unused: list[str]  # keys of its messages that nothing reads, as ``messages[].id``
+
+
+def read_chat(
+    row: Mapping[str, Any], columns: Columns = None, *, system: str | None = None, system_prompt: str | None = None
+) -> Chat:
+    """The chat of a row.
+
+    Without ``columns`` that is a whole chat (:data:`CHATS`), or the first of :data:`USER` and of :data:`ASSISTANT` that
+    the row has. In Alpaca's form ``instruction`` goes on with ``input``, behind the turns of ``history``; in Dolly's
+    with ``context``. A column of :data:`SYSTEM` is the system message in front. ``columns`` are taken by themselves.
+
+    Args:
+        row: by the names of its columns.
+        columns: of the user's and the assistant's message.
+        system: a column of a system prompt, in place of the usual ones.
+        system_prompt: the same for all rows.
+    """
+    if columns is not None and len(columns) != 2:
+        raise UserError(f"--columns: expected two names, USER ASSISTANT, got {' '.join(columns)}")
+    whole = next((name for name in CHATS if not is_absent(row.get(name))), None) if columns is None else None
+    if whole is not None:
+        chat = Chat([], {whole}, [])
+        _add_turns(chat, row, whole, None)
+    else:
+        names = (USER, ASSISTANT) if columns is None else [(name,) for name in columns]
+        asked, answered = (_column(row, each) for each in names)
+        chat = Chat([], {asked, answered}, [])
+        if columns is None and "history" in row:
+            chat.used.add("history")
+            _add_history(chat, row["history"])
+        place = len(chat.messages)
+        _add_turns(chat, row, asked, "user")
+        if columns is None and asked == "instruction":
+            for name in _MORE:
+                if name in row:
+                    chat.used.add(name)
+                    if not is_absent(row[name]):
+                        chat.messages[place]["content"] += f"\n\n{_text(row, name)}"
+        _add_turns(chat, row, answered, "assistant")
+    if columns is None:
+        _refuse_preferences(row, chat.used)
+    if system is not None:
+        system_prompt = _text(row, _column(row, (system,)))
+        chat.used.add(system)
+    if system_prompt is not None:
+        rest = [message for message in chat.messages if message["role"] not in SYSTEM_ROLES]
+        return chat._replace(messages=[{"role": "system", "content": system_prompt}, *rest])
+    return chat if columns is not None else _with_system(chat, row)
+
+
+def _with_system(chat: Chat, row: Mapping[str, Any]) -> Chat:
+    """The chat behind the system message of a column, if the row has one."""
+    for name in SYSTEM:
+        if name not in row or name in chat.used:
+            continue
+        chat.used.add(name)
+        if is_absent(row[name]):
+            continue
+        text, first = _text(row, name), chat.messages[0]
+        if first["role"] not in SYSTEM_ROLES:
+            chat.messages.insert(0, {"role": "system", "content": text})
+        elif first["content"] != text:
+            raise UserError(f"'{name}' and the {first['role']} message of the chat differ; keep one of the two")
+    return chat
+
+
+def _column(row: Mapping[str, Any], names: Sequence[str]) -> str:
+    """The first of some columns that a row has."""
+    for name in names:
+        if name in row:
+            return name
+    there = ", ".join(list(map(str, row))[:MOST_NAMES]) or "nothing"
+    _refuse_preferences(row, set())
+    missing = f"no column '{names[0]}'"
+    if len(names) > 1:
+        missing = f"no 'messages', and none of the columns {', '.join(names)}"
+    if len(row) < 2:
+        raise UserError(f"{missing} (there is {there}); a record needs 'messages', or two such columns")
+    raise UserError(f"{missing} (there is {there}); name the two with --columns USER ASSISTANT")
+
+
+def _add_turns(chat: Chat, row: Mapping[str, Any], name: str, role: str | None) -> None:
+    """Add a column to a chat: a text of one role or, as TRL also takes them, a list of turns."""
+    turns = row[name]
+    if role is not None and not (isinstance(turns, list) and any(isinstance(each, Mapping) for each in turns)):
+        chat.messages.append({"role": role, "content": _text(row, name)})
+        return
+    if isinstance(turns, str) and turns.lstrip().startswith("["):
+        turns = from_json(turns, name, "a list of messages")
+    if not isinstance(turns, list | tuple):
+        raise UserError(f"'{name}' must be a list of messages with 'role' and 'content', or 'from' and 'value'")
+    for index, turn in enumerate(turns):
+        message, unused = read_message(turn, f"{name}[{index}]")
+        chat.messages.append(message)
+        chat.unused.extend(f"{name}[].{key}" for key in unused if f"{name}[].{key}" not in chat.unused)
+
+
+def _add_history(chat: Chat, history: Any) -> None:
+    """Add the turns of Alpaca's ``history``: pairs of question and answer."""
+    if is_absent(history):
+        return
+    pairs = from_json(history, "history", "a list of pairs of texts")
+    for index, pair in enumerate(pairs if isinstance(pairs, list | tuple) else [pairs]):
+        texts = pair if isinstance(pair, list | tuple) and len(pair) == 2 else [None]
+        if not all(isinstance(text, str) and text.strip() for text in texts):
+            raise UserError(f"history[{index}] is {shown(pair)}; expected a pair of texts, [question, answer]")
+        chat.messages.extend(
+            {"role": role, "content": text} for role, text in zip(("user", "assistant"), texts, strict=True)
+        )
+
+
+def _text(row: Mapping[str, Any], name: str) -> str:
+    value = row[name]
+    told = f"column '{name}' is {shown(value)}; expected a text"
+    if isinstance(value, bool):
+        raise UserError(f"{told}; write true and false as texts, such as yes and no")
+    # A table of numbers is read as numbers, where a file of texts would have held their digits.
+    if isinstance(value, int) or (isinstance(value, float) and not math.isnan(value)):
+        return str(value)
+    if isinstance(value, list | tuple | Mapping):
+        raise UserError(f"{told}; write one text there, or name another column with --columns USER ASSISTANT")
+    if not isinstance(value, str) or not value.strip():
+        raise UserError(f"{told}; fill it in, or leave such rows out with --bad_records skip")
+    return value
+
+
+def _refuse_preferences(row: Mapping[str, Any], used: set[str]) -> None:
+    """UserError for columns that say which answers are wanted, so that those that are not would be trained."""
+    pairs = [name for name in ("chosen", "rejected") if name not in used and not is_absent(row.get(name))]
+    if pairs:
+        remedy = "name the columns to train on with --columns USER ASSISTANT"
+        raise UserError(
+            f"{' and '.join(map(repr, pairs))}: preferences, which are not trained on; {remedy}, or remove them"
+        )
+    for name in ("label", "kto_tag"):
+        value = row.get(name)
+        if name not in used and (isinstance(value, bool) or str(value).lower() in {"true", "false"}):
+            told = f"'{name}' is {shown(value)}: it marks answers as wanted or not, and all would be trained"
+            raise UserError(f"{told}; keep the rows that are wanted, and remove the column")

@@ -1,0 +1,242 @@
+"""Messages of a chat in one form, whatever tool wrote them: contents, thoughts, tool calls, weights, tools."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stepjepa.base.errors import UserError, shown
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+SYSTEM_ROLES = ("system", "developer")
+"""Roles of the message in front that says how to answer: ``developer`` is OpenAI's newer name of ``system``."""
+
+# Names of roles in ShareGPT's and OpenAI's older forms.
+_OTHER_ROLES = {
+    "human": "user",
+    "gpt": "assistant",
+    "function_call": "assistant",
+    "observation": "tool",
+    "function_response": "tool",
+}
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+_WEIGHTS = ("weight", "train", "training", "loss")  # OpenAI, Axolotl (two names), ms-swift
+_EXPECTED = f"expected 'role', one of {', '.join(ROLES)}, and 'content', a text"
+MEDIA = ("images", "image", "videos", "video", "audios", "audio")
+_RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "tokenize")
+_READ = {"role", "from", "content", "value", "tool_calls", "function_call", "name", "tool_call_id"}
+_READ |= {*_REASONING, *_WEIGHTS}
+
+
+def is_absent(value: Any) -> bool:
+    """Whether a field says nothing: null, NaN (the gap of a table), blank, or an empty list or object."""
+    if isinstance(value, str | Mapping | list | tuple):
+        return not (value.strip() if isinstance(value, str) else value)
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def as_python(value: Any) -> Any:
+    """The same value without NumPy: arrays as lists, which pandas makes of lists, and scalars as Python's numbers."""
+    if isinstance(value, Mapping):
+        return {name: as_python(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_python(each) for each in value]
+    # Also NumPy's numbers and texts that are Python's, too.
+    return as_python(value.tolist()) if hasattr(value, "dtype") else value
+
+
+def without_fillers(value: Any) -> Any:
+    """A value of an Arrow table without the nulls that it puts where another row's object has a field."""
+    if isinstance(value, Mapping):
+        return {name: without_fillers(each) for name, each in value.items() if each is not None}
+    return [without_fillers(each) for each in value] if isinstance(value, list) else value
+
+
+def from_json(value: Any, name: str, expected: str) -> Any:
+    """A field that may be JSON as text, as in tables; UserError if it begins as such and is none."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        raise UserError(f"'{name}' is {shown(value)}; expected {expected}, or the same as JSON text") from None
+
+
+def read_message(turn: Any, name: str) -> tuple[dict[str, Any], list[str]]:
+    """One message in the form of :class:`stepjepa.data.records.Record`, and the keys of it that nothing reads.
+
+    ``name`` is where it stands, for errors. ``role`` and ``content`` may be ShareGPT's ``from`` and ``value``; the
+    content may be parts of type ``text``.
+    """
+    if not isinstance(turn, Mapping):
+        raise UserError(f"{name} is {shown(turn)}; {_EXPECTED}")
+    refuse_media(turn, f"{name}.")
+    said, value = _first(turn, "role", "from"), _first(turn, "content", "value")
+    role = "tool" if turn.get("role") == "function" else _OTHER_ROLES.get(str(said), said)
+    if role not in ROLES:
+        raise UserError(f"{name} is {shown(turn)}; {_EXPECTED}")
+    if said == "function_call":
+        calls, value = _calls(value, f"{name}.value"), None
+    else:
+        called = turn.get("tool_calls") if is_absent(turn.get("function_call")) else [turn["function_call"]]
+        calls = _calls(called, f"{name}.tool_calls")
+    reasoning, weight = _reasoning(turn, name), _weight(turn, role, name)
+    for key, there in (("tool_calls", calls), ("reasoning_content", reasoning)):
+        if there and role != "assistant":
+            raise UserError(f"{name}.{key}: a {role} message has none; remove it, or make its role assistant")
+    may_be_empty = bool(calls) or role in {"tool", *SYSTEM_ROLES}
+    optional: dict[str, Any] = {"reasoning_content": reasoning, "tool_calls": calls or None}
+    optional |= {key: _label(turn.get(key), f"{name}.{key}") for key in ("name", "tool_call_id")}
+    optional |= {"weight": 0 if weight == 0 and role == "assistant" else None}
+    message = {"role": role, "content": _content(value, role, name, may_be_empty=may_be_empty)}
+    message |= {key: each for key, each in optional.items() if each is not None}
+    return message, [str(key) for key, value in turn.items() if key not in _READ and not is_absent(value)]
+
+
+def _label(value: Any, name: str) -> str | None:
+    """A name or an id; None for none."""
+    if is_absent(value):
+        return None
+    if isinstance(value, str):
+        return value
+    raise UserError(f"{name} is {shown(value)}; expected a text")
+
+
+def _first(turn: Mapping[str, Any], *names: str) -> Any:
+    """The value of the first of some keys that has one."""
+    return next((turn[name] for name in names if turn.get(name) is not None), None)
+
+
+def _content(value: Any, role: str, name: str, *, may_be_empty: bool) -> str:
+    if isinstance(value, list | tuple):
+        value = "".join(_part(part, f"{name}.content[{index}]") for index, part in enumerate(value))
+    # A system prompt may be empty on purpose (it switches a template's default off); so may what a tool returned.
+    if may_be_empty and (value is None or (isinstance(value, str) and not value.strip() and role == "assistant")):
+        return ""
+    if not isinstance(value, str):
+        raise UserError(f"{name}.content ({role}) is {shown(value)}; expected a text, or parts of type text")
+    if not may_be_empty and not value.strip():
+        raise UserError(f"{name}.content ({role}) is empty; fill it or remove the record")
+    return value
+
+
+def _part(part: Any, name: str) -> str:
+    """The text of one part of a content; a part of another type is passed over if it is empty."""
+    if isinstance(part, str):
+        return part
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if isinstance(part, Mapping) and isinstance(part.get("text"), str) and kind in {None, "text"}:
+        return str(part["text"])
+    if isinstance(part, Mapping) and all(is_absent(value) for key, value in part.items() if key != "type"):
+        return ""
+    told = f"a part of type {shown(kind)}" if isinstance(kind, str) else shown(part)
+    raise UserError(f"{name} is {told}; expected parts {{'type': 'text', 'text': ...}}; remove the part or the record")
+
+
+def _reasoning(turn: Mapping[str, Any], name: str) -> str | None:
+    """The thought of a message: one field under several names."""
+    thoughts = {key: turn[key] for key in _REASONING if not is_absent(turn.get(key))}
+    for key, thought in thoughts.items():
+        if not isinstance(thought, str):
+            raise UserError(f"{name}.{key} is {shown(thought)}; expected a text")
+    if len(set(thoughts.values())) > 1:
+        raise UserError(f"{name} has both {' and '.join(thoughts)}, which are one field, and they differ; keep one")
+    return next(iter(thoughts.values()), None)
+
+
+def _weight(turn: Mapping[str, Any], role: str, name: str) -> int | None:
+    """1 where the user says that a message is trained, 0 where they say that it is not; None for neither."""
+    if not is_absent(turn.get("train_detail")):
+        raise UserError(f"{name}.train_detail: parts of a message can't be trained; remove it, or the record")
+    weights: dict[str, int] = {}
+    for key in _WEIGHTS:
+        value = turn.get(key)
+        if value is None or (isinstance(value, float) and math.isnan(value)):
+            continue
+        if key == "loss" and not isinstance(value, bool):
+            raise UserError(f"{name}.loss is {shown(value)}; expected true or false: whether the turn is trained")
+        if not isinstance(value, int | float) or value not in {0, 1}:
+            raise UserError(f"{name}.{key} is {shown(value)}; expected 0 (context) or 1 (trained)")
+        weights[key] = int(value)
+    if len(set(weights.values())) > 1:
+        raise UserError(f"{name} has {' and '.join(weights)}, which say different things; keep one")
+    if 1 in weights.values() and role != "assistant":
+        key = next(iter(weights))
+        raise UserError(f"{name}.{key}: only assistant messages are trained, and this is a {role} message; remove it")
+    return next(iter(weights.values()), None)
+
+
+def _calls(value: Any, name: str) -> list[dict[str, Any]]:
+    """Tool calls in OpenAI's form, with arguments as an object."""
+    if is_absent(value):
+        return []
+    value = from_json(value, name, "a list of tool calls")
+    calls = []
+    for index, call in enumerate(value if isinstance(value, list | tuple) else [value]):
+        function = call.get("function", call) if isinstance(call, Mapping) else {}
+        title = function.get("name") if isinstance(function, Mapping) else None
+        if not isinstance(title, str) or not title:
+            form = "{'type': 'function', 'function': {'name': ..., 'arguments': {...}}}"
+            raise UserError(f"{name}[{index}] is {shown(call)}; expected {form}")
+        place = f"{name}[{index}].function.arguments"
+        arguments = function.get("arguments")
+        arguments = {} if arguments is None or arguments == "" else from_json(arguments, place, "an object")
+        if not isinstance(arguments, Mapping):
+            raise UserError(f"'{place}' is {shown(arguments)}; expected an object, or the same as JSON text")
+        about = {} if is_absent(call.get("id")) else {"id": str(call["id"])}
+        calls.append({**about, "type": "function", "function": {"name": title, "arguments": dict(arguments)}})
+    return calls
+
+
+def read_tools(value: Any) -> list[dict[str, Any]] | None:
+    """The tools of a record, a list or JSON text, in OpenAI's form; None for none."""
+    if is_absent(value) or is_absent(value := from_json(value, "tools", "a list of functions")):
+        return None
+    tools = []
+    for index, tool in enumerate(value if isinstance(value, list | tuple) else [value]):
+        inner = from_json(tool, f"tools[{index}]", "an object")
+        function = inner.get("function", inner) if isinstance(inner, Mapping) else {}
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            form = "{'type': 'function', 'function': {'name': ..., 'parameters': {...}}}"
+            raise UserError(
+                f"tools[{index}] is {shown(tool)}; expected {form}; rename the field if it means another thing"
+            )
+        tools.append(dict(inner) if "function" in inner else {"type": "function", "function": dict(inner)})
+    return tools
+
+
+def read_variables(value: Any) -> dict[str, Any] | None:
+    """``chat_template_kwargs`` of a record, an object or JSON text; None for none."""
+    name = "chat_template_kwargs"
+    if is_absent(value) or is_absent(value := from_json(value, name, "an object")):
+        return None
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise UserError(f"'{name}' is {shown(value)}; expected an object, the variables of the chat template")
+    if reserved := [key for key in value if key in _RESERVED]:
+        raise UserError(f"'{name}' can't set '{reserved[0]}', which is set for every chat; remove it there")
+    return dict(value)
+
+
+def check_turns(messages: Sequence[Mapping[str, Any]]) -> int:
+    """One past the last message of an assistant that is trained; UserError if there is none, or for a wrong order."""
+    roles = [str(message["role"]) for message in messages]
+    turns = roles[1:] if roles[:1] and roles[0] in SYSTEM_ROLES else roles
+    may_follow = {"user": ("assistant", "tool", ""), "assistant": ("user", "tool"), "tool": ("assistant", "tool")}
+    in_turn = all(before in may_follow.get(role, ()) for before, role in zip(["", *turns[:-1]], turns, strict=True))
+    if not in_turn or "assistant" not in turns:
+        told = (", ".join(roles[:8]) or "none") + (", ..." if len(roles) > 8 else "")
+        expected = "user and assistant in turn, tool messages behind an assistant's, and a system message only in front"
+        raise UserError(f"the turns are {told}; expected {expected}; join two of one role, or remove the record")
+    trained = [number for number, message in enumerate(messages, start=1) if message["role"] == "assistant"]
+    trained = [number for number in trained if messages[number - 1].get("weight") != 0]
+    if not trained:
+        raise UserError("no assistant message is trained: all have weight 0; give one weight 1, or remove the record")
+    return trained[-1]
+
+
+def refuse_media(fields: Mapping[str, Any], of: str = "") -> None:
+    """UserError for a row or a message (``of``) with images, videos or sounds."""
+    for name in MEDIA:
+        if not is_absent(fields.get(name)):
+            raise UserError(f"'{of}{name}' is other input than text, which is not trained on; remove it, or the record")
