@@ -87,7 +87,46 @@ def test_a_line_of_tsv_is_a_row(tmp_path, text, rows):
     assert [row for _, row in read_rows(write(tmp_path / "a.tsv", text))] == rows
 
 
+ONE = {"question": "a", "answer": "b"}
+OTHER_FORMS = {
+    "wrapped.json": json.dumps({"version": 1, "data": [ONE, ONE]}, indent=1),
+    "wrapped on a line.jsonl": json.dumps({"train": [ONE, ONE]}),
+    "pretty.jsonl": json.dumps(ONE, indent=2) + "\n" + json.dumps(ONE, indent=2),
+    "pretty.json": "\ufeff\n" + json.dumps(ONE, indent=2) * 2,
+    "list.jsonl": json.dumps([ONE, ONE]),
+    "semicolons.csv": 'question;answer\na;b\n"a";b\n',
+    "tabs.csv": "question\tanswer\na\tb\na\tb\n",
+    "bars.csv": "question|answer\na|b\na|b\n",
+}
+
+
+@pytest.mark.parametrize("name", OTHER_FORMS)
+def test_files_as_other_programs_write_them(tmp_path, name):
+    assert [row for _, row in read_rows(write(tmp_path / name, OTHER_FORMS[name]))] == [ONE, ONE]
+
+
+def test_an_object_over_several_lines_knows_its_first(tmp_path):
+    path = write(tmp_path / "a.jsonl", '\n{"a":\n1}\n{"a":\n2}\n')
+    assert list(read_rows(path)) == [(2, {"a": 1}), (4, {"a": 2})]
+
+
+def test_a_row_with_a_list_is_a_row(tmp_path):
+    rows = [{"question": "a", "turns": [{"x": 1}]}, {"question": "b", "turns": [{"x": 2}]}]
+    for name in ("a.jsonl", "a.json"):
+        for part in (rows, rows[:1]):
+            assert [row for _, row in read_rows(json_lines(tmp_path / name, part))] == part
+
+
+def test_a_line_that_is_no_json_is_skipped_wherever_it_stands(tmp_path):
+    path = write(tmp_path / "a.jsonl", '{"a"\n{"a": 1}\n')
+    bad = BadRecords("skip")
+    assert list(read_rows(path, bad=bad)) == [(2, {"a": 1})] and bad.count == 1
+
+
 WRONG = [
+    ("a.json", '{"train": [{"a": 1}], "test": [{"a": 2}]}', r"a\.json: an object with lists under train, test; write"),
+    ("a.json", '{"a": {"0": 1}, "b": {"0": 2}}', r"a\.json: a table as pandas writes it; write it with to_json"),
+    ("a.json", '{"columns": ["a"], "index": [0], "data": [[1]]}', r"a\.json: a table as pandas writes it"),
     ("a.jsonl", '{"a": 1}\n{"a"\n', r"a\.jsonl:2: not valid JSON"),
     ("a.json", '[{"a": 1},\n {"a" 2}]', r"a\.json:2: not valid JSON \(Expecting ':' delimiter: line 2 column 7"),
     ("a.json", '[{"a": 1}, 3]', r"a\.json: element 2 is no object"),

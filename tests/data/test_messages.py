@@ -1,0 +1,229 @@
+"""Messages as other tools write them: each is kept in one form, refused with a remedy, or named as not used."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from stepjepa.base.errors import UserError
+from stepjepa.data.records import Record, as_records, describe_unused, parse_record
+from stepjepa.data.sources import read_records
+
+USER = {"role": "user", "content": "q"}
+ASSISTANT = {"role": "assistant", "content": "a"}
+PARIS = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Paris", "days": 2}}}
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
+BARE = TOOL["function"]
+
+
+def read(*messages: Any, **fields: Any) -> Record:
+    return parse_record({"messages": list(messages), **fields}, "data.jsonl", 3)
+
+
+@pytest.mark.parametrize(
+    ("message", "kept"),
+    [
+        # Text parts are joined, an empty part of another type is none.
+        ({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, {"content": "ab"}),
+        ({"content": [{"type": "text", "text": "a"}, {"type": "image", "image": None}]}, {"content": "a"}),
+        # A thought is one field under three names.
+        ({"content": "a", "reasoning_content": " t\n"}, {"content": "a", "reasoning_content": " t\n"}),
+        ({"content": "a", "thinking": "t"}, {"content": "a", "reasoning_content": "t"}),
+        ({"content": "a", "reasoning": "t", "thinking": "t"}, {"content": "a", "reasoning_content": "t"}),
+        ({"content": "a", "reasoning_content": ""}, {"content": "a"}),
+        # Arguments as an object, whatever they were.
+        ({"content": None, "tool_calls": [PARIS]}, {"content": "", "tool_calls": [PARIS]}),
+        ({"tool_calls": [PARIS["function"]]}, {"content": "", "tool_calls": [PARIS]}),
+        (
+            {"content": "a", "tool_calls": [{"id": "7", "function": {"name": "f", "arguments": '{"x": 1}'}}]},
+            {
+                "content": "a",
+                "tool_calls": [{"id": "7", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}}],
+            },
+        ),
+        (
+            {"content": None, "function_call": {"name": "f", "arguments": ""}},
+            {"content": "", "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {}}}]},
+        ),
+        # 1 and true are what is done anyway.
+        ({"content": "a", "weight": 1}, {"content": "a"}),
+        ({"content": "a", "weight": 1.0, "train": True}, {"content": "a"}),
+        ({"content": "a", "train": None, "weight": None, "name": None}, {"content": "a"}),
+        ({"content": "a", "name": "ann"}, {"content": "a", "name": "ann"}),
+    ],
+)
+def test_what_is_kept_of_an_answer(message: dict[str, Any], kept: dict[str, Any]) -> None:
+    assert read(USER, {"role": "assistant", **message}).messages == (USER, {"role": "assistant", **kept})
+
+
+@pytest.mark.parametrize(
+    "untrained", [{"weight": 0}, {"weight": 0.0}, {"train": False}, {"training": False}, {"loss": False}, {"train": 0}]
+)
+def test_a_turn_with_weight_0_is_context(untrained: dict[str, Any]) -> None:
+    record = read(USER, {**ASSISTANT, **untrained}, {**USER, "weight": 0}, ASSISTANT)
+    assert record.messages == (USER, {**ASSISTANT, "weight": 0}, USER, ASSISTANT)
+    assert record.dropped == 0 and not describe_unused([record])
+
+
+def test_what_stands_behind_the_last_trained_turn_is_dropped_and_counted() -> None:
+    record = read(USER, ASSISTANT, USER, {**ASSISTANT, "weight": 0}, USER)
+    assert (record.messages, record.dropped, record.answer) == ((USER, ASSISTANT), 3, "a")
+    assert describe_unused([record, record]) == ["6 messages behind the last trained answer are left out"]
+
+
+def test_a_chat_with_tools() -> None:
+    developer = {"role": "developer", "content": "s"}
+    asks = {"role": "assistant", "content": None, "tool_calls": [PARIS], "thinking": "t"}
+    replies = {"role": "tool", "content": "", "tool_call_id": "7", "name": "weather"}
+    record = read(developer, USER, asks, replies, replies, ASSISTANT, USER, ASSISTANT, tools=[BARE])
+    kept = {"role": "assistant", "content": "", "reasoning_content": "t", "tool_calls": [PARIS]}
+    assert record.messages == (developer, USER, kept, replies, replies, ASSISTANT, USER, ASSISTANT)
+    assert record.tools == [TOOL] and not record.extra
+    for text in (json.dumps([TOOL]), [TOOL], [json.dumps(BARE)]):
+        assert read(USER, ASSISTANT, tools=text).tools == [TOOL]
+    for empty in (None, [], "[]", " ", float("nan")):
+        assert read(USER, ASSISTANT, tools=empty, chat_template_kwargs=empty).tools is None
+    assert read(USER, ASSISTANT, chat_template_kwargs='{"x": 1}').chat_template_kwargs == {"x": 1}
+
+
+def test_sharegpt_with_tools() -> None:
+    """LLaMA-Factory's form: the call is JSON text, what it returned an observation."""
+    turns = [("human", "q"), ("function_call", json.dumps(PARIS["function"])), ("observation", "rain"), ("gpt", "a")]
+    row = {"conversations": [{"from": name, "value": value} for name, value in turns], "system": "s"}
+    record = parse_record(row | {"tools": json.dumps([BARE])})
+    call = {"role": "assistant", "content": "", "tool_calls": [PARIS]}
+    system, tool = {"role": "system", "content": "s"}, {"role": "tool", "content": "rain"}
+    assert record.messages == (system, USER, call, tool, ASSISTANT)
+    assert record.tools == [TOOL] and not describe_unused([record])
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ({"weight": 0.5}, r"messages\[1\].weight is '0.5'; expected 0 \(context\) or 1"),
+        ({"weight": "0"}, r"messages\[1\].weight is '0'; expected 0"),
+        ({"weight": 1, "train": False}, "has weight and train, which say different things"),
+        ({"loss": 0.25}, r"messages\[1\].loss is '0.25'; expected true or false"),
+        ({"train_detail": [{"begin_offset": 0}]}, "parts of a message can't be trained"),
+        (
+            {"content": [{"type": "image_url", "image_url": "x"}]},
+            r"content\[0\] is a part of type 'image_url'; expected",
+        ),
+        ({"content": []}, r"content \(assistant\) is empty"),
+        ({"content": {"text": "a"}}, r"content \(assistant\) is .*; expected a text, or parts of type text"),
+        ({"images": ["x.png"]}, r"'messages\[1\].images' is other input than text"),
+        ({"reasoning_content": "s", "thinking": "t"}, "both reasoning_content and thinking, which are one field"),
+        ({"thinking": 3}, r"messages\[1\].thinking is '3'; expected a text"),
+        ({"tool_calls": [{"name": ""}]}, r"messages\[1\].tool_calls\[0\] is .*; expected \{'type': 'function'"),
+        ({"tool_calls": [{"name": "f", "arguments": "{x"}]}, "arguments' is '{x'; expected an object, or .* JSON"),
+        ({"tool_calls": [{"name": "f", "arguments": [1]}]}, r"arguments' is '\[1\]'; expected an object"),
+        ({"name": 3}, r"messages\[1\].name is '3'; expected a text"),
+    ],
+)
+def test_errors_of_an_answer(answer: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        read(USER, {**ASSISTANT, **answer})
+    assert str(caught.value).startswith("data.jsonl:3: ")
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"messages": [{**USER, "weight": 1}, ASSISTANT]}, "only assistant messages are trained, and this is a user"),
+        ({"messages": [{**USER, "tool_calls": [PARIS]}, ASSISTANT]}, "tool_calls: a user message has none"),
+        ({"messages": [USER, {**ASSISTANT, "weight": 0}]}, "no assistant message is trained: all have weight 0"),
+        ({"messages": [USER, ASSISTANT], "tools": "hammer"}, "'tools' is 'hammer'; expected a list of functions"),
+        ({"messages": [USER, ASSISTANT], "tools": [{"type": "x"}]}, r"tools\[0\] is .*; expected"),
+        ({"messages": [USER, ASSISTANT], "chat_template_kwargs": [1]}, "expected an object, the variables"),
+        ({"messages": [USER, ASSISTANT], "chat_template_kwargs": {"tools": []}}, "can't set 'tools'"),
+        ({"messages": [USER, ASSISTANT], "images": ["x"]}, "'images' is other input than text"),
+        ({"messages": [USER, ASSISTANT], "label": False}, "'label' is 'False': it marks answers as wanted or not"),
+        ({"prompt": "q", "completion": "a", "label": "True"}, "'label' is 'True': it marks"),
+        ({"prompt": "q", "completion": "a", "kto_tag": True}, "'kto_tag' is 'True': it marks"),
+        ({"prompt": "q", "chosen": "a", "rejected": "b"}, "'chosen' and 'rejected': preferences, .*--columns"),
+        ({"messages": [USER, ASSISTANT], "rejected": "b"}, "'rejected': preferences"),
+        ({"question": "q", "answer": "a", "history": [["q"]]}, r"history\[0\] is .*; expected a pair"),
+        ({"messages": [{"role": "system", "content": "s"}, USER, ASSISTANT], "system": "t"}, "'system' and the system"),
+        ({"answer": "a"}, "there is answer.; a record needs 'messages', or two such columns"),
+        ({"question": "q", "answer": True}, "write true and false as texts, such as yes and no"),
+    ],
+)
+def test_errors_of_a_row(row: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        parse_record(row)
+
+
+def test_the_remedy_for_preferences_works() -> None:
+    row = {"prompt": "q", "chosen": "a", "rejected": "b"}
+    record = parse_record(row, columns=("prompt", "chosen"))
+    assert record.messages == (USER, ASSISTANT) and describe_unused([record]) == ["not used: rejected"]
+
+
+def test_a_label_that_is_no_truth_value_is_no_preference() -> None:
+    record = parse_record({"question": "q", "answer": "a", "label": 1})
+    assert describe_unused([record]) == ["not used: label"]
+
+
+def test_what_nothing_reads_is_named() -> None:
+    first = read({**USER, "id": 5}, ASSISTANT, source="web", ground_truth="7", empty=None, images=[])
+    second = read(USER, {**ASSISTANT, "score": 0.5}, text="both", gap=float("nan"))
+    assert describe_unused([first, second]) == ["not used: messages[].id, source, messages[].score, text"]
+    assert describe_unused([first, second], extra=False) == ["not used: messages[].id, messages[].score"]
+    many = read(USER, ASSISTANT, **{"": "x"}, **{f"c{number}": 1 for number in range(13)})
+    (line,) = describe_unused([many])
+    assert line.startswith("not used: a column without a name, c0, c1") and line.endswith("c10 and 2 more")
+
+
+@pytest.mark.parametrize(
+    ("row", "turns"),
+    [
+        (
+            {"instruction": "q", "input": "", "output": "a", "system": "s", "history": [["q1", "a1"]]},
+            ["s", "q1", "a1", "q", "a"],
+        ),
+        ({"instruction": "q", "output": "a", "history": '[["q1", "a1"]]'}, ["q1", "a1", "q", "a"]),
+        ({"instruction": "q", "output": "a", "history": None, "system": ""}, ["q", "a"]),
+        ({"instruction": "q", "context": "c", "response": "a"}, ["q\n\nc", "a"]),
+        ({"instruction": "q", "context": "", "response": "a"}, ["q", "a"]),
+        ({"system_prompt": "s", "question": "q", "response": "a"}, ["s", "q", "a"]),
+        ({"messages": json.dumps([USER, ASSISTANT]), "system": "s"}, ["s", "q", "a"]),
+        ({"conversation": [USER, ASSISTANT]}, ["q", "a"]),
+    ],
+)
+def test_columns_of_other_tools(row: dict[str, Any], turns: list[str]) -> None:
+    record = parse_record(row)
+    assert [message["content"] for message in record.messages] == turns
+    assert not describe_unused([record]) and set(record.columns) == set(row)
+
+
+def test_frames_and_arrays() -> None:
+    """What pandas, NumPy, pyarrow and datasets make of a list of messages are messages."""
+    pd = pytest.importorskip("pandas")
+    calls = {"role": "assistant", "content": "", "tool_calls": [PARIS]}
+    rows = [
+        {"messages": [USER, calls, {"role": "tool", "content": "x"}, ASSISTANT], "n": 1},
+        {"messages": [USER, ASSISTANT]},
+    ]
+    expected = [parse_record(row).messages for row in rows]
+    frame = pd.DataFrame([{**row, "messages": np.array(row["messages"], object)} for row in rows])
+    for table in (frame, pa.Table.from_pylist(rows), datasets.Dataset.from_list(rows)):
+        assert [record.messages for record in as_records(table)] == expected
+    gaps = pd.DataFrame({"question": ["q"], "answer": [np.int64(7)], "system": [pd.NA]})
+    assert [message["content"] for message in next(iter(as_records(gaps))).messages] == ["q", "7"]
+    with pytest.raises(UserError, match="<memory>:1: expected an object with the fields of a record, got 'x'"):
+        list(as_records(["x"]))
+
+
+def test_an_arrow_table_fills_no_argument_with_null(tmp_path: Any) -> None:
+    """Rows of one table have all fields; those of other rows' arguments are no arguments of this one."""
+    other = {"type": "function", "function": {"name": "time", "arguments": {"zone": "CET"}}}
+    rows = [{"messages": [USER, {"role": "assistant", "content": "", "tool_calls": [call]}]} for call in (PARIS, other)]
+    pa.parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    for records in (read_records(tmp_path / "a.parquet"), as_records(datasets.Dataset.from_list(rows))):
+        assert [record.messages[1]["tool_calls"] for record in records] == [[PARIS], [other]]
