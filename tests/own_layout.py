@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+import numpy as np
+from numpy.typing import NDArray
 
-from stepjepa import layout
-from stepjepa.batch.sequences import Readout, Sequence, main_sequence
+from stepjepa import Readout, ReadoutOptions, TokenizedRecord, TokenSequence, layout, main_sequence
 
 
 @layout("main_only", modes=("llm-jepa",))
-def main_only(record: Any, predictors: Any, reading: Any) -> list[Sequence]:
+def main_only(record: TokenizedRecord, predictors: NDArray[np.int32], reading: ReadoutOptions) -> list[TokenSequence]:
     """Both views are read in the main text."""
     end = len(record.ids) - 1
-    ends = {"source": end // 2, "target": end}
     return [
         main_sequence(record),
-        *(Sequence(record.ids[:at], readouts=(Readout(0, kind, at - 1, at),)) for kind, at in ends.items()),  # type: ignore[arg-type]
+        TokenSequence(record.ids[: end // 2], readouts=(Readout(0, "source", end // 2 - 1, end // 2),)),
+        TokenSequence(record.ids[:end], readouts=(Readout(0, "target", end - 1, end),)),
     ]
 
 
-def not_registered(record: Any, predictors: Any, reading: Any) -> list[Sequence]:
+def not_registered(
+    record: TokenizedRecord, predictors: NDArray[np.int32], reading: ReadoutOptions
+) -> list[TokenSequence]:
     """Has no decorator."""
     return []

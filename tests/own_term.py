@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from stepjepa import Batch, Context, Encoded, JepaConfig, Objective, Term
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 
 def objective_with(config: JepaConfig, *more: Term, model: nn.Module | None = None) -> Objective:
@@ -42,17 +45,17 @@ class NextLatent(Term):
 
     def count(self, batch: Batch) -> int:
         """Neighbours."""
-        return sum(len(path) - 1 for path in batch["members"].paths)
+        return sum(len(path) - 1 for path in batch.records.paths)
 
     def __call__(self, encoded: Encoded, batch: Batch, context: Context) -> Tensor:
         """Summed over them, a mean over dimensions."""
         del context
-        paths = [torch.from_numpy(path) for path in batch["members"].paths]
+        paths = [torch.from_numpy(path) for path in batch.records.paths]
         none = torch.empty(0, dtype=torch.long)
         here = encoded.at(torch.cat([none, *(path[:-1] for path in paths)]), 1)
         there = encoded.at(torch.cat([none, *(path[1:] for path in paths)]), 1)
         return (encoded.heads[self.name](here) - there.detach()).square().mean(-1).sum()
 
-    def modules(self, config: Any) -> nn.Module:
+    def modules(self, config: PreTrainedConfig) -> nn.Module:
         """The map."""
         return nn.Linear(config.hidden_size, config.hidden_size)

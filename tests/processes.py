@@ -24,7 +24,7 @@ from transformers import TrainingArguments
 import tiny
 from own_term import Margin, NextLatent, objective_with
 from stepjepa.batch.dataset import StepSampler
-from stepjepa.batch.sequences import Item
+from stepjepa.batch.sequences import SampledRecord
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.models.architecture import PredictorHead, attach_heads, load_heads, save_heads
 from stepjepa.models.attention import enable_trees
@@ -173,7 +173,7 @@ def sharded(name: str, world: int, rank: int) -> tuple[dict[str, torch.Tensor], 
     ratio = config.jepa_ratio if config.uses_views else 1.0
     lengths = [len(record.ids) for record in records]
     tight = not objective.compares_pairs
-    sampler = StepSampler(lengths, STEP, seed=3, jepa_ratio=ratio, tight=tight, multiple=STEP)
+    sampler = StepSampler(lengths, STEP, seed=3, jepa_ratio=ratio, sort_by_length=tight, multiple=STEP)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
     keys, lines = list(sampler), []
     parts = 2 if name in OF_MICRO_BATCHES else world
@@ -181,7 +181,7 @@ def sharded(name: str, world: int, rank: int) -> tuple[dict[str, torch.Tensor], 
     for step, start in enumerate(range(0, len(keys), STEP)):
         batches = [
             collator(
-                None if number < 0 else Item(records[number], with_views, (epoch, number))
+                None if number < 0 else SampledRecord(records[number], with_views, (epoch, number))
                 for number, with_views, epoch in keys[start + part * share : start + (part + 1) * share]
             )
             for part in range(rank, parts, world)

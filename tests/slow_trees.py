@@ -5,7 +5,7 @@ Nothing here knows of rows, prefixes or subtrees, only of sequences; see ``stepj
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,19 +17,21 @@ from torch import Tensor
 
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.batch.pack import Rows
-from stepjepa.batch.sequences import Readout, Sequence, TokenizedRecord
+from stepjepa.batch.sequences import Readout, TokenizedRecord, TokenSequence
 
 Rule = Any
 """(query position, key position) -> whether the model's own rule lets one see the other."""
 
 
-def random_sequences(seed: int, *, isolated: bool = False, longest: int = 7, vocabulary: int = 389) -> list[Sequence]:
+def random_sequences(
+    seed: int, *, isolated: bool = False, longest: int = 7, vocabulary: int = 389
+) -> list[TokenSequence]:
     """Sequences that begin like others, go on from them, are equal to them or are beginnings of them.
 
     With ``isolated``, runs of tokens inside some see nothing before them; ``longest`` is the most tokens that one adds.
     """
     draw = np.random.default_rng(seed)
-    found: list[Sequence] = []
+    found: list[TokenSequence] = []
     for index in range(int(draw.integers(3, 9))):
         ids, start = np.empty(0, np.int32), np.empty(0, np.int32)
         if index and draw.random() < 0.7:
@@ -47,7 +49,7 @@ def random_sequences(seed: int, *, isolated: bool = False, longest: int = 7, voc
         end = int(draw.integers(1, len(ids) + 1))
         kind = ("source", "target")[int(draw.integers(2))]
         readout = Readout(index, kind, int(draw.integers(end)), end)  # type: ignore[arg-type]
-        found.append(Sequence(ids, labels, start=start if start.any() else None, readouts=(readout,)))
+        found.append(TokenSequence(ids, labels, start=start if start.any() else None, readouts=(readout,)))
     return found
 
 
@@ -80,17 +82,17 @@ def batch_of(rows: Rows) -> Batch:
     return Batch(tensors, attention_mask=torch.ones_like(tensors["input_ids"]), isolates=bool(rows.start.any()))
 
 
-def _starts(sequence: Sequence) -> NDArray[np.int32]:
+def _starts(sequence: TokenSequence) -> NDArray[np.int32]:
     return np.zeros(len(sequence), np.int32) if sequence.start is None else sequence.start
 
 
-def own_mask(sequence: Sequence) -> Tensor:
+def own_mask(sequence: TokenSequence) -> Tensor:
     """``[N, N]`` bool: what each token (dim 0) of a sequence sees, token by token."""
     start = _starts(sequence)
     return torch.tensor([[start[q] <= k <= q for k in range(len(sequence))] for q in range(len(sequence))])
 
 
-def row_mask(sequences: Many[Sequence], rows: Rows, rule: Rule = lambda query, key: True) -> Tensor:
+def row_mask(sequences: Sequence[TokenSequence], rows: Rows, rule: Rule = lambda query, key: True) -> Tensor:
     """``[R, T, T]`` bool: the masks of all sequences, put where their tokens stand; padding sees and shows nothing."""
     count, length = rows.ids.shape
     found = torch.zeros(count, length, length, dtype=torch.bool)
@@ -103,7 +105,7 @@ def row_mask(sequences: Many[Sequence], rows: Rows, rule: Rule = lambda query, k
     return found
 
 
-def separate_states(model: Any, sequence: Sequence, layer: int = -1) -> Tensor:
+def separate_states(model: Any, sequence: TokenSequence, layer: int = -1) -> Tensor:
     """``[N, D]``: a plain pass over one sequence; with isolated tokens under its mask, which eager attention takes."""
     given: dict[str, Any] = {"input_ids": torch.from_numpy(sequence.ids.astype(np.int64))[None]}
     if sequence.start is not None:
@@ -135,7 +137,7 @@ class Slow:
     target: Tensor
 
 
-def separately(model: Any, parts: Many[Many[Sequence]], layer: int = -1) -> Slow:
+def separately(model: Any, parts: Sequence[Sequence[TokenSequence]], layer: int = -1) -> Slow:
     """Run every sequence of some records by itself on a plain model; embeddings are read from ``layer``."""
     states, losses = [], {"labels": [torch.zeros(())], "prompt": [torch.zeros(())]}
     read: dict[str, list[tuple[int, int, Tensor]]] = {"source": [], "target": []}

@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, TrainingArguments
 from stepjepa.base.files import write_jsonl
 from stepjepa.batch.collate import Collator
 from stepjepa.batch.micro_batch import Batch
-from stepjepa.batch.sequences import Item, TokenizedRecord
+from stepjepa.batch.sequences import SampledRecord, TokenizedRecord
 from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.chat.tokens import predictor_ids
 from stepjepa.config.jepa import JepaConfig
@@ -178,7 +178,7 @@ def collator(tokenizer: Any, config: JepaConfig, **options: Any) -> Collator:
 def batch_of(tokenizer: Any, config: JepaConfig, given: Sequence[Record] | None = None, **options: Any) -> Batch:
     """One micro-batch of all records; the options are those of :func:`collator`."""
     found = tokenized(tokenizer, config, given)
-    return collator(tokenizer, config, **options)(Item(record, True, (0, i)) for i, record in enumerate(found))
+    return collator(tokenizer, config, **options)(SampledRecord(record, True, (0, i)) for i, record in enumerate(found))
 
 
 def hidden_states(model: Any, batch: Batch, layer: int = -1) -> Tensor:

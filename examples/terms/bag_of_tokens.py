@@ -26,7 +26,7 @@ class BagOfTokens(Term):
 
     def count(self, batch: Batch) -> int:
         """Records."""
-        return len(batch["members"].paths)
+        return len(batch.records.paths)
 
     def __call__(self, encoded: Encoded, batch: Batch, context: Context) -> Tensor:
         """One set of logits a record."""

@@ -15,8 +15,7 @@ import torch
 from places import answers
 from torch import Tensor
 
-from stepjepa import Batch, Context, Encoded, Term, term
-from stepjepa.objectives.alignment import InfoNCE
+from stepjepa import Batch, Context, Encoded, InfoNCE, Term, term
 
 
 @term("in_row_loss", "in-row InfoNCE")
@@ -34,7 +33,7 @@ class InRowInfoNCE(Term):
 
     def count(self, batch: Batch) -> int:
         """Records."""
-        return len(batch["members"].paths)
+        return len(batch.records.paths)
 
     def __call__(self, encoded: Encoded, batch: Batch, context: Context) -> Tensor:
         """One question a record; answers of other processes are among the choices."""

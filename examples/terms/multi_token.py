@@ -27,21 +27,21 @@ class MultiToken(Term):
 
     def count(self, batch: Batch) -> int:
         """Labels, as the LM loss."""
-        return len(batch["label_ids"])
+        return len(batch.label_ids)
 
     def __call__(self, encoded: Encoded, batch: Batch, context: Context) -> Tensor:
         """Along the path of each text through the tree, from positions that have labels."""
         third = 0 if context.progress is None else int(3 * min(context.progress, 0.999))
-        labelled = set(batch["head_index"][batch["label_row"]].tolist())
-        total = encoded.at(batch["label_row"][:0]).float().sum()
+        labelled = set(batch.head_index[batch.label_row].tolist())
+        total = encoded.at(batch.label_row[:0]).float().sum()
         for ahead, share in enumerate(SHARES[: len(SHARES) - third], start=2):
             pairs = [
                 (place, path[number + ahead])
-                for path in batch["members"].paths
+                for path in batch.records.paths
                 for number, place in enumerate(path[:-ahead].tolist())
                 if place in labelled
             ]
             if pairs:
-                now, later = torch.from_numpy(np.array(pairs).T.copy()).to(batch["label_ids"].device)
+                now, later = torch.from_numpy(np.array(pairs).T.copy()).to(batch.label_ids.device)
                 total = total + share * encoded.token_loss(now, batch.token_ids[later])
         return total

@@ -35,7 +35,7 @@ class NextImplicitToken(Term):
 
     def count(self, batch: Batch) -> int:
         """Tokens that have a next one."""
-        return sum(len(path) - 1 for path in batch["members"].paths)
+        return sum(len(path) - 1 for path in batch.records.paths)
 
     def __call__(self, encoded: Encoded, batch: Batch, context: Context) -> Tensor:
         """Every token predicts the next one."""

@@ -12,15 +12,15 @@ def next_tokens(batch: Batch) -> tuple[Tensor, Tensor]:
 
     The path of a text through the tree says which position comes next.
     """
-    paths = [np.empty(0, np.int64), *batch["members"].paths]
-    device = batch["label_ids"].device
+    paths = [np.empty(0, np.int64), *batch.records.paths]
+    device = batch.label_ids.device
     now, following = (np.concatenate(each) for each in ([path[:-1] for path in paths], [path[1:] for path in paths]))
     return torch.from_numpy(now).to(device), torch.from_numpy(following).to(device)
 
 
 def answers(batch: Batch) -> tuple[Tensor, list[Tensor]]:
     """Of each text with a label the position ``[records]`` of the last token of the prompt, and those of its answer."""
-    members, device = batch["members"], batch["label_ids"].device
+    members, device = batch.records, batch.label_ids.device
     # The answer begins behind the first token that has a label.
     firsts = [(path, int(labels[0])) for path, labels in zip(members.paths, members.labels, strict=True) if len(labels)]
     ends = torch.tensor([path[first] for path, first in firsts], dtype=torch.long)

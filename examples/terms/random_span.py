@@ -35,14 +35,14 @@ class RandomSpan(Term):
         """One cosine a record."""
         # [M] what each move is added to: 2i + 1 the patch of record i, 2i what surrounds it.
         places, parts = [np.empty((0, 2), np.int64)], [np.empty(0, np.int64)]
-        for moves, draw in zip(_moves(batch), batch["members"].draws, strict=True):
+        for moves, draw in zip(_moves(batch), batch.records.rng_keys, strict=True):
             if len(moves) >= 2:
                 first, last = span(len(moves), np.random.default_rng((context.seed, *draw)))
                 part = np.full(len(moves), 2 * (len(parts) - 1))
                 part[first:last] += 1
                 places.append(moves)
                 parts.append(part)
-        device = batch["label_ids"].device
+        device = batch.label_ids.device
         before, after = torch.from_numpy(np.concatenate(places)).to(device).unbind(1)
         moved = encoded.at(after).float() - encoded.at(before).float()
         sums = moved.new_zeros((2 * (len(parts) - 1), moved.shape[1]))
@@ -61,7 +61,7 @@ def _moves(batch: Batch) -> list[NDArray[np.int64]]:
 
     Tokens that see one step alone are left out: between them and others lies no movement of the text.
     """
-    members, found = batch["members"], []
+    members, found = batch.records, []
     for path, isolated, labels, prompt in zip(
         members.paths, members.isolated, members.labels, members.prompt, strict=True
     ):

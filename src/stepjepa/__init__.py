@@ -4,6 +4,7 @@ The names below are the Python API. They are loaded on first use, so that ``impo
 """
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.2.0"
@@ -16,14 +17,14 @@ _NAMES = {
     "data.records": "Record",
     "data.sources": "read_records",
     "batch.collate": "Collator",
-    "batch.layouts": "layout",
-    "batch.micro_batch": "Batch",
+    "batch.layouts": "ReadoutOptions layout",
+    "batch.micro_batch": "Batch BatchRecords",
     "batch.prepare": "prepare",
-    "batch.sequences": "Sequence",
+    "batch.sequences": "Pair Readout TokenSequence TokenizedRecord View main_sequence",
     "models.encode": "Encoded",
     "models.loading": "add_lora load_for_inference load_model",
     "objectives.setup": "set_up",
-    "objectives.alignment": "Alignment Cosine Covariance InfoNCE L2 MSE SIGReg Variance",
+    "objectives.alignment": "Alignment ContrastiveDistance Cosine Covariance Distance InfoNCE L2 MSE SIGReg Variance",
     "objectives.monitors": "effective_rank",
     "objectives.objective": "Objective jepa_loss",
     "objectives.router": "RouterLoss",
@@ -33,16 +34,17 @@ _NAMES = {
     "training.trainer": "JepaTrainer",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
+_RENAMED = {"Sequence": "TokenSequence"}
 
 __all__ = ["__version__", *_HOME]  # noqa: PLE0604  # the names are strings, from the table above
 
 if TYPE_CHECKING:
     from stepjepa.base.errors import UserError
     from stepjepa.batch.collate import Collator
-    from stepjepa.batch.layouts import layout
-    from stepjepa.batch.micro_batch import Batch
+    from stepjepa.batch.layouts import ReadoutOptions, layout
+    from stepjepa.batch.micro_batch import Batch, BatchRecords
     from stepjepa.batch.prepare import prepare
-    from stepjepa.batch.sequences import Sequence
+    from stepjepa.batch.sequences import Pair, Readout, TokenizedRecord, TokenSequence, View, main_sequence
     from stepjepa.config.jepa import JepaConfig
     from stepjepa.config.lora import LoraSettings
     from stepjepa.config.run import RunConfig
@@ -50,7 +52,18 @@ if TYPE_CHECKING:
     from stepjepa.data.sources import read_records
     from stepjepa.models.encode import Encoded
     from stepjepa.models.loading import add_lora, load_for_inference, load_model
-    from stepjepa.objectives.alignment import L2, MSE, Alignment, Cosine, Covariance, InfoNCE, SIGReg, Variance
+    from stepjepa.objectives.alignment import (
+        L2,
+        MSE,
+        Alignment,
+        ContrastiveDistance,
+        Cosine,
+        Covariance,
+        Distance,
+        InfoNCE,
+        SIGReg,
+        Variance,
+    )
     from stepjepa.objectives.jepa import JepaLoss
     from stepjepa.objectives.monitors import effective_rank
     from stepjepa.objectives.objective import Objective, jepa_loss
@@ -62,6 +75,9 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
+    if name in _RENAMED:
+        warnings.warn(f"stepjepa.{name} is now stepjepa.{_RENAMED[name]}", DeprecationWarning, stacklevel=2)
+        name = _RENAMED[name]
     if name not in _HOME:
         raise AttributeError(f"module 'stepjepa' has no attribute '{name}'")
     return getattr(importlib.import_module(f"stepjepa.{_HOME[name]}"), name)

@@ -11,7 +11,7 @@ import torch
 
 import tiny
 from stepjepa.batch.micro_batch import Batch
-from stepjepa.batch.sequences import Item, Sequence
+from stepjepa.batch.sequences import SampledRecord, TokenSequence
 from stepjepa.config.jepa import JepaConfig
 
 CONFIGURATIONS = {
@@ -34,17 +34,17 @@ CASES = [
 
 def seen(batch: Batch, place: int) -> tuple[tuple[int, int], ...]:
     """What decides a hidden state: the tokens that a flat position sees, with their positions."""
-    ids = batch["input_ids"]
+    ids = batch.input_ids
     row, column = divmod(place, ids.shape[1])
     if batch.trees is not None:
-        start, end, positions = batch["start"][row], batch["end"][row], batch["position_ids"][row]
+        start, end, positions = batch["start"][row], batch["end"][row], batch.position_ids[row]
         keys = [key for key in range(int(start[column]), column + 1) if column < end[key]]
     else:
         keys, positions = list(range(column + 1)), torch.arange(ids.shape[1])
     return tuple((int(ids[row, key]), int(positions[key])) for key in keys)
 
 
-def own(sequence: Sequence, place: int) -> tuple[tuple[int, int], ...]:
+def own(sequence: TokenSequence, place: int) -> tuple[tuple[int, int], ...]:
     """The same of a token of a sequence."""
     first = 0 if sequence.start is None else int(sequence.start[place])
     return tuple((int(sequence.ids[key]), key) for key in range(first, place + 1))
@@ -55,12 +55,12 @@ def test_everything_is_where_it_belongs(name: str, options: dict[str, Any], trai
     """Each label, prompt label and readout of each record, with all that its position sees; shared or not."""
     records = tiny.tokenized(trained_tokenizer, CONFIGURATIONS[name], (tiny.records() * 2)[:5])
     collator = tiny.collator(trained_tokenizer, CONFIGURATIONS[name], prompt_labels=True, **options)
-    items = [Item(record, draw=(3, index)) for index, record in enumerate(records)]
+    items = [SampledRecord(record, rng_key=(3, index)) for index, record in enumerate(records)]
     batch = collator([None, *items, None])
     parts = [collator.sequences(item) for item in items]
 
     for kind, field in (("label", "labels"), ("prompt", "prompt")):
-        at = batch["head_index"][batch[f"{kind}_row"]].tolist()
+        at = batch.head_index[batch[f"{kind}_row"]].tolist()
         found = Counter(
             (seen(batch, place), token) for place, token in zip(at, batch[f"{kind}_ids"].tolist(), strict=True)
         )
@@ -72,7 +72,7 @@ def test_everything_is_where_it_belongs(name: str, options: dict[str, Any], trai
         )
         assert found == wanted
         assert sum(found.values()) == sum(len(getattr(record, field)) for record in records)
-    assert len(set(batch["head_index"].tolist())) == len(batch["head_index"]), "the head runs twice for a position"
+    assert len(set(batch.head_index.tolist())) == len(batch.head_index), "the head runs twice for a position"
 
     for kind in ("source", "target"):
         tokens = {
@@ -93,9 +93,9 @@ def test_everything_is_where_it_belongs(name: str, options: dict[str, Any], trai
             assert f"{kind}_tokens" not in batch
     assert batch.pairs == sum(len(record.pairs) for record in records)
 
-    members = batch["members"]
+    members = batch.records
     assert len(members.paths) == len(records)
-    flat = batch["input_ids"].flatten().numpy()
+    flat = batch.input_ids.flatten().numpy()
     for record, path in zip(records, members.paths, strict=True):
         assert flat[path].tolist() == record.ids.tolist()
     assert bool(batch.get("isolates")) == (name == "in place")
@@ -103,32 +103,32 @@ def test_everything_is_where_it_belongs(name: str, options: dict[str, Any], trai
     assert [isolated.tolist() for isolated in members.isolated] == [
         np.flatnonzero(starts[path] > 0).tolist() for path in members.paths
     ]
-    assert members.draws == tuple((3, index) for index in range(len(records)))
+    assert members.rng_keys == tuple((3, index) for index in range(len(records)))
     assert members.lines == tuple(record.line for record in records)
     for kind in ("labels", "prompt"):
         places = [each.tolist() for each in getattr(members, kind)]
         assert places == [getattr(record, kind).tolist() for record in records]
     assert members.lengths == tuple(sum(map(len, part)) for part in parts)
     assert members.plain_tokens == sum(len(record.ids) for record in records)
-    assert batch["num_records"].tolist() == [5, sum(not record.pairs for record in records)]
+    assert (batch.num_records, batch.num_without_pair) == (5, sum(not record.pairs for record in records))
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_tokens_are_counted_without_padding(name: str, trained_tokenizer: Any) -> None:
     pad = tiny.VOCABULARY - 1
     batch = tiny.batch_of(trained_tokenizer, CONFIGURATIONS[name], tiny.records()[:2], pad_id=pad, row_length=2)
-    real = int((batch["input_ids"] != pad).sum())
-    assert real < batch["input_ids"].numel(), "nothing is padded"
-    assert batch["num_tokens"].tolist() == [real]
+    real = int((batch.input_ids != pad).sum())
+    assert real < batch.input_ids.numel(), "nothing is padded"
+    assert batch.num_tokens == real
 
 
 def test_sequences_beyond_the_models_positions_are_refused(trained_tokenizer: Any) -> None:
     config = CONFIGURATIONS["separate"]
     record = tiny.tokenized(trained_tokenizer, config)[0]
-    limit = max(map(len, tiny.collator(trained_tokenizer, config).sequences(Item(record))))
+    limit = max(map(len, tiny.collator(trained_tokenizer, config).sequences(SampledRecord(record))))
     # A row may be longer than the model's positions, a sequence may not.
-    batch = tiny.collator(trained_tokenizer, config, positions=limit, row_length=10**4)([Item(record)])
-    assert batch["input_ids"].shape[1] > limit
+    batch = tiny.collator(trained_tokenizer, config, positions=limit, row_length=10**4)([SampledRecord(record)])
+    assert batch.input_ids.shape[1] > limit
     message = f"at most {limit - 1} tokens .*, got {limit} in line 1; set max_length to {limit - 1} or less"
     with pytest.raises(ValueError, match=message):
-        tiny.collator(trained_tokenizer, config, positions=limit - 1)([Item(record)])
+        tiny.collator(trained_tokenizer, config, positions=limit - 1)([SampledRecord(record)])

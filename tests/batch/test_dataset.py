@@ -16,7 +16,7 @@ import tiny
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import write_jsonl
 from stepjepa.batch import prepare as module
-from stepjepa.batch.dataset import Key, Prepared
+from stepjepa.batch.dataset import Prepared, SampleKey
 from stepjepa.batch.layouts import LAYOUTS, Layout
 from stepjepa.batch.prepare import prepare
 from stepjepa.batch.sequences import TokenizedRecord
@@ -81,14 +81,14 @@ def test_items_are_looked_up_by_key(trained_tokenizer: Any, monkeypatch: Any) ->
     assert len(table) == len(table.lengths) == 9
     again = pickle.loads(pickle.dumps(table))
     for number in range(9):
-        item, other = table[Key(number, number % 2 == 0, 4)], again[number]
+        item, other = table[SampleKey(number, number % 2 == 0, 4)], again[number]
         assert item is not None and other is not None
-        assert (item.with_views, item.draw) == (number % 2 == 0, (4, number))
-        assert (other.with_views, other.draw) == (True, (0, number))
+        assert (item.with_views, item.rng_key) == (number % 2 == 0, (4, number))
+        assert (other.with_views, other.rng_key) == (True, (0, number))
         assert plain(item.record) == plain(other.record)
         assert item.record.line == number + 1
         assert len(item.record.ids) == table.lengths[number]
-    assert table[Key(-1)] is None
+    assert table[SampleKey(-1)] is None
     with pytest.raises(IndexError):
         table[9]
 

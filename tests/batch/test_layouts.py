@@ -12,8 +12,8 @@ import pytest
 import tiny
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import write_jsonl
-from stepjepa.batch.layouts import LAYOUTS, Reading
-from stepjepa.batch.sequences import Pair, Readout, Sequence, TokenizedRecord, View
+from stepjepa.batch.layouts import LAYOUTS, ReadoutOptions
+from stepjepa.batch.sequences import Pair, Readout, TokenizedRecord, TokenSequence, View
 from stepjepa.cli.main import main
 
 # The main text: template 0 1 2, question 3 to 6, template 7, steps 8 9 10 | 11 12 | 13 14, end of turn 15.
@@ -41,7 +41,7 @@ def record(*pairs: tuple[View, View]) -> TokenizedRecord:
     return TokenizedRecord(TEXT, LABELS, PROMPT, tuple(Pair(*pair) for pair in pairs), line=5)
 
 
-def read(sequences: list[Sequence], pair: int, kind: str) -> Read:
+def read(sequences: list[TokenSequence], pair: int, kind: str) -> Read:
     """The sequence of a readout; there is one, and it has no labels."""
     ((sequence, readout),) = [
         (sequence, readout)
@@ -62,32 +62,38 @@ BEHIND, FRONT = [*ALONE, 90, 91, 92], [50, 51, 90, 91, 92, 3, 4, 5, 6]
 IN_TEXT, REVERSED = [*MAIN[:11], 90, 91, 92], [*TEMPLATED, 90, 91, 92]
 
 # What it is, the two views, predictors, how they are read; what becomes of source and target.
-CASES: list[tuple[str, View, View, Any, Reading, Read, Read]] = [
-    ("messages", ASKED_BEHIND, ANSWER, PREDICTORS, Reading(), (BEHIND, 8, 9), (TEMPLATED, 7, 8)),
-    ("in front", ASKED_FRONT, ANSWER, PREDICTORS, Reading(front=True), (FRONT, 8, 9), (TEMPLATED, 7, 8)),
-    ("reversed", ASKED, ANSWER_BEHIND, PREDICTORS, Reading(reverse=True), (REVERSED, 10, 11), (ALONE, 5, 6)),
+CASES: list[tuple[str, View, View, Any, ReadoutOptions, Read, Read]] = [
+    ("messages", ASKED_BEHIND, ANSWER, PREDICTORS, ReadoutOptions(), (BEHIND, 8, 9), (TEMPLATED, 7, 8)),
+    ("in front", ASKED_FRONT, ANSWER, PREDICTORS, ReadoutOptions(front=True), (FRONT, 8, 9), (TEMPLATED, 7, 8)),
+    ("reversed", ASKED, ANSWER_BEHIND, PREDICTORS, ReadoutOptions(reverse=True), (REVERSED, 10, 11), (ALONE, 5, 6)),
     (
-        *("last token", ASKED_BEHIND, ANSWER, PREDICTORS, Reading(last_token=-1)),
+        *("last token", ASKED_BEHIND, ANSWER, PREDICTORS, ReadoutOptions(last_token=-1)),
         *(([*BEHIND, 52, 53], 10, 11), ([*TEMPLATED, 61], 8, 9)),
     ),
-    ("means", ASKED_BEHIND, ANSWER, PREDICTORS, Reading(mean=True), (BEHIND, 6, 9), (TEMPLATED, 1, 8)),
-    ("means, K 0", ASKED, ANSWER, NONE, Reading(mean=True), (ALONE, 2, 6), (TEMPLATED, 1, 8)),
-    ("in the chat", QUESTION, ANSWER, PREDICTORS, Reading(), ([*MAIN[:7], 90, 91, 92], 9, 10), (TEMPLATED, 7, 8)),
+    ("means", ASKED_BEHIND, ANSWER, PREDICTORS, ReadoutOptions(mean=True), (BEHIND, 6, 9), (TEMPLATED, 1, 8)),
+    ("means, K 0", ASKED, ANSWER, NONE, ReadoutOptions(mean=True), (ALONE, 2, 6), (TEMPLATED, 1, 8)),
     (
-        *("in the chat, reversed", QUESTION, ANSWER_BEHIND, PREDICTORS, Reading(reverse=True)),
+        *("in the chat", QUESTION, ANSWER, PREDICTORS, ReadoutOptions()),
+        *(([*MAIN[:7], 90, 91, 92], 9, 10), (TEMPLATED, 7, 8)),
+    ),
+    (
+        *("in the chat, reversed", QUESTION, ANSWER_BEHIND, PREDICTORS, ReadoutOptions(reverse=True)),
         *((REVERSED, 10, 11), (MAIN[:7], 6, 7)),
     ),
-    ("steps", STEPS[0], STEPS[1], PREDICTORS, Reading(), (IN_TEXT, 13, 14), ([11, 12], 1, 2)),
+    ("steps", STEPS[0], STEPS[1], PREDICTORS, ReadoutOptions(), (IN_TEXT, 13, 14), ([11, 12], 1, 2)),
     (
-        *("steps, in front", STEPS[0], STEPS[1], PREDICTORS, Reading(front=True)),
+        *("steps, in front", STEPS[0], STEPS[1], PREDICTORS, ReadoutOptions(front=True)),
         *(([*MAIN[:8], 90, 91, 92, 8, 9, 10], 13, 14), ([11, 12], 1, 2)),
     ),
     (
-        *("steps, reversed", STEPS[0], STEPS[1], PREDICTORS, Reading(reverse=True)),
+        *("steps, reversed", STEPS[0], STEPS[1], PREDICTORS, ReadoutOptions(reverse=True)),
         *(([11, 12, 90, 91, 92], 4, 5), (MAIN[:11], 10, 11)),
     ),
-    ("steps, K 0", STEPS[1], STEPS[2], NONE, Reading(), (MAIN[:13], 12, 13), ([13, 14], 1, 2)),
-    ("steps, last", STEPS[0], STEPS[1], PREDICTORS, Reading(last_token=-2), (IN_TEXT[:-1], 12, 13), ([11], 0, 1)),
+    ("steps, K 0", STEPS[1], STEPS[2], NONE, ReadoutOptions(), (MAIN[:13], 12, 13), ([13, 14], 1, 2)),
+    (
+        *("steps, last", STEPS[0], STEPS[1], PREDICTORS, ReadoutOptions(last_token=-2)),
+        *((IN_TEXT[:-1], 12, 13), ([11], 0, 1)),
+    ),
 ]
 
 
@@ -97,7 +103,7 @@ CASES: list[tuple[str, View, View, Any, Reading, Read, Read]] = [
     ids=[each[0] for each in CASES],
 )
 def test_views_beside_the_text(
-    first: View, second: View, predictors: Any, reading: Reading, source: Read, target: Read
+    first: View, second: View, predictors: Any, reading: ReadoutOptions, source: Read, target: Read
 ) -> None:
     sequences = LAYOUTS["separate"].place(record((STEPS[1], STEPS[2]), (first, second)), predictors, reading)
     assert len(sequences) == 5
@@ -109,7 +115,7 @@ def test_views_beside_the_text(
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_without_pairs_there_is_the_text(name: str) -> None:
-    (found,) = LAYOUTS[name].place(record(), PREDICTORS, Reading())
+    (found,) = LAYOUTS[name].place(record(), PREDICTORS, ReadoutOptions())
     assert found.ids.tolist() == found.text.tolist() == MAIN
     # Position and token behind it.
     assert found.labels.tolist() == [[place, place + 1] for place in range(7, 15)]
@@ -119,7 +125,7 @@ def test_without_pairs_there_is_the_text(name: str) -> None:
 
 def test_a_readout_before_the_view_is_refused() -> None:
     with pytest.raises(UserError, match="--last_token -3 reaches before the start of a view; use a number nearer"):
-        LAYOUTS["branched"].place(record((STEPS[0], STEPS[1])), PREDICTORS, Reading(last_token=-3))
+        LAYOUTS["branched"].place(record((STEPS[0], STEPS[1])), PREDICTORS, ReadoutOptions(last_token=-3))
 
 
 # -- inside the text ---------------------------------------------------------------------------------------------------
@@ -148,7 +154,7 @@ def slow_inplace(given: TokenizedRecord, predictors: Any) -> tuple[list[int], li
 @pytest.mark.parametrize("mean", [False, True])
 def test_in_place(pairs: list[tuple[int, int]], predictors: Any, mean: bool) -> None:
     given = record(*((STEPS[first], STEPS[second]) for first, second in pairs))
-    (found,) = LAYOUTS["inplace"].place(given, predictors, Reading(mean=mean))
+    (found,) = LAYOUTS["inplace"].place(given, predictors, ReadoutOptions(mean=mean))
     ids, start, text, labels = slow_inplace(given, predictors)
     assert found.ids.tolist() == ids
     assert found.start is not None

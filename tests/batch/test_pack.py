@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from slow_trees import random_records, random_sequences
 from stepjepa.batch.collate import Collator
 from stepjepa.batch.mask import Trees, dense
 from stepjepa.batch.pack import Rows, cut, pack, pack_passes
-from stepjepa.batch.sequences import Item, Sequence
+from stepjepa.batch.sequences import SampledRecord, TokenSequence
 from stepjepa.models.attention import enable_trees
 from stepjepa.objectives.alignment import Alignment, InfoNCE
 from stepjepa.objectives.objective import Objective, jepa_loss
@@ -25,11 +25,11 @@ from stepjepa.objectives.text import LMLoss, PromptLoss, Tube
 NEVER = 10**4
 
 
-def sequence(*ids: int, start: Many[int] | None = None) -> Sequence:
-    return Sequence(np.array(ids, np.int32), start=None if start is None else np.array(start, np.int32))
+def sequence(*ids: int, start: Sequence[int] | None = None) -> TokenSequence:
+    return TokenSequence(np.array(ids, np.int32), start=None if start is None else np.array(start, np.int32))
 
 
-def prefixes(sequences: Many[Sequence]) -> set[tuple[tuple[int, int], ...]]:
+def prefixes(sequences: Sequence[TokenSequence]) -> set[tuple[tuple[int, int], ...]]:
     """All distinct beginnings, as (token, first token that it sees)."""
     found = set()
     for each in sequences:
@@ -190,7 +190,7 @@ def test_losses_and_gradients_of_several_passes_are_those_of_one(encoding: Any) 
     model = tiny.make_model("llama")
     enable_trees(model)
     objective = Objective([LMLoss(), PromptLoss(0.3), Alignment(0.7, InfoNCE()), Tube(0.1)])
-    items = [Item(record, True, (0, index)) for index, record in enumerate(random_records(3, vocabulary=60))]
+    items = [SampledRecord(record, True, (0, index)) for index, record in enumerate(random_records(3, vocabulary=60))]
 
     def run(attention_length: int | None) -> tuple[Tensor, dict[str, Tensor], int]:
         how = {"encoding": encoding, "row_length": 97, "attention_length": attention_length, "prompt_labels": True}

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepjepa.batch.dataset import STRATEGIES, Key, StepSampler, draw
+from stepjepa.batch.dataset import STRATEGIES, SampleKey, StepSampler, hashed_uniform
 
 COUNT = 101
 LENGTHS = np.random.default_rng(0).integers(5, 97, COUNT).tolist()
 each_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
 
 
-def epoch(number: int = 0, **options: Any) -> list[Key]:
+def epoch(number: int = 0, **options: Any) -> list[SampleKey]:
     sampler = StepSampler(options.pop("lengths", LENGTHS), options.pop("records_per_step", 8), **options)
     sampler.set_epoch(number)
     keys = list(sampler)
@@ -22,13 +22,13 @@ def epoch(number: int = 0, **options: Any) -> list[Key]:
     return keys
 
 
-def micro_batches(keys: list[Key], size: int, processes: int) -> list[list[list[Key]]]:
+def micro_batches(keys: list[SampleKey], size: int, processes: int) -> list[list[list[SampleKey]]]:
     """What each process gets, batch by batch: whole batches are dealt out in turn."""
     batches = [keys[start : start + size] for start in range(0, len(keys), size)]
     return [batches[process::processes] for process in range(processes)]
 
 
-def steps(keys: list[Key], size: int, processes: int, accumulation: int) -> list[set[Key]]:
+def steps(keys: list[SampleKey], size: int, processes: int, accumulation: int) -> list[set[SampleKey]]:
     """The records of each optimizer step over all processes, empty places left out."""
     shares = micro_batches(keys, size, processes)
     assert len({len(share) for share in shares}) == 1, "a process would wait for ever"
@@ -50,7 +50,7 @@ def test_every_record_once(strategy: str, count: int) -> None:
         assert len(keys) == -(-count // 4) * 4
         # Empty places stand at the very end.
         assert keys[:count] == [key for key in keys if key[0] >= 0]
-        assert set(keys[count:]) <= {Key(-1, False, number)}
+        assert set(keys[count:]) <= {SampleKey(-1, False, number)}
 
 
 @each_strategy
@@ -104,7 +104,7 @@ def test_sequential_keeps_the_files_order_of_steps() -> None:
 
 def test_the_order_is_the_one_of_published_runs() -> None:
     """Runs can be repeated with later versions: permutation and draws are fixed."""
-    keys = epoch(1, lengths=[7] * 12, records_per_step=4, seed=5, jepa_ratio=0.5, tight=False)
+    keys = epoch(1, lengths=[7] * 12, records_per_step=4, seed=5, jepa_ratio=0.5, sort_by_length=False)
     assert [key.record for key in keys] == np.random.default_rng([5, 1]).permutation(12).tolist()
-    assert [key.with_views for key in keys[::4]] == [draw(5, 1, number) < 0.5 for number in range(3)]
-    assert draw(7, 1, 2) == 0.43626019851248604
+    assert [key.with_views for key in keys[::4]] == [hashed_uniform(5, 1, number) < 0.5 for number in range(3)]
+    assert hashed_uniform(7, 1, 2) == 0.43626019851248604

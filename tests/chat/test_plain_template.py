@@ -8,7 +8,7 @@ import pytest
 
 import tiny
 from stepjepa.batch.collate import Collator
-from stepjepa.batch.sequences import Item, Sequence
+from stepjepa.batch.sequences import SampledRecord, TokenSequence
 from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.chat.template import PlainTemplate
 from stepjepa.chat.tokens import END_OF_TURN, PERCEPTION, add_plain_tokens
@@ -45,14 +45,14 @@ def ids_of(tokenizer: Any, *texts: str) -> list[int]:
     return [int(index) for text in texts for index in tokenizer(text, add_special_tokens=False)["input_ids"]]
 
 
-def sequences(tokenizer: Any, records: list[Record], **options: Any) -> list[dict[str, Sequence]]:
+def sequences(tokenizer: Any, records: list[Record], **options: Any) -> list[dict[str, TokenSequence]]:
     """The sequences of each record by what they are; each is read at its end."""
     config = JepaConfig(plain=True, **options)
     made = RecordTokenizer(tokenizer, config)
     collator = Collator.of(config, made.predictors.tolist())
     found = []
     for record in made.tokenize(records):
-        main, *views = collator.sequences(Item(record))
+        main, *views = collator.sequences(SampledRecord(record))
         assert all(len(view.readouts) == 1 and view.readouts[0].end == len(view) for view in views)
         found.append({"main": main, **{view.readouts[0].kind: view for view in views}})
     return found

@@ -12,7 +12,7 @@ import pytest
 import tiny
 from slow_tokens import slow_tokens
 from stepjepa.batch.collate import Collator
-from stepjepa.batch.sequences import Item
+from stepjepa.batch.sequences import SampledRecord
 from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.chat.template import ChatTemplate, PlainTemplate
 from stepjepa.chat.tokens import (
@@ -73,7 +73,7 @@ def test_no_special_token_comes_from_a_record(real_tokenizer: Callable[[str], An
     harmless, record = made.tokenize([spelling("nothing"), spelling(SPELT)])
     # As many as the template and the layout write, and the same ones.
     kept = [
-        [each.ids[np.isin(each.ids, special)].tolist() for each in collator.sequences(Item(one))]
+        [each.ids[np.isin(each.ids, special)].tolist() for each in collator.sequences(SampledRecord(one))]
         for one in (harmless, record)
     ]
     assert kept[0] == kept[1]

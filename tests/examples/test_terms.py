@@ -19,8 +19,8 @@ import tiny
 from slow_trees import random_records
 from stepjepa.base.files import write_jsonl
 from stepjepa.batch.collate import Collator
-from stepjepa.batch.micro_batch import Batch, Members
-from stepjepa.batch.sequences import Item, TokenizedRecord
+from stepjepa.batch.micro_batch import Batch, BatchRecords
+from stepjepa.batch.sequences import SampledRecord, TokenizedRecord
 from stepjepa.cli.main import main
 from stepjepa.models.architecture import attach_heads, find_heads
 from stepjepa.models.attention import enable_trees
@@ -48,7 +48,7 @@ def test_every_packing_gives_the_same(module: str, monkeypatch: pytest.MonkeyPat
     enable_trees(model)
     objective = Objective([LMLoss(), made])
     attach_heads(model, objective.heads(model.config))
-    items = [Item(record, True, (0, index)) for index, record in enumerate(random_records(3, vocabulary=60))]
+    items = [SampledRecord(record, True, (0, index)) for index, record in enumerate(random_records(3, vocabulary=60))]
 
     def run(options: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
         batch = Collator("separate", np.array([61], np.int32), **options)([*items, None])
@@ -76,7 +76,7 @@ def test_the_value_from_each_text_by_itself(module: str, args: dict[str, Any], m
     objective = Objective([made])
     attach_heads(model, objective.heads(model.config))
     collator = Collator("separate", np.array([61], np.int32), encoding="rows")
-    items = [Item(each, draw=(2, index)) for index, each in enumerate(records)]
+    items = [SampledRecord(each, rng_key=(2, index)) for index, each in enumerate(records)]
     found = jepa_loss(model, collator(items), objective, context=Context(seed=5)).parts[made.name]
     texts = [torch.from_numpy(np.asarray(record.ids, np.int64)) for record in records]
     states = [model(input_ids=text[None], output_hidden_states=True).hidden_states for text in texts]
@@ -98,7 +98,7 @@ def test_the_value_from_each_text_by_itself(module: str, args: dict[str, Any], m
             [torch.nn.functional.smooth_l1_loss(one, latents[place - half]) for place, one in enumerate(predicted)]
         ).mean()
     elif module == "random_span":
-        draws = [np.random.default_rng((5, *item.draw)) for item in items]
+        draws = [np.random.default_rng((5, *item.rng_key)) for item in items]
         messages = [sorted({*map(int, each.prompt), *map(int, each.labels)}) for each in records]
         draw_span = importlib.import_module("random_span").span
         spans = [draw_span(len(each), draw) for each, draw in zip(messages, draws, strict=True)]
@@ -128,7 +128,7 @@ def test_a_random_span_asks_for_the_labels_that_say_what_a_message_is(monkeypatc
     made = importlib.import_module("random_span").RandomSpan()
     record = random_records(3, vocabulary=60)[0]
     every = dataclasses.replace(record, labels=np.arange(len(record.ids) - 1, dtype=np.int32))
-    batch = Collator("separate", np.array([61], np.int32))([Item(every)])
+    batch = Collator("separate", np.array([61], np.int32))([SampledRecord(every)])
     with pytest.raises(ValueError, match="set labels to assistant"):
         made.count(batch)
 
@@ -137,8 +137,8 @@ def test_a_random_span_leaves_out_moves_to_tokens_that_see_one_step_alone(monkey
     monkeypatch.syspath_prepend(str(FOLDER))
     numbers = [np.array(each, np.int32) for each in ([5, 6], [4, 5, 6, 7], [1, 2])]
     isolated, labels, prompt = ((each,) for each in numbers)
-    members = Members(paths=(np.arange(10, 19),), isolated=isolated, labels=labels, prompt=prompt)
-    (found,) = importlib.import_module("random_span")._moves(Batch(members=members))
+    members = BatchRecords(paths=(np.arange(10, 19),), isolated=isolated, labels=labels, prompt=prompt)
+    (found,) = importlib.import_module("random_span")._moves(Batch(records=members))
     assert found.tolist() == [[11, 12], [12, 13], [17, 18]]
 
 
@@ -150,9 +150,9 @@ def test_an_answer_begins_at_its_own_records_first_label(monkeypatch: pytest.Mon
         TokenizedRecord(np.arange(1, end, dtype=np.int32), np.array(labels, np.int32), np.zeros(0, np.int32), line=1)
         for end, labels in ((7, [2, 3, 4]), (10, [6, 7]))
     ]
-    batch = Collator("separate", np.array([61], np.int32))([Item(each) for each in records])
+    batch = Collator("separate", np.array([61], np.int32))([SampledRecord(each) for each in records])
     ends, tokens = answers(batch)
-    ids = batch["input_ids"].flatten()
+    ids = batch.input_ids.flatten()
     assert ids[ends].tolist() == [3, 7]
     assert [ids[each].tolist() for each in tokens] == [[4, 5, 6], [8, 9]]
 
@@ -162,7 +162,7 @@ def test_multi_token_prediction_is_annealed(monkeypatch: pytest.MonkeyPatch) -> 
     made = importlib.import_module("multi_token").MultiToken()
     model = tiny.make_model("llama")
     batch = Collator("separate", np.array([61], np.int32), encoding="rows")(
-        [Item(record) for record in random_records(3, vocabulary=60)]
+        [SampledRecord(record) for record in random_records(3, vocabulary=60)]
     )
     found = [
         float(jepa_loss(model, batch, Objective([made]), context=Context(progress=progress)).loss.detach())

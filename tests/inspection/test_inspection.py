@@ -11,7 +11,7 @@ import pytest
 
 import tiny
 from stepjepa.base.errors import UserError
-from stepjepa.batch.sequences import Item
+from stepjepa.batch.sequences import SampledRecord
 from stepjepa.chat.tokens import add_predictor_tokens
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record, parse_record
@@ -79,7 +79,9 @@ def test_the_tree_holds_what_training_runs_and_shows_each_token_its_own(
     config = _config(mode, layout, pairs="all", pooling="mean", predictors=3, **options)
     found = inspect_records(records, 0, tokenizer, config, count=3)
     collate = tiny.collator(tokenizer, config)
-    made = [(record.line, collate.sequences(Item(record))) for record in tiny.tokenized(tokenizer, config, records)]
+    made = [
+        (record.line, collate.sequences(SampledRecord(record))) for record in tiny.tokenized(tokenizer, config, records)
+    ]
     sequences = [(line, sequence) for line, each in made for sequence in each]
     value = json.loads(json.dumps(asdict(found)))["tokens"]
     paths = _paths(found)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import tiny
 from stepjepa.batch.micro_batch import Batch
-from stepjepa.batch.sequences import Item
+from stepjepa.batch.sequences import SampledRecord
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.models.attention import enable_trees
 from stepjepa.objectives.alignment import L2, Alignment, InfoNCE
@@ -45,7 +45,7 @@ TERMS = Objective([LMLoss(), PromptLoss(0.3), Alignment(0.7, L2()), Tube(0.2)])
 def collated(tokenizer: Any, config: JepaConfig, order: Sequence[int] = (0, 1, 2), **options: Any) -> Batch:
     records = tiny.tokenized(tokenizer, config)
     return tiny.collator(tokenizer, config, prompt_labels=True, **options)(
-        Item(records[index], draw=(0, index)) for index in order
+        SampledRecord(records[index], rng_key=(0, index)) for index in order
     )
 
 
@@ -74,7 +74,7 @@ def test_rows_of_any_kind_in_any_order(
         if name == "step inplace" and way == "plain rows":
             continue
         batch = collated(trained_tokenizer, config, order, **options)
-        shapes.add(batch["input_ids"].shape)
+        shapes.add(batch.input_ids.shape)
         same(model, jepa_loss(model, batch, TERMS), jepa_loss(model, expected, TERMS))
     assert len(shapes) >= 3
 
@@ -101,7 +101,7 @@ def test_empty_places_take_no_part(options: dict[str, Any], tiny_model: ModelFac
     )
     model, objective = ready(tiny_model), Objective.from_config(config)
     collator = tiny.collator(trained_tokenizer, config, prompt_labels=True, **options)
-    first, second, _ = map(Item, tiny.tokenized(trained_tokenizer, config))
+    first, second, _ = map(SampledRecord, tiny.tokenized(trained_tokenizer, config))
     full, holed = (
         jepa_loss(model, collator(items), objective) for items in ([first, second], [None, first, None, second])
     )

@@ -14,7 +14,7 @@ from torch import Tensor
 import tiny
 from slow_trees import batch_of, random_sequences, row_mask
 from stepjepa.batch.pack import Rows, pack
-from stepjepa.batch.sequences import Item, Sequence
+from stepjepa.batch.sequences import SampledRecord, TokenSequence
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.models.attention import enable_trees
 
@@ -31,7 +31,7 @@ HEARD = 1e-4
 class Subject:
     """Some sequences in one row under a model, asked what changes when some of its tokens do."""
 
-    def __init__(self, model: Any, sequences: list[Sequence], *, row_length: int = 10**4) -> None:
+    def __init__(self, model: Any, sequences: list[TokenSequence], *, row_length: int = 10**4) -> None:
         enable_trees(model)
         self.model, self.sequences = model, sequences
         self.rows: Rows = pack(sequences, row_length=row_length)
@@ -53,7 +53,7 @@ def subject(factory: ModelFactory, architecture: str, attention: str, tokenizer:
     """The first record under a configuration; main sequence first."""
     config = JepaConfig(**options)
     record = tiny.tokenized(tokenizer, config)[0]
-    sequences = tiny.collator(tokenizer, config).sequences(Item(record))
+    sequences = tiny.collator(tokenizer, config).sequences(SampledRecord(record))
     return Subject(factory(architecture, attention), sequences)
 
 

@@ -13,11 +13,10 @@ from torch import Tensor
 import tiny
 from slow_trees import Slow, logits_of, probe, random_records, random_sequences, separately
 from stepjepa.batch.collate import Collator
-from stepjepa.batch.layouts import LAYOUTS, Layout, Reading
+from stepjepa.batch.layouts import LAYOUTS, Layout, ReadoutOptions
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.batch.pack import pack
-from stepjepa.batch.sequences import Item, TokenizedRecord
-from stepjepa.batch.sequences import Sequence as TokenSequence
+from stepjepa.batch.sequences import SampledRecord, TokenizedRecord, TokenSequence
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.models.attention import EAGER, SDPA, enable_trees
 from stepjepa.models.encode import Encoded, encode
@@ -42,12 +41,12 @@ def sums(model: Any, batch: Batch) -> dict[str, Tensor]:
     """What terms read of a micro-batch, from the one pass."""
 
     def evaluate(encoded: Encoded) -> dict[str, Tensor]:
-        index = batch["head_index"]
+        index = batch.head_index
         source, target = encoded.pairs
         return {
-            "states": encoded.at(torch.arange(batch["input_ids"].numel())),
-            "lm_loss": encoded.token_loss(index, batch["label_ids"], batch["label_row"]),
-            "prompt_loss": encoded.token_loss(index, batch["prompt_ids"], batch["prompt_row"]),
+            "states": encoded.at(torch.arange(batch.input_ids.numel())),
+            "lm_loss": encoded.token_loss(index, batch.label_ids, batch.label_row),
+            "prompt_loss": encoded.token_loss(index, batch.prompt_ids, batch.prompt_row),
             "logits": encoded.logits(index),
             "source": source,
             "target": target,
@@ -76,8 +75,8 @@ def check(model: Any, plain: Any, batch: Batch, parts: Parts, paths: Sequence[An
         for path, states in zip(paths, slow.states, strict=True)
         for place, state in zip(path.tolist(), states, strict=True)
     }
-    if len(batch["head_index"]):
-        wanted = logits_of(plain, torch.stack([by_place[place] for place in batch["head_index"].tolist()]))
+    if len(batch.head_index):
+        wanted = logits_of(plain, torch.stack([by_place[place] for place in batch.head_index.tolist()]))
         tiny.assert_same(found["logits"], wanted, what="logits")
     fast = scalar({name: value for name, value in found.items() if name != "logits"}, torch.cat(ours))
     tiny.assert_same_gradients(tiny.gradients(model, fast), tiny.gradients(plain, scalar(slow, torch.cat(slow.states))))
@@ -85,7 +84,7 @@ def check(model: Any, plain: Any, batch: Batch, parts: Parts, paths: Sequence[An
 
 def paths_of(collator: Collator, records: Sequence[TokenizedRecord]) -> tuple[Parts, list[Any]]:
     """The sequences of all records, and where packing puts them."""
-    parts = [collator.sequences(Item(record)) for record in records]
+    parts = [collator.sequences(SampledRecord(record)) for record in records]
     sequences = [sequence for part in parts for sequence in part]
     groups = None if collator.share_prefixes else [owner for owner, part in enumerate(parts) for _ in part]
     alone = collator.encoding != "tree"
@@ -97,7 +96,7 @@ def compare(factory: ModelFactory, architecture: str, attention: str, collator: 
     if collator.encoding == "tree":
         enable_trees(model)
         assert model.config._attn_implementation == (EAGER if attention == "eager" else SDPA)
-    batch = collator(map(Item, records))
+    batch = collator(map(SampledRecord, records))
     check(model, plain, batch, *paths_of(collator, records))
     return batch
 
@@ -112,7 +111,7 @@ def test_trees_equal_separate_passes(
     collator = tiny.collator(trained_tokenizer, config, prompt_labels=True)
     batch = compare(tiny_model, architecture, attention, collator, records)
     assert batch.trees is not None
-    assert int(batch["num_tokens"]) < sum(batch["members"].lengths), "nothing is shared"
+    assert batch.num_tokens < sum(batch.records.lengths), "nothing is shared"
 
 
 @pytest.mark.parametrize(("architecture", "attention"), MODELS)
@@ -120,8 +119,8 @@ def test_records_that_begin_alike(architecture: str, attention: str, tiny_model:
     """Equal ones, ones that are equal up to the middle of the answer, prefixes: each counts once a record."""
     collator = Collator("separate", np.empty(0, np.int32), row_length=43, prompt_labels=True)
     batch = compare(tiny_model, architecture, attention, collator, random_records(3))
-    assert len(batch["head_index"]) < len(batch["label_ids"]) + len(batch["prompt_ids"])
-    assert len(batch["input_ids"]) > 1
+    assert len(batch.head_index) < len(batch.label_ids) + len(batch.prompt_ids)
+    assert len(batch.input_ids) > 1
 
 
 @pytest.fixture
@@ -142,7 +141,7 @@ def as_they_are(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[list[TokenSeq
 def test_any_sequences(architecture: str, seed: int, tiny_model: ModelFactory, as_they_are: Any) -> None:
     """Branches on branches, several trees in a row, labels and readouts anywhere."""
     records = as_they_are([random_sequences(2 * seed + part, vocabulary=tiny.VOCABULARY) for part in range(2)])
-    collator = Collator("given", np.empty(0, np.int32), Reading(mean=True), row_length=29)
+    collator = Collator("given", np.empty(0, np.int32), ReadoutOptions(mean=True), row_length=29)
     compare(tiny_model, architecture, "sdpa", collator, records)
 
 
@@ -186,7 +185,7 @@ def test_in_place_equals_a_dense_mask(
     collator = tiny.collator(trained_tokenizer, config, prompt_labels=True)
     plain, model = tiny_model(architecture, "eager"), tiny_model(architecture, attention)
     enable_trees(model)
-    batch = collator(map(Item, records))
+    batch = collator(map(SampledRecord, records))
     assert batch["isolates"]
     check(model, plain, batch, *paths_of(collator, records))
 

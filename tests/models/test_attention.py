@@ -20,7 +20,7 @@ import tiny
 from slow_trees import batch_of, random_sequences, row_mask, separate_states
 from stepjepa.batch.mask import BLOCK, Trees, dense, padded, static_length
 from stepjepa.batch.pack import Rows, pack
-from stepjepa.batch.sequences import Sequence
+from stepjepa.batch.sequences import TokenSequence
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.models import attention
 from stepjepa.models.attention import (
@@ -40,7 +40,7 @@ ModelFactory = Callable[..., Any]
 ARCHITECTURES = [name for name in tiny.ATTENTION_ONLY if name != "gpt2"]
 
 
-def packed(seed: int, *, isolated: bool = False, longest: int = 2 * BLOCK // 3) -> tuple[list[Sequence], Rows]:
+def packed(seed: int, *, isolated: bool = False, longest: int = 2 * BLOCK // 3) -> tuple[list[TokenSequence], Rows]:
     """Sequences in rows of several blocks."""
     sequences = random_sequences(seed, isolated=isolated, longest=longest)
     sequences += random_sequences(seed + 100, isolated=isolated, longest=longest)

@@ -29,7 +29,7 @@ from stepjepa.models.architecture import (
     without_heads,
 )
 from stepjepa.models.attention import enable_trees
-from stepjepa.models.encode import EmaEncoder, Encoded, encode, read
+from stepjepa.models.encode import EmaEncoder, Encoded, encode, pool_readouts
 from stepjepa.models.loading import add_lora
 from stepjepa.objectives.alignment import Alignment
 from stepjepa.objectives.objective import Objective, jepa_loss
@@ -51,9 +51,9 @@ def ready(factory: ModelFactory, architecture: str = "llama") -> Any:
 
 def run(model: nn.Module, batch: Batch, **options: Any) -> dict[str, Tensor]:
     def evaluate(encoded: Encoded) -> dict[str, Tensor]:
-        index = batch["head_index"]
+        index = batch.head_index
         return {
-            "loss": encoded.token_loss(index, batch["label_ids"], batch["label_row"]),
+            "loss": encoded.token_loss(index, batch.label_ids, batch.label_row),
             "logits": encoded.logits(index),
             "source": encoded.pairs[0],
             "target": encoded.pairs[1],
@@ -69,12 +69,12 @@ def test_against_the_whole_output(architecture: str, tiny_model: ModelFactory, b
     model = ready(tiny_model, architecture)
     with torch.no_grad():
         found, states = run(model, batch), tiny.hidden_states(model, batch)
-        logits = logits_of(model, states[batch["head_index"]])
+        logits = logits_of(model, states[batch.head_index])
     tiny.assert_same(found["logits"], logits)
-    wanted = F.cross_entropy(logits[batch["label_row"]], batch["label_ids"], reduction="sum")
+    wanted = F.cross_entropy(logits[batch.label_row], batch.label_ids, reduction="sum")
     tiny.assert_same(found["loss"], wanted)
-    assert torch.equal(found["source"], states[batch["source_index"]])
-    assert torch.equal(found["target"], states[batch["target_index"]])
+    assert torch.equal(found["source"], states[batch.source_index])
+    assert torch.equal(found["target"], states[batch.target_index])
     assert torch.equal(found["first"], states[torch.tensor([[0, 3], [5, 2]])])
 
 
@@ -84,7 +84,7 @@ def test_no_logits_of_the_whole_batch_are_made(tiny_model: ModelFactory, batch: 
     made: list[int] = []
     model.lm_head.register_forward_hook(lambda _module, _args, output: made.append(output.shape[-2]))
     run(model, batch)
-    assert max(made) <= len(batch["head_index"]) < batch["input_ids"].numel()
+    assert max(made) <= len(batch.head_index) < batch.input_ids.numel()
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3_window"])
@@ -117,7 +117,7 @@ def test_under_wrappers(wrap: str, tiny_model: ModelFactory, batch: Batch, tiny_
 
 def test_other_layers(tiny_model: ModelFactory, batch: Batch) -> None:
     model = ready(tiny_model, "smollm3")
-    index = batch["source_index"]
+    index = batch.source_index
     with torch.no_grad():
 
         def evaluate(encoded: Encoded) -> dict[str, Tensor]:
@@ -173,12 +173,12 @@ def test_read_averages_some_tokens() -> None:
         source_pair=torch.tensor([0, 0, 0, 1, 2]),
         target_index=index,
     )
-    assert read(states, batch, "source").tolist() == [[6.0, 7.0], [18.0, 19.0], [0.0, 1.0]]
-    assert torch.equal(read(states, batch, "target"), states[index])
-    half = read(states.bfloat16(), batch, "source")
+    assert pool_readouts(states, batch, "source").tolist() == [[6.0, 7.0], [18.0, 19.0], [0.0, 1.0]]
+    assert torch.equal(pool_readouts(states, batch, "target"), states[index])
+    half = pool_readouts(states.bfloat16(), batch, "source")
     assert half.dtype == torch.bfloat16
     assert half.tolist() == [[6.0, 7.0], [18.0, 19.0], [0.0, 1.0]]
-    assert read(states, Batch(source_index=index[:0]), "source").shape == (0, 2)
+    assert pool_readouts(states, Batch(source_index=index[:0]), "source").shape == (0, 2)
 
 
 def test_the_average_by_hand() -> None:
@@ -269,9 +269,9 @@ def test_the_trainer_updates_it_once_a_step_and_scores_with_it(trained_tokenizer
     regular = Objective.from_config(JepaConfig(mode="regular"))
     for step in range(3):
         with torch.no_grad():
-            target = read(tiny.hidden_states(average, batch), batch, "target")
+            target = pool_readouts(tiny.hidden_states(average, batch), batch, "target")
         lm = jepa_loss(model, batch, regular).loss
-        source = read(tiny.hidden_states(model, batch), batch, "source")
+        source = pool_readouts(tiny.hidden_states(model, batch), batch, "source")
         jepa = (1 - torch.nn.functional.cosine_similarity(source, target)).mean()
         line = trainer.state.log_history[step]
         assert line["jepa_loss"] == pytest.approx(jepa.item(), rel=1e-4)

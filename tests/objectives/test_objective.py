@@ -12,7 +12,7 @@ from torch import Tensor
 
 import tiny
 from stepjepa.base.errors import UserError
-from stepjepa.batch.micro_batch import Batch, Members
+from stepjepa.batch.micro_batch import Batch, BatchRecords
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.objectives.alignment import Alignment, Cosine, Covariance, InfoNCE, SIGReg, Variance
 from stepjepa.objectives.monitors import Window, effective_rank, pair_similarity, retrieval_top1, share
@@ -60,8 +60,8 @@ def batch(**changes: Any) -> Batch:
         "prompt_ids": torch.tensor([2, 2]),
         "source_index": torch.tensor([0, 1]),
         "target_index": torch.tensor([2, 3]),
-        "members": Members(
-            draws=((0, 0),),
+        "records": BatchRecords(
+            rng_keys=((0, 0),),
             paths=(np.arange(5),),
             isolated=(np.empty(0, np.int64),),
         ),
@@ -115,12 +115,12 @@ def test_the_tube_by_hand() -> None:
         wanted = 1 - float(torch.cosine_similarity(after, before, dim=0))
         assert sums(Tube(), context=Context(seed=seed))["stp_loss"].item() == pytest.approx(wanted, abs=1e-6)
     # Isolated tokens are left out; two tokens make no triple, three make one.
-    members = batch()["members"]
-    few = Members(**{**vars(members), "isolated": (np.array([0, 1, 2]),)})
-    assert Tube().count(batch(members=few)) == 0
-    assert sums(Tube(), members=few)["stp_loss"].item() == 0
-    three = Members(**{**vars(members), "isolated": (np.array([0, 1]),)})
-    assert Tube().count(batch(members=three)) == 1
+    members = batch().records
+    few = BatchRecords(**{**vars(members), "isolated": (np.array([0, 1, 2]),)})
+    assert Tube().count(batch(records=few)) == 0
+    assert sums(Tube(), records=few)["stp_loss"].item() == 0
+    three = BatchRecords(**{**vars(members), "isolated": (np.array([0, 1]),)})
+    assert Tube().count(batch(records=three)) == 1
 
 
 def test_regularizers_count_every_pair() -> None:

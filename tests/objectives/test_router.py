@@ -79,7 +79,7 @@ def test_trees_equal_the_models_own_loss_of_separate_rows(architecture: str, nam
     batch = tiny.batch_of(trained_tokenizer, config, encoding=encoding)
     if encoding == "tree":
         enable_trees(model)
-        assert int(batch["num_tokens"]) < sum(batch["members"].lengths), "nothing is shared"
+        assert batch.num_tokens < sum(batch.records.lengths), "nothing is shared"
     found = jepa_loss(model, batch, only_router(model)).loss
     expected = own_loss(plain, trained_tokenizer, config)
     assert abs(float(expected.detach()) - plain.num_experts_per_tok) > 0.01, "the load is even, and says nothing"
@@ -110,7 +110,7 @@ def test_predictors_in_the_text_do_not_count(trained_tokenizer: Any) -> None:
     found = jepa_loss(model, batch, only_router(model)).loss
     for handle in handles:
         handle.remove()
-    places = torch.cat([torch.from_numpy(path) for path in batch["members"].paths])
+    places = torch.cat([torch.from_numpy(path) for path in batch.records.paths])
     assert not set(batch.token_ids[places].tolist()) & set(range(290, 294)), "a predictor token is in a text"
     picked = tuple(layer[places] for layer in logits)
     tiny.assert_same(found, load_balance(picked, torch.ones(len(places)), 2))

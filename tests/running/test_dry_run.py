@@ -108,11 +108,11 @@ def test_its_tokens_are_those_that_the_trainer_runs(
     training = training_arguments(args, False)
     trainer = JepaTrainer(model, training, jepa_config(args), train_dataset=records, processing_class=tokenizer)
     batches = list(trainer.get_train_dataloader())
-    tokens = [sum(each["input_ids"].numel() for each in batch.passes) for batch in batches]
+    tokens = [sum(each.input_ids.numel() for each in batch.passes) for batch in batches]
     steps = [sum(tokens[start : start + 2]) for start in range(0, len(tokens), 2)]
     assert (found["step"]["tokens"], found["step"]["most_tokens"]) == (sum(steps) / len(steps), max(steps))
     assert found["step"]["plain_tokens"] == sum(trainer.train_dataset.lengths) / len(steps)
-    assert found["step"]["text_share"] == sum(int(batch["num_tokens"]) for batch in batches) / sum(tokens)
+    assert found["step"]["text_share"] == sum(batch.num_tokens for batch in batches) / sum(tokens)
     assert found["flops"]["step"] == sum(map(trainer.floating_point_ops, batches)) / len(steps)
 
 

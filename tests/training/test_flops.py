@@ -13,7 +13,7 @@ from torch import nn
 import tiny
 from stepjepa.batch.collate import Collator
 from stepjepa.batch.micro_batch import Batch
-from stepjepa.batch.sequences import Item, Pair, TokenizedRecord, View
+from stepjepa.batch.sequences import Pair, SampledRecord, TokenizedRecord, View
 from stepjepa.config.lora import LoraSettings
 from stepjepa.models.architecture import attach_heads, without_heads
 from stepjepa.models.attention import enable_trees
@@ -62,7 +62,7 @@ RECORDS = [random_record(seed) for seed in range(5)]
 def batch(encoding: Any = "tree", *, views: bool = True, layout: str = "separate", prompt: bool = False) -> Batch:
     predictors = np.array([386, 387], np.int32)
     collator = Collator(layout, predictors, encoding=encoding, row_length=97, prompt_labels=prompt)
-    return collator(Item(record, views) for record in RECORDS)
+    return collator(SampledRecord(record, views) for record in RECORDS)
 
 
 def run(model: Any, given: Batch, objective: Objective = OBJECTIVE, context: Context | None = None) -> None:

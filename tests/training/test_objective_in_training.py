@@ -16,7 +16,7 @@ import tiny
 from own_term import NextLatent
 from slow_trees import separately
 from stepjepa.batch.prepare import prepare
-from stepjepa.batch.sequences import Item
+from stepjepa.batch.sequences import SampledRecord
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.objectives.alignment import SIGReg
 from stepjepa.objectives.objective import Objective
@@ -60,7 +60,7 @@ def test_directions_are_drawn_anew_every_step(trained_tokenizer: Any, tmp_path: 
     run = trainer(tmp_path, trained_tokenizer, config, learning_rate=0.0, seed=7)
     run.train()
     collator = tiny.collator(trained_tokenizer, config)
-    parts = [collator.sequences(Item(record)) for record in tiny.tokenized(trained_tokenizer, config)]
+    parts = [collator.sequences(SampledRecord(record)) for record in tiny.tokenized(trained_tokenizer, config)]
     with torch.no_grad():
         slow = separately(tiny.make_model("llama", seed=3), parts)
         sides, term = (slow.source, slow.target), SIGReg()

@@ -31,7 +31,7 @@ def test_the_longest_record_is_named(error: BaseException, tiny_tokenizer: Any, 
     with pytest.raises(UserError) as caught:
         trainer.train()
     (batch,) = trainer.guard.batches
-    longest, line = max(zip(batch["members"].lengths, batch["members"].lines, strict=True))
+    longest, line = max(zip(batch.records.lengths, batch.records.lines, strict=True))
     told = f"out of memory in step 2, of whose records memory.jsonl:{line} is the longest, with {longest} tokens; "
     assert str(caught.value).startswith(told)
     assert "--batch_size" in str(caught.value) and "checkpoint-1 is complete: resume" in str(caught.value)

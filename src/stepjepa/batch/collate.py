@@ -1,67 +1,90 @@
-"""Records of a micro-batch to tensors: laid out as sequences, packed into rows, with what is trained and read."""
+"""Collate records into tensors: sequences by the layout, packed into rows, with labels and readouts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Sequence as Many
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal, Self, TypedDict, Unpack
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from stepjepa.base.errors import UserError
-from stepjepa.batch.layouts import LAYOUTS, Reading
-from stepjepa.batch.micro_batch import Batch, Members
+from stepjepa.batch.layouts import LAYOUTS, ReadoutOptions
+from stepjepa.batch.micro_batch import Batch, BatchRecords
 from stepjepa.batch.pack import Rows, pack_passes
-from stepjepa.batch.sequences import Ids, Item, Numbers, Sequence, main_sequence
+from stepjepa.batch.sequences import Ids, Kind, Numbers, SampledRecord, TokenSequence, main_sequence
+from stepjepa.config.jepa import JepaConfig
 
 Encoding = Literal["tree", "rows"]
 """``tree``: rows of prefix trees under a mask. ``rows``: one plain row for each sequence."""
 
 
+class Packing(TypedDict, total=False):
+    """How sequences are packed into rows: fields of :class:`Collator` that depend on model and device."""
+
+    row_length: int
+    attention_length: int | None
+    share_prefixes: bool
+    positions: int | None
+
+
 @dataclass(frozen=True)
 class Collator:
-    """Makes the micro-batch of some records."""
+    """Makes a micro-batch from records."""
 
-    layout: str  # name in ``layouts.LAYOUTS``
+    layout: str  # a name in ``layouts.LAYOUTS``
     predictors: Ids  # [K] ids of the predictor tokens
-    reading: Reading = field(default_factory=Reading)  # how embeddings are read
+    reading: ReadoutOptions = field(default_factory=ReadoutOptions)
     encoding: Encoding = "tree"
-    row_length: int = 512  # most tokens of a row of trees
+    row_length: int = 512  # maximum tokens of a row of trees
     attention_length: int | None = None  # run a micro-batch in several passes, see ``pack.pack_passes``
     share_prefixes: bool = True  # over the whole micro-batch, not only within a record
-    prompt_labels: bool = False  # also label the tokens of the prompt
-    positions: int | None = None  # most tokens of a sequence that the model has positions for
-    pad_id: int = 0  # any token does, since nothing sees padding and it has no labels
+    prompt_labels: bool = False  # also label the tokens of user messages
+    positions: int | None = None  # maximum length of a sequence, by the model's positions
+    pad_id: int = 0  # arbitrary: padding is masked and unlabelled
 
     @classmethod
-    def of(cls, config: Any, predictors: Many[int], **options: Any) -> Collator:
-        """The collator of a ``JepaConfig``, with the ids of its predictor tokens; ``options`` are the other fields."""
-        reading = Reading(config.front_pred, config.reverse_pred, config.last_token, config.pooling == "mean")
-        return cls(config.layout, np.asarray(predictors, np.int32), reading, **options)
+    def of(
+        cls,
+        config: JepaConfig,
+        predictors: Sequence[int],
+        *,
+        encoding: Encoding = "tree",
+        prompt_labels: bool = False,
+        pad_id: int = 0,
+        **packing: Unpack[Packing],
+    ) -> Self:
+        """Make the collator of a configuration; ``predictors`` are the ids of its predictor tokens."""
+        reading = ReadoutOptions(config.front_pred, config.reverse_pred, config.last_token, config.pooling == "mean")
+        ids = np.asarray(predictors, np.int32)
+        return cls(str(config.layout), ids, reading, encoding, prompt_labels=prompt_labels, pad_id=pad_id, **packing)
 
-    def sequences(self, item: Item) -> list[Sequence]:
-        """What a record becomes; ValueError if a sequence is longer than the model has positions."""
-        if item.with_views:
+    def sequences(self, sample: SampledRecord) -> list[TokenSequence]:
+        """Lay out one record; ValueError if a sequence is longer than the model has positions."""
+        record = sample.record
+        if sample.with_views:
             try:
-                found = LAYOUTS[self.layout].place(item.record, self.predictors, self.reading)
+                sequences = LAYOUTS[self.layout].place(record, self.predictors, self.reading)
             except UserError as error:
-                raise UserError(f"{error} (line {item.record.line})") from None
+                raise UserError(f"{error} (line {record.line})") from None
         else:
-            found = [main_sequence(item.record)]
-        longest = max(map(len, found))
+            sequences = [main_sequence(record)]
+        longest = max(map(len, sequences))
         if self.positions is not None and longest > self.positions:
-            told = f"expected sequences of at most {self.positions} tokens (max_position_embeddings), got {longest}"
-            raise ValueError(f"{told} in line {item.record.line}; set max_length to {self.positions} or less")
-        return found
+            raise ValueError(
+                f"expected sequences of at most {self.positions} tokens (max_position_embeddings), got {longest} in "
+                f"line {record.line}; set max_length to {self.positions} or less"
+            )
+        return sequences
 
-    def __call__(self, items: Iterable[Item | None]) -> Batch:
-        """Collate; None stands for a place that an uneven last batch leaves empty."""
-        present = [item for item in items if item is not None]
-        parts = [self.sequences(item) for item in present]
-        sequences = [sequence for part in parts for sequence in part]
-        owners = [number for number, part in enumerate(parts) for _ in part]
+    def __call__(self, samples: Iterable[SampledRecord | None]) -> Batch:
+        """Collate records; None is a padding slot of an uneven last batch."""
+        present = [sample for sample in samples if sample is not None]
+        by_record = [self.sequences(sample) for sample in present]
+        sequences = [sequence for group in by_record for sequence in group]
+        owners = [number for number, group in enumerate(by_record) for _ in group]
         passes = pack_passes(
             sequences,
             row_length=self.row_length,
@@ -72,60 +95,79 @@ class Collator:
         )
         paths = passes[0].paths
         batch, *further = map(_inputs, passes)
-        batch |= self._labels(sequences, paths) | _readouts(owners, sequences, paths)
+        batch.update(self._labels(sequences, paths) | _readouts(owners, sequences, paths))
         if further:
             batch["further"] = further
-        batch["num_tokens"] = torch.tensor([sum(int(rows.lengths.sum()) for rows in passes)])
-        batch["num_records"] = torch.tensor([len(present), sum(not item.record.pairs for item in present)])
-        texts = [(each, path) for each, path in zip(sequences, paths, strict=True) if len(each.text)]
-        none = np.zeros(0, bool)
-        batch["members"] = Members(
-            tuple(item.record.line for item in present),
-            tuple(sum(map(len, part)) for part in parts),
-            tuple(item.draw for item in present),
-            tuple(path[each.text] for each, path in texts),
-            tuple(np.flatnonzero(none if each.start is None else each.start[each.text] > 0) for each, _ in texts),
-            labels=tuple(item.record.labels for item in present),
-            prompt=tuple(item.record.prompt for item in present),
-            plain_tokens=sum(len(item.record.ids) for item in present),
-        )
+        batch["num_tokens"] = sum(int(rows.lengths.sum()) for rows in passes)
+        batch["num_records"] = len(present)
+        batch["num_without_pair"] = sum(not sample.record.pairs for sample in present)
+        batch["records"] = _records(present, by_record, sequences, paths)
         return batch
 
-    def _labels(self, sequences: Many[Sequence], paths: Many[Numbers]) -> Batch:
+    def _labels(self, sequences: Sequence[TokenSequence], paths: Sequence[Numbers]) -> Batch:
         """The positions that predict a token, each once, and the tokens that they must predict."""
-        rows, ids = [], []
-        for kind in ("labels", "prompt"):
-            tables = [getattr(each, kind) for each in sequences if kind == "labels" or self.prompt_labels]
-            places = [path[table[:, 0]] for path, table in zip(paths, tables, strict=False)]
-            rows.append(np.concatenate([np.empty(0, np.int64), *places]))
-            ids.append(np.concatenate([np.empty(0, np.int64), *(table[:, 1] for table in tables)]))
-        head_index, row = np.unique(np.concatenate(rows), return_inverse=True)
-        label_row, prompt_row = row[: len(rows[0])], row[len(rows[0]) :]
+        labels = [each.labels for each in sequences]
+        prompt = [each.prompt for each in sequences] if self.prompt_labels else []
+        positions = [
+            _joined([path[table[:, 0]] for path, table in zip(paths, tables, strict=False)])
+            for tables in (labels, prompt)
+        ]
+        head_index, row = np.unique(np.concatenate(positions), return_inverse=True)
+        label_row, prompt_row = np.split(row, [len(positions[0])])
         return _tensors(
-            head_index=head_index, label_row=label_row, label_ids=ids[0], prompt_row=prompt_row, prompt_ids=ids[1]
+            head_index=head_index,
+            label_row=label_row,
+            label_ids=_joined([table[:, 1] for table in labels]),
+            prompt_row=prompt_row,
+            prompt_ids=_joined([table[:, 1] for table in prompt]),
         )
 
 
-def _readouts(owners: Many[int], sequences: Many[Sequence], paths: Many[Numbers]) -> Batch:
+def _joined(parts: Sequence[NDArray[np.integer]]) -> Numbers:
+    return np.concatenate([np.empty(0, np.int64), *parts])
+
+
+def _readouts(owners: Sequence[int], sequences: Sequence[TokenSequence], paths: Sequence[Numbers]) -> Batch:
     """Where the embeddings of all pairs are read, in the order of records and pairs."""
-    found = {}
-    for kind in ("source", "target"):
-        places = {
+    batch = Batch()
+    kinds: tuple[Kind, ...] = ("source", "target")
+    for kind in kinds:
+        positions = {
             (owner, readout.pair): path[readout.start : readout.end]
             for owner, sequence, path in zip(owners, sequences, paths, strict=True)
             for readout in sequence.readouts
             if readout.kind == kind
         }
-        tokens = [places[key] for key in sorted(places)]
-        found[f"{kind}_index"] = np.array([each[-1] for each in tokens], np.int64)
+        tokens = [positions[key] for key in sorted(positions)]
+        batch |= _tensors(**{f"{kind}_index": np.array([each[-1] for each in tokens], np.int64)})
         if any(len(each) > 1 for each in tokens):
-            found[f"{kind}_tokens"] = np.concatenate(tokens)
-            found[f"{kind}_pair"] = np.repeat(np.arange(len(tokens)), [len(each) for each in tokens])
-    return _tensors(**found)
+            pair = np.repeat(np.arange(len(tokens)), [len(each) for each in tokens])
+            batch |= _tensors(**{f"{kind}_tokens": np.concatenate(tokens), f"{kind}_pair": pair})
+    return batch
+
+
+def _records(
+    samples: Sequence[SampledRecord],
+    by_record: Sequence[Sequence[TokenSequence]],
+    sequences: Sequence[TokenSequence],
+    paths: Sequence[Numbers],
+) -> BatchRecords:
+    main = [(sequence, path) for sequence, path in zip(sequences, paths, strict=True) if len(sequence.text)]
+    starts = [np.zeros(0) if sequence.start is None else sequence.start[sequence.text] for sequence, _ in main]
+    return BatchRecords(
+        lines=tuple(sample.record.line for sample in samples),
+        lengths=tuple(sum(map(len, group)) for group in by_record),
+        rng_keys=tuple(sample.rng_key for sample in samples),
+        paths=tuple(path[sequence.text] for sequence, path in main),
+        isolated=tuple(np.flatnonzero(start > 0) for start in starts),
+        labels=tuple(sample.record.labels for sample in samples),
+        prompt=tuple(sample.record.prompt for sample in samples),
+        plain_tokens=sum(len(sample.record.ids) for sample in samples),
+    )
 
 
 def _inputs(rows: Rows) -> Batch:
-    """What a model is called with."""
+    """The model's input."""
     batch = _tensors(input_ids=rows.ids, attention_mask=np.ones_like(rows.ids))
     if rows.branches:
         batch |= _tensors(position_ids=rows.positions, start=rows.start, end=rows.end)
@@ -133,5 +175,5 @@ def _inputs(rows: Rows) -> Batch:
     return batch
 
 
-def _tensors(**arrays: np.ndarray) -> Batch:
+def _tensors(**arrays: NDArray[np.integer]) -> Batch:
     return Batch({name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()})

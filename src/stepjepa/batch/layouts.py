@@ -1,6 +1,6 @@
 """Which sequences a record becomes. A layout is a function, registered by name; nothing else knows its name.
 
-To add one: write ``(record, predictors, reading) -> list[Sequence]``, and put ``@layout("name", ...)`` above it.
+To add one: write ``(record, predictors, reading) -> list[TokenSequence]``, and put ``@layout("name", ...)`` above it.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stepjepa.base.errors import UserError
-from stepjepa.batch.sequences import Ids, Kind, Readout, Sequence, TokenizedRecord, View, main_sequence
+from stepjepa.batch.sequences import Ids, Kind, Readout, TokenizedRecord, TokenSequence, View, main_sequence
 
 
-class Reading(NamedTuple):
+class ReadoutOptions(NamedTuple):
     """How embeddings are read, whatever the layout; by default as the papers read them."""
 
     front: bool = False  # predictor tokens stand before the source view, not after it
@@ -24,9 +24,9 @@ class Reading(NamedTuple):
     mean: bool = False  # average over several tokens instead of reading one
 
 
-Place = Callable[[TokenizedRecord, Ids, Reading], list[Sequence]]
-# From the messages of a chat to the places in it of the first and the second view of each pair.
-Partners = Callable[[tuple[Mapping[str, Any], ...]], list[tuple[int, int]]]
+PlaceFn = Callable[[TokenizedRecord, Ids, ReadoutOptions], list[TokenSequence]]
+# Maps the messages of a chat to the index of the first and of the second message of each pair.
+PairMessagesFn = Callable[[tuple[Mapping[str, Any], ...]], list[tuple[int, int]]]
 
 
 def question_and_answer(messages: tuple[Mapping[str, Any], ...]) -> list[tuple[int, int]]:
@@ -39,11 +39,13 @@ class Layout:
     """A registered layout."""
 
     name: str  # as on the command line
-    place: Place  # what it makes of a record
+    place: PlaceFn  # what it makes of a record
     modes: tuple[str, ...]  # that have it; the first layout registered for a mode is its default
     views_in_text: bool = False  # the first message of a pair is taken where it stands in the chat, not by itself
     changes_text: bool = False  # it puts tokens into the main sequence, so that the LM loss is another one
-    partners: Partners = question_and_answer  # which messages of a chat are pairs of views; steps are pairs anyway
+    partners: PairMessagesFn = (
+        question_and_answer  # picks the message pairs; unused in Step-JEPA, whose pairs are steps
+    )
 
 
 LAYOUTS: dict[str, Layout] = {}
@@ -55,18 +57,18 @@ def layout(
     *,
     views_in_text: bool = False,
     changes_text: bool = False,
-    partners: Partners = question_and_answer,
-) -> Callable[[Place], Place]:
+    partners: PairMessagesFn = question_and_answer,
+) -> Callable[[PlaceFn], PlaceFn]:
     """Register a function as a layout; the arguments are those of :class:`Layout`."""
 
-    def register(place: Place) -> Place:
+    def register(place: PlaceFn) -> PlaceFn:
         LAYOUTS[name] = Layout(name, place, modes, views_in_text, changes_text, partners)
         return place
 
     return register
 
 
-def name_layout(place: Place, address: str) -> None:
+def name_layout(place: PlaceFn, address: str) -> None:
     """Register a layout of the user's own under its address, too (``--layout module:function``)."""
     found = next((each for each in LAYOUTS.values() if each.place is place), None)
     if found is None:
@@ -75,7 +77,7 @@ def name_layout(place: Place, address: str) -> None:
 
 
 @layout("separate", ("regular", "llm-jepa"))
-def separate(record: TokenizedRecord, predictors: Ids, reading: Reading) -> list[Sequence]:
+def separate(record: TokenizedRecord, predictors: Ids, reading: ReadoutOptions) -> list[TokenSequence]:
     """LLM-JEPA as published: the main sequence, and both views of each pair by themselves."""
     found = [main_sequence(record)]
     for number, (first, second) in enumerate(record.pairs):
@@ -93,7 +95,7 @@ layout("branched", ("step-jepa", "llm-jepa"), views_in_text=True)(separate)
 
 
 @layout("inplace", ("step-jepa",), views_in_text=True, changes_text=True)
-def inplace(record: TokenizedRecord, predictors: Ids, reading: Reading) -> list[Sequence]:
+def inplace(record: TokenizedRecord, predictors: Ids, reading: ReadoutOptions) -> list[TokenSequence]:
     """Step-JEPA's architecture page: predictors inside the text behind step 1, and step 2 sees only itself.
 
     Later tokens see everything again. The last token of step 1 keeps its label, the first token of step 2; predictor
@@ -115,10 +117,10 @@ def inplace(record: TokenizedRecord, predictors: Ids, reading: Reading) -> list[
         ]
     labels, prompt = text.labels.copy(), text.prompt.copy()
     labels[:, 0], prompt[:, 0] = moved[labels[:, 0]], moved[prompt[:, 0]]
-    return [Sequence(ids, labels, prompt, moved, start, tuple(readouts))]
+    return [TokenSequence(ids, labels, prompt, moved, start, tuple(readouts))]
 
 
-def _averaged(view: View, predictors: int, reading: Reading) -> int:
+def _averaged(view: View, predictors: int, reading: ReadoutOptions) -> int:
     """How many tokens the readout of a view averages that has so many predictor tokens."""
     if not reading.mean:
         return 1
@@ -126,13 +128,13 @@ def _averaged(view: View, predictors: int, reading: Reading) -> int:
     return content if reading.front or not predictors else predictors
 
 
-def _branch(pair: int, kind: Kind, view: View, predictors: Ids, reading: Reading) -> Sequence:
+def _branch(pair: int, kind: Kind, view: View, predictors: Ids, reading: ReadoutOptions) -> TokenSequence:
     """The main text up to the end of the view, with predictor tokens behind (or before) the view."""
     pieces = [view.ids[: view.start], predictors, view.content] if reading.front else [view.ids[: view.end], predictors]
     return _read(pair, kind, np.concatenate(pieces), _averaged(view, len(predictors), reading), reading)
 
 
-def _alone(pair: int, kind: Kind, view: View, predictors: Ids, reading: Reading) -> Sequence:
+def _alone(pair: int, kind: Kind, view: View, predictors: Ids, reading: ReadoutOptions) -> TokenSequence:
     """A view that sees nothing but itself: a message in its template, or a step with no chat around it."""
     before = view.ids[:0] if view.in_main else view.ids[: view.start]
     # Nothing behind the readout can change it, so the template's tail is needed only to count from its end.
@@ -143,10 +145,10 @@ def _alone(pair: int, kind: Kind, view: View, predictors: Ids, reading: Reading)
     return _read(pair, kind, np.concatenate([before, *middle, tail]), averaged, reading)
 
 
-def _read(pair: int, kind: Kind, ids: Ids, averaged: int, reading: Reading) -> Sequence:
+def _read(pair: int, kind: Kind, ids: Ids, averaged: int, reading: ReadoutOptions) -> TokenSequence:
     """A sequence that ends where it is read."""
     end = len(ids) + (0 if reading.last_token is None else reading.last_token + 1)
     if end < 1:
         told = f"--last_token {reading.last_token} reaches before the start of a view"
         raise UserError(f"{told}; use a number nearer to -1")
-    return Sequence(ids[:end], readouts=(Readout(pair, kind, end - averaged, end),))
+    return TokenSequence(ids[:end], readouts=(Readout(pair, kind, end - averaged, end),))

@@ -1,77 +1,175 @@
-"""A micro-batch: what the model and the terms of the objective are given."""
+"""A micro-batch: the input of the model and of the terms of the objective."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple, TypeAlias, TypeVar, Union
 
 import torch
 from torch import Tensor
 
 from stepjepa.batch.mask import Trees
-from stepjepa.batch.sequences import Ids, Numbers
+from stepjepa.batch.sequences import Ids, Kind, Numbers
 
 
 @dataclass(frozen=True)
-class Members:
-    """The records of a micro-batch. No tensor, so that no device is sent it."""
+class BatchRecords:
+    """Facts about each record of a micro-batch, in the order of the records. NumPy arrays: they stay on the host."""
 
-    lines: tuple[int, ...] = ()  # of each in its file, counted from 1
-    lengths: tuple[int, ...] = ()  # tokens of each record's sequences, nothing shared
-    draws: tuple[tuple[int, int], ...] = ()  # epoch and index of each
-    paths: tuple[Numbers, ...] = ()  # of each the flat places of its own text, in its order
-    isolated: tuple[Numbers, ...] = ()  # of each the numbers of its path's tokens that do not see all text before them
-    labels: tuple[Ids, ...] = ()  # of each which tokens of its path are trained to predict the next
-    prompt: tuple[Ids, ...] = ()  # of each which tokens of its path come before one of a user message, trained or not
-    plain_tokens: int = 0  # of the records as plain rows without padding
+    lines: tuple[int, ...] = ()  # line number in the record's file, from 1
+    lengths: tuple[int, ...] = ()  # number of tokens of the record's sequences, without any sharing of prefixes
+    rng_keys: tuple[tuple[int, int], ...] = ()  # epoch and index of the record: all that its random rng_keys depend on
+    paths: tuple[Numbers, ...] = ()  # flat positions of the tokens of the record's own text, in text order
+    isolated: tuple[Numbers, ...] = ()  # indices into its path of the tokens that do not see all earlier text
+    labels: tuple[Ids, ...] = ()  # indices into its path of the tokens that are trained to predict the next one
+    prompt: tuple[Ids, ...] = ()  # indices into its path of the tokens that precede a user-message token
+    plain_tokens: int = 0  # tokens of all records as plain rows without padding
 
 
-class Batch(dict[str, Any]):
-    """A micro-batch, with R rows of T tokens, U positions whose logits are needed, N labels and P pairs.
+class ReadoutIndex(NamedTuple):
+    """Where one side, source or target, of the P pairs of a micro-batch is read."""
 
-    ``input_ids``, ``attention_mask`` (all ones: padding stands on the right, where no causal token sees it) and
-    ``position_ids`` are ``[R, T]``, the last only where rows are more than plain causal text. A flat position is
-    ``row * T + column``. A position that several records share carries the labels and readouts of all of them.
+    last: Tensor  # [P] flat position of each readout; the last one if several positions are averaged
+    tokens: Tensor | None = None  # [M] flat positions of all averaged tokens; None if every readout is one token
+    pair: Tensor | None = None  # [M] the pair that each of these tokens belongs to
 
-    * ``head_index`` ``[U]`` distinct flat positions that predict a token; ``label_row`` ``[N]`` which of them each
-      label is read at, ``label_ids`` ``[N]`` the token that it must predict; ``prompt_row``, ``prompt_ids`` the same
-      for tokens of the prompt.
-    * ``source_index``, ``target_index`` ``[P]`` flat positions of the readouts, the last one where several are
-      averaged; only then: ``source_tokens``, ``source_pair`` (``target_...``), the flat positions and which pair each
-      belongs to.
-    * ``start``, ``end`` ``[R, T]`` of trees, see ``mask.Trees``.
-    * ``num_tokens`` ``[1]`` tokens that are computed, without padding; ``num_records`` ``[2]`` records, and those
-      without a pair.
-    * ``members``: whose they are, see :class:`Members`.
-    * ``further``: only where a micro-batch is run in several passes of rows of like length: a batch for each pass after
-      the first, with ``input_ids`` to ``end`` alone. Flat positions go on from pass to pass.
+
+Value = TypeVar("Value")
+BatchValue: TypeAlias = Union[Tensor, int, bool, BatchRecords, list["Batch"]]  # noqa: UP007  # a string has no |
+
+
+class Batch(dict[str, BatchValue]):
+    """A micro-batch: R rows of T tokens, U positions that need logits, N labels, P pairs.
+
+    A flat position is ``row * T + column``. A position that several records share carries the labels and readouts of
+    all of them. Every property below is also a key; a batch is a mapping because transformers' Trainer moves the
+    tensors of mappings to its device, and of no other objects. Only tensors are moved.
     """
 
-    def to(self, device: torch.device | str) -> Batch:
-        """The same with its tensors on a device."""
-        moved = {name: each.to(device) if isinstance(each, Tensor) else each for name, each in self.items()}
-        if "further" in moved:
-            moved["further"] = [each.to(device) for each in moved["further"]]
-        return Batch(moved)
+    def to(self, device: torch.device | str | int, non_blocking: bool = False) -> Batch:
+        """Copy the batch, with its tensors on a device; the arguments are those of ``Tensor.to``."""
+        moved = Batch(self)
+        for name, value in self.items():
+            if isinstance(value, Tensor):
+                moved[name] = value.to(device, non_blocking=non_blocking)
+            elif isinstance(value, list):
+                moved[name] = [each.to(device, non_blocking) for each in value]
+        return moved
+
+    def _get(self, name: str, kind: type[Value]) -> Value:
+        value = self[name]
+        if not isinstance(value, kind):
+            raise TypeError(f"{name}: expected {kind.__name__}, got {type(value).__name__}")
+        return value
+
+    # -- the model's input ---------------------------------------------------------------------------------------------
+
+    @property
+    def input_ids(self) -> Tensor:
+        """``[R, T]`` token ids, padded on the right."""
+        return self._get("input_ids", Tensor)
+
+    @property
+    def attention_mask(self) -> Tensor:
+        """``[R, T]`` all ones: padding is on the right, where no causal token sees it."""
+        return self._get("attention_mask", Tensor)
+
+    @property
+    def position_ids(self) -> Tensor | None:
+        """``[R, T]`` position of each token in its own sequences; None if rows are plain causal text."""
+        return self._get("position_ids", Tensor) if "position_ids" in self else None
+
+    @property
+    def trees(self) -> Trees | None:
+        """Which token sees which, from the keys ``start``, ``end`` and ``isolates``; None for plain causal text."""
+        if "end" not in self:
+            return None
+        start, end, positions = (self._get(name, Tensor) for name in ("start", "end", "position_ids"))
+        return Trees(start, end, positions, self._get("isolates", bool))
 
     @property
     def passes(self) -> list[Batch]:
-        """All forward passes, the first of which is this batch."""
-        return [self, *self.get("further", ())]
+        """All forward passes, of which this batch is the first.
+
+        A micro-batch may be cut into passes of rows of similar length. The key ``further`` holds the others, which
+        have the model's input alone. Flat positions continue from pass to pass.
+        """
+        return [self, *(self._get("further", list) if "further" in self else ())]
 
     @property
     def token_ids(self) -> Tensor:
-        """``[cells]`` token id at each flat position."""
-        return torch.cat([each["input_ids"].flatten() for each in self.passes])
+        """``[cells]`` token id at each flat position of all passes."""
+        return torch.cat([each.input_ids.flatten() for each in self.passes])
+
+    # -- labels --------------------------------------------------------------------------------------------------------
+
+    @property
+    def head_index(self) -> Tensor:
+        """``[U]`` flat positions that predict a token, each once."""
+        return self._get("head_index", Tensor)
+
+    @property
+    def label_row(self) -> Tensor:
+        """``[N]`` index into :attr:`head_index` of the position that predicts each label."""
+        return self._get("label_row", Tensor)
+
+    @property
+    def label_ids(self) -> Tensor:
+        """``[N]`` token id of each label."""
+        return self._get("label_ids", Tensor)
+
+    @property
+    def prompt_row(self) -> Tensor:
+        """Like :attr:`label_row`, for the tokens of user messages; empty without a loss on the prompt."""
+        return self._get("prompt_row", Tensor)
+
+    @property
+    def prompt_ids(self) -> Tensor:
+        """Like :attr:`label_ids`, for the tokens of user messages; empty without a loss on the prompt."""
+        return self._get("prompt_ids", Tensor)
+
+    # -- pairs ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def source_index(self) -> Tensor:
+        """``[P]`` flat positions of the source readouts, see :class:`ReadoutIndex`."""
+        return self._get("source_index", Tensor)
+
+    @property
+    def target_index(self) -> Tensor:
+        """``[P]`` flat positions of the target readouts, see :class:`ReadoutIndex`."""
+        return self._get("target_index", Tensor)
 
     @property
     def pairs(self) -> int:
         """P."""
-        return len(self["source_index"])
+        return len(self.source_index)
+
+    def readouts(self, kind: Kind) -> ReadoutIndex:
+        """Where the embeddings of one side are read; averaged tokens are under ``source_tokens``, ``source_pair``."""
+        index = self._get(f"{kind}_index", Tensor)
+        if f"{kind}_tokens" not in self:
+            return ReadoutIndex(index)
+        return ReadoutIndex(index, self._get(f"{kind}_tokens", Tensor), self._get(f"{kind}_pair", Tensor))
+
+    # -- facts for the host --------------------------------------------------------------------------------------------
 
     @property
-    def trees(self) -> Trees | None:
-        """Who sees whom; None where rows are plain causal text."""
-        if "end" not in self:
-            return None
-        return Trees(self["start"], self["end"], self["position_ids"], bool(self["isolates"]))
+    def num_tokens(self) -> int:
+        """Number of tokens that are computed, without padding."""
+        return self._get("num_tokens", int)
+
+    @property
+    def num_records(self) -> int:
+        """Number of records."""
+        return self._get("num_records", int)
+
+    @property
+    def num_without_pair(self) -> int:
+        """Number of records without a pair of views."""
+        return self._get("num_without_pair", int)
+
+    @property
+    def records(self) -> BatchRecords:
+        """Facts about each record."""
+        return self._get("records", BatchRecords)

@@ -1,23 +1,21 @@
-"""Sequences of a micro-batch to rows of tokens in which every common beginning stands once: prefix trees in preorder.
+"""Pack sequences into rows that store each shared prefix once (prefix trees in preorder).
 
-Sorted, each sequence adds only what comes behind its longest common prefix with the one before it. Laid out in that
-order the tokens of a row are prefix trees in preorder, and two integers a token say who sees whom (see
-``mask``): the tree of token k ends at ``end[k]``, and token q sees nothing before ``start[q]``.
+The sequences are sorted, so that each adds only the tokens after its longest common prefix with the previous one. Laid
+out in that order, the tokens of a row are prefix trees in preorder, and two integers per token define the attention
+mask (see ``mask``): the subtree of token k ends at ``end[k]``, and token q sees nothing before ``start[q]``.
 """
 
-from collections.abc import Callable
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stepjepa.batch.sequences import Numbers, Sequence
+from stepjepa.batch.sequences import Numbers, TokenSequence
 
 PASS_COST = 64
-"""What one more forward pass costs on a CPU, in tokens (measured on tiny models, where it counts most)."""
+"""Cost of one more forward pass on a CPU, in tokens (measured on tiny models, where it matters most)."""
 
 
 @dataclass(frozen=True)
@@ -25,43 +23,50 @@ class Rows:
     """Packed sequences for one forward pass: R rows of T tokens, padded on the right."""
 
     ids: Numbers  # [R, T] token ids
-    positions: Numbers  # [R, T] place of each token in its own sequences: its depth in the tree
-    start: Numbers  # [R, T] first place in the row that the token sees; 0 almost everywhere
-    end: Numbers  # [R, T] one past the last place in the row that sees the token, as far as causality allows
-    # For each sequence, as they were given, the flat place (row * T + column) of each of its tokens. In several passes
-    # the places of one come behind those of the pass before, and all have the paths of all.
+    positions: Numbers  # [R, T] position of each token in its own sequences: its depth in the tree
+    start: Numbers  # [R, T] first column that the token sees; 0 almost everywhere
+    end: Numbers  # [R, T] one past the last column that may see the token
+    # For each sequence, in the order of the argument, the flat position (row * T + column) of each of its tokens. Flat
+    # positions continue from pass to pass, and every pass holds the paths of all sequences.
     paths: list[Numbers]
-    lengths: Numbers  # [R] tokens of each row without padding
-    branches: bool  # some token of a row does not see all that is before it; else rows are ordinary causal text
+    lengths: Numbers  # [R] number of tokens of each row, without padding
+    branches: bool  # some token does not see all tokens before it; False for ordinary causal text
 
 
-def pack(sequences: Many[Sequence], *, row_length: int, **options: Any) -> Rows:
+def pack(
+    sequences: Sequence[TokenSequence],
+    *,
+    row_length: int,
+    groups: Sequence[int] | None = None,
+    one_each: bool = False,
+    pad_id: int = 0,
+) -> Rows:
     """Pack sequences for a single forward pass, see :func:`pack_passes`."""
-    return pack_passes(sequences, row_length=row_length, **options)[0]
+    return pack_passes(sequences, row_length=row_length, groups=groups, one_each=one_each, pad_id=pad_id)[0]
 
 
 def pack_passes(
-    sequences: Many[Sequence],
+    sequences: Sequence[TokenSequence],
     *,
     row_length: int,
     attention_length: int | None = None,
-    groups: Many[int] | None = None,
+    groups: Sequence[int] | None = None,
     one_each: bool = False,
     pad_id: int = 0,
 ) -> list[Rows]:
     """Pack the sequences of a micro-batch, in any order, for one or several forward passes.
 
-    One pass is cut so that rows x longest row is least. Several, each of rows of like length, are for a CPU, where
-    padding and masks cost what they compute, and a further pass next to nothing: a row of n tokens costs
-    ``n (1 + n / attention_length)``, or, where nothing branches and no mask is needed, half the square. The best cut of
-    the sorted sequences into rows is found first, then the best cut of the rows, sorted by length, into passes.
+    A single pass minimises number of rows x length of the longest row. Several passes, each of rows of similar length,
+    are for CPUs, where padding and masked keys cost as much as other tokens and one more pass costs little. There a row
+    of n tokens costs ``n (1 + n / attention_length)``, with half the quadratic part if it needs no mask. First the
+    sorted sequences are cut into rows, then the rows, sorted by length, into passes; either cut has the least cost.
 
     Args:
-        sequences: of the micro-batch.
-        row_length: most tokens of a row; a longer sequence makes rows as long as itself.
-        attention_length: tokens of a row at which attention under a mask costs as much as all else; None for one pass.
-        groups: for each sequence the number of its record, within which alone it shares prefixes; None shares all.
-        one_each: one row for each sequence that is no beginning of another, for models that can't run a tree.
+        sequences: those of the micro-batch.
+        row_length: maximum tokens of a row; a longer sequence makes rows of its own length.
+        attention_length: row length at which masked attention costs as much as the rest of a layer; None for one pass.
+        groups: a group for each sequence, its record; only sequences of one group share prefixes. None shares all.
+        one_each: one row per sequence that is not a prefix of another, for models that can't run trees.
         pad_id: token id of padding.
     """
     if not sequences:
@@ -87,11 +92,11 @@ def pack_passes(
 
 
 class _Sorted:
-    """Sequences in the order in which those that begin alike stand beside each other; a row is a run of them."""
+    """Sequences sorted so that common prefixes are adjacent; a row is a range of them."""
 
-    def __init__(self, sequences: Many[Sequence], groups: Many[int] | None, pad_id: int) -> None:
+    def __init__(self, sequences: Sequence[TokenSequence], groups: Sequence[int] | None, pad_id: int) -> None:
         self._sequences, self._pad_id = sequences, pad_id
-        # [S] in sorted order: their numbers, and how many tokens each has in common with the one before.
+        # [S] in sorted order: indices of the sequences, and lengths of the prefixes shared with the previous one.
         self._order, self.shared = _sorted(sequences, groups)
         self.lengths = np.array([len(sequences[index]) for index in self._order], np.int64)
         self._added = np.concatenate([[0], np.cumsum(self.lengths - self.shared)])
@@ -100,40 +105,53 @@ class _Sorted:
         self._paths: list[Numbers] = [np.empty(0, np.int64)] * len(sequences)
         self._cells = 0
 
-    def size(self, first: Any, last: Any) -> Any:
-        """Tokens of a row of the sequences ``first`` to ``last``; the first is whole, what it shares is repeated."""
-        return self._added[last] - self._added[first + 1] + self.lengths[first]
+    def sizes(self, first: Numbers, last: int) -> Numbers:
+        """Lengths of rows that hold sequences first..last-1, for each of several ``first``.
 
-    def is_masked(self, first: Any, last: Any) -> Any:
-        """Whether such a row needs a mask: not all are beginnings of its last sequence, or some isolate tokens."""
-        branches = self.size(first, last) > self.lengths[last - 1]
-        return branches | (self._isolating[last] > self._isolating[first])
+        The first sequence is stored in full, shared prefix included.
+        """
+        sizes: Numbers = self._added[last] - self._added[first + 1] + self.lengths[first]
+        return sizes
+
+    def masked(self, first: Numbers, last: int) -> NDArray[np.bool_]:
+        """Whether such rows need a mask: a sequence is not a prefix of the last one, or isolates tokens."""
+        branches = self.sizes(first, last) > self.lengths[last - 1]
+        masked: NDArray[np.bool_] = branches | (self._isolating[last] > self._isolating[first])
+        return masked
+
+    def size(self, first: int, last: int) -> int:
+        """Length of one row, see :meth:`sizes`."""
+        return int(self.sizes(np.array([first]), last)[0])
+
+    def is_masked(self, first: int, last: int) -> bool:
+        """Whether one row needs a mask, see :meth:`masked`."""
+        return bool(self.masked(np.array([first]), last)[0])
 
     def cheapest_rows(self, row_length: int, attention_length: int) -> list[tuple[int, int]]:
-        """The rows that cost least, padding left aside."""
+        """Cut the sequences into the rows of least cost, not counting padding."""
 
         def costs(first: Numbers, last: int) -> NDArray[np.float64]:
-            sizes = self.size(first, last)
-            weights = np.where(self.is_masked(first, last), 1.0, 0.5) / attention_length
+            sizes = self.sizes(first, last)
+            weights = np.where(self.masked(first, last), 1.0, 0.5) / attention_length
             return np.where((sizes > row_length) & (first < last - 1), np.inf, sizes * (1 + sizes * weights))
 
         return _cheapest_parts(len(self.lengths), costs)
 
     def lay_out(self, rows: list[tuple[int, int]]) -> Rows:
-        """The tokens of some rows, each of the sequences from its first up to its last."""
+        """Write the tokens of rows; each row is a range (first, last) of sequences."""
         sizes = np.array([self.size(*row) for row in rows], np.int64)
         width = int(sizes.max())
         cells = len(rows) * width
-        # Padding is causal text by itself, so that no query is left without a key: its subtree ends with the row.
+        # Padding is causal text of its own, so that every query has a key: its subtrees end with the row.
         ids, positions, start, end = (np.full(cells, value) for value in (self._pad_id, 0, 0, width))
-        path = np.empty(int(self.lengths.max()), np.int64)  # where the tokens of the latest sequence stand
+        path = np.empty(int(self.lengths.max()), np.int64)  # flat positions of the latest sequence
         for number, (first, last) in enumerate(rows):
             place = begin = number * width
             before = 0
             for index in range(first, last):
                 sequence = self._sequences[self._order[index]]
                 shared, length = int(self.shared[index]) if index > first else 0, len(sequence)
-                # Of what this sequence does not begin with, the subtrees are over.
+                # The subtrees of tokens that are not in this sequence's prefix end here.
                 end[path[shared:before]] = place - begin
                 path[shared:length] = own = np.arange(place, place + length - shared)
                 ids[own], positions[own] = sequence.ids[shared:], np.arange(shared, length)
@@ -148,14 +166,14 @@ class _Sorted:
         return Rows(ids, positions, start.reshape(shape), end.reshape(shape), self._paths, sizes, branches)
 
 
-def _sorted(sequences: Many[Sequence], groups: Many[int] | None) -> tuple[list[int], Numbers]:
-    """The order that puts common beginnings beside each other, and how much each has in common with the one before."""
+def _sorted(sequences: Sequence[TokenSequence], groups: Sequence[int] | None) -> tuple[list[int], Numbers]:
+    """Sort sequences so that common prefixes are adjacent; also lengths of the prefixes shared with the previous."""
     keys = [sequence.ids.astype(np.int64) for sequence in sequences]
     for number, sequence in enumerate(sequences):
         if sequence.start is not None:
-            # A prefix is common only where the tokens see the same, too.
+            # A prefix is common only if its tokens also see the same tokens.
             keys[number] = keys[number] | (sequence.start.astype(np.int64) << 32)
-    # The bytes of numbers sort in some order, and any order puts common beginnings beside each other.
+    # Any order of the bytes makes common prefixes adjacent.
     blobs = [key.tobytes() for key in keys]
     group = [0] * len(keys) if groups is None else groups
     order = sorted(range(len(keys)), key=lambda index: (group[index], blobs[index]))
@@ -169,17 +187,22 @@ def _sorted(sequences: Many[Sequence], groups: Many[int] | None) -> tuple[list[i
 
 
 def cut(lengths: Numbers, shared: Numbers, row_length: int) -> list[int]:
-    """Cut sorted sequences of ``[S]`` tokens, so many in common with the one before, so that rows x longest is least.
+    """Cut sorted sequences into rows so that number of rows x length of the longest row is least.
 
-    Where rows begin, and the end of the last one. Rows of more than ``row_length`` hold one sequence, or are no longer
-    than the longest one.
+    Args:
+        lengths: ``[S]`` tokens of each sequence.
+        shared: ``[S]`` length of the prefix that it shares with the previous one.
+        row_length: maximum tokens of a row, unless a single sequence is longer.
+
+    Returns:
+        The index of the first sequence of every row, and S.
     """
     added = np.concatenate([[0], np.cumsum(lengths - shared)])
 
     def rows_within(cap: int) -> list[int]:
         bounds = [0]
         while (first := bounds[-1]) < len(lengths):
-            # A row is its first sequence, whole, and what the others add.
+            # A row holds its first sequence in full, and the tokens that the others add.
             limit = added[first + 1] + cap - lengths[first]
             bounds.append(int(np.searchsorted(added, limit, "right")) - 1)
         return bounds
@@ -194,22 +217,22 @@ def cut(lengths: Numbers, shared: Numbers, row_length: int) -> list[int]:
 
 
 def _cheapest_passes(sizes: Numbers, weight: float) -> list[tuple[int, int]]:
-    """Cut rows, whose sizes ascend, into passes so that the work is least; a row of n tokens costs n (1 + weight n)."""
+    """Cut rows of ascending sizes into passes of least cost; a row of n tokens costs ``n (1 + weight n)``."""
 
     def costs(first: Numbers, last: int) -> NDArray[np.float64]:
         longest = sizes[last - 1]
-        found: NDArray[np.float64] = (last - first) * longest * (1 + weight * longest) + PASS_COST
-        return found
+        total: NDArray[np.float64] = (last - first) * longest * (1 + weight * longest) + PASS_COST
+        return total
 
     return _cheapest_parts(len(sizes), costs)
 
 
 def _cheapest_parts(count: int, costs: Callable[[Numbers, int], NDArray[np.float64]]) -> list[tuple[int, int]]:
-    """Cut 0 .. count into consecutive parts of least total cost, by dynamic programming.
+    """Cut ``range(count)`` into consecutive parts of least total cost, by dynamic programming.
 
-    ``costs(first, last)`` of the parts from each of several first things up to (and without) a last one.
+    ``costs(first, last)`` are the costs of the parts ``range(first[i], last)``.
     """
-    # best[j]: least cost of the first j things; before[j]: where the last part of that solution begins.
+    # best[j]: least cost of cutting range(j); before[j]: start of the last part of that solution.
     best, before = np.zeros(count + 1), [0] * (count + 1)
     for last in range(1, count + 1):
         totals = best[:last] + costs(np.arange(last), last)

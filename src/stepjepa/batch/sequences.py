@@ -1,7 +1,7 @@
-"""A record as tokens before and after a layout has placed it: views, and the token sequences that the model reads."""
+"""A record as tokens: its text and views as tokenised, and the token sequences that a layout makes of them."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,19 +10,22 @@ Ids = NDArray[np.int32]
 Numbers = NDArray[np.int64]
 
 
-def _empty(*shape: int) -> Any:
-    """The default of a field."""
-    return field(default_factory=lambda: np.empty(shape, np.int32))
+def _no_ids() -> Ids:
+    return np.empty(0, np.int32)
+
+
+def _no_labels() -> Ids:
+    return np.empty((0, 2), np.int32)
 
 
 class View(NamedTuple):
     """A piece of a record that is embedded, as tokens."""
 
-    ids: Ids  # [N] the text that it stands in: the main text, or a message alone in the chat template
-    start: int  # first token of its content in ``ids``
-    end: int  # one past the last one
-    in_main: bool = False  # ``ids`` is the record's main text
-    predictors: int = 0  # how many predictor tokens were tokenised with its content
+    ids: Ids  # [N] the text that contains the view: the main text, or one message alone in the chat template
+    start: int  # index in `ids` of the first token of the view's content
+    end: int  # one past its last token
+    in_main: bool = False  # `ids` is the record's main text
+    predictors: int = 0  # number of predictor tokens that were tokenised with the content
 
     @property
     def content(self) -> Ids:
@@ -31,7 +34,7 @@ class View(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """Two views, the first of which predicts the second (before ``reverse_pred``)."""
+    """Two views; the first predicts the second, unless ``reverse_pred`` swaps them."""
 
     first: View
     second: View
@@ -39,54 +42,54 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TokenizedRecord:
-    """A record as tokens, before any layout."""
+    """A record as tokens, before a layout places its views."""
 
     ids: Ids  # [N] the main text: the whole chat
-    labels: Ids  # [L] its positions whose hidden state is trained to predict the next token
-    prompt: Ids = _empty(0)  # [M] the same in front of the tokens of user messages
+    labels: Ids  # [L] positions whose hidden state is trained to predict the next token
+    prompt: Ids = field(default_factory=_no_ids)  # [M] positions whose next token belongs to a user message
     pairs: tuple[Pair, ...] = ()
-    line: int = 0  # of the record in its file, counted from 1
+    line: int = 0  # line number of the record in its file, from 1
 
 
-class Item(NamedTuple):
-    """A record on its way into a micro-batch."""
+class SampledRecord(NamedTuple):
+    """One sampled record: its tokens, and this step's draw."""
 
     record: TokenizedRecord
-    with_views: bool = True  # not so in a step that loss dropout leaves without views
-    draw: tuple[int, int] = (0, 0)  # epoch and index of the record, on which all that is drawn at random for it depends
+    with_views: bool = True  # False in a step that loss dropout leaves without views
+    rng_key: tuple[int, int] = (0, 0)  # epoch and index of the record: all that its random draws depend on
 
 
 Kind = Literal["source", "target"]
-"""Of an embedding of a pair."""
+"""The side of a pair that an embedding is."""
 
 
 class Readout(NamedTuple):
-    """Where one of the two embeddings of a pair is read: the mean of tokens ``start`` to ``end``, often one."""
+    """One embedding of a pair: the mean of the hidden states of tokens ``start`` to ``end - 1``, often a single one."""
 
-    pair: int  # number of the pair within the record
+    pair: int  # index of the pair in the record
     kind: Kind
     start: int
     end: int
 
 
 @dataclass(frozen=True, slots=True)
-class Sequence:
-    """Token ids that the model reads by themselves, with what is trained on in them and what is read from them."""
+class TokenSequence:
+    """Token ids that the model reads as one text, with their labels and readouts."""
 
     ids: Ids  # [N]
-    # [L, 2] position that is read, token id that it must predict. Explicit, because with predictor tokens inside the
-    # text the right token is not the next one.
-    labels: Ids = _empty(0, 2)
-    prompt: Ids = _empty(0, 2)  # [M, 2] the same for tokens of the prompt
-    text: Ids = _empty(0)  # [K] positions of the record's own text; empty in all but the main sequence
-    start: Ids | None = None  # [N] the first token that each token sees; None for zeros (ordinary causal attention)
-    readouts: tuple[Readout, ...] = ()  # embeddings that are read from this sequence
+    # [L, 2] position that predicts, token id to predict. Explicit, because with predictor tokens inside the text the
+    # label is not the next token.
+    labels: Ids = field(default_factory=_no_labels)
+    prompt: Ids = field(default_factory=_no_labels)  # [M, 2] the same for tokens of user messages
+    text: Ids = field(default_factory=_no_ids)  # [K] positions of the record's own text; only in the main sequence
+    start: Ids | None = None  # [N] the first token that each token sees; None for ordinary causal attention
+    readouts: tuple[Readout, ...] = ()
 
     def __len__(self) -> int:
         return len(self.ids)
 
 
-def main_sequence(record: TokenizedRecord) -> Sequence:
+def main_sequence(record: TokenizedRecord) -> TokenSequence:
     """The whole text of a record with its labels: all that plain fine-tuning runs."""
     labels, prompt = (np.stack([at, record.ids[at + 1]], axis=1) for at in (record.labels, record.prompt))
-    return Sequence(record.ids, labels, prompt, np.arange(len(record.ids), dtype=np.int32))
+    return TokenSequence(record.ids, labels, prompt, np.arange(len(record.ids), dtype=np.int32))

@@ -15,8 +15,7 @@ from tqdm import tqdm
 
 from stepjepa.base.errors import UserError, naming_batch_size
 from stepjepa.batch.collate import Collator
-from stepjepa.batch.sequences import Item
-from stepjepa.batch.sequences import Sequence as Tokens
+from stepjepa.batch.sequences import SampledRecord, TokenSequence
 from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.config.jepa import JepaConfig, changes_text
 from stepjepa.data.records import Record
@@ -98,7 +97,7 @@ def embed_views(
     with torch.inference_mode(), naming_batch_size(batch_size):
         for start in tqdm(range(0, len(order), batch_size), f"embed, {batch_size} at a time", disable=None):
             some = order[start : start + batch_size]
-            batch = send_to_device(collator(Item(found[index]) for index in some), model.device)
+            batch = send_to_device(collator(SampledRecord(found[index]) for index in some), model.device)
             read = encode(model, batch, lambda it: {"both": torch.stack(it.pairs, 1)}, layer=config.jepa_layer)
             parts = read["both"].float().split([len(found[index].pairs) for index in some])
             embeddings.update(zip(some, (part.cpu().numpy() for part in parts), strict=True))
@@ -112,7 +111,7 @@ def embed_views(
 class _Views(Collator):
     """Collates only what is read of records."""
 
-    def sequences(self, item: Item) -> list[Tokens]:
+    def sequences(self, item: SampledRecord) -> list[TokenSequence]:
         return [sequence for sequence in super().sequences(item) if sequence.readouts]
 
 

@@ -4,7 +4,7 @@ Sequences and rows are those that training itself would build; nothing is worked
 """
 
 from collections import Counter
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
@@ -18,7 +18,7 @@ from stepjepa.base.terminal import PALETTE
 from stepjepa.batch.collate import Collator
 from stepjepa.batch.dataset import count_tokens
 from stepjepa.batch.pack import pack
-from stepjepa.batch.sequences import Item, Sequence
+from stepjepa.batch.sequences import SampledRecord, TokenSequence
 from stepjepa.batch.tokenize import COUNTS, RecordTokenizer, step_views
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record
@@ -86,7 +86,7 @@ class Inspection:
 
 
 def inspect_records(
-    records: Many[Record], index: int, tokenizer: Any, config: JepaConfig, count: int = 1
+    records: Sequence[Record], index: int, tokenizer: Any, config: JepaConfig, count: int = 1
 ) -> Inspection:
     """Pack ``count`` records of a file from ``index`` on as one micro-batch and describe it, and the whole file.
 
@@ -102,14 +102,14 @@ def inspect_records(
     made = RecordTokenizer(tokenizer, lenient)
     tokenized = made.tokenize_each(records)
     collator = Collator.of(config, made.predictors.tolist())
-    parts: list[list[Sequence]] = []
+    parts: list[list[TokenSequence]] = []
     infos: list[dict[str, Any]] = []
     for record, found in zip(records[index : index + count], tokenized[index:], strict=False):
         if found is None:
             remedy = "training leaves it out; raise --max_length, or pass --over_length truncate"
             told = f"the record has more tokens than max_length {config.max_length} and no answer in them: {remedy}"
             raise UserError(told, path=record.path, line=record.line)
-        parts.append(collator.sequences(Item(found)))
+        parts.append(collator.sequences(SampledRecord(found)))
         whole = made.template.render(record.messages)
         views = enumerate(step_views(record, whole, config.step_separator), start=1)
         steps = [{"name": f"step {number}", "text": whole.text[step.start : step.end]} for number, step in views]
@@ -138,7 +138,7 @@ def token_text(tokenizer: Any, index: int) -> str:
 
 
 def _describe_tree(
-    parts: Many[Many[Sequence]], lines: Many[int], config: JepaConfig, tokenizer: Any
+    parts: Sequence[Sequence[TokenSequence]], lines: Sequence[int], config: JepaConfig, tokenizer: Any
 ) -> tuple[list[TokenInfo], list[BranchInfo], list[SequenceInfo]]:
     """The sequences of some records (``parts``) in rows that stand behind each other without padding."""
     owners = [number for number, part in enumerate(parts) for _ in part]

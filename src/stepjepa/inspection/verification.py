@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from stepjepa.batch.layouts import LAYOUTS
 from stepjepa.batch.micro_batch import Batch
-from stepjepa.batch.sequences import Item
-from stepjepa.batch.sequences import Sequence as Tokens
+from stepjepa.batch.sequences import SampledRecord, TokenSequence
 from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record
@@ -53,9 +52,9 @@ class Subject:
         self.collator = make_collator(self.model, self.tokenizer, self.config, objective, **how)
 
     @property
-    def some(self) -> list[Item]:
+    def some(self) -> list[SampledRecord]:
         """A few records, those with pairs first."""
-        return [Item(record) for record in sorted(self.tokenized, key=lambda record: not record.pairs)[:SOME]]
+        return [SampledRecord(record) for record in sorted(self.tokenized, key=lambda record: not record.pairs)[:SOME]]
 
     def batch(self) -> Batch:
         """Those as a micro-batch, on the model's device."""
@@ -78,8 +77,8 @@ def check_pairs(subject: Subject) -> str:
     _require(bool(with_pairs), "no record has a pair of views; check --step_separator")
     last = subject.made.predictors[-1:].tolist()
     if last and subject.config.last_token is None and not subject.config.front_pred:
-        batch = subject.collator(Item(record) for record in with_pairs)
-        found = set(batch.token_ids[batch["source_index"]].tolist())
+        batch = subject.collator(SampledRecord(record) for record in with_pairs)
+        found = set(batch.token_ids[batch.source_index].tolist())
         _require(found == set(last), "a source is not read at the last predictor token")
     count = sum(len(record.pairs) for record in with_pairs)
     return f"{len(with_pairs)} of {len(subject.tokenized)} records have pairs, {count} in all"
@@ -111,7 +110,7 @@ def check_end_of_turn(subject: Subject) -> str:
 def check_batch(subject: Subject) -> str:
     """Hidden states of the packed batch equal those of plain forward passes over each sequence."""
     batch, layer = subject.batch(), subject.config.jepa_layer
-    texts = torch.from_numpy(np.concatenate(batch["members"].paths))
+    texts = torch.from_numpy(np.concatenate(batch.records.paths))
     fast = encode(subject.model, batch, lambda it: {"all": torch.cat([it.at(texts), *it.pairs])}, layer=layer)["all"]
     slow: dict[str, list[Tensor]] = {"text": [], "source": [], "target": []}
     for item in subject.some:
@@ -131,7 +130,7 @@ def check_batch(subject: Subject) -> str:
     return f"{int(known.sum())} states, {told}"
 
 
-def _plain_states(subject: Subject, sequence: Tokens, layer: int) -> tuple[Tensor, Tensor]:
+def _plain_states(subject: Subject, sequence: TokenSequence, layer: int) -> tuple[Tensor, Tensor]:
     """Last hidden states ``[N, D]``, and those of a layer, by plain passes.
 
     Not a number where a token sees others than all from its first one on, as behind an isolated step.

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import TrainerCallback
 
 from stepjepa.batch.micro_batch import Batch
+from stepjepa.batch.sequences import Kind
 from stepjepa.models.architecture import causal_model, find_decoder, find_heads
 from stepjepa.models.attention import tree_mask
 from stepjepa.models.lm_head import LMHead
@@ -44,7 +45,8 @@ class Encoded:
     @cached_property
     def pairs(self) -> tuple[Tensor, Tensor]:
         """Source embeddings ``[P, D]`` (after the predictor head, if there is one) and target embeddings ``[P, D]``."""
-        source, target = (read(self.states[self.layer], self.batch, kind) for kind in ("source", "target"))
+        states = self.states[self.layer]
+        source, target = pool_readouts(states, self.batch, "source"), pool_readouts(states, self.batch, "target")
         if "predictor_head" in self.heads:
             source = self.heads["predictor_head"](source)
         return source, target
@@ -53,7 +55,7 @@ class Encoded:
         """Read the target embeddings from other hidden states: those under averaged weights (``Context.averaged``)."""
         source, target = self.pairs
         # Detach also if the batch has no pairs, so that no process waits for another in the backward pass.
-        found = read(averaged(self.batch, self.layer), self.batch, "target") if len(target) else target
+        found = pool_readouts(averaged(self.batch, self.layer), self.batch, "target") if len(target) else target
         self.pairs = source, found.detach()
 
     def token_loss(self, index: Tensor, token_ids: Tensor, rows: Tensor | None = None) -> Tensor:
@@ -69,15 +71,14 @@ class Encoded:
         return self.head.logits(self.states[-1][index])
 
 
-def read(states: Tensor, batch: Batch, kind: str) -> Tensor:
-    """Embeddings ``[P, D]`` at a batch's readouts, from states ``[R * T, D]``; ``kind`` is ``source`` or ``target``."""
-    index = batch[f"{kind}_index"]
-    if f"{kind}_tokens" not in batch:
-        return states[index]
-    pair = batch[f"{kind}_pair"]
-    summed = torch.zeros((len(index), states.shape[-1]), dtype=torch.float32, device=states.device)
-    summed = summed.index_add(0, pair, states[batch[f"{kind}_tokens"]].float())
-    return (summed / torch.bincount(pair, minlength=len(index))[:, None]).to(states.dtype)
+def pool_readouts(states: Tensor, batch: Batch, kind: Kind) -> Tensor:
+    """Embeddings ``[P, D]`` of one side of the pairs, from hidden states ``[cells, D]``; an average in float32."""
+    last, tokens, pair = batch.readouts(kind)
+    if tokens is None or pair is None:
+        return states[last]
+    summed = torch.zeros((len(last), states.shape[-1]), dtype=torch.float32, device=states.device)
+    summed = summed.index_add(0, pair, states[tokens].float())
+    return (summed / torch.bincount(pair, minlength=len(last))[:, None]).to(states.dtype)
 
 
 def encode(
@@ -158,10 +159,12 @@ def encode(
     return results[0]
 
 
-def decoder_inputs(batch: Batch, layers: Sequence[int] = (-1,)) -> dict[str, Any]:
+def decoder_inputs(batch: Batch, layers: Sequence[int] = (-1,)) -> dict[str, Tensor | bool]:
     """Keyword arguments of a model for a batch; a batch of trees must be run under ``attention.tree_mask``."""
-    names = ("input_ids", "attention_mask", "position_ids")
-    inputs: dict[str, Any] = {name: batch[name] for name in names if name in batch} | {"use_cache": False}
+    inputs: dict[str, Tensor | bool] = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
+    inputs["use_cache"] = False
+    if batch.position_ids is not None:
+        inputs["position_ids"] = batch.position_ids
     if set(layers) != {-1}:
         inputs["output_hidden_states"] = True
     return inputs

@@ -17,7 +17,7 @@ from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging
 
 from stepjepa.batch.collate import Collator, Encoding
-from stepjepa.batch.sequences import Ids, Item, TokenizedRecord
+from stepjepa.batch.sequences import Ids, SampledRecord, TokenizedRecord
 from stepjepa.models.attention import enable_trees, plain_attention
 from stepjepa.models.encode import encode
 
@@ -52,7 +52,7 @@ class Findings(NamedTuple):
 _found: dict[str, Findings] = {}  # by class and configuration
 
 
-def choose_encoding(model: PreTrainedModel, wanted: str) -> tuple[str, str]:
+def choose_encoding(model: PreTrainedModel, wanted: str) -> tuple[Encoding, str]:
     """Choose the encoding of a transformers model's micro-batches; the model itself, on any device, is not run.
 
     Returns ``collate.Encoding`` and the reason in words; ValueError if the model does not support what is ``wanted``
@@ -130,13 +130,13 @@ def _states(model: PreTrainedModel, sequences: Sequence[Ids], encoding: Encoding
     pad = max(getattr(model.config.get_text_config(), "pad_token_id", None) or 0, 0)
     none = np.empty(0, np.int32)
     collator = Collator("separate", none, encoding=encoding, row_length=10**6, pad_id=pad)
-    batch = collator(Item(TokenizedRecord(ids, none)) for ids in sequences)
-    every = torch.arange(batch["input_ids"].numel())
+    batch = collator(SampledRecord(TokenizedRecord(ids, none)) for ids in sequences)
+    every = torch.arange(batch.input_ids.numel())
     with torch.no_grad():
         states = encode(model, batch, lambda encoded: {"states": encoded.at(every)})["states"]
     if not bool(states.isfinite().all()):
         raise ValueError("states are not finite")
-    return [states[torch.from_numpy(path)] for path in batch["members"].paths]
+    return [states[torch.from_numpy(path)] for path in batch.records.paths]
 
 
 def _difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:

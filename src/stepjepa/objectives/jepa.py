@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from stepjepa.batch.micro_batch import Batch
-from stepjepa.batch.sequences import Item
+from stepjepa.batch.sequences import SampledRecord
 from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record, as_records
@@ -85,7 +85,7 @@ class JepaLoss:
             UserError: a record is wrong, or too long for ``config.over_length``.
         """
         found = self._tokenize([*as_records(records)])
-        items = [None if one is None else Item(one, views, (0, index)) for index, one in enumerate(found)]
+        items = [None if one is None else SampledRecord(one, views, (0, index)) for index, one in enumerate(found)]
         return self._collator(items)
 
     def counts(self, batches: Sequence[Batch]) -> dict[str, float]:
@@ -96,7 +96,7 @@ class JepaLoss:
         """
         found = self.objective.counts(batches)
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-            values = torch.tensor([*found.values()], dtype=torch.float64, device=batches[0]["input_ids"].device)
+            values = torch.tensor([*found.values()], dtype=torch.float64, device=batches[0].input_ids.device)
             dist.all_reduce(values)
             found = dict(zip(found, (values / dist.get_world_size()).tolist(), strict=True))
         return found
@@ -125,8 +125,8 @@ class JepaLoss:
         counts = self.counts([batch]) if counts is None else counts
         step = self._calls if step is None else step
         self._calls += 1
-        members = batch["members"]
-        batch = Batch(batch | {"members": replace(members, draws=tuple((step, index) for _, index in members.draws))})
+        records = replace(batch.records, rng_keys=tuple((step, index) for _, index in batch.records.rng_keys))
+        batch = Batch(batch | {"records": records})
         gather = gather_rows if self.objective.compares_pairs else alone
         return jepa_loss(model, batch, self.objective, counts, Context(step, self.seed, progress, gather))
 

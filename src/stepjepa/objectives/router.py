@@ -99,10 +99,10 @@ class RouterLoss(Term):
     top_k: int = 2
 
     def count(self, batch: Batch) -> int:
-        return int(any(map(len, batch["members"].paths)))
+        return int(any(map(len, batch.records.paths)))
 
     def __call__(self, encoded: Any, batch: Batch, context: Context) -> Tensor:
-        paths = [np.empty(0, np.int64), *batch["members"].paths]
+        paths = [np.empty(0, np.int64), *batch.records.paths]
         uses = np.bincount(np.concatenate(paths), minlength=len(encoded.states[-1]))
         logits = encoded.router_logits
         return load_balance(logits, torch.from_numpy(uses).to(logits[0].device, torch.float32), self.top_k)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from stepjepa.batch.collate import Collator
+from stepjepa.batch.collate import Collator, Encoding, Packing
 from stepjepa.batch.layouts import LAYOUTS
 from stepjepa.chat.tokens import predictor_ids
 from stepjepa.config.jepa import JepaConfig
@@ -19,7 +19,7 @@ CPU_ROW, DENSE_ROW, FLEX_ROW = 1024, 2048, 8192
 CPU_ATTENTION = 2.8
 
 
-def set_up(model: Any, tokenizer: Any, config: JepaConfig, seed: int = 42) -> tuple[str, str]:
+def set_up(model: Any, tokenizer: Any, config: JepaConfig, seed: int = 42) -> tuple[Encoding, str]:
     """Prepare a causal language model, or a PEFT wrapper of one, and its tokenizer for an objective, in place.
 
     Adds tokens that they lack, with rows drawn by the seed, and switches attention to trees if the model can run them.
@@ -35,7 +35,7 @@ def set_up(model: Any, tokenizer: Any, config: JepaConfig, seed: int = 42) -> tu
     return set_up_attention(model, config)
 
 
-def set_up_attention(model: Any, config: JepaConfig) -> tuple[str, str]:
+def set_up_attention(model: Any, config: JepaConfig) -> tuple[Encoding, str]:
     """The part of :func:`set_up` that reads no weights, so that it also works for a model on the meta device.
 
     The model must have rows for all tokens of the objective.
@@ -52,7 +52,7 @@ def set_up_attention(model: Any, config: JepaConfig) -> tuple[str, str]:
     return encoding, reason
 
 
-def packing(model: Any, config: JepaConfig, device_type: str, processes: int = 1) -> dict[str, Any]:
+def packing(model: Any, config: JepaConfig, device_type: str, processes: int = 1) -> Packing:
     """How the sequences of a micro-batch are packed for a model after :func:`set_up`: arguments of ``Collator``."""
     base = base_model(model)
     decoder, on_cpu = base.config.get_text_config(), device_type == "cpu"
@@ -66,7 +66,7 @@ def packing(model: Any, config: JepaConfig, device_type: str, processes: int = 1
 
 
 def make_collator(
-    model: Any, tokenizer: Any, config: JepaConfig, objective: Any, *, encoding: str, device: str, processes: int
+    model: Any, tokenizer: Any, config: JepaConfig, objective: Any, *, encoding: Encoding, device: str, processes: int
 ) -> Collator:
     """The collator of a run of so many processes on devices of a type, for a model that is set up for the objective."""
     return Collator.of(

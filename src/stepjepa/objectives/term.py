@@ -42,7 +42,8 @@ def gather_rows(rows: Tensor) -> tuple[Tensor, int]:
 class Context:
     """What a term may depend on beside a micro-batch.
 
-    What it draws at random must depend on seed, step and ``Members.draws`` alone, so that a resumed run draws the same.
+    Random draws of a term must depend on seed, step and ``BatchRecords.rng_keys`` alone, so that a resumed run draws
+    the same.
     """
 
     step: int = 0  # number of the optimizer step, from 0

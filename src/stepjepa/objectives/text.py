@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from stepjepa.objectives.term import Context, Term, term
 
 if TYPE_CHECKING:
     from stepjepa.batch.micro_batch import Batch
+    from stepjepa.models.encode import Encoded
 
 
 @term("lm_loss", "LM loss")
@@ -22,18 +23,20 @@ if TYPE_CHECKING:
 class LMLoss(Term):
     """Mean cross-entropy of the labelled tokens (``JepaConfig.labels``)."""
 
-    kind: ClassVar[str] = "label"
+    def _labels(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """``[N]`` rows of ``batch.head_index`` that predict, and ``[N]`` token ids that they must predict."""
+        return batch.label_row, batch.label_ids
 
     def count(self, batch: Batch) -> int:
-        return len(batch[f"{self.kind}_ids"])
+        return len(self._labels(batch)[1])
 
-    def __call__(self, encoded: Any, batch: Batch, context: Context) -> Tensor:
-        index, rows = batch["head_index"], batch[f"{self.kind}_row"]
-        if len(batch["prompt_row"]):
-            # Both kinds have positions here; the head runs once for each distinct one with a label of this kind.
+    def __call__(self, encoded: Encoded, batch: Batch, context: Context) -> Tensor:
+        index, (rows, token_ids) = batch.head_index, self._labels(batch)
+        if len(batch.prompt_row):
+            # Positions of labels and of the prompt share head_index; the head runs once for each that is used here.
             used, rows = rows.unique(return_inverse=True)
             index = index[used]
-        return encoded.token_loss(index, batch[f"{self.kind}_ids"], rows)
+        return encoded.token_loss(index, token_ids, rows)
 
 
 @term("prompt_loss", "prompt LM loss")
@@ -41,8 +44,10 @@ class LMLoss(Term):
 class PromptLoss(LMLoss):
     """Mean cross-entropy of the tokens of user messages; system prompt and template are not counted."""
 
-    kind = "prompt"
     weight: float = 0.1
+
+    def _labels(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        return batch.prompt_row, batch.prompt_ids
 
 
 @term("stp_loss", "STP")
@@ -64,14 +69,14 @@ class Tube(Term):
     def count(self, batch: Batch) -> int:
         return sum(len(text) >= 3 for text in _texts(batch))
 
-    def __call__(self, encoded: Any, batch: Batch, context: Context) -> Tensor:
+    def __call__(self, encoded: Encoded, batch: Batch, context: Context) -> Tensor:
         triples = [np.empty((0, 3), np.int64)]
-        for text, draw in zip(_texts(batch), batch["members"].draws, strict=True):
+        for text, draw in zip(_texts(batch), batch.records.rng_keys, strict=True):
             if len(text) >= 3:
                 # Every choice is as likely as any other.
                 chosen = np.random.default_rng((context.seed, *draw)).choice(len(text), 3, replace=False)
                 triples.append(text[np.sort(chosen)][None])
-        index = torch.from_numpy(np.concatenate(triples)).to(batch["label_ids"].device)
+        index = torch.from_numpy(np.concatenate(triples)).to(batch.label_ids.device)
         return tube(encoded.at(index, self.layer))
 
 
@@ -83,5 +88,5 @@ def tube(triples: Tensor) -> Tensor:
 
 def _texts(batch: Batch) -> list[NDArray[np.int64]]:
     """The flat places of each record's own text that see all before them."""
-    members = batch["members"]
+    members = batch.records
     return [np.delete(path, alone) for path, alone in zip(members.paths, members.isolated, strict=True)]

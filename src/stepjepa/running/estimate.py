@@ -160,10 +160,10 @@ def _estimate(
 
     steps = [plan.micro_batches(step) for step in plan.keys(0)]
     tokens = [sum(Shape.of(each).tokens for each in step) for step in steps]
-    batches = [each for step in steps for each in step if each["members"].lengths]
-    members = [each["members"] for each in batches]
+    batches = [each for step in steps for each in step if each.records.lengths]
+    members = [each.records for each in batches]
     largest = max(batches, key=lambda each: Shape.of(each).tokens)
-    rows, length = max((each["input_ids"].shape for each in largest.passes), key=math.prod)
+    rows, length = max((each.input_ids.shape for each in largest.passes), key=math.prod)
     optim = str(getattr(training.optim, "value", training.optim))
     parts = kept_bytes(model, optim, processes=processes, sharding=sharding, quantized=quantized(args), ema=ema)
     mixed = training.bf16 or training.fp16
@@ -194,7 +194,7 @@ def _estimate(
             "tokens": sum(tokens) / len(tokens),
             "plain_tokens": sum(each.plain_tokens for each in members) / len(steps),
             "most_tokens": max(tokens),
-            "text_share": sum(int(each["num_tokens"]) for each in batches) / sum(tokens),
+            "text_share": sum(each.num_tokens for each in batches) / sum(tokens),
         },
         "steps": run,
         "steps_per_epoch": epoch,

@@ -153,7 +153,7 @@ class NonfiniteGuard(TrainerCallback):
         if math.isfinite(float(norm.full_tensor() if isinstance(norm, DTensor) else norm)):
             return
         mine = [
-            (batch["members"].lines, {name: float(part) for name, part in parts.items()})
+            (batch.records.lines, {name: float(part) for name, part in parts.items()})
             for batch, parts in zip(self.batches, self._parts, strict=True)
         ]
         found = gather_object(mine) if trainer.accelerator.num_processes > 1 else mine

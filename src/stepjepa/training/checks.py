@@ -15,7 +15,7 @@ from transformers.integrations import get_reporting_integration_callbacks
 from stepjepa.base.errors import UserError
 from stepjepa.batch.collate import Collator
 from stepjepa.batch.dataset import STRATEGIES, Prepared
-from stepjepa.batch.sequences import Item
+from stepjepa.batch.sequences import SampledRecord
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.config.lora import LoraSettings
 from stepjepa.models.architecture import has_experts
@@ -160,4 +160,4 @@ def check_positions(collator: Collator, *prepared: Prepared | None) -> None:
         too_long = collator.positions is not None and longest > collator.positions
         if too_long or (collator.reading.last_token or -1) < -1:
             for number in range(len(data.dataset)):
-                collator.sequences(cast(Item, data.dataset[number]))
+                collator.sequences(cast(SampledRecord, data.dataset[number]))

@@ -39,11 +39,12 @@ class Meter:
         self._window.add(steps=1, jepa_steps=float(self._has_views(counts)))
 
     def add(self, batch: Batch, losses: Any, counts: Mapping[str, float]) -> None:
-        records, without_pair = batch["num_records"]
-        self._window.add(**losses.parts, tokens=batch["num_tokens"].sum(), records=records)
+        self._window.add(**losses.parts, tokens=batch.num_tokens, records=batch.num_records)
         # A step that loss dropout leaves without views says nothing about pairs.
         views = self._has_views(counts)
-        self._window.add(records_with_views=records * views, records_without_pair=without_pair * views)
+        self._window.add(
+            records_with_views=batch.num_records * views, records_without_pair=batch.num_without_pair * views
+        )
         if len(losses.source):
             self._window.add_pairs(losses.source, losses.target)
 
@@ -99,7 +100,7 @@ def measure(trainer: Any, prepared: Prepared, run: Callable[[Batch], Any]) -> tu
     for batch in DataLoader(prepared.dataset, batch_sampler=batches, collate_fn=trainer.data_collator):
         losses = run(batch)
         counts = {f"count_{name}": count for name, count in objective.counts([batch]).items()}
-        window.add(**losses.sums, **counts, records=batch["num_records"][0])
+        window.add(**losses.sums, **counts, records=batch.num_records)
         if len(losses.source):
             window.add_pairs(losses.source, losses.target)
     names = [*objective.names, *(f"count_{name}" for name in objective.names)]

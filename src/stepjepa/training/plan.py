@@ -21,7 +21,7 @@ from transformers import TrainerCallback, TrainingArguments
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from stepjepa.batch.collate import Collator
-from stepjepa.batch.dataset import Key, StepSampler, TokenizedDataset
+from stepjepa.batch.dataset import SampleKey, StepSampler, TokenizedDataset
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.training.flops import FlopModel, counting
@@ -61,7 +61,7 @@ class Plan:
             jepa_ratio=config.jepa_ratio if config.uses_views else 1.0,
             jepa_epochs=config.jepa_epochs,
             # What pairs are compared with must be drawn from all records, not from those of like length.
-            tight=not compares_pairs,
+            sort_by_length=not compares_pairs,
         )
         return cls(flops, dataset, sampler, collator, batch_size, config.plain)
 
@@ -69,7 +69,7 @@ class Plan:
     def regular(self) -> Plan:
         """The plan of regular training with the same settings; each of its steps has the same records."""
         # Regular training has no term that compares pairs, so it always sorts the records of a step by length.
-        sampler = replace(self.sampler, jepa_ratio=0.0, tight=True)
+        sampler = replace(self.sampler, jepa_ratio=0.0, sort_by_length=True)
         return replace(self, flops=self.flops.regular(trains_rows=self.trains_rows), sampler=sampler)
 
     @property
@@ -81,16 +81,16 @@ class Plan:
         """Optimizer steps per epoch; the last one may have fewer records."""
         return math.ceil(len(self.records) / self.records_per_step)
 
-    def keys(self, epoch: int) -> list[list[Key]]:
+    def keys(self, epoch: int) -> list[list[SampleKey]]:
         """The sampler's keys of an epoch, one list for each step."""
         self.sampler.set_epoch(epoch)
         return _cut(list(self.sampler), self.records_per_step)
 
-    def micro_batches(self, keys: Sequence[Key]) -> list[Batch]:
+    def micro_batches(self, keys: Sequence[SampleKey]) -> list[Batch]:
         """The collated micro-batches of a step: one for each process, then the next ones of the accumulation."""
         return [self.collator(self.records[key] for key in part) for part in _cut(keys, self.batch_size)]
 
-    def cost(self, keys: Sequence[Key]) -> float:
+    def cost(self, keys: Sequence[SampleKey]) -> float:
         # A float, as all sums here: the FLOPs of whole runs of large models exceed 64-bit integers.
         return float(sum(map(self.flops.of_batch, self.micro_batches(keys))))
 
@@ -107,7 +107,7 @@ class Plan:
         return [float(spent[end - 1]) for end in ends]
 
 
-def _cut(keys: Sequence[Key], size: int) -> list[Any]:
+def _cut(keys: Sequence[SampleKey], size: int) -> list[Any]:
     return [keys[start : start + size] for start in range(0, len(keys), size)]
 
 

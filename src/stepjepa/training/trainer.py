@@ -228,7 +228,7 @@ class JepaTrainer(Trainer):
             if not is_out_of_memory(error):
                 raise
             told = f"out of memory in step {self.state.global_step + 1}"
-            if self.guard.batches and (members := self.guard.batches[-1]["members"]).lines:
+            if self.guard.batches and (members := self.guard.batches[-1].records).lines:
                 length, line = max(zip(members.lengths, members.lines, strict=True))
                 told += f", of whose records {self.source}:{line} is the longest, with {length:,} tokens"
             raise UserError(f"{told}; {SMALLER_STEP}; {saving.way_back(self.args.output_dir)}") from None
