@@ -125,6 +125,11 @@ def test_what_tokens_depend_on_makes_another_entry(trained_tokenizer: Any, monke
 
     keys = [key(), key(max_length=99), key(labels="all"), key(predictors=3), key(tiny.records()[:2])]
     keys += [key([replace(record, line=7) for record in tiny.records()])]
+    for change, value in (("split_special_tokens", True), ("clean_up_tokenization_spaces", True)):
+        tokenizer = copy.deepcopy(trained_tokenizer)
+        tokenizer.init_kwargs[change] = value
+        setattr(tokenizer, change, value)
+        keys.append(key(tokenizer=tokenizer))
     for change in ("chat_template", "pad_token"):
         tokenizer = copy.deepcopy(trained_tokenizer)
         setattr(tokenizer, change, (getattr(tokenizer, change) or "") + " " if change == "chat_template" else "a")
@@ -151,6 +156,20 @@ def test_a_damaged_entry_is_prepared_anew(damaged: str, trained_tokenizer: Any, 
     for _ in range(2):
         assert contents(prepare(dicts(), trained_tokenizer, STEPS, cache_dir=tmp_path, say=notes.append)) == wanted
     assert len(notes) == 1 and "as prepared before" in notes[0]
+
+
+@pytest.mark.parametrize("damaged", ["arrow", "json"])
+def test_one_flipped_bit_anywhere_is_noticed(damaged: str, trained_tokenizer: Any, tmp_path: Path) -> None:
+    wanted = contents(prepare(dicts(), trained_tokenizer, STEPS, cache_dir=tmp_path))
+    (file,) = tmp_path.glob(f"*.{damaged}")
+    whole = file.read_bytes()
+    for place in range(7, len(whole), max(1, len(whole) // 23)):
+        notes: list[str] = []
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+        found = prepare(dicts(), trained_tokenizer, STEPS, cache_dir=tmp_path, say=notes.append)
+        # White space of the description may be another one.
+        assert contents(found) == wanted, place
+        assert (notes == []) == (file.read_bytes() == whole), place
 
 
 def test_errors_leave_nothing_behind(trained_tokenizer: Any, tmp_path: Path) -> None:

@@ -35,9 +35,11 @@ def command(folder: Path, model: Path, data: Path, *extra: str) -> list[str]:
     ]
 
 
-def losses(folder: Path) -> list[tuple[int, float]]:
+def measured(folder: Path) -> list[dict[str, float]]:
+    """All lines of logs, without what the clock says."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    return [(line["step"], line["loss"]) for line in lines if "loss" in line]
+    clock = ("per_second", "runtime")
+    return [{name: value for name, value in line.items() if not name.endswith(clock)} for line in lines]
 
 
 def test_killed_and_resumed_equals_uninterrupted(commands: Commands, trained_tokenizer: Any, tmp_path: Path) -> None:
@@ -56,10 +58,11 @@ def test_killed_and_resumed_equals_uninterrupted(commands: Commands, trained_tok
 
     expected, again = load_file(whole / "model.safetensors"), load_file(killed / "model.safetensors")
     assert all(torch.equal(expected[name], again[name]) for name in expected)
-    # The line of step 9 speaks of what came since the last line, which the resumed run has not seen.
-    lines = [[line for line in losses(folder) if line[0] != 9] for folder in (whole, killed)]
+    # The line of step 9 has what came since that of step 6, before and after the resume; the last one has all steps.
+    lines = [measured(folder) for folder in (whole, killed)]
     assert lines[0] == lines[1]
-    assert [step for step, _ in losses(killed)] == [3, 6, 9, 12]
+    assert [line["step"] for line in lines[1]] == [3, 6, 9, 12, STEPS]
+    assert "train_loss" in lines[1][-1]
     for flags, words in (
         (["--predictors", "3"], "begun with other settings (jepa, predictors)"),
         (["--finetune_seed", "3"], "begun with other settings (order, seed)"),

@@ -27,7 +27,7 @@ def hostile(tmp_path):
     folders = []
     for place, jepa in enumerate((None, STEP_JEPA)):
         folder = make_run(
-            tmp_path / f"{place}<img src=x onerror=document.title='caught'>",
+            tmp_path / f"{place}<img src=x onerror=document.title='caught'>\x1b[31m",
             "110",
             jepa=jepa,
             command=["train", HOSTILE],
@@ -46,6 +46,14 @@ def hostile(tmp_path):
 
 def scripts(page: str) -> list[str]:
     return re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+
+
+def test_no_control_character_reaches_the_page(hostile):
+    # But for Plotly's own script.
+    library = r'<script type="text/plain" id="plotly">.*?</script>'
+    page = re.sub(library, "", make_page(read_runs(hostile)), flags=re.DOTALL)
+    assert "\\x1b[31m" in page
+    assert not {"\x1b", "\u202e"} & set(page)
 
 
 def test_the_policy_allows_the_scripts_of_the_page_and_nothing_else(arms):

@@ -1,11 +1,14 @@
 """The statistics against hand-computed values, published examples, and the slow obvious way."""
 
 import itertools
+import math
 import random
 
+import numpy as np
 import pytest
+from scipy import stats
 
-from stepjepa.study.statistics import flip_p_values, holm, paired_t, sign_flip
+from stepjepa.study.statistics import PairedT, detectable, flip_p_values, holm, paired_t, sign_flip
 
 
 def test_students_own_example():
@@ -90,3 +93,17 @@ def test_the_same_example_seen_by_five_seeds_is_one_example():
     found = sign_flip([pair_of(4, 0)] * 5)
     assert (found.gained, found.lost) == (20, 0)
     assert (found.p_greater, found.p_two_sided) == (pytest.approx(1 / 16), pytest.approx(1 / 8))
+
+
+@pytest.mark.parametrize(("seeds", "arms", "tails"), [(3, 4, "one"), (3, 1, "two"), (5, 3, "one"), (7, 2, "two")])
+def test_a_difference_called_detectable_is_found_in_four_of_five_cases(seeds: int, arms: int, tails: str) -> None:
+    generator = np.random.default_rng(seeds)
+    size = detectable(PairedT(seeds, 0.0, 1.0, t=0.0), tails, arms)
+    draws = generator.normal(size, 1.0, (200_000, seeds))
+    t = draws.mean(1) * math.sqrt(seeds) / draws.std(1, ddof=1)
+    share = (t > stats.t.isf(0.05 / arms / (1 if tails == "one" else 2), seeds - 1)).mean()
+    assert share == pytest.approx(0.8, abs=0.005)
+
+
+def test_without_a_test_nothing_is_detectable() -> None:
+    assert detectable(PairedT(1, 0.3, None), "one", 2) is None

@@ -13,6 +13,7 @@ from dataclasses import replace
 from importlib.metadata import version
 from itertools import chain, islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
 import datasets
@@ -94,6 +95,8 @@ def prepare(
     try:
         # The description is written last, and makes the table valid.
         about = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
+        if about.pop("sha256") != _checksum(file, about):
+            raise ValueError("not what was written")
         found = Prepared(TokenizedDataset(str(file)), **about, source=source)
         say(f"cache: {what} as prepared before, from {file} (--no_cache prepares anew)")
         return found
@@ -103,11 +106,27 @@ def prepare(
         try:
             found = make(file)
             about = {"counts": found.counts, "tokens": found.tokens, "template": found.template}
-            write_json(file.with_suffix(".json"), about)
+            write_json(file.with_suffix(".json"), {**about, "sha256": _checksum(file, about)})
             return found
         except OSError as error:
             say(f"cache: nothing stored ({error}); --cache_dir names another folder, --no_cache does without")
     return make(None)
+
+
+def _checksum(file: Path, about: dict[str, Any]) -> str:
+    """SHA-256 of a table of the cache and of its description."""
+    with file.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256")
+    digest.update(json.dumps(about, sort_keys=True).encode())
+    return digest.hexdigest()
+
+
+def _settings(tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, str]]:
+    """Every setting of a tokenizer: the files that it is saved as, by name and SHA-256."""
+    with TemporaryDirectory() as folder:
+        tokenizer.save_pretrained(folder)
+        files = sorted(file for file in Path(folder).rglob("*") if file.is_file())
+        return [(file.name, hashlib.sha256(file.read_bytes()).hexdigest()) for file in files]
 
 
 def fingerprint(records: Iterable[Record], tokenizer: PreTrainedTokenizerBase, config: JepaConfig) -> str:
@@ -121,6 +140,9 @@ def fingerprint(records: Iterable[Record], tokenizer: PreTrainedTokenizerBase, c
         [(name, version(name)) for name in ("tokenizers", "transformers", "jinja2", "numpy")],
         None if backend is None else (backend.to_str(), backend.encode_special_tokens),
         type(tokenizer).__name__,
+        _settings(tokenizer),
+        # These can be set on an object without being saved.
+        getattr(tokenizer, "split_special_tokens", None),
         sorted((name, repr(value)) for name, value in tokenizer.special_tokens_map.items()),
         tokenizer.chat_template,
         sorted(affecting(config, "sequences").items()),

@@ -9,6 +9,7 @@ directions, and gets exactly 0 as its gradient.
 
 import math
 from collections.abc import Mapping
+from typing import TypedDict
 
 import torch
 import torch.nn.functional as F
@@ -104,6 +105,13 @@ def share(name: str, amount: float, count: float) -> dict[str, float]:
     return {name: amount / count} if count else {}
 
 
+class WindowState(TypedDict):
+    """What a :class:`Window` holds, on the CPU."""
+
+    sums: dict[str, Tensor | float]
+    pairs: list[tuple[Tensor, Tensor]]
+
+
 class Window:
     """Sums, and the latest ``keep`` pairs, since the last log line; adding to it never waits for the device."""
 
@@ -130,6 +138,18 @@ class Window:
         self._pairs.append((source, target))
         while sum(len(first) for first, _ in self._pairs[1:]) >= self._keep:
             self._pairs.pop(0)
+
+    def state(self) -> WindowState:
+        """All of it, on the CPU, for a checkpoint; see :meth:`restore`."""
+        sums = {name: value.cpu() if isinstance(value, Tensor) else value for name, value in self._sums.items()}
+        return {"sums": sums, "pairs": [(source.cpu(), target.cpu()) for source, target in self._pairs]}
+
+    def restore(self, state: WindowState, device: torch.device) -> None:
+        """Continue where :meth:`state` was taken."""
+        self.reset()
+        for name, value in state["sums"].items():
+            self._sums[name] = value.to(device) if isinstance(value, Tensor) else value
+        self._pairs = [(source.to(device), target.to(device)) for source, target in state["pairs"]]
 
     def totals(self, names: list[str]) -> list[float]:
         """The running sums by name; 0 for what was never added. Waits for the device."""

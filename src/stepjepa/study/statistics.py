@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy import stats
+from scipy import optimize, stats
 
 LEVEL, POWER = 0.95, 0.8
 """Of all intervals; and of the smallest difference that some seeds could have shown."""
@@ -72,12 +72,22 @@ def paired_t(method: Sequence[float], baseline: Sequence[float]) -> PairedT:
 def detectable(test: PairedT, tails: str, arms: int) -> float | None:
     """The difference that a t-test of level 0.05 with this spread finds in ``POWER`` of all cases; None if no test.
 
+    By the noncentral t distribution: with a true difference d the statistic has noncentrality d sqrt(n) / std.
     ``tails`` is ``one`` or ``two``; the level is divided among ``arms``, as Holm's correction does for the best one.
     """
     if test.std is None or test.t is None:
         return None
-    alpha = (1 - LEVEL) / ((1 if tails == "one" else 2) * arms)
-    return float((stats.t.isf(alpha, test.n - 1) + stats.t.ppf(POWER, test.n - 1)) * test.std / math.sqrt(test.n))
+    freedom = test.n - 1
+    bound = stats.t.isf((1 - LEVEL) / ((1 if tails == "one" else 2) * arms), freedom)
+
+    def lacking(noncentrality: float) -> float:
+        return float(stats.nct.cdf(bound, freedom, noncentrality)) - (1 - POWER)
+
+    # The other tail of a two-tailed test is never reached by a difference of this size.
+    highest = bound + 1.0
+    while lacking(highest) > 0:
+        highest *= 2
+    return float(optimize.brentq(lacking, 0.0, highest)) * test.std / math.sqrt(test.n)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

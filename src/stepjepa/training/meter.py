@@ -2,14 +2,14 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch.utils.data import DataLoader
 
 from stepjepa.batch.dataset import Prepared, StepSampler
 from stepjepa.batch.micro_batch import Batch
-from stepjepa.objectives.monitors import Window, share
+from stepjepa.objectives.monitors import Window, WindowState, share
 
 Total = Callable[[Sequence[float]], list[float]]
 """Numbers of this process to their sums over all processes."""
@@ -17,6 +17,14 @@ Total = Callable[[Sequence[float]], list[float]]
 # Running sums beside the terms, as they travel between processes.
 _SUMS = ["steps", "jepa_steps", "matched", "shuffled", "pairs", "crossings"]
 _SUMS += ["tokens", "records", "records_with_views", "records_without_pair"]
+
+
+class MeterState(TypedDict):
+    """What a :class:`Meter` has measured since the last line of logs."""
+
+    window: WindowState
+    num_tokens: float
+    seconds: float
 
 
 class Meter:
@@ -34,6 +42,16 @@ class Meter:
 
     def pause(self, seconds: float) -> None:
         self._start += seconds
+
+    def state(self) -> MeterState:
+        """What was measured since the last line, for a checkpoint; see :meth:`restore`."""
+        seconds = time.perf_counter() - self._start
+        return {"window": self._window.state(), "num_tokens": self.num_tokens, "seconds": seconds}
+
+    def restore(self, state: MeterState, device: torch.device) -> None:
+        """Continue the line of logs where :meth:`state` was taken."""
+        self._window.restore(state["window"], device)
+        self.num_tokens, self._start = state["num_tokens"], time.perf_counter() - state["seconds"]
 
     def begin_step(self, counts: Mapping[str, float]) -> None:
         self._window.add(steps=1, jepa_steps=float(self._has_views(counts)))

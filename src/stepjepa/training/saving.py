@@ -40,6 +40,8 @@ def atomic_checkpoint(trainer: Any) -> Iterator[None]:
         with naming_disk_errors(final):
             trainer._part = part.parent
             yield
+            if not args.save_only_model:
+                trainer.resume.save(part)
             if state.best_model_checkpoint == str(part):
                 state.best_model_checkpoint = str(final)
             if args.should_save:
@@ -56,8 +58,9 @@ def atomic_checkpoint(trainer: Any) -> Iterator[None]:
         with naming_disk_errors(final):
             write_checksums(part)
         move_into_place(part, final)
+        # By step: a clock that was ahead would make every new checkpoint the oldest.
         kept = {"save_total_limit": args.save_total_limit, "best_model_checkpoint": state.best_model_checkpoint}
-        rotate_checkpoints(output_dir=str(run), use_mtime=True, **kept)
+        rotate_checkpoints(output_dir=str(run), use_mtime=False, **kept)
     wait()
     if args.local_process_index == 0 and part.is_dir():
         # Of a machine that shares no disk with the first: what its own processes resume from.

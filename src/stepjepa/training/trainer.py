@@ -34,6 +34,7 @@ from stepjepa.training.callbacks import BarCallback, LogCallback, NonfiniteGuard
 from stepjepa.training.flops import FlopModel
 from stepjepa.training.meter import Meter, measure
 from stepjepa.training.plan import FlopTracker, Plan
+from stepjepa.training.resuming import ResumeCallback
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
@@ -126,6 +127,8 @@ class JepaTrainer(Trainer):
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
             checks.refuse_sharding(self.jepa, answer_scores)
         self.answer_scores = answer_scores
+        self.resume = ResumeCallback(self)
+        self.add_callback(self.resume)
         self.evaluated: dict[int, dict[str, float]] = {}  # the last evaluation, by its step
         self.meter = Meter(self.objective, self.total, self.accelerator.num_processes)
         self.guard = NonfiniteGuard(self)
@@ -238,7 +241,7 @@ class JepaTrainer(Trainer):
             self.tracker.close()
         # What came after the last line of logs.
         self.meter.line({}, 1.0)
-        return result
+        return result._replace(training_loss=result.metrics["train_loss"])
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         """As in Trainer, which would train one more step where a run is resumed that has had its last one."""
@@ -259,6 +262,9 @@ class JepaTrainer(Trainer):
             # The weights with a schedule are those of the last step.
             progress = max(self.state.global_step - 1, 0) / max(self.state.max_steps, 1)
             logs = self.meter.line({**logs, "total_flos": self.state.total_flos}, progress)
+        if "train_loss" in logs:
+            # In place: it is what ``train`` returns.
+            logs["train_loss"] = self.resume.mean_loss()
         super().log(logs, start_time)
 
     def evaluate(
@@ -333,6 +339,7 @@ class JepaTrainer(Trainer):
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Averaged weights must be loaded before the first step and after the model."""
+        self.resume.checkpoint = None if checkpoint is None else Path(checkpoint)
         wanted = [] if checkpoint is None else saving.settings_of(self.optimizer)
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:

@@ -32,10 +32,15 @@ def read_template(name: str) -> str:
 
 
 def render(template: str, **values: Any) -> Markup:
-    """Fill in a template; every value is escaped unless it is ``Markup``."""
+    """Fill in a template; every value is escaped unless it is ``Markup``, control characters in it, too."""
     loader = PackageLoader("stepjepa.study.page")
-    environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(loader=loader, autoescape=True, finalize=_visible, trim_blocks=True, lstrip_blocks=True)
     return Markup(environment.get_template(template).render(values))
+
+
+def _visible(value: object) -> object:
+    """The value as a page shows it: a text that is no ``Markup`` without control characters."""
+    return terminal.visible_lines(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def json_block(name: str, value: Any) -> Markup:
@@ -46,7 +51,7 @@ def json_block(name: str, value: Any) -> Markup:
 
 def chart_text(text: object) -> str:
     """Escape a text for Plotly, which reads ``<b>``, ``<a href>`` and entities in every label as markup."""
-    return escape(str(text), quote=False)
+    return escape(terminal.visible_lines(str(text)), quote=False)
 
 
 def looks(runs: Sequence[Run], comparison: Comparison | None) -> Look:
@@ -71,7 +76,8 @@ def curves(runs: Sequence[Run], columns: Sequence[str], look: Look) -> list[tupl
 
     found = []
     for place, column in enumerate(name for name in columns if any(_points(run, name)[0] for run in runs)):
-        percent, title = column.startswith(_SHARES), column.removeprefix("eval_answer_").replace("_", " ")
+        percent = column.startswith(_SHARES)
+        title = terminal.visible_lines(column.removeprefix("eval_answer_").replace("_", " "))
         traces = [trace for run in runs for trace in _traces(run, column, *look[run.name], percent)]
         layout = go.Layout(
             hovermode="closest",
@@ -103,7 +109,7 @@ def _traces(run: Run, column: str, colour: str, dash: str, percent: bool) -> lis
                 line={"color": colour, "width": 2, "dash": "dot" if held_out else dash},
                 marker={"symbol": "diamond" if held_out else "circle", "size": 6, "color": colour},
                 # By which the boxes of the legend hide a run in all charts.
-                meta={"run": run.name},
+                meta={"run": terminal.visible_lines(run.name)},
                 hovertemplate=f"step %{{x:,}}: %{{y:{'.1%' if percent else '.4g'}}}<extra>%{{fullData.name}}</extra>",
             )
             traces.append(trace)

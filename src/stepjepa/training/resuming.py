@@ -1,0 +1,92 @@
+"""What a resumed run takes up beside weights and optimizer: the measurements of an open log line, the best checkpoint.
+
+Transformers starts both anew: after a resume between two log lines the next line would cover fewer steps, and the path
+of the best checkpoint is that of the folder, and of the working directory, of the launch that saved it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
+
+    from stepjepa.training.trainer import JepaTrainer
+
+
+class ResumeCallback(TrainerCallback):
+    """Saves with a checkpoint, and restores when training begins, what transformers does not.
+
+    Attributes:
+        checkpoint: the checkpoint that this launch resumes; None for a new run.
+        first_step: the step from which the sum of losses runs, of which ``train_loss`` is the mean.
+    """
+
+    def __init__(self, trainer: JepaTrainer) -> None:
+        self._trainer = trainer
+        self.checkpoint: Path | None = None
+        self.first_step = 0
+
+    def _file(self, folder: Path) -> Path:
+        """One file for each process, whose measurements are its own."""
+        return folder / f"log_line_{self._trainer.args.process_index}.pt"
+
+    def save(self, folder: Path) -> None:
+        """Save what was measured since the last log line, on every process; ``folder`` is the checkpoint's."""
+        trainer = self._trainer
+        folder.mkdir(parents=True, exist_ok=True)
+        state = {
+            "processes": trainer.args.world_size,
+            "loss": trainer._tr_loss.detach().cpu(),
+            "loss_sum": trainer._total_loss_scalar,
+            "logged_step": trainer._globalstep_last_logged,
+            "first_step": self.first_step,
+            "meter": trainer.meter.state(),
+        }
+        torch.save(state, self._file(folder))
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Restore the open log line, and find the best checkpoint where it is now."""
+        self.first_step = state.global_step
+        if self.checkpoint is None:
+            return
+        self._restore_log_line(self._file(self.checkpoint))
+        folder = Path(str(args.output_dir))
+        if state.best_global_step:
+            self._find_best(state, (folder, self.checkpoint.parent))
+
+    def _restore_log_line(self, file: Path) -> None:
+        """Checkpoints of earlier versions have no such file; with another number of processes it says nothing."""
+        trainer = self._trainer
+        if not file.is_file():
+            return
+        saved = torch.load(file, map_location="cpu", weights_only=True)
+        if saved["processes"] != trainer.args.world_size:
+            return
+        trainer._tr_loss.copy_(saved["loss"])
+        trainer._total_loss_scalar = saved["loss_sum"]
+        trainer._globalstep_last_logged = saved["logged_step"]
+        self.first_step = saved["first_step"]
+        trainer.meter.restore(saved["meter"], trainer.args.device)
+
+    def _find_best(self, state: TrainerState, folders: tuple[Path, ...]) -> None:
+        """The run's own folder counts first: a copied or moved run has its best checkpoint with it."""
+        name = f"checkpoint-{state.best_global_step}"
+        best = next((folder / name for folder in folders if (folder / name).is_dir()), None)
+        if best is not None:
+            state.best_model_checkpoint = str(best)
+            return
+        if state.is_world_process_zero:
+            print(f"note: the best checkpoint so far, {name}, is gone; the best of the steps from here on counts")
+        state.best_model_checkpoint = state.best_metric = state.best_global_step = None
+
+    def mean_loss(self) -> float:
+        """The mean loss of all steps, those of earlier launches among them; at the end of training."""
+        trainer = self._trainer
+        return trainer._total_loss_scalar / max(trainer.state.global_step - self.first_step, 1)

@@ -1,0 +1,113 @@
+"""The best checkpoint of a run stays the best, wherever the run is resumed, and checkpoints are ordered by step."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import TrainerCallback
+
+import tiny
+from stepjepa.config.jepa import JepaConfig
+from stepjepa.training.trainer import JepaTrainer
+
+BEST, STEPS = 2, 5
+
+
+class Scored(TrainerCallback):
+    """Gives the checkpoint of step ``BEST`` the best score."""
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
+        metrics["eval_score"] = 1.0 if state.global_step == BEST else 0.1
+
+
+def trainer(folder: str | Path, tokenizer: Any, steps: int, **changes: Any) -> JepaTrainer:
+    options = {
+        "max_steps": steps,
+        "lr_scheduler_type": "constant",
+        "eval_strategy": "steps",
+        "eval_steps": 1,
+        "save_strategy": "steps",
+        "save_steps": 1,
+        "load_best_model_at_end": True,
+        "metric_for_best_model": "score",
+        "greater_is_better": True,
+    } | changes
+    return JepaTrainer(
+        tiny.make_model("llama", seed=3),
+        tiny.arguments(Path(folder), **options),
+        JepaConfig(mode="regular"),
+        train_dataset=tiny.records(),
+        eval_dataset=tiny.records(),
+        processing_class=copy.deepcopy(tokenizer),
+        callbacks=[Scored()],
+    )
+
+
+def is_checkpoint(run: JepaTrainer, checkpoint: Path) -> bool:
+    """Whether the model holds the weights of a checkpoint."""
+    saved, weights = load_file(checkpoint / "model.safetensors"), run.model.state_dict()
+    return all(torch.equal(weights[name], tensor) for name, tensor in saved.items())
+
+
+@pytest.fixture
+def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trained_tokenizer: Any) -> Path:
+    """A run of four steps, begun under a relative path."""
+    monkeypatch.chdir(tmp_path)
+    trainer("run", trained_tokenizer, STEPS - 1).train()
+    assert sorted(path.name for path in Path("run").glob("checkpoint-*")) == [
+        f"checkpoint-{n}" for n in range(1, STEPS)
+    ]
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("limit", [None, 1, 2])
+@pytest.mark.parametrize("spelling", ["absolute", "copied", "elsewhere"])
+def test_the_best_checkpoint_is_found_under_another_spelling(
+    spelling: str, limit: int | None, begun: Path, monkeypatch: pytest.MonkeyPatch, trained_tokenizer: Any
+) -> None:
+    folder: str | Path = begun
+    if spelling == "copied":
+        folder = begun.with_name("copy")
+        shutil.copytree(begun, folder)
+        # What the old folder has by now is no part of the copied run.
+        shutil.copytree(begun / "checkpoint-3", begun / f"checkpoint-{BEST}", dirs_exist_ok=True)
+    elif spelling == "elsewhere":
+        begun.with_name("inner").mkdir()
+        monkeypatch.chdir(begun.with_name("inner"))
+        folder = Path("..") / "run"
+    best = load_file(Path(folder) / f"checkpoint-{BEST}" / "model.safetensors")
+    run = trainer(folder, trained_tokenizer, STEPS, save_total_limit=limit)
+    run.train(resume_from_checkpoint=str(Path(folder) / f"checkpoint-{STEPS - 1}"))
+    weights = run.model.state_dict()
+    assert all(torch.equal(weights[name], tensor) for name, tensor in best.items())
+    assert (Path(folder) / f"checkpoint-{BEST}").is_dir()
+
+
+def test_where_the_best_checkpoint_is_gone_a_later_one_is_the_best(
+    begun: Path, trained_tokenizer: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(begun / f"checkpoint-{BEST}")
+    run = trainer(begun, trained_tokenizer, STEPS)
+    run.train(resume_from_checkpoint=str(begun / f"checkpoint-{STEPS - 1}"))
+    assert f"the best checkpoint so far, checkpoint-{BEST}, is gone" in capsys.readouterr().out
+    assert (run.state.best_global_step, run.state.best_metric) == (STEPS, 0.1)
+    assert is_checkpoint(run, begun / f"checkpoint-{STEPS}")
+
+
+def test_a_clock_that_was_ahead_deletes_no_new_checkpoint(begun: Path, trained_tokenizer: Any) -> None:
+    for path in begun.glob("checkpoint-*"):
+        os.utime(path, (4e9, 4e9))
+    run = trainer(begun, trained_tokenizer, STEPS + 2, save_total_limit=2, load_best_model_at_end=False)
+    run.train(resume_from_checkpoint=str(begun / f"checkpoint-{STEPS - 1}"))
+    names = sorted(path.name for path in begun.glob("checkpoint-*"))
+    assert f"checkpoint-{STEPS + 2}" in names and len(names) == 2
+    state = json.loads((begun / f"checkpoint-{STEPS + 2}" / "trainer_state.json").read_text(encoding="utf-8"))
+    assert state["global_step"] == STEPS + 2
