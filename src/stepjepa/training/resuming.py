@@ -15,8 +15,6 @@ from transformers.trainer_callback import TrainerCallback, TrainerControl, Train
 if TYPE_CHECKING:
     from transformers import TrainingArguments
 
-    from stepjepa.training.trainer import JepaTrainer
-
 
 class ResumeCallback(TrainerCallback):
     """Saves with a checkpoint, and restores when training begins, what transformers does not.
@@ -26,8 +24,8 @@ class ResumeCallback(TrainerCallback):
         first_step: the step from which the sum of losses runs, of which ``train_loss`` is the mean.
     """
 
-    def __init__(self, trainer: JepaTrainer) -> None:
-        self._trainer = trainer
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer  # a JepaTrainer, whose module imports this one
         self.checkpoint: Path | None = None
         self.first_step = 0
 
