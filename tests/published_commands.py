@@ -100,7 +100,7 @@ DRIVERS = [
         "run_qwen3_8b.sh",
         f"{_RUN} --last_token=-3 --lbd=1.0 --predictors=1 {_QWEN} {_EIGHT} --max_new_tokens_eval=512 "
         "--wandb --wandb_project llm-jepa",
-        llm(1, 1.0, -3, **_ANSWERED, eval_max_new_tokens=512, training={"report_to": ["wandb"]}),
+        llm(1, 1.0, -3, **_ANSWERED, eval_max_new_tokens=512, training={"report_to": "wandb"}),
     ),
     _text(
         "scripts/llama1b_jepa_gsm8k.sh",
@@ -111,7 +111,7 @@ DRIVERS = [
     _text(
         "scripts/qwen3_8b_jepa_gsm8k.sh",
         f"{_SCRIPT} --finetune_seed=82 --last_token=-3 --lbd=0.5 --predictors=1 {_QWEN} {_EIGHT} --wandb --no_save",
-        llm(1, 0.5, -3, lora_rank=256, training={"report_to": ["wandb"], "save_strategy": "no"}),
+        llm(1, 0.5, -3, lora_rank=256, training={"report_to": "wandb", "save_strategy": "no"}),
     ),
 ]
 

@@ -49,6 +49,16 @@ def test_imports_have_no_circle_and_few_levels() -> None:
     assert len(chain) <= MOST_LEVELS, " -> ".join(chain)
 
 
+@pytest.mark.parametrize("name", [name for name in MODULES if not name.startswith("stepjepa.cli")])
+def test_the_shell_is_known_to_nothing_but_itself(name: str) -> None:
+    tree = ast.parse(MODULES[name].read_text(encoding="utf-8"))
+    named = {each.name for node in ast.walk(tree) if isinstance(node, ast.Import) for each in node.names}
+    named |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
+    assert not {each for each in named if each.partition(".")[0] == "argparse" or "ArgumentParser" in each}
+    if name != "stepjepa.__main__":
+        assert not {each for each in named if each.startswith("stepjepa.cli")}
+
+
 @pytest.mark.parametrize("name", MODULES)
 def test_files_are_small(name: str) -> None:
     assert len(MODULES[name].read_text(encoding="utf-8").splitlines()) <= MOST_LINES

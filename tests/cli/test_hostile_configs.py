@@ -28,7 +28,7 @@ FILES: list[tuple[str | bytes, str]] = [
     # Under a second name, which the message of the flag does not have; of TrainingArguments.
     ("lbd: 1\n\nper_device_train_batch_size: x", ":3: argument --batch_size: expected a whole number, got 'x'"),
     ("lbd: 1\nsave_steps: x", ":2: argument --save_steps: expected a number, got 'x'"),
-    ("config: other.yaml", "the key 'config' stands twice or is no flag of a file"),
+    ("config: other.yaml", "'config' is no setting of a file"),
     ("null: 2", "unknown argument '--None=2'"),
     ("'': 1", "unknown argument"),
     ('"\\u001b[2J": 1', "unknown argument"),

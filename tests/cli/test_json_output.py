@@ -48,7 +48,7 @@ def test_training_evaluation_and_score(
     assert told.count("eval  LM loss") == 1
     assert "next: " not in told
     record = json.loads((run / "run.json").read_text(encoding="utf-8"))
-    assert "--json" not in record["arguments"]
+    assert "\njson:" not in (run / "run.yaml").read_text(encoding="utf-8")
     assert 0 < record["launches"][0]["seconds"] < 600
     assert not (tmp_path / "cache" / "stepjepa").exists()
 

@@ -17,9 +17,10 @@ from stepjepa.base.errors import UserError
 from stepjepa.base.files import write_jsonl
 from stepjepa.chat.tokens import add_plain_tokens, add_predictor_tokens
 from stepjepa.cli.commands import make_parser, parse
-from stepjepa.cli.flags import training_fields
+from stepjepa.cli.flags import trainer_flags
 from stepjepa.cli.main import main, normalise
 from stepjepa.cli.published import translate_evaluate, translate_train
+from stepjepa.config.run import FLAT, RunConfig
 from stepjepa.models.presets import train_tokenizer
 from stepjepa.objectives.objective import Objective
 
@@ -82,16 +83,16 @@ def parsed(line: Line) -> argparse.Namespace:
 def test_a_training_line_means_what_it_did(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_PROJECT", "mine")
     args = parsed(line)
-    config = asdict(args.jepa)
+    run = args.run
+    settings = {**vars(args), **vars(run), **run.to_flat(), **asdict(run.jepa), "training": run.trainer}
     assert os.environ["WANDB_PROJECT"] == flags_of(line.arguments).get("wandb_project", "mine")
     for name, value in line.expected.items():
-        found = config[name] if name in config else getattr(args, name)
-        assert found == value, name
+        assert settings.get(name) == value, name
     # And every number and name is passed on.
     for name, written in flags_of(line.arguments).items():
-        found = getattr(args, name if hasattr(args, name) else RENAMED.get(name, name), None)
+        passed_on = settings.get(FLAT[name].flag if name in FLAT else RENAMED.get(name, name))
         if written and name not in CHANGED:
-            assert str(found) == written or float(str(found)) == float(written), name
+            assert str(passed_on) == written or float(str(passed_on)) == float(written), name
 
 
 @pytest.mark.parametrize("line", TUBE_REFUSED, ids=lambda line: line.document)
@@ -140,12 +141,11 @@ def test_the_preset_of_the_papers_is_theirs_and_named_flags_win(
     monkeypatch.chdir(tmp_path)
     Path("step.yaml").write_text("step_jepa: true\nmax_length: 700\n", encoding="utf-8")
     given = ["--train_file", "a", "--model_name", "m", "--output_dir", "o", "--preset", "paper", *flags]
-    args = parse("train", given)
-    found = asdict(args.jepa)
-    assert {name: found[name] for name in expected} == expected
+    run = parse("train", given).run
+    objective = asdict(run.jepa)
+    assert {name: objective[name] for name in expected} == expected
     # What is written down repeats it.
-    again = asdict(parse("train", args.resolved).jepa)
-    assert again == found
+    assert RunConfig.from_flat(run.to_flat()) == run
 
 
 def test_what_is_followed_or_idle_is_said_on_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:
@@ -213,7 +213,7 @@ def test_a_flag_of_the_published_training_is_translated(published: str, ours: st
 def test_the_layer_of_a_span_is_that_of_the_term() -> None:
     given = ["--train_file", "a", "--model_name", "m", "--output_dir", "o"]
     args = parse("train", [*given, "--linear=random_span", "--random_span_layer=-2"])
-    term = Objective.from_config(args.jepa).terms["stp_loss"]
+    term = Objective.from_config(args.run.jepa).terms["stp_loss"]
     assert (term.layers, term.weight) == ((-2,), 0.1)
 
 
@@ -268,8 +268,8 @@ def test_published_flags_in_a_file_are_translated_too(
     monkeypatch.chdir(tmp_path)
     Path("run.yaml").write_text("linear: random_span\nconstant_lr: true\nenable_save: true\n", encoding="utf-8")
     given = ["--train_file", "a", "--model_name", "m", "--output_dir", "o", "--config", "run.yaml", "--lbd", "0.3"]
-    args = parse("train", given)
-    assert (args.regular, args.stp, args.training) == (True, 0.3, {"lr_scheduler_type": "constant"})
+    run = parse("train", given).run
+    assert (run.jepa.mode, run.jepa.stp, run.trainer) == ("regular", 0.3, {"lr_scheduler_type": "constant"})
     assert "--enable_save: no effect" in capsys.readouterr().err
 
 
@@ -413,7 +413,7 @@ def test_the_page_names_every_published_flag_and_only_flags_of_ours_that_exist(
 ) -> None:
     known = {flag for command in commands for flag in make_parser(command)._option_string_actions}
     if title == "Training":
-        known |= {f"--{name}" for name in training_fields()}
+        known |= {*trainer_flags()}
     rows = rows_of(title)
     ours = {flag for _, cell in rows for flag in re.findall(r"--\w+", cell)}
     assert ours

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from safetensors.torch import load_file
 
 import tiny
 from stepjepa.base.files import fingerprint, write_json, write_jsonl
 from stepjepa.cli.main import main
-from stepjepa.config.option import without_flags
 from stepjepa.store.record import read_run
 
 
@@ -25,28 +25,47 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("rerun")
     write_jsonl(place / "data.jsonl", messages())
     write_jsonl(place / "held_out.jsonl", messages(3))
-    (place / "run.yaml").write_text("model_name: preset:tiny\nstep_jepa: true\nmax_steps: 3\nlbd: 0.3\n", "utf-8")
+    (place / "flags.yaml").write_text("model_name: preset:tiny\nstep_jepa: true\nmax_steps: 3\nlbd: 0.3\n", "utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
-        flags = (
-            "--train_file data.jsonl --eval_file held_out.jsonl --output_dir run --config run.yaml --lbd 0.5 --use_cpu"
-        )
-        assert main(["train", *flags.split(), "--batch_size", "2", "--grad_accum", "1", "--jepa_ratio", "0.5"]) == 0
+        files = ["--train_file", "data.jsonl", "--eval_file", "held_out.jsonl", "--output_dir", "run"]
+        flags = [
+            "--config",
+            "flags.yaml",
+            "--lbd",
+            "0.5",
+            "--use_cpu",
+            "--batch_size",
+            "2",
+            "--grad_accum",
+            "1",
+            "--jepa_ratio",
+            "0.5",
+        ]
+        assert main(["train", *files, *flags]) == 0
     return place
 
 
-def changed(folder: Path, tmp_path: Path, **values: Any) -> Path:
-    """A folder whose run.json differs in some values; the paths in it still lead to the data."""
-    run = read_run(folder / "run")
+def changed(folder: Path, tmp_path: Path, settings: dict[str, Any] | None = None, **values: Any) -> Path:
+    """A folder whose run.yaml or run.json differs in some values; the paths in it still lead to the data."""
+    run, config = read_run(folder / "run"), yaml.safe_load((folder / "run" / "run.yaml").read_text())
     write_json(tmp_path / "run" / "run.json", {**run, **values})
+    (tmp_path / "run" / "run.yaml").write_text(yaml.safe_dump({**config, **(settings or {})}))
     return tmp_path / "run"
+
+
+def of_first_edition(place: Path, arguments: list[Any]) -> Path:
+    """The folder as 0.2.0 left it: arguments in run.json, and no run.yaml."""
+    (place / "run.yaml").unlink()
+    write_json(place / "run.json", {**read_run(place), "arguments": arguments})
+    return place
 
 
 def test_the_weights_are_the_same_bit_for_bit_from_anywhere(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # What has been resolved counts, not the file of flags as it is now.
-    (folder / "run.yaml").write_text("max_steps: 1\n", encoding="utf-8")
+    (folder / "flags.yaml").write_text("max_steps: 1\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     assert main(["rerun", str(folder / "run"), "--output_dir", "again"]) == 0
     out = capsys.readouterr().out
@@ -61,7 +80,11 @@ def test_the_weights_are_the_same_bit_for_bit_from_anywhere(
     assert (before["jepa"]["lbd"], before["order"]["seed"], before["training"]["max_steps"]) == (0.5, 42, 3)
     assert before["command"][:3] == ["train", "--train_file", "data.jsonl"]
     assert "--config" in before["command"]
-    assert "--config" not in before["arguments"]
+    first, second = (yaml.safe_load((place / "run.yaml").read_text()) for place in (folder / "run", tmp_path / "again"))
+    silent = {"output_dir": str(tmp_path / "again"), "report_to": "none", "push_to_hub": False}
+    assert {**first, **silent} == second
+    assert (first["mode"], first["lbd"], first["jepa_ratio"], first["use_cpu"]) == ("step-jepa", 0.5, 0.5, True)
+    assert not first.keys() & {"config", "resume_from_checkpoint", "step_jepa"}
     assert before["data"]["train"]["sha256"] == fingerprint(folder / "data.jsonl")
     # A second time there is something in the folder.
     assert main(["rerun", str(folder / "run"), "--output_dir", "again"]) == 2
@@ -86,9 +109,9 @@ def test_a_changed_file_is_noticed_and_then_told(
 def test_a_moved_file_that_the_published_flag_splits(
     flag: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kept = without_flags(read_run(folder / "run")["arguments"], ["train_file", "eval_file"])
     data = {"data": {"file": "gone.jsonl", "sha256": "0"}}
-    place = changed(folder, tmp_path, arguments=[*kept, "--train_file=gone.jsonl", flag], data=data)
+    arguments = ["--model_name=preset:tiny", "--use_cpu", "--max_steps=1", "--train_file=gone.jsonl", flag]
+    place = of_first_edition(changed(folder, tmp_path, data=data), arguments)
     assert main(["rerun", str(place), "--data_file", str(folder / "data.jsonl")]) == 2
     assert f"{folder / 'data.jsonl'} has changed since" in capsys.readouterr().err
 
@@ -100,8 +123,6 @@ def test_a_missing_file_and_other_versions(
     place = changed(
         folder,
         tmp_path,
-        # Of a run that was resumed with changes.
-        arguments=[*old["arguments"], "--allow_changes"],
         directory=str(tmp_path / "gone"),
         versions={**old["versions"], "torch": "2.0.1"},
         machine={**old["machine"], "threads": 61},
@@ -122,21 +143,18 @@ def test_a_missing_file_and_other_versions(
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"arguments": ["--lora", 3]}, "holds no 'arguments'"),
         ({"machine": {"processes": 5, "threads": 1, "device": "cpu"}}, "the run had 5 processes"),
-        ({"more": ["--trust_remote_code"]}, "--trust_remote_code 'True', which runs code"),
-        ({"more": ["--eval_generate", "2", "--eval_task", "some:Task"]}, "the run had --eval_task 'some:Task', which"),
-        ({"more": ["--model_name", "somebody/model", "--term", "a:B"]}, "--model_name 'somebody/model', --term '["),
-        ({"more": ["--layout", "own_layout:nothing"]}, "the run had --layout 'own_layout:nothing', which runs code"),
-        ({"more": ["--attn_implementation", "some/kernel"]}, "--attn_implementation 'some/kernel', which"),
+        ({"settings": {"trust_remote_code": True}}, "--trust_remote_code 'True', which runs code"),
+        ({"settings": {"eval_generate": 2, "eval_task": "some:Task"}}, "the run had --eval_task 'some:Task', which"),
+        ({"settings": {"model_name": "somebody/model", "term": ["a:B"]}}, "--model_name 'somebody/model', --term '["),
+        ({"settings": {"layout": "own_layout:nothing"}}, "the run had --layout 'own_layout:nothing', which runs code"),
+        ({"settings": {"attn_implementation": "some/kernel"}}, "--attn_implementation 'some/kernel', which"),
+        ({"settings": {"train_dataset": {"records": 5, "sha256": "0"}}}, "pass train_dataset= to stepjepa.run again"),
     ],
 )
 def test_what_is_refused(
     values: dict[str, Any], words: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    more = values.pop("more", None)
-    if more is not None:
-        values = {"arguments": [*read_run(folder / "run")["arguments"], *more]}
     place = changed(folder, tmp_path, **values)
     assert main(["rerun", str(place)]) == 2
     error = capsys.readouterr().err
@@ -152,3 +170,27 @@ def test_a_damaged_record_is_one_line(
     assert main(["rerun", str(changed(folder, tmp_path, **values))]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "run.json: is damaged" in line
+
+
+ARGUMENTS = ["--train_file", "data.jsonl", "--model_name", "preset:tiny", "--use_cpu", "--max_steps", "1"]
+
+
+def test_the_objective_of_a_run_of_the_first_edition_is_that_of_its_record(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its arguments name no loss, and their default was InfoNCE."""
+    before = read_run(folder / "run")
+    jepa = {**before["jepa"], "mode": "llm-jepa", "layout": "separate", "jepa_loss_type": "infonce"}
+    place = changed(folder, tmp_path, jepa=jepa, data={"train": before["data"]["train"]}, status="running")
+    of_first_edition(place, [*ARGUMENTS, "--infonce_temperature", "0.07", "--regular", "--allow_changes"])
+    assert main(["rerun", str(place)]) == 0
+    after = read_run(f"{place}-rerun")
+    assert after["jepa"] == jepa
+    assert after["training"]["max_steps"] == 1
+    # Its objective may come from a stranger, too.
+    of_first_edition(changed(folder, tmp_path, jepa={**jepa, "layout": "own_layout:nothing"}), ARGUMENTS)
+    assert main(["rerun", str(place), "--output_dir", str(tmp_path / "other")]) == 2
+    assert "the run had --layout 'own_layout:nothing', which runs code" in capsys.readouterr().err
+    of_first_edition(changed(folder, tmp_path), ["--lora", 3])
+    assert main(["rerun", str(place), "--output_dir", str(tmp_path / "other")]) == 2
+    assert "holds no 'arguments'" in capsys.readouterr().err

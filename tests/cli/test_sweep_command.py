@@ -59,10 +59,10 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"train": {"lbdd": 1}}, "train.lbdd: unknown argument '--lbdd=1'; did you mean --lbd?"),
     ({"train": {"train_file": "nowhere.jsonl"}}, "train.train_file: nowhere.jsonl: no such --train_file"),
-    ({"train": {"regular": True}}, "train.regular: --regular and --step_jepa exclude each other"),
+    ({"train": {"regular": True}}, "train.regular: `regular` and `step_jepa` exclude each other"),
     ({"arms": {"a": {"jepa_loss_type": ["l2", "l3"]}}}, "arms.a.jepa_loss_type: argument --jepa_loss_type"),
     ({"arms": {"a": {"jepa_l2": True}, "b": {"jepa_loss_type": "l2"}}}, "arms.b: 'b' would train the same as 'a'"),
-    ({"arms": {"a": {}, "b": {"jepa_loss_type": "infonce"}}}, "arms.b: 'b' would train the same as 'a'"),
+    ({"arms": {"a": {}, "b": {"jepa_loss_type": "cosine"}}}, "arms.b: 'b' would train the same as 'a'"),
     ({"evaluate": {"test_file": None}}, "evaluate.test_file: the following arguments are required: --test_file"),
     (
         {"evaluate": {"max_new_tokens": "x"}},
@@ -124,11 +124,11 @@ def test_a_dry_run_shows_the_commands_and_writes_nothing(grid: dict[str, Any], t
     commands = [line.split(" -m stepjepa ")[1].split() for line in out.splitlines() if line.startswith("  $ ")]
     assert [command[0] for command in commands] == ["train", "evaluate"] * 4
     trained = [command for command in commands if command[0] == "train"]
-    assert [(command[-3], command[-1]) for command in trained] == [
-        (f"--finetune_seed={seed}", f"{folder}/{label}/seed{seed}")
-        for label in ("regular", "step-jepa_lbd0.5")
-        for seed in (7, 8)
-    ]
+    names = [f"{folder}/{label}/seed{seed}" for label in ("regular", "step-jepa_lbd0.5") for seed in (7, 8)]
+    assert [(command[2], command[-1]) for command in trained] == [(f"{name}.yaml", name) for name in names]
+    settings = [line for line in out.splitlines() if " (new): " in line]
+    assert all(f"finetune_seed {seed}" in line for line, seed in zip(settings, (7, 8, 7, 8), strict=True))
+    assert "mode regular" in settings[0] and "mode step-jepa" in settings[2] and "lbd 0.5" in settings[2]
     assert not folder.exists()
 
 

@@ -16,12 +16,11 @@ from transformers import AutoConfig, PretrainedConfig
 import tiny
 from stepjepa.base.files import write_jsonl
 from stepjepa.cli.commands import parse
-from stepjepa.cli.flags import jepa_config
 from stepjepa.cli.main import main
 from stepjepa.data.sources import read_records
 from stepjepa.models.loading import load_model
+from stepjepa.running.transformers import training_arguments
 from stepjepa.store.record import read_run
-from stepjepa.training.checks import training_arguments
 from stepjepa.training.trainer import JepaTrainer
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -101,12 +100,12 @@ def test_its_tokens_are_those_that_the_trainer_runs(
     flags = ["--train_file", data, "--model_name", "preset:tiny", "--output_dir", tmp_path / "run", "--use_cpu"]
     flags += ["--batch_size", 3, "--grad_accum", 2, "--step_jepa"]
     found = told(capsys, *flags)
-    args = parse("train", [str(flag) for flag in flags])
+    run = parse("train", [str(flag) for flag in flags]).run
     records = read_records(str(data))
     texts = [message["content"] for record in records for message in record.messages]
     model, tokenizer = load_model("preset:tiny", texts=texts, predictors=2)
-    training = training_arguments(args, False)
-    trainer = JepaTrainer(model, training, jepa_config(args), train_dataset=records, processing_class=tokenizer)
+    training = training_arguments(run, False)
+    trainer = JepaTrainer(model, training, run.jepa, train_dataset=records, processing_class=tokenizer)
     batches = list(trainer.get_train_dataloader())
     tokens = [sum(each.input_ids.numel() for each in batch.passes) for batch in batches]
     steps = [sum(tokens[start : start + 2]) for start in range(0, len(tokens), 2)]

@@ -22,6 +22,9 @@ def flags_of(arguments):
             found[name] = value
         else:
             found[name] = argument
+    if "config" in found:  # without PyYAML, which is not there without site packages
+        lines = Path(found["config"]).read_text().splitlines()
+        found |= dict(line.split(": ", 1) for line in lines)
     return found
 
 

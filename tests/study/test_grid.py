@@ -7,19 +7,18 @@ import pytest
 import yaml
 
 from stepjepa.base.errors import UserError
-from stepjepa.config.option import as_arguments
+from stepjepa.cli.parser import as_arguments
 from stepjepa.study.grid import Grid, Trial, expand, read_grid, select
 
 
-def accept(arguments: list[str]) -> Any:
-    """What a command of free flags takes: anything but ``--bad`` and ``--lbd=x``."""
-    for argument in arguments:
-        if argument.startswith("--bad"):
-            raise UserError(f"unknown argument '{argument}'; did you mean --good?")
-        if argument == "--lbd=x":
+def accept(flags: dict[str, Any]) -> dict[str, Any]:
+    """Read the flags of a command that takes any but ``bad...`` and ``lbd: x``, and leaves out those that are null."""
+    for name, value in flags.items():
+        if name.startswith("bad"):
+            raise UserError(f"unknown argument '--{name}={value}'; did you mean --good?")
+        if (name, value) == ("lbd", "x"):
             raise UserError("argument --lbd/--lambda: invalid float value: 'x'")
-    meaning = dict(argument.partition("=")[::2] for argument in arguments)
-    return {name: float(value) if value[:1].isdigit() else value for name, value in meaning.items()}
+    return {name: value for name, value in flags.items() if value is not None}
 
 
 def grid_of(folder: Path, **values: Any) -> Grid:
@@ -28,7 +27,7 @@ def grid_of(folder: Path, **values: Any) -> Grid:
 
 
 def trials_of(folder: Path, **values: Any) -> list[Trial]:
-    return expand(grid_of(folder, **values), accept, accept)
+    return expand(grid_of(folder, **values), accept, as_arguments)
 
 
 def test_a_grid_expanded_by_hand(tmp_path: Path) -> None:
@@ -39,18 +38,17 @@ def test_a_grid_expanded_by_hand(tmp_path: Path) -> None:
         evaluate={"test_file": "t"},
         arms={"regular": {"regular": True, "lbd": None}, "jepa": {"lbd": [0.5, 2.0], "predictors": [0, 1], "k-k": -1}},
     )
-    common, ends = ("--model_name=m",), ("--finetune_seed=82", "--finetune_seed=23")
-    expected = [
-        ("regular", "regular", (*common, "--regular=True")),
-        ("jepa_lbd0.5_predictors0", "jepa", (*common, "--lbd=0.5", "--predictors=0", "--k_k=-1")),
-        ("jepa_lbd0.5_predictors1", "jepa", (*common, "--lbd=0.5", "--predictors=1", "--k_k=-1")),
-        ("jepa_lbd2.0_predictors0", "jepa", (*common, "--lbd=2.0", "--predictors=0", "--k_k=-1")),
-        ("jepa_lbd2.0_predictors1", "jepa", (*common, "--lbd=2.0", "--predictors=1", "--k_k=-1")),
+    expected: list[tuple[str, str, dict[str, Any]]] = [
+        ("regular", "regular", {"model_name": "m", "regular": True}),
+        ("jepa_lbd0.5_predictors0", "jepa", {"model_name": "m", "lbd": 0.5, "predictors": 0, "k_k": -1}),
+        ("jepa_lbd0.5_predictors1", "jepa", {"model_name": "m", "lbd": 0.5, "predictors": 1, "k_k": -1}),
+        ("jepa_lbd2.0_predictors0", "jepa", {"model_name": "m", "lbd": 2.0, "predictors": 0, "k_k": -1}),
+        ("jepa_lbd2.0_predictors1", "jepa", {"model_name": "m", "lbd": 2.0, "predictors": 1, "k_k": -1}),
     ]
     assert trials == [
-        Trial(f"{label}/seed{seed}", arm, label, seed, (*flags, end), ("--test_file=t",))
+        Trial(f"{label}/seed{seed}", arm, label, seed, {**flags, "finetune_seed": seed}, ("--test_file=t",))
         for label, arm, flags in expected
-        for seed, end in zip((82, 23), ends, strict=True)
+        for seed in (82, 23)
     ]
 
 
@@ -79,7 +77,7 @@ def test_names_are_file_names_unique_and_stable(tmp_path: Path) -> None:
 
 def test_a_nested_list_is_a_flag_of_several_values(tmp_path: Path) -> None:
     trials = trials_of(tmp_path, arms={"a": {"f": [["x", "y"], ["z"]]}}, train={"g": [1, 2]})
-    assert [trial.train[3:-1] for trial in trials[1:]] == [("--f", "x", "y"), ("--f", "z")]
+    assert [trial.train["f"] for trial in trials[1:]] == [["x", "y"], ["z"]]
     assert as_arguments({"a": {"b": 1}, "c": None, "d": "--e"}) == ['--a={"b": 1}', "--d=--e"]
 
 
@@ -114,11 +112,11 @@ REFUSED = [
 def test_what_is_refused_is_named_with_its_place(old: str, new: str, words: str, tmp_path: Path) -> None:
     path = tmp_path / "grid.yaml"
     path.write_text(YAML, encoding="utf-8")
-    assert len(expand(read_grid(path), accept, accept)) == 6
+    assert len(expand(read_grid(path), accept, as_arguments)) == 6
     assert old in YAML
     path.write_text(YAML.replace(old, new), encoding="utf-8")
     with pytest.raises(UserError) as caught:
-        expand(read_grid(path), accept, accept)
+        expand(read_grid(path), accept, as_arguments)
     assert words in str(caught.value)
     assert str(caught.value).startswith(str(path))
 

@@ -29,7 +29,7 @@ from pathlib import Path
 from stepjepa.base.errors import UserError
 from stepjepa.study.grid import Trial
 from stepjepa.study.sweep import Local, SweepFolder, sweep
-trials = [Trial(**dict(trial, train=tuple(trial["train"]), evaluate=())) for trial in json.loads(sys.argv[3])]
+trials = [Trial(**dict(trial, evaluate=())) for trial in json.loads(sys.argv[3])]
 try:
     outcome = sweep(SweepFolder(Path(sys.argv[1]), trials, {{}}, {FAKE!r}), trials, Local(int(sys.argv[2])))
 except UserError as error:
@@ -39,7 +39,7 @@ print("stopped", outcome.stopped)
 
 
 def trials_of(*, seeds: Sequence[int] = (1, 2), arms: dict[str, Any] = ARMS, **train: Any) -> list[Trial]:
-    return expand(Grid(Path("grid.yaml"), train, {}, arms, tuple(seeds), "regular"), str, str)
+    return expand(Grid(Path("grid.yaml"), train, {}, arms, tuple(seeds), "regular"), dict, lambda _: ())
 
 
 def table(folder: SweepFolder, trials: list[Trial]) -> str:
@@ -108,9 +108,10 @@ def test_a_whole_sweep_and_what_it_leaves(tmp_path: Path, capsys: Any) -> None:
 @pytest.mark.parametrize("stage", ["train", "evaluate"])
 def test_a_failed_trial_is_retried_by_the_next_start(stage: str, tmp_path: Path, capsys: Any) -> None:
     cure = tmp_path / "cure"
-    ill = (f"--fail_in={stage}", f"--cure={cure}")
+    ill = {"fail_in": stage, "cure": str(cure)}
+    flags = tuple(f"--{name}={value}" for name, value in ill.items())
     trials = [
-        replace(trial, train=(*trial.train, *ill), evaluate=ill) if trial.arm == "ill" else trial
+        replace(trial, train={**trial.train, **ill}, evaluate=flags) if trial.arm == "ill" else trial
         for trial in trials_of(arms={**ARMS, "ill": {"lbd": 5}})
     ]
     folder = folder_of(tmp_path / "sweep", trials)
@@ -136,7 +137,7 @@ def test_other_flags_under_an_old_name_are_refused_with_the_difference(tmp_path:
         folder_of(tmp_path, trials).states([replace(trials[0], evaluate=("--new",))])
     assert sorted(tmp_path.rglob("*")) == before
     # In what order flags stand means nothing; those that were not begun may change.
-    turned = replace(trials[0], train=tuple(reversed(trials[0].train)))
+    turned = replace(trials[0], train=dict(reversed(trials[0].train.items())))
     assert folder_of(tmp_path, trials).states([turned]) == {"regular/seed1": "finished"}
     assert set(folder_of(tmp_path, changed).states(changed[1:]).values()) == {"new"}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,9 @@ import torch
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import write_jsonl
-from stepjepa.running.screen import machine, read_data
+from stepjepa.config.run import RunConfig
+from stepjepa.running.data import read_data
+from stepjepa.store.record import machine
 
 
 def write(path: Path, *questions: int) -> str:
@@ -22,17 +23,12 @@ def write(path: Path, *questions: int) -> str:
     return str(path)
 
 
-def given(**changes: Any) -> Namespace:
-    files = dict.fromkeys(("data_file", "dataset", "train_file", "eval_file", "columns"))
-    return Namespace(**{**files, "bad_records": "error", **changes})
-
-
 @pytest.mark.parametrize(("held_out", "said"), [((7, 8), ""), ((2, 7, 3), "note: 2 of 3 held-out records are among")])
 def test_held_out_records_that_are_trained_on_are_counted(
     held_out: tuple[int, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = {"train_file": write(tmp_path / "a.jsonl", 1, 2, 3), "eval_file": write(tmp_path / "b.jsonl", *held_out)}
-    train, evaluated, _ = read_data(given(**files))
+    train, evaluated, _ = read_data(RunConfig(**files))
     assert (len(train), len(evaluated)) == (3, len(held_out))
     told = capsys.readouterr().err
     assert told.startswith(said) and bool(told) == bool(said)
@@ -40,13 +36,13 @@ def test_held_out_records_that_are_trained_on_are_counted(
 
 def test_a_file_is_split_by_its_seed_and_never_into_an_empty_part(tmp_path: Path) -> None:
     file = write(tmp_path / "a.jsonl", *range(11))
-    train, held_out, identity = read_data(given(data_file=file, eval_split=0.27, split_seed=3))
+    train, held_out, identity = read_data(RunConfig(data_file=file, eval_split=0.27, split_seed=3))
     lines = [sorted(record.line for record in part) for part in (train, held_out)]
     assert (len(held_out), sorted(lines[0] + lines[1])) == (3, list(range(1, 12)))
-    assert (identity["data"]["records"], identity["data"]["split_seed"]) == (11, 3)
-    assert read_data(given(data_file=file, eval_split=0.27, split_seed=4))[1] != held_out
-    with pytest.raises(UserError, match=r"a.jsonl: 11 records can't be split with --eval_split 0.01"):
-        read_data(given(data_file=file, eval_split=0.01, split_seed=3))
+    assert (identity["data"].records, identity["data"].split_seed) == (11, 3)
+    assert read_data(RunConfig(data_file=file, eval_split=0.27, split_seed=4))[1] != held_out
+    with pytest.raises(UserError, match=r"a.jsonl: 11 records can't be split with `eval_split 0.01`"):
+        read_data(RunConfig(data_file=file, eval_split=0.01, split_seed=3))
 
 
 def test_an_accelerator_that_is_not_there_or_not_used_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:

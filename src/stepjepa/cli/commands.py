@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stepjepa.config.option import Parser
+from stepjepa.cli.parser import Parser
 
 COMMANDS = {
     "prepare": "make training files: from published data sets, raw responses, or generated",

@@ -11,7 +11,8 @@ from stepjepa.base.errors import UserError
 from stepjepa.base.files import atomic_write, refuse_existing
 from stepjepa.base.terminal import visible_lines
 from stepjepa.cli.commands import Command
-from stepjepa.config.option import option, refuse_both, refuse_without_effect
+from stepjepa.cli.parser import refuse_both
+from stepjepa.config.option import option, refuse_without_effect
 
 
 @dataclass

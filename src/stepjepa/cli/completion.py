@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
         import shtab
     except ImportError:
         raise UserError("needs the package shtab; run: pip install shtab") from None
-    from stepjepa.cli.flags import training_fields
+    from stepjepa.cli.flags import trainer_flags
 
     parser = argparse.ArgumentParser(prog="stepjepa")
     commands = parser.add_subparsers(dest="command")
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
         commands.add_parser(name, help=summary, parents=[make_parser(name)], add_help=False)
     for name in ("train", "estimate"):
         known = commands.choices[name]
-        for field in sorted({f"--{field}" for field in training_fields()} - {*known._option_string_actions}):
+        for field in sorted({*trainer_flags()} - {*known._option_string_actions}):
             known.add_argument(field, help="of transformers.TrainingArguments")
     complete = {"FILE": shtab.FILE, "FILE.html": shtab.FILE, **dict.fromkeys(("DIR", "PATH", "RUN"), shtab.DIRECTORY)}
     parsers = [*commands.choices.values()]

@@ -12,8 +12,9 @@ from stepjepa.base.signals import Stopped
 from stepjepa.base.terminal import visible_lines
 from stepjepa.cli.commands import Command
 from stepjepa.cli.flags import JsonFlags
+from stepjepa.cli.parser import from_args, refuse_both
 from stepjepa.cli.published import translate_evaluate
-from stepjepa.config.option import from_args, option, refuse_both
+from stepjepa.config.option import option
 from stepjepa.data.records import tell_unused
 from stepjepa.evaluation.settings import EvaluationSettings, ScoreSettings
 from stepjepa.models.sampling import Sampling

@@ -10,8 +10,10 @@ from stepjepa.base.errors import UserError, visible
 from stepjepa.base.files import refuse_existing
 from stepjepa.chat.tokens import add_plain_tokens, add_predictor_tokens
 from stepjepa.cli.commands import Command
-from stepjepa.cli.flags import JsonFlags, add_training_data, jepa_config
-from stepjepa.config.option import FROM_ONE, Parser, from_args, option
+from stepjepa.cli.flags import RECORDS_MODEL_OBJECTIVE, JsonFlags, add_records_model_objective, run_config
+from stepjepa.cli.parser import Parser, from_args
+from stepjepa.config.option import FROM_ONE, option
+from stepjepa.config.run import RunConfig
 from stepjepa.data.records import BadRecords, Record, describe_columns, parse_record, tell_unused
 from stepjepa.data.sources import read_records
 from stepjepa.inspection.analysis import AnalysisSettings
@@ -29,10 +31,10 @@ class ShowFlags:
     overwrite: bool = option(False, "let --png replace a file")
 
 
-def _records(args: argparse.Namespace) -> list[Record]:
-    """The records of ``--train_file``."""
-    bad = BadRecords(args.bad_records)
-    records = read_records(args.train_file, bad=bad, columns=args.columns)
+def _records(run: RunConfig) -> list[Record]:
+    """Read the records of the training file."""
+    bad = BadRecords(run.bad_records)
+    records = read_records(str(run.train_file), bad=bad, columns=run.columns)
     bad.tell()
     if (columns := describe_columns(records[0])) is not None:
         print(f"note: columns: {columns}", file=sys.stderr)
@@ -40,8 +42,8 @@ def _records(args: argparse.Namespace) -> list[Record]:
     return records
 
 
-def _loading(args: argparse.Namespace) -> dict[str, Any]:
-    return {name: getattr(args, name) for name in ("chat_template", "trust_remote_code")}
+def _loading(run: RunConfig) -> dict[str, Any]:
+    return {"chat_template": run.chat_template, "trust_remote_code": run.trust_remote_code}
 
 
 def _texts(records: Sequence[Record]) -> Iterator[str]:
@@ -52,20 +54,21 @@ def inspect(args: argparse.Namespace) -> dict[str, Any]:
     """Show some records."""
     from stepjepa.inspection.record import as_text, inspect_records, title
 
-    config = jepa_config(args)
+    run = run_config(args, RECORDS_MODEL_OBJECTIVE)
+    config, name = run.jepa, str(run.model_name)
     if args.png is not None:
         from stepjepa.study.plot import check_picture
 
         check_picture(args.png, "--png")
         refuse_existing(args.png, args.overwrite)
-    records = _records(args)
-    if args.model_name.startswith(PREFIX):
-        vocabulary = preset_config(args.model_name).vocab_size
-        tokenizer = train_tokenizer(_texts(records), vocabulary, args.chat_template)
+    records = _records(run)
+    if name.startswith(PREFIX):
+        vocabulary = preset_config(name).vocab_size
+        tokenizer = train_tokenizer(_texts(records), vocabulary, run.chat_template)
     else:
         from stepjepa.models.loading import load_tokenizer
 
-        tokenizer = load_tokenizer(args.model_name, **_loading(args))
+        tokenizer = load_tokenizer(name, **_loading(run))
     if config.plain:
         add_plain_tokens(tokenizer)
     add_predictor_tokens(tokenizer, config.predictors or 0)
@@ -77,12 +80,12 @@ def inspect(args: argparse.Namespace) -> dict[str, Any]:
 
         write_png(inspection, args.png, title(inspection))
         print(f"wrote {args.png}", file=sys.stderr)
-    return {"model": args.model_name, **asdict(inspection)}
+    return {"model": name, **asdict(inspection)}
 
 
 def add_flags(parser: Parser) -> None:
     """Add the flags of data, of which two are required here, and model."""
-    add_training_data(parser)
+    add_records_model_objective(parser)
     parser.required += ["train_file", "model_name"]
 
 
@@ -107,7 +110,8 @@ class VerifyFlags:
 
 def verify(args: argparse.Namespace) -> dict[str, Any]:
     """Print one line per check."""
-    config = jepa_config(args)
+    run = run_config(args, RECORDS_MODEL_OBJECTIVE)
+    config = run.jepa
     from stepjepa.config.lora import LoraSettings
     from stepjepa.evaluation.answering import spread
     from stepjepa.inspection import verification
@@ -115,16 +119,16 @@ def verify(args: argparse.Namespace) -> dict[str, Any]:
     from stepjepa.models.token_rows import adapter_ids
     from stepjepa.tasks.stepmath import Difficulty, generate
 
-    if args.train_file is not None:
-        records = _records(args)
+    if run.train_file is not None:
+        records = _records(run)
     else:
         made = generate(size=200, seed=args.finetune_seed, difficulty=Difficulty())
         records = [parse_record(value, "built-in problems", line) for line, value in enumerate(made, start=1)]
-    name = args.model_name or "preset:tiny"
-    print(f"model {name}, data {args.train_file or 'built-in problems'}, mode {config.mode}, layout {config.layout}")
+    name = run.model_name or "preset:tiny"
+    print(f"model {name}, data {run.train_file or 'built-in problems'}, mode {config.mode}, layout {config.layout}")
     looked_at = spread(records, args.max_records)
     print(f"{len(looked_at):,} of {len(records):,} records looked at, spread over all (--max_records)")
-    how = {"predictors": config.used_predictors, "seed": args.finetune_seed, "plain": config.plain, **_loading(args)}
+    how = {"predictors": config.used_predictors, "seed": args.finetune_seed, "plain": config.plain, **_loading(run)}
     model, tokenizer = load_model(name, texts=_texts(records), **how)
     try:
         trained = adapter_ids(tokenizer, plain=config.plain)
@@ -138,13 +142,13 @@ def verify(args: argparse.Namespace) -> dict[str, Any]:
         print(f"{'PASS' if check['passed'] else 'FAIL'}  {check['name']}: {visible(check['detail'])}", flush=True)
     failed = sum(not check["passed"] for check in checks)
     print("all checks passed" if not failed else f"{failed} check(s) failed")
-    about = {"model": name, "data": args.train_file, "mode": config.mode, "layout": config.layout}
+    about = {"model": name, "data": run.train_file, "mode": config.mode, "layout": config.layout}
     return {**about, "passed": not failed, "checks": checks}
 
 
 VERIFY = Command(
     verify,
-    add=add_training_data,
+    add=add_records_model_objective,
     flags=((VerifyFlags, "verify"), (JsonFlags, "verify")),
     common="train_file max_length model_name chat_template lora regular step_jepa layout predictors labels plain "
     "jepa_loss_type max_records json finetune_seed",

@@ -16,6 +16,8 @@ from stepjepa.base.offline import set_environment
 from stepjepa.base.signals import Stopped, raising
 from stepjepa.base.terminal import escape_unencodable_output, print_json
 from stepjepa.cli.commands import COMMANDS, load, make_parser, parse
+from stepjepa.cli.flags import trainer_flags
+from stepjepa.cli.parser import with_dashes
 
 
 def normalise(arguments: Sequence[str]) -> list[str]:
@@ -75,15 +77,13 @@ def _run(name: str, given: Sequence[str]) -> Any:
 
 
 def _with_dashes(name: str, message: str) -> str:
-    """Return a message of the library, which names settings in backticks, with the command's flags in their place."""
-
-    def flag(quoted: re.Match[str]) -> str:
-        return f"--{quoted[1]}" if quoted[1].partition(" ")[0] in flags else quoted[0]
-
-    if "`" not in message or name not in COMMANDS:
+    """Return a message of the library, which names settings, with the command's flags in their place."""
+    if name not in COMMANDS:
         return message
-    flags = {each.removeprefix("--") for each in make_parser(name)._option_string_actions}
-    return re.sub(r"`([a-z]\w*(?: [^`]*)?)`", flag, message)
+    flags = make_parser(name).flags()
+    if "transformers" in sys.modules and name in ("train", "estimate"):
+        flags += trainer_flags()
+    return with_dashes(message, flags)
 
 
 def _reporting(name: str, given: Sequence[str]) -> Any:

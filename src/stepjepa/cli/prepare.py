@@ -14,7 +14,8 @@ from stepjepa.base.errors import UserError
 from stepjepa.base.files import atomic_write, existing_file, refuse_existing
 from stepjepa.base.terminal import print_rows
 from stepjepa.cli.commands import Command
-from stepjepa.config.option import FROM_ONE, Parser, from_args, load, option, refuse_both
+from stepjepa.cli.parser import Parser, from_args, refuse_both
+from stepjepa.config.option import FROM_ONE, load, option
 from stepjepa.data.columns import ASSISTANT, MOST_NAMES, USER
 from stepjepa.data.records import BadRecords, named
 from stepjepa.data.sources import FORMATS, read_rows

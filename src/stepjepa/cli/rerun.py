@@ -12,11 +12,14 @@ from typing import Any
 from stepjepa.base.errors import UserError, shown, visible
 from stepjepa.base.files import fingerprint
 from stepjepa.base.processes import is_main_process
-from stepjepa.cli.commands import Command, load, make_parser, parse
-from stepjepa.cli.published import translate_train
-from stepjepa.config.option import as_arguments, option, without_flags
+from stepjepa.cli.commands import Command
+from stepjepa.cli.flags import settings_of_earlier_run
+from stepjepa.cli.parser import as_arguments
+from stepjepa.cli.train import train
+from stepjepa.config.option import option
+from stepjepa.config.run import RunConfig, read_flat
 from stepjepa.models.presets import is_hub_id
-from stepjepa.store.folder import RUN_FILE, open_run_folder
+from stepjepa.store.folder import CONFIG_FILE, RUN_FILE, open_run_folder
 from stepjepa.store.record import read_run
 
 
@@ -39,79 +42,84 @@ def run(args: argparse.Namespace) -> int:
     folder = Path(args.folder).absolute()
     old, new = read_run(folder), Path(args.output_dir or f"{folder}-rerun").absolute()
     open_run_folder(str(new), None, resumable=False)
-    arguments = old.get("arguments")
-    if not isinstance(arguments, list) or not all(isinstance(each, str) for each in arguments):
-        raise UserError("run.json holds no 'arguments', so the run can't be repeated; train again", path=folder)
-    # Records of earlier versions have flags of the published scripts.
-    arguments, _ = translate_train(arguments)
+    settings = _recorded_settings(folder, old)
     # Training runs where the run was started, if that is still there: paths become absolute; hub ids and presets stay.
     moved = {name: getattr(args, name) for name in ("train_file", "eval_file", "data_file", "model_name")}
-    moved = {name: str(Path(path).absolute()) if path and Path(path).exists() else path for name, path in moved.items()}
-    silent = {"output_dir": str(new), "report_to": "none", "push_to_hub": False}
-    command = [
-        *without_flags(arguments, [*silent, "config", "allow_changes"]),
-        *as_arguments({**moved, **silent}),
-    ]
+    moved = {name: str(Path(path).absolute()) if Path(path).exists() else path for name, path in moved.items() if path}
+    settings |= {**moved, "output_dir": str(new), "report_to": "none", "push_to_hub": False}
     directory = Path(str(old.get("directory", "")))
     with chdir(directory if directory.is_dir() else Path.cwd()):
-        # First of all: 'parse' loads a layout of the user's own.
-        if (code := _runs_code(make_parser("train").parse_known_args(command)[0])) and not args.trust_folder:
+        # First of all: a configuration loads a layout of the user's own.
+        if (code := _runs_code(settings)) and not args.trust_folder:
             raise UserError(f"the run had {code}, which runs code of others; pass --trust_folder if you trust it")
-        repeated = parse("train", command)
+        config = RunConfig.from_flat(settings)
+        config.refuse_missing()
         try:
-            changes, differences = _changes(old, repeated)
+            changes, differences = _changes(old, config)
         except (KeyError, TypeError, AttributeError):
             told = "is damaged: expected 'data', 'loaded', 'versions' and 'machine' of a run; restore it"
             raise UserError(told, path=folder / RUN_FILE) from None
         if changes and not args.allow_changes:
             raise UserError(f"{'; '.join(changes)}; restore what it was, or pass --allow_changes", path=folder)
+        command = as_arguments(config.to_flat())
         if is_main_process():
             lines = [f"stepjepa train {shlex.join(command)}", *(f"note: {each}" for each in (*changes, *differences))]
             print(*map(visible, lines), sep="\n", flush=True)
-        load("train").run(repeated)
+        train(argparse.Namespace(run=config, given=command, dry_run=False, json=False, debug=0))
     return _compare(folder, new, old, bool(changes)) if is_main_process() else 0
 
 
-def _runs_code(args: argparse.Namespace) -> str:
-    """The flags that run code, which must be asked for, since a run folder may come from somebody untrusted."""
+def _recorded_settings(folder: Path, old: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a run by the names of their flags; of 0.2.0, those that its arguments named."""
+    if (folder / CONFIG_FILE).is_file():
+        return read_flat(folder / CONFIG_FILE)
+    arguments = old.get("arguments")
+    if not isinstance(arguments, list) or not all(isinstance(each, str) for each in arguments):
+        raise UserError(f"there is no {CONFIG_FILE}, and run.json holds no 'arguments'; train again", path=folder)
+    return settings_of_earlier_run(arguments, old.get("jepa") or {})
+
+
+def _runs_code(settings: Mapping[str, Any]) -> str:
+    """Name the flags that run code, which must be asked for, since a run folder may come from somebody untrusted."""
+    names = {name: str(value) for name, value in settings.items() if value is not None}
     runs = {
-        "trust_remote_code": args.trust_remote_code,
-        "model_name": args.model_name is not None and is_hub_id(args.model_name),
-        "eval_task": ":" in args.eval_task,
-        "layout": ":" in (args.layout or ""),
-        "attn_implementation": "/" in (args.attn_implementation or ""),
-        "term": args.term,
+        "trust_remote_code": names.get("trust_remote_code", "false").lower() != "false",
+        "model_name": "model_name" in names and is_hub_id(names["model_name"]),
+        "eval_task": ":" in names.get("eval_task", ""),
+        "layout": ":" in names.get("layout", ""),
+        "attn_implementation": "/" in names.get("attn_implementation", ""),
+        "term": bool(settings.get("term")),
     }
-    return ", ".join(f"--{name} {shown(getattr(args, name))}" for name, found in runs.items() if found)
+    return ", ".join(f"--{name} {shown(settings[name])}" for name, is_code in runs.items() if is_code)
 
 
-def _changes(old: Mapping[str, Any], repeated: argparse.Namespace) -> tuple[list[str], list[str]]:
-    """What has changed since: first what makes other weights; then what may change their last digits."""
-    from stepjepa.running.screen import read_mixture
+def _changes(old: Mapping[str, Any], config: RunConfig) -> tuple[list[str], list[str]]:
+    """Return what has changed since: first what makes other weights; then what may change their last digits."""
+    from stepjepa.running.data import read_mixture
     from stepjepa.store.fingerprint import model_fingerprint
     from stepjepa.store.record import machine, versions
 
-    found, now = [], dict[str, Any]()
+    changes = []
     for part, before in old["data"].items():
-        name, path = f"{part}_file", getattr(repeated, f"{part}_file")
+        name, path = f"{part}_file", getattr(config, f"{part}_file")
         digest: str | None
-        if part == "train" and repeated.dataset is not None:
-            path, digest = "--dataset", read_mixture(repeated)[1].sha256
+        if part == "train" and config.dataset is not None:
+            path, digest = "--dataset", read_mixture(config)[1].sha256
         elif path is None or not Path(path).is_file():
             raise UserError(f"no such file; pass --{name} with where it is now", path=path or before["file"])
         else:
             digest = fingerprint(path)
-        found += [f"{path} has changed since"] if digest != before.get("sha256") else []
-    template, model = old["loaded"]["chat_template"], repeated.model_name
-    if template is not None and fingerprint(repeated.chat_template) != template:
-        found.append(f"{repeated.chat_template} has changed since")
+        changes += [f"{path} has changed since"] if digest != before.get("sha256") else []
+    template, model = old["loaded"]["chat_template"], str(config.model_name)
+    if template is not None and fingerprint(str(config.chat_template)) != template:
+        changes.append(f"{config.chat_template} has changed since")
     if Path(model).is_dir() and model_fingerprint(model) != old.get("model_fingerprint"):
-        found.append(f"the model in {model} has changed since")
+        changes.append(f"the model in {model} has changed since")
     was = {**old["versions"], **old["machine"]}
-    now = {**versions(), **machine(use_cpu=bool(repeated.training.get("use_cpu")))}
+    now = {**versions(), **machine(use_cpu=bool(config.trainer.get("use_cpu")))}
     if now["processes"] != was["processes"]:
-        found.append(f"the run had {was['processes']} processes (torchrun --nproc_per_node), not {now['processes']}")
-    return found, [f"{name} was {was[name]} and is {now.get(name)}" for name in was if now.get(name) != was[name]]
+        changes.append(f"the run had {was['processes']} processes (torchrun --nproc_per_node), not {now['processes']}")
+    return changes, [f"{name} was {was[name]} and is {now.get(name)}" for name in was if now.get(name) != was[name]]
 
 
 def _compare(folder: Path, new: Path, old: Mapping[str, Any], changed: bool) -> int:

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from stepjepa.base.files import existing_file
 from stepjepa.cli.commands import Command, parse
-from stepjepa.cli.flags import ShortFlags
-from stepjepa.config.jepa import JepaConfig
-from stepjepa.config.option import FROM_ONE, option, options_of, refuse_without_effect
+from stepjepa.cli.flags import settings_of_earlier_run
+from stepjepa.cli.parser import as_arguments
+from stepjepa.config.option import FROM_ONE, option, refuse_without_effect
+from stepjepa.config.run import RunConfig
+from stepjepa.store.record import read_record
 
 if TYPE_CHECKING:
     from stepjepa.study.sweep import Engine, Outcome, SweepFolder
@@ -51,24 +53,37 @@ class SweepFlags:
     )
 
 
-def _train_settings(arguments: list[str]) -> dict[str, Any]:
-    """Settings that arguments of ``stepjepa train`` stand for; equal if two spellings mean the same."""
+def _read_train(flags: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that flags of ``stepjepa train`` mean; equal if two spellings mean the same."""
     with contextlib.redirect_stderr(io.StringIO()):  # the log of the trial has its notes
-        args = parse("train", [*arguments, "--output_dir=."])
+        config: RunConfig = parse("train", [*as_arguments(flags), "--output_dir=."]).run
     for name in ("train_file", "eval_file", "data_file", "chat_template"):
-        if getattr(args, name) is not None:
-            existing_file(getattr(args, name), f"--{name}")
-    # ``jepa`` holds the whole objective; others hold the spelling of the arguments alone.
-    left_out = {each.name for each in options_of(JepaConfig, ShortFlags)}
-    left_out |= {"given", "resolved", "why_loss", "preset"}
-    return {name: value for name, value in vars(args).items() if name not in left_out} | {"jepa": args.jepa.to_dict()}
+        if getattr(config, name) is not None:
+            existing_file(getattr(config, name), f"--{name}")
+    return _without_folder(config)
 
 
-def _evaluate_settings(arguments: list[str]) -> dict[str, Any]:
-    """As :func:`_train_settings`, for ``stepjepa evaluate``."""
+def _without_folder(config: RunConfig) -> dict[str, Any]:
+    return {name: value for name, value in config.to_flat().items() if name != "output_dir"}
+
+
+def _read_earlier(arguments: list[str], folder: Path) -> dict[str, Any]:
+    """Return the settings of a trained run of 0.2.0."""
+    return _without_folder(RunConfig.from_flat(settings_of_earlier_run(arguments, read_record(folder).jepa or {})))
+
+
+def _read_evaluate(flags: dict[str, Any]) -> list[str]:
+    """Return flags of ``stepjepa evaluate`` as arguments."""
+    arguments = as_arguments(flags)
     args = parse("evaluate", [*arguments, "--model_path=.", "--output_file=."])
     existing_file(args.test_file, "--test_file")
-    return vars(args)
+    return arguments
+
+
+def _named(settings: dict[str, Any]) -> str:
+    """Return the settings of a trial that are not the defaults."""
+    usual = RunConfig().to_flat()
+    return ", ".join(f"{name} {value}" for name, value in settings.items() if usual.get(name) != value)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -78,10 +93,10 @@ def run(args: argparse.Namespace) -> int:
 
     refuse_without_effect(vars(args), SweepFlags)
     grid = read_grid(args.config, args.seeds)
-    trials = expand(grid, _train_settings, _evaluate_settings)
+    trials = expand(grid, _read_train, _read_evaluate)
     chosen = select(trials, args.only)
     path = Path(args.output_dir)
-    folder = SweepFolder(path, trials, {name: getattr(grid, name) for name in KEYS})
+    folder = SweepFolder(path, trials, {name: getattr(grid, name) for name in KEYS}, read_arguments=_read_earlier)
     states = folder.states(chosen)
     engine = _engine(args, folder)
     there = ", ".join(f"{count} {state}" for state, count in Counter(states.values()).items())
@@ -91,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"baseline: {grid.baseline}\nlogs: {path}/ARM/seedN.log", flush=True)
     if args.dry_run:
         for trial in chosen:
-            print(f"\n{trial.name} ({states[trial.name]})")
+            print(f"\n{trial.name} ({states[trial.name]}): {_named(trial.train)}")
             for stage in ("train", "evaluate"):
                 print(f"  $ {shlex.join(folder.command(trial, stage))}")
         return 0

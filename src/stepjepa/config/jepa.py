@@ -108,7 +108,6 @@ class JepaConfig:
     jepa_loss_type: Literal["cosine", "l2", "mse", "infonce"] = _loss(
         "cosine",
         "distance between paired embeddings",
-        default_of_flag="infonce, or cosine beside other flags of a loss",
     )
     infonce_temperature: float = _loss(
         0.07, "temperature of infonce", only_with="jepa_loss_type infonce", allowed=POSITIVE
@@ -152,7 +151,7 @@ class JepaConfig:
         allowed=FROM_ZERO,
     )
     terms: tuple[dict[str, Any], ...] = _term(
-        (), "terms of your own beside these: {'term': 'module:Class', 'args': {...}} each; flags --term and --term_args"
+        (), "terms of your own beside these: {'term': 'module:Class', 'args': {...}} each; flags `term` and `term_args`"
     )
 
     def __post_init__(self) -> None:

@@ -110,7 +110,7 @@ class RunConfig:
         "error", "record without database: error; skip: leave it out"
     )
 
-    output_dir: str | None = _run(None, "run folder; must be empty or new, unless resuming", metavar="DIR")
+    output_dir: str | None = _run(None, "run folder; must be empty or new, unless resuming", metavar="DIR", moves=True)
     batch_size: int = _run(4, "records per micro-batch", names=("per_device_train_batch_size",), allowed=FROM_ONE)
     grad_accum: int = _run(4, "micro-batches a step", names=("gradient_accumulation_steps",), allowed=FROM_ONE)
     learning_rate: float = _run(2e-5, "peak learning rate", metavar="LR", allowed=FROM_ZERO)
@@ -327,3 +327,6 @@ WRITTEN: tuple[Option, ...] = tuple(
 
 FLAT: dict[str, Option] = {name: each for each in (*WRITTEN, *SHORTCUTS) for name in each.spellings}
 """Every spelling of a setting, shortcuts among them, and what it means."""
+
+PLACES = frozenset(each.flag for each in OPTIONS if each.about.get("moves"))
+"""Settings that say where something is, which may be elsewhere on another machine."""

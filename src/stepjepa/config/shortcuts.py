@@ -1,7 +1,7 @@
 """The flat spelling of the objective: shortcuts such as ``regular``, terms of one's own. Free of torch."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,8 +32,8 @@ class TermFlags:
 class Shortcuts:
     """Short spellings of settings of the objective: read from flags and files, never written."""
 
-    regular: bool = option(False, "short for `mode regular`: plain fine-tuning, the LM loss alone")
-    step_jepa: bool = option(False, "short for `mode step-jepa`: each reasoning step predicts the next")
+    regular: bool = option(False, "plain fine-tuning: the LM loss alone; short for `mode regular`")
+    step_jepa: bool = option(False, "each reasoning step predicts the next; short for `mode step-jepa`")
     train_all: bool = option(False, "short for `labels all`", names=("trainall",))
     additive_mask: bool = option(False, "no effect; all views run in one pass without it")
     jepa_l2: bool = option(False, "short for `jepa_loss_type l2`", group="loss")
@@ -74,7 +74,21 @@ def read_objective(named: dict[str, Any], note: Callable[[str], None]) -> JepaCo
         note(f"`last_token {own['last_token']}` is followed here; the published Step-JEPA script leaves it unused")
     if short["additive_mask"]:
         note("`additive_mask` changes nothing: all views are run in one pass anyway")
-    return JepaConfig(**own)
+    try:
+        return JepaConfig(**own)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
+def flat_objective(recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the ``JepaConfig`` that a ``run.json`` of any version records, by the names of flags; not checked yet."""
+    regular, terms = recorded.get("mode") == "regular", recorded.get("terms") or []
+    flat = {
+        name: value for name, value in recorded.items() if name != "terms" and not (regular and name in NEEDS_VIEWS)
+    }
+    if terms:
+        flat |= {"term": [each["term"] for each in terms], "term_args": [each.get("args", {}) for each in terms]}
+    return flat
 
 
 def _take(own: dict[str, Any], name: str, meant: set[str], what: str) -> None:

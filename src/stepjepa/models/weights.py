@@ -4,7 +4,6 @@ Weights that the libraries would fill with random numbers are refused. Weights i
 training an adapter on them (QLoRA, arXiv 2305.14314) or for inference.
 """
 
-import argparse
 import importlib.util
 import math
 import re
@@ -125,8 +124,3 @@ def compute_dtype(dtype: str, *, bf16: bool, fp16: bool) -> torch.dtype:
     if bf16 or (dtype in ("bfloat16", "auto") and not fp16):
         return torch.bfloat16
     return torch.float16 if fp16 or dtype == "float16" else torch.float32
-
-
-def quantized(args: argparse.Namespace) -> str | None:
-    """How the frozen weights are quantized: ``4bit``, ``8bit`` or None."""
-    return "4bit" if args.load_in_4bit else "8bit" if args.load_in_8bit else None

@@ -19,7 +19,6 @@ kernels, and the memory of the allocator and of the device's libraries.
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import shutil
@@ -39,21 +38,20 @@ from stepjepa.base.processes import is_main_process
 from stepjepa.base.terminal import print_rows
 from stepjepa.batch.prepare import prepare
 from stepjepa.chat.tokens import add_predictor_tokens
-from stepjepa.config.jepa import JepaConfig
+from stepjepa.config.run import RunConfig
 from stepjepa.data.records import Record
 from stepjepa.models.architecture import attach_heads, base_model, find_decoder, has_experts
 from stepjepa.models.loading import add_lora, new_config, new_dtype, reported
 from stepjepa.models.presets import PREFIX
 from stepjepa.models.token_rows import adapter_ids, grow
-from stepjepa.models.weights import parameter_counts, quantized
+from stepjepa.models.weights import parameter_counts
 from stepjepa.objectives.objective import Objective
 from stepjepa.objectives.setup import make_collator, set_up_attention
+from stepjepa.running.transformers import training_arguments
 from stepjepa.training.checks import (
     check_positions,
-    lora_settings,
     refuse_data,
     refuse_sharding,
-    training_arguments,
 )
 from stepjepa.training.flops import FlopModel, Shape
 from stepjepa.training.plan import Plan, equal_compute
@@ -75,35 +73,35 @@ _LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK
 
 
 def dry_run(
-    args: argparse.Namespace,
-    config: JepaConfig,
+    run: RunConfig,
     records: Sequence[Record],
     eval_records: Sequence[Record],
     *,
     processes: int | None = None,
     on_gpu: bool = False,
+    all_records: int | None = None,
 ) -> dict[str, Any] | None:
-    """Print what a run of ``commands.train`` would cost; None from all processes but the first.
+    """Print what a run would cost; None from all processes but the first.
 
     UserError for whatever the run itself would refuse before its first step. ``processes`` are by default torchrun's,
-    or ``WORLD_SIZE`` where there are no such devices; ``on_gpu`` plans for a GPU also where there is none.
+    or ``WORLD_SIZE`` where there are no such devices; ``on_gpu`` plans for a GPU also where there is none;
+    ``all_records`` is the size of the data set that ``records`` are a sample of.
     """
     if not is_main_process():
         return None
     processes = processes or int(os.environ.get("WORLD_SIZE", "1"))
     with _alone():
-        given = dict(args.training)
-        # Its package need not be there to read its configuration.
-        deepspeed = given.pop("deepspeed", None)
-        # Without this, 16 bits would be refused on a machine that is only asked.
-        given.setdefault("use_cpu", not torch.accelerator.is_available())
-        training = training_arguments(argparse.Namespace(**{**vars(args), "training": given}), bool(eval_records))
-        asked = "use_cpu" not in args.training and (training.bf16 or training.fp16 or processes > 1)
+        # The package of DeepSpeed need not be there to read its configuration. Without use_cpu, 16 bits would be
+        # refused on a machine that is only asked.
+        deepspeed = run.trainer.get("deepspeed")
+        use_cpu = run.trainer.get("use_cpu", not torch.accelerator.is_available())
+        training = training_arguments(run, bool(eval_records), deepspeed=None, use_cpu=use_cpu)
+        asked = "use_cpu" not in run.trainer and (training.bf16 or training.fp16 or processes > 1)
         device = "cpu" if training.device.type == "cpu" and not asked and not on_gpu else "cuda"
         how: dict[str, Any] = {"device": device, "processes": processes}
         how["sharding"] = Sharding.of(training, deepspeed, processes)
         try:
-            found = _estimate(args, config, training, records, eval_records, **how)
+            found = _estimate(run, training, records, eval_records, all_records=all_records, **how)
         except (UserError, OSError):
             raise
         except Exception as error:  # of whatever kind: one line says what is wrong
@@ -124,8 +122,7 @@ def _alone() -> Iterator[None]:
 
 
 def _estimate(
-    args: argparse.Namespace,
-    config: JepaConfig,
+    run: RunConfig,
     training: TrainingArguments,
     records: Sequence[Record],
     eval_records: Sequence[Record],
@@ -133,15 +130,17 @@ def _estimate(
     device: str,
     processes: int,
     sharding: Sharding | None,
+    all_records: int | None,
 ) -> dict[str, Any]:
     """Prepare the data, set a model of shapes up as ``JepaTrainer`` does, and estimate everything, by name."""
-    model, tokenizer = _empty_model(args, config, records)
+    config = run.jepa
+    model, tokenizer = _empty_model(run, records)
     prepared = prepare(records, tokenizer, config)
     held_out = prepare(eval_records, tokenizer, config, what="evaluation data") if eval_records else None
     objective = Objective.from_config(config, model)
     refuse_data(config, training, objective.compares_pairs)
     if sharding:
-        refuse_sharding(config, args.eval_generate)
+        refuse_sharding(config, run.eval_generate)
     encoding, reason = set_up_attention(model, config)
     base = base_model(model)
     attach_heads(model, objective.heads(base.config.get_text_config()))
@@ -165,19 +164,21 @@ def _estimate(
     largest = max(batches, key=lambda each: Shape.of(each).tokens)
     rows, length = max((each.input_ids.shape for each in largest.passes), key=math.prod)
     optim = str(getattr(training.optim, "value", training.optim))
-    parts = kept_bytes(model, optim, processes=processes, sharding=sharding, quantized=quantized(args), ema=ema)
+    parts = kept_bytes(model, optim, processes=processes, sharding=sharding, quantized=run.quantized, ema=ema)
     mixed = training.bf16 or training.fp16
     if (saved := activations(model, Shape.of(largest).tokens, mixed=mixed, checkpointing=again)) is not None:
         parts["activations"] = saved
     # The data may be a sample of a larger set.
-    epoch = math.ceil((getattr(args, "records", None) or len(prepared.dataset)) / plan.records_per_step)
-    run = int(training.max_steps) if training.max_steps > 0 else math.ceil(training.num_train_epochs * epoch)
-    if args.same_flop and flops.token:
-        run = round(equal_compute(plan, training.num_train_epochs).steps * epoch / plan.steps_per_epoch)
+    epoch = math.ceil((all_records or len(prepared.dataset)) / plan.records_per_step)
+    total_steps = int(training.max_steps) if training.max_steps > 0 else math.ceil(training.num_train_epochs * epoch)
+    if run.same_flop and flops.token:
+        total_steps = round(equal_compute(plan, training.num_train_epochs).steps * epoch / plan.steps_per_epoch)
     whole, adapter = kept_bytes(model, optim), hasattr(model, "peft_config")
     folder = Path(str(training.output_dir)).absolute()
-    every = training.save_steps if training.save_steps >= 1 else max(math.ceil(run * training.save_steps), 1)
-    saves = {"no": 0, "epoch": math.ceil(run / epoch)}.get(str(training.save_strategy.value), math.ceil(run / every))
+    every = training.save_steps if training.save_steps >= 1 else max(math.ceil(total_steps * training.save_steps), 1)
+    saves = {"no": 0, "epoch": math.ceil(total_steps / epoch)}.get(
+        str(training.save_strategy.value), math.ceil(total_steps / every)
+    )
     trained, total = parameter_counts(model)
     accumulated = f"{plan.batch_size} x {training.gradient_accumulation_steps} accumulated"
     return {
@@ -196,7 +197,7 @@ def _estimate(
             "most_tokens": max(tokens),
             "text_share": sum(each.num_tokens for each in batches) / sum(tokens),
         },
-        "steps": run,
+        "steps": total_steps,
         "steps_per_epoch": epoch,
         "memory": {
             "parts": parts,
@@ -237,16 +238,16 @@ def describe(found: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _empty_model(args: argparse.Namespace, config: JepaConfig, records: Sequence[Record]) -> tuple[Any, Any]:
+def _empty_model(run: RunConfig, records: Sequence[Record]) -> tuple[Any, Any]:
     """What ``load_model`` and ``add_lora`` give, on the meta device, with its real tokenizer."""
-    name, lora = args.model_name, lora_settings(args)
-    trust: dict[str, Any] = {"trust_remote_code": args.trust_remote_code}
-    given: dict[str, Any] = {"chat_template": args.chat_template, "plain": config.plain, **trust}
+    name, config, lora = str(run.model_name), run.jepa, run.lora
+    trust: dict[str, Any] = {"trust_remote_code": run.trust_remote_code}
+    given: dict[str, Any] = {"chat_template": run.chat_template, "plain": config.plain, **trust}
     texts = (message["content"] for record in records for message in record.messages)
-    tokenizer, found = new_config(name, texts, fit=args.pretrain or name.startswith(PREFIX), **given)
+    tokenizer, found = new_config(name, texts, fit=run.pretrain or name.startswith(PREFIX), **given)
     add_predictor_tokens(tokenizer, config.used_predictors)
     with reported(f"can't build a model from '{name}'"), torch.device("meta"):
-        kind = {"dtype": new_dtype(found, args.dtype), "attn_implementation": args.attn_implementation}
+        kind = {"dtype": new_dtype(found, run.dtype), "attn_implementation": run.attn_implementation}
         model: Any = AutoModelForCausalLM.from_config(found, **kind, **trust)
         grow(model, len(tokenizer))
         if lora is not None:

@@ -1,6 +1,5 @@
 """One training run from the command line: read, build, train, save, write down."""
 
-import argparse
 import json
 import logging
 import math
@@ -20,23 +19,23 @@ from transformers.integrations import TensorBoardCallback
 from transformers.trainer_utils import SaveStrategy
 
 from stepjepa.base.errors import UserError, unexpected
-from stepjepa.base.files import DISK_ERRORS, locked
+from stepjepa.base.files import DISK_ERRORS, atomic_write, locked
 from stepjepa.base.processes import is_main_process
 from stepjepa.base.signals import Interruptions, Stopped
 from stepjepa.base.terminal import print_rows
 from stepjepa.base.typed_json import Origin, from_json, to_json
 from stepjepa.batch.prepare import CacheDir, prepare
 from stepjepa.chat.tokens import all_predictor_ids
-from stepjepa.config.jepa import JepaConfig
 from stepjepa.config.lora import LoraSettings
-from stepjepa.config.option import without_flags
+from stepjepa.config.run import PLACES, RunConfig
 from stepjepa.data.records import Record, describe_columns
 from stepjepa.evaluation.answering import AnswerScores, spread
 from stepjepa.models.loading import add_lora, load_model
 from stepjepa.models.token_rows import adapter_ids
-from stepjepa.models.weights import compute_dtype, quantization_options, quantized
-from stepjepa.running.estimate import dry_run
-from stepjepa.running.screen import describe_run, draw_metrics, first_screen, read_data
+from stepjepa.models.weights import compute_dtype, quantization_options
+from stepjepa.running.data import read_data
+from stepjepa.running.screen import describe_run, draw_metrics, first_screen
+from stepjepa.running.transformers import training_arguments
 from stepjepa.store import folder as run_folder
 from stepjepa.store.hub import refuse_lone_adapter, upload, write_card
 from stepjepa.store.prompts import common_system_prompt, system_prompts, with_system_prompt, write_trained_prompts
@@ -45,28 +44,24 @@ from stepjepa.store.resume import earlier_launches
 from stepjepa.tasks.base import TaskOptions
 from stepjepa.tasks.registry import choose_task, keep
 from stepjepa.training.callbacks import StopCallback
-from stepjepa.training.checks import lora_settings, training_arguments
 from stepjepa.training.plan import EqualComputeCallback, equal_compute
 from stepjepa.training.saving import way_back
 from stepjepa.training.trainer import JepaTrainer
 
 
-def train(args: argparse.Namespace, config: JepaConfig) -> RunRecord | dict[str, Any] | None:
-    """Run ``stepjepa train``, of whose flags ``config`` is made, and return the record of the finished run.
+def train(run: RunConfig, *, command: list[str] | None = None) -> RunRecord:
+    """Train, and return the record of the finished run.
 
-    After ``--dry_run`` it is the estimate, from the first process alone. UserError for whatever went wrong: before the
-    first step nothing stays written, later it says what is saved.
+    UserError for whatever went wrong: before the first step nothing stays written, later it says what is saved.
     """
-    level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(max(args.debug, 0), 2)]
-    logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
-    if level == logging.WARNING:
+    if not logging.getLogger().isEnabledFor(logging.INFO):
         transformers.logging.set_verbosity_error()
     # Before anything is drawn, an adapter's weights among it.
-    transformers.set_seed(args.finetune_seed)
-    alone = locked(Path(args.output_dir)) if is_main_process() and not args.dry_run else nullcontext()
+    transformers.set_seed(run.finetune_seed)
+    alone = locked(Path(str(run.output_dir))) if is_main_process() else nullcontext()
     try:
         with alone:
-            return _train(args, config)
+            return _train(run, command)
     except (UserError, OSError):
         raise
     except Exception as error:  # of whatever kind: one line says what is wrong
@@ -75,43 +70,43 @@ def train(args: argparse.Namespace, config: JepaConfig) -> RunRecord | dict[str,
         _settle()
 
 
-def _train(args: argparse.Namespace, config: JepaConfig) -> RunRecord | dict[str, Any] | None:
+def _train(run: RunConfig, command: list[str] | None) -> RunRecord:
     start = time.time()
-    folder, checkpoint = run_folder.open_run_folder(args.output_dir, args.resume_from_checkpoint, _say)
-    train_records, eval_records, files = read_data(args)
-    if args.dry_run:
-        return dry_run(args, config, train_records, eval_records)
-    trainer, lora, told = _build(args, config, train_records, eval_records)
+    folder, checkpoint = run_folder.open_run_folder(str(run.output_dir), run.resume_from_checkpoint, _say)
+    train_records, eval_records, files = read_data(run)
+    trainer, lora, told = _build(run, train_records, eval_records)
     # Weights are read by now; a bar whenever they are written would tear that of the training.
     transformers.logging.disable_progress_bar()
     equal = None
-    if args.same_flop:
+    if run.same_flop:
         # As long as its compute allows, with a checkpoint wherever a regular epoch's compute is spent.
         equal = equal_compute(trainer.plan, trainer.args.num_train_epochs)
         trainer.args.max_steps = equal.steps
-        if "save_strategy" not in args.training:
+        if "save_strategy" not in run.trainer:
             trainer.args.save_strategy = SaveStrategy.EPOCH
         trainer.add_callback(EqualComputeCallback(equal))
     if is_main_process():
-        print_rows(first_screen(args, trainer, equal, {**told, "resumed from": checkpoint}))
+        print_rows(first_screen(run, trainer, equal, {**told, "resumed from": checkpoint}))
     record = replace(
-        describe_run(args, trainer),
+        describe_run(run, trainer, command),
         lora=from_json(Lora, vars(lora), Origin("--lora", "pass another value")) if lora else None,
         data=dict(files),
         system_prompts=system_prompts(train_records),
         same_flop=asdict(equal) if equal else None,
     )
     # Files may lie elsewhere on another machine; what is in them is compared.
-    given = without_flags(record.arguments or (), ("train_file", "eval_file", "data_file", "cache_dir"))
+    settings = {name: value for name, value in run.to_flat().items() if name not in PLACES}
     started = checkpoint and Path(checkpoint).name
-    _refuse_disagreement({"data": to_json(files), "arguments": given, "checkpoints": started})
-    if args.resume_from_checkpoint is not None:
-        launches = earlier_launches(folder, checkpoint, record, allow_changes=args.allow_changes, say=_say)
+    _refuse_disagreement({"data": to_json(files), "settings": settings, "checkpoints": started})
+    if run.resume_from_checkpoint is not None:
+        launches = earlier_launches(folder, checkpoint, record, allow_changes=run.allow_changes, say=_say)
         # Without a checkpoint it begins anew.
         record = replace(record, launches=launches if checkpoint is not None else [])
     before = read_record(folder) if (folder / run_folder.RUN_FILE).is_file() else None
     write_record(folder, record)
     if is_main_process():
+        with atomic_write(folder / run_folder.CONFIG_FILE) as stream:
+            stream.write(run.to_yaml())
         write_trained_prompts(folder, train_records)
     scores = trainer.answer_scores
     with _recording_failures(trainer, folder, record, before, checkpoint):
@@ -156,22 +151,23 @@ def _say(line: str) -> None:
 
 
 def _build(
-    args: argparse.Namespace, config: JepaConfig, train_records: list[Record], eval_records: list[Record]
+    run: RunConfig, train_records: list[Record], eval_records: list[Record]
 ) -> tuple[JepaTrainer, LoraSettings | None, dict[str, str | None]]:
     """The trainer of a run, the settings of its adapter, and rows for ``first_screen``."""
-    training, lora, kind = training_arguments(args, bool(eval_records)), lora_settings(args), quantized(args)
-    compute = compute_dtype(args.dtype, bf16=training.bf16, fp16=training.fp16)
+    config, lora, kind = run.jepa, run.lora, run.quantized
+    training = training_arguments(run, bool(eval_records))
+    compute = compute_dtype(run.dtype, bf16=training.bf16, fp16=training.fp16)
     same = ("dtype", "pretrain", "chat_template", "attn_implementation", "trust_remote_code")
     model, tokenizer = load_model(
-        args.model_name,
+        str(run.model_name),
         texts=(message["content"] for record in train_records for message in record.messages),
         predictors=config.used_predictors,
-        seed=args.finetune_seed,
+        seed=run.finetune_seed,
         plain=config.plain,
         quantization=None if kind is None else quantization_options(kind, compute, training.device),
-        **{name: getattr(args, name) for name in same},
+        **{name: getattr(run, name) for name in same},
     )
-    cache: CacheDir = False if args.no_cache else args.cache_dir
+    cache: CacheDir = False if run.no_cache else run.cache_dir
     data, held_out = prepare(train_records, tokenizer, config, cache_dir=cache, say=_say), None
     if eval_records:
         held_out = prepare(eval_records, tokenizer, config, what="evaluation data", cache_dir=cache, say=_say)
@@ -181,11 +177,11 @@ def _build(
     model.generation_config.suppress_tokens = all_predictor_ids(tokenizer) or None
     told = {"columns": describe_columns(train_records[0])}
     scores = None
-    if args.eval_generate is not None:
+    if run.eval_generate is not None:
         try:
-            scores, told["answers"] = _answer_scores(args, eval_records, train_records, model, tokenizer)
+            scores, told["answers"] = _answer_scores(run, eval_records, train_records, model, tokenizer)
         except UserError as error:
-            # Worded for 'stepjepa evaluate', whose flags have other names here.
+            # Worded for 'stepjepa evaluate', whose settings have other names here.
             raise UserError(re.sub(r"--(task|max_new_tokens)\b", r"--eval_\1", str(error))) from None
     trainer = JepaTrainer(
         model,
@@ -195,22 +191,28 @@ def _build(
         eval_dataset=held_out,
         processing_class=tokenizer,
         answer_scores=scores,
-        track_flop=args.track_flop,
+        track_flop=run.track_flop,
     )
     return trainer, lora, told
 
 
 def _answer_scores(
-    args: argparse.Namespace, records: list[Record], trained: list[Record], model: Any, tokenizer: Any
+    run: RunConfig, records: list[Record], trained: list[Record], model: Any, tokenizer: Any
 ) -> tuple[AnswerScores, str]:
     """What answers and scores during training, checked on the model as it is before; and what to say of it."""
-    task = choose_task(args.eval_task, records, TaskOptions(args.spider_path, args.missing_databases))
-    asked = spread(list(keep(task, records)[0].values()), args.eval_generate)
+    task = choose_task(run.eval_task, records, TaskOptions(run.spider_path, run.missing_databases))
+    asked = spread(list(keep(task, records)[0].values()), run.eval_generate or 0)
     # As 'stepjepa evaluate' will ask the trained model.
     if (prompt := common_system_prompt(system_prompts(trained))) is not None:
         asked = with_system_prompt(asked, prompt)
-    limits = {"max_new_tokens": args.eval_max_new_tokens, "batch_size": args.batch_size, "plain": args.plain}
-    scores = AnswerScores(asked, task, tokenizer, **limits)
+    scores = AnswerScores(
+        asked,
+        task,
+        tokenizer,
+        max_new_tokens=run.eval_max_new_tokens,
+        batch_size=run.batch_size,
+        plain=run.jepa.plain,
+    )
     scores.check(model)
     return scores, f"to {len(asked):,} records at every evaluation, task {task.name}"
 

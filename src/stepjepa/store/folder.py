@@ -16,6 +16,9 @@ from stepjepa.base.files import fingerprint, naming_disk_errors, write_json
 from stepjepa.base.processes import is_main_process
 
 RUN_FILE = "run.json"
+CONFIG_FILE = "run.yaml"
+"""The ``RunConfig``, as ``stepjepa train --config`` reads it."""
+
 METRICS_FILE = "metrics.jsonl"
 CARD_FILE = "README.md"
 PROMPTS_FILE = "trained_prompts.json"

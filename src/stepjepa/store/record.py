@@ -16,7 +16,7 @@ from stepjepa.base.files import read_json_object, write_json
 from stepjepa.base.processes import is_main_process
 from stepjepa.base.typed_json import Origin, at_least, from_json, omitted_if_none, to_json, unknown_fields
 from stepjepa.config.jepa import DEFAULTS
-from stepjepa.store.folder import PROMPTS_FILE, RUN_FILE
+from stepjepa.store.folder import CONFIG_FILE, PROMPTS_FILE, RUN_FILE
 
 REMEDY = "restore it, or train again into another folder"
 
@@ -192,6 +192,7 @@ def remove_start(folder: Path) -> None:
     """Remove what a launch that trained nothing has written, so that the folder can be used again."""
     if is_main_process():
         (folder / RUN_FILE).unlink(missing_ok=True)
+        (folder / CONFIG_FILE).unlink(missing_ok=True)
         (folder / PROMPTS_FILE).unlink(missing_ok=True)
         if not any(folder.iterdir()):
             folder.rmdir()

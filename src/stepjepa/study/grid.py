@@ -1,7 +1,7 @@
 """From a grid in a YAML file to the list of its trials. Nothing is run or written here.
 
-A trial is one training and its evaluation, as two lists of flags, in a run folder whose name says what is particular
-to it: ``<arm>_lbd0.5_predictors1/seed82``.
+A trial is one training, as settings, and its evaluation, as arguments of a command, in a run folder whose name says
+what is particular to it: ``<arm>_lbd0.5_predictors1/seed82``.
 """
 
 import hashlib
@@ -11,13 +11,12 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import existing_file, read_text, read_yaml
-from stepjepa.config.option import as_arguments
 
 SEEDS = (82, 23, 37, 84, 4)
 """Those of the published experiments."""
@@ -32,8 +31,12 @@ SET_BY_SWEEP = {
 }
 
 Flags = dict[str, Any]
-Check = Callable[[list[str]], Any]
-"""Takes the arguments of a command, raises UserError if they are wrong, and returns what they mean, comparable."""
+
+ReadTrain = Callable[[Flags], dict[str, Any]]
+"""Returns the settings of ``RunConfig`` that flags of ``stepjepa train`` mean; UserError if they are wrong."""
+
+ReadEvaluate = Callable[[Flags], Sequence[str]]
+"""Returns flags of ``stepjepa evaluate`` as arguments; UserError if they are wrong."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +59,8 @@ class Trial:
     arm: str
     label: str  # the arm and the values chosen from its lists
     seed: int
-    train: tuple[str, ...]  # arguments of the commands, without run folder and output file
-    evaluate: tuple[str, ...]
+    train: dict[str, Any] = field(hash=False)  # settings by the names of their flags, without the run folder
+    evaluate: tuple[str, ...]  # arguments of the command, without model and output file
 
 
 def read_grid(path: str | os.PathLike[str], seeds: Sequence[int] | None = None) -> Grid:
@@ -124,31 +127,30 @@ def _error(source: Path, message: str, *keys: str) -> UserError:
     return UserError(f"{'.'.join(keys)}: {message}" if keys else message, path=source, line=line)
 
 
-def expand(grid: Grid, check_train: Check, check_evaluate: Check) -> list[Trial]:
-    """All trials, the baseline's first; the checks are those of the arguments of both commands.
+def expand(grid: Grid, read_train: ReadTrain, read_evaluate: ReadEvaluate) -> list[Trial]:
+    """Return all trials, the baseline's first.
 
     Raises:
         UserError: a flag is unknown or its value wrong (file, line and key are named), or two trials would be equal.
     """
-    evaluate = as_arguments(grid.evaluate)
     with _errors_at(grid, (("evaluate",), grid.evaluate)):
-        check_evaluate(evaluate)
+        evaluate = tuple(read_evaluate(grid.evaluate))
     trials: list[Trial] = []
-    meanings: dict[str, Any] = {}
+    settings: dict[str, dict[str, Any]] = {}
     for arm, own in grid.arms.items():
         for label, chosen in _choices(grid, arm, own):
-            train = as_arguments({**grid.train, **chosen})
             with _errors_at(grid, (("arms", arm), own), (("train",), grid.train)):
-                meaning = check_train(train)
-            for earlier, known in meanings.items():
+                train = read_train({**grid.train, **chosen})
+            for earlier, other in settings.items():
                 # Some file systems don't tell upper case from lower case.
-                if known == meaning or label.casefold() == earlier.casefold():
+                if other == train or label.casefold() == earlier.casefold():
                     fault = f"'{label}' would train the same as '{earlier}', or be called the same; leave one out"
                     raise _error(grid.source, fault, "arms", arm)
-            meanings[label] = meaning
+            settings[label] = train
             for seed in grid.seeds:
-                arguments = (*train, f"--finetune_seed={seed}")
-                trials.append(Trial(f"{label}/seed{seed}", arm, label, seed, arguments, tuple(evaluate)))
+                trials.append(
+                    Trial(f"{label}/seed{seed}", arm, label, seed, {**train, "finetune_seed": seed}, evaluate)
+                )
     return trials
 
 
@@ -158,7 +160,7 @@ def _errors_at(grid: Grid, *places: tuple[tuple[str, ...], Flags]) -> Iterator[N
     try:
         yield
     except UserError as error:
-        words = [*re.findall(r"--(\w+)", str(error)), *re.findall(r"\w+", str(error))]
+        words = [*re.findall(r"(?:--|`)(\w+)", str(error)), *re.findall(r"\w+", str(error))]
         named = ((*keys, word) for word in words for keys, flags in places if word in flags)
         raise _error(grid.source, str(error), *next(named, places[0][0])) from None
 

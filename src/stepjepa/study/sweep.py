@@ -3,7 +3,8 @@
 sweep.json                     the grid, all its trials, versions
 _slurm/                        files of submitit, where trials are jobs
 <label>/seed82/                run folder, with the evaluation in test.jsonl
-<label>/seed82.trial.json      the flags, and how the trial ended
+<label>/seed82.yaml            the settings of the training, as stepjepa train --config reads them
+<label>/seed82.trial.json      settings and flags, and how the trial ended
 <label>/seed82.log             output of its processes
 """
 
@@ -14,13 +15,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
 
 from stepjepa.base.errors import UserError, visible
-from stepjepa.base.files import json_at, locked, write_json
+from stepjepa.base.files import atomic_write, json_at, locked, write_json
 from stepjepa.base.signals import Interruptions
 from stepjepa.store.folder import RUN_FILE
 from stepjepa.store.record import versions
@@ -55,10 +56,23 @@ class SweepFolder:
     trials: Sequence[Trial]
     grid: dict[str, Any]
     launcher: Sequence[str] = LAUNCHER  # program and first arguments, which ``train ...`` and ``evaluate ...`` follow
+    read_arguments: Callable[[list[str], Path], dict[str, Any]] = lambda arguments, run: {}
+    """Returns the settings of a trained run of 0.2.0, of the arguments that were recorded of it and its folder."""
 
     def run_folder(self, trial: Trial) -> Path:
         """Where a trial's model and answers are."""
         return self.path / trial.name
+
+    def settings_file(self, trial: Trial) -> Path:
+        """Where the settings of a trial's training are."""
+        return self.path / f"{trial.name}.yaml"
+
+    def write_settings(self, trial: Trial) -> None:
+        """Write the settings of a trial's training for ``stepjepa train --config``."""
+        import yaml
+
+        with atomic_write(self.settings_file(trial)) as stream:
+            yaml.safe_dump(trial.train, stream, sort_keys=False, allow_unicode=True, width=10**6)
 
     def log_file(self, trial: Trial) -> Path:
         """What a trial's processes have written."""
@@ -68,7 +82,8 @@ class SweepFolder:
         """The command line of ``train`` or ``evaluate``."""
         run = str(self.run_folder(trial))
         if stage == "train":
-            return [*self.launcher, stage, "--resume_from_checkpoint=auto", *trial.train, "--output_dir", run]
+            settings = ["--config", str(self.settings_file(trial))]
+            return [*self.launcher, stage, *settings, "--resume_from_checkpoint=auto", "--output_dir", run]
         where = ["--model_path", run, "--output_file", f"{run}/{EVALUATION}.jsonl"]
         return [*self.launcher, stage, *trial.evaluate, *where]
 
@@ -82,13 +97,23 @@ class SweepFolder:
             if run.exists() and (not run.is_dir() or any(run.iterdir())):
                 raise UserError("is no run of this sweep; move it or name another --output_dir", path=run)
             return NEW
-        for stage, arguments in (("train", trial.train), ("evaluate", trial.evaluate)):
-            if _by_flag(record.get(stage)) != _by_flag(arguments):
-                fault = f"was begun with other flags of 'stepjepa {stage}' (they are in {run.name}.trial.json)"
-                raise UserError(f"{fault}; change the grid back, or name another --output_dir", path=run)
+        same = {
+            "train": self._trained_settings(record, run) in (None, trial.train),
+            "evaluate": _by_flag(record.get("evaluate")) == _by_flag(trial.evaluate),
+        }
+        if changed := [stage for stage, is_same in same.items() if not is_same]:
+            fault = f"was begun with other flags of 'stepjepa {changed[0]}' (they are in {run.name}.trial.json)"
+            raise UserError(f"{fault}; change the grid back, or name another --output_dir", path=run)
         if self.is_evaluated(trial):
             return FINISHED
         return FAILED if record.get("status") == FAILED else BEGUN
+
+    def _trained_settings(self, record: Mapping[str, Any], run: Path) -> dict[str, Any] | None:
+        """Return the settings that a trial was begun with; None for one of 0.2.0 that has trained nothing."""
+        recorded: Any = record.get("train")
+        if not isinstance(recorded, list):
+            return recorded if isinstance(recorded, dict) else {}
+        return self.read_arguments(recorded, run) if (run / RUN_FILE).is_file() else None
 
     def is_trained(self, trial: Trial) -> bool:
         """Whether a training is finished."""
@@ -116,7 +141,7 @@ class SweepFolder:
 
 
 def _by_flag(arguments: Any) -> set[str]:
-    """Each flag with its values; the order of the flags has no meaning."""
+    """Return each flag with its values; the order of the flags has no meaning."""
     words = map(str, arguments) if isinstance(arguments, list | tuple) else ()
     return {f"--{flag}" for flag in f" {' '.join(words)}".split(" --")[1:]}
 
@@ -214,6 +239,7 @@ class _TrialRun:
         folder.log_file(trial).parent.mkdir(parents=True, exist_ok=True)
         # Before the run folder is there, so that the folder can be told to be ours.
         folder.record(trial, BEGUN)
+        folder.write_settings(trial)
         self._start("evaluate" if folder.is_trained(trial) else "train")
 
     def _start(self, stage: str) -> None:

@@ -1,75 +1,23 @@
-"""The arguments of transformers' Trainer, made of the flags of ``stepjepa train``; what this trainer can't do."""
+"""What ``JepaTrainer`` can't do of what ``transformers.TrainingArguments`` may ask for."""
 
-import argparse
 import dataclasses
-import importlib.util
 import os
-import sys
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import nn
 from transformers import TrainingArguments
-from transformers.integrations import get_reporting_integration_callbacks
 
-from stepjepa.base.errors import UserError
 from stepjepa.batch.collate import Collator
 from stepjepa.batch.dataset import STRATEGIES, Prepared
 from stepjepa.batch.sequences import SampledRecord
 from stepjepa.config.jepa import JepaConfig
-from stepjepa.config.lora import LoraSettings
 from stepjepa.models.architecture import has_experts
-from stepjepa.store.hub import refuse_offline
-
-
-def training_arguments(args: argparse.Namespace, has_eval: bool) -> TrainingArguments:
-    """The flags of ``commands.train`` and those of transformers as one; UserError if transformers refuses them."""
-    values: dict[str, Any] = {
-        "output_dir": args.output_dir,
-        "per_device_train_batch_size": args.batch_size,
-        "gradient_accumulation_steps": args.grad_accum,
-        "learning_rate": args.learning_rate,
-        "num_train_epochs": args.num_epochs,
-        "seed": args.finetune_seed,
-        "logging_steps": 10,
-        "report_to": ["tensorboard"] if importlib.util.find_spec("tensorboard") else "none",
-        # All processes say as much as the first.
-        "log_level_replica": "passive",
-        "disable_tqdm": not sys.stderr.isatty(),
-    }
-    if has_eval:
-        values["eval_strategy"] = "epoch" if args.eval_steps is None else "steps"
-        values["eval_steps"] = args.eval_steps
-    values.update(args.training)
-    if values.get("push_to_hub"):
-        refuse_offline()
-    if str(values.get("fsdp")).lower() == "true":
-        # A configuration file says 'fsdp: true'; as a word it would be taken for one of the old options.
-        values["fsdp"] = True
-    if _launched_together() and not torch.accelerator.is_available():
-        # Without it transformers would have every process train a model of its own.
-        values["use_cpu"] = True
-    try:
-        made = TrainingArguments(**values)
-        # Here, since data and model take long to prepare.
-        refuse_contradictions(made)
-        for tracker in get_reporting_integration_callbacks(made.report_to):
-            tracker()
-    except (ValueError, ImportError, TypeError, RuntimeError) as error:
-        raise UserError(" ".join(str(error).split())) from None
-    return made
-
-
-def lora_settings(args: argparse.Namespace) -> LoraSettings | None:
-    """Of the adapter that ``--lora`` asks for; None without."""
-    chosen = (args.lora_rank, args.lora_alpha, args.lora_dropout, args.lora_targets, args.use_dora, args.use_rslora)
-    return LoraSettings(*chosen) if args.lora else None
-
 
 # -- processes that train together -------------------------------------------------------------------------------------
 
 
-def _launched_together() -> bool:
+def launched_together() -> bool:
     """Whether torchrun, or another launcher, has started this process as one of several."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
 
@@ -81,7 +29,7 @@ def refuse_processes(args: TrainingArguments, processes: int) -> None:
             f"expected one device per process, got {args.n_gpu} under DataParallel, which can't carry this objective; "
             "start with torchrun, or set CUDA_VISIBLE_DEVICES to one device"
         )
-    if _launched_together() and processes != int(os.environ["WORLD_SIZE"]):
+    if launched_together() and processes != int(os.environ["WORLD_SIZE"]):
         raise ValueError(
             f"expected {os.environ['WORLD_SIZE']} processes that train one model, got {processes}; without an "
             "accelerator pass use_cpu=True to TrainingArguments"

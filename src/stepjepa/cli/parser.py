@@ -1,0 +1,189 @@
+"""The parser of all commands, filled from typed settings; texts of flags and flags of texts. Argparse is known here."""
+
+import argparse
+import difflib
+import json
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import MISSING
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from stepjepa.base.errors import UserError, shown
+from stepjepa.config.option import Option, options_of
+
+T = TypeVar("T")
+
+
+def refuse_both(args: argparse.Namespace, *pairs: tuple[str, str]) -> None:
+    """Raise ``UserError`` if both flags of a pair are set."""
+    for pair in pairs:
+        if all(getattr(args, name) not in (None, False) for name in pair):
+            raise UserError(f"--{pair[0]} and --{pair[1]} exclude each other; leave one out")
+
+
+def from_args(settings: type[T], args: argparse.Namespace, **more: Any) -> T:
+    """Create an instance of a dataclass from the parsed flags of its options; ``more`` sets or replaces fields."""
+    named = {each.name: getattr(args, each.name) for each in options_of(settings) if each.name not in more}
+    return settings(**named, **more)
+
+
+def as_arguments(flags: Mapping[str, Any]) -> list[str]:
+    """Convert a mapping of flags to command line arguments; flags whose value is None are omitted."""
+
+    def word(value: Any) -> str:
+        text = json.dumps(value) if isinstance(value, dict) else str(value)
+        # As a shell does.
+        return str(Path(text).expanduser()) if text.startswith("~/") else text
+
+    result: list[str] = []
+    for name, value in flags.items():
+        if isinstance(value, list):
+            result.extend([f"--{name}", *map(word, value)])
+        elif value is not None:
+            # One argument, so that a value that begins with a dash is not read as a flag.
+            result.append(f"--{name}={word(value)}")
+    return result
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser of typed settings with a short help, which raises ``UserError`` where a command line is wrong.
+
+    Attributes:
+        common: names of the settings that ``--help`` shows, in short form; with none it shows all, in full.
+        more_help: returns text for the end of ``--help_all``.
+        takes_others: return unknown flags and don't ask for missing ones; otherwise both are errors.
+        required: names of the flags without a default.
+    """
+
+    def __init__(self, *, common: Collection[str] = (), **more: Any) -> None:
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **more)
+        self.common, self.required = common, list[str]()
+        self.more_help: Callable[[Parser], str] = lambda _: ""
+        self.takes_others = False
+        self.add_argument("--offline", action="store_true", help="use the libraries' offline mode: ask no hub")
+        if common:
+            self.add_argument("--help_all", action="help", help="show every flag")
+
+    def add(self, settings: type, group: str) -> None:
+        """Add the flags of a dataclass; ``group`` is the heading of those that name none."""
+        self.add_options(options_of(settings), group)
+
+    def add_options(self, options: Iterable[Option], group: str, *, named_only: bool = False) -> None:
+        """Add the flags of some settings; with ``named_only`` what is parsed has no defaults, only what was named."""
+        for each in options:
+            title = each.about.get("group", group)
+            section = next((known for known in self._action_groups if known.title == title), None)
+            _add(section or self.add_argument_group(title), each, named_only)
+            if each.default is MISSING and not each.about.get("positional"):
+                self.required.append(each.flag)
+
+    def add_switch_off(self, name: str) -> None:
+        """Add ``--no_NAME``, which sets a switch to false."""
+        self.add_argument(f"--no_{name}", dest=name, action="store_false", default=argparse.SUPPRESS)
+
+    def flags(self) -> list[str]:
+        """Return every flag, with its dashes."""
+        return [*self._option_string_actions]
+
+    def destination(self, flag: str) -> str | None:
+        """Return the name of the setting of a flag with dashes; None if there is no such flag."""
+        action = self._option_string_actions.get(flag)
+        return None if action is None else action.dest
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse as argparse does, and refuse unknown and missing flags unless the parser takes others."""
+        if self.common and "--help_all" in (args or ()):
+            self.common = ()
+            print(self.format_help() + self.more_help(self))
+            self.exit()
+        parsed, unknown = super().parse_known_args(args, namespace)
+        if not self.takes_others:
+            if unknown:
+                self.refuse(unknown)
+            self.refuse_missing(parsed, *self.required)
+        return parsed, unknown
+
+    def refuse_missing(self, args: argparse.Namespace, *names: str) -> None:
+        """Raise an error if one of the flags has no value."""
+        if missing := [f"--{name}" for name in names if getattr(args, name, None) is None]:
+            self.error(f"the following arguments are required: {', '.join(missing)}")
+
+    def refuse(self, unknown: Sequence[str], known: Iterable[str] = ()) -> NoReturn:
+        """Raise an error that names the first unknown argument, and a flag of the parser or in ``known`` like it."""
+        name = unknown[0].partition("=")[0]
+        near = difflib.get_close_matches(name, [*self._option_string_actions, *known], n=1)
+        remedy = f"did you mean {near[0]}?" if near else f"{self.prog} --help{'_all' if self.common else ''} names all"
+        self.error(f"unknown argument {shown(unknown[0])}; {remedy}")
+
+    def error(self, message: str) -> NoReturn:
+        """Raise ``UserError``; it names a flag by its first name only."""
+        raise UserError(re.sub(r"^argument (--\w+)(?:/--[\w-]+)+:", r"argument \1:", message))
+
+    def format_help(self) -> str:
+        """The help text: all options in full, or the common ones in short form."""
+        positional = [str(each.metavar or each.dest) for each in self._actions if not each.option_strings]
+        needed = [f"--{name} {self._option_string_actions[f'--{name}'].metavar}" for name in self.required]
+        self.usage = " ".join([self.prog, *positional, *needed, "[flags below]"])
+        if self.common:
+            hidden = [each for each in self._actions if each.dest not in self.common]
+            for each in self._actions:
+                # One name, and the help text up to its first semicolon.
+                each.option_strings, each.help = each.option_strings[:1], getattr(each, "summary", each.help)
+                if each.metavar == "BOOL":
+                    each.metavar, each.nargs = None, 0
+            for each in hidden:
+                each.help = argparse.SUPPRESS
+            self.epilog = f"{self.epilog or ''}\n{self.prog} --help_all: {len(hidden)} more flags.".strip()
+        return super().format_help()
+
+
+def argument_type(reader: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Return a reader of a flag's text with errors that argparse shows as they are."""
+
+    def read(text: str) -> Any:
+        try:
+            return reader(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return read
+
+
+def with_dashes(text: str, flags: Collection[str]) -> str:
+    """Return a text that names settings in backticks, or as its first word before a colon, with flags in their place.
+
+    Args:
+        text: a help text or a message of the library.
+        flags: the flags of a command, with their dashes; other words in backticks stay as they are.
+    """
+
+    def flag(quoted: re.Match[str]) -> str:
+        return f"--{quoted[1]}" if f"--{quoted[1].partition(' ')[0]}" in flags else quoted[0]
+
+    text = re.sub(r"`([a-z]\w*(?: [^`]*)?)`", flag, text)
+    return re.sub(r"(?:^|(?<=: ))([a-z]\w*)(?=: )", flag, text, count=1)
+
+
+def _add(group: argparse._ArgumentGroup, each: Option, named_only: bool) -> None:
+    """Add the flag of a setting, with its default at the end of its help text."""
+    about, default = each.about, None if each.default is MISSING else each.default
+    metavar = about.get("metavar") or (None if each.choices else {int: "N", float: "X"}.get(each.type, "TEXT"))
+    words: dict[str, Any] = {"type": argument_type(each.read), "default": default, "metavar": metavar}
+    words |= {"choices": each.choices} if each.choices else {}
+    if named_only:
+        words["default"] = argparse.SUPPRESS
+    if each.type is bool:
+        words |= {"nargs": "?", "const": True, "metavar": "BOOL"}
+    elif each.several:
+        replaced = default or about.get("positional")
+        words |= {"nargs": "+"} if replaced else {"nargs": "+", "action": "extend"}
+    elif "const" in about:
+        words |= {"nargs": "?", "const": about["const"]}
+    text = " ".join(map(str, default)) if isinstance(default, tuple | list) else default
+    text = f"{text:g}" if isinstance(text, float) else text
+    shown_default = "" if text in (None, False, "") else " (on)" if text is True else f" ({text})"
+    names = [each.flag] if about.get("positional") else [f"--{name}" for name in each.spellings]
+    summary = re.sub("`([a-z][^`]*)`", r"--\1", about["help"])
+    action = group.add_argument(*names, help=summary.replace("%", "%%") + shown_default, **words)
+    action.summary = summary.partition("; ")[0] + shown_default  # type: ignore[attr-defined]  # for the short help

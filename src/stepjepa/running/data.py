@@ -1,0 +1,76 @@
+"""Read the records of a run: of files, of a file that is split, of a mixture of data sets."""
+
+import hashlib
+import random
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from stepjepa.base.errors import UserError
+from stepjepa.base.files import fingerprint
+from stepjepa.base.processes import is_main_process
+from stepjepa.base.typed_json import to_json
+from stepjepa.config.run import RunConfig
+from stepjepa.data.records import BadRecords, Record, tell_unused
+from stepjepa.data.sources import mix, read_any, read_records
+from stepjepa.store.record import Source
+
+
+def read_data(run: RunConfig) -> tuple[list[Record], list[Record], dict[str, Source]]:
+    """Training records, held-out records and what identifies their files."""
+    if run.data_file is not None:
+        records, about = _read(run, run.data_file)
+        order = random.Random(run.split_seed).sample(range(len(records)), len(records))
+        count = round(len(records) * run.eval_split)
+        if not 0 < count < len(records):
+            told = f"{len(records)} records can't be split with `eval_split {run.eval_split}`; one part would be empty"
+            raise UserError(told, path=run.data_file)
+        train_records = [records[index] for index in sorted(order[count:])]
+        eval_records = [records[index] for index in sorted(order[:count])]
+        files = {"data": replace(about, eval_split=run.eval_split, split_seed=run.split_seed)}
+    else:
+        train_records, about = read_mixture(run) if run.dataset is not None else _read(run, str(run.train_file))
+        eval_records, files = [], {"train": about}
+        if run.eval_file is not None:
+            eval_records, files["eval"] = _read(run, run.eval_file)
+    _tell_overlap(train_records, eval_records)
+    return train_records, eval_records, files
+
+
+def read_mixture(run: RunConfig) -> tuple[list[Record], Source]:
+    """The records of ``dataset``, and what identifies them."""
+    parts, sources = zip(*(_read(run, source, read_any) for source in run.dataset or ()), strict=True)
+    taken = mix(list(parts), run.dataset_weights, run.split_seed)
+    records = [record for part in taken for record in part]
+    digest = hashlib.sha256(repr([(record.chat, record.views) for record in records]).encode())
+    shares = [{**to_json(source), "taken": len(some)} for source, some in zip(sources, taken, strict=True)]
+    names = " + ".join(str(source.file) for source in sources)
+    more = {"datasets": shares}
+    return records, Source(file=names, records=len(records), sha256=digest.hexdigest(), other=more)
+
+
+def _read(run: RunConfig, source: str, read: Callable[..., list[Record]] = read_records) -> tuple[list[Record], Source]:
+    bad = BadRecords(run.bad_records)
+    records = read(source, bad=bad, columns=run.columns)
+    if is_main_process():
+        bad.tell()
+        tell_unused(records)
+    return records, Source(
+        file=Path(source).name if Path(source).exists() else source,
+        records=len(records),
+        sha256=fingerprint(source) if read is read_records else None,
+        other={"bad_records": bad.to_dict()} if bad.count else {},
+    )
+
+
+def _tell_overlap(train_records: list[Record], eval_records: list[Record]) -> None:
+    """Say on standard error how many held-out records are trained on, too."""
+    trained = {str(record.chat) for record in train_records}
+    both = sum(str(record.chat) in trained for record in eval_records)
+    if both and is_main_process():
+        print(
+            f"note: {both:,} of {len(eval_records):,} held-out records are among the training records, too, so what is "
+            "measured on them is no measure of new ones; take them out of one",
+            file=sys.stderr,
+        )

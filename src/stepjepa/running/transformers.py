@@ -1,0 +1,56 @@
+"""A run's settings as ``transformers.TrainingArguments``."""
+
+import importlib.util
+import sys
+from typing import Any
+
+import torch
+from transformers import TrainingArguments
+from transformers.integrations import get_reporting_integration_callbacks
+
+from stepjepa.base.errors import UserError
+from stepjepa.config.run import RunConfig
+from stepjepa.store.hub import refuse_offline
+from stepjepa.training.checks import launched_together, refuse_contradictions
+
+
+def training_arguments(run: RunConfig, has_eval: bool, **more: Any) -> TrainingArguments:
+    """Return the Trainer's arguments of a run; ``more`` replaces some of them.
+
+    Raises:
+        UserError: transformers refuses them, or :func:`refuse_contradictions` does.
+    """
+    values: dict[str, Any] = {
+        "output_dir": run.output_dir,
+        "per_device_train_batch_size": run.batch_size,
+        "gradient_accumulation_steps": run.grad_accum,
+        "learning_rate": run.learning_rate,
+        "num_train_epochs": run.num_epochs,
+        "seed": run.finetune_seed,
+        "logging_steps": 10,
+        "report_to": ["tensorboard"] if importlib.util.find_spec("tensorboard") else "none",
+        # All processes say as much as the first.
+        "log_level_replica": "passive",
+        "disable_tqdm": not sys.stderr.isatty(),
+    }
+    if has_eval:
+        values["eval_strategy"] = "epoch" if run.eval_steps is None else "steps"
+        values["eval_steps"] = run.eval_steps
+    values.update(run.trainer | more)
+    if values.get("push_to_hub"):
+        refuse_offline()
+    if str(values.get("fsdp")).lower() == "true":
+        # A configuration file says 'fsdp: true'; as a word it would be taken for one of the old options.
+        values["fsdp"] = True
+    if launched_together() and not torch.accelerator.is_available():
+        # Without it transformers would have every process train a model of its own.
+        values["use_cpu"] = True
+    try:
+        made = TrainingArguments(**values)
+        # Here, since data and model take long to prepare.
+        refuse_contradictions(made)
+        for tracker in get_reporting_integration_callbacks(made.report_to):
+            tracker()
+    except (ValueError, ImportError, TypeError, RuntimeError) as error:
+        raise UserError(" ".join(str(error).split())) from None
+    return made
