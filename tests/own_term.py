@@ -40,7 +40,7 @@ class NextLatent(Term):
     """Squared distance of a linear map of one hidden state to the next one, over the text of every record."""
 
     name: ClassVar[str] = "latent_loss"
-    words: ClassVar[str] = "next latent"
+    label: ClassVar[str] = "next latent"
     layers: ClassVar[tuple[int, ...]] = (1,)
 
     def count(self, batch: Batch) -> int:

@@ -31,7 +31,7 @@ from stepjepa.models.attention import enable_trees
 from stepjepa.models.lm_head import LMHead
 from stepjepa.objectives.alignment import Alignment
 from stepjepa.objectives.objective import Objective, jepa_loss
-from stepjepa.objectives.term import Context, alone, gather_rows
+from stepjepa.objectives.term import Context, gather_rows, no_gather
 from stepjepa.objectives.text import LMLoss
 from stepjepa.training.trainer import JepaTrainer
 
@@ -189,7 +189,7 @@ def sharded(name: str, world: int, rank: int) -> tuple[dict[str, torch.Tensor], 
         counts = torch.tensor(list(objective.counts(batches).values()), dtype=torch.float64)
         if world > 1:
             dist.all_reduce(counts)
-        gather = gather_rows if objective.compares_pairs else alone
+        gather = gather_rows if objective.compares_pairs else no_gather
         context = Context(step, 3, step * STEP / len(keys), gather)
         seen = torch.zeros(len(objective.names) + 1)
         for batch in batches:

@@ -29,12 +29,12 @@ _NAMES = {
     "objectives.objective": "Objective jepa_loss",
     "objectives.router": "RouterLoss",
     "objectives.term": "Context Term term",
-    "objectives.text": "LMLoss PromptLoss Tube",
+    "objectives.text": "LMLoss PromptLoss SemanticTube",
     "objectives.jepa": "JepaLoss",
     "training.trainer": "JepaTrainer",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
-_RENAMED = {"Sequence": "TokenSequence"}
+_RENAMED = {"Sequence": "TokenSequence", "Tube": "SemanticTube"}
 
 __all__ = ["__version__", *_HOME]  # noqa: PLE0604  # the names are strings, from the table above
 
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from stepjepa.objectives.router import RouterLoss
     from stepjepa.objectives.setup import set_up
     from stepjepa.objectives.term import Context, Term, term
-    from stepjepa.objectives.text import LMLoss, PromptLoss, Tube
+    from stepjepa.objectives.text import LMLoss, PromptLoss, SemanticTube
     from stepjepa.training.trainer import JepaTrainer
 
 

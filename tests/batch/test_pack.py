@@ -20,7 +20,7 @@ from stepjepa.batch.sequences import SampledRecord, TokenSequence
 from stepjepa.models.attention import enable_trees
 from stepjepa.objectives.alignment import Alignment, InfoNCE
 from stepjepa.objectives.objective import Objective, jepa_loss
-from stepjepa.objectives.text import LMLoss, PromptLoss, Tube
+from stepjepa.objectives.text import LMLoss, PromptLoss, SemanticTube
 
 NEVER = 10**4
 
@@ -189,7 +189,7 @@ def test_rows_that_share_much_are_joined_and_others_stand_alone_by_length() -> N
 def test_losses_and_gradients_of_several_passes_are_those_of_one(encoding: Any) -> None:
     model = tiny.make_model("llama")
     enable_trees(model)
-    objective = Objective([LMLoss(), PromptLoss(0.3), Alignment(0.7, InfoNCE()), Tube(0.1)])
+    objective = Objective([LMLoss(), PromptLoss(0.3), Alignment(0.7, InfoNCE()), SemanticTube(0.1)])
     items = [SampledRecord(record, True, (0, index)) for index, record in enumerate(random_records(3, vocabulary=60))]
 
     def run(attention_length: int | None) -> tuple[Tensor, dict[str, Tensor], int]:

@@ -184,8 +184,9 @@ TRANSLATED = [
     ),
     (
         "--linear random_span --random_span_layer -2 --lbd 0.02",
-        f"--regular=true --term=stepjepa.objectives.text:Tube --term_args={TUBE}",
-        f"--linear random_span --lbd 0.02 is --regular --term stepjepa.objectives.text:Tube --term_args '{TUBE}'",
+        f"--regular=true --term=stepjepa.objectives.text:SemanticTube --term_args={TUBE}",
+        "--linear random_span --lbd 0.02 is --regular --term stepjepa.objectives.text:SemanticTube "
+        f"--term_args '{TUBE}'",
     ),
     ("--same_predictor --predictors 1", "--predictors 1", ""),
     ("--avg_encoding --regular", "--regular", ""),

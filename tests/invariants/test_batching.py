@@ -19,7 +19,7 @@ from stepjepa.config.jepa import JepaConfig
 from stepjepa.models.attention import enable_trees
 from stepjepa.objectives.alignment import L2, Alignment, InfoNCE
 from stepjepa.objectives.objective import Losses, Objective, jepa_loss
-from stepjepa.objectives.text import LMLoss, PromptLoss, Tube
+from stepjepa.objectives.text import LMLoss, PromptLoss, SemanticTube
 
 ModelFactory = Callable[..., Any]
 
@@ -39,7 +39,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "nothing shared": {"row_length": 150, "share_prefixes": False},
     "plain rows": {"encoding": "rows"},
 }
-TERMS = Objective([LMLoss(), PromptLoss(0.3), Alignment(0.7, L2()), Tube(0.2)])
+TERMS = Objective([LMLoss(), PromptLoss(0.3), Alignment(0.7, L2()), SemanticTube(0.2)])
 
 
 def collated(tokenizer: Any, config: JepaConfig, order: Sequence[int] = (0, 1, 2), **options: Any) -> Batch:

@@ -27,7 +27,7 @@ from stepjepa.objectives.alignment import (
     Variance,
     make_distance,
 )
-from stepjepa.objectives.monitors import SHORTEST, apart, directions
+from stepjepa.objectives.cosine import SHORTEST, cosine_distance, unit_vectors
 from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.objectives.term import Context
 from stepjepa.objectives.text import tube
@@ -182,8 +182,8 @@ def test_by_hand() -> None:
     first = torch.tensor([[3.0, 4.0], [0.0, 0.0], [1.0, 0.0]])
     second = torch.tensor([[4.0, 3.0], [1.0, 2.0], [0.0, 0.0]])
     # 1 - 24/25; the others have no direction on one side.
-    assert apart(first, second).tolist() == pytest.approx([0.04, 0, 0])
-    found, there = directions(torch.tensor([[3.0, 4.0], [0.0, 0.0], [SHORTEST / 2, 0.0], [math.nan, 1.0]]))
+    assert cosine_distance(first, second).tolist() == pytest.approx([0.04, 0, 0])
+    found, there = unit_vectors(torch.tensor([[3.0, 4.0], [0.0, 0.0], [SHORTEST / 2, 0.0], [math.nan, 1.0]]))
     assert found[:3].flatten().tolist() == pytest.approx([0.6, 0.8, 0, 0, 0, 0])
     assert found[3].isnan().all()
     assert there.tolist() == [True, False, False, True]

@@ -15,10 +15,10 @@ from stepjepa.base.errors import UserError
 from stepjepa.batch.micro_batch import Batch, BatchRecords
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.objectives.alignment import Alignment, Cosine, Covariance, InfoNCE, SIGReg, Variance
-from stepjepa.objectives.monitors import Window, effective_rank, pair_similarity, retrieval_top1, share
+from stepjepa.objectives.monitors import MetricWindow, effective_rank, pair_similarity, ratio, retrieval_top1
 from stepjepa.objectives.objective import Objective
 from stepjepa.objectives.term import Context, load_term, term
-from stepjepa.objectives.text import LMLoss, PromptLoss, Tube
+from stepjepa.objectives.text import LMLoss, PromptLoss, SemanticTube
 
 
 class ByHand:
@@ -102,7 +102,7 @@ def test_a_mean_over_less_than_one_is_over_that() -> None:
 
 def test_a_layer_that_the_model_lacks_is_refused_before_training() -> None:
     with pytest.raises(ValueError, match="layer of a term: expected -3 to 2 for a model of 2 layers, got 5"):
-        Objective([Tube(layer=5)]).heads(tiny.make_model("llama").config)
+        Objective([SemanticTube(layer=5)]).heads(tiny.make_model("llama").config)
 
 
 def test_the_tube_by_hand() -> None:
@@ -113,14 +113,14 @@ def test_the_tube_by_hand() -> None:
         before = states[second] - states[first]
         after = states[third] - states[second]
         wanted = 1 - float(torch.cosine_similarity(after, before, dim=0))
-        assert sums(Tube(), context=Context(seed=seed))["stp_loss"].item() == pytest.approx(wanted, abs=1e-6)
+        assert sums(SemanticTube(), context=Context(seed=seed))["stp_loss"].item() == pytest.approx(wanted, abs=1e-6)
     # Isolated tokens are left out; two tokens make no triple, three make one.
     members = batch().records
     few = BatchRecords(**{**vars(members), "isolated": (np.array([0, 1, 2]),)})
-    assert Tube().count(batch(records=few)) == 0
-    assert sums(Tube(), records=few)["stp_loss"].item() == 0
+    assert SemanticTube().count(batch(records=few)) == 0
+    assert sums(SemanticTube(), records=few)["stp_loss"].item() == 0
     three = BatchRecords(**{**vars(members), "isolated": (np.array([0, 1]),)})
-    assert Tube().count(batch(records=three)) == 1
+    assert SemanticTube().count(batch(records=three)) == 1
 
 
 def test_regularizers_count_every_pair() -> None:
@@ -166,7 +166,7 @@ def test_from_config() -> None:
         SIGReg(0.1),
         Variance(0.2),
         Covariance(0.3),
-        Tube(0.4),
+        SemanticTube(0.4),
     ]
 
 
@@ -231,7 +231,7 @@ def test_retrieval_by_hand() -> None:
 
 
 def test_window_holds_sums_and_the_latest_pairs() -> None:
-    window, rows = Window(keep=4), torch.randn(9, 5)
+    window, rows = MetricWindow(keep=4), torch.randn(9, 5)
     expected = [pair_similarity(rows[at : at + 3], rows[at : at + 3].flip(0)) for at in (0, 3, 6)]
     for at in (0, 3, 6):
         window.add_pairs(rows[at : at + 3], rows[at : at + 3].flip(0))
@@ -246,7 +246,7 @@ def test_window_holds_sums_and_the_latest_pairs() -> None:
     assert geometry["retrieval_top1"] == retrieval_top1(rows[5:], target)
     assert geometry["rank_pairs"] == 4
     # The two latest batches hold just as many: the one before them goes.
-    exact = Window(keep=4)
+    exact = MetricWindow(keep=4)
     for _ in range(3):
         exact.add_pairs(rows[:2], rows[2:4])
     assert exact.geometry()["rank_pairs"] == 4
@@ -254,8 +254,8 @@ def test_window_holds_sums_and_the_latest_pairs() -> None:
 
 
 def test_what_was_not_measured_is_not_there() -> None:
-    assert share("shuffled_similarity", 0.0, 0.0) == {}
-    assert share("shuffled_similarity", 3.0, 6.0) == {"shuffled_similarity": 0.5}
-    window = Window()
+    assert ratio("shuffled_similarity", 0.0, 0.0) == {}
+    assert ratio("shuffled_similarity", 3.0, 6.0) == {"shuffled_similarity": 0.5}
+    window = MetricWindow()
     window.add_pairs(torch.ones(1, 3), torch.ones(1, 3))
     assert window.geometry() == {}

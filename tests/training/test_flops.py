@@ -214,7 +214,7 @@ def test_averaged_decoder_runs_where_there_are_pairs() -> None:
     flops = FlopModel.of(model, ema=True)
     with without_heads(model):
         encoder = EmaEncoder(model, 0.9)
-    context = Context(averaged=encoder.states)
+    context = Context(ema_states=encoder.states)
     given, plain = batch(), batch(views=False)
     assert flops.of_batch(given) == measure(lambda: run(model, given, context=context))
     counted = measure(lambda: run(model, plain, context=context))

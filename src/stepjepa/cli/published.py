@@ -199,9 +199,9 @@ def _tube(line: CommandLine) -> None:
         ours = f"--stp {weight}"
     else:
         settings = json.dumps({"weight": _number("lbd", weight), "layer": int(_number("random_span_layer", layer))})
-        line.add("term", "stepjepa.objectives.text:Tube")
+        line.add("term", "stepjepa.objectives.text:SemanticTube")
         line.add("term_args", settings)
-        ours = f"--term stepjepa.objectives.text:Tube --term_args '{settings}'"
+        ours = f"--term stepjepa.objectives.text:SemanticTube --term_args '{settings}'"
     line.notes.append(f"--linear random_span --lbd {weight} is --regular {ours}")
 
 

@@ -20,7 +20,7 @@ from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.config.jepa import JepaConfig, changes_text
 from stepjepa.data.records import Record
 from stepjepa.models.encode import encode
-from stepjepa.objectives.monitors import COLLAPSE_SIMILARITY, Window
+from stepjepa.objectives.monitors import COLLAPSE_SIMILARITY, MetricWindow
 from stepjepa.objectives.setup import packing, set_up_attention
 from stepjepa.store.folder import RUN_FILE
 from stepjepa.store.record import trained_objective
@@ -136,8 +136,8 @@ def pair_cosines(embeddings: ViewEmbeddings) -> NDArray[np.float64]:
 
 def similarity_totals(embeddings: ViewEmbeddings) -> dict[str, float]:
     """``pairs``, ``matched_similarity``, ``shuffled_similarity`` (over all P * (P - 1) wrong partners; missing for a
-    single pair) and what ``monitors.Window.geometry`` gives, of all pairs."""
-    window = Window(keep=len(embeddings.record))
+    single pair) and what ``monitors.MetricWindow.geometry`` gives, of all pairs."""
+    window = MetricWindow(keep=len(embeddings.record))
     window.add_pairs(torch.from_numpy(embeddings.source), torch.from_numpy(embeddings.target))
     return {"pairs": float(len(embeddings.record)), **window.monitors()}
 

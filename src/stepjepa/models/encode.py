@@ -3,12 +3,14 @@
 Target embeddings may be encoded with an exponential moving average of the trained weights (as in BYOL and I-JEPA).
 """
 
+from __future__ import annotations
+
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -21,6 +23,10 @@ from stepjepa.models.architecture import causal_model, find_decoder, find_heads
 from stepjepa.models.attention import tree_mask
 from stepjepa.models.lm_head import LMHead
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, TrainerControl, TrainerState, TrainingArguments
+    from transformers.utils import ModelOutput
+
 EMA_FILE = "ema.safetensors"
 
 
@@ -28,12 +34,13 @@ EMA_FILE = "ema.safetensors"
 class Encoded:
     """The hidden states of a micro-batch, and the heads that act on them."""
 
-    states: dict[int, Tensor]  # layer, as in transformers' hidden_states (-1: after the final norm) -> [R * T, D]
+    # Index of the layer in transformers' hidden_states (-1: after the final norm) -> [cells, D], by flat position
+    states: dict[int, Tensor]
     batch: Batch
-    layer: int  # that embeddings are read from
+    layer: int  # the layer that embeddings are read from
     head: LMHead
-    heads: nn.ModuleDict = field(default_factory=nn.ModuleDict)  # trained modules beside the model, by name
-    router_logits: tuple[Tensor, ...] = ()  # [R * T, E] of each router of a mixture of experts, if encode was asked
+    heads: nn.ModuleDict = field(default_factory=nn.ModuleDict)  # trained modules of terms, by name
+    router_logits: tuple[Tensor, ...] = ()  # [cells, E] of each router of a mixture of experts, if requested
 
     def at(self, index: Tensor, layer: int = -1) -> Tensor:
         """Hidden states at flat positions, ``[...]`` to ``[..., D]``, of a layer that a term names in ``layers``."""
@@ -51,18 +58,22 @@ class Encoded:
             source = self.heads["predictor_head"](source)
         return source, target
 
-    def replace_targets(self, averaged: Callable[[Batch, int], Tensor]) -> None:
-        """Read the target embeddings from other hidden states: those under averaged weights (``Context.averaged``)."""
+    def replace_targets(self, ema_states: Callable[[Batch, int], Tensor]) -> None:
+        """Read the target embeddings from the hidden states under averaged weights (``Context.ema_states``)."""
         source, target = self.pairs
-        # Detach also if the batch has no pairs, so that no process waits for another in the backward pass.
-        found = pool_readouts(averaged(self.batch, self.layer), self.batch, "target") if len(target) else target
-        self.pairs = source, found.detach()
+        if len(target):
+            target = pool_readouts(ema_states(self.batch, self.layer), self.batch, "target")
+        # Detached even without pairs, so that no process waits for another one in the backward pass.
+        self.pairs = source, target.detach()
 
     def token_loss(self, index: Tensor, token_ids: Tensor, rows: Tensor | None = None) -> Tensor:
-        """Summed cross-entropy of tokens ``[N]``, a float32 scalar, without the logits of the whole batch.
+        """Summed cross-entropy of tokens, a float32 scalar, without materialising the logits of the whole batch.
 
-        ``index`` ``[U]`` are flat positions whose last hidden states go through the LM head, and ``rows`` ``[N]`` which
-        of them predicts each token; None for one token per position.
+        Args:
+            index: ``[U]`` flat positions whose last hidden states go through the LM head.
+            token_ids: ``[N]`` the tokens to predict.
+            rows: ``[N]`` the position, as an index into ``index``, that predicts each token; None for one token per
+                position.
         """
         return self.head.cross_entropy(self.states[-1][index], token_ids, rows)
 
@@ -72,7 +83,7 @@ class Encoded:
 
 
 def pool_readouts(states: Tensor, batch: Batch, kind: Kind) -> Tensor:
-    """Embeddings ``[P, D]`` of one side of the pairs, from hidden states ``[cells, D]``; an average in float32."""
+    """Embeddings ``[P, D]`` of one side of the pairs, from hidden states ``[cells, D]``; averages are in float32."""
     last, tokens, pair = batch.readouts(kind)
     if tokens is None or pair is None:
         return states[last]
@@ -92,30 +103,39 @@ def encode(
 ) -> dict[str, Tensor]:
     """Run a micro-batch in one or several passes, and evaluate a function of its hidden states inside the last pass.
 
-    ValueError if the model lacks one of the layers, or does not call its LM head exactly once in a pass, or does not
-    return router logits that can be trained.
-
-    A hook catches the decoder's output. Another hook, on the LM head, calls ``evaluate`` and then gives the head an
+    A hook captures the decoder's output. Another hook, on the LM head, calls ``evaluate`` and then gives the head an
     empty input. So all parameters are used inside the wrapped forward (which DDP and FSDP rely on), sharded weights are
-    gathered when they are used, and logits exist only where ``evaluate`` asks for them.
+    gathered when they are used, and only the logits that ``evaluate`` computes exist.
 
-    The model, possibly wrapped (PEFT, DDP, FSDP), is prepared by ``attention.enable_trees`` for a batch of trees.
-    What ``evaluate`` returns must hold every tensor that gradients flow through. Embeddings are read from ``layer``,
-    and other hidden states from ``layers``. ``router_logits``: also those of the routers of a mixture of experts.
+    Args:
+        model: possibly wrapped (PEFT, DDP, FSDP); prepared by ``attention.enable_trees`` if the batch is of trees.
+        batch: on the model's device.
+        evaluate: must return every tensor that gradients flow through.
+        layer: the layer that embeddings are read from.
+        layers: further layers whose hidden states ``evaluate`` reads.
+        router_logits: also capture the logits of the routers of a mixture of experts.
+
+    Raises:
+        ValueError: the model lacks one of the layers, does not call its LM head exactly once in a pass, or returns no
+            router logits that can be trained.
     """
     passes = batch.passes
-    caught: list[dict[int, Tensor]] = []
+    captured: list[dict[int, Tensor]] = []  # hidden states of each pass
     routed: list[tuple[Tensor, ...]] = []
     results: list[dict[str, Tensor]] = []
     wanted = sorted({-1, layer, *layers})
     head = LMHead(model)
 
-    def ask(_module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        # Asked of the decoder alone: the model itself would compute a loss of them, over views and padding, too.
+    def request_router_logits(
+        _decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        # Only of the decoder: the model itself would add a loss of them, which counts views and padding, too.
         return args, kwargs | {"output_router_logits": True}
 
-    def catch(decoder: Any, _args: Any, output: Any) -> Any:
-        caught.append({each: flat_states(output, each) for each in wanted})
+    def capture(
+        decoder: PreTrainedModel, _args: tuple[Any, ...], output: ModelOutput | tuple[Tensor, ...]
+    ) -> ModelOutput | tuple[Tensor, ...]:
+        captured.append({each: flat_states(output, each) for each in wanted})
         if router_logits:
             routed.append(flat_router_logits(output, checkpointed=decoder.is_gradient_checkpointing))
         last = output[0][:1, :1]
@@ -124,28 +144,28 @@ def encode(
         return type(output)(**{**output, "last_hidden_state": last})
 
     def before_head(_module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        if len(caught) == len(passes):
-            # Flat positions count on from pass to pass.
-            joined = {each: torch.cat([found[each] for found in caught]) for each in wanted if len(caught) > 1}
+        if len(captured) == len(passes):
+            # Flat positions continue from pass to pass.
+            joined = {each: torch.cat([states[each] for states in captured]) for each in wanted if len(captured) > 1}
             heads = find_heads(model) or nn.ModuleDict()
             routers = tuple(torch.cat(each) for each in zip(*routed, strict=True))
-            results.append(evaluate(Encoded(joined or caught[0], batch, layer, head, heads, routers)))
+            results.append(evaluate(Encoded(joined or captured[0], batch, layer, head, heads, routers)))
         return (args[0][:, :0],)
 
-    def show(_module: nn.Module, _args: Any, output: Any) -> Any:
+    def expose_results(_model: nn.Module, _args: tuple[Any, ...], output: ModelOutput) -> ModelOutput:
         # DDP finds parameters without a gradient by following the output's graph, so the results must be part of the
-        # output. DDP rebuilds the output from its fields, so this must be a field that its class has.
+        # output. DDP rebuilds the output from its fields, so they must be under a field that its class has.
         if results:
             output["hidden_states"] = tuple(results[-1].values())
         return output
 
     handles = [
-        find_decoder(model).register_forward_hook(catch),
+        find_decoder(model).register_forward_hook(capture),
         head.module.register_forward_pre_hook(before_head),
-        causal_model(model).register_forward_hook(show),
+        causal_model(model).register_forward_hook(expose_results),
     ]
     if router_logits:
-        handles.append(find_decoder(model).register_forward_pre_hook(ask, with_kwargs=True))
+        handles.append(find_decoder(model).register_forward_pre_hook(request_router_logits, with_kwargs=True))
     try:
         for each in passes:
             with tree_mask(each.trees):
@@ -170,7 +190,7 @@ def decoder_inputs(batch: Batch, layers: Sequence[int] = (-1,)) -> dict[str, Ten
     return inputs
 
 
-def flat_states(output: Any, layer: int) -> Tensor:
+def flat_states(output: ModelOutput, layer: int) -> Tensor:
     """Hidden states of one layer from a decoder's output, ``[R * T, D]``; ValueError if it has no such layer."""
     states = output[0]
     if layer != -1:
@@ -180,7 +200,7 @@ def flat_states(output: Any, layer: int) -> Tensor:
     return flat
 
 
-def flat_router_logits(output: Any, *, checkpointed: bool = False) -> tuple[Tensor, ...]:
+def flat_router_logits(output: ModelOutput, *, checkpointed: bool = False) -> tuple[Tensor, ...]:
     """Logits of each router from a decoder's output, ``[R * T, E]``; ValueError if there are none that can be trained.
 
     Gradient checkpointing that runs the layers without gradients (``use_reentrant``) leaves the logits without one.
@@ -197,7 +217,7 @@ def flat_router_logits(output: Any, *, checkpointed: bool = False) -> tuple[Tens
 
 
 def check_layer(last: int, layer: int, setting: str = "jepa_layer") -> None:
-    """Raise ValueError for a hidden state that a model of ``last`` layers does not have, and that a setting names."""
+    """Raise ValueError if ``layer`` is out of range for a model of ``last`` layers; the message names ``setting``."""
     if not -last - 1 <= layer <= last:
         raise ValueError(f"{setting}: expected {-last - 1} to {last} for a model of {last} layers, got {layer}")
 
@@ -218,7 +238,9 @@ class EmaEncoder(TrainerCallback):
         # In half precision most of an update would be rounded away, so the average is kept in float32.
         self._average = {name: p.detach().float() for name, p in self._weights.items()}
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         self.update(self._trained)
 
     @torch.no_grad()

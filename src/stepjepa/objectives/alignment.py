@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from stepjepa.config.jepa import DEFAULTS
 from stepjepa.models.architecture import PredictorHead
-from stepjepa.objectives.monitors import apart, directions
+from stepjepa.objectives.cosine import cosine_distance, unit_vectors
 from stepjepa.objectives.term import Context, Term, term
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Cosine:
     compares_pairs: ClassVar[bool] = False
 
     def __call__(self, source: Tensor, target: Tensor) -> Tensor:
-        return apart(source, target).sum()
+        return cosine_distance(source, target).sum()
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,8 @@ class L2:
     compares_pairs: ClassVar[bool] = False
 
     def __call__(self, source: Tensor, target: Tensor) -> Tensor:
-        return torch.linalg.vector_norm(source.float() - target.float(), dim=-1).sum()
+        distances: Tensor = torch.linalg.vector_norm(source.float() - target.float(), dim=-1)
+        return distances.sum()
 
 
 @dataclass(frozen=True)
@@ -103,12 +104,12 @@ class InfoNCE:
 
     def __call__(self, source: Tensor, target: Tensor, first: int = 0) -> Tensor:
         """Sum over the sources ``[P, D]``; row ``first + i`` of the candidates ``[Q, D]`` is the target of source i."""
-        (source, here), (target, there) = directions(source), directions(target)
+        (source, source_valid), (target, target_valid) = unit_vectors(source), unit_vectors(target)
         with _without_autocast(source):
             logits = source @ target.T / self.temperature
-        wanted = torch.arange(first, first + len(logits), device=logits.device)
-        losses = torch.logsumexp(logits, dim=-1) - logits.gather(1, wanted[:, None])[:, 0]
-        return losses.masked_fill(~(here & there[wanted]), 0).sum()
+        own = torch.arange(first, first + len(logits), device=logits.device)
+        losses = torch.logsumexp(logits, dim=-1) - logits.gather(1, own[:, None])[:, 0]
+        return losses.masked_fill(~(source_valid & target_valid[own]), 0).sum()
 
 
 def make_distance(name: str, temperature: float = DEFAULTS["infonce_temperature"]) -> Distance:

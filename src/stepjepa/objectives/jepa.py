@@ -19,7 +19,7 @@ from stepjepa.data.records import Record, as_records
 from stepjepa.models.architecture import attach_heads, base_model, without_heads
 from stepjepa.objectives.objective import Counts, Losses, Objective, jepa_loss
 from stepjepa.objectives.setup import make_collator, set_up
-from stepjepa.objectives.term import Context, alone, gather_rows
+from stepjepa.objectives.term import Context, gather_rows, no_gather
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -127,7 +127,7 @@ class JepaLoss:
         self._calls += 1
         records = replace(batch.records, rng_keys=tuple((step, index) for _, index in batch.records.rng_keys))
         batch = Batch(batch | {"records": records})
-        gather = gather_rows if self.objective.compares_pairs else alone
+        gather = gather_rows if self.objective.compares_pairs else no_gather
         return jepa_loss(model, batch, self.objective, counts, Context(step, self.seed, progress, gather))
 
     def save(self, model: nn.Module, folder: str | Path) -> None:

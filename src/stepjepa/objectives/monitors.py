@@ -1,10 +1,7 @@
-"""Directions of embeddings, and signs of their collapse: similarities of pairs, effective rank, retrieval.
+"""Monitors of collapse: similarities of pairs, effective rank, retrieval.
 
-A falling alignment loss is no sign of success, since constant embeddings have none at all. The signs are the distance
-between matched and shuffled similarity, and the uncentred effective rank.
-
-An embedding without a direction (of length 0) has no cosine: a pair with one adds exactly 0 to a loss that compares
-directions, and gets exactly 0 as its gradient.
+A falling alignment loss does not show success: constant embeddings have a loss of 0. Matched similarity above shuffled
+similarity does, and a high uncentred effective rank.
 """
 
 import math
@@ -15,15 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Length up to which a vector has no direction. Its gradient would be the inverse of its length.
-SHORTEST = 1e-8
-
-# Mean cosine of *unrelated* pairs from which on embeddings count as one constant direction.
+# Mean cosine of *unrelated* pairs from which embeddings count as collapsed to one direction.
 COLLAPSE_SIMILARITY = 0.99
-# Uncentred effective rank up to which embeddings count as one line. The similarity does not show a collapse to two
-# opposite vectors, whose mean cosine is small.
+# Uncentred effective rank up to which embeddings count as collapsed to one line. Similarity does not show a collapse to
+# two opposite vectors, whose mean cosine is small.
 COLLAPSE_RANK = 1.5
-# Fewest pairs that a rank is judged by: few pairs span few directions.
+# Minimum number of pairs for judging a rank: few pairs span few directions.
 COLLAPSE_PAIRS = 16
 
 REMEDIES = (
@@ -32,28 +26,9 @@ REMEDIES = (
 )
 
 
-def directions(vectors: Tensor) -> tuple[Tensor, Tensor]:
-    """Vectors ``[..., D]`` divided by their lengths, in float32, and ``[...]`` which of them have a direction.
-
-    The others are zeros, with gradients of zero.
-    """
-    values = vectors.float()
-    lengths = torch.linalg.vector_norm(values, dim=-1, keepdim=True)
-    # Not 'longer than': a length of NaN must not pass for none.
-    none = lengths <= SHORTEST
-    # Masked before the division: masked after it, it would come back as 0 * inf in the gradient.
-    return values.masked_fill(none, 0) / lengths.masked_fill(none, 1), ~none[..., 0]
-
-
-def apart(first: Tensor, second: Tensor) -> Tensor:
-    """``1 - cos`` of vectors ``[..., D]``, exactly 0 and without a gradient where one of them has no direction."""
-    (first, here), (second, there) = directions(first), directions(second)
-    return (1 - (first * second).sum(-1)).masked_fill(~(here & there), 0)
-
-
 def collapse(logs: dict[str, float]) -> str | None:
-    """How the embeddings of a line of logs are collapsed, for people; None where they are not, or it can't be told."""
-    # Comparisons are such that NaN is no sign of anything.
+    """Describe the collapse that a log line shows; None if there is none, or too little data to tell."""
+    # Comparisons are written so that NaN shows no collapse.
     similarity = logs.get("shuffled_similarity", 0.0)
     if similarity >= COLLAPSE_SIMILARITY:
         return f"unrelated pairs have cosine {similarity:.3f}: the embeddings are collapsing to one direction"
@@ -68,17 +43,17 @@ def collapse(logs: dict[str, float]) -> str | None:
 
 
 def pair_similarity(source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Sums of the cosines of the P matched pairs of embeddings ``[P, D]``, and of the P * (P - 1) shuffled ones."""
+    """Sum the cosines of the P matched pairs of embeddings ``[P, D]``, and those of the P * (P - 1) shuffled pairs."""
     first, second = F.normalize(source.float(), dim=-1), F.normalize(target.float(), dim=-1)
     matched = (first * second).sum()
     return matched, first.sum(0) @ second.sum(0) - matched
 
 
 def effective_rank(embeddings: Tensor, *, centred: bool = False) -> float:
-    """Exponential of the entropy of the normalised singular values (Roy & Vetterli, 2007) of embeddings ``[P, D]``.
+    """Effective rank of embeddings ``[P, D]`` (Roy & Vetterli, 2007): exp of the entropy of normalised singular values.
 
-    Between 1 (one direction) and ``min(P, D)``; 0 for no embeddings or for zeros; NaN if any number is not finite.
-    ``centred`` subtracts the mean first; that hides a collapse to one vector.
+    Between 1 (one direction) and ``min(P, D)``; 0 for no embeddings or all zeros; NaN if any number is not finite.
+    ``centred`` subtracts the mean first, which hides a collapse to one vector.
     """
     if len(embeddings) == 0:
         return 0.0
@@ -92,28 +67,28 @@ def effective_rank(embeddings: Tensor, *, centred: bool = False) -> float:
 
 
 def retrieval_top1(source: Tensor, target: Tensor) -> float:
-    """Share of sources ``[P, D]`` whose nearest target by cosine is their own; 0 for no pairs."""
+    """Fraction of sources ``[P, D]`` whose nearest target ``[P, D]`` by cosine is their own; 0 for no pairs."""
     if len(source) == 0:
         return 0.0
     similarity = F.normalize(source.float(), dim=-1) @ F.normalize(target.float(), dim=-1).T
-    # Of equally near targets the first wins, so that a constant map finds one partner, not all of them.
+    # The first of equally near targets wins, so that a constant map finds one partner, not all of them.
     return float((similarity.argmax(1) == torch.arange(len(source), device=source.device)).float().mean())
 
 
-def share(name: str, amount: float, count: float) -> dict[str, float]:
-    """``{name: amount / count}``, and nothing where nothing was counted: not measured is not zero."""
+def ratio(name: str, amount: float, count: float) -> dict[str, float]:
+    """``{name: amount / count}``, or ``{}`` if the count is 0: unmeasured, not zero."""
     return {name: amount / count} if count else {}
 
 
 class WindowState(TypedDict):
-    """What a :class:`Window` holds, on the CPU."""
+    """Contents of a :class:`MetricWindow`, on the CPU."""
 
     sums: dict[str, Tensor | float]
     pairs: list[tuple[Tensor, Tensor]]
 
 
-class Window:
-    """Sums, and the latest ``keep`` pairs, since the last log line; adding to it never waits for the device."""
+class MetricWindow:
+    """Running sums and the latest ``keep`` pairs since the last log line; adding never waits for the device."""
 
     def __init__(self, keep: int = 256) -> None:
         self._keep = keep
@@ -140,29 +115,32 @@ class Window:
             self._pairs.pop(0)
 
     def state(self) -> WindowState:
-        """All of it, on the CPU, for a checkpoint; see :meth:`restore`."""
+        """Copy the contents to the CPU, for a checkpoint; see :meth:`restore`."""
         sums = {name: value.cpu() if isinstance(value, Tensor) else value for name, value in self._sums.items()}
         return {"sums": sums, "pairs": [(source.cpu(), target.cpu()) for source, target in self._pairs]}
 
     def restore(self, state: WindowState, device: torch.device) -> None:
-        """Continue where :meth:`state` was taken."""
+        """Load what :meth:`state` returned."""
         self.reset()
         for name, value in state["sums"].items():
             self._sums[name] = value.to(device) if isinstance(value, Tensor) else value
         self._pairs = [(source.to(device), target.to(device)) for source, target in state["pairs"]]
 
     def totals(self, names: list[str]) -> list[float]:
-        """The running sums by name; 0 for what was never added. Waits for the device."""
+        """The running sums of these names; 0 for a name that was never added. Waits for the device."""
         return [float(self._sums.get(name, 0.0)) for name in names]
 
     def monitors(self, sums: Mapping[str, float] | None = None) -> dict[str, float]:
-        """Similarities of these sums (of all processes, by the names of ``add_pairs``) or its own; :meth:`geometry`."""
+        """Compute similarities and :meth:`geometry`.
+
+        ``sums`` are those of all processes, under the names of :meth:`add_pairs`; None for this window's own.
+        """
         sums = {name: float(value) for name, value in self._sums.items()} if sums is None else sums
-        similarity = share("matched_similarity", sums["matched"], sums["pairs"])
-        return similarity | share("shuffled_similarity", sums["shuffled"], sums["crossings"]) | self.geometry()
+        similarity = ratio("matched_similarity", sums["matched"], sums["pairs"])
+        return similarity | ratio("shuffled_similarity", sums["shuffled"], sums["crossings"]) | self.geometry()
 
     def geometry(self) -> dict[str, float]:
-        """Effective ranks and retrieval of the latest pairs of this process, and how many; empty for less than two."""
+        """Compute ranks and retrieval of this process's latest pairs, and count them; empty for fewer than two."""
         if sum(len(first) for first, _ in self._pairs) < 2:
             return {}
         source, target = (torch.cat(side)[-self._keep :].float() for side in zip(*self._pairs, strict=True))

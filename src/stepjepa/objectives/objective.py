@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +13,13 @@ from stepjepa.batch.micro_batch import Batch
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.models.encode import Encoded, check_layer, encode
 from stepjepa.objectives.alignment import Alignment, Covariance, SIGReg, Variance, make_distance
-from stepjepa.objectives.monitors import Window
+from stepjepa.objectives.monitors import MetricWindow
 from stepjepa.objectives.router import router_loss
 from stepjepa.objectives.term import Context, Term, load_term
-from stepjepa.objectives.text import LMLoss, PromptLoss, Tube
+from stepjepa.objectives.text import LMLoss, PromptLoss, SemanticTube
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 
 def _terms(config: JepaConfig) -> Iterator[Term]:
@@ -37,20 +40,21 @@ def _terms(config: JepaConfig) -> Iterator[Term]:
             if weight:
                 yield kind(weight)
     if config.stp:
-        yield Tube(config.stp, config.jepa_layer)
+        yield SemanticTube(config.stp, config.jepa_layer)
     for each in config.terms:
         yield load_term(each["term"], each["args"])
 
 
-# Term -> what its mean is over, of a whole optimizer step.
+# Term name -> denominator of its mean, summed over the optimizer step.
 Counts = Mapping[str, Tensor | float]
 
 
 class Objective:
-    """A weighted sum of terms: ``gamma * LM loss + lbd * alignment loss`` (arXiv 2509.14252, eq. 2), and others.
+    """A weighted sum of terms, such as ``gamma * LM loss + lbd * alignment loss`` (arXiv 2509.14252, eq. 2).
 
-    Such as ``Objective([LMLoss(), Alignment(0.1, InfoNCE())])``; the terms must have different names. ``layer`` is the
-    hidden state that embeddings are read from, as transformers counts ``hidden_states``; -1 is the last one.
+    Args:
+        terms: with distinct names, such as ``[LMLoss(), Alignment(0.1, InfoNCE())]``.
+        layer: index in transformers' ``hidden_states`` of the layer that embeddings are read from; -1 is the last.
     """
 
     def __init__(self, terms: Iterable[Term], layer: int = -1) -> None:
@@ -64,48 +68,48 @@ class Objective:
         self.of_pairs = [name for name, each in self.terms.items() if each.of_pairs]
         self.compares_pairs = any(each.compares_pairs for each in self.terms.values())
         self.reads_router_logits = any(each.reads_router_logits for each in self.terms.values())
-        # All hidden states that are read.
+        # All layers whose hidden states are read.
         self.layers = sorted({layer, -1, *(layer for each in self.terms.values() for layer in each.layers)})
 
     @classmethod
     def from_config(cls, config: JepaConfig, model: nn.Module | None = None) -> Objective:
-        """The objective that a configuration describes, for a model: one with experts gets its router loss.
+        """Make the objective that a configuration describes; a ``model`` with experts gets its router loss.
 
-        UserError if a term of the user's own can't be loaded; ValueError if the model has no router loss and
-        ``config.router_loss`` has a weight.
+        UserError if a user's term can't be loaded; ValueError if ``config.router_loss`` has a weight and the model has
+        no router loss.
         """
         of_model = None if model is None else router_loss(config, model)
         return cls([*_terms(config), *([] if of_model is None else [of_model])], config.jepa_layer)
 
     def counts(self, batches: Iterable[Batch]) -> dict[str, float]:
-        """What the means of the terms are over, summed over micro-batches."""
+        """The denominators of the terms' means, summed over micro-batches."""
         batches = list(batches)
         return {name: float(sum(map(each.count, batches))) for name, each in self.terms.items()}
 
-    def heads(self, config: Any, seed: int = 42) -> dict[str, nn.Module]:
-        """The trained modules of the terms, by the names under which they are saved.
+    def heads(self, config: PreTrainedConfig, seed: int = 42) -> dict[str, nn.Module]:
+        """Make the trained modules of the terms, by the names under which they are saved.
 
-        Their weights depend on the seed and the decoder's configuration alone. ValueError if it lacks a layer that a
-        term reads.
+        Their weights depend only on the seed and on ``config``, the decoder's configuration. ValueError if the decoder
+        lacks a layer that a term reads.
         """
         for layer in self.layers:
             check_layer(int(config.num_hidden_layers), layer, "layer of a term")
-        found: dict[str, nn.Module] = {}
+        heads: dict[str, nn.Module] = {}
         with torch.random.fork_rng(devices=[]):
             for name, each in self.terms.items():
                 torch.default_generator.manual_seed(seed)
                 if (head := each.modules(config)) is not None:
-                    found[each.head_name or name] = head
-        return found
+                    heads[each.head_name or name] = head
+        return heads
 
     def sums(self, encoded: Encoded, batch: Batch, context: Context) -> dict[str, Tensor]:
-        """The terms of one micro-batch, undivided and unweighted."""
+        """Compute the sum of each term over one micro-batch, not yet divided by counts or weighted."""
         return {name: each(encoded, batch, context) for name, each in self.terms.items()}
 
     def means(self, sums: Mapping[str, Tensor], counts: Counts, progress: float | None = None) -> dict[str, Tensor]:
-        """The mean of each term, by the counts of the whole optimizer step (0 counts as 1), and ``loss``, their sum.
+        """Divide the sums by ``counts`` (a count of 0 counts as 1); add ``loss``, the weighted sum of the means.
 
-        It is weighted for a share of the run that is over (``progress``); None for the weights without schedules.
+        Weights are those at a completed fraction ``progress`` of the run; None for the weights without schedules.
         """
         parts = {name: value / (float(counts[name]) or 1.0) for name, value in sums.items()}
         weighted = [self.terms[name].weight_at(progress) * part for name, part in parts.items()]
@@ -124,7 +128,7 @@ class Losses(NamedTuple):
     @property
     def monitors(self) -> dict[str, float]:
         """Similarities, effective ranks and retrieval of the pairs, as they are logged; waits for the device."""
-        window = Window(max(len(self.source), 1))
+        window = MetricWindow(max(len(self.source), 1))
         window.add_pairs(self.source, self.target)
         return window.monitors()
 
@@ -136,27 +140,27 @@ def jepa_loss(
     counts: Counts | None = None,
     context: Context | None = None,
 ) -> Losses:
-    """The objective on a micro-batch: one forward pass, with all terms evaluated inside it.
+    """Compute the objective on a micro-batch: one forward pass, with all terms evaluated inside it.
 
     Args:
         model: a causal language model, possibly wrapped (PEFT, DDP, FSDP), prepared by ``objectives.setup.set_up``.
-        batch: of ``batch.collate.Collator``, on the model's device.
+        batch: made by ``batch.collate.Collator``, on the model's device.
         objective: the terms.
-        counts: of the whole optimizer step, over accumulation and processes; None for those of this micro-batch.
-            Gradients of several micro-batches add up to that of the step's mean; DDP and FSDP average over processes,
-            so multiply by their number there.
-        context: step, progress and so on.
+        counts: denominators of the whole optimizer step, over accumulation and processes; None for those of this
+            micro-batch. The gradients of the micro-batches then add up to the gradient of the step's mean. DDP and FSDP
+            average gradients over processes, so multiply the loss by the number of processes there.
+        context: step, seed and progress of the run.
     """
     context = context or Context()
 
     def evaluate(encoded: Encoded) -> dict[str, Tensor]:
-        if context.averaged is not None:
-            encoded.replace_targets(context.averaged)
+        if context.ema_states is not None:
+            encoded.replace_targets(context.ema_states)
         source, target = encoded.pairs
         return {**objective.sums(encoded, batch, context), "source": source.detach(), "target": target.detach()}
 
     routers = objective.reads_router_logits
-    found = encode(model, batch, evaluate, layer=objective.layer, layers=objective.layers, router_logits=routers)
-    source, target = found.pop("source"), found.pop("target")
-    parts = objective.means(found, objective.counts([batch]) if counts is None else counts, context.progress)
-    return Losses(parts.pop("loss"), parts, found, source, target)
+    sums = encode(model, batch, evaluate, layer=objective.layer, layers=objective.layers, router_logits=routers)
+    source, target = sums.pop("source"), sums.pop("target")
+    parts = objective.means(sums, objective.counts([batch]) if counts is None else counts, context.progress)
+    return Losses(parts.pop("loss"), parts, sums, source, target)

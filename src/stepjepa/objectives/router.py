@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from stepjepa.objectives.term import Context, Term, term
 if TYPE_CHECKING:
     from stepjepa.batch.micro_batch import Batch
     from stepjepa.config.jepa import JepaConfig
+    from stepjepa.models.encode import Encoded
 
 # Names of the coefficient in the configurations of transformers.
 COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef")
@@ -101,7 +102,7 @@ class RouterLoss(Term):
     def count(self, batch: Batch) -> int:
         return int(any(map(len, batch.records.paths)))
 
-    def __call__(self, encoded: Any, batch: Batch, context: Context) -> Tensor:
+    def __call__(self, encoded: Encoded, batch: Batch, context: Context) -> Tensor:
         paths = [np.empty(0, np.int64), *batch.records.paths]
         uses = np.bincount(np.concatenate(paths), minlength=len(encoded.states[-1]))
         logits = encoded.router_logits

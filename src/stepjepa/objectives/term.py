@@ -1,10 +1,12 @@
-"""The interface of every loss: what its mean is over, and its sum on a micro-batch."""
+"""The interface of every term of the objective: the count that its mean is over, and its sum on a micro-batch."""
+
+from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -14,16 +16,23 @@ from torch import Tensor, nn
 from stepjepa.base.errors import UserError
 from stepjepa.config.option import load_class
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
-def alone(rows: Tensor) -> tuple[Tensor, int]:
-    """:func:`gather_rows` of a single process."""
+    from stepjepa.batch.micro_batch import Batch
+    from stepjepa.models.encode import Encoded
+
+
+def no_gather(rows: Tensor) -> tuple[Tensor, int]:
+    """:func:`gather_rows` for a single process."""
     return rows, 0
 
 
 def gather_rows(rows: Tensor) -> tuple[Tensor, int]:
-    """The rows ``[P, D]`` of all processes, in the order of their ranks, and the index of this process's first row.
+    """Gather the rows ``[P, D]`` of all processes, in rank order.
 
-    Gradients flow back to where each row came from. P may differ; every process must call it, also with no rows.
+    Returns the rows, and the index of this process's first one. Gradients flow back to the process of each row. P may
+    differ between processes; every process must call it, even with no rows.
     """
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return rows, 0
@@ -32,97 +41,109 @@ def gather_rows(rows: Tensor) -> tuple[Tensor, int]:
     counts = torch.cat(all_gather(torch.tensor([len(rows)], device=rows.device))).tolist()
     if not any(counts):
         return rows, 0
-    # Collectives take tensors of one shape.
-    parts = all_gather(F.pad(rows, (0, 0, 0, max(counts) - len(rows))))
-    found = torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
-    return found, sum(counts[: dist.get_rank()])
+    # Collectives take tensors of equal shapes.
+    padded = all_gather(F.pad(rows, (0, 0, 0, max(counts) - len(rows))))
+    joined = torch.cat([part[:count] for part, count in zip(padded, counts, strict=True)])
+    return joined, sum(counts[: dist.get_rank()])
 
 
 @dataclass(frozen=True)
 class Context:
-    """What a term may depend on beside a micro-batch.
+    """State of the run that a term may use beside the micro-batch.
 
     Random draws of a term must depend on seed, step and ``BatchRecords.rng_keys`` alone, so that a resumed run draws
     the same.
     """
 
-    step: int = 0  # number of the optimizer step, from 0
-    seed: int = 42  # of the run
-    progress: float | None = None  # share of the run that is over; None outside training: weights have no schedule
-    gather: Callable[[Tensor], tuple[Tensor, int]] = alone  # see gather_rows; to be called equally often on each
-    averaged: Callable[[Any, int], Tensor] | None = None  # batch, layer -> [R * T, D] states under averaged weights
+    step: int = 0  # optimizer step, from 0
+    seed: int = 42  # the run's seed
+    progress: float | None = None  # completed fraction of the run; None outside training: weights have no schedule
+    gather: Callable[[Tensor], tuple[Tensor, int]] = no_gather  # see gather_rows; every process must call it as often
+    # (batch, layer) -> [cells, D] hidden states under averaged weights, with `target_grad` 'ema'
+    ema_states: Callable[[Batch, int], Tensor] | None = None
 
 
 @dataclass
 class Term(ABC):
-    """One part of the objective, a mean over what it counts.
+    """One term of the objective: a weighted mean, given as a sum and a count.
 
-    The trainer adds up the counts of a whole optimizer step, over accumulation and processes, divides each term's sums
-    by its own count, and adds up the weighted means. So a term is right under accumulation, DDP and FSDP without
-    knowing of them.
+    The trainer sums the counts of a whole optimizer step, over accumulation and processes, divides each term's sum by
+    its count, and adds up the weighted means. So a term is right under accumulation, DDP and FSDP without knowing of
+    them.
     """
 
-    name: ClassVar[str]  # in logs, such as 'lm_loss'; set by @term
-    words: ClassVar[str]  # name on the screen
+    name: ClassVar[str]  # name in logs, such as 'lm_loss'; set by @term
+    label: ClassVar[str]  # name on the screen; set by @term
     layers: ClassVar[tuple[int, ...]] = (-1,)  # hidden states that it reads with Encoded.at
-    of_pairs: ClassVar[bool] = False  # a mean over pairs: none in regular training and in steps without views
-    compares_pairs: ClassVar[bool] = False  # depends on which pairs share a micro-batch
-    reads_router_logits: ClassVar[bool] = False  # reads Encoded.router_logits, of a mixture of experts
-    head_name: ClassVar[str | None] = None  # of its own weights; None for the term's name
+    of_pairs: ClassVar[bool] = False  # a mean over pairs: nothing in regular training and in steps without views
+    compares_pairs: ClassVar[bool] = False  # its value depends on which pairs share a micro-batch
+    reads_router_logits: ClassVar[bool] = False  # it reads Encoded.router_logits, of a mixture of experts
+    head_name: ClassVar[str | None] = None  # name of its own weights; None for the term's name
 
-    weight: float = 1.0  # of the mean in the objective
-
-    @abstractmethod
-    def count(self, batch: Any) -> int:
-        """What the mean is over in a ``micro_batch.Batch``, known before the forward pass: labels, pairs, tokens."""
+    weight: float = 1.0  # weight of the mean in the objective
 
     @abstractmethod
-    def __call__(self, encoded: Any, batch: Any, context: Context) -> Tensor:
-        """The sum over a ``micro_batch.Batch``, of its ``encode.Encoded`` hidden states: a float32 scalar.
+    def count(self, batch: Batch) -> int:
+        """Denominator of the mean for one batch: the number of labels, pairs or tokens; known before the forward."""
 
-        Where there is nothing to sum it is 0 with a gradient of 0, not without a gradient.
+    @abstractmethod
+    def __call__(self, encoded: Encoded, batch: Batch, context: Context) -> Tensor:
+        """Compute the sum over one batch, a float32 scalar.
+
+        An empty sum is 0 with a gradient of 0 (``states[:0].sum()``), so that every parameter takes part in a step.
+
+        Args:
+            encoded: hidden states of the batch, embeddings of its pairs, and the LM head.
+            batch: its labels, pairs and records.
+            context: step, seed and progress of the run, and the gathering of rows over processes.
         """
 
     def weight_at(self, progress: float | None) -> float:
-        """The weight at a share of the run, 0 to 1; None for the weight itself."""
+        """The weight at a completed fraction of the run, 0 to 1; None for the weight without a schedule."""
         return self.weight
 
     @property
     def logged_weight(self) -> str | None:
-        """The column of the weight, if it changes over the run."""
+        """Name of the log column of the weight, if the weight changes over the run."""
         return None
 
-    def modules(self, config: Any) -> nn.Module | None:
-        """Weights of its own, trained and resumed with the model, but not saved as part of it.
+    def modules(self, config: PreTrainedConfig) -> nn.Module | None:
+        """Make weights of the term's own, which are trained and resumed with the model but not saved as part of it.
 
-        They are in ``encoded.heads``. ``config`` is that of the decoder (``model.config.get_text_config()``).
+        They are in ``encoded.heads``. ``config`` is the decoder's (``model.config.get_text_config()``).
         """
         return None
 
 
 TERMS: dict[str, type[Term]] = {}
-"""All terms by name."""
+"""All registered terms by name."""
 
-# What else stands beside the terms: in sums and losses, in files of a checkpoint, in lines of logs.
-_TAKEN = {"loss", "source", "target", "steps", "jepa_steps", "matched", "shuffled", "pairs", "crossings", "tokens"}
-_TAKEN |= {"records", "records_with_views", "records_without_pair", "model", "adapter_model", "ema"}
-_TAKEN |= {"step", "epoch", "grad_norm", "learning_rate", "total_flos", "num_tokens", "runtime", "without_pair_share"}
-_TAKEN |= {"matched_similarity", "shuffled_similarity", "retrieval_top1", "rank_pairs"}
-_TAKEN |= {f"{side}_rank{kind}" for side in ("source", "target") for kind in ("", "_centred")}
-_TAKEN |= {f"{what}_per_second" for what in ("tokens", "records", "pairs", "samples", "steps")}
+# Names that terms can't have: keys of losses, checkpoint files or log lines.
+_RESERVED = {"loss", "source", "target", "steps", "jepa_steps", "matched", "shuffled", "pairs", "crossings", "tokens"}
+_RESERVED |= {"records", "records_with_views", "records_without_pair", "model", "adapter_model", "ema"}
+_RESERVED |= {"step", "epoch", "grad_norm", "learning_rate", "total_flos", "num_tokens", "runtime"}
+_RESERVED |= {"without_pair_share"}
+_RESERVED |= {"matched_similarity", "shuffled_similarity", "retrieval_top1", "rank_pairs"}
+_RESERVED |= {f"{side}_rank{kind}" for side in ("source", "target") for kind in ("", "_centred")}
+_RESERVED |= {f"{what}_per_second" for what in ("tokens", "records", "pairs", "samples", "steps")}
 
 
-def term(name: str, words: str | None = None) -> Callable[[type[Term]], type[Term]]:
-    """Register a class of terms under its name in logs, with its name on the screen (None for the same).
+AnyTerm = TypeVar("AnyTerm", bound=Term)
 
-    ValueError for a name that something else in logs or checkpoints has.
+
+def term(name: str, label: str | None = None) -> Callable[[type[AnyTerm]], type[AnyTerm]]:
+    """Register a class of terms under its name in logs; ``label`` is its name on the screen, by default the same.
+
+    ValueError for a name that logs or checkpoints use for something else.
     """
 
-    def register(cls: type[Term]) -> type[Term]:
-        if taken := {name, cls.head_name} & _TAKEN:
-            told = f"expected a name of its own for a term, got '{taken.pop()}', which stands for something else"
-            raise ValueError(f"{told} in logs or checkpoints")
-        cls.name, cls.words = name, words or name
+    def register(cls: type[AnyTerm]) -> type[AnyTerm]:
+        if taken := {name, cls.head_name} & _RESERVED:
+            raise ValueError(
+                f"expected a name of its own for a term, got '{taken.pop()}', which stands for something else in logs "
+                "or checkpoints"
+            )
+        cls.name, cls.label = name, label or name
         TERMS[name] = cls
         return cls
 
@@ -130,8 +151,8 @@ def term(name: str, words: str | None = None) -> Callable[[type[Term]], type[Ter
 
 
 def load_term(address: str, settings: Mapping[str, Any]) -> Term:
-    """Make a term of the user's own class ``module:Class`` with these fields (``--term``, ``--term_args``)."""
-    kind = load_class("--term", address, Term)  # type: ignore[type-abstract]  # what is loaded is concrete
+    """Make a term of a user's class ``module:Class`` with these fields (``--term``, ``--term_args``)."""
+    kind = load_class("--term", address, Term)  # type: ignore[type-abstract]  # it refuses abstract classes
     if not hasattr(kind, "name"):
         raise UserError(f"--term: '{address}' has no name; put @stepjepa.term('my_loss') above the class")
     known = [each.name for each in fields(kind) if each.init]

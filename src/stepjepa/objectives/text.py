@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stepjepa.objectives.monitors import apart
+from stepjepa.objectives.cosine import cosine_distance
 from stepjepa.objectives.term import Context, Term, term
 
 if TYPE_CHECKING:
@@ -52,11 +52,11 @@ class PromptLoss(LMLoss):
 
 @term("stp_loss", "STP")
 @dataclass
-class Tube(Term):
-    """``1 - cos(h_t - h_r, h_r - h_s)`` at three random places s < r < t of each main text (arXiv 2602.22617).
+class SemanticTube(Term):
+    """Semantic Tube Prediction (arXiv 2602.22617): ``1 - cos(h_t - h_r, h_r - h_s)`` for each main text.
 
-    It is 0 where the hidden states ``layer`` move on a straight line, and where two of the three are the same. The
-    places depend on the run's seed, and on epoch and index of the record.
+    s < r < t are three random positions; they depend on the run's seed, and on epoch and index of the record. The loss
+    is 0 if the hidden states of ``layer`` move on a straight line, or if two of the three are equal.
     """
 
     weight: float = 0.02
@@ -73,7 +73,7 @@ class Tube(Term):
         triples = [np.empty((0, 3), np.int64)]
         for text, draw in zip(_texts(batch), batch.records.rng_keys, strict=True):
             if len(text) >= 3:
-                # Every choice is as likely as any other.
+                # Uniform over all triples of positions.
                 chosen = np.random.default_rng((context.seed, *draw)).choice(len(text), 3, replace=False)
                 triples.append(text[np.sort(chosen)][None])
         index = torch.from_numpy(np.concatenate(triples)).to(batch.label_ids.device)
@@ -81,12 +81,12 @@ class Tube(Term):
 
 
 def tube(triples: Tensor) -> Tensor:
-    """``1 - cos(h_t - h_r, h_r - h_s)``, summed over hidden states ``[S, 3, D]`` at places s < r < t of a text."""
+    """Sum ``1 - cos(h_t - h_r, h_r - h_s)`` over S triples of hidden states ``[S, 3, D]`` at positions s < r < t."""
     first, second, third = triples.float().unbind(dim=1)
-    return apart(third - second, second - first).sum()
+    return cosine_distance(third - second, second - first).sum()
 
 
 def _texts(batch: Batch) -> list[NDArray[np.int64]]:
-    """The flat places of each record's own text that see all before them."""
-    members = batch.records
-    return [np.delete(path, alone) for path, alone in zip(members.paths, members.isolated, strict=True)]
+    """Flat positions of each record's own text, without the tokens that are isolated from earlier text."""
+    records = batch.records
+    return [np.delete(path, isolated) for path, isolated in zip(records.paths, records.isolated, strict=True)]

@@ -70,7 +70,7 @@ def console_line(logs: dict[str, float]) -> str | None:
         return None
     answers = [name.removeprefix("eval_answer_") for name in logs if name.startswith("eval_answer_")]
     named = [name.removeprefix(prefix) for name in logs]
-    words = {name: f"{TERMS[name].words}: {{:.4f}}" for name in named if name in TERMS} | {
+    words = {name: f"{TERMS[name].label}: {{:.4f}}" for name in named if name in TERMS} | {
         "loss": "Total: {:.4f}",
         "matched_similarity": "cosine of pairs: {:.3f}",
         "shuffled_similarity": "shuffled: {:.3f}",
@@ -161,7 +161,7 @@ class NonfiniteGuard(TrainerCallback):
         if getattr(trainer.accelerator, "scaler", None) is not None and not wrong:
             # Of fp16: the scale was too large, and the scaler skips the step and makes it smaller.
             return
-        parts = [f"{TERMS[name].words if name in TERMS else name} is {value}" for name, value in wrong.items()]
+        parts = [f"{TERMS[name].label if name in TERMS else name} is {value}" for name, value in wrong.items()]
         what = " and ".join(parts) or "the gradient is not finite (the losses are)"
         batches = [lines for lines, values in found if not wrong or not all(map(math.isfinite, values.values()))]
         named = ", ".join(f"{trainer.source}:{line}" for line in list(dict.fromkeys(chain(*batches)))[:8])

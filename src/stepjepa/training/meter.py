@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from stepjepa.batch.dataset import Prepared, StepSampler
 from stepjepa.batch.micro_batch import Batch
-from stepjepa.objectives.monitors import Window, WindowState, share
+from stepjepa.objectives.monitors import MetricWindow, WindowState, ratio
 
 Total = Callable[[Sequence[float]], list[float]]
 """Numbers of this process to their sums over all processes."""
@@ -32,7 +32,7 @@ class Meter:
 
     def __init__(self, objective: Any, total: Total, processes: int) -> None:
         self._objective, self._total, self._processes = objective, total, processes
-        self._window = Window()
+        self._window = MetricWindow()
         self.num_tokens = 0.0  # computed so far, over all processes, without padding
         self.start()
 
@@ -84,7 +84,7 @@ class Meter:
         self.num_tokens += sums["tokens"]
         line = dict(logs)
         for name in objective.names:
-            line |= share(name, sums[name], jepa_steps if name in objective.of_pairs else steps)
+            line |= ratio(name, sums[name], jepa_steps if name in objective.of_pairs else steps)
         line |= {
             "num_tokens": self.num_tokens,
             "tokens_per_second": sums["tokens"] / seconds,
@@ -96,7 +96,7 @@ class Meter:
                 **{name: weight for name, weight in named.items() if name is not None},
                 **self._window.monitors(sums),
                 "pairs_per_second": sums["pairs"] / seconds,
-                **share("without_pair_share", sums["records_without_pair"], sums["records_with_views"]),
+                **ratio("without_pair_share", sums["records_without_pair"], sums["records_with_views"]),
             }
         self.start()
         return line
@@ -114,7 +114,7 @@ def measure(trainer: Any, prepared: Prepared, run: Callable[[Batch], Any]) -> tu
     keys = list(StepSampler(prepared.dataset.lengths, together, strategy="sequential", multiple=together))
     # Every process runs the same number of batches, empty ones if need be: FSDP waits for all of them.
     batches = [keys[at : at + size] for at in range(rank * size, len(keys), together)]
-    window = Window()
+    window = MetricWindow()
     for batch in DataLoader(prepared.dataset, batch_sampler=batches, collate_fn=trainer.data_collator):
         losses = run(batch)
         counts = {f"count_{name}": count for name, count in objective.counts([batch]).items()}

@@ -28,7 +28,7 @@ from stepjepa.models.lm_head import LMHead
 from stepjepa.models.loading import load_named
 from stepjepa.objectives.objective import Losses, Objective, jepa_loss
 from stepjepa.objectives.setup import make_collator, set_up
-from stepjepa.objectives.term import Context, alone, gather_rows
+from stepjepa.objectives.term import Context, gather_rows, no_gather
 from stepjepa.training import checks, saving
 from stepjepa.training.callbacks import BarCallback, LogCallback, NonfiniteGuard
 from stepjepa.training.flops import FlopModel
@@ -198,7 +198,7 @@ class JepaTrainer(Trainer):
             self.state.global_step if training else 0,
             self.args.seed,
             self.state.global_step / max(self.state.max_steps, 1) if training else None,
-            gather_rows if self.objective.compares_pairs else alone,
+            gather_rows if self.objective.compares_pairs else no_gather,
             None if self.ema is None else self.ema.states,
         )
 
