@@ -46,6 +46,21 @@ def test_an_answer_that_is_not_right_says_why(answer, error):
     assert "samples" not in line
 
 
+def test_an_answer_is_judged_by_what_stands_behind_its_thought():
+    """Of a prompt that opens a thought the answer begins inside it; the line holds all that was generated."""
+    said = "it is four"
+    for prompt, text, right in (
+        (None, f"<think>\nfive?\n</think>\n\n{said}", True),
+        ("<think>\n", f"five?\n</think>\n\n{said}", True),
+        ("<think>\n", said, False),
+        ("Why?", said, True),
+    ):
+        (line,) = judge(GenericTask(), [question(prompt=prompt)], [[Answer(text, True, 5)]])
+        assert line["scores"]["exact"] is line["scores"]["contains"] is right
+        assert line["generated"] == text
+    assert line["error"] is None
+
+
 def test_what_likelihoods_decide_did_not_run_on():
     weighed = {"a": Likelihood(-1.5, 2), "b": Likelihood(-2.0, 1)}
     for likelihoods, error in ((None, "ran on"), (weighed, "wrong answer")):

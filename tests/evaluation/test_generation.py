@@ -1,5 +1,6 @@
 """Answers in batches, stop tokens, what is never said, and the loss on the right answers."""
 
+import copy
 import math
 
 import pytest
@@ -127,6 +128,16 @@ def test_prompt_and_right_answer_meet_in_the_tokens_of_real_templates(name, file
         assert ids[:start] == example.prompt_ids
         assert ids[-1:] == list(end)
         assert real.decode(ids[start:-1]) == record.answer
+
+
+@pytest.mark.parametrize(
+    ("said", "text"), [("a</think>b<|x|>", "a</think>b<|x|>"), ("<|channel|>a", "<|channel|>a"), ("a<|x|>b", "ab")]
+)
+def test_special_tokens_that_part_thought_and_content_stay(said, text, model, tokenizer):
+    other = copy.deepcopy(tokenizer)
+    added = {"extra_special_tokens": ["</think>", "<|channel|>", "<|x|>"]}
+    other.add_special_tokens(added, replace_extra_special_tokens=False)
+    assert make_generator(model, other)._decode(other(said, add_special_tokens=False)["input_ids"]).text == text
 
 
 @pytest.mark.parametrize("unwanted", ["predictor", "row without a token"])

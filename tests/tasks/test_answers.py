@@ -6,10 +6,12 @@ from fractions import Fraction
 
 import pytest
 
+from stepjepa.chat.content import content_part
 from stepjepa.tasks.answers import (
     answer_start,
     before_special_token,
     canonical,
+    first_number,
     marked_answers,
     parse_number,
     plain_characters,
@@ -56,6 +58,52 @@ def test_text_is_compared_whole_from_the_start_or_anywhere(generated, reached):
 
 
 @pytest.mark.parametrize(
+    ("generated", "truth"),
+    [
+        # One character or two, as most tokenizers read them.
+        ("cafe\u0301", "caf\u00e9"),
+        ("caf\u00e9", "cafe\u0301"),
+        # The content, whatever was thought.
+        ("<think>\nis it tea?\n</think>\n\ncoffee", "coffee"),
+        ("coffee", "<think>\nis it tea?\n</think>\n\ncoffee"),
+        ("<think>\nno\n</think>coffee", "<think>\nyes\n</think>\n\ncoffee"),
+        ("It is <think>", "It is <think>"),
+    ],
+)
+def test_text_is_compared_by_what_it_means(generated, truth):
+    assert text_scores(content_part(generated), truth)["exact"]
+    assert not text_scores(content_part(generated), truth + "s")["exact"]
+
+
+def test_a_million_marks_are_no_work():
+    text = "e" + "\u0301\u0323" * 500_000
+    started = time.monotonic()
+    assert text_scores(text, text)["exact"] and not text_scores(text, "e")["exact"]
+    assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        *(("18 " + tail, "18") for tail in ("(dollars)", "clips, altogether.", "or 19", "= 6 * 3")),
+        *((f"{head}18{tail}", "18") for head, tail in (("USD ", ""), ("(", ")"), ("", ";"), ("", ","), ("x=", "!"))),
+        ("-18 (degrees)", "-18"),
+        ("USD -18", "-18"),
+        ("6-18", "6"),
+        ("1,200 (clips)", "1,200"),
+        ("1,200.50 (clips)", "1,200.50"),
+        ("١٨ (clips)", "18"),
+        ("eighteen", None),
+        # What says a number as a whole stays as it is.
+        ("6 * 3 = 18", "6 * 3 = 18"),
+        ("$18 a day", "$18 a day"),
+    ],
+)
+def test_the_first_number_of_a_text(text, number):
+    assert first_number(text) == number
+
+
+@pytest.mark.parametrize(
     ("text", "answers"),
     [
         (r"\boxed{\frac{1}{2}}", [r"\frac{1}{2}"]),
@@ -81,7 +129,8 @@ def test_answers_are_read_where_they_are_marked_and_nowhere_else(text, answers):
 
 
 NUMBERS = {
-    "18": r"18.00 | $18 | \$18 | 18€ | **18** | \text{18} | 18\text{ dollars} | 18 dollars per day | $18/hour | １８"
+    "18": r"$\$18$ | $\$18.00$ | **\$18** | "
+    r"18.00 | $18 | \$18 | 18€ | **18** | \text{18} | 18\text{ dollars} | 18 dollars per day | $18/hour | １８"
     r" | 18\text{ cm}^2 | 18\text{ cm}^{2} | 18 m^2 | **18** dollars | $**18** | **$18** per day | \(18\) apples"
     " | 18 a day | 18 p.m.",
     "-18": "−18 | -$18 | -18.",

@@ -5,19 +5,27 @@ import time
 import pytest
 
 from stepjepa.base.errors import UserError
-from stepjepa.data.records import find_steps
+from stepjepa.data.records import find_steps, parse_record
 from stepjepa.data.sources import read_records
 from stepjepa.tasks.base import Response, TaskOptions
-from stepjepa.tasks.generic import BoxedTask, Gsm8kTask
+from stepjepa.tasks.generic import BoxedTask, GenericTask, Gsm8kTask
 from stepjepa.tasks.hellaswag import HellaswagTask
 from stepjepa.tasks.nl_rx import NlRxTask
 from stepjepa.tasks.nq_open import NqOpenTask
 from stepjepa.tasks.raw_values import Unusable
-from stepjepa.tasks.registry import choose_task
+from stepjepa.tasks.registry import choose_task, keep
 from stepjepa.tasks.sentiment import SentimentTask
 from task_records import record
 
 CHOICES = "A man sits.\nA) one\nB) two\nC) three\nD) four"
+
+
+def test_an_answer_without_text_is_left_out():
+    """A tool call is no text to be compared."""
+    call = {"function": {"name": "f", "arguments": {}}}
+    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    kept, left_out = keep(GenericTask(), [record("a"), parse_record({"messages": messages})])
+    assert list(kept) == [0] and left_out == {"answer without text (a tool call)": 1}
 
 
 @pytest.mark.parametrize(

@@ -70,10 +70,26 @@ def test_ground_truth_goes_before_the_text(answer, given, truth):
         ("#### Janet's total in dollars is 18", None),
         ("#### 17\nNo: \\boxed{18}", None),
         ("```\n#### 18\n```", None),
-        ("#### 18 19", WRONG),
+        ("#### 18 19", None),
+        ("#### 18 (dollars)", None),
+        ("#### 18 clips, altogether.", None),
+        ("#### USD 18", None),
+        ("It is ####18;", None),
+        ("####\n18", None),
+        ("#### Answer\n18", None),
+        # A heading is no answer where there is one.
+        ("#### 18\n\n#### Explanation\nIt is 6 * 3.", None),
+        ("#### 19 or 18", WRONG),
+        ("#### 18\n#### 19 (dollars)", WRONG),
+        ("##### 18", NO_ANSWER),
+        (r"\boxed{$\$18$}", None),
+        # Thought is not said.
+        ("<think>#### 19</think>#### 18", None),
+        ("<think>#### 18</think>It is eighteen.", NO_ANSWER),
+        ("<think>#### 18", NO_ANSWER),
         ("#### eighteen", NO_ANSWER),
         (r"\boxed{}", NO_ANSWER),
-        ("They eat **####** 18", NO_ANSWER),
+        ("They eat **####** 18", None),
     ],
 )
 def test_an_answer_is_judged_where_it_is_marked(text, error):
@@ -90,11 +106,13 @@ def test_agrees_with_the_verdicts_on_solutions_that_a_model_wrote(shared_data):
         for example, trace in zip(records, traces, strict=True)
     )
     # The published verdicts guess at the last number of a response that marks none. 1199 marks "8 / 3 = 2 with a
-    # remainder", then the right 2; the 8 was read.
+    # remainder", then the right 2; the 8 was read. Another says "**####** 16", which is right; one "**####** days ...
+    # to 600 inches. The answer is: **12**", where 600 is the first number.
     assert verdicts == {
-        (None, True): 747,
-        (None, False): 1,
-        (WRONG, False): 371,
-        (NO_ANSWER, True): 89,
-        (NO_ANSWER, False): 111,
+        (None, True): 793,
+        (None, False): 2,
+        (WRONG, False): 378,
+        (WRONG, True): 1,
+        (NO_ANSWER, True): 42,
+        (NO_ANSWER, False): 103,
     }

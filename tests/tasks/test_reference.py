@@ -26,6 +26,9 @@ def judge(task, example, *response):
         (Gsm8kTask, "so\n#### 18", "then\n#### 18", (True, False), True),
         (Gsm8kTask, "so\n#### 18", r"then \boxed{18}", (False, False), True),
         (Gsm8kTask, r"so \boxed{18}", "no idea", (True, False), False),
+        # A tail is told from a number, a thought from nothing.
+        (Gsm8kTask, "so\n#### 18", "then\n#### 18 (eggs)", (False, False), True),
+        (GenericTask, "[0-9]+", "<think>\nno\n</think>\n\n[0-9]+", (False, False), True),
         # The answer within the truth, instead of the truth within the answer.
         (NqOpenTask, "Amma; Adora", "mm", (True, False), False),
         (NqOpenTask, "Amma; Adora", "It was Amma", (False, False), False),

@@ -9,7 +9,8 @@ from stepjepa.base.errors import UserError
 from stepjepa.data.sources import read_records
 from stepjepa.tasks.base import FAILED, NO_ANSWER, TIMED_OUT, WRONG, Response, TaskOptions
 from stepjepa.tasks.registry import choose_task, with_published_rules
-from stepjepa.tasks.spider import SpiderTask, orders_rows
+from stepjepa.tasks.spider import SpiderTask
+from stepjepa.tasks.sql_order import orders_rows
 
 SCHEMA = """
 CREATE TABLE singer (id INTEGER PRIMARY KEY, name TEXT, age INTEGER, country TEXT);
@@ -118,6 +119,24 @@ def test_true_queries_that_fail_are_counted_apart(task, judged):
     right = [each.scores["execution"] for each in scored if each.extracted["gold_failure"] is None]
     assert details["execution_without_gold_failures"] == sum(right) / len(right)
     assert set(details["failures"]) == {"syntax", "other", "denied", "time", "memory"}
+
+
+def test_true_queries_whose_order_is_not_determined_are_counted(task):
+    truths = ["SELECT name FROM singer ORDER BY 1 > 0", "SELECT name FROM singer ORDER BY id"]
+    scored = task.score_all([record(truth) for truth in truths], [Response(f"{truth}, id DESC") for truth in truths])
+    assert [each.scores["execution"] for each in scored] == [False, True]
+    assert [each.extracted["gold_order"] for each in scored] == ["not determined", None]
+    lines = [{"scores": each.scores, "extracted": each.extracted} for each in scored]
+    assert task.details(lines)["order not determined"] == 1
+    assert "order not determined" not in task.details(lines[1:])
+
+
+def test_the_query_stands_behind_the_thought(task):
+    truth = "SELECT count(*) FROM singer"
+    scored = task.score(record(truth), Response(f"<think>\nSELECT 1\n</think>\n\n{truth}"))
+    assert scored.scores["execution"] and scored.scores["exact"]
+    reference = with_published_rules(task).score(record(truth), Response(f"<think>no</think>{truth}"))
+    assert not reference.scores["reference"] and reference.scores["execution"]
 
 
 def test_a_true_query_without_end_is_no_fault_of_the_answer(databases):

@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from stepjepa.base.errors import UserError
+from stepjepa.chat.content import opens_thought
 from stepjepa.data.records import Record
 from stepjepa.evaluation.prompts import Example, make_examples
 from stepjepa.models.sampling import Answer, Sampling, Span
@@ -46,7 +47,7 @@ def judge(
     right); ``generated``, ``extracted`` and ``error`` are those of the majority answer, ``samples`` holds all of them.
     """
     flat = [(question, answer) for question, given in zip(questions, answers, strict=True) for answer in given]
-    responses = [Response(answer.text, question.likelihoods) for question, answer in flat]
+    responses = [Response(answer.text, each.likelihoods, opens_thought(each.prompt)) for each, answer in flat]
     verdicts = task.score_all([question.record for question, _ in flat], responses)
     name = headline or task.headline
     if missing := next((scored.scores for scored in verdicts if name not in scored.scores), None):

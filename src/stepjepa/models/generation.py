@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig
 
+from stepjepa.chat.content import MARKS
 from stepjepa.chat.template import ChatTemplate, PlainTemplate
 from stepjepa.chat.tokens import all_predictor_ids
 from stepjepa.models.sampling import Answer, Sampling, Span
@@ -68,8 +69,12 @@ class Generator:
 
     def _decode(self, generated: list[int]) -> Answer:
         end = next((index for index, token in enumerate(generated) if token in self.stop_ids), None)
-        text = self.tokenizer.decode(generated[:end], skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return Answer(str(text), end is not None, len(generated) if end is None else end + 1)
+        options: dict[str, Any] = {"clean_up_tokenization_spaces": False}
+        text = str(self.tokenizer.decode(generated[:end], skip_special_tokens=False, **options))
+        # Some models part thought and content by special tokens.
+        if not any(mark in text for mark in MARKS):
+            text = str(self.tokenizer.decode(generated[:end], skip_special_tokens=True, **options))
+        return Answer(text, end is not None, len(generated) if end is None else end + 1)
 
     @torch.inference_mode()
     def log_probabilities(self, spans: Sequence[Span]) -> list[float]:

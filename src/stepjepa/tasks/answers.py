@@ -12,8 +12,11 @@ from fractions import Fraction
 from functools import cache
 from typing import NamedTuple
 
+from stepjepa.chat.content import content_part
+
 # Narrow and non-breaking spaces, which group the digits of a number.
 _GROUPING_SPACES = "\u2009\u202f\u00a0"
+_MOST_MARKS = 100
 # Other programs leave </s> or <|im_end|> in their output.
 _SPECIAL_TOKEN = re.compile(r"</s>|<\|")
 _LAST_TOKENS = re.compile(r"(?:</s>|<\|\w{1,40}\|>)\Z")
@@ -37,11 +40,11 @@ def _plain_character(character: str) -> str:
 
 
 def plain_characters(text: str) -> str:
-    """Digits of all scripts and full-width forms as ASCII, ``½`` as `` 1/2``, plain spaces, nothing invisible.
+    """Digits of all scripts and full-width forms as ASCII, ``½`` as `` 1/2``, plain spaces, nothing invisible, in NFC.
 
     Only the narrow spaces that group digits stay.
     """
-    return text if text.isascii() else "".join(map(_plain_character, text))
+    return text if text.isascii() else composed("".join(map(_plain_character, text)))
 
 
 def before_special_token(text: str) -> str:
@@ -63,9 +66,26 @@ def strip_code_fence(text: str) -> str:
 
 
 def text_scores(generated: str, truth: str) -> dict[str, bool | float]:
-    """Whether the generated text is the truth (``exact``), begins with it (``prefix``) or ``contains`` it."""
-    said, truth = generated.strip(), truth.strip()
-    return {"exact": said == truth, "prefix": said.startswith(truth), "contains": truth in generated}
+    """Whether the generated text is the truth (``exact``), begins with it (``prefix``) or ``contains`` it.
+
+    Both are compared in Unicode's form NFC, as most tokenizers normalise what they read. Of a truth with a thought the
+    content counts.
+    """
+    said, whole = composed(generated).strip(), composed(truth).strip()
+    truth = content_part(whole).strip() or whole
+    return {"exact": said == truth, "prefix": said.startswith(truth), "contains": truth in said}
+
+
+def composed(text: str) -> str:
+    """A text in Unicode's form NFC; as it is where it holds so many marks in a row that sorting them takes long."""
+    if text.isascii():
+        return text
+    marks = 0
+    for character in text:
+        marks = marks + 1 if unicodedata.combining(character) else 0
+        if marks > _MOST_MARKS:
+            return text
+    return unicodedata.normalize("NFC", text)
 
 
 # Braces nest twelve deep at most; those behind a backslash do not group.
@@ -130,6 +150,7 @@ _NOT_UNITS = re.compile(
 # Characters; no sentence that states a number is longer. Longer answers are compared as text, with their decoration.
 _LONGEST = 1000
 
+_DOLLAR = "\ue000"
 _WRAPPER = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|mbox|operatorname)\s*\{([^{}]*)\}")
 _REPLACEMENTS = (
     (r"\\[dt]frac", r"\\frac"),
@@ -138,7 +159,9 @@ _REPLACEMENTS = (
     # Narrow spaces group digits; an escaped space or a tie separates words.
     (rf"\\[,!;:]|[{_GROUPING_SPACES}]", ""),
     (r"\\ |~", " "),
-    (r"\\([$%])", r"\1"),
+    (r"\\%", "%"),
+    # Until delimiters are removed: the one in $\$18$ is none.
+    (r"\\\$", _DOLLAR),
     (r"\^\s*(?:\{\s*)?\\circ\s*\}?|°", " degrees "),
     (r"[−–]", "-"),
     # An exponent behind \text{cm}; bold face and formulas inside a sentence, but not the power 2**3.
@@ -169,7 +192,7 @@ def _clean(text: str) -> str:
             if text.startswith(opening) and text.endswith(closing) and inner and closing not in inner:
                 text = inner
                 break
-    return text
+    return text.replace(_DOLLAR, "$")
 
 
 def parse_number(text: str) -> Number | None:
@@ -225,6 +248,19 @@ def stated_number(text: str) -> Number | None:
     # "x = 5, y = 8" states two answers, "6 * 3 = 18" one.
     calculated = match["copula"] != ":" and _CALCULATION.fullmatch(subject)
     return number if calculated or not re.search("[0-9]", subject) else None
+
+
+_FIRST_NUMBER = re.compile(
+    rf"(?:(?<![\w)])(?P<sign>[-−–]))?\s?[$€£¥₹]?(?P<inner>-)?(?P<digits>{_INTEGER}(?:\.[0-9]+)?|\.[0-9]+)"
+)
+
+
+def first_number(text: str) -> str | None:
+    """A text that states a number as it is, or else the first number in it, whatever stands around; None for none."""
+    if stated_number(text) is not None:
+        return text
+    match = _FIRST_NUMBER.search(plain_characters(text))
+    return None if match is None else ("-" if match["sign"] or match["inner"] else "") + match["digits"]
 
 
 def same_answer(answer: str, truth: str) -> bool:

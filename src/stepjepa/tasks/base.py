@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from stepjepa.base.errors import UserError
+from stepjepa.chat.content import content_part
 from stepjepa.config.option import FROM_ONE, Range, check_values, option
 from stepjepa.data.records import Record
 from stepjepa.tasks.workers import Outcome, Workers
@@ -51,8 +52,14 @@ class Likelihood(NamedTuple):
 class Response:
     """What a model answered to a record, without special tokens, and the likelihoods of :meth:`Task.continuations`."""
 
-    text: str
+    text: str  # all of it, thoughts included
     likelihoods: Mapping[str, Likelihood] | None = None  # by label; None for answers that another program generated
+    in_thought: bool = False  # the prompt has opened a thought, so the text begins inside it
+
+    @property
+    def content(self) -> str:
+        """The part that is meant as the answer: what stands behind a thought, or in harmony's final channel."""
+        return content_part(self.text, in_thought=self.in_thought)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +139,7 @@ class Task(ABC):
 
     def vote(self, scored: Scored, response: Response) -> str | None:
         """What a response votes for when several samples of one record decide by majority; None for nothing."""
-        return scored.extracted.get("answer", response.text.strip()) or None
+        return scored.extracted.get("answer", response.content.strip()) or None
 
     def details(self, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """What else the summary should say of the lines of an evaluation, as JSON: tables by class, by difficulty."""

@@ -6,7 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from stepjepa.data.records import Record
-from stepjepa.tasks.answers import canonical, marked_answers, parse_number, same_answer, stated_number, text_scores
+from stepjepa.tasks.answers import (
+    before_special_token,
+    canonical,
+    first_number,
+    marked_answers,
+    parse_number,
+    plain_characters,
+    same_answer,
+    text_scores,
+)
 from stepjepa.tasks.base import NO_ANSWER, WRONG, Response, Scored, Task, record_error
 from stepjepa.tasks.raw_values import Unusable, chat_record, read_text_field
 
@@ -29,8 +38,8 @@ class GenericTask(Task):
         return record.answer
 
     def score(self, record: Record, response: Response) -> Scored:
-        scores = text_scores(response.text, record.answer)
-        error = None if scores["exact"] else WRONG if response.text.strip() else NO_ANSWER
+        scores = text_scores(response.content, record.answer)
+        error = None if scores["exact"] else WRONG if response.content.strip() else NO_ANSWER
         return Scored(scores, error=error)
 
 
@@ -67,13 +76,13 @@ class BoxedTask(Task):
 
     def score(self, record: Record, response: Response) -> Scored:
         truth = self.truth(record)
-        marked = self.marked(response.text)
+        marked = self.marked(response.content)
         first, last = (marked[0], marked[-1]) if marked else (None, None)
         scores: dict[str, bool | float] = {
             "correct": last is not None and same_answer(last, truth),
             "first_correct": first is not None and same_answer(first, truth),
             "answered": last is not None,
-            **text_scores(response.text, record.answer),
+            **text_scores(response.content, record.answer),
         }
         error = None if scores["correct"] else WRONG if marked else NO_ANSWER
         return Scored(scores, {"truth": truth, "answer": last, "first_answer": first}, error)
@@ -94,8 +103,11 @@ def _ground_truth(record: Record) -> str | None:
     return str(value)
 
 
+_MARK = re.compile(r"(?<!#)####(?!#)\s*")
+
+
 class Gsm8kTask(BoxedTask):
-    """GSM8K: the last marked answer as a number, ``#### 18``, or a box where that comes later or alone."""
+    """GSM8K: the first number behind the last ``####``, whatever stands around it, or in a box that comes later."""
 
     name = "gsm8k"
     asked = 1
@@ -114,14 +126,19 @@ class Gsm8kTask(BoxedTask):
 
     def truth(self, record: Record) -> str:
         truth = super().truth(record)
-        if stated_number(truth) is None:
+        number = first_number(truth)
+        if number is None:
             told = f"the right answer is '{truth[:50]}', no number; pass --task boxed to compare it as text"
             raise record_error(record, told)
-        return truth
+        return number
 
     def marked(self, text: str) -> list[str]:
-        """The answers that a response marks, in order; without a digit a line with ``####`` is a heading."""
-        return [answer for answer in marked_answers(text) if re.search("[0-9]", answer)]
+        """The numbers that a response marks, in order; without one a line with ``####`` is a heading."""
+        text = _MARK.sub("\n#### ", plain_characters(text))
+        numbers = list(map(first_number, marked_answers(text)))
+        if not any(numbers) and "\n#### " in text:
+            numbers = [first_number(before_special_token(text.rpartition("\n#### ")[2]))]
+        return [number for number in numbers if number is not None]
 
     @classmethod
     def convert(

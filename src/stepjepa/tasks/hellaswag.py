@@ -72,7 +72,7 @@ class HellaswagTask(Task):
 
     def score(self, record: Record, response: Response) -> Scored:
         truth, endings = self.truth(record), read_choices(record)[1]
-        said = read_letter(response.text)
+        said = read_letter(response.content)
         extracted: dict[str, str | None] = {"truth": truth, "answer": said, "said": said}
         scores: dict[str, bool | float] = {"correct": said == truth}
         if response.likelihoods is not None:

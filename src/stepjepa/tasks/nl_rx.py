@@ -85,7 +85,7 @@ class NlRxTask(Task):
     def score_all(self, records: Sequence[Record], responses: Sequence[Response]) -> list[Scored]:
         """Compare as text, then in processes with limits whatever differs."""
         both = zip(responses, records, strict=True)
-        pairs = [(strip_code_fence(response.text), self.truth(record)) for response, record in both]
+        pairs = [(strip_code_fence(response.content), self.truth(record)) for response, record in both]
         # Samples of one record often agree; each pair is decided once.
         waiting = [pair for pair in dict.fromkeys(pairs) if pair[0] not in ("", pair[1])]
         outcomes = self.run_within_limits(judge, waiting, self.options.time_limit) if waiting else []
@@ -93,7 +93,7 @@ class NlRxTask(Task):
         verdicts, scored = dict(zip(waiting, decided, strict=True)), []
         for pair, response in zip(pairs, responses, strict=True):
             verdict, reason = verdicts.get(pair, ("same text" if pair[0] else "empty", None))
-            texts = text_scores(response.text, pair[1])
+            texts = text_scores(response.content, pair[1])
             scores = {"equivalent": verdict in _RIGHT, **texts, "undecided": verdict == "undecided"}
             scored.append(Scored(scores, {"verdict": verdict, "reason": reason}, _ERRORS.get(verdict)))
         return scored

@@ -67,7 +67,7 @@ class NqOpenTask(Task):
         return record.answer
 
     def score(self, record: Record, response: Response) -> Scored:
-        aliases, forms = self._aliases(record), _forms(response.text)
+        aliases, forms = self._aliases(record), _forms(response.content)
         parts = [_parts(form) for form in forms]
         scores: dict[str, bool | float] = {
             "exact": any(each and all(part in aliases for part in each) for each in parts),

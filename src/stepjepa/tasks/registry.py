@@ -93,7 +93,7 @@ def keep(task: Task, records: Sequence[Record]) -> tuple[dict[int, Record], dict
     kept: dict[int, Record] = {}
     left_out: Counter[str] = Counter()
     for index, record in enumerate(records):
-        reason = task.left_out(record)
+        reason = task.left_out(record) if record.answer.strip() else "answer without text (a tool call)"
         if reason is None:
             # A record without a usable truth must not stop a run after an hour of generating.
             task.truth(record)
@@ -141,7 +141,9 @@ def _published_first(name: str, record: Record, response: Response, own: Scored)
             verdict = (marked and marked[1]) == (true and true[1])
         case "spider":
             # What the sqlite3 shell prints: a query that fails prints nothing, as one that finds nothing.
-            verdict = own.extracted["truth_output"] == own.extracted["answer_output"]
+            # A thought in front of a query makes a statement that fails.
+            printed = own.extracted["answer_output"] if response.content == response.text else None
+            verdict = own.extracted["truth_output"] == printed
         case _:
             verdict = said == record.answer
     scores = {"reference": verdict, "reference_prefix": said.startswith(record.answer), **own.scores}

@@ -66,9 +66,9 @@ class SentimentTask(Task):
         return label
 
     def score(self, record: Record, response: Response) -> Scored:
-        truth, said = self.truth(record), read_label(response.text)
-        texts = text_scores(response.text, truth)
-        first = _FIRST.match(answer_start(response.text))
+        truth, said = self.truth(record), read_label(response.content)
+        texts = text_scores(response.content, truth)
+        first = _FIRST.match(answer_start(response.content))
         scores: dict[str, bool | float] = {
             "correct": said == truth,
             "exact": texts["exact"],

@@ -12,6 +12,7 @@ from stepjepa.tasks.answers import strip_code_fence, text_scores
 from stepjepa.tasks.base import FAILED, NO_ANSWER, TIMED_OUT, WRONG, Response, Scored, Task, TaskOptions, record_error
 from stepjepa.tasks.raw_values import chat_record, read_text_field
 from stepjepa.tasks.sql_execution import Verdict, judge
+from stepjepa.tasks.sql_order import QUOTES_AND_COMMENTS, orders_rows
 
 _DATABASE = re.compile(r"For db_id:\[([^\[\]\n]*)\]")
 
@@ -76,7 +77,7 @@ class SpiderTask(Task):
         calls: list[Call] = []
         for record, response in zip(records, responses, strict=True):
             database, gold = str(self._database(record)), self.truth(record)
-            for sql in (strip_code_fence(response.text), first_statement(response.text)):
+            for sql in (strip_code_fence(response.content), first_statement(response.content)):
                 calls.append((database, gold, sql or None, orders_rows(gold), seconds, memory))
         wanted = list(dict.fromkeys(calls))
         # Two queries with their own time each; a process is ended only where one of them does not keep it.
@@ -88,7 +89,7 @@ class SpiderTask(Task):
             ended = Verdict(gold_failure=failure) if call[2] is None else Verdict(failure=failure, output=failure)
             verdicts[call] = ended if outcome.failure else outcome.value
         return [
-            self._scored(response.text, whole, verdicts[whole], verdicts[first])
+            self._scored(response.content, whole, verdicts[whole], verdicts[first])
             for response, whole, first in zip(responses, calls[::2], calls[1::2], strict=True)
         ]
 
@@ -105,6 +106,7 @@ class SpiderTask(Task):
             "sql": sql,
             "failure": whole.failure,
             "gold_failure": whole.gold_failure,
+            "gold_order": "not determined" if whole.ties else None,
             "truth_output": whole.gold_output or None,
             "answer_output": whole.output or None,
         }
@@ -120,12 +122,16 @@ class SpiderTask(Task):
     def details(self, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """``failures`` of answers and ``gold_failures`` of true queries, counted by reason.
 
-        ``execution_without_gold_failures`` is the share that is right where the true query works.
+        ``execution_without_gold_failures`` is the share that is right where the true query works. ``order not
+        determined`` counts true queries whose result depends on rows that their ``ORDER BY`` does not tell apart: an
+        answer that orders these in another way finds something else, and is wrong.
         """
         said, golds = ([line["extracted"][name] for line in lines] for name in ("failure", "gold_failure"))
         failures = Counter(failure.partition(":")[0] for failure in said if failure)
         details: dict[str, Any] = {"failures": dict(failures.most_common())}
         details["gold_failures"] = dict(Counter(filter(None, golds)).most_common())
+        ties = sum(line["extracted"].get("gold_order") is not None for line in lines)
+        details |= {"order not determined": ties} if ties else {}
         fine = [line["scores"]["execution"] for line, gold in zip(lines, golds, strict=True) if gold is None]
         if 0 < len(fine) < len(lines):
             details["execution_without_gold_failures"] = sum(fine) / len(fine)
@@ -140,10 +146,8 @@ class SpiderTask(Task):
 
 _BEGINNING = re.compile(r"(?:select|with|values)\b", re.IGNORECASE)
 _LANGUAGE = re.compile(r"[ \t]*(?:(?:sqlite3?|sql)\b)?", re.IGNORECASE)
-# These are passed over, for what looks like an end or a bracket inside them is none.
-_QUOTES_AND_COMMENTS = r"""'[^']*'|"[^"]*"|--[^\n]*|/\*(?s:.*?)\*/"""
 _END = re.compile(
-    _QUOTES_AND_COMMENTS
+    QUOTES_AND_COMMENTS
     + r"|(?P<end>;|```|\n[ \t\r]*\n|\n(?:system|user|assistant)[ \t]*:?[ \t\r]*(?:\n|\Z)|\nFor[ ]db_id:)"
 )
 
@@ -159,16 +163,3 @@ def first_statement(text: str) -> str:
         text = _LANGUAGE.sub("", text.partition("```")[2], count=1).strip()
     ends = (match.start() for match in _END.finditer(text) if match["end"])
     return text[: next(ends, len(text))].strip()
-
-
-_PART = re.compile(_QUOTES_AND_COMMENTS + r"|[()]|\border\s+by\b", re.IGNORECASE)
-
-
-def orders_rows(sql: str) -> bool:
-    """Whether the rows of a query have an order: an ``ORDER BY`` of its own, not of a part in brackets."""
-    depth = 0
-    for part in _PART.findall(sql):
-        depth += (part == "(") - (part == ")")
-        if depth == 0 and part[0] in "oO":
-            return True
-    return False

@@ -1,22 +1,27 @@
 """Run untrusted queries on an SQLite file, and compare what two of them find.
 
 Nothing here can change a file: the database is opened read-only and immutable, and whatever is not plain reading is
-refused before it runs. Only the standard library is imported, since worker processes load this module.
+refused before it runs. Little but the standard library is imported, since worker processes load this module.
 """
 
 import hashlib
 import os
+import random
 import sqlite3
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import closing, suppress
-from itertools import islice, product
+from itertools import count, islice, product
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from stepjepa.tasks.sql_order import with_last_term
 
 Row = tuple[Any, ...]
 
 MOST_ROWS = 500_000
+RANK = "stepjepa_rank"
 _MOST_BYTES = 64 * 2**20
 # One value: zeroblob, randomblob, printf, replace and group_concat can make no longer one.
 _LONGEST_VALUE = 16 * 2**20
@@ -50,9 +55,17 @@ class Table(NamedTuple):
 
 
 def run_query(
-    database: str | os.PathLike[str], sql: str, *, seconds: float, memory: int, most_rows: int = MOST_ROWS
+    database: str | os.PathLike[str],
+    sql: str,
+    *,
+    seconds: float,
+    memory: int,
+    most_rows: int = MOST_ROWS,
+    rank: Callable[[], float] | None = None,
 ) -> Table:
     """Run one query, or raise :class:`QueryError`; whatever it is, no file is changed or made.
+
+    ``rank`` is what the function :data:`RANK` gives in the query, one call a row.
 
     Run it in a process of its own: one call of a function on a long text can't be interrupted from within, and the
     limit on memory (in MiB) holds for all of SQLite in this process and is never raised again.
@@ -81,6 +94,8 @@ def run_query(
             connection.execute(f"PRAGMA hard_heap_limit = {memory * 2**20}")
             # Otherwise a large sort goes to a file.
             connection.execute("PRAGMA temp_store = MEMORY")
+            if rank is not None:
+                connection.create_function(RANK, 0, rank)
             connection.set_authorizer(authorize)
             connection.set_progress_handler(late, _INSTRUCTIONS)
             table = _read(connection.execute(sql.rstrip("; \t\r\n")), most_rows)
@@ -154,12 +169,34 @@ class Verdict(NamedTuple):
     gold_failure: str | None = None  # the same of the right query; then nothing is said about the other
     gold_output: str = ""  # what the sqlite3 shell would print; if long, shortened, with a digest
     output: str = ""
+    ties: bool = False  # the right query's result depends on the order of rows that it does not tell apart
+
+
+def depends_on_ties(database: str | os.PathLike[str], sql: str, table: Table, *, seconds: float, memory: int) -> bool:
+    """Whether an ordered query finds something else than ``table`` where rows of equal rank come in another order.
+
+    Tried are the order in which SQLite reads the rows, its reverse and a shuffled one, within ``seconds`` together;
+    what can't be tried does not count.
+    """
+    deadline = time.monotonic() + seconds
+    for rank in (count(0, -1).__next__, count().__next__, random.Random(0).random):
+        for changed in with_last_term(sql, f"{RANK}()"):
+            left = deadline - time.monotonic()
+            try:
+                other = run_query(database, changed, seconds=left, memory=memory, rank=rank)
+            except QueryError:
+                continue
+            if not compare(table, other, ordered=True)[1]:
+                return True
+            break
+    return False
 
 
 def judge(  # noqa: PLR0917  # what is sent to another process has no names
     database: str, gold: str, sql: str | None, ordered: bool, seconds: float, memory: int
 ) -> Verdict:
     """Compare what the right query and another (None: only the right one is run) find, each within limits, in MiB."""
+    started = time.monotonic()
     try:
         truth = run_query(database, gold, seconds=seconds, memory=memory)
     except QueryError as error:
@@ -168,17 +205,20 @@ def judge(  # noqa: PLR0917  # what is sent to another process has no names
             said = "" if sql is None else _printed(run_query(database, sql, seconds=seconds, memory=memory).rows)
             return Verdict(gold_failure=f"{error.kind}: {error}", output=said)
         return Verdict(gold_failure=f"{error.kind}: {error}")
-    output = _printed(truth.rows)
+    left = seconds - (time.monotonic() - started)
+    ties = ordered and depends_on_ties(database, gold, truth, seconds=left, memory=memory)
+    of_truth = Verdict(gold_output=_printed(truth.rows), ties=ties)
     if sql is None:
-        return Verdict(gold_output=output)
+        return of_truth
     try:
         # One row more than the right ones is as wrong as a billion.
         found = run_query(database, sql, seconds=seconds, memory=memory, most_rows=len(truth.rows))
     except QueryError as error:
         if error.kind == "rows":
-            return Verdict(gold_output=output, output=str(error))
-        return Verdict(failure=f"{error.kind}: {error}", gold_output=output)
-    return Verdict(*compare(truth, found, ordered=ordered), gold_output=output, output=_printed(found.rows))
+            return of_truth._replace(output=str(error))
+        return of_truth._replace(failure=f"{error.kind}: {error}")
+    right, same_columns = compare(truth, found, ordered=ordered)
+    return of_truth._replace(right=right, same_columns=same_columns, output=_printed(found.rows))
 
 
 def _printed(rows: list[Row]) -> str:

@@ -1,0 +1,32 @@
+"""Which part of a generated answer is its content: what stands behind a thought, or in harmony's final channel."""
+
+import re
+
+MARKS = ("<think>", "</think>", "<|channel|>")
+"""Texts that part thoughts and content; where they are special tokens, decoding must keep them."""
+
+_FINAL = re.compile(r"<\|channel\|>final\b(?:(?!<\|message\|>).)*<\|message\|>", re.DOTALL)
+_END = re.compile(r"<\|(?:return|end|start|call)\|>")
+# Harmony decoded without its special tokens, as other programs do.
+_BARE = re.compile(r"\A\s*(?:analysis|commentary).*assistantfinal", re.DOTALL)
+
+
+def content_part(text: str, *, in_thought: bool = False) -> str:
+    """The content of an answer; empty where its thought has no end.
+
+    Args:
+        text: all that was generated.
+        in_thought: the prompt has opened a thought, as DeepSeek-R1's ends in ``<think>``.
+    """
+    if (final := list(_FINAL.finditer(text))) or "<|channel|>" in text:
+        return _END.split(text[final[-1].end() :], maxsplit=1)[0] if final else ""
+    if (bare := _BARE.match(text)) is not None:
+        return text[bare.end() :]
+    if "</think>" in text:
+        return text.rpartition("</think>")[2]
+    return "" if in_thought or text.lstrip().startswith("<think>") else text
+
+
+def opens_thought(prompt: str | None) -> bool:
+    """Whether a prompt ends inside a thought."""
+    return prompt is not None and prompt.rstrip().endswith("<think>")

@@ -1,0 +1,37 @@
+"""Which part of an answer is its content."""
+
+import pytest
+
+from stepjepa.chat.content import content_part, opens_thought
+
+HARMONY = "<|channel|>analysis<|message|>two and three<|end|><|start|>assistant<|channel|>final<|message|>5"
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        ("5", "5"),
+        ("<think>\ntwo and three\n</think>\n\n5", "\n\n5"),
+        ("two and three\n</think>\n\n5", "\n\n5"),
+        ("<think>\n\n</think>\n\n5", "\n\n5"),
+        ("<think>a</think>b<think>c</think>5", "5"),
+        (" <think>\ntwo and", ""),
+        ("It is <think>", "It is <think>"),
+        (HARMONY, "5"),
+        (f"{HARMONY}<|return|>", "5"),
+        (HARMONY.replace("final<", "final <|constrain|>json<"), "5"),
+        (HARMONY.replace("final", "commentary"), ""),
+        ("<|channel|>final<|message|>5", "5"),
+        ("analysistwo and threeassistantfinal5", "5"),
+        ("analysis of 5", "analysis of 5"),
+    ],
+)
+def test_the_content_stands_behind_the_thought(text, content):
+    assert content_part(text) == content
+
+
+def test_a_prompt_may_open_the_thought():
+    assert opens_thought("<|Assistant|><think>\n") and not opens_thought("<think>\n\n</think>\n\n")
+    assert not opens_thought(None)
+    assert content_part("two and", in_thought=True) == ""
+    assert content_part("two and</think>5", in_thought=True) == "5"
