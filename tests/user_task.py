@@ -16,7 +16,7 @@ class LastWord(Task):
 
     def score(self, record, response):
         """Compare last words."""
-        words = response.text.split()
+        words = response.content.split()
         truth = self.truth(record)
         answer = words[-1] if words else None
         return Scored({"last": answer == truth, "anywhere": truth in words}, {"answer": answer})

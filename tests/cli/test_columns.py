@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stepjepa.cli.main import main
+from stepjepa.data.sources import read_records
 from stepjepa.store.record import read_run
 
 ROWS = [("How many?", "Ben has 2. So 2."), ("How far?", "Ann ran 5 miles. So 5."), ("How old?", "Tom is 7. So 7.")]
@@ -27,13 +29,58 @@ def test_a_table_is_trained_on_and_evaluated(table: Path, tmp_path: Path, capsys
     data = ["--train_file", table, "--columns", "asked", "said"]
     flags = ["--model_name", "preset:tiny", "--use_cpu", "--batch_size", 3, "--save_strategy", "no"]
     assert main([str(each) for each in ("train", *data, "--output_dir", run, *flags)]) == 0
-    said = capsys.readouterr().out
+    said, notes = capsys.readouterr()
+    assert "note: not used: id\n" in notes
     assert "columns: asked, said; line 2 is user 'How many?', assistant 'Ben has 2. So 2.'\n" in said
     assert read_run(run)["data"]["train"]["file"] == table.name
     for name, *flags in (("inspect", "--index", "1"), ("verify", "--max_records", "2")):
         assert main([str(each) for each in (name, *flags, *data, "--model_name", run)]) == 0
+        notes = capsys.readouterr().err
+        assert "note: not used: id\n" in notes and "note: columns: asked, said; line 2 is" in notes
     score = ["evaluate", "--model_path", run, "--test_file", table, "--columns", "asked", "said", "--max_new_tokens", 3]
     assert main([str(each) for each in (*score, "--output_file", tmp_path / "out.jsonl")]) == 0
+    assert "note: not used: id\n" in capsys.readouterr().err
+
+
+def test_every_other_command_names_what_it_does_not_use(tmp_path: Path, capsys: Any) -> None:
+    rows = [{"question": f"{n}+{n}?", "answer": f"It is {2 * n}.", "source": "web", "gap": None} for n in range(3)]
+    file, out = tmp_path / "a.jsonl", tmp_path / "o.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    said = tmp_path / "p.jsonl"
+    said.write_text("".join(json.dumps({"index": n, "generated": "1"}) + "\n" for n in range(3)))
+    for command in (
+        ("score", "--test_file", file, "--predictions", said, "--output_file", out, "--task", "generic"),
+        (
+            "train",
+            "--train_file",
+            file,
+            "--model_name",
+            "preset:tiny",
+            "--regular",
+            "--output_dir",
+            tmp_path / "r",
+            "--dry_run",
+        ),
+        ("prepare", "chat", "--input_file", file, "--output_file", tmp_path / "chat.jsonl"),
+        ("prepare", "nq-open", "--input_file", file, "--output_file", tmp_path / "nq.jsonl"),
+    ):
+        assert main([str(each) for each in command]) == 0, command
+        assert capsys.readouterr().err.count("note: not used: source\n") == 1, command
+
+
+def test_a_chat_with_tools_goes_through_prepare(tmp_path: Path) -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    turns = [("human", "q"), ("function_call", json.dumps(call["function"])), ("observation", "r"), ("gpt", "a")]
+    row = {"conversations": [{"from": name, "value": text} for name, text in turns], "system": "s"}
+    more = {"tools": json.dumps([tool["function"]]), "chat_template_kwargs": {"enable_thinking": False}}
+    file, out = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    file.write_text(json.dumps(row | more) + "\n")
+    assert main(["prepare", "chat", "--input_file", str(file), "--output_file", str(out)]) == 0
+    (before,), (after,) = read_records(file), read_records(out)
+    assert before.chat == after.chat and after.tools == [tool]
+    assert after.chat_template_kwargs == {"enable_thinking": False}
+    assert after.messages[2]["tool_calls"] == [call]
 
 
 @pytest.mark.parametrize(("columns", "words"), [(("asked",), "expected two names"), (("asked", "no"), "no column")])
