@@ -52,6 +52,7 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "linear head": {"mode": "llm-jepa", "predictor_head": "linear"},
     "mlp head, stp": {"mode": "step-jepa", "predictor_head": "mlp", "stp": 0.3},
     "head on experts": {"mode": "llm-jepa", "predictor_head": "linear"},
+    "layers before the LM head": {"mode": "llm-jepa", "prompt_loss_weight": 0.6},
     "averaged target, sigreg": {"mode": "step-jepa", "target_grad": "ema", "ema_decay": 0.5, "sigreg": 0.3},
     "sigreg": {"mode": "step-jepa", "pairs": "all", "sigreg": 0.3},
     "variance and covariance": {"mode": "step-jepa", "pairs": "all", "variance": 0.9, "covariance": 0.7},
@@ -71,7 +72,7 @@ FEW += ["a contrastive distance of one's own"]
 
 
 # Which model an objective is run on, where it is no Llama.
-ARCHITECTURES = {"head on experts": "qwen3_moe", "router loss": "mixtral"}
+ARCHITECTURES = {"head on experts": "qwen3_moe", "router loss": "mixtral", "layers before the LM head": "bert"}
 
 # Losses of a micro-batch as a whole: one process runs the micro-batches of two, one after the other.
 OF_MICRO_BATCHES = ["router loss"]
@@ -156,7 +157,8 @@ def sharded(name: str, world: int, rank: int) -> tuple[dict[str, torch.Tensor], 
     # Tried out where the weights are whole.
     LMHead(model)
     if world > 1:
-        for layer in model.model.layers:
+        decoder = model.get_decoder()
+        for layer in decoder.encoder.layer if name == "layers before the LM head" else decoder.layers:
             fully_shard(layer)
         fully_shard(model)
         assert all(isinstance(parameter, DTensor) for parameter in model.parameters())

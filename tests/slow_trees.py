@@ -119,7 +119,9 @@ def separate_states(model: Any, sequence: TokenSequence, layer: int = -1) -> Ten
 
 
 def logits_of(model: Any, states: Tensor) -> Tensor:
-    """``[..., V]``: the head on states, scaled and capped as the model's configuration says."""
+    """``[..., V]``: the head on states, scaled and capped as the configuration says, BERT's dense layer first."""
+    if model.config.model_type == "bert":
+        states = model.cls.predictions.transform(states)
     config, logits = model.config.get_text_config(), model.get_output_embeddings()(states)
     logits = logits * (getattr(config, "logit_scale", None) or 1) / (getattr(config, "logits_scaling", None) or 1)
     cap = getattr(config, "final_logit_softcapping", None)

@@ -75,6 +75,17 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         _THIRTY | {"use_sliding_window": True, "sliding_window": WINDOW, "no_rope_layers": [1, 0, 1]} | _MIXED,
     ),
     "phi3_window": ("phi3", _THIRTY | {"sliding_window": WINDOW}),
+    # Between decoder and LM head: a scale; a dense layer and a norm.
+    "minicpm3": (
+        "minicpm3",
+        {name: value for name, value in _THIRTY.items() if name != "num_key_value_heads"}
+        | {"num_key_value_heads": 3, "q_lora_rank": 7, "kv_lora_rank": 5, "qk_nope_head_dim": 5, "qk_rope_head_dim": 6}
+        | {"v_head_dim": 11, "dim_model_base": 10},
+    ),
+    "bert": (
+        "bert",
+        {**_THIRTY, "is_decoder": True, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+    ),
     "mamba": ("mamba", {"hidden_size": 14, "num_hidden_layers": 2, "state_size": 5, "time_step_rank": 3}),
     "lfm2": ("lfm2", _THIRTY | {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]}),
 }
@@ -117,6 +128,7 @@ EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 WITH_WINDOW = [name for name in ARCHITECTURES if name.endswith("_window")]
 RECURRENT = ["mamba", "lfm2"]
+LAYERS_BEFORE_HEAD = ["minicpm3", "bert"]
 ATTENTION_ONLY = [name for name in ARCHITECTURES if name not in RECURRENT]
 
 
@@ -126,10 +138,10 @@ def make_model(name: str, attention: str = "sdpa", *, seed: int = 0, **changes: 
     ``name`` is a key of ``ARCHITECTURES`` or ``EXPERTS``, ``changes`` are to its configuration.
     """
     family, shape = (ARCHITECTURES | EXPERTS)[name]
-    shape = {"vocab_size": VOCABULARY} | shape | changes
+    tied = name in ("llama", "bert")
+    shape = {"vocab_size": VOCABULARY, "tie_word_embeddings": tied} | shape | changes
     config = AutoConfig.for_model(
         family,
-        tie_word_embeddings=name == "llama",
         bos_token_id=None,
         eos_token_id=2,
         pad_token_id=0,

@@ -30,7 +30,7 @@ VIEWS = [
     JepaConfig(mode="regular"),
 ]
 ids = [f"{c.mode}-{c.layout}-{c.predictors}{'-front-reverse' if c.front_pred else ''}" for c in VIEWS]
-ARCHITECTURES = ["llama", "gpt2", "gemma2_window", "qwen2_window", "qwen3_moe"]
+ARCHITECTURES = ["llama", "gpt2", "gemma2_window", "qwen2_window", "qwen3_moe", *tiny.LAYERS_BEFORE_HEAD]
 
 
 def losses(

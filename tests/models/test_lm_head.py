@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import copy
 import math
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from accelerate.utils import convert_to_fp32
 from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 import tiny
 from slow_trees import logits_of
 from stepjepa.chat.tokens import all_predictor_ids
+from stepjepa.config.jepa import JepaConfig
 from stepjepa.config.lora import LoraSettings
 from stepjepa.models import lm_head
 from stepjepa.models.lm_head import LMHead, summed_cross_entropy
 from stepjepa.models.loading import add_lora
+from stepjepa.training.trainer import JepaTrainer
 
 STATES, LABELS, WIDTH, VOCABULARY = 13, 17, 7, 31
+Change = nn.Module | None
 SCALED = ["gemma2_window", "granite", "granite_moe", "cohere"]
 
 
@@ -149,14 +157,17 @@ def test_logits_of_one_chunk_at_a_time(monkeypatch: Any) -> None:
     assert sizes == [5, 5, 3]
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gpt2", "phi", *SCALED])
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "phi", *SCALED, *tiny.LAYERS_BEFORE_HEAD])
 def test_logits_are_the_models(architecture: str) -> None:
-    """Also where it scales or caps them, and without leaving anything behind."""
+    """Also where it scales or caps them, or changes the states before; and without leaving anything behind."""
     model = tiny.make_model(architecture, "eager")
-    model.lm_head.train()
-    assert LMHead(model).is_plain == (architecture not in SCALED)
-    assert model.lm_head.training
+    model.get_output_embeddings().train()
+    before, after = architecture in tiny.LAYERS_BEFORE_HEAD, architecture in SCALED
+    assert LMHead(model).around == (before, after)
+    assert (LMHead(model).describe() is not None) == before
+    assert model.get_output_embeddings().training
     assert not model.training
+    assert not model.get_decoder().training
     ids = torch.arange(3, 14)[None]
     wanted = model(input_ids=ids).logits[0]
     states = model.get_decoder()(input_ids=ids).last_hidden_state[0]
@@ -213,3 +224,169 @@ def test_half_precision_keeps_the_logits(monkeypatch: pytest.MonkeyPatch) -> Non
     assert loss.item() == pytest.approx(
         F.cross_entropy(model.lm_head(states), labels, reduction="sum").item(), rel=1e-2
     )
+
+
+# -- what lies between decoder and LM head -----------------------------------------------------------------------------
+
+
+class OwnHead(LlamaForCausalLM):
+    """A Llama that does something with the states before its LM head, or with the logits behind it."""
+
+    def __init__(self, config: LlamaConfig, before: Change = None, after: Change = None, heads: int = 1) -> None:
+        super().__init__(config)
+        self.before, self.after, self.heads = before or nn.Identity(), after or nn.Identity(), heads
+
+    def forward(self, input_ids: Any, **kwargs: Any) -> CausalLMOutputWithPast:  # type: ignore[override]
+        kwargs.pop("labels", None)
+        output = self.model(input_ids=input_ids, **kwargs)
+        states = self.before(output.last_hidden_state)
+        logits = torch.stack([self.lm_head(states) for _ in range(self.heads)]).mean(0) if self.heads else states
+        return CausalLMOutputWithPast(logits=self.after(logits))
+
+
+def own_head(**parts: Any) -> OwnHead:
+    shape = {"hidden_size": 12, "num_attention_heads": 3, "intermediate_size": 7, "num_hidden_layers": 1}
+    return OwnHead(LlamaConfig(vocab_size=23, **shape), **parts).eval()
+
+
+class Halved(nn.Module):
+    def forward(self, states: Tensor) -> Tensor:
+        return states / 2
+
+
+class Mean(nn.Module):
+    """Of all positions so far."""
+
+    def forward(self, states: Tensor) -> Tensor:
+        return states.cumsum(1) / torch.arange(1, states.shape[1] + 1)[:, None]
+
+
+@pytest.mark.parametrize(
+    ("parts", "around"),
+    [
+        ({}, (False, False)),
+        ({"before": Halved()}, (True, False)),
+        ({"after": Halved()}, (False, True)),
+        ({"before": nn.LayerNorm(12), "after": nn.Hardtanh(-9.0, 9.0)}, (True, True)),
+        ({"before": nn.Dropout(0.3)}, (True, False)),
+        ({"after": nn.Dropout(0.3)}, (False, True)),
+    ],
+)
+def test_what_lies_around_the_head_is_seen(parts: dict[str, nn.Module], around: tuple[bool, bool]) -> None:
+    """Also dropout, which changes nothing in evaluation, and where weights of zero make everything equal."""
+    state = torch.random.get_rng_state()
+    assert LMHead(own_head(**parts)).around == around
+    empty = own_head(**parts)
+    nn.init.zeros_(empty.lm_head.weight)
+    nn.init.zeros_(empty.model.norm.weight)
+    assert LMHead(empty).around == around
+    torch.random.set_rng_state(state)
+    model = own_head(**parts)
+    after = torch.random.get_rng_state()
+    LMHead(model)
+    assert torch.equal(torch.random.get_rng_state(), after), "a run draws the same whatever was tried"
+
+
+def test_dropout_before_the_head_is_a_part_of_the_loss() -> None:
+    model, labels = own_head(before=nn.Dropout(0.5)), torch.arange(11)
+    states, head = torch.randn(11, 12, generator=torch.Generator().manual_seed(1)), LMHead(model)
+    plain = F.cross_entropy(model.lm_head(states), labels, reduction="sum")
+    tiny.assert_same(head.cross_entropy(states, labels), plain)
+    model.train()
+    torch.manual_seed(2)
+    dropped = F.cross_entropy(model.lm_head(model.before(states[None])[0]), labels, reduction="sum")
+    torch.manual_seed(2)
+    tiny.assert_same(head.cross_entropy(states, labels), dropped)
+    assert abs(float(dropped.detach() - plain.detach())) > 1e-2
+
+
+def test_models_whose_loss_could_not_be_theirs_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"logits of OwnHead at a position depend on more than .*; choose another"):
+        LMHead(own_head(before=Mean()))
+    for heads in (0, 2):
+        with pytest.raises(ValueError, match=f"expected OwnHead to call its LM head once in a pass, got {heads} calls"):
+            LMHead(own_head(heads=heads))
+    # PEFT would leave out the bias, and a merged model has it again.
+    biased = add_lora(tiny.make_model("bert"), LoraSettings(3), [5, 6])
+    with pytest.raises(ValueError, match=r"leaves out the bias of the tied LM head of BertLMHead.*train all weights"):
+        LMHead(biased)
+    headless = own_head()
+    headless.get_output_embeddings = lambda: None  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="expected a causal language model with an LM head, got OwnHead without one"):
+        LMHead(headless)
+
+
+def test_nothing_is_run_on_the_meta_device() -> None:
+    with torch.device("meta"):
+        assert LMHead(own_head(before=Halved())).around == (False, False)
+
+
+@pytest.mark.parametrize("architecture", tiny.LAYERS_BEFORE_HEAD)
+@pytest.mark.parametrize("chunk", [1, 10**9])
+def test_layers_before_the_head_in_chunks(architecture: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their output goes through the head in the chunks in which a plain model's states do."""
+    monkeypatch.setattr(lm_head, "FEWEST_LOGITS", chunk)
+    model, sizes, linear = tiny.make_model(architecture, "eager"), set(), F.linear
+    ids, rows = torch.arange(3, 22)[None], torch.arange(29) % 19
+    head, labels = LMHead(model), torch.arange(40, 69)
+
+    def counted(inputs: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+        if len(weight) == tiny.VOCABULARY:
+            sizes.add(inputs.numel() // inputs.shape[-1])
+        return linear(inputs, weight, *rest)
+
+    states = model.get_decoder()(input_ids=ids).last_hidden_state[0]
+    none = head.cross_entropy(states[:0].detach(), labels[:0])
+    with monkeypatch.context() as patch:
+        patch.setattr(F, "linear", counted)
+        loss = head.cross_entropy(states, labels, rows)
+    assert max(sizes) == (7 if chunk == 1 else 19)
+    slow = F.cross_entropy(model(input_ids=ids).logits[0][rows], labels, reduction="sum")
+    tiny.assert_same(loss, slow)
+    tiny.assert_same_gradients(tiny.gradients(model, loss), tiny.gradients(model, slow))
+    # A micro-batch without labels: the weights of the head take part, with a gradient of zero.
+    assert float(none.detach()) == 0.0
+    assert not any(bool(gradient.any()) for gradient in tiny.gradients(model, none).values())
+
+
+@pytest.mark.parametrize("adapter", [False, True])
+def test_a_run_trains_the_layers_before_the_head(adapter: bool, trained_tokenizer: Any, tmp_path: Path) -> None:
+    """The Trainer's loss and its first update, checkpointed and accumulated, are those of the model's own loss."""
+    model: Any = tiny.make_model("bert", "eager", seed=4, tie_word_embeddings=not adapter)
+    if adapter:
+        ids = all_predictor_ids(trained_tokenizer)
+        model = add_lora(model, LoraSettings(3), ids)
+        assert any("cls" in name for name, value in model.named_parameters() if value.requires_grad)
+    plain = copy.deepcopy(model)
+    arguments = tiny.arguments(
+        tmp_path,
+        max_steps=1,
+        optim="sgd",
+        learning_rate=0.1,
+        lr_scheduler_type="constant",
+        max_grad_norm=0.0,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        activation_checkpointing=True,
+    )
+    records = [*tiny.records(), tiny.records()[0]]
+    config = JepaConfig(mode="regular", predictors=0)
+    trainer = JepaTrainer(model, arguments, config, train_dataset=records, processing_class=trained_tokenizer)
+    assert trainer.encoding == "tree"
+    trainer.train()
+    tokenized = tiny.tokenized(trained_tokenizer, config, records)
+    count = sum(len(record.labels) for record in tokenized)
+    loss = torch.zeros(())
+    for record in tokenized:
+        row = torch.from_numpy(record.ids.astype(np.int64))[None]
+        labels = torch.full_like(row, -100)
+        labels[0, record.labels + 1] = row[0, record.labels + 1]
+        loss = loss + plain(input_ids=row, labels=labels, use_cache=False).loss * len(record.labels) / count
+    assert trainer.state.log_history[0]["lm_loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
+    moved = {name: value for name, value in plain.named_parameters() if value.requires_grad}
+    steps = torch.autograd.grad(loss, list(moved.values()))
+    trained = dict(trainer.model.named_parameters())
+    for (name, value), step in zip(moved.items(), steps, strict=True):
+        tiny.assert_same(trained[name], value - 0.1 * step, what=name)
+    changed = [name for name, step in zip(moved, steps, strict=True) if "transform" in name and bool(step.any())]
+    assert changed, "the dense layer in front of the LM head is trained"

@@ -21,7 +21,7 @@ from stepjepa.batch.micro_batch import Batch
 from stepjepa.batch.sequences import Kind
 from stepjepa.models.architecture import causal_model, find_decoder, find_heads
 from stepjepa.models.attention import tree_mask
-from stepjepa.models.lm_head import LMHead
+from stepjepa.models.lm_head import LMHead, with_states
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, TrainerControl, TrainerState, TrainingArguments
@@ -138,10 +138,7 @@ def encode(
         captured.append({each: flat_states(output, each) for each in wanted})
         if router_logits:
             routed.append(flat_router_logits(output, checkpointed=decoder.is_gradient_checkpointing))
-        last = output[0][:1, :1]
-        if isinstance(output, tuple):
-            return last, *output[1:]
-        return type(output)(**{**output, "last_hidden_state": last})
+        return with_states(output, output[0][:1, :1])
 
     def before_head(_module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         if len(captured) == len(passes):

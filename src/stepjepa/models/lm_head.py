@@ -5,9 +5,9 @@ everything else. Here they exist for one chunk of states at a time: the gradient
 logits exist, so that nothing is computed twice. A state at which several labels are read goes through the head once.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -22,9 +22,6 @@ Head = tuple[Tensor, Tensor | None]
 
 # Minimum number of logits in a chunk: matrix products of few rows are slow.
 FEWEST_LOGITS = 2**20
-
-# Causal model -> whether its logits are the unchanged output of its LM head.
-_plain: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
 def summed_cross_entropy(
@@ -109,63 +106,116 @@ def multiplies_in(states: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
 
 
-class _Decoded(BaseModelOutputWithPast):
-    """The output of a decoder that was not run: whatever a model's own forward pass reads but the states is None."""
+class _DecoderOutput(BaseModelOutputWithPast):
+    """Stand-in output of a decoder that is not run: last_hidden_state alone is set, every other attribute is None."""
 
     def __getattr__(self, name: str) -> None:
         return None
 
 
+class Around(NamedTuple):
+    """Which parts of a causal language model's forward pass lie between its decoder, its LM head and its logits."""
+
+    before: bool = False  # the LM head is called with something else than the decoder returned (MiniCPM3, BERT)
+    after: bool = (
+        False  # the logits are not what the LM head returned: they are scaled, capped or cut (Gemma-2, Cohere)
+    )
+
+
+# By the causal model; the forward pass that decides it is run once.
+_around: WeakKeyDictionary[nn.Module, Around] = WeakKeyDictionary()
+
+
 class LMHead:
-    """The LM head of a causal language model, including the model's own scaling and capping of logits.
+    """The LM head of a causal language model, with all that the model computes between its decoder and its logits.
 
     Use it inside the model's forward pass, where sharded weights are gathered; see ``encode.encode``.
+
+    Make it once where the model is whole and not yet wrapped (``setup.set_up`` does): the first one runs the model on
+    a few tokens to see whether the LM head is called with what the decoder returned, and whether the logits are what it
+    returns. On the meta device, where nothing can be run, both are taken to be so.
+
+    Raises:
+        ValueError: the model has no LM head, or does not call it exactly once, or its logits at a position depend on
+            more than the decoder's state there, so that no LM loss at single positions would be the model's own.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._causal = causal_model(model)
-        self.module: nn.Module = self._causal.get_output_embeddings()
-        if self._causal not in _plain:
-            _plain[self._causal] = _gives_out_its_logits(self._causal, self.module)
-        self.is_plain = _plain[self._causal]
+        module = self._causal.get_output_embeddings()
+        if module is None:
+            raise ValueError(f"expected a causal language model with an LM head, got {_name(self._causal)} without one")
+        self.module: nn.Module = module
+        if self._causal not in _around:
+            meta = next(self._causal.parameters()).device.type == "meta"
+            _around[self._causal] = Around() if meta else _try(self, self._causal)
+        self.around = _around[self._causal]
+
+    def describe(self) -> str | None:
+        """What lies between decoder and LM head, in words; None where the head reads the decoder's own states."""
+        if not self.around.before:
+            return None
+        name = _name(self._causal)
+        return f"{name} changes the decoder's states before its LM head reads them; its own code does so in the LM loss"
 
     def logits(self, states: Tensor) -> Tensor:
-        """``[..., D]`` hidden states to ``[..., V]`` logits."""
+        """``[..., D]`` last hidden states to ``[..., V]`` logits."""
         flat = states.reshape(1, -1, states.shape[-1])
-        found: Tensor = self.module.forward(flat) if self.is_plain else self._by_the_model(flat)
+        found: Tensor = self._run_model(flat) if any(self.around) else self.module.forward(flat)
         return found.reshape(*states.shape[:-1], found.shape[-1])
 
     def cross_entropy(self, states: Tensor, label_ids: Tensor, rows: Tensor | None = None) -> Tensor:
-        """Summed cross-entropy of labels ``[N]``, a float32 scalar; ``rows`` as in :func:`summed_cross_entropy`."""
+        """Summed cross-entropy of labels, a float32 scalar.
+
+        Args:
+            states: ``[U, D]`` last hidden states.
+            label_ids: ``[N]`` tokens to be predicted.
+            rows: ``[N]``, the state at which each label is read; None for one label per state.
+        """
         if rows is None:
             rows = torch.arange(len(label_ids), device=label_ids.device)
         # In float16 small gradients underflow unless scaled, and the loss scale arrives only in the backward pass.
         half = multiplies_in(states) == torch.float16
-        parameters = None if half or not self.is_plain else self._parameters()
+        parameters = None if half or self.around.after else self._parameters()
         if parameters is not None:
-            return summed_cross_entropy(states, parameters, label_ids, rows)
+            return summed_cross_entropy(self._inputs(states), parameters, label_ids, rows)
         logits = self.logits(states).float()
         return (logits.logsumexp(-1)[rows] - logits[rows, label_ids]).sum()
+
+    def _inputs(self, states: Tensor) -> Tensor:
+        """What the model calls its LM head with, ``[U, D]``, for these last hidden states ``[U, D]``."""
+        if not self.around.before:
+            return states
+        inputs: list[Tensor] = []
+
+        def catch(_module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            inputs.append(args[0])
+            return (args[0][:, :0],)
+
+        self._run_model(states[None], catch)
+        return inputs[0][0]
 
     def _parameters(self) -> Head | None:
         """Weight and bias of the head; None where it is more than a linear layer."""
         if type(self.module) is nn.Linear:
             return self.module.weight, self.module.bias
-        # PEFT's wrapper of a head that is tied to embeddings of which some rows are trained.
         adapter: Any = getattr(self.module, "token_adapter", None)
-        base = None if adapter is None else adapter.get_base_layer()
-        if type(base) is not nn.Linear or adapter.disable_adapters or adapter.merged:
+        if type(_base_of_tied(self.module)) is not nn.Linear or adapter.disable_adapters or adapter.merged:
             return None
-        return adapter.get_merged_weights(adapter.active_adapters), base.bias
+        return adapter.get_merged_weights(adapter.active_adapters), None
 
-    def _by_the_model(self, states: Tensor) -> Tensor:
-        """Logits from the model's own forward pass, with its decoder replaced by the given hidden states."""
+    def _run_model(self, states: Tensor, before_head: Callable[..., tuple[Tensor, ...]] | None = None) -> Tensor:
+        """``[1, U, V]``: the model's own forward pass, its decoder replaced by the last hidden states ``[1, U, D]``.
+
+        ``before_head`` is a forward pre-hook of the LM head; those that the head already has are left out.
+        """
         base = base_model(self._causal)
-        stand_in = {"forward": lambda *_, **__: _Decoded(last_hidden_state=states)}
+        stand_in = {"forward": lambda *_, **__: _DecoderOutput(last_hidden_state=states)}
         ids = torch.zeros((1, states.shape[1]), dtype=torch.long, device=states.device)
+        hooks = {} if before_head is None else {"before_head": before_head}
         with (
             _replaced(find_decoder(base), **stand_in, _forward_hooks={}),
-            _replaced(self.module, _forward_pre_hooks={}),
+            _replaced(self.module, _forward_pre_hooks=hooks),
         ):
             found: Tensor = base.forward(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
         return found
@@ -184,20 +234,116 @@ def _replaced(module: nn.Module, **attributes: Any) -> Iterator[None]:
         module.__dict__.update(own)
 
 
-def _gives_out_its_logits(model: nn.Module, head: nn.Module) -> bool:
-    """Whether a model neither scales nor caps its head's output, by a pass of one token."""
-    made: list[Tensor] = []
-    handle = head.register_forward_hook(lambda _module, _args, output: made.append(output))
+class _Pass(NamedTuple):
+    """What the parts of a model were called with, and returned, in one forward pass."""
+
+    states: Tensor  # [1, T, D]: the decoder's output
+    head_input: Tensor  # [1, T, D]
+    head_output: Tensor  # [1, T, V]
+    logits: Tensor  # [1, T, V]
+
+
+@torch.no_grad()
+def _try(head: LMHead, model: nn.Module) -> Around:
+    """See which parts of the model's forward pass lie around its LM head; ValueError as of LMHead."""
+    if getattr(_base_of_tied(head.module), "bias", None) is not None:
+        raise ValueError(
+            f"PEFT leaves out the bias of the tied LM head of {_name(model)} while it trains single embedding rows, "
+            "and a merged model has it again; train all weights, without an adapter"
+        )
+    drawn = _observe(head, model, replace_head=True)
+    around = Around(before=not _same(drawn.head_input, drawn.states), after=not _same(drawn.logits, drawn.head_output))
+    if any(around):
+        # The states in another order, without the tokens that they belong to, must have the same logits.
+        seen = _observe(head, model, replace_head=False)
+        own = head._run_model(seen.states.flip(1)).flip(1)
+        if own.shape != seen.logits.shape or not _near(own, seen.logits):
+            raise ValueError(
+                f"the logits of {_name(model)} at a position depend on more than its decoder's state there, so that "
+                "they can't be computed at the labelled positions alone; choose another causal language model"
+            )
+    return around
+
+
+def _observe(head: LMHead, model: nn.Module, *, replace_head: bool) -> _Pass:
+    """Run a model on five tokens, and replace the decoder's output by drawn states.
+
+    Drawn, so that no weight of zero hides a part; five, since a mean over positions does nothing to one. With
+    ``replace_head`` the LM head's output is drawn, too, and dropout outside the decoder, a part of the training loss,
+    is switched on.
+    """
+    seen: dict[str, Tensor] = {}
+    calls = {"decoder": 0, "LM head": 0}
+    generator, device = torch.Generator().manual_seed(0), next(model.parameters()).device
+
+    def draw(like: Tensor, name: str) -> Tensor:
+        # Large values, so that a soft cap changes them in 16 bits, too. A copy is kept: a model may write into its own.
+        drawn = torch.randn(like.shape, generator=generator).mul(10).to(like)
+        seen[name] = drawn.clone()
+        return drawn
+
+    def after_decoder(_module: nn.Module, _args: Any, output: Any) -> Any:
+        calls["decoder"] += 1
+        return with_states(output, draw(output[0], "states"))
+
+    def before_head(_module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        calls["LM head"] += 1
+        seen["head_input"] = args[0].clone()
+
+    def after_head(_module: nn.Module, _args: Any, output: Tensor) -> Tensor:
+        if replace_head:
+            return draw(output, "head_output")
+        seen["head_output"] = output
+        return output
+
+    decoder = find_decoder(model)
+    handles = [
+        decoder.register_forward_hook(after_decoder),
+        head.module.register_forward_pre_hook(before_head),
+        head.module.register_forward_hook(after_head),
+    ]
     modes = [(module, module.training) for module in model.modules()]
+    ids = torch.arange(5, device=device)[None]
     try:
-        with torch.no_grad():
-            ids = torch.zeros((1, 1), dtype=torch.long, device=next(model.parameters()).device)
-            given = model.eval()(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
+        model.train(replace_head)
+        decoder.eval()
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            seen["logits"] = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
         for module, mode in modes:
             module.training = mode
-    if len(made) != 1:
-        return False
-    # Wrappers for mixed precision convert the output to float32.
-    return given is made[0] or (given.dtype != made[0].dtype and torch.equal(given, made[0].to(given.dtype)))
+    for part, count in calls.items():
+        if count != 1:
+            raise ValueError(f"expected {_name(model)} to call its {part} once in a pass, got {count} calls")
+    return _Pass(**seen)
+
+
+def _base_of_tied(module: nn.Module) -> nn.Module | None:
+    """The layer inside PEFT's wrapper of a head that is tied to embeddings of which some rows are trained."""
+    adapter: Any = getattr(module, "token_adapter", None)
+    return None if adapter is None else adapter.get_base_layer()
+
+
+def with_states(output: Any, states: Tensor) -> Any:
+    """A decoder's output, tuple or ``ModelOutput``, with other last hidden states."""
+    if isinstance(output, tuple):
+        return states, *output[1:]
+    return type(output)(**{**output, "last_hidden_state": states})
+
+
+def _same(value: Tensor, expected: Tensor) -> bool:
+    """Whether two tensors hold the same numbers; wrappers for mixed precision convert the dtype."""
+    return value.shape == expected.shape and torch.equal(value, expected.to(value.dtype))
+
+
+def _near(logits: Tensor, expected: Tensor) -> bool:
+    """Whether logits differ by rounding alone, 1 % of their norm (in 16 bits); impossible tokens are the same."""
+    finite = expected.isfinite()
+    difference = (logits - expected)[finite].float().norm()
+    return torch.equal(logits.isfinite(), finite) and bool(difference <= 0.01 * expected[finite].float().norm())
+
+
+def _name(model: nn.Module) -> str:
+    return type(base_model(model)).__name__

@@ -9,6 +9,7 @@ from stepjepa.config.jepa import JepaConfig
 from stepjepa.models.architecture import base_model
 from stepjepa.models.attention import enable_trees, uses_flex
 from stepjepa.models.encode import check_layer
+from stepjepa.models.lm_head import LMHead
 from stepjepa.models.probe import choose_encoding
 from stepjepa.models.token_rows import give_plain_tokens, give_predictors, train_rows
 
@@ -32,7 +33,9 @@ def set_up(model: Any, tokenizer: Any, config: JepaConfig, seed: int = 42) -> tu
     new = [*predictor_ids(tokenizer, config.used_predictors), *new]
     if hasattr(model, "peft_config") and new:
         train_rows(model, new)
-    return set_up_attention(model, config)
+    chosen = set_up_attention(model, config)
+    LMHead(model)  # runs the model on a few tokens, which must happen before it is wrapped
+    return chosen
 
 
 def set_up_attention(model: Any, config: JepaConfig) -> tuple[Encoding, str]:

@@ -12,6 +12,7 @@ from stepjepa.base.typed_json import to_json
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.config.run import RunConfig
 from stepjepa.models.architecture import base_model
+from stepjepa.models.lm_head import LMHead
 from stepjepa.models.weights import parameter_counts
 from stepjepa.objectives.router import describe_router
 from stepjepa.store.fingerprint import model_fingerprint
@@ -98,6 +99,7 @@ def first_screen(
         "loss": COSINE_COLLAPSES if collapses(config) else None,
         "router loss": describe_router(config, trainer.model),
         "encoding": f"{trainer.encoding} ({trainer.encoding_reason})" if config.uses_views else None,
+        "LM head": LMHead(trainer.model).describe(),
         "data": f"{Path(trainer.source).name}: {_words(trainer.prepared.counts)}",
         "held out": _words(held_out.counts) if held_out is not None else None,
         "each step": f"{plan.records_per_step} records ({plan.batch_size} a batch x {accumulated} accumulated x "

@@ -24,7 +24,6 @@ from stepjepa.data.records import Data, Views
 from stepjepa.models.architecture import attach_heads, base_model, without_heads
 from stepjepa.models.attention import uses_flex
 from stepjepa.models.encode import EmaEncoder
-from stepjepa.models.lm_head import LMHead
 from stepjepa.models.loading import load_named
 from stepjepa.objectives.objective import Losses, Objective, jepa_loss
 from stepjepa.objectives.setup import make_collator, set_up
@@ -137,14 +136,13 @@ class JepaTrainer(Trainer):
             with without_heads(self.model):
                 self.ema = EmaEncoder(self.model, self.jepa.ema_decay)
             self.add_callback(self.ema)
-        # Derived and tried out here, where the model is whole.
+        # Must run before sharding: needs the complete model.
         self.flops = FlopModel.of(
             self.model,
             gradient_checkpointing=bool(args.gradient_checkpointing),
             reentrant=bool((args.gradient_checkpointing_kwargs or {}).get("use_reentrant", False)),
             ema=self.ema is not None,
         )
-        LMHead(self.model)
         say = print if self.is_world_process_zero() else lambda line: None
         self.tracker = FlopTracker(self.flops, self.total, say) if track_flop else None
         self.remove_callback(PrinterCallback if args.disable_tqdm else ProgressCallback)

@@ -1,0 +1,87 @@
+"""Our LM loss is the model's own, in value and gradient: some model types here, all of them in the slow test."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import model_types
+import pytest
+import transformers
+from model_types import BEGIN, DIFFERS, END, MODEL_TYPES, PAGE, compare, table
+
+# Models with layers or a scale between decoder and LM head.
+CHANGE_STATES = [
+    "bert", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "inkling_text", "megatron-bert", "minicpm3",
+    "modernbert-decoder", "rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta",
+    "xlm-roberta-xl", "xmod",
+]  # fmt: skip
+PLAIN = ["llama", "qwen3", "gpt2", "phi", "gemma2", "granite", "cohere", "gpt_neo", "mamba", "bart", "bloom", "lfm2"]
+
+
+def known(model_type: str) -> str:
+    if model_type not in MODEL_TYPES:
+        pytest.skip(f"transformers {transformers.__version__} has no {model_type}")
+    return model_type
+
+
+@pytest.mark.parametrize("model_type", CHANGE_STATES + PLAIN)
+def test_the_lm_loss_is_the_models_own(model_type: str) -> None:
+    compared = compare(known(model_type))
+    assert compared.is_exact, compared
+    assert compared.changes_states == (model_type in CHANGE_STATES)
+
+
+def test_minicpm3_and_decoders_of_bert_stay_trees() -> None:
+    for model_type in ("minicpm3", "bert", "modernbert-decoder", "electra"):
+        assert compare(known(model_type)).encoding == "tree"
+
+
+def test_a_wrong_loss_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rule is needed: with the head on the decoder's own states the losses differ, and the table says it."""
+    from stepjepa.models import lm_head
+
+    monkeypatch.setattr(lm_head, "_try", lambda *_: lm_head.Around())
+    wrong = [compare(known(name)) for name in ("minicpm3", "bert")]
+    assert all(each.loss > 0.01 for each in wrong)
+    assert f"| {DIFFERS} | **2**: minicpm3, bert |" in table(wrong)
+
+
+def names_by_kind(markdown: str) -> dict[str, set[str]]:
+    """Model types of each row of the table, without reasons."""
+    rows = re.findall(r"^\| (.+?) \| \*\*\d+\*\*: (.+?) \| ", markdown, re.MULTILINE)
+    return {kind: set(re.sub(r" \(.*?\)(?=,|$)", "", names).split(", ")) for kind, names in rows}
+
+
+def test_the_page_lists_every_model_type() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    written = names_by_kind(page.split(BEGIN)[1].split(END)[0])
+    listed = [name for names in written.values() for name in names]
+    assert DIFFERS not in written
+    assert len(listed) == len(set(listed)) > 150
+    told = re.search(r"transformers (\S+): (\d+) of (\d+) model types", page)
+    assert told is not None
+    assert int(told[3]) == len(listed)
+    if told[1] == transformers.__version__:
+        assert set(listed) == set(MODEL_TYPES)
+    assert {
+        name for name in CHANGE_STATES if any(name in names for kind, names in written.items() if "makes of" in kind)
+    }
+
+
+@pytest.mark.slow
+def test_every_model_type_is_as_the_page_says() -> None:
+    compared = [compare(model_type) for model_type in MODEL_TYPES]
+    assert [each for each in compared if each.kind == DIFFERS] == []
+    page = PAGE.read_text(encoding="utf-8").split(BEGIN)[1].split(END)[0]
+    if f"transformers {transformers.__version__}:" in page:
+        assert names_by_kind(page) == names_by_kind(table(compared))
+
+
+def test_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, model_types.__file__, "llama"], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert "1 of 1 model types are compared and agree" in done.stdout
+    assert "| run as trees; the LM head reads the decoder's states | **1**: llama |" in done.stdout
