@@ -24,7 +24,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils import logging
 
 from stepjepa.batch.collate import Collator
-from stepjepa.batch.sequences import Ids, Item, TokenizedRecord
+from stepjepa.batch.sequences import Ids, SampledRecord, TokenizedRecord
 from stepjepa.models.attention import enable_trees
 from stepjepa.models.lm_head import LMHead
 from stepjepa.models.probe import VOCABULARY, choose_encoding, shrink
@@ -139,7 +139,7 @@ def our_loss(model: PreTrainedModel, encoding: str) -> Tensor:
     none = np.empty(0, np.int32)
     pad = max(getattr(model.config.get_text_config(), "pad_token_id", None) or 0, 0)
     collator = Collator("separate", none, encoding=encoding, row_length=97, pad_id=pad)  # type: ignore[arg-type]
-    return jepa_loss(model, collator(Item(record) for record in records()), Objective([LMLoss()])).loss
+    return jepa_loss(model, collator(SampledRecord(record) for record in records()), Objective([LMLoss()])).loss
 
 
 def gradient(model: nn.Module, loss: Tensor) -> Tensor:
