@@ -16,6 +16,7 @@ from typing import IO, Any
 from filelock import FileLock, Timeout
 
 from stepjepa.base.errors import UserError, shown, visible
+from stepjepa.base.json_object import JsonObject
 
 File = str | os.PathLike[str]
 """The path of a file or folder."""
@@ -38,7 +39,7 @@ def _raise(error: UserError) -> None:
 
 def read_jsonl(
     path: str | os.PathLike[str], what: str = "file", *, wrong: Callable[[UserError], None] = _raise
-) -> Iterator[tuple[int, dict[str, Any]]]:
+) -> Iterator[tuple[int, JsonObject]]:
     """Read a JSON Lines file, yielding (line number from 1, object) pairs; blank lines are skipped.
 
     A line that is not UTF-8, no JSON object or holds a lone surrogate is skipped after ``wrong`` was
@@ -75,7 +76,7 @@ def _fault(error: Exception) -> str:
     return str(error)
 
 
-def holds_half(value: dict[str, Any]) -> bool:
+def holds_half(value: JsonObject) -> bool:
     """Whether a string in a JSON value holds a lone surrogate, which can't be written as UTF-8."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
@@ -94,7 +95,7 @@ def read_text(path: Path) -> str:
         raise UserError("not UTF-8 text; unpack or convert the file", path=path, line=line) from None
 
 
-def read_json_object(path: str | os.PathLike[str], what: str, remedy: str) -> dict[str, Any]:
+def read_json_object(path: str | os.PathLike[str], what: str, remedy: str) -> JsonObject:
     """Read a JSON file that holds one object; ``UserError``, which says the ``remedy``, if it is missing or damaged."""
     found = existing_file(path, what)
     try:
@@ -107,7 +108,7 @@ def read_json_object(path: str | os.PathLike[str], what: str, remedy: str) -> di
     return value
 
 
-def json_at(path: Path) -> dict[str, Any]:
+def json_at(path: Path) -> JsonObject:
     """The object in a JSON file; empty if the file is missing or damaged."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -185,13 +186,13 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[A
         raise
 
 
-def write_json(path: str | os.PathLike[str], value: Any) -> None:
+def write_json(path: str | os.PathLike[str], value: object) -> None:
     """Write one JSON document atomically."""
     with atomic_write(path) as stream:
         stream.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def write_jsonl(path: str | os.PathLike[str], values: Iterable[dict[str, Any]]) -> None:
+def write_jsonl(path: str | os.PathLike[str], values: Iterable[JsonObject]) -> None:
     """Write a JSON Lines file atomically."""
     with atomic_write(path) as stream:
         stream.writelines(json.dumps(value, ensure_ascii=False) + "\n" for value in values)

@@ -38,13 +38,13 @@ def print_rows(rows: Sequence[tuple[str, str]]) -> None:
             print(f"{visible(name)}: {visible(text)}", flush=True)
 
 
-def print_json(value: Any) -> None:
+def print_json(value: object) -> None:
     """Print one JSON document: numbers that are not finite become null, unprintable characters are escaped."""
     text = json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False)
     print("".join(each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in text), flush=True)
 
 
-def finite(value: Any) -> Any:
+def finite(value: object) -> Any:
     """A copy of a JSON value with None in place of numbers that are not finite."""
     return json.loads(json.dumps(value), parse_constant=lambda _: None)
 

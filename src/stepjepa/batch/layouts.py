@@ -5,7 +5,7 @@ To add one: write ``(record, predictors, reading) -> list[TokenSequence]``, and 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,10 +26,10 @@ class ReadoutOptions(NamedTuple):
 
 PlaceFn = Callable[[TokenizedRecord, Ids, ReadoutOptions], list[TokenSequence]]
 # Maps the messages of a chat to the index of the first and of the second message of each pair.
-PairMessagesFn = Callable[[tuple[Mapping[str, Any], ...]], list[tuple[int, int]]]
+PairMessagesFn = Callable[[tuple[Mapping[str, object], ...]], list[tuple[int, int]]]
 
 
-def question_and_answer(messages: tuple[Mapping[str, Any], ...]) -> list[tuple[int, int]]:
+def question_and_answer(messages: tuple[Mapping[str, object], ...]) -> list[tuple[int, int]]:
     """Each user message and the assistant message that answers it."""
     return [(place, place + 1) for place, message in enumerate(messages[:-1]) if message["role"] == "user"]
 

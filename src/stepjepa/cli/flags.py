@@ -52,7 +52,7 @@ def run_config(args: argparse.Namespace, options: Iterable[Option] = (*SHORTCUTS
     return RunConfig.from_flat({**named, **getattr(args, "trainer", {})}, note)
 
 
-def settings_of_earlier_run(arguments: Sequence[str], jepa: Mapping[str, Any]) -> dict[str, Any]:
+def settings_of_earlier_run(arguments: Sequence[str], jepa: Mapping[str, object]) -> dict[str, Any]:
     """Return the settings of a run of 0.2.0, by the names of their flags, not checked yet.
 
     Args:

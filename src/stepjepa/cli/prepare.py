@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import atomic_write, existing_file, refuse_existing
@@ -116,7 +116,7 @@ def _converter(args: argparse.Namespace) -> tuple[Convert, str]:
     return convert, CONVERSIONS[kind].rows
 
 
-def _write_files(files: Mapping[Path, Sequence[Mapping[str, Any]]]) -> int:
+def _write_files(files: Mapping[Path, Sequence[Mapping[str, object]]]) -> int:
     """Write JSON Lines files that belong together: none gets its final name before all are written."""
     with ExitStack() as stack:
         for target, records in files.items():

@@ -223,7 +223,7 @@ class RunConfig:
         return {name: value for name, value in (flat | self.trainer | self.objects).items() if value is not None}
 
     @classmethod
-    def from_flat(cls, values: Mapping[str, Any], note: Callable[[str], None] = lambda text: None) -> RunConfig:
+    def from_flat(cls, values: Mapping[str, object], note: Callable[[str], None] = lambda text: None) -> RunConfig:
         """Make a configuration of settings by the names of their flags, shortcuts such as ``regular`` among them.
 
         Args:

@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from stepjepa.base.errors import UserError, shown
+from stepjepa.base.json_object import JsonObject
 from stepjepa.data.messages import SYSTEM_ROLES, from_json, is_absent, read_message
 
 USER = ("prompt", "question", "instruction", "input", "text")
@@ -29,13 +30,13 @@ Columns = Sequence[str] | None
 class Chat(NamedTuple):
     """The chat of a row."""
 
-    messages: list[dict[str, Any]]
+    messages: list[JsonObject]
     used: set[str]  # the columns that it was taken from
     unused: list[str]  # keys of its messages that nothing reads, as ``messages[].id``
 
 
 def read_chat(
-    row: Mapping[str, Any], columns: Columns = None, *, system: str | None = None, system_prompt: str | None = None
+    row: Mapping[str, object], columns: Columns = None, *, system: str | None = None, system_prompt: str | None = None
 ) -> Chat:
     """The chat of a row.
 
@@ -82,7 +83,7 @@ def read_chat(
     return chat if columns is not None else _with_system(chat, row)
 
 
-def _with_system(chat: Chat, row: Mapping[str, Any]) -> Chat:
+def _with_system(chat: Chat, row: Mapping[str, object]) -> Chat:
     """The chat behind the system message of a column, if the row has one."""
     for name in SYSTEM:
         if name not in row or name in chat.used:
@@ -98,7 +99,7 @@ def _with_system(chat: Chat, row: Mapping[str, Any]) -> Chat:
     return chat
 
 
-def _column(row: Mapping[str, Any], names: Sequence[str]) -> str:
+def _column(row: Mapping[str, object], names: Sequence[str]) -> str:
     """The first of some columns that a row has."""
     for name in names:
         if name in row:
@@ -113,7 +114,7 @@ def _column(row: Mapping[str, Any], names: Sequence[str]) -> str:
     raise UserError(f"{missing} (there is {there}); name the two with --columns USER ASSISTANT")
 
 
-def _add_turns(chat: Chat, row: Mapping[str, Any], name: str, role: str | None) -> None:
+def _add_turns(chat: Chat, row: Mapping[str, object], name: str, role: str | None) -> None:
     """Add a column to a chat: a text of one role or, as TRL also takes them, a list of turns."""
     turns = row[name]
     if role is not None and not (isinstance(turns, list) and any(isinstance(each, Mapping) for each in turns)):
@@ -129,7 +130,7 @@ def _add_turns(chat: Chat, row: Mapping[str, Any], name: str, role: str | None) 
         chat.unused.extend(f"{name}[].{key}" for key in unused if f"{name}[].{key}" not in chat.unused)
 
 
-def _add_history(chat: Chat, history: Any) -> None:
+def _add_history(chat: Chat, history: object) -> None:
     """Add the turns of Alpaca's ``history``: pairs of question and answer."""
     if is_absent(history):
         return
@@ -143,7 +144,7 @@ def _add_history(chat: Chat, history: Any) -> None:
         )
 
 
-def _text(row: Mapping[str, Any], name: str) -> str:
+def _text(row: Mapping[str, object], name: str) -> str:
     value = row[name]
     told = f"column '{name}' is {shown(value)}; expected a text"
     if isinstance(value, bool):
@@ -158,7 +159,7 @@ def _text(row: Mapping[str, Any], name: str) -> str:
     return value
 
 
-def _refuse_preferences(row: Mapping[str, Any], used: set[str]) -> None:
+def _refuse_preferences(row: Mapping[str, object], used: set[str]) -> None:
     """UserError for columns that say which answers are wanted, so that those that are not would be trained."""
     pairs = [name for name in ("chosen", "rejected") if name not in used and not is_absent(row.get(name))]
     if pairs:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stepjepa.base.errors import UserError, shown
+from stepjepa.base.json_object import JsonObject
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -29,7 +30,7 @@ _READ = {"role", "from", "content", "value", "tool_calls", "function_call", "nam
 _READ |= {*_REASONING, *_WEIGHTS}
 
 
-def is_absent(value: Any) -> bool:
+def is_absent(value: object) -> bool:
     """Whether a field says nothing: null, NaN (the gap of a table), blank, or an empty list or object."""
     if isinstance(value, str | Mapping | list | tuple):
         return not (value.strip() if isinstance(value, str) else value)
@@ -46,14 +47,14 @@ def as_python(value: Any) -> Any:
     return as_python(value.tolist()) if hasattr(value, "dtype") else value
 
 
-def without_fillers(value: Any) -> Any:
+def without_fillers(value: object) -> Any:
     """A value of an Arrow table without the nulls that it puts where another row's object has a field."""
     if isinstance(value, Mapping):
         return {name: without_fillers(each) for name, each in value.items() if each is not None}
     return [without_fillers(each) for each in value] if isinstance(value, list) else value
 
 
-def from_json(value: Any, name: str, expected: str) -> Any:
+def from_json(value: object, name: str, expected: str) -> Any:
     """A field that may be JSON as text, as in tables; UserError if it begins as such and is none."""
     if not isinstance(value, str):
         return value
@@ -63,7 +64,7 @@ def from_json(value: Any, name: str, expected: str) -> Any:
         raise UserError(f"'{name}' is {shown(value)}; expected {expected}, or the same as JSON text") from None
 
 
-def read_message(turn: Any, name: str) -> tuple[dict[str, Any], list[str]]:
+def read_message(turn: object, name: str) -> tuple[JsonObject, list[str]]:
     """One message in the form of :class:`stepjepa.data.records.Record`, and the keys of it that nothing reads.
 
     ``name`` is where it stands, for errors. ``role`` and ``content`` may be ShareGPT's ``from`` and ``value``; the
@@ -86,7 +87,7 @@ def read_message(turn: Any, name: str) -> tuple[dict[str, Any], list[str]]:
         if there and role != "assistant":
             raise UserError(f"{name}.{key}: a {role} message has none; remove it, or make its role assistant")
     may_be_empty = bool(calls) or role in {"tool", *SYSTEM_ROLES}
-    optional: dict[str, Any] = {"reasoning_content": reasoning, "tool_calls": calls or None}
+    optional: JsonObject = {"reasoning_content": reasoning, "tool_calls": calls or None}
     optional |= {key: _label(turn.get(key), f"{name}.{key}") for key in ("name", "tool_call_id")}
     optional |= {"weight": 0 if weight == 0 and role == "assistant" else None}
     message = {"role": role, "content": _content(value, role, name, may_be_empty=may_be_empty)}
@@ -94,7 +95,7 @@ def read_message(turn: Any, name: str) -> tuple[dict[str, Any], list[str]]:
     return message, [str(key) for key, value in turn.items() if key not in _READ and not is_absent(value)]
 
 
-def _label(value: Any, name: str) -> str | None:
+def _label(value: object, name: str) -> str | None:
     """A name or an id; None for none."""
     if is_absent(value):
         return None
@@ -103,12 +104,12 @@ def _label(value: Any, name: str) -> str | None:
     raise UserError(f"{name} is {shown(value)}; expected a text")
 
 
-def _first(turn: Mapping[str, Any], *names: str) -> Any:
+def _first(turn: Mapping[str, object], *names: str) -> Any:
     """The value of the first of some keys that has one."""
     return next((turn[name] for name in names if turn.get(name) is not None), None)
 
 
-def _content(value: Any, role: str, name: str, *, may_be_empty: bool) -> str:
+def _content(value: object, role: str, name: str, *, may_be_empty: bool) -> str:
     if isinstance(value, list | tuple):
         value = "".join(_part(part, f"{name}.content[{index}]") for index, part in enumerate(value))
     # A system prompt may be empty on purpose (it switches a template's default off); so may what a tool returned.
@@ -121,7 +122,7 @@ def _content(value: Any, role: str, name: str, *, may_be_empty: bool) -> str:
     return value
 
 
-def _part(part: Any, name: str) -> str:
+def _part(part: object, name: str) -> str:
     """The text of one part of a content; a part of another type is passed over if it is empty."""
     if isinstance(part, str):
         return part
@@ -134,18 +135,22 @@ def _part(part: Any, name: str) -> str:
     raise UserError(f"{name} is {told}; expected parts {{'type': 'text', 'text': ...}}; remove the part or the record")
 
 
-def _reasoning(turn: Mapping[str, Any], name: str) -> str | None:
+def _reasoning(turn: Mapping[str, object], name: str) -> str | None:
     """The thought of a message: one field under several names."""
-    thoughts = {key: turn[key] for key in _REASONING if not is_absent(turn.get(key))}
-    for key, thought in thoughts.items():
+    thoughts: dict[str, str] = {}
+    for key in _REASONING:
+        thought = turn.get(key)
+        if is_absent(thought):
+            continue
         if not isinstance(thought, str):
             raise UserError(f"{name}.{key} is {shown(thought)}; expected a text")
+        thoughts[key] = thought
     if len(set(thoughts.values())) > 1:
         raise UserError(f"{name} has both {' and '.join(thoughts)}, which are one field, and they differ; keep one")
     return next(iter(thoughts.values()), None)
 
 
-def _weight(turn: Mapping[str, Any], role: str, name: str) -> int | None:
+def _weight(turn: Mapping[str, object], role: str, name: str) -> int | None:
     """1 where the user says that a message is trained, 0 where they say that it is not; None for neither."""
     if not is_absent(turn.get("train_detail")):
         raise UserError(f"{name}.train_detail: parts of a message can't be trained; remove it, or the record")
@@ -167,7 +172,7 @@ def _weight(turn: Mapping[str, Any], role: str, name: str) -> int | None:
     return next(iter(weights.values()), None)
 
 
-def _calls(value: Any, name: str) -> list[dict[str, Any]]:
+def _calls(value: object, name: str) -> list[JsonObject]:
     """Tool calls in OpenAI's form, with arguments as an object."""
     if is_absent(value):
         return []
@@ -189,7 +194,7 @@ def _calls(value: Any, name: str) -> list[dict[str, Any]]:
     return calls
 
 
-def read_tools(value: Any) -> list[dict[str, Any]] | None:
+def read_tools(value: object) -> list[JsonObject] | None:
     """The tools of a record, a list or JSON text, in OpenAI's form; None for none."""
     if is_absent(value) or is_absent(value := from_json(value, "tools", "a list of functions")):
         return None
@@ -206,7 +211,7 @@ def read_tools(value: Any) -> list[dict[str, Any]] | None:
     return tools
 
 
-def read_variables(value: Any) -> dict[str, Any] | None:
+def read_variables(value: object) -> JsonObject | None:
     """``chat_template_kwargs`` of a record, an object or JSON text; None for none."""
     name = "chat_template_kwargs"
     if is_absent(value) or is_absent(value := from_json(value, name, "an object")):
@@ -218,7 +223,7 @@ def read_variables(value: Any) -> dict[str, Any] | None:
     return dict(value)
 
 
-def check_turns(messages: Sequence[Mapping[str, Any]]) -> int:
+def check_turns(messages: Sequence[Mapping[str, object]]) -> int:
     """One past the last message of an assistant that is trained; UserError if there is none, or for a wrong order."""
     roles = [str(message["role"]) for message in messages]
     turns = roles[1:] if roles[:1] and roles[0] in SYSTEM_ROLES else roles
@@ -235,7 +240,7 @@ def check_turns(messages: Sequence[Mapping[str, Any]]) -> int:
     return trained[-1]
 
 
-def refuse_media(fields: Mapping[str, Any], of: str = "") -> None:
+def refuse_media(fields: Mapping[str, object], of: str = "") -> None:
     """UserError for a row or a message (``of``) with images, videos or sounds."""
     for name in MEDIA:
         if not is_absent(fields.get(name)):

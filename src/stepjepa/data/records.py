@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stepjepa.base.errors import UserError, one_line, shown, visible
+from stepjepa.base.json_object import JsonObject
 from stepjepa.data.columns import MOST_NAMES, Columns, read_chat
 from stepjepa.data.messages import (
     MEDIA,
@@ -37,14 +38,14 @@ class Record:
     trained.
     """
 
-    messages: tuple[dict[str, Any], ...]
+    messages: tuple[JsonObject, ...]
     views: tuple[tuple[str, str], ...] | None = None  # explicit pairs of source and target view
     path: str = "<memory>"  # of its file, or a label where it came from memory
     line: int = 0  # its line there, counted from 1
-    extra: dict[str, Any] = field(default_factory=dict)  # the other fields of the line, untouched
+    extra: JsonObject = field(default_factory=dict)  # the other fields of the line, untouched
     columns: tuple[str, ...] = ("messages",)  # of the line, which the chat was made of
-    tools: list[dict[str, Any]] | None = None  # descriptions of functions, as templates read them
-    chat_template_kwargs: dict[str, Any] | None = None  # variables of the template, for this record
+    tools: list[JsonObject] | None = None  # descriptions of functions, as templates read them
+    chat_template_kwargs: JsonObject | None = None  # variables of the template, for this record
     unused: tuple[str, ...] = ()  # keys of messages that nothing reads, as ``messages[].id``
     dropped: int = 0  # messages that stood behind the last trained answer
 
@@ -59,7 +60,7 @@ class Record:
         return str(self.messages[-1]["content"])
 
 
-Data = str | os.PathLike[str] | Iterable[Record | dict[str, Any]]
+Data = str | os.PathLike[str] | Iterable[Record | JsonObject]
 """A file of records, a folder or hub name that ``datasets`` loads, a ``datasets.Dataset``, dicts or ``Record``."""
 
 Views = Callable[[Record], Iterable[tuple[str, str]]]
@@ -85,7 +86,7 @@ def as_records(values: Any) -> Iterator[Record]:
 
 
 def parse_record(
-    value: Mapping[str, Any], path: str | os.PathLike[str] = "<memory>", line: int = 0, columns: Columns = None
+    value: Mapping[str, object], path: str | os.PathLike[str] = "<memory>", line: int = 0, columns: Columns = None
 ) -> Record:
     """Check one object and make a record of it; ``path`` and ``line``, counted from 1, are for errors.
 
@@ -171,7 +172,7 @@ def _check_views(
     return ((text, code),), tuple(_VIEW_ROLES)
 
 
-def _view(value: Any, key: str, role: str) -> str:
+def _view(value: object, key: str, role: str) -> str:
     """A text, or the content of a list of one message, as in the published files."""
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict) and value[0].get("role") == role:
         value = value[0].get("content", 0)
@@ -208,7 +209,7 @@ class BadRecords:
         if self.count:
             print(f"note: {self.describe()}", file=sys.stderr)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """For ``run.json``: nothing that depends on where the file lies."""
         return {"left_out": self.count, "first_lines": [line for line, _ in self.first]}
 

@@ -14,11 +14,12 @@ from typing import Any
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import existing_file, holds_half, read_jsonl, read_text
+from stepjepa.base.json_object import JsonObject
 from stepjepa.data.columns import Columns
 from stepjepa.data.messages import without_fillers
 from stepjepa.data.records import BadRecords, Record, parse_record
 
-Rows = Iterator[tuple[int, dict[str, Any]]]
+Rows = Iterator[tuple[int, JsonObject]]
 """Line or row number, counted from 1, and the row by the names of its columns."""
 
 Wrong = Callable[[UserError, int], None]
@@ -181,7 +182,7 @@ _LISTS = (
 )
 
 
-def _is_wrapped(value: dict[str, Any]) -> bool:
+def _is_wrapped(value: JsonObject) -> bool:
     """Whether an object holds rows instead of being one: under a key, or as pandas writes a table."""
     rows = [name for name in _LISTS if isinstance(value.get(name), list) and value[name]]
     parts = list(value.values())
@@ -189,7 +190,7 @@ def _is_wrapped(value: dict[str, Any]) -> bool:
     return bool(rows) or is_frame
 
 
-def _rows_of(value: Any, path: Path) -> list[Any]:
+def _rows_of(value: object, path: Path) -> list[Any]:
     """The rows of a file that is one JSON value; UserError for an object with several lists, or a table of pandas."""
     if not isinstance(value, dict) or not _is_wrapped(value):
         return value if isinstance(value, list) else [value]
@@ -288,7 +289,7 @@ def _read_dataset(name: str, split: str | None, subset: str | None) -> Rows:
     yield from enumerate(map(_row_without_fillers, splits[split]), start=1)
 
 
-def _row_without_fillers(row: dict[str, Any]) -> dict[str, Any]:
+def _row_without_fillers(row: JsonObject) -> JsonObject:
     """A row of an Arrow table with all its columns."""
     return {name: without_fillers(value) for name, value in row.items()}
 

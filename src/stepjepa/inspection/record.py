@@ -3,12 +3,14 @@
 Sequences and rows are those that training itself would build; nothing is worked out a second time here.
 """
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +24,9 @@ from stepjepa.batch.sequences import SampledRecord, TokenSequence
 from stepjepa.batch.tokenize import COUNTS, RecordTokenizer, step_views
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(slots=True)
@@ -86,7 +91,7 @@ class Inspection:
 
 
 def inspect_records(
-    records: Sequence[Record], index: int, tokenizer: Any, config: JepaConfig, count: int = 1
+    records: Sequence[Record], index: int, tokenizer: PreTrainedTokenizerBase, config: JepaConfig, count: int = 1
 ) -> Inspection:
     """Pack ``count`` records of a file from ``index`` on as one micro-batch and describe it, and the whole file.
 
@@ -129,7 +134,7 @@ def visible_matrix(inspection: Inspection) -> NDArray[np.bool_]:
     return found
 
 
-def token_text(tokenizer: Any, index: int) -> str:
+def token_text(tokenizer: PreTrainedTokenizerBase, index: int) -> str:
     """The text of one token, its leading blank included; a part of a character stays a replacement mark."""
     text = str(tokenizer.decode([index], skip_special_tokens=False, clean_up_tokenization_spaces=False))
     piece = str(tokenizer.convert_ids_to_tokens(index))
@@ -138,7 +143,10 @@ def token_text(tokenizer: Any, index: int) -> str:
 
 
 def _describe_tree(
-    parts: Sequence[Sequence[TokenSequence]], lines: Sequence[int], config: JepaConfig, tokenizer: Any
+    parts: Sequence[Sequence[TokenSequence]],
+    lines: Sequence[int],
+    config: JepaConfig,
+    tokenizer: PreTrainedTokenizerBase,
 ) -> tuple[list[TokenInfo], list[BranchInfo], list[SequenceInfo]]:
     """The sequences of some records (``parts``) in rows that stand behind each other without padding."""
     owners = [number for number, part in enumerate(parts) for _ in part]

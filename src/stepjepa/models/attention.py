@@ -101,14 +101,14 @@ def _additive(given: tuple[Trees, Rule | None, torch.dtype], hidden: float) -> T
 
 def _sdpa(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
-) -> Any:
+) -> tuple[Tensor, Tensor | None]:
     if attention_mask is not None and attention_mask.is_floating_point():
         # An additive mask must have the dtype of the query, which may differ from the model's.
         attention_mask = attention_mask.to(query.dtype)
     return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
 
 
-def _eager(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+def _eager(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
     # Each model file defines its own eager attention, with its own soft caps and sinks.
     return sys.modules[type(module).__module__].eager_attention_forward(module, *args, **kwargs)
 
@@ -149,7 +149,7 @@ def _listed(seen: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @cache
-def _compiled() -> Any:
+def _compiled() -> Callable[..., Tensor]:
     # With dynamic shapes the kernel would be recompiled, or run many times slower.
     return torch.compile(flex_attention, dynamic=False)
 
@@ -181,7 +181,7 @@ def flex_forward(
     dropout: float = 0.0,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    **_: Any,
+    **_: object,
 ) -> tuple[Tensor, None]:
     """Attention with the signature that transformers calls, under the mask of :func:`block_mask`.
 

@@ -1,12 +1,17 @@
 """Models with random weights: presets such as ``preset:tiny``, with tokenizers of their own, and ``--pretrain``."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import existing_file
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 PREFIX = "preset:"
 _SIZES = {
@@ -37,7 +42,7 @@ SPARE_ROWS = 32
 _LONG_WORD = re.compile(r"\S{200}")
 
 
-def preset_config(name: str) -> Any:
+def preset_config(name: str) -> PreTrainedConfig:
     """The transformers configuration of a preset such as ``preset:tiny``, to be fitted to a tokenizer."""
     from transformers import AutoConfig
 
@@ -56,7 +61,7 @@ def preset_config(name: str) -> Any:
     )
 
 
-def train_tokenizer(texts: Iterable[str], vocabulary: int, chat_template: str | None = None) -> Any:
+def train_tokenizer(texts: Iterable[str], vocabulary: int, chat_template: str | None = None) -> PreTrainedTokenizerBase:
     """Train byte-level BPE of at most ``vocabulary`` tokens on texts, with ChatML or the template of a Jinja file.
 
     Every digit is a token of its own, as arithmetic needs, and no token is added before or after a text. UserError if
@@ -95,7 +100,7 @@ def read_template(path: str) -> str:
     return existing_file(path, "chat template").read_text(encoding="utf-8")
 
 
-def fit_config(config: Any, tokenizer: Any) -> None:
+def fit_config(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:
     """Set the vocabulary size and the special token ids of a configuration, in place, from a tokenizer.
 
     The tokenizer has all tokens except predictor tokens, which use the spare rows. A configuration with enough rows
@@ -113,7 +118,9 @@ def fit_config(config: Any, tokenizer: Any) -> None:
         part.bos_token_id, part.eos_token_id, part.pad_token_id = (*used, pad)
 
 
-def random_model(config: Any, tokenizer: Any, ends: Sequence[int], seed: int, **options: Any) -> Any:
+def random_model(
+    config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, ends: Sequence[int], seed: int, **options: Any
+) -> PreTrainedModel:
     """Build a causal language model with random weights, initialised as its model family does.
 
     The weights depend on the seed alone, so they are equal on all processes; the state of the global generator is kept.

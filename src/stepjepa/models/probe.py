@@ -4,10 +4,12 @@ The probe runs a small copy of the architecture with random weights, in which ev
 ``docs/design.md`` describes the checks and has a table of the model types that fail each of them.
 """
 
+from __future__ import annotations
+
 import copy
 import json
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import numpy as np
 import torch
@@ -20,6 +22,9 @@ from stepjepa.batch.collate import Collator, Encoding
 from stepjepa.batch.sequences import Ids, SampledRecord, TokenizedRecord
 from stepjepa.models.attention import enable_trees, plain_attention
 from stepjepa.models.encode import encode
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 # Largest relative difference between states that counts as rounding.
 ROUNDING = 1e-3
@@ -190,7 +195,7 @@ def _redraw(model: PreTrainedModel) -> None:
             parameter.add_(torch.randn_like(parameter), alpha=0.1)
 
 
-def _shrink_config(config: Any, layers: int) -> None:
+def _shrink_config(config: PreTrainedConfig, layers: int) -> None:
     """Shrink a configuration, and those inside it, in place: fewer heads of the same size, widths in proportion."""
     for name in config.sub_configs:
         if getattr(config, name, None) is not None:

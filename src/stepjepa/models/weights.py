@@ -4,21 +4,27 @@ Weights that the libraries would fill with random numbers are refused. Weights i
 training an adapter on them (QLoRA, arXiv 2305.14314) or for inference.
 """
 
+from __future__ import annotations
+
 import importlib.util
 import math
 import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from stepjepa.base.errors import UserError, shown
 
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel
 
-def load_weights(name: str, **options: Any) -> Any:
+
+def load_weights(name: str, **options: Any) -> PreTrainedModel:
     """Load a causal language model from the safetensors of a folder or hub id.
 
     UserError if weights are missing, belong to layers that the configuration lacks, or are not finite. ``options`` are
@@ -49,7 +55,7 @@ def load_weights(name: str, **options: Any) -> Any:
     return model
 
 
-def load_adapter(model: Any, folder: str) -> Any:
+def load_adapter(model: PreTrainedModel, folder: str) -> PeftModel:
     """Load the PEFT adapter of a folder onto a model; UserError if weights are missing or not finite."""
     from peft import PeftModel
 
@@ -64,7 +70,7 @@ def load_adapter(model: Any, folder: str) -> Any:
     return wrapped
 
 
-def missing_of_adapter(model: Any, folder: Path) -> list[str]:
+def missing_of_adapter(model: PreTrainedModel, folder: Path) -> list[str]:
     """Weights of a PEFT model's adapter that its file lacks; PEFT itself only warns of them."""
     from peft import get_peft_model_state_dict
     from safetensors import safe_open

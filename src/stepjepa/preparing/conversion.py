@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from stepjepa.base.errors import UserError
+from stepjepa.base.json_object import JsonObject
 from stepjepa.config.option import option
 from stepjepa.data.columns import read_chat
 from stepjepa.data.messages import as_python, is_absent, read_tools, read_variables, refuse_media
@@ -21,10 +22,10 @@ from stepjepa.tasks.raw_values import Unusable, chat_record, convert_paraphrases
 from stepjepa.tasks.sentiment import SentimentTask
 from stepjepa.tasks.spider import SpiderTask
 
-Row = Mapping[str, Any]
+Row = Mapping[str, object]
 Rows = Iterable[tuple[int, Row]]  # with line numbers
 # Converts a row to a record, or to a list of records that form a group. Raises Unusable to drop the row.
-Convert = Callable[..., dict[str, Any] | list[dict[str, Any]]]
+Convert = Callable[..., JsonObject | list[JsonObject]]
 
 SYSTEM_PROMPT = (
     "Please solve the problem step by step (separate steps with double newlines), "
@@ -48,7 +49,7 @@ class Counts:
         return [name for name, asked in self.asked.items() if not asked]
 
 
-class _AskedRow(dict[str, Any]):
+class _AskedRow(JsonObject):
     """A row that knows which of its columns were asked for."""
 
     def __init__(self, row: Row) -> None:
@@ -67,12 +68,12 @@ class _AskedRow(dict[str, Any]):
 
 def convert_rows(
     rows: Rows, convert: Convert, *, limit: int | None = None, path: object = "<memory>", bad: BadRecords | None = None
-) -> tuple[list[dict[str, Any]], Counts]:
+) -> tuple[list[JsonObject], Counts]:
     """Convert at most ``limit`` rows of the file ``path`` to records, dropping those that are unusable.
 
     Several records of one row get its line number as the field ``group``. Invalid rows are noted by ``bad``.
     """
-    counts, found = Counts(), list[dict[str, Any]]()
+    counts, found = Counts(), list[JsonObject]()
     for line, row in rows:
         if limit is not None and len(found) >= limit:
             break
@@ -98,12 +99,12 @@ def convert_rows(
     return found[:limit], counts
 
 
-def convert_chat(row: Row, **about: Any) -> dict[str, Any]:
+def convert_chat(row: Row, **about: Any) -> JsonObject:
     """Convert a row with a chat in any of its forms, see :func:`stepjepa.data.columns.read_chat`, to a record."""
     plain = as_python(dict(row))
     refuse_media(plain)
     chat = read_chat(plain, **about)
-    more: dict[str, Any] = {"tools": read_tools(plain.get("tools"))}
+    more: JsonObject = {"tools": read_tools(plain.get("tools"))}
     more["chat_template_kwargs"] = read_variables(plain.get("chat_template_kwargs"))
     for name in {*chat.used, *more}:
         row.get(name)  # asked for, unlike what was only looked at
@@ -145,7 +146,7 @@ class StepOptions:
     splitter: Callable[[str], list[str]] = split_response  # or the user's own
 
 
-def convert_response(row: Row, options: StepOptions) -> dict[str, Any]:
+def convert_response(row: Row, options: StepOptions) -> JsonObject:
     """Convert a response of a model, without text in ``<think>``, to a record with a blank line between steps.
 
     It has ``question``, ``total_steps``, ``messages`` and, if known, ``answer`` and ``ground_truth`` (by default the

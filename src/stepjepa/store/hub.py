@@ -91,7 +91,7 @@ def base_on_hub(run: RunRecord) -> str | None:
     return None if local or random or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) else name
 
 
-def _plain(text: Any) -> str:
+def _plain(text: object) -> str:
     """A name in running text, without letters that mean something in Markdown or YAML."""
     return re.sub(r"[^\w .:+/-]", "", visible(str(text)))[:120]
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import read_json_object, write_json
+from stepjepa.base.json_object import JsonObject
 from stepjepa.base.processes import is_main_process
 from stepjepa.base.typed_json import Origin, at_least, from_json, omitted_if_none, to_json, unknown_fields
 from stepjepa.config.jepa import DEFAULTS
@@ -30,7 +31,7 @@ class Order:
     records_per_micro_step: int | None = at_least(1, default=None)
     gradient_accumulation_steps: int | None = None
     train_sampling_strategy: str | None = None
-    other: dict[str, Any] = unknown_fields()
+    other: JsonObject = unknown_fields()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +45,7 @@ class Source:
     bytes: int | None = omitted_if_none()  # of streamed files (0.1.0)
     eval_split: float | None = omitted_if_none()  # share of the file that is held out
     split_seed: int | None = omitted_if_none()
-    other: dict[str, Any] = unknown_fields()  # invalid lines; the parts of a mixture
+    other: JsonObject = unknown_fields()  # invalid lines; the parts of a mixture
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,14 +54,14 @@ class Lora:
 
     rank: int = at_least(1)
     alpha: int | None = None
-    other: dict[str, Any] = unknown_fields()
+    other: JsonObject = unknown_fields()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
     """``transformers.TrainingArguments``, as its ``to_dict`` writes them."""
 
-    other: dict[str, Any] = unknown_fields()
+    other: JsonObject = unknown_fields()
     max_steps: int | None = None
     num_train_epochs: float | None = None
     load_best_model_at_end: bool = False
@@ -89,10 +90,10 @@ class Results:
     steps: int = at_least(0)
     tokens: float | None = None
     flops: float | None = None
-    last_log: dict[str, Any] = field(default_factory=dict)
+    last_log: JsonObject = field(default_factory=dict)
     train_seconds: float | None = None
     seconds: float | None = None
-    evaluation: dict[str, Any] = unknown_fields()  # ``eval_*`` of the last evaluation
+    evaluation: JsonObject = unknown_fields()  # ``eval_*`` of the last evaluation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,33 +107,33 @@ class RunRecord:
     directory: str | None = None  # that relative paths in ``arguments`` are meant from
     model: str | None = None
     model_fingerprint: str | None = None  # of a folder the hash of its files, of a hub id the commit
-    machine: dict[str, Any] = field(default_factory=dict)
-    versions: dict[str, Any] = field(default_factory=dict)
-    jepa: dict[str, Any] | None = None  # ``JepaConfig.to_dict``, of the version that trained
-    loaded: dict[str, Any] = field(default_factory=dict)  # how the model was loaded: dtype, template, attention
-    encoding: dict[str, Any] | None = None
+    machine: JsonObject = field(default_factory=dict)
+    versions: JsonObject = field(default_factory=dict)
+    jepa: JsonObject | None = None  # ``JepaConfig.to_dict``, of the version that trained
+    loaded: JsonObject = field(default_factory=dict)  # how the model was loaded: dtype, template, attention
+    encoding: JsonObject | None = None
     lora: Lora | None = None
     training: Training | None = None
     order: Order | None = None
     data: dict[str, Source | None] = field(default_factory=dict)  # by part: train and eval, or data, which is split
     system_prompts: list[str | None] | None = None
-    counts: dict[str, Any] | None = None
-    eval_counts: dict[str, Any] | None = None
-    tokens: dict[str, Any] | None = None
-    template: dict[str, Any] | None = None
-    parameters: dict[str, Any] | None = None
-    same_flop: dict[str, Any] | None = None
+    counts: JsonObject | None = None
+    eval_counts: JsonObject | None = None
+    tokens: JsonObject | None = None
+    template: JsonObject | None = None
+    parameters: JsonObject | None = None
+    same_flop: JsonObject | None = None
     launches: list[Launch] = field(default_factory=list)
     results: Results | None = None
     exported_from: str | None = omitted_if_none()  # the run or checkpoint folder that was exported
-    other: dict[str, Any] = unknown_fields()
+    other: JsonObject = unknown_fields()
 
     def finished(self, results: Results) -> "RunRecord":
         """The record of the same run with its results."""
         return replace(self, status="finished", error=None, results=results)
 
 
-def read_run(folder: str | os.PathLike[str]) -> dict[str, Any]:
+def read_run(folder: str | os.PathLike[str]) -> JsonObject:
     """The JSON object in ``run.json``, unchecked; ``UserError`` if the folder has none, or it is not valid JSON."""
     path = Path(folder) / RUN_FILE
     if not path.is_file():
@@ -154,7 +155,7 @@ def origin_of(folder: str | os.PathLike[str]) -> Origin:
     return Origin(Path(folder) / RUN_FILE, REMEDY)
 
 
-def check_objective(jepa: dict[str, Any], origin: Origin) -> None:
+def check_objective(jepa: JsonObject, origin: Origin) -> None:
     """Raise ``UserError`` for an option of ``JepaConfig`` that is of another type than its default.
 
     Options without a value by default may be of any simple type; a run of another version may lack or have options.
@@ -176,7 +177,7 @@ def record_of(model_path: str | os.PathLike[str]) -> RunRecord | None:
     return next((read_record(place) for place in places if (place / RUN_FILE).is_file()), None)
 
 
-def trained_objective(model_path: str | os.PathLike[str]) -> dict[str, Any] | None:
+def trained_objective(model_path: str | os.PathLike[str]) -> JsonObject | None:
     """The ``JepaConfig`` that a model was trained with, as a dict; None if no record says it."""
     record = record_of(model_path)
     return None if record is None else record.jepa
@@ -208,7 +209,7 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), "platform": platform.platform(), **installed}
 
 
-def machine(*, use_cpu: bool = False) -> dict[str, Any]:
+def machine(*, use_cpu: bool = False) -> JsonObject:
     """Processes, threads and device, which the last digits of sums depend on; ``use_cpu`` ignores accelerators."""
     import torch
 

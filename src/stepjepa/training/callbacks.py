@@ -1,12 +1,14 @@
 """What a run does beside its steps: metrics and lines of losses, warnings, requests to stop, no step on NaN."""
 
+from __future__ import annotations
+
 import json
 import logging
 import math
 import sys
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import gather_object
@@ -24,6 +26,9 @@ from stepjepa.objectives.term import TERMS
 from stepjepa.store.folder import METRICS_FILE
 from stepjepa.training.saving import way_back
 
+if TYPE_CHECKING:
+    from transformers import TrainerControl, TrainerState, TrainingArguments
+
 logger = logging.getLogger(__name__)
 
 
@@ -38,12 +43,16 @@ class StopCallback(TrainerCallback):
         self._request, self._processes, self._device = request, processes, device
         self._number = 0
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         """Ask all processes for a request, unless the epoch ends here as well."""
         if not float(state.epoch).is_integer():
             self.on_epoch_end(args, state, control)
 
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         if not self._number:
             self._number = self._request.first
             if self._processes > 1:
@@ -55,7 +64,7 @@ class StopCallback(TrainerCallback):
     # An evaluation may take long.
     on_evaluate = on_epoch_end
 
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         if self._number:
             raise Stopped(self._number)
 
@@ -88,7 +97,9 @@ class LogCallback(TrainerCallback):
 
     _warned = False
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         """Of a resumed run, drop what was logged after the checkpoint: those steps are run again."""
         self._warned = any(collapse(line) for line in state.log_history)
         path = Path(args.output_dir) / METRICS_FILE
@@ -97,7 +108,14 @@ class LogCallback(TrainerCallback):
                 path, [{"step": line["step"], "epoch": line.get("epoch"), **line} for line in state.log_history]
             )
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **kwargs: object,
+    ) -> None:
         if not state.is_world_process_zero or not logs:
             return
         path = Path(args.output_dir) / METRICS_FILE
@@ -142,7 +160,9 @@ class NonfiniteGuard(TrainerCallback):
         self._parts.append({name: part.detach() for name, part in losses.parts.items()})
         return losses.loss * torch.where(torch.isfinite(losses.loss.detach()), 1.0, math.nan)
 
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         """Stop the run where the norm of the gradient, the same on every process, is not finite."""
         trainer = self._trainer
         if trainer.is_deepspeed_enabled:

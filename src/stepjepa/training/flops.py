@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,6 +27,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.models.architecture import base_model, find_decoder, find_heads
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 
 class Shape(NamedTuple):
@@ -71,8 +74,8 @@ class FlopModel:
         The model, a PEFT wrapper of one perhaps, is not wrapped by DDP or FSDP, and is not changed. With ``ema`` a copy
         of the decoder encodes the target: one more forward pass, without head and backward pass.
         """
-        again = partial(checkpoint, use_reentrant=reentrant) if gradient_checkpointing else None
-        forward, (token, square, fixed) = _fit(model, again)
+        checkpoint_fn = partial(checkpoint, use_reentrant=reentrant) if gradient_checkpointing else None
+        forward, (token, square, fixed) = _fit(model, checkpoint_fn)
         label, token_rows = _head(model)
         averaged = forward[:2] if ema else (0, 0)
         return cls(token, square, label, _predictor_head(model), fixed, token_rows, *averaged)
@@ -96,7 +99,7 @@ class FlopModel:
 _SMALL = 10**7
 
 
-def _fit(model: nn.Module, again: Callable[..., Any] | None) -> list[list[int]]:
+def _fit(model: nn.Module, checkpoint_fn: Callable[..., Tensor] | None) -> list[list[int]]:
     """FLOPs of the decoder per token, per (query, key) and per pass: of the forward pass, and of both passes.
 
     The fit is exact, since the FLOPs are such a polynomial.
@@ -107,7 +110,7 @@ def _fit(model: nn.Module, again: Callable[..., Any] | None) -> list[list[int]]:
     terms = np.array([[length, length**2, 1] for length in lengths], float)
 
     def fit(model: nn.Module) -> list[list[int]]:
-        _set_to_train(model, again)
+        _set_to_train(model, checkpoint_fn)
         counted = np.array([_count(model, length) for length in lengths], float)  # [3, 2]
         fitted: list[list[int]] = np.linalg.solve(terms, counted).round().astype(int).T.tolist()
         return fitted
@@ -125,15 +128,15 @@ def _fit(model: nn.Module, again: Callable[..., Any] | None) -> list[list[int]]:
             return fit(_copied(model, torch.Tensor.detach))
 
 
-def _unit(config: Any) -> int:
+def _unit(config: PreTrainedConfig) -> int:
     """Chunk size of recurrent layers, to a multiple of which they pad a sequence; 4 for models without such layers."""
     chunks = (getattr(config, name, None) for name in ("chunk_size", "mamba_chunk_size"))
     linear = any("linear" in str(kind) for kind in getattr(config, "layer_types", None) or ())
     return next((int(chunk) for chunk in chunks if chunk), 64 if linear else 4)
 
 
-def _set_to_train(model: Any, again: Callable[..., Any] | None) -> None:
-    """Set a copy of a model to training, its blocks checkpointed by ``again`` unless that is None."""
+def _set_to_train(model: PreTrainedModel, checkpoint_fn: Callable[..., Tensor] | None) -> None:
+    """Set a copy of a model to training, its blocks checkpointed by ``checkpoint_fn`` unless that is None."""
     model.train()
     # Torch does not count the FLOPs of FlashAttention and of kernels for quantized weights.
     config = base_model(model).config
@@ -143,8 +146,12 @@ def _set_to_train(model: Any, again: Callable[..., Any] | None) -> None:
         if isinstance(module, nn.Linear) and not module.weight.is_floating_point():
             module.forward = partial(_unpacked, module)  # type: ignore[method-assign]
         # Not by the model's own method, which also adds hooks to the embeddings for adapters.
-        if isinstance(module, GradientCheckpointingLayer) and again is not None and not module.gradient_checkpointing:
-            module.gradient_checkpointing, module._gradient_checkpointing_func = True, again
+        if (
+            isinstance(module, GradientCheckpointingLayer)
+            and checkpoint_fn is not None
+            and not module.gradient_checkpointing
+        ):
+            module.gradient_checkpointing, module._gradient_checkpointing_func = True, checkpoint_fn
 
 
 def _unpacked(layer: nn.Linear, values: Tensor) -> Tensor:
@@ -163,7 +170,7 @@ def _count(model: nn.Module, length: int) -> list[int]:
     return [forward, counter.get_total_flops()]
 
 
-def _head(model: Any) -> tuple[int, int]:
+def _head(model: PreTrainedModel) -> tuple[int, int]:
     """FLOPs of the LM head per position, and the part of them that is spent on training only a few rows."""
     head = model.get_output_embeddings()
     vocabulary, width = model.get_input_embeddings().weight.shape
@@ -188,20 +195,20 @@ def _predictor_head(model: nn.Module) -> int:
 # -- torch's counter ---------------------------------------------------------------------------------------------------
 
 
-def _attention_forward(query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: Any, **__: Any) -> int:
+def _attention_forward(query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: object, **__: object) -> int:
     batch, heads, queries, size = query
     return 2 * batch * heads * queries * key[-2] * (size + value[-1])
 
 
 def _attention_backward(
-    _gradient: Any, query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: Any, **__: Any
+    _gradient: object, query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: object, **__: object
 ) -> int:
     batch, heads, queries, size = query
     # Recomputed scores, gradients of query and key (``size`` each); gradients of probabilities and value.
     return 2 * batch * heads * queries * key[-2] * (3 * size + 2 * value[-1])
 
 
-def _grouped_product(first: Sequence[int], second: Sequence[int], *_: Any, **__: Any) -> int:
+def _grouped_product(first: Sequence[int], second: Sequence[int], *_: object, **__: object) -> int:
     """FLOPs of the products of experts with their rows, or of the weights' gradients, which are sums over rows."""
     groups = first[0] if len(first) == len(second) == 3 else 1
     return 2 * groups * first[-2] * first[-1] * second[-1]

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from transformers import TrainerCallback, TrainingArguments
@@ -25,6 +25,9 @@ from stepjepa.batch.dataset import SampleKey, StepSampler, TokenizedDataset
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.training.flops import FlopModel, counting
+
+if TYPE_CHECKING:
+    from transformers import TrainerControl, TrainerState
 
 
 @dataclass(frozen=True)
@@ -160,12 +163,16 @@ class EqualComputeCallback(TrainerCallback):
     def __init__(self, equal: EqualCompute) -> None:
         self._checkpoints = set(equal.checkpoints)
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         if state.global_step in self._checkpoints:
             control.should_save |= args.save_strategy != SaveStrategy.NO
             control.should_evaluate |= args.eval_strategy != IntervalStrategy.NO
 
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         control.should_save &= args.save_strategy != SaveStrategy.EPOCH
         control.should_evaluate &= args.eval_strategy != IntervalStrategy.EPOCH
 

@@ -48,7 +48,7 @@ class ResumeCallback(TrainerCallback):
         torch.save(state, self._file(folder))
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
         """Restore the open log line, and find the best checkpoint where it is now."""
         self.first_step = state.global_step

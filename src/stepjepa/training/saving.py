@@ -1,10 +1,12 @@
 """Checkpoints of a run: written atomically, with what training needs beside the model, and read back."""
 
+from __future__ import annotations
+
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.optim.lr_scheduler import LambdaLR
 from transformers.trainer_utils import rotate_checkpoints
@@ -13,6 +15,9 @@ from stepjepa.base.files import naming_disk_errors
 from stepjepa.models.architecture import load_heads, save_heads, split_state, without_heads
 from stepjepa.models.weights import missing_of_adapter
 from stepjepa.store.folder import CARD_FILE, PART, last_checkpoint, move_into_place, write_checksums
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 def way_back(folder: str | Path | None, condition: str = "") -> str:
@@ -96,7 +101,7 @@ def save_model(
 
 
 @contextmanager
-def loading_heads(model: Any, folder: str) -> Iterator[None]:
+def loading_heads(model: PreTrainedModel, folder: str) -> Iterator[None]:
     """Load a model without its heads inside the block, and these from their own files after it."""
     with without_heads(model) as heads:
         yield
@@ -107,7 +112,7 @@ def loading_heads(model: Any, folder: str) -> Iterator[None]:
 # -- resuming ----------------------------------------------------------------------------------------------------------
 
 
-def refuse_other_weights(model: Any, load_result: Any) -> None:
+def refuse_other_weights(model: PreTrainedModel, load_result: Any) -> None:
     """Raise a ``ValueError`` for missing and unknown weights, of which transformers only warns."""
     tensors = model.state_dict(keep_vars=True)
     missing = set(load_result.missing_keys) - set(getattr(model, "_keys_to_ignore_on_save", None) or ())
@@ -118,7 +123,7 @@ def refuse_other_weights(model: Any, load_result: Any) -> None:
         raise ValueError(f"its weights are those of another model: {what}")
 
 
-def refuse_other_adapter(model: Any, checkpoint: Path) -> None:
+def refuse_other_adapter(model: PreTrainedModel, checkpoint: Path) -> None:
     """Raise a ``ValueError`` for missing weights of an adapter, of which PEFT only warns."""
     # Sharded weights are in other files.
     known = hasattr(model, "peft_config") and (checkpoint / "adapter_model.safetensors").is_file()
