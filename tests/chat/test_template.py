@@ -176,3 +176,11 @@ def test_contents_are_found_in_every_form(family: str, tiny_tokenizer: Any) -> N
     text = template.render(messages(*CHAT)).text
     begins = text.count(tokenizer.bos_token) if tokenizer.bos_token else 0
     assert begins == ("bos_token" in tokenizer.chat_template or "<|begin_of_text|>" in tokenizer.chat_template)
+
+
+def test_several_templates_without_a_default_are_refused(tiny_tokenizer: Any) -> None:
+    tiny_tokenizer.chat_template = {"tool_use": LOOP, "rag": LOOP}
+    with pytest.raises(UserError, match=r"several chat templates \(rag, tool_use\) and none is the default; .*FILE"):
+        ChatTemplate(tiny_tokenizer)
+    tiny_tokenizer.chat_template = {"tool_use": "{{ 1/0 }}", "default": LOOP}
+    assert ChatTemplate(tiny_tokenizer).end_of_turn == "<|im_end|>"

@@ -50,8 +50,9 @@ def export(*flags: object) -> int:
 
 
 @pytest.mark.parametrize("name", ["run", "adapter"])
-def test_a_plain_folder(name: str, material: Path, tmp_path: Path) -> None:
+def test_a_plain_folder(name: str, material: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert export("--model_path", material / name, "--output_dir", tmp_path / "plain") == 0
+    assert "needs transformers 5" in capsys.readouterr().out
     assert {path.name for path in (tmp_path / "plain").iterdir()} == PLAIN | {"run.json", "trained_prompts.json"}
     base = AutoConfig.from_pretrained(material / "base")
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "plain")

@@ -20,7 +20,9 @@ from stepjepa.models.token_rows import (
     adapter_ids,
     give_plain_tokens,
     give_predictors,
+    give_rows,
     grow,
+    rows_of,
 )
 
 
@@ -83,8 +85,10 @@ def test_tokens_of_the_form_without_a_chat(spare: bool, plain_tokenizer: Any) ->
     assert torch.equal(weights(model)[0][:size], old[:size])
     assert len(weights(model)[0]) == (size + 7 if spare else size + 2)
     give_predictors(model, tokenizer, 2)
-    assert adapter_ids(tokenizer, plain=False) == all_predictor_ids(tokenizer)
-    assert adapter_ids(tokenizer, plain=True) == sorted({*all_predictor_ids(tokenizer), *ids})
+    # Without spare rows the base lacks those of the form, too, whether the form is used or not.
+    lacking = [] if spare else ids
+    assert adapter_ids(model, tokenizer, plain=False) == sorted({*all_predictor_ids(tokenizer), *lacking})
+    assert adapter_ids(model, tokenizer, plain=True) == sorted({*all_predictor_ids(tokenizer), *ids})
 
 
 @pytest.mark.parametrize("rows", [tiny.VOCABULARY, 290])
@@ -96,7 +100,7 @@ def test_an_adapter_carries_the_rows(rows: int, tmp_path: Path, plain_tokenizer:
     base.save_pretrained(tmp_path / "base")
     plain_tokenizer.save_pretrained(tmp_path / "base")
     model, tokenizer = load_model(str(tmp_path / "base"), plain=True, predictors=2)
-    wrapped = add_lora(model, LoraSettings(3), adapter_ids(tokenizer, plain=True))
+    wrapped = add_lora(model, LoraSettings(3), adapter_ids(model, tokenizer, plain=True))
     with torch.no_grad():
         for name, parameter in wrapped.named_parameters():
             if "lora_B" in name:
@@ -140,6 +144,117 @@ def test_rows_of_predictors_are_trained_and_saved(name: str, plain_tokenizer: An
     assert grow(base, len(run.processing_class))
     loaded = peft.PeftModel.from_pretrained(base, tmp_path / "adapter")
     assert torch.equal(loaded.get_input_embeddings()(ids), after)
+
+
+@pytest.mark.parametrize("mode", ["regular", "llm-jepa"])
+def test_tokens_that_the_model_lacks_get_rows(mode: str, plain_tokenizer: Any, tmp_path: Path, capsys: Any) -> None:
+    """A marker was added to the tokenizer and not to the model."""
+    tokenizer, size = copy.deepcopy(plain_tokenizer), len(plain_tokenizer)
+    tokenizer.add_special_tokens({"extra_special_tokens": ["<|turn|>"]})
+    tokenizer.chat_template = "{%- for m in messages -%}{{ m.role + ': ' + m.content + '<|turn|>\n' }}{%- endfor -%}"
+    for architecture in ("llama", "qwen3"):
+        tiny.make_model(architecture, vocab_size=size).save_pretrained(tmp_path / "base")
+        tokenizer.save_pretrained(tmp_path / "base")
+        config = JepaConfig(mode=mode, predictors=2)
+        model, made = load_model(str(tmp_path / "base"), predictors=config.used_predictors)
+        note = f"its tokenizer needs {size + 1} embedding rows, its weights have {size}; 1 untrained row added"
+        assert note in capsys.readouterr().err
+        embedding, head = weights(model)
+        assert len(embedding) == len(head) == size + 1 + config.used_predictors
+        spread = embedding[:size].std(0).norm()
+        assert ((embedding[size:] - embedding[:size].mean(0)).norm(dim=-1) > 0.5 * spread).all()
+        again, _ = load_model(str(tmp_path / "base"), predictors=config.used_predictors)
+        assert torch.equal(weights(again)[0], embedding), "not drawn by the seed"
+        assert adapter_ids(model, made, plain=False) == [*range(size, size + 1 + config.used_predictors)]
+        # What was loaded by transformers alone.
+        bare = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+        trainer = JepaTrainer(
+            bare,
+            tiny.arguments(tmp_path / "run", max_steps=1),
+            config,
+            train_dataset=tiny.records(),
+            processing_class=copy.deepcopy(tokenizer),
+        )
+        trainer.train()
+        assert len(trainer.model.get_input_embeddings().weight) == len(trainer.processing_class)
+        inferred, _ = load_for_inference(tmp_path / "base", device="cpu")
+        assert len(inferred.get_input_embeddings().weight) == size + 1
+
+
+def test_rows_for_ids_with_gaps(plain_tokenizer: Any) -> None:
+    tokenizer = copy.deepcopy(plain_tokenizer)
+    assert rows_of(tokenizer) == len(tokenizer)
+    tokenizer.get_vocab = lambda: {"a": 0, "b": len(tokenizer) + 11}
+    assert rows_of(tokenizer) == len(tokenizer) + 12
+    model = tiny.make_model("llama", vocab_size=len(tokenizer))
+    assert give_rows(model, tokenizer) == 12
+    assert give_rows(model, tokenizer) == 0
+
+
+def test_an_adapter_trains_and_saves_the_row_of_a_token_that_its_base_lacks(
+    plain_tokenizer: Any, tmp_path: Path
+) -> None:
+    tokenizer = copy.deepcopy(plain_tokenizer)
+    tokenizer.add_special_tokens({"extra_special_tokens": ["<|turn|>"]})
+    tiny.make_model("llama", vocab_size=len(plain_tokenizer)).save_pretrained(tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+    model, tokenizer = load_model(str(tmp_path / "base"))
+    wrapped = add_lora(model, LoraSettings(3), adapter_ids(model, tokenizer, plain=False))
+    trained = [parameter for name, parameter in wrapped.named_parameters() if "trainable_tokens_delta" in name]
+    assert [tuple(each.shape) for each in trained][:1] == [(1, 33)]
+    with torch.no_grad():
+        trained[0].add_(1.0)
+    wrapped.save_pretrained(tmp_path / "adapter")
+    tokenizer.save_pretrained(tmp_path / "adapter")
+    again, _ = load_for_inference(tmp_path / "adapter", device="cpu")
+    tiny.assert_same(again.get_input_embeddings().weight[-1], wrapped.get_input_embeddings()(torch.tensor([290]))[0])
+
+
+BOTH = ["embed_tokens", "lm_head"]
+# What of the model the adapter holds, in a model with or without spare rows, and what is said of it; None: it trains.
+HELD: list[tuple[str, int, dict[str, Any], str | None]] = [
+    ("untied", 0, {"modules_to_save": BOTH}, r"for 1 new token.*load_model\(..., predictors=K\)"),
+    ("untied", 7, {"modules_to_save": BOTH}, None),
+    ("untied", 7, {"modules_to_save": ["lm_head"]}, None),
+    ("untied", 0, {"modules_to_save": ["lm_head"]}, "for 1 new token"),
+    ("tied", 7, {"modules_to_save": ["lm_head"]}, "list both 'embed_tokens' and the LM head in modules_to_save"),
+    ("tied", 7, {"modules_to_save": BOTH}, None),
+    ("tied", 7, {"target_modules": ["q_proj", "lm_head"]}, "list both 'embed_tokens'"),
+    ("tied", 0, {"target_modules": ["q_proj", "embed_tokens"]}, "for 1 new token"),
+    ("tied", 7, {"trainable_token_indices": [5, 7]}, "lacks the new tokens 290; list them there, too"),
+    ("tied", 7, {"trainable_token_indices": [5, 7, 290]}, None),
+]
+
+
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings")
+@pytest.mark.parametrize(("kind", "spare", "held", "message"), HELD)
+@pytest.mark.parametrize("loaded", [False, True], ids=["bare", "load_model"])
+def test_adapters_that_hold_the_embedding_or_the_head(
+    kind: str, spare: int, held: dict[str, Any], message: str | None, loaded: bool, plain_tokenizer: Any, tmp_path: Path
+) -> None:
+    """They train, or are refused before the first step, and what the line asks for works."""
+    tokenizer = copy.deepcopy(plain_tokenizer)
+    model = tiny.make_model("llama" if kind == "tied" else "qwen3", vocab_size=len(tokenizer) + spare)
+    if loaded:
+        model.save_pretrained(tmp_path / "base")
+        tokenizer.save_pretrained(tmp_path / "base")
+        model, tokenizer = load_model(str(tmp_path / "base"), predictors=1)
+    adapter = peft.LoraConfig(task_type="CAUSAL_LM", r=3, **({"target_modules": ["q_proj"]} | held))
+    arguments = tiny.arguments(tmp_path, max_steps=1, learning_rate=1e-2)
+
+    def train() -> JepaTrainer:
+        wrapped = peft.get_peft_model(model, adapter)
+        run = JepaTrainer(wrapped, arguments, JepaConfig(), train_dataset=tiny.records(), processing_class=tokenizer)
+        run.train()
+        return run
+
+    if message is None or (loaded and "for 1 new" in message):
+        run = train()
+        ids = torch.tensor(all_predictor_ids(run.processing_class))
+        assert ids.tolist() == [290]
+    else:
+        with pytest.raises(ValueError, match=message):
+            train()
 
 
 def test_an_adapter_that_can_train_no_rows_is_refused(plain_tokenizer: Any, tmp_path: Path) -> None:

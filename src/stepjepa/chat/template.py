@@ -53,6 +53,11 @@ class ChatTemplate:
             remedy = "use an instruction-tuned model, pass --chat_template FILE, or train without one (--plain)"
             raise UserError(f"the tokenizer has no chat template; {remedy}")
         self._tokenizer = tokenizer
+        named = tokenizer.chat_template
+        if isinstance(named, dict) and "default" not in named:
+            names = ", ".join(sorted(named))
+            remedy = "write one of them to a file and pass it as --chat_template FILE"
+            raise UserError(f"the tokenizer has several chat templates ({names}) and none is the default; {remedy}")
         self._source = tokenizer.get_chat_template()
         # Rendered without the tokenizer's method, which takes longer than the template and passes no functions.
         self._variables: dict[str, Any] = {

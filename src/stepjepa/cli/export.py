@@ -19,6 +19,12 @@ The folder loads with AutoModelForCausalLM.from_pretrained. Without --output_dir
 --push_to_hub uploads the folder of --model_path as it is, an adapter as an
 adapter. The token is HF_TOKEN, or that of 'hf auth login'."""
 
+TRANSFORMERS_5 = (
+    "needs transformers 5, here and in programs that serve it: version 4 can't read the tokenizer, and would take "
+    "default rotary frequencies for the model's own"
+)
+"""Tokenizer class and ``rope_parameters`` are newer than version 4, which ignores the latter without an error."""
+
 
 @dataclass
 class ExportFlags:
@@ -90,6 +96,7 @@ def _export(args: argparse.Namespace, name: str | None) -> None:
         shutil.rmtree(part, ignore_errors=True)
         raise
     print(f"exported to {folder}: load it with AutoModelForCausalLM.from_pretrained")
+    print(TRANSFORMERS_5)
 
 
 EXPORT = Command(run, flags=((ExportFlags, "export"),), epilog=EPILOG)

@@ -131,7 +131,7 @@ def verify(args: argparse.Namespace) -> dict[str, Any]:
     how = {"predictors": config.used_predictors, "seed": args.finetune_seed, "plain": config.plain, **_loading(run)}
     model, tokenizer = load_model(name, texts=_texts(records), **how)
     try:
-        trained = adapter_ids(tokenizer, plain=config.plain)
+        trained = adapter_ids(model, tokenizer, plain=config.plain)
         lora = (lambda base: add_lora(base, LoraSettings(), trained)) if args.lora else None
         subject = verification.Subject(model.eval(), tokenizer, config, looked_at, lora=lora)
     except ValueError as error:

@@ -1,6 +1,7 @@
 """Load or build a model with its tokenizer, add predictor tokens, wrap it with LoRA, load a trained model."""
 
 import os
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from torch import nn
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import read_json_object
+from stepjepa.base.processes import is_main_process
 from stepjepa.chat.template import ChatTemplate
 from stepjepa.chat.tokens import add_plain_tokens
 from stepjepa.config.lora import LoraSettings
@@ -18,7 +20,14 @@ from stepjepa.data.records import as_records
 from stepjepa.data.sources import read_any
 from stepjepa.models import presets
 from stepjepa.models.presets import PREFIX, read_template, refuse_missing
-from stepjepa.models.token_rows import give_plain_tokens, give_predictors, grow, keep_rows_alone
+from stepjepa.models.token_rows import (
+    give_plain_tokens,
+    give_predictors,
+    give_rows,
+    grow,
+    keep_rows_alone,
+    rows_of,
+)
 from stepjepa.models.weights import load_adapter, load_weights, quantization_options
 
 # Every folder with a tokenizer has a file that matches one of these.
@@ -71,11 +80,20 @@ def load_model(
         options |= quantization or {}
         with reported(f"can't load a model from '{name}'"):
             model = load_weights(name, dtype=dtype, **options)
+        _give_rows(model, tokenizer, name, seed)
         if plain:
             give_plain_tokens(model, tokenizer, seed)
     give_predictors(model, tokenizer, predictors, seed)
     model.train()
     return model, tokenizer
+
+
+def _give_rows(model: Any, tokenizer: Any, name: str, seed: int = 42) -> None:
+    """Add rows for tokens that the tokenizer has and the model lacks, and say so."""
+    known = len(model.get_input_embeddings().weight)
+    if (new := give_rows(model, tokenizer, seed)) and is_main_process():
+        told = f"its tokenizer needs {known + new:,} embedding rows, its weights have {known:,}"
+        print(f"note: {name}: {told}; {new:,} untrained row{'s' * (new > 1)} added", file=sys.stderr)
 
 
 def load_tokenizer(name: str, *, chat_template: str | None = None, trust_remote_code: bool = False) -> Any:
@@ -205,8 +223,10 @@ def load_for_inference(
     with reported(f"can't load a model from '{base}'"):
         model = load_weights(base, dtype=dtype, trust_remote_code=trust_remote_code, **options)
         if is_adapter:
-            grow(model, len(tokenizer))
+            grow(model, rows_of(tokenizer))
             model = load_adapter(model, name).merge_and_unload()
+        else:
+            _give_rows(model, tokenizer, name)
     if device is None:
         device = torch.accelerator.current_accelerator(check_available=True) or "cpu"
     # Quantized weights are on their device already.

@@ -1,12 +1,29 @@
 """Embedding and head rows of new tokens: use spare rows, train rows with an adapter."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
+from torch import nn
 
 from stepjepa.chat.tokens import add_plain_tokens, add_predictor_tokens, all_predictor_ids
+
+# Model -> tokens whose rows it lacked when it was loaded.
+_added: WeakKeyDictionary[nn.Module, set[int]] = WeakKeyDictionary()
+
+
+def rows_of(tokenizer: Any) -> int:
+    """Number of embedding rows that a tokenizer needs; more than it has tokens where its ids have gaps."""
+    return max(len(tokenizer), 1 + max(tokenizer.get_vocab().values()))
+
+
+def give_rows(model: Any, tokenizer: Any, seed: int = 42) -> int:
+    """Add the rows that a model lacks for the tokens of its tokenizer, as :func:`give_predictors`; returns how many."""
+    lacking = rows_of(tokenizer) - len(model.get_input_embeddings().weight)
+    _fill_rows(model, tokenizer, [], seed)
+    return max(lacking, 0)
 
 
 def give_plain_tokens(model: Any, tokenizer: Any, seed: int = 42) -> list[int]:
@@ -14,8 +31,8 @@ def give_plain_tokens(model: Any, tokenizer: Any, seed: int = 42) -> list[int]:
 
     Rows are as in :func:`give_predictors`. Returns the ids of ``<|perception|>`` and ``<|eot_id|>``.
     """
-    known, ids = len(tokenizer), add_plain_tokens(tokenizer)
-    _fill_rows(model, len(tokenizer), [index for index in ids if index >= known], seed)
+    known, ids = tokenizer.get_added_vocab().values(), add_plain_tokens(tokenizer)
+    _fill_rows(model, tokenizer, [index for index in ids if index not in known], seed)
     add_ends(model, ids[1:])
     return ids
 
@@ -25,20 +42,33 @@ def give_predictors(model: Any, tokenizer: Any, count: int, seed: int = 42) -> N
 
     The embedding is enlarged only if its rows beyond the tokenizer do not suffice. New rows, and spare ones that can't
     be told apart (all zeros, or all alike), are drawn around the mean of the others, so that the K tokens get different
-    embeddings. New rows of a separate head are set to the mean: no predictor token is ever a label.
+    embeddings; so are those of tokens that the tokenizer has and the model lacks. New rows of a separate head are set
+    to the mean: no predictor token is ever a label.
     """
-    if count == 0:
-        return
     known = set(tokenizer.get_added_vocab().values())
-    ids = add_predictor_tokens(tokenizer, count)
-    _fill_rows(model, len(tokenizer), [index for index in ids if index not in known], seed)
+    ids = add_predictor_tokens(tokenizer, count) if count else []
+    _fill_rows(model, tokenizer, [index for index in ids if index not in known], seed)
+
+
+def _is_wrapped(part: Any) -> bool:
+    """Whether a layer is that of an adapter (``modules_to_save``, LoRA on the embedding, trained rows)."""
+    return type(part).__module__.startswith("peft.")
 
 
 def grow(model: Any, rows: int) -> bool:
-    """Enlarge the embedding if needed (True if so); new rows of a separate head are the mean of the others."""
+    """Enlarge the embedding if needed (True if so); new rows of a separate head are the mean of the others.
+
+    ValueError if an adapter wraps the embedding or the head, which then can't be enlarged.
+    """
     known = model.get_input_embeddings().weight.shape[0]
     if known >= rows:
         return False
+    if any(map(_is_wrapped, (model.get_input_embeddings(), model.get_output_embeddings()))):
+        raise ValueError(
+            f"the adapter holds the embedding or the LM head, which can't be enlarged in it for {rows - known} new "
+            "token(s); load the model with load_model(..., predictors=K), which adds them, before get_peft_model"
+        )
+    _added.setdefault(model, set()).update(range(known, rows))
     model.resize_token_embeddings(rows, mean_resizing=False)
     head = model.get_output_embeddings()
     if head is not None and head.weight is not model.get_input_embeddings().weight:
@@ -48,20 +78,22 @@ def grow(model: Any, rows: int) -> bool:
 
 
 @torch.no_grad()
-def _fill_rows(model: Any, rows: int, new: Sequence[int], seed: int) -> None:
+def _fill_rows(model: Any, tokenizer: Any, new: Collection[int], seed: int) -> None:
     """Rows for new tokens: spare rows that differ are kept; else rows are drawn from the distribution of the others."""
+    rows = rows_of(tokenizer)
+    new = sorted({*new, *range(len(model.get_input_embeddings().weight), rows)})
     resized = grow(model, rows)
     if not new:
         return
     weight = model.get_input_embeddings().weight
-    old, fresh = weight[: min(new)].float(), weight[list(new)].float()
+    old, fresh = weight[: min(new)].float(), weight[new].float()
     mean, spread = old.mean(0), old.std(0)
     scale = spread.norm()
     distances = torch.cdist(fresh, fresh) + torch.eye(len(new), device=fresh.device) * scale
     told_apart = bool(distances.min() > 0.5 * scale and (fresh.norm(dim=-1) > 0.5 * scale).all())
     if resized or not told_apart:
         noise = torch.randn(fresh.shape, generator=torch.Generator().manual_seed(seed)).to(fresh.device)
-        weight[list(new)] = (mean + spread * noise).to(weight.dtype)
+        weight[new] = (mean + spread * noise).to(weight.dtype)
 
 
 def add_ends(model: Any, ends: Sequence[int]) -> None:
@@ -72,9 +104,15 @@ def add_ends(model: Any, ends: Sequence[int]) -> None:
     model.generation_config.eos_token_id = every[0] if len(every) == 1 else every
 
 
-def adapter_ids(tokenizer: Any, *, plain: bool) -> list[int]:
-    """Tokens whose rows an adapter must train and save, since its base lacks them: predictors, the plain format's."""
-    return sorted({*all_predictor_ids(tokenizer), *(add_plain_tokens(tokenizer) if plain else ())})
+def added_rows(model: Any) -> list[int]:
+    """Tokens whose rows a model lacked when it was loaded."""
+    return sorted(_added.get(model, ()))
+
+
+def adapter_ids(model: Any, tokenizer: Any, *, plain: bool) -> list[int]:
+    """Tokens whose rows an adapter must train and save: predictors, the plain format's, all that its base lacked."""
+    own = add_plain_tokens(tokenizer) if plain else ()
+    return sorted({*all_predictor_ids(tokenizer), *own, *added_rows(model)})
 
 
 def keep_rows_alone(model: Any) -> None:
@@ -97,10 +135,19 @@ def train_rows(model: Any, ids: Sequence[int]) -> None:
     known = {index for part in (named.values() if isinstance(named, dict) else [named or ()]) for index in part}
     if known.issuperset(ids):
         return
-    if known or not hasattr(config, "trainable_token_indices"):
+    if known:
+        lacking = ", ".join(map(str, sorted({*ids} - known)))
+        raise ValueError(f"trainable_token_indices of the adapter lacks the new tokens {lacking}; list them there, too")
+    if not hasattr(config, "trainable_token_indices"):
         kind = getattr(config.peft_type, "value", config.peft_type)
         raise ValueError(f"this adapter of type {kind} can't train the rows of new tokens; wrap with add_lora instead")
     base = model.get_base_model()
+    if base.config.tie_word_embeddings and _is_wrapped(base.get_output_embeddings()):
+        name = next(name for name, part in base.named_modules() if part is embedding).rpartition(".")[2]
+        raise ValueError(
+            f"the adapter holds an LM head that is tied to the embedding, of which it must train the rows of new "
+            f"tokens, too; list both '{name}' and the LM head in modules_to_save"
+        )
     config.trainable_token_indices = list(ids)
     keep_rows_alone(model)
     set_additional_trainable_modules(base, config, base.config.to_dict(), model.active_adapter)

@@ -11,7 +11,7 @@ from stepjepa.models.attention import enable_trees, uses_flex
 from stepjepa.models.encode import check_layer
 from stepjepa.models.lm_head import LMHead
 from stepjepa.models.probe import choose_encoding
-from stepjepa.models.token_rows import give_plain_tokens, give_predictors, train_rows
+from stepjepa.models.token_rows import added_rows, give_plain_tokens, give_predictors, train_rows
 
 # Default tokens per row: under a dense mask the cost of attention grows with the square of a row's length.
 CPU_ROW, DENSE_ROW, FLEX_ROW = 1024, 2048, 8192
@@ -30,9 +30,10 @@ def set_up(model: Any, tokenizer: Any, config: JepaConfig, seed: int = 42) -> tu
     base = base_model(model)
     new = give_plain_tokens(base, tokenizer, seed) if config.plain else []
     give_predictors(base, tokenizer, config.used_predictors, seed)
-    new = [*predictor_ids(tokenizer, config.used_predictors), *new]
-    if hasattr(model, "peft_config") and new:
-        train_rows(model, new)
+    if hasattr(model, "peft_config"):
+        # Also the rows of tokens that the base lacked, whichever they are.
+        new = [*predictor_ids(tokenizer, config.used_predictors), *new, *added_rows(base)]
+        train_rows(model, sorted({*new}))
     chosen = set_up_attention(model, config)
     LMHead(model)  # runs the model on a few tokens, which must happen before it is wrapped
     return chosen

@@ -43,7 +43,7 @@ from stepjepa.data.records import Record
 from stepjepa.models.architecture import attach_heads, base_model, find_decoder, has_experts
 from stepjepa.models.loading import add_lora, new_config, new_dtype, reported
 from stepjepa.models.presets import PREFIX
-from stepjepa.models.token_rows import adapter_ids, grow
+from stepjepa.models.token_rows import adapter_ids, grow, rows_of
 from stepjepa.models.weights import parameter_counts
 from stepjepa.objectives.objective import Objective
 from stepjepa.objectives.setup import make_collator, set_up_attention
@@ -249,9 +249,9 @@ def _empty_model(run: RunConfig, records: Sequence[Record]) -> tuple[Any, Any]:
     with reported(f"can't build a model from '{name}'"), torch.device("meta"):
         kind = {"dtype": new_dtype(found, run.dtype), "attn_implementation": run.attn_implementation}
         model: Any = AutoModelForCausalLM.from_config(found, **kind, **trust)
-        grow(model, len(tokenizer))
+        grow(model, rows_of(tokenizer))
         if lora is not None:
-            model = add_lora(model, lora, adapter_ids(tokenizer, plain=config.plain))
+            model = add_lora(model, lora, adapter_ids(model, tokenizer, plain=config.plain))
     return model.train(), tokenizer
 
 

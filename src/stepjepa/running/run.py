@@ -172,7 +172,7 @@ def _build(
     if eval_records:
         held_out = prepare(eval_records, tokenizer, config, what="evaluation data", cache_dir=cache, say=_say)
     if lora is not None:
-        model = add_lora(model, lora, adapter_ids(tokenizer, plain=config.plain))
+        model = add_lora(model, lora, adapter_ids(model, tokenizer, plain=config.plain))
     # Generation must never produce a token that only training knows.
     model.generation_config.suppress_tokens = all_predictor_ids(tokenizer) or None
     told = {"columns": describe_columns(train_records[0])}
