@@ -17,6 +17,19 @@ MOST_LEVELS = 10
 """Modules in the longest chain of imports, those in functions and for type checkers counted."""
 MOST_LINES = 450
 
+FLOORS = (
+    ("base",),
+    ("config", "chat", "data"),
+    ("batch", "tasks"),
+    ("models", "preparing"),
+    ("objectives", "store"),
+    ("training", "evaluation"),
+    ("running", "study", "inspection"),
+    ("cli",),
+)
+"""Folders from the lowest floor up; a folder may import those of its own floor and of the floors below."""
+FLOOR = {folder: number for number, folders in enumerate(FLOORS) for folder in folders}
+
 
 def module_name(path: Path) -> str:
     parts = path.relative_to(ROOT.parent).with_suffix("").parts
@@ -57,6 +70,37 @@ def test_the_shell_is_known_to_nothing_but_itself(name: str) -> None:
     assert not {each for each in named if each.partition(".")[0] == "argparse" or "ArgumentParser" in each}
     if name != "stepjepa.__main__":
         assert not {each for each in named if each.startswith("stepjepa.cli")}
+
+
+def folder_of(name: str) -> str:
+    """The folder of a module; empty for the package itself and ``__main__``."""
+    folder = name.removeprefix("stepjepa").removeprefix(".").partition(".")[0]
+    return folder if (ROOT / folder).is_dir() else ""
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if folder_of(name)])
+def test_nothing_is_imported_from_a_higher_floor(name: str) -> None:
+    floor = FLOOR[folder_of(name)]
+    upward = sorted(each for each in imports(name) if FLOOR.get(folder_of(each), len(FLOORS)) > floor)
+    assert not upward
+
+
+def test_every_folder_has_a_floor() -> None:
+    assert {folder_of(name) for name in MODULES} == {*FLOOR, ""}
+
+
+def called_names(path: Path) -> set[str]:
+    """The names of the functions that a file calls."""
+    calls = [node.func for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
+    return {each.id for each in calls if isinstance(each, ast.Name)} | {
+        each.attr for each in calls if isinstance(each, ast.Attribute)
+    }
+
+
+@pytest.mark.parametrize("function", ["set_up", "set_up_attention", "make_collator", "attach_heads"])
+def test_a_model_is_set_up_in_one_place(function: str) -> None:
+    callers = {name for name, path in MODULES.items() if function in called_names(path)}
+    assert callers == {"stepjepa.objectives.jepa"}
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from given import Given, given, train_texts
 from torch.utils.data import DataLoader
 
-from stepjepa import JepaConfig, JepaLoss, load_model
+from stepjepa import Jepa, JepaConfig, load_model
 
 BATCH_SIZE, ACCUMULATION = 8, 1
 
@@ -22,7 +22,7 @@ def train(wanted: Given) -> list[float]:
     """Train and save; returns the loss of every step, of this process."""
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
     base, tokenizer = load_model(wanted.model_name, texts=train_texts(wanted))
-    jepa = JepaLoss(base, tokenizer, JepaConfig(jepa_loss_type="infonce"))
+    jepa = Jepa(base, tokenizer, JepaConfig(jepa_loss_type="infonce"))
     loader = DataLoader(wanted.records, batch_size=BATCH_SIZE, shuffle=wanted.shuffle, collate_fn=jepa.collate)
     optimizer = torch.optim.AdamW(base.parameters(), lr=1e-3, weight_decay=0.0)
     model, optimizer, loader = accelerator.prepare(base, optimizer, loader)
@@ -35,7 +35,7 @@ def train(wanted: Given) -> list[float]:
         counts = jepa.counts(step)  # of all batches and processes, so that the step's mean is that of one large batch
         for batch in step:
             with nullcontext() if batch is step[-1] else accelerator.no_sync(model):
-                out = jepa(model, batch, counts)
+                out = jepa.loss(model, batch, counts)
                 accelerator.backward(out.loss)
         accelerator.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -43,7 +43,7 @@ def train(wanted: Given) -> list[float]:
         losses.append(out.loss.item())
         accelerator.print({name: round(part.item(), 4) for name, part in out.parts.items()})
     if accelerator.is_main_process:
-        jepa.save(accelerator.unwrap_model(model), wanted.output_dir)
+        jepa.save(wanted.output_dir)
     return losses
 
 

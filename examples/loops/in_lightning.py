@@ -13,7 +13,7 @@ from given import Given, given, train_texts
 from lightning_fabric import Fabric
 from torch.utils.data import DataLoader
 
-from stepjepa import JepaConfig, JepaLoss, load_model
+from stepjepa import Jepa, JepaConfig, load_model
 
 
 def train(wanted: Given) -> list[float]:
@@ -21,7 +21,7 @@ def train(wanted: Given) -> list[float]:
     fabric = Fabric(accelerator="auto", devices=1)
     fabric.launch()
     base, tokenizer = load_model(wanted.model_name, texts=train_texts(wanted))
-    jepa = JepaLoss(base, tokenizer, JepaConfig(jepa_loss_type="infonce"))
+    jepa = Jepa(base, tokenizer, JepaConfig(jepa_loss_type="infonce"))
     model, optimizer = fabric.setup(base, torch.optim.AdamW(base.parameters(), lr=1e-3, weight_decay=0.0))
     batches = DataLoader(wanted.records, batch_size=8, shuffle=wanted.shuffle, collate_fn=jepa.collate)
     loader: Any = fabric.setup_dataloaders(batches)
@@ -29,14 +29,14 @@ def train(wanted: Given) -> list[float]:
     losses = []
     model.train()
     for step, batch in enumerate(islice(chain.from_iterable(repeat(loader)), wanted.steps)):
-        out = jepa(model, batch, step=step)
+        out = jepa.loss(model, batch, step=step)
         fabric.backward(out.loss)
         fabric.clip_gradients(model, optimizer, max_norm=1.0)
         optimizer.step()
         optimizer.zero_grad()
         losses.append(out.loss.item())
         fabric.print({name: round(part.item(), 4) for name, part in out.parts.items()})
-    jepa.save(base, wanted.output_dir)
+    jepa.save(wanted.output_dir)
     return losses
 
 

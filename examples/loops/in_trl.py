@@ -12,13 +12,13 @@ from datasets import Dataset
 from given import Given, given, train_texts
 from trl import SFTConfig, SFTTrainer
 
-from stepjepa import JepaConfig, JepaLoss, load_model
+from stepjepa import Jepa, JepaConfig, load_model
 
 
 class JepaSFTTrainer(SFTTrainer):
     """SFTTrainer with the loss of ``jepa``."""
 
-    def __init__(self, *args: Any, jepa: JepaLoss, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, jepa: Jepa, **kwargs: Any) -> None:
         super().__init__(*args, data_collator=jepa.collate, **kwargs)
         self.jepa = jepa
 
@@ -26,14 +26,14 @@ class JepaSFTTrainer(SFTTrainer):
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """As in Trainer; every micro-batch is a mean of its own."""
-        out = self.jepa(model, inputs, step=self.state.global_step)
+        out = self.jepa.loss(model, inputs, step=self.state.global_step)
         return (out.loss, out) if return_outputs else out.loss
 
 
 def train(wanted: Given) -> list[float]:
     """Train and save; returns the loss of every step."""
     model, tokenizer = load_model(wanted.model_name, texts=train_texts(wanted))
-    jepa = JepaLoss(model, tokenizer, JepaConfig(jepa_loss_type="infonce"))
+    jepa = Jepa(model, tokenizer, JepaConfig(jepa_loss_type="infonce"))
     settings = SFTConfig(
         str(wanted.output_dir),
         max_steps=wanted.steps,
@@ -53,7 +53,7 @@ def train(wanted: Given) -> list[float]:
     data = Dataset.from_list([{"messages": list(record.messages)} for record in wanted.records])
     trainer = JepaSFTTrainer(model, settings, train_dataset=data, processing_class=tokenizer, jepa=jepa)
     trainer.train()
-    jepa.save(model, wanted.output_dir)
+    jepa.save(wanted.output_dir)
     return [line["loss"] for line in trainer.state.log_history if "loss" in line]
 
 

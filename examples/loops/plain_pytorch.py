@@ -1,4 +1,4 @@
-"""LLM-JEPA in a training loop of plain PyTorch. Three lines of it are ours: ``JepaLoss``, ``collate``, the call.
+"""LLM-JEPA in a training loop of plain PyTorch. Three lines of it are ours: ``Jepa``, ``collate``, the call.
 
 python examples/loops/plain_pytorch.py --train_file train.jsonl --steps 100 --output_dir runs/plain-pytorch
 """
@@ -11,20 +11,20 @@ import torch
 from given import Given, given, train_texts
 from torch.utils.data import DataLoader
 
-from stepjepa import JepaConfig, JepaLoss, load_model
+from stepjepa import Jepa, JepaConfig, load_model
 
 
 def train(wanted: Given) -> list[float]:
     """Train and save; returns the loss of every step."""
     model, tokenizer = load_model(wanted.model_name, texts=train_texts(wanted))
-    jepa = JepaLoss(model, tokenizer, JepaConfig(jepa_loss_type="infonce"))
+    jepa = Jepa(model, tokenizer, JepaConfig(jepa_loss_type="infonce"))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
     loader = DataLoader(wanted.records, batch_size=8, shuffle=wanted.shuffle, collate_fn=jepa.collate)
 
     losses = []
     model.train()
     for batch in islice(chain.from_iterable(repeat(loader)), wanted.steps):
-        out = jepa(model, batch.to(model.device))
+        out = jepa.loss(model, batch.to(model.device))
         out.loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -32,7 +32,7 @@ def train(wanted: Given) -> list[float]:
         losses.append(out.loss.item())
         print({name: round(part.item(), 4) for name, part in out.parts.items()})
     print({name: round(value, 4) for name, value in out.monitors.items()})
-    jepa.save(model, wanted.output_dir)
+    jepa.save(wanted.output_dir)
     return losses
 
 

@@ -23,14 +23,13 @@ _NAMES = {
     "batch.sequences": "Pair Readout TokenSequence TokenizedRecord View main_sequence",
     "models.encode": "Encoded",
     "models.loading": "add_lora load_for_inference load_model",
-    "objectives.setup": "set_up",
     "objectives.alignment": "Alignment ContrastiveDistance Cosine Covariance Distance InfoNCE L2 MSE SIGReg Variance",
     "objectives.monitors": "effective_rank",
     "objectives.objective": "Objective jepa_loss",
     "objectives.router": "RouterLoss",
     "objectives.term": "Context Term term",
     "objectives.text": "LMLoss PromptLoss SemanticTube",
-    "objectives.jepa": "JepaLoss",
+    "objectives.jepa": "Jepa JepaLoss set_up",
     "training.trainer": "JepaTrainer",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
@@ -64,11 +63,10 @@ if TYPE_CHECKING:
         SIGReg,
         Variance,
     )
-    from stepjepa.objectives.jepa import JepaLoss
+    from stepjepa.objectives.jepa import Jepa, JepaLoss, set_up
     from stepjepa.objectives.monitors import effective_rank
     from stepjepa.objectives.objective import Objective, jepa_loss
     from stepjepa.objectives.router import RouterLoss
-    from stepjepa.objectives.setup import set_up
     from stepjepa.objectives.term import Context, Term, term
     from stepjepa.objectives.text import LMLoss, PromptLoss, SemanticTube
     from stepjepa.training.trainer import JepaTrainer

@@ -137,7 +137,7 @@ def test_what_tokens_depend_on_makes_another_entry(trained_tokenizer: Any, monke
     # A layout of the user's own, changed under the same name.
     first_turns = [lambda messages: [(0, 1)], lambda messages: [(1, 0)]]
     for own in ({}, {"views_in_text": True}, *({"partners": each} for each in first_turns)):
-        made = Layout("mine", LAYOUTS["branched"].place, ("step-jepa",), **own)
+        made = Layout("mine", ("step-jepa",), place=LAYOUTS["branched"].place, **own)
         monkeypatch.setitem(LAYOUTS, "mine", made)
         keys.append(key(layout="mine"))
     monkeypatch.setattr(module, "version", lambda name: "0")

@@ -78,7 +78,7 @@ def test_a_layout_chooses_which_messages_are_a_pair(trained_tokenizer: Any, monk
         asked = [place for place, message in enumerate(messages) if message["role"] == "user"]
         return list(zip(asked[1:], asked, strict=False))
 
-    own = Layout("previous", LAYOUTS["separate"].place, ("llm-jepa",), partners=previous_question)
+    own = Layout("previous", ("llm-jepa",), place=LAYOUTS["separate"].place, partners=previous_question)
     monkeypatch.setitem(LAYOUTS, own.name, own)
     options = {"mode": "llm-jepa", "layout": own.name, "pairs": "all"}
     assert pairs_of(trained_tokenizer, CHAT, **options) == [(("and now?", False), ("why?", False))]

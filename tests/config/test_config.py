@@ -67,8 +67,8 @@ def test_contradictions_name_both_and_the_remedy(options: dict[str, Any], messag
 
 
 def test_a_layout_of_a_user_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(LAYOUTS, "two_answers", Layout("two_answers", LAYOUTS["separate"].place, ("llm-jepa",)))
-    own = Layout("into_the_text", LAYOUTS["inplace"].place, ("step-jepa",), changes_text=True)
+    monkeypatch.setitem(LAYOUTS, "two_answers", Layout("two_answers", ("llm-jepa",), place=LAYOUTS["separate"].place))
+    own = Layout("into_the_text", ("step-jepa",), changes_text=True, place=LAYOUTS["inplace"].place)
     monkeypatch.setitem(LAYOUTS, own.name, own)
     assert JepaConfig(layout="two_answers").layout == "two_answers"
     assert JepaConfig().layout == "separate"

@@ -129,7 +129,7 @@ def as_they_are(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[list[TokenSeq
 
     def make(parts: list[list[TokenSequence]]) -> list[TokenizedRecord]:
         place = lambda record, predictors, reading: parts[record.line]  # noqa: E731
-        monkeypatch.setitem(LAYOUTS, "given", Layout("given", place, ("llm-jepa",)))
+        monkeypatch.setitem(LAYOUTS, "given", Layout("given", ("llm-jepa",), place=place))
         none = np.empty(0, np.int32)
         return [TokenizedRecord(none, none, line=line) for line in range(len(parts))]
 

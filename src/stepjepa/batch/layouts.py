@@ -4,13 +4,15 @@ To add one: write ``(record, predictors, reading) -> list[TokenSequence]``, and 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple, cast
 
 import numpy as np
 
 from stepjepa.base.errors import UserError
 from stepjepa.batch.sequences import Ids, Kind, Readout, TokenizedRecord, TokenSequence, View, main_sequence
+from stepjepa.config.layouts import LAYOUTS as RULES
+from stepjepa.config.layouts import LayoutRules
 
 
 class ReadoutOptions(NamedTuple):
@@ -34,21 +36,16 @@ def question_and_answer(messages: tuple[Mapping[str, object], ...]) -> list[tupl
     return [(place, place + 1) for place, message in enumerate(messages[:-1]) if message["role"] == "user"]
 
 
-@dataclass(frozen=True)
-class Layout:
-    """A registered layout."""
+@dataclass(frozen=True, kw_only=True)
+class Layout(LayoutRules):
+    """A layout with its functions."""
 
-    name: str  # as on the command line
-    place: PlaceFn  # what it makes of a record
-    modes: tuple[str, ...]  # that have it; the first layout registered for a mode is its default
-    views_in_text: bool = False  # the first message of a pair is taken where it stands in the chat, not by itself
-    changes_text: bool = False  # it puts tokens into the main sequence, so that the LM loss is another one
-    partners: PairMessagesFn = (
-        question_and_answer  # picks the message pairs; unused in Step-JEPA, whose pairs are steps
-    )
+    place: PlaceFn  # places the sequences of a record
+    partners: PairMessagesFn = question_and_answer  # picks the message pairs; unused in Step-JEPA, whose are steps
 
 
-LAYOUTS: dict[str, Layout] = {}
+LAYOUTS = cast(dict[str, Layout], RULES)
+"""All layouts by name. It is the table of ``config.layouts``, each of whose layouts gets its functions below."""
 
 
 def layout(
@@ -62,21 +59,24 @@ def layout(
     """Register a function as a layout; the arguments are those of :class:`Layout`."""
 
     def register(place: PlaceFn) -> PlaceFn:
-        LAYOUTS[name] = Layout(name, place, modes, views_in_text, changes_text, partners)
+        rules = LayoutRules(name, modes, views_in_text, changes_text)
+        LAYOUTS[name] = Layout(**vars(rules), place=place, partners=partners)
         return place
 
     return register
 
 
-def name_layout(place: PlaceFn, address: str) -> None:
-    """Register a layout of the user's own under its address, too (``--layout module:function``)."""
-    found = next((each for each in LAYOUTS.values() if each.place is place), None)
-    if found is None:
-        raise UserError(f"--layout: '{address}' is no layout; put @stepjepa.layout(...) above the function")
-    LAYOUTS[address] = replace(found, name=address)
+def _places(name: str) -> Callable[[PlaceFn], PlaceFn]:
+    """Register the function of a layout whose rules are in ``config.layouts``."""
+
+    def register(place: PlaceFn) -> PlaceFn:
+        LAYOUTS[name] = Layout(**vars(LAYOUTS[name]), place=place)
+        return place
+
+    return register
 
 
-@layout("separate", ("regular", "llm-jepa"))
+@_places("separate")
 def separate(record: TokenizedRecord, predictors: Ids, reading: ReadoutOptions) -> list[TokenSequence]:
     """LLM-JEPA as published: the main sequence, and both views of each pair by themselves."""
     found = [main_sequence(record)]
@@ -91,10 +91,10 @@ def separate(record: TokenizedRecord, predictors: Ids, reading: ReadoutOptions) 
 
 
 # The same list: a view that stands in the text is a branch of it, one that does not is by itself.
-layout("branched", ("step-jepa", "llm-jepa"), views_in_text=True)(separate)
+_places("branched")(separate)
 
 
-@layout("inplace", ("step-jepa",), views_in_text=True, changes_text=True)
+@_places("inplace")
 def inplace(record: TokenizedRecord, predictors: Ids, reading: ReadoutOptions) -> list[TokenSequence]:
     """Step-JEPA's architecture page: predictors inside the text behind step 1, and step 2 sees only itself.
 

@@ -12,10 +12,9 @@ from typing import Any
 from stepjepa.base.errors import UserError, shown, visible
 from stepjepa.base.files import fingerprint
 from stepjepa.base.processes import is_main_process
-from stepjepa.cli.commands import Command
+from stepjepa.cli.commands import Command, load
 from stepjepa.cli.flags import settings_of_earlier_run
 from stepjepa.cli.parser import as_arguments
-from stepjepa.cli.train import train
 from stepjepa.config.option import option
 from stepjepa.config.run import RunConfig, read_flat
 from stepjepa.models.presets import is_hub_id
@@ -65,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         if is_main_process():
             lines = [f"stepjepa train {shlex.join(command)}", *(f"note: {each}" for each in (*changes, *differences))]
             print(*map(visible, lines), sep="\n", flush=True)
-        train(argparse.Namespace(run=config, given=command, dry_run=False, json=False, debug=0))
+        load("train").run(argparse.Namespace(run=config, given=command, dry_run=False, json=False, debug=0))
     return _compare(folder, new, old, bool(changes)) if is_main_process() else 0
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal
 
-from stepjepa.batch.layouts import LAYOUTS, name_layout
+from stepjepa.config.layouts import changes_text, layouts_of, name_layout
 from stepjepa.config.option import (
     BELOW_ONE,
     FROM_ONE,
@@ -25,12 +25,6 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 """Dtypes of the weights; ``auto`` is the dtype of the checkpoint."""
 
 DEFAULT_PREDICTORS = {"regular": 0, "llm-jepa": 1, "step-jepa": 2}
-
-
-def layouts_of(mode: str) -> tuple[str, ...]:
-    """The layouts registered for a mode; the first one is its default."""
-    return tuple(name for name, each in LAYOUTS.items() if mode in each.modes)
-
 
 _CHOICES = "; ".join(f"{mode}: {' or '.join(layouts_of(mode))}" for mode in ("llm-jepa", "step-jepa"))
 
@@ -211,11 +205,6 @@ class JepaConfig:
     def to_dict(self) -> dict[str, Any]:
         """All fields, resolved, for the run folder."""
         return asdict(self)
-
-
-def changes_text(layout: str | None) -> bool:
-    """Whether a layout puts tokens into the main sequence."""
-    return layout in LAYOUTS and LAYOUTS[layout].changes_text
 
 
 def affecting(config: JepaConfig, what: str) -> dict[str, Any]:

@@ -1,55 +1,26 @@
-"""Embeddings of the views of records, read off a model from the sequences that training runs, and what they say."""
+"""What the embeddings of views say: cosines, ranks, linear maps; for ``evaluate --similarity`` and ``analyze``."""
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from accelerate.utils import send_to_device
 from numpy.typing import NDArray
-from tqdm import tqdm
 
-from stepjepa.base.errors import UserError, naming_batch_size
-from stepjepa.batch.collate import Collator
-from stepjepa.batch.sequences import SampledRecord, TokenSequence
-from stepjepa.batch.tokenize import RecordTokenizer
-from stepjepa.config.jepa import JepaConfig, changes_text
+from stepjepa.base.errors import UserError
+from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record
-from stepjepa.models.encode import encode
+from stepjepa.objectives.jepa import Jepa
 from stepjepa.objectives.monitors import COLLAPSE_SIMILARITY, MetricWindow
-from stepjepa.objectives.setup import packing, set_up_attention
+from stepjepa.objectives.reading import ViewEmbeddings, reading_config
 from stepjepa.store.folder import RUN_FILE
 from stepjepa.store.record import trained_objective
 
 QUANTILES = (0.1, 0.2, 0.5, 0.8, 0.9)
 TOP = 100  # of the largest singular values are averaged, as in the LLM-JEPA paper (arXiv 2509.14252)
-
-
-def reading_config(trained: dict[str, Any] | None, views: str) -> JepaConfig:
-    """How the views (``llm-jepa`` or ``step-jepa``) of a model are read, from its ``record.trained_objective``.
-
-    A model trained on these views is read where it was trained to be read; any other, ``regular`` runs among them, at
-    the end of the source view, with no predictor token, which it has never seen.
-    """
-    chosen: dict[str, Any] = {"over_length": "skip", "mode": views, "predictors": 0}
-    if trained is not None:
-        kept = ["step_separator", "max_length", "labels"]
-        if trained["mode"] == views:
-            kept += ["layout", "predictors", "pairs", "front_pred", "reverse_pred", "last_token"]
-            kept += ["pair_distance", "pooling", "jepa_layer"]
-        # Runs of earlier versions do not know all.
-        chosen |= {name: trained[name] for name in kept if name in trained}
-        if trained.get("plain"):
-            # Also where the user's text alone was trained on: the answer is a view of its own.
-            chosen |= {"plain": True, "labels": "assistant"}
-        if changes_text(chosen.get("layout", "branched")):
-            # The same views, in a main sequence without predictor tokens and isolated steps.
-            chosen["layout"] = "branched"
-    return JepaConfig(**chosen)
 
 
 def similarity_config(run_folder: str | os.PathLike[str], views: str) -> JepaConfig:
@@ -60,59 +31,18 @@ def similarity_config(run_folder: str | os.PathLike[str], views: str) -> JepaCon
     return reading_config(trained, views)
 
 
-@dataclass(frozen=True)
-class ViewEmbeddings:
-    """The embeddings of all P pairs of some records, in the records' order."""
-
-    source: NDArray[np.float32]  # [P, D]
-    target: NDArray[np.float32]  # [P, D]
-    record: NDArray[np.int64]  # [P], index of the record that a pair is of
-    pair: NDArray[np.int64]  # [P], which of its record's pairs, from 1; for Step-JEPA the number of the source step
-
-
 def embed_views(
     model: Any, tokenizer: Any, records: Sequence[Record], config: JepaConfig, *, batch_size: int = 16
 ) -> ViewEmbeddings:
     """Embed the views of all pairs of some records; those without a pair, or over length, have none.
 
-    ``model`` is in evaluation mode, ``config`` in a layout other than ``inplace``. A predictor head is no part of Enc
-    and is not applied. UserError if no record has a pair.
+    ``config`` is from :func:`~stepjepa.objectives.reading.reading_config`. UserError if no record has a pair.
     """
     try:
-        encoding, _ = set_up_attention(model, replace(config, encoding="auto"))
+        jepa = Jepa(model, tokenizer, config, device=model.device, processes=1, rows=False, heads=False)
     except ValueError as error:
         raise UserError(str(error).replace("jepa_layer:", "--layer:")) from None
-    made = RecordTokenizer(tokenizer, config)
-    tokenized = enumerate(made.tokenize_each(records))
-    found = {index: record for index, record in tokenized if record is not None and record.pairs}
-    if not found:
-        what = f"{config.mode} views (step_separator {config.step_separator!r}, max_length {config.max_length})"
-        told = f"none of {len(records)} records has a pair of {what}"
-        raise UserError(told, path=records[0].path if records else None)
-    options = packing(model, config, model.device.type)
-    collator = _Views.of(config, made.predictors.tolist(), encoding=encoding, **options)
-    # Long ones first, so that memory problems show at once; like lengths together, so that there is little padding.
-    order = sorted(found, key=lambda index: -len(found[index].ids))
-    embeddings: dict[int, NDArray[np.float32]] = {}  # [pairs of the record, 2, D]
-    with torch.inference_mode(), naming_batch_size(batch_size):
-        for start in tqdm(range(0, len(order), batch_size), f"embed, {batch_size} at a time", disable=None):
-            some = order[start : start + batch_size]
-            batch = send_to_device(collator(SampledRecord(found[index]) for index in some), model.device)
-            read = encode(model, batch, lambda it: {"both": torch.stack(it.pairs, 1)}, layer=config.jepa_layer)
-            parts = read["both"].float().split([len(found[index].pairs) for index in some])
-            embeddings.update(zip(some, (part.cpu().numpy() for part in parts), strict=True))
-    joined = np.concatenate([embeddings[index] for index in found])  # [P, 2, D]
-    if not np.isfinite(joined).all():
-        raise UserError("some embeddings are not finite; the model's numbers overflow: try --dtype float32")
-    places = [(index, number + 1) for index, record in found.items() for number in range(len(record.pairs))]
-    return ViewEmbeddings(joined[:, 0], joined[:, 1], *np.asarray(places).T)
-
-
-class _Views(Collator):
-    """Collates only what is read of records."""
-
-    def sequences(self, item: SampledRecord) -> list[TokenSequence]:
-        return [sequence for sequence in super().sequences(item) if sequence.readouts]
+    return jepa.embed_pairs(records, batch_size=batch_size)
 
 
 def compare_views(

@@ -25,7 +25,7 @@ from stepjepa.inspection.plots import BOTH_VIEWS, COLOURED_BY, Points, draw_proj
 from stepjepa.store.prompts import training_system_prompt, with_system_prompt
 
 if TYPE_CHECKING:
-    from stepjepa.evaluation.embeddings import ViewEmbeddings
+    from stepjepa.objectives.reading import ViewEmbeddings
 
 JSON_FILE, DATA_FILE = "analysis.json", "embeddings.npz"
 NEXT_STEP = "next step"
@@ -131,7 +131,7 @@ def choose_configs(settings: AnalysisSettings) -> list[JepaConfig]:
 
     UserError if the models were trained on different views, pairs or separators, and no flag decides.
     """
-    from stepjepa.evaluation.embeddings import reading_config
+    from stepjepa.objectives.reading import reading_config
     from stepjepa.store.record import trained_objective
 
     def decided(name: str, values: set[Any], given: Any = None) -> Any:

@@ -14,13 +14,12 @@ from torch import Tensor, nn
 from stepjepa.batch.layouts import LAYOUTS
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.batch.sequences import SampledRecord, TokenSequence
-from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record
-from stepjepa.models.architecture import attach_heads, find_decoder
+from stepjepa.models.architecture import find_decoder
 from stepjepa.models.encode import encode, flat_states
+from stepjepa.objectives.jepa import Jepa
 from stepjepa.objectives.objective import Objective, jepa_loss
-from stepjepa.objectives.setup import make_collator, set_up_attention
 from stepjepa.objectives.text import LMLoss
 
 # A whole float32 forward pass in another order of additions: relative to the largest number compared.
@@ -44,12 +43,11 @@ class Subject:
     lora: Callable[[Any], nn.Module] | None = None  # adds adapters to a copy for the optimisation step; None: no LoRA
 
     def __post_init__(self) -> None:
-        self.made = RecordTokenizer(self.tokenizer, replace(self.config, over_length="truncate"))
-        self.tokenized = self.made.tokenize(self.records)
-        self.encoding, self.reason = set_up_attention(self.model, self.config)
-        objective = Objective.from_config(self.config, self.model)
-        how: dict[str, Any] = {"encoding": self.encoding, "device": self.model.device.type, "processes": 1}
-        self.collator = make_collator(self.model, self.tokenizer, self.config, objective, **how)
+        config, device = replace(self.config, over_length="truncate"), self.model.device
+        self.jepa = Jepa(self.model, self.tokenizer, config, device=device, processes=1, rows=False, heads=False)
+        self.collator = self.jepa.collator
+        self.predictors: list[int] = self.jepa.record_tokenizer.predictors.tolist()
+        self.tokenized = self.jepa.record_tokenizer.tokenize(self.records)
 
     @property
     def some(self) -> list[SampledRecord]:
@@ -75,7 +73,7 @@ def check_pairs(subject: Subject) -> str:
         return "regular training has no views"
     with_pairs = [record for record in subject.tokenized if record.pairs]
     _require(bool(with_pairs), "no record has a pair of views; check --step_separator")
-    last = subject.made.predictors[-1:].tolist()
+    last = subject.predictors[-1:]
     if last and subject.config.last_token is None and not subject.config.front_pred:
         batch = subject.collator(SampledRecord(record) for record in with_pairs)
         found = set(batch.token_ids[batch.source_index].tolist())
@@ -88,7 +86,7 @@ def check_end_of_turn(subject: Subject) -> str:
     """The labels are the assistant's content and the token that ends its turn."""
     if subject.config.labels != "assistant":
         return f"labels '{subject.config.labels}' were asked for"
-    template, known = subject.made.template, {record.line: record for record in subject.tokenized}
+    template, known = subject.jepa.record_tokenizer.template, {record.line: record for record in subject.tokenized}
     end, compared = template.end_of_turn_ids[0], 0
     for record in subject.records:
         tokenized = known.get(record.line)
@@ -169,8 +167,8 @@ def check_step(subject: Subject) -> str:
     """Two optimisation steps move the predictor rows and all that should move, and nothing else."""
     model: Any = copy.deepcopy(subject.model)
     model = subject.lora(model) if subject.lora is not None else model
-    objective = Objective.from_config(replace(subject.config, lbd=max(subject.config.lbd, 0.1)), subject.model)
-    attach_heads(model, objective.heads(subject.model.config.get_text_config()))
+    config = replace(subject.config, lbd=max(subject.config.lbd, 0.1))
+    objective = Jepa(model, subject.tokenizer, config, device=subject.model.device, processes=1, rows=False).objective
     model.train()
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -185,7 +183,7 @@ def check_step(subject: Subject) -> str:
     # Experts that no token was sent to have no gradient.
     wrong = {name for name in trained.keys() ^ moved if name in moved or "expert" not in name}
     _require(not wrong, f"{len(wrong)} parameters did not move though trained, or moved though frozen: {[*wrong][:1]}")
-    ids = subject.made.predictors.tolist()
+    ids = subject.predictors
     if ids and any(record.pairs for record, *_ in subject.some):
         rows = torch.tensor(ids, device=subject.model.device)
         after = model.get_input_embeddings()(rows)
@@ -195,7 +193,7 @@ def check_step(subject: Subject) -> str:
 
 
 CHECKS: tuple[tuple[str, Callable[[Subject], str]], ...] = (
-    ("encoding by probe", lambda subject: f"{subject.encoding}: {subject.reason}"),
+    ("encoding by probe", lambda subject: f"{subject.jepa.encoding}: {subject.jepa.encoding_reason}"),
     ("data format", check_format),
     ("pairs of views", check_pairs),
     ("end of turn is trained", check_end_of_turn),

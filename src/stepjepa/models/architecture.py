@@ -27,6 +27,18 @@ def causal_model(model: nn.Module) -> Any:
     return model
 
 
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Switch a model to evaluation mode inside the block; afterwards every module is in its own mode again."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
 def find_decoder(model: nn.Module) -> PreTrainedModel:
     """The decoder of a causal language model (everything below its LM head), under any wrapper."""
     causal = causal_model(model)

@@ -1,9 +1,10 @@
-"""Generate answers to prompts in batches, and compute the likelihoods of given texts."""
+"""Generate answers to prompts in batches, compute the likelihoods of given texts, set how a model generates."""
 
 import hashlib
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,11 +12,14 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig
+from transformers.utils import GENERATION_CONFIG_NAME
 
 from stepjepa.chat.content import MARKS
-from stepjepa.chat.template import ChatTemplate, PlainTemplate
-from stepjepa.chat.tokens import all_predictor_ids
+from stepjepa.chat.template import ChatTemplate, Message, PlainTemplate
+from stepjepa.chat.tokens import TextTokenizer, all_predictor_ids
+from stepjepa.models.architecture import base_model
 from stepjepa.models.sampling import Answer, Sampling, Span
+from stepjepa.models.token_rows import add_ends
 
 
 class Generator:
@@ -41,9 +45,6 @@ class Generator:
         # Padding is masked, so any token will do; every tokenizer here has a stop token.
         self._pad = int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self.stop_ids[0])
         self.positions = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
-        # Predictor tokens are no text, and embedding rows after the tokenizer's last token belong to no token.
-        rows = model.get_input_embeddings().weight.shape[0]
-        never = [*all_predictor_ids(tokenizer), *range(len(tokenizer), rows)]
         settings: dict[str, Any] = {"do_sample": sampling.temperature > 0, "num_return_sequences": sampling.num_samples}
         if sampling.temperature > 0:
             settings |= {name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p")}
@@ -53,9 +54,15 @@ class Generator:
             use_cache=True,
             eos_token_id=self.stop_ids,
             pad_token_id=self._pad,
-            suppress_tokens=never or None,
+            suppress_tokens=never_generated(model, tokenizer) or None,
             **settings,
         )
+
+    def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
+        """The tokens of the prompt that asks for the next assistant turn of a chat."""
+        prompt = self.template.render_prompt(messages)
+        (tokens,) = TextTokenizer(self.tokenizer)([prompt.text], [prompt.spans])
+        return tokens.ids.tolist()
 
     @torch.inference_mode()
     def answer(self, prompts: Sequence[Sequence[int]], batch_number: int = 0) -> list[list[Answer]]:
@@ -99,6 +106,43 @@ class Generator:
         ids = pad_sequence(tensors, batch_first=True, padding_value=self._pad, padding_side=side)
         mask = pad_sequence([torch.ones_like(row) for row in tensors], batch_first=True, padding_side=side)
         return ids.to(self.model.device), mask.to(self.model.device)
+
+
+def never_generated(model: Any, tokenizer: Any) -> list[int]:
+    """The ids that are no text: predictor tokens, and embedding rows behind the tokenizer's last token."""
+    rows = model.get_input_embeddings().weight.shape[0]
+    return [*all_predictor_ids(tokenizer), *range(len(tokenizer), rows)]
+
+
+def set_generation_defaults(model: Any, tokenizer: Any, ends: Sequence[int]) -> None:
+    """Have plain ``generate`` of a model stop at the tokens ``ends`` and never produce an id that is no text.
+
+    The settings are part of the model: every folder that it is saved to has them, see :func:`save_generation_config`.
+    """
+    settings = model.generation_config
+    if settings is None:  # a class of its own that can't generate
+        return
+    add_ends(model, ends)
+    suppressed = {*(settings.suppress_tokens or ())}
+    # The last rows were no token when an earlier set-up suppressed them; the tokenizer may have grown since.
+    last = model.get_input_embeddings().weight.shape[0] - 1
+    while last in suppressed:
+        suppressed.remove(last)
+        last -= 1
+    settings.suppress_tokens = sorted(suppressed.union(never_generated(model, tokenizer)).difference(ends)) or None
+
+
+def save_generation_config(model: Any, folder: str | Path) -> None:
+    """Write the generation settings of a model beside its adapter: PEFT saves none; others save their own."""
+    settings = getattr(base_model(model), "generation_config", None)
+    if hasattr(model, "peft_config") and settings is not None:
+        settings.save_pretrained(folder)
+
+
+def load_generation_config(model: Any, folder: str | Path) -> None:
+    """Give a model the generation settings that a folder of an adapter holds, if it holds any."""
+    if (Path(folder) / GENERATION_CONFIG_NAME).is_file():
+        model.generation_config = GenerationConfig.from_pretrained(folder)
 
 
 @contextmanager

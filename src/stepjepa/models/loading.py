@@ -16,9 +16,8 @@ from stepjepa.base.processes import is_main_process
 from stepjepa.chat.template import ChatTemplate
 from stepjepa.chat.tokens import add_plain_tokens
 from stepjepa.config.lora import LoraSettings
-from stepjepa.data.records import as_records
-from stepjepa.data.sources import read_any
 from stepjepa.models import presets
+from stepjepa.models.generation import load_generation_config
 from stepjepa.models.presets import PREFIX, read_template, refuse_missing
 from stepjepa.models.token_rows import (
     give_plain_tokens,
@@ -140,24 +139,6 @@ def new_dtype(config: Any, name: str) -> torch.dtype:
     return dtype
 
 
-def load_named(model: Any, tokenizer: Any, data: Any, *, predictors: int, seed: int) -> tuple[Any, Any, Any]:
-    """Load what a caller gave by name: a model, its tokenizer (None for the model's own), and records.
-
-    A preset's tokenizer is trained on the records. A model that is loaded here gets ``predictors`` predictor tokens.
-    """
-    if isinstance(data, str | os.PathLike):
-        data = read_any(data)
-    own, texts = tokenizer, []
-    if isinstance(model, str):
-        if model.startswith(PREFIX):
-            data = [*as_records(data)]
-            texts = [message["content"] for record in data for message in record.messages]
-        model, own = load_model(model, texts=texts, predictors=predictors, seed=seed)
-    elif tokenizer is None:
-        own = load_tokenizer(str(model.config._name_or_path))
-    return model, own if tokenizer is None else tokenizer, data
-
-
 def add_lora(model: Any, settings: LoraSettings, trainable_ids: Sequence[int]) -> nn.Module:
     """Wrap a model that has its predictor tokens with a LoRA adapter that also trains the given embedding rows.
 
@@ -225,6 +206,7 @@ def load_for_inference(
         if is_adapter:
             grow(model, rows_of(tokenizer))
             model = load_adapter(model, name).merge_and_unload()
+            load_generation_config(model, name)
         else:
             _give_rows(model, tokenizer, name)
     if device is None:

@@ -1,9 +1,12 @@
-"""``JepaLoss``: the objective in a training loop of one's own, of plain PyTorch, Accelerate, TRL or Lightning."""
+"""``Jepa``: a model, a tokenizer and an objective bound once; collates, gives losses, embeds, answers, saves."""
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,39 +14,118 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from stepjepa.base.errors import UserError, naming_batch_size
+from stepjepa.base.processes import is_main_process
+from stepjepa.batch.collate import Collator, Encoding
+from stepjepa.batch.layouts import LAYOUTS
 from stepjepa.batch.micro_batch import Batch
-from stepjepa.batch.sequences import SampledRecord
+from stepjepa.batch.sequences import Kind, SampledRecord
 from stepjepa.batch.tokenize import RecordTokenizer
-from stepjepa.config.jepa import JepaConfig
+from stepjepa.chat.template import ChatTemplate, Message, PlainTemplate
+from stepjepa.chat.tokens import predictor_ids
+from stepjepa.config.jepa import DEFAULTS, JepaConfig
 from stepjepa.data.records import Record, as_records
-from stepjepa.models.architecture import attach_heads, base_model, without_heads
+from stepjepa.models.architecture import attach_heads, base_model, evaluating, find_heads, without_heads
+from stepjepa.models.attention import enable_trees, uses_flex
+from stepjepa.models.encode import check_layer
+from stepjepa.models.generation import Generator, save_generation_config, set_generation_defaults
+from stepjepa.models.lm_head import LMHead
+from stepjepa.models.loading import load_for_inference
+from stepjepa.models.probe import choose_encoding
+from stepjepa.models.sampling import Sampling
+from stepjepa.models.token_rows import added_rows, give_plain_tokens, give_predictors, train_rows
 from stepjepa.objectives.objective import Counts, Losses, Objective, jepa_loss
-from stepjepa.objectives.setup import make_collator, set_up
+from stepjepa.objectives.packing import make_collator, packing
+from stepjepa.objectives.reading import SIDES, ViewEmbeddings, ViewReader, reading_config
 from stepjepa.objectives.term import Context, gather_rows, no_gather
+from stepjepa.store.folder import CARD_FILE, RUN_FILE, save_whole
+from stepjepa.store.prompts import common_system_prompt
+from stepjepa.store.record import RunRecord, read_record, record_of, versions, write_record
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from transformers import PreTrainedTokenizerBase
 
+Chat = str | Sequence[Message]
+"""What a model is asked: a text, or the messages of a chat up to the turn that it is to say."""
 
-class JepaLoss:
-    """Prepares a model for an objective, makes batches of records, and gives their loss.
 
-    Make it before the optimizer, and before the model is wrapped (DDP, FSDP, ``accelerator.prepare``, ``compile``).
+def set_up(model: Any, tokenizer: Any, config: JepaConfig, seed: int = 42) -> tuple[Encoding, str]:
+    """Prepare a causal language model, or a PEFT wrapper of one, and its tokenizer for an objective, in place.
 
-    Args:
-        model: a causal language model, or a PEFT wrapper of one; it gets predictor tokens and the attention of trees.
-        tokenizer: with a chat template; gets predictor tokens where it lacks them.
-        config: mode, layout and objective; the defaults are those of LLM-JEPA.
-        objective: terms instead of those that ``config`` describes; mode, layout and readouts are still its.
-        seed: of new embedding rows, and of what terms draw.
+    Adds the tokens that they lack, with rows drawn by the seed; has generation stop at the end of a turn and never
+    produce a token that is no text; switches attention to trees if the model can run them. The heads of terms are
+    attached by ``architecture.attach_heads``. :class:`Jepa` does all of it, and makes batches and losses, too.
+
+    Returns:
+        The encoding of micro-batches, and the reason for it in words.
 
     Raises:
-        ValueError: the model can't run this objective, or it asks for what only ``JepaTrainer`` does.
+        ValueError: the model can't be trained with this objective; the message names the remedy.
+    """
+    base = base_model(model)
+    new = give_plain_tokens(base, tokenizer, seed) if config.plain else []
+    give_predictors(base, tokenizer, config.used_predictors, seed)
+    if hasattr(model, "peft_config"):
+        # Also the rows of tokens that the base lacked, whichever they are.
+        new = [*predictor_ids(tokenizer, config.used_predictors), *new, *added_rows(base)]
+        train_rows(model, sorted({*new}))
+    template = PlainTemplate(tokenizer) if config.plain else ChatTemplate(tokenizer)
+    set_generation_defaults(base, tokenizer, template.end_of_turn_ids)
+    chosen = set_up_attention(model, config)
+    LMHead(model)  # runs the model on a few tokens, which must happen before it is wrapped
+    return chosen
+
+
+def set_up_attention(model: Any, config: JepaConfig) -> tuple[Encoding, str]:
+    """The part of :func:`set_up` that reads no weights, so that it also works for a model on the meta device.
+
+    The model must have rows for all tokens of the objective.
+    """
+    base = base_model(model)
+    encoding, reason = choose_encoding(base, config.encoding)
+    assert config.layout is not None
+    if LAYOUTS[config.layout].changes_text and config.uses_views and encoding != "tree":
+        raise ValueError(f"layout '{config.layout}' needs encoding 'tree', but {reason}; use 'branched'")
+    # Plain rows run better under sdpa than under FlexAttention, and ``tree_flex`` runs them under sdpa.
+    if encoding == "tree" or uses_flex(base):
+        enable_trees(base)
+    check_layer(int(base.config.get_text_config().num_hidden_layers), config.jepa_layer)
+    return encoding, reason
+
+
+class Jepa:
+    """A causal language model, its tokenizer and a ``JepaConfig``, bound once and used everywhere.
+
+    It adds predictor tokens and their rows, switches attention to trees, attaches the heads of terms, and sets how the
+    model generates. Make it before the optimizer, and before the model is wrapped (DDP, FSDP, ``accelerator.prepare``,
+    ``compile``).
+
+    Args:
+        model: a causal language model, or a PEFT wrapper of one; changed in place.
+        tokenizer: fast, with a chat template unless ``config.plain``; gets the tokens that it lacks.
+        config: mode, layout and objective; the defaults are those of LLM-JEPA.
+        objective: terms instead of those that ``config`` describes; mode, layout and readouts are still its.
+        seed: of new embedding rows, of the heads of terms, and of what terms draw.
+        device: on which micro-batches will run, or its type; None for the accelerator if there is one, else the
+            model's. Rows of trees are as long as it runs them well.
+        processes: number that train together; None for those of the process group, or 1 without one.
+        rows: add tokens, rows and generation settings; without, the model must have all that it needs.
+        heads: attach new heads; without, ``loss`` refuses an objective whose heads the model lacks.
+
+    Attributes:
+        encoding: how micro-batches are run, ``tree`` or ``rows``; ``encoding_reason`` says why.
+        system_prompt: put in front of what is asked by :meth:`answer`; None for no change. From
+            :meth:`from_pretrained` it is the one that all training records had, if there was one.
+
+    Raises:
+        ValueError: the model can't run this objective; the message names the remedy.
 
     Example:
-        >>> jepa = JepaLoss(model, tokenizer, JepaConfig(jepa_loss_type="infonce"))
+        >>> jepa = Jepa(model, tokenizer, JepaConfig(jepa_loss_type="infonce"))
         >>> for batch in DataLoader(records, batch_size=8, shuffle=True, collate_fn=jepa.collate):
-        ...     out = jepa(model, batch.to(model.device))
+        ...     out = jepa.loss(model, batch.to(model.device))
         ...     out.loss.backward()
     """
 
@@ -55,26 +137,95 @@ class JepaLoss:
         *,
         objective: Objective | None = None,
         seed: int = 42,
+        device: torch.device | str | None = None,
+        processes: int | None = None,
+        rows: bool = True,
+        heads: bool = True,
     ) -> None:
-        config = config or JepaConfig()
-        for name, every in (("jepa_ratio", 1.0), ("jepa_epochs", None)):
-            if config.uses_views and getattr(config, name) != every:
-                raise ValueError(f"{name}: use {every}, and 'collate(records, views=False)' in the steps without views")
-        if config.target_grad == "ema":
-            raise ValueError("target_grad 'ema' needs JepaTrainer; use 'stop' or 'on'")
-        self.config, self.tokenizer, self.seed = config, tokenizer, seed
-        self._calls = 0
-        self.objective = objective or Objective.from_config(config, model)
-        self.encoding, _ = set_up(model, tokenizer, config, seed)
+        self.model, self.tokenizer, self.config, self.seed = model, tokenizer, config or JepaConfig(), seed
+        self.system_prompt: str | None = None
+        self._calls, self._loss_checked, self._own_objective = 0, False, objective
+        self._lacks_objective = False  # the run had an objective of its own, which no file describes
         base = base_model(model)
-        attach_heads(model, self.objective.heads(base.config.get_text_config(), seed))
-        self._tokenize = RecordTokenizer(tokenizer, config).tokenize_each
-        processes = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-        accelerator = torch.accelerator.current_accelerator(check_available=True)
-        # A model that is still on the CPU moves to the accelerator later, where there is one.
-        device = base.device if accelerator is None else accelerator
-        how: dict[str, Any] = {"encoding": self.encoding, "device": device.type, "processes": processes}
-        self._collator = make_collator(model, tokenizer, config, self.objective, **how)
+        if device is None:
+            # A model that is still on the CPU moves to the accelerator later, where there is one.
+            accelerator = torch.accelerator.current_accelerator(check_available=True)
+            device = base.device if accelerator is None else accelerator
+        self._device_type = torch.device(device).type
+        if processes is None:
+            processes = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+        self._processes = processes
+        if rows:
+            self.encoding, self.encoding_reason = set_up(model, tokenizer, self.config, seed)
+        else:
+            self.encoding, self.encoding_reason = set_up_attention(model, self.config)
+        if heads:
+            attach_heads(model, self.objective.heads(base.config.get_text_config(), seed))
+        self.record_tokenizer = RecordTokenizer(tokenizer, self.config)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        dtype: str = "auto",
+        quantization: str | None = None,
+        device: str | torch.device | None = None,
+        trust_remote_code: bool = False,
+    ) -> Jepa:
+        """Load what was trained: model, tokenizer, adapter (merged), the run's settings and its system prompt.
+
+        Nothing is added to the model. Views are read as :func:`~stepjepa.objectives.reading.reading_config` says; of a
+        model without a run record at the end of the source view.
+
+        Args:
+            path: run folder, checkpoint folder or hub id.
+            dtype: of the weights; ``auto`` for the checkpoint's own.
+            quantization: ``4bit`` or ``8bit`` through bitsandbytes, None for neither.
+            device: where to put the model; None for the accelerator if there is one, else the CPU.
+            trust_remote_code: run code that comes with the model.
+
+        Raises:
+            UserError: no model can be loaded from there.
+        """
+        options: dict[str, Any] = {"dtype": dtype, "quantization": quantization, "device": device}
+        model, tokenizer = load_for_inference(path, trust_remote_code=trust_remote_code, **options)
+        record = record_of(path) or RunRecord()
+        config = reading_config(None, "llm-jepa")
+        if record.jepa is not None:
+            # Runs of other versions have settings that this one lacks.
+            config = JepaConfig(**{name: value for name, value in record.jepa.items() if name in DEFAULTS})
+        jepa = cls(model, tokenizer, config, device=base_model(model).device, rows=False, heads=False)
+        jepa.system_prompt = common_system_prompt(record.system_prompts or [])
+        jepa._lacks_objective = "objective" in record.other
+        return jepa
+
+    def __repr__(self) -> str:
+        config, views = self.config, ""
+        if config.uses_views:
+            number = config.used_predictors
+            views = f", layout {config.layout}, {number} predictor token{'' if number == 1 else 's'}"
+        return f"Jepa({type(base_model(self.model)).__name__}, {config.mode}{views}, encoding {self.encoding})"
+
+    # -- records to losses ---------------------------------------------------------------------------------------------
+
+    @cached_property
+    def objective(self) -> Objective:
+        """The terms of the loss; made when they are first needed, since a term may be code of a user's own."""
+        return self._own_objective or Objective.from_config(self.config, self.model)
+
+    @cached_property
+    def collator(self) -> Collator:
+        """Makes the micro-batch of some tokenised records, as ``JepaTrainer`` does."""
+        return make_collator(
+            self.model,
+            self.tokenizer,
+            self.config,
+            encoding=self.encoding,
+            device_type=self._device_type,
+            processes=self._processes,
+            prompt_labels="prompt_loss" in self.objective.terms,
+        )
 
     def collate(self, records: Iterable[Record | dict[str, Any]], *, views: bool = True) -> Batch:
         """The batch of some records, or dicts with ``messages``; fit for ``DataLoader(..., collate_fn=...)``.
@@ -84,24 +235,26 @@ class JepaLoss:
         Raises:
             UserError: a record is wrong, or too long for ``config.over_length``.
         """
-        found = self._tokenize([*as_records(records)])
-        items = [None if one is None else SampledRecord(one, views, (0, index)) for index, one in enumerate(found)]
-        return self._collator(items)
+        tokenized = self.record_tokenizer.tokenize_each([*as_records(records)])
+        return self.collator(
+            None if record is None else SampledRecord(record, views, (0, index))
+            for index, record in enumerate(tokenized)
+        )
 
     def counts(self, batches: Sequence[Batch]) -> dict[str, float]:
-        """What the means of an optimizer step of several batches (accumulation) are over, for ``counts`` of a call.
+        """What the means of an optimizer step of several batches (accumulation) are over, for ``counts`` of a loss.
 
         Every process must call it for its own batches: what all count is added up, and divided by the number of
         processes, since DDP and FSDP average gradients.
         """
-        found = self.objective.counts(batches)
+        counts = self.objective.counts(batches)
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-            values = torch.tensor([*found.values()], dtype=torch.float64, device=batches[0].input_ids.device)
+            values = torch.tensor([*counts.values()], dtype=torch.float64, device=batches[0].input_ids.device)
             dist.all_reduce(values)
-            found = dict(zip(found, (values / dist.get_world_size()).tolist(), strict=True))
-        return found
+            counts = dict(zip(counts, (values / dist.get_world_size()).tolist(), strict=True))
+        return counts
 
-    def __call__(
+    def loss(
         self,
         model: nn.Module,
         batch: Batch,
@@ -110,7 +263,7 @@ class JepaLoss:
         step: int | None = None,
         progress: float | None = None,
     ) -> Losses:
-        """Run the model on a batch.
+        """Run the model on a batch; calling the ``Jepa`` itself does the same.
 
         Args:
             model: that of the constructor, wrapped or not.
@@ -121,7 +274,13 @@ class JepaLoss:
 
         Returns:
             ``loss`` to call ``backward()`` on, ``parts``, the mean of each term, and ``monitors``.
+
+        Raises:
+            ValueError: the objective asks for what only ``JepaTrainer`` does, or for a head that the model lacks.
         """
+        if not self._loss_checked:
+            self._check_loss(model)
+            self._loss_checked = True
         counts = self.counts([batch]) if counts is None else counts
         step = self._calls if step is None else step
         self._calls += 1
@@ -130,8 +289,150 @@ class JepaLoss:
         gather = gather_rows if self.objective.compares_pairs else no_gather
         return jepa_loss(model, batch, self.objective, counts, Context(step, self.seed, progress, gather))
 
-    def save(self, model: nn.Module, folder: str | Path) -> None:
-        """Write the model, not wrapped but for PEFT, and its tokenizer, for ``from_pretrained`` to load."""
-        with without_heads(model):
-            model.save_pretrained(folder)  # type: ignore[operator]  # a method of every model of transformers and PEFT
-        self.tokenizer.save_pretrained(folder)
+    __call__ = loss
+
+    def _check_loss(self, model: nn.Module) -> None:
+        """Raise a ``ValueError`` for what a loop can't do with the objective, or with this model."""
+        for name, all_steps in (("jepa_ratio", 1.0), ("jepa_epochs", None)):
+            if self.config.uses_views and getattr(self.config, name) != all_steps:
+                instead = "'collate(records, views=False)' in the steps without views"
+                raise ValueError(f"{name}: use {all_steps}, and {instead}; or train with JepaTrainer")
+        if self.config.target_grad == "ema":
+            raise ValueError("target_grad 'ema' needs JepaTrainer; use 'stop' or 'on'")
+        if self._lacks_objective:
+            told = "the run was trained with an objective that was passed in Python, which its folder does not hold"
+            raise ValueError(f"{told}; pass it to Jepa(model, tokenizer, config, objective=...)")
+        with torch.device("meta"):
+            needed = self.objective.heads(base_model(self.model).config.get_text_config(), self.seed)
+        if missing := needed.keys() - (find_heads(model) or nn.ModuleDict()).keys():
+            names = ", ".join(sorted(missing))
+            raise ValueError(
+                f"expected a model with {names}, got one without; Jepa(..., heads=True) attaches new heads"
+            )
+
+    # -- what the model makes of texts ---------------------------------------------------------------------------------
+
+    def embed(
+        self,
+        records: Iterable[Record | dict[str, Any]],
+        side: Kind = "source",
+        *,
+        batch_size: int = 16,
+    ) -> NDArray[np.float32]:
+        """Embed one view of each record, where training reads it; without a predictor head, which is no part of Enc.
+
+        Of several pairs of a record it is the first; :meth:`embed_pairs` gives all. The views of a model that was
+        trained without are those of LLM-JEPA, read at the end.
+
+        Args:
+            records: records, or dicts with ``messages``.
+            side: ``source``, the view that predicts, or ``target``, the one that is predicted.
+            batch_size: records at a time; changes the last bits of the result at most.
+
+        Returns:
+            float32 ``[N, D]``, rows in the order of the records.
+
+        Raises:
+            UserError: a record is wrong, too long for ``max_length``, or has no such view.
+        """
+        if side not in SIDES:
+            raise ValueError(f"side: expected 'source' or 'target', got {side!r}")
+        over_length = "error" if self.config.over_length == "skip" else self.config.over_length
+        config = replace(self._reading(), pairs="first", over_length=over_length)
+        parsed = [*as_records(records)]
+        tokenized = RecordTokenizer(self.tokenizer, config).tokenize_each(parsed)
+        return self._reader(config, batch_size).side(parsed, tokenized, side)
+
+    def embed_pairs(self, records: Iterable[Record | dict[str, Any]], *, batch_size: int = 16) -> ViewEmbeddings:
+        """Embed both views of all pairs of some records; those without a pair, or over length, have none.
+
+        UserError if no record has a pair.
+        """
+        config, parsed = self._reading(), [*as_records(records)]
+        tokenized = RecordTokenizer(self.tokenizer, config).tokenize_each(parsed)
+        return self._reader(config, batch_size).pairs(parsed, tokenized)
+
+    def _reading(self) -> JepaConfig:
+        """How views are read from this model."""
+        return reading_config(self.config.to_dict(), self.config.mode if self.config.uses_views else "llm-jepa")
+
+    def _reader(self, config: JepaConfig, batch_size: int) -> ViewReader:
+        predictors = predictor_ids(self.tokenizer, config.used_predictors)
+        packed = packing(self.model, self.config, base_model(self.model).device.type)
+        return ViewReader(self.model, config, predictors, self.encoding, packed, batch_size)
+
+    def answer(self, question: Chat, *, max_new_tokens: int = 256) -> str:
+        """Answer greedily, asked as ``stepjepa evaluate`` asks: the prompt of training, the stop tokens of its turns.
+
+        :attr:`system_prompt` is put in front of a chat that has no system message of its own.
+
+        Args:
+            question: a text, which a user says, or messages up to the turn that is asked for.
+            max_new_tokens: the answer is cut off there.
+
+        Returns:
+            The text before the first stop token, without special tokens.
+
+        Raises:
+            UserError: the chat template refuses the messages, or prompt and answer exceed the model's positions.
+        """
+        return self.answers([question], max_new_tokens=max_new_tokens, batch_size=1)[0]
+
+    def answers(self, questions: Iterable[Chat], *, max_new_tokens: int = 256, batch_size: int = 16) -> list[str]:
+        """The :meth:`answer` to each of several questions, ``batch_size`` at a time."""
+        generator = Generator(self.model, self.tokenizer, Sampling(max_new_tokens), plain=self.config.plain)
+        prompts = [generator.prompt_ids(self._messages(question)) for question in questions]
+        longest = max(map(len, prompts), default=0) + max_new_tokens
+        if generator.positions is not None and longest > generator.positions:
+            told = f"prompt and answer have up to {longest} tokens, the model {generator.positions} positions"
+            raise UserError(f"{told}; lower max_new_tokens or shorten the question")
+        texts: list[str] = []
+        with evaluating(self.model), naming_batch_size(batch_size):
+            for start in range(0, len(prompts), batch_size):
+                answers = generator.answer(prompts[start : start + batch_size])
+                texts += [samples[0].text for samples in answers]
+        return texts
+
+    def _messages(self, chat: Chat) -> list[Message]:
+        messages: list[Message] = [{"role": "user", "content": chat}] if isinstance(chat, str) else [*chat]
+        if self.system_prompt and not self.config.plain and messages[0]["role"] != "system":
+            messages.insert(0, {"role": "system", "content": self.system_prompt})
+        return messages
+
+    # -- saving --------------------------------------------------------------------------------------------------------
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write model, tokenizer and settings, for ``from_pretrained`` of this class and of plain transformers or PEFT.
+
+        Written by the first process; DDP and FSDP are not part of what is saved, nor are the heads of terms. No file is
+        ever incomplete under its final name. A folder that is there already keeps its other files.
+
+        Raises:
+            UserError: the folder holds a run with other settings.
+        """
+        path = Path(folder)
+        if not is_main_process():
+            return
+        record = RunRecord(jepa=json.loads(json.dumps(self.config.to_dict())), versions=versions())
+        if self._own_objective is not None:
+            record = replace(record, other={"objective": {"terms": self._own_objective.names}})
+        if self.system_prompt is not None:
+            record = replace(record, system_prompts=[self.system_prompt])
+        if (path / RUN_FILE).is_file() and read_record(path).jepa != record.jepa:
+            raise UserError("holds a run with other settings; name another folder", path=path)
+
+        def write(part: str) -> None:
+            with without_heads(self.model):
+                self.model.save_pretrained(part)  # type: ignore[operator]  # a method of transformers and PEFT models
+            save_generation_config(self.model, part)
+            self.tokenizer.save_pretrained(part)
+            # A draft that PEFT leaves beside an adapter.
+            (Path(part) / CARD_FILE).unlink(missing_ok=True)
+
+        save_whole(path, write)
+        if not (path / RUN_FILE).is_file():
+            write_record(path, record)
+
+
+JepaLoss = Jepa
+"""The name of :class:`Jepa` before it embedded and answered."""

@@ -40,13 +40,13 @@ from stepjepa.batch.prepare import prepare
 from stepjepa.chat.tokens import add_predictor_tokens
 from stepjepa.config.run import RunConfig
 from stepjepa.data.records import Record
-from stepjepa.models.architecture import attach_heads, base_model, find_decoder, has_experts
+from stepjepa.models.architecture import base_model, find_decoder, has_experts
 from stepjepa.models.loading import add_lora, new_config, new_dtype, reported
 from stepjepa.models.presets import PREFIX
 from stepjepa.models.token_rows import adapter_ids, grow, rows_of
 from stepjepa.models.weights import parameter_counts
+from stepjepa.objectives.jepa import Jepa
 from stepjepa.objectives.objective import Objective
-from stepjepa.objectives.setup import make_collator, set_up_attention
 from stepjepa.running.transformers import training_arguments
 from stepjepa.training.checks import (
     check_positions,
@@ -98,10 +98,18 @@ def dry_run(
         training = training_arguments(run, bool(eval_records), deepspeed=None, use_cpu=use_cpu)
         asked = "use_cpu" not in run.trainer and (training.bf16 or training.fp16 or processes > 1)
         device = "cpu" if training.device.type == "cpu" and not asked and not on_gpu else "cuda"
-        how: dict[str, Any] = {"device": device, "processes": processes}
-        how["sharding"] = Sharding.of(training, deepspeed, processes)
+        sharding = Sharding.of(training, deepspeed, processes)
         try:
-            found = _estimate(run, training, records, eval_records, all_records=all_records, **how)
+            found = _estimate(
+                run,
+                training,
+                records,
+                eval_records,
+                all_records=all_records,
+                device=device,
+                processes=processes,
+                sharding=sharding,
+            )
         except (UserError, OSError):
             raise
         except Exception as error:  # of whatever kind: one line says what is wrong
@@ -141,12 +149,8 @@ def _estimate(
     refuse_data(config, training, objective.compares_pairs)
     if sharding:
         refuse_sharding(config, run.eval_generate)
-    encoding, reason = set_up_attention(model, config)
-    base = base_model(model)
-    attach_heads(model, objective.heads(base.config.get_text_config()))
-    how: dict[str, Any] = {"encoding": encoding, "device": device, "processes": processes}
-    collator = make_collator(model, tokenizer, config, objective, **how)
-    check_positions(collator, prepared, held_out)
+    jepa = Jepa(model, tokenizer, config, objective=objective, device=device, processes=processes, rows=False)
+    check_positions(jepa.collator, prepared, held_out)
     fsdp = training.fsdp_config if isinstance(training.fsdp_config, dict) else {}
     again = training.gradient_checkpointing or str(fsdp.get("activation_checkpointing")).lower() == "true"
     ema = config.target_grad == "ema"
@@ -154,8 +158,10 @@ def _estimate(
         flops = FlopModel.of(model, gradient_checkpointing=again, ema=ema)
     except (RuntimeError, NotImplementedError):
         flops = FlopModel()  # experts, which need weights
-    of_run: dict[str, Any] = {"compares_pairs": objective.compares_pairs, "processes": processes}
-    plan = Plan.of(flops, prepared.dataset, collator, config, training, **of_run)
+    compares = objective.compares_pairs
+    plan = Plan.of(
+        flops, prepared.dataset, jepa.collator, config, training, compares_pairs=compares, processes=processes
+    )
 
     steps = [plan.micro_batches(step) for step in plan.keys(0)]
     tokens = [sum(Shape.of(each).tokens for each in step) for step in steps]
@@ -179,11 +185,11 @@ def _estimate(
     saves = {"no": 0, "epoch": math.ceil(total_steps / epoch)}.get(
         str(training.save_strategy.value), math.ceil(total_steps / every)
     )
-    trained, total = parameter_counts(model)
+    (trained, total), base = parameter_counts(model), base_model(model)
     accumulated = f"{plan.batch_size} x {training.gradient_accumulation_steps} accumulated"
     return {
         "model": f"{type(base).__name__}, {total:,} parameters, {trained:,} trained, {base.dtype}",
-        "encoding": f"{encoding} ({reason})",
+        "encoding": f"{jepa.encoding} ({jepa.encoding_reason})",
         "processes": processes,
         "data": {
             **prepared.counts,

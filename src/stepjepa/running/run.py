@@ -25,7 +25,6 @@ from stepjepa.base.signals import Interruptions, Stopped
 from stepjepa.base.terminal import print_rows
 from stepjepa.base.typed_json import Origin, from_json, to_json
 from stepjepa.batch.prepare import CacheDir, prepare
-from stepjepa.chat.tokens import all_predictor_ids
 from stepjepa.config.lora import LoraSettings
 from stepjepa.config.run import PLACES, RunConfig
 from stepjepa.data.records import Record, describe_columns
@@ -173,8 +172,6 @@ def _build(
         held_out = prepare(eval_records, tokenizer, config, what="evaluation data", cache_dir=cache, say=_say)
     if lora is not None:
         model = add_lora(model, lora, adapter_ids(model, tokenizer, plain=config.plain))
-    # Generation must never produce a token that only training knows.
-    model.generation_config.suppress_tokens = all_predictor_ids(tokenizer) or None
     told = {"columns": describe_columns(train_records[0])}
     scores = None
     if run.eval_generate is not None:

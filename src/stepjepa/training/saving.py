@@ -13,6 +13,7 @@ from transformers.trainer_utils import rotate_checkpoints
 
 from stepjepa.base.files import naming_disk_errors
 from stepjepa.models.architecture import load_heads, save_heads, split_state, without_heads
+from stepjepa.models.generation import save_generation_config
 from stepjepa.models.weights import missing_of_adapter
 from stepjepa.store.folder import CARD_FILE, PART, last_checkpoint, move_into_place, write_checksums
 
@@ -93,6 +94,7 @@ def save_model(
     # Trainer calls this on every process, and saves on one.
     if not args.should_save:
         return
+    save_generation_config(trainer.model, folder)
     if heads is not None:
         save_heads(own or heads.state_dict(), folder)
     if not had_card:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -20,13 +21,15 @@ from stepjepa.batch.dataset import Prepared, StepSampler
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.batch.prepare import prepare
 from stepjepa.config.jepa import JepaConfig
-from stepjepa.data.records import Data, Views
-from stepjepa.models.architecture import attach_heads, base_model, without_heads
+from stepjepa.data.records import Data, Views, as_records
+from stepjepa.data.sources import read_any
+from stepjepa.models.architecture import base_model, without_heads
 from stepjepa.models.attention import uses_flex
 from stepjepa.models.encode import EmaEncoder
-from stepjepa.models.loading import load_named
+from stepjepa.models.loading import load_model, load_tokenizer
+from stepjepa.models.presets import PREFIX
+from stepjepa.objectives.jepa import Jepa
 from stepjepa.objectives.objective import Losses, Objective, jepa_loss
-from stepjepa.objectives.setup import make_collator, set_up
 from stepjepa.objectives.term import Context, gather_rows, no_gather
 from stepjepa.training import checks, saving
 from stepjepa.training.callbacks import BarCallback, LogCallback, NonfiniteGuard
@@ -93,29 +96,36 @@ class JepaTrainer(Trainer):
         track_flop: bool = False,
     ) -> None:
         self.jepa = jepa or JepaConfig()
-        self.objective = objective or Objective.from_config(self.jepa)
         checks.refuse_contradictions(args)
-        checks.refuse_data(self.jepa, args, self.objective.compares_pairs)
-        how: dict[str, Any] = {"predictors": self.jepa.used_predictors, "seed": args.seed}
-        model, processing_class, train_dataset = load_named(model, processing_class, train_dataset, **how)
-        # What a mixture of experts adds is known where it is loaded.
-        self.objective = objective or Objective.from_config(self.jepa, model)
+        # Tried before a model is loaded.
+        checks.refuse_data(self.jepa, args, (objective or Objective.from_config(self.jepa)).compares_pairs)
+        model, processing_class, train_dataset = _load_named(
+            model, processing_class, train_dataset, predictors=self.jepa.used_predictors, seed=args.seed
+        )
         self._views = views
         checks.adjust(args, model)
-        self.encoding, self.encoding_reason = set_up(model, processing_class, self.jepa, args.seed)
-        attach_heads(model, self.objective.heads(base_model(model).config.get_text_config(), args.seed))
+        # The config is ``jepa``; this is what it becomes with the model.
+        self.bound = Jepa(
+            model,
+            processing_class,
+            self.jepa,
+            objective=objective,
+            seed=args.seed,
+            device=args.device,
+            processes=args.world_size,
+        )
+        self.objective = self.bound.objective
+        self.encoding, self.encoding_reason = self.bound.encoding, self.bound.encoding_reason
         if train_dataset is not None and args.device.type == "cpu" and uses_flex(base_model(model)):
             raise ValueError("FlexAttention has no backward pass on a CPU; train with --attn_implementation sdpa there")
         self.prepared = self._prepare(train_dataset, processing_class, "training data")
         self.source = self.prepared.source if self.prepared else "<memory>"  # what errors call its file
         self.prepared_eval = self._prepare(eval_dataset, processing_class, "evaluation data")
-        how = {"encoding": self.encoding, "device": args.device.type, "processes": args.world_size}
-        collator = make_collator(model, processing_class, self.jepa, self.objective, **how)
-        checks.check_positions(collator, self.prepared, self.prepared_eval)
+        checks.check_positions(self.bound.collator, self.prepared, self.prepared_eval)
         super().__init__(
             model=model,
             args=args,
-            data_collator=collator,
+            data_collator=self.bound.collator,
             train_dataset=self.prepared.dataset if self.prepared else None,
             eval_dataset=self.prepared_eval.dataset if self.prepared_eval else None,
             processing_class=processing_class,
@@ -212,8 +222,15 @@ class JepaTrainer(Trainer):
         """What every step will cost."""
         if self.prepared is None:
             raise ValueError("plan: expected training records, got none")
-        how: dict[str, Any] = {"compares_pairs": self.objective.compares_pairs, "processes": self.args.world_size}
-        return Plan.of(self.flops, self.prepared.dataset, self.data_collator, self.jepa, self.args, **how)
+        return Plan.of(
+            self.flops,
+            self.prepared.dataset,
+            self.data_collator,
+            self.jepa,
+            self.args,
+            compares_pairs=self.objective.compares_pairs,
+            processes=self.args.world_size,
+        )
 
     def floating_point_ops(self, inputs: Batch) -> int:
         """FLOPs of a micro-batch, forward and backward, padding and attention included."""
@@ -348,3 +365,21 @@ class JepaTrainer(Trainer):
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Nothing: the folder has another name soon, and holds what is none of a hub's."""
+
+
+def _load_named(model: Any, tokenizer: Any, data: Any, *, predictors: int, seed: int) -> tuple[Any, Any, Any]:
+    """Load what a caller gave by name: a model, its tokenizer (None for the model's own), and records.
+
+    A preset's tokenizer is trained on the records. A model that is loaded here gets ``predictors`` predictor tokens.
+    """
+    if isinstance(data, str | os.PathLike):
+        data = read_any(data)
+    own, texts = tokenizer, []
+    if isinstance(model, str):
+        if model.startswith(PREFIX):
+            data = [*as_records(data)]
+            texts = [message["content"] for record in data for message in record.messages]
+        model, own = load_model(model, texts=texts, predictors=predictors, seed=seed)
+    elif tokenizer is None:
+        own = load_tokenizer(str(model.config._name_or_path))
+    return model, own if tokenizer is None else tokenizer, data
