@@ -28,7 +28,8 @@ _seen = 0
 class Moment:
     """What happens at the change number ``at`` in a folder, or at the first one when the path ``when`` is there.
 
-    It is the signal ``number``, or that no file may be larger than ``largest`` bytes from then on.
+    It is the signal ``number``, or that no file may be larger than ``largest`` bytes from then on. The command runs in
+    the working directory ``directory``.
     """
 
     folder: Path
@@ -36,6 +37,7 @@ class Moment:
     when: Path | None = None
     number: int = signal.SIGKILL
     largest: int | None = None
+    directory: Path | None = None
 
     def await_it(self) -> None:
         """Count the changes in the folder, and have it happen."""
@@ -73,6 +75,8 @@ def run(arguments: list[str], log: Path, moment: Moment | None = None, environme
     for number in (1, 2):
         os.dup2(output, number)
     if moment is not None:
+        if moment.directory is not None:
+            os.chdir(moment.directory)
         moment.await_it()
     from stepjepa.cli.main import main
 

@@ -5,6 +5,7 @@ The seed is printed and can be given (``SOAK_SEED``).
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -84,6 +85,34 @@ def test_a_command_killed_at_random_moments_comes_to_the_same(
                 assert results[file] == content, f"{case.name}, SOAK_SEED={SEED}: {file}"
         print(f"{case.name}: {killed} kills, SOAK_SEED={SEED}", flush=True)
         assert killed > starts // 2
+
+
+def test_a_killed_run_that_is_moved_keeps_its_best_checkpoint(
+    commands: Commands, material: Path, tmp_path: Path
+) -> None:
+    """Each start is killed once, then the folder is moved, and named from another working directory."""
+    chance, log = random.Random(SEED), tmp_path / "log"
+    best = "--load_best_model_at_end --metric_for_best_model lm_loss --greater_is_better true --eval_steps 1"
+    flags = [*kills.train_flags(material, 7), "--eval_file", material / "test.jsonl", *best.split()]
+    flags += ["--save_steps", 1]
+    whole = tmp_path / "whole"
+    assert commands.run(["train", *flags, "--output_dir", whole], log, folder=whole) == 0, log.read_text()
+    expected = (whole / "model.safetensors").read_bytes()
+    state = json.loads((whole / "checkpoint-7" / "trainer_state.json").read_text(encoding="utf-8"))
+    assert state["best_global_step"] < 7
+    for number in range(5):
+        place = tmp_path / f"killed-{number}"
+        (place / "inner").mkdir(parents=True)
+        run = place / "run"
+        step = chance.randint(max(state["best_global_step"], 2), 6)
+        moment = {"folder": run, "when": run / f"checkpoint-{step}"}
+        assert commands.run(["train", *flags, "--output_dir", run], log, **moment) == -signal.SIGKILL, log.read_text()
+        moved = place / "moved"
+        run.rename(moved)
+        spelling = ("../moved", str(moved), f"../../{place.name}/moved")[number % 3]
+        again = ["train", *flags, "--output_dir", spelling, "--resume_from_checkpoint", "last"]
+        assert commands.run(again, log, folder=moved, directory=place / "inner") == 0, log.read_text()
+        assert (moved / "model.safetensors").read_bytes() == expected, (number, SEED)
 
 
 # Damaged files of each kind: how many, and how many of them are errors at least.
