@@ -87,6 +87,7 @@ def test_a_chat_with_tools() -> None:
     assert record.tools == [TOOL] and not record.extra
     for text in (json.dumps([TOOL]), [TOOL], [json.dumps(BARE)]):
         assert read(USER, ASSISTANT, tools=text).tools == [TOOL]
+    assert read(USER, ASSISTANT, functions=[BARE]).tools == [TOOL]
     for empty in (None, [], "[]", " ", float("nan")):
         assert read(USER, ASSISTANT, tools=empty, chat_template_kwargs=empty).tools is None
     assert read(USER, ASSISTANT, chat_template_kwargs='{"x": 1}').chat_template_kwargs == {"x": 1}
@@ -117,6 +118,7 @@ def test_sharegpt_with_tools() -> None:
         ),
         ({"content": []}, r"content \(assistant\) is empty"),
         ({"content": {"text": "a"}}, r"content \(assistant\) is .*; expected a text, or parts of type text"),
+        ({"content": [{"type": "thinking", "thinking": "t"}]}, r"content\[0\] is a thought; write it as 'reasoning_co"),
         ({"images": ["x.png"]}, r"'messages\[1\].images' is other input than text"),
         ({"reasoning_content": "s", "thinking": "t"}, "both reasoning_content and thinking, which are one field"),
         ({"thinking": 3}, r"messages\[1\].thinking is '3'; expected a text"),
@@ -147,7 +149,14 @@ def test_errors_of_an_answer(answer: dict[str, Any], message: str) -> None:
         ({"prompt": "q", "completion": "a", "label": "True"}, "'label' is 'True': it marks"),
         ({"prompt": "q", "completion": "a", "kto_tag": True}, "'kto_tag' is 'True': it marks"),
         ({"prompt": "q", "chosen": "a", "rejected": "b"}, "'chosen' and 'rejected': preferences, .*--columns"),
-        ({"messages": [USER, ASSISTANT], "rejected": "b"}, "'rejected': preferences"),
+        (
+            {"messages": [USER], "rejected": "b"},
+            "'rejected': preferences, .* at the end of 'messages', and remove them",
+        ),
+        (
+            {"chosen": [USER, ASSISTANT], "rejected": [USER, ASSISTANT]},
+            "preferences, .*; rename the wanted one to 'mess",
+        ),
         ({"question": "q", "answer": "a", "history": [["q"]]}, r"history\[0\] is .*; expected a pair"),
         ({"messages": [{"role": "system", "content": "s"}, USER, ASSISTANT], "system": "t"}, "'system' and the system"),
         ({"answer": "a"}, "there is answer.; a record needs 'messages', or two such columns"),

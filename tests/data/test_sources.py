@@ -94,6 +94,7 @@ OTHER_FORMS = {
     "pretty.jsonl": json.dumps(ONE, indent=2) + "\n" + json.dumps(ONE, indent=2),
     "pretty.json": "\ufeff\n" + json.dumps(ONE, indent=2) * 2,
     "list.jsonl": json.dumps([ONE, ONE]),
+    "columns.json": json.dumps({"question": ["a", "a"], "answer": ["b", "b"]}),
     "semicolons.csv": 'question;answer\na;b\n"a";b\n',
     "tabs.csv": "question\tanswer\na\tb\na\tb\n",
     "bars.csv": "question|answer\na|b\na|b\n",
@@ -111,7 +112,7 @@ def test_an_object_over_several_lines_knows_its_first(tmp_path):
 
 
 def test_a_row_with_a_list_is_a_row(tmp_path):
-    rows = [{"question": "a", "turns": [{"x": 1}]}, {"question": "b", "turns": [{"x": 2}]}]
+    rows = [{"question": "a", "data": [{"x": 1}]}, {"question": "b", "data": [{"x": 2}]}]
     for name in ("a.jsonl", "a.json"):
         for part in (rows, rows[:1]):
             assert [row for _, row in read_rows(json_lines(tmp_path / name, part))] == part
@@ -125,6 +126,7 @@ def test_a_line_that_is_no_json_is_skipped_wherever_it_stands(tmp_path):
 
 WRONG = [
     ("a.json", '{"train": [{"a": 1}], "test": [{"a": 2}]}', r"a\.json: an object with lists under train, test; write"),
+    ("a.json", '{"system": "s", "data": [{"a": 1}]}', r"a\.json: 'system' stands beside the list of records; write it"),
     ("a.json", '{"a": {"0": 1}, "b": {"0": 2}}', r"a\.json: a table as pandas writes it; write it with to_json"),
     ("a.json", '{"columns": ["a"], "index": [0], "data": [[1]]}', r"a\.json: a table as pandas writes it"),
     ("a.jsonl", '{"a": 1}\n{"a"\n', r"a\.jsonl:2: not valid JSON"),

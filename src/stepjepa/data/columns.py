@@ -163,10 +163,15 @@ def _refuse_preferences(row: Mapping[str, object], used: set[str]) -> None:
     """UserError for columns that say which answers are wanted, so that those that are not would be trained."""
     pairs = [name for name in ("chosen", "rejected") if name not in used and not is_absent(row.get(name))]
     if pairs:
-        remedy = "name the columns to train on with --columns USER ASSISTANT"
-        raise UserError(
-            f"{' and '.join(map(repr, pairs))}: preferences, which are not trained on; {remedy}, or remove them"
-        )
+        chat = next((name for name in CHATS if not is_absent(row.get(name))), None)
+        asked = next((name for name in USER if isinstance(row.get(name), str)), None)
+        if chat is not None:
+            remedy = f"put the wanted answer at the end of '{chat}', and remove them"
+        elif asked is not None and isinstance(row[pairs[0]], str):
+            remedy = f"name the columns to train on: --columns {asked} {pairs[0]}"
+        else:
+            remedy = "rename the wanted one to 'messages', and remove the other"
+        raise UserError(f"{' and '.join(map(repr, pairs))}: preferences, which are not trained on; {remedy}")
     for name in ("label", "kto_tag"):
         value = row.get(name)
         if name not in used and (isinstance(value, bool) or str(value).lower() in {"true", "false"}):

@@ -12,12 +12,14 @@ from stepjepa.base.json_object import JsonObject
 from stepjepa.data.columns import MOST_NAMES, Columns, read_chat
 from stepjepa.data.messages import (
     MEDIA,
+    TOOLS,
     as_python,
     check_turns,
     is_absent,
     read_tools,
     read_variables,
     refuse_media,
+    tools_of,
     without_fillers,
 )
 
@@ -76,13 +78,9 @@ def as_records(values: Any) -> Iterator[Record]:
     if isinstance(values, Mapping):
         keys = ", ".join(map(str, values))
         raise UserError(f"expected records, got an object with the keys {keys}; pass one of them")
-    is_arrow = hasattr(values, "features")  # datasets.Dataset
+    change = without_fillers if hasattr(values, "features") else as_python  # datasets.Dataset, and what NumPy may hold
     for position, value in enumerate(values, start=1):
-        yield (
-            value
-            if isinstance(value, Record)
-            else parse_record(without_fillers(value) if is_arrow else value, line=position)
-        )
+        yield value if isinstance(value, Record) else parse_record(change(value), line=position)
 
 
 def parse_record(
@@ -99,15 +97,14 @@ def parse_record(
     try:
         if not isinstance(value, Mapping):
             raise UserError(f"expected an object with the fields of a record, got {shown(value)}")
-        value = as_python(value)
         refuse_media(value)
         chat = read_chat(value, columns)
         trained = check_turns(chat.messages)
         views, view_columns = _check_views(value, chat.used)
-        tools, variables = read_tools(value.get("tools")), read_variables(value.get("chat_template_kwargs"))
+        tools, variables = read_tools(tools_of(value)), read_variables(value.get("chat_template_kwargs"))
     except UserError as error:
         raise UserError(str(error), path=path, line=line) from None
-    read = {*chat.used, *view_columns, *MEDIA, "tools", "chat_template_kwargs"}
+    read = {*chat.used, *view_columns, *MEDIA, *TOOLS, "chat_template_kwargs"}
     return Record(
         messages=tuple(chat.messages[:trained]),
         views=views,

@@ -15,8 +15,8 @@ from typing import Any
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import existing_file, holds_half, read_jsonl, read_text
 from stepjepa.base.json_object import JsonObject
-from stepjepa.data.columns import Columns
-from stepjepa.data.messages import without_fillers
+from stepjepa.data.columns import ASSISTANT, CHATS, SYSTEM, USER, Columns
+from stepjepa.data.messages import TOOLS, is_absent, without_fillers
 from stepjepa.data.records import BadRecords, Record, parse_record
 
 Rows = Iterator[tuple[int, JsonObject]]
@@ -166,6 +166,7 @@ def _json_values(path: Path) -> list[tuple[int, Any]]:
     return values
 
 
+_COLUMNS = (*CHATS, *USER, *ASSISTANT)
 # Keys under which files of one object hold their rows.
 _LISTS = (
     "data",
@@ -183,24 +184,41 @@ _LISTS = (
 
 
 def _is_wrapped(value: JsonObject) -> bool:
-    """Whether an object holds rows instead of being one: under a key, or as pandas writes a table."""
-    rows = [name for name in _LISTS if isinstance(value.get(name), list) and value[name]]
+    """Whether an object holds rows instead of being one: under a key, or as a table by its columns."""
+    if any(name in value and not isinstance(value[name], list | dict) for name in _COLUMNS) or CHATS[0] in value:
+        return False
+    return (
+        any(isinstance(value.get(name), list) for name in _LISTS)
+        or _by_columns(value, dict)
+        or _by_columns(value, list)
+    )
+
+
+def _by_columns(value: JsonObject, kind: type) -> bool:
+    """Whether an object is a table whose columns are all lists without objects in them, or objects of the same keys."""
     parts = list(value.values())
-    is_frame = len(parts) > 1 and all(isinstance(part, dict) and part.keys() == parts[0].keys() for part in parts)
-    return bool(rows) or is_frame
+    if len(parts) < 2 or not all(isinstance(part, kind) for part in parts):
+        return False
+    if kind is dict:
+        return all(part.keys() == parts[0].keys() for part in parts)
+    return all(len(part) == len(parts[0]) and not any(isinstance(each, dict) for each in part) for part in parts)
 
 
 def _rows_of(value: object, path: Path) -> list[Any]:
     """The rows of a file that is one JSON value; UserError for an object with several lists, or a table of pandas."""
     if not isinstance(value, dict) or not _is_wrapped(value):
         return value if isinstance(value, list) else [value]
-    rows = {name: value[name] for name in _LISTS if isinstance(value.get(name), list) and value[name]}
+    rows = {name: value[name] for name in _LISTS if isinstance(value.get(name), list)}
+    if not rows and _by_columns(value, list):
+        return [dict(zip(value, row, strict=True)) for row in zip(*value.values(), strict=True)]
     if not rows or ("columns" in value and "index" in value):
         told = "a table as pandas writes it; write it with to_json(FILE, orient='records', lines=True)"
         raise UserError(told, path=path)
     if len(rows) > 1:
         told = f"an object with lists under {', '.join(rows)}; write the one that is meant to a file of its own"
         raise UserError(told, path=path)
+    if shared := [name for name in (*SYSTEM, *TOOLS) if not is_absent(value.get(name))]:
+        raise UserError(f"'{shared[0]}' stands beside the list of records; write it into each of them", path=path)
     return list(*rows.values())
 
 

@@ -11,7 +11,7 @@ from stepjepa.base.errors import UserError
 from stepjepa.base.json_object import JsonObject
 from stepjepa.config.option import option
 from stepjepa.data.columns import read_chat
-from stepjepa.data.messages import as_python, is_absent, read_tools, read_variables, refuse_media
+from stepjepa.data.messages import TOOLS, is_absent, read_tools, read_variables, refuse_media, tools_of
 from stepjepa.data.records import BadRecords, parse_record
 from stepjepa.preparing.step_splitting import drop_thinking, split_response, tidy_step
 from stepjepa.tasks.answers import marked_answers, parse_number, same_answer
@@ -101,12 +101,12 @@ def convert_rows(
 
 def convert_chat(row: Row, **about: Any) -> JsonObject:
     """Convert a row with a chat in any of its forms, see :func:`stepjepa.data.columns.read_chat`, to a record."""
-    plain = as_python(dict(row))
+    plain = dict(row)
     refuse_media(plain)
     chat = read_chat(plain, **about)
-    more: JsonObject = {"tools": read_tools(plain.get("tools"))}
+    more: JsonObject = {"tools": read_tools(tools_of(plain))}
     more["chat_template_kwargs"] = read_variables(plain.get("chat_template_kwargs"))
-    for name in {*chat.used, *more}:
+    for name in {*chat.used, *TOOLS, *more}:
         row.get(name)  # asked for, unlike what was only looked at
     return {"messages": chat.messages} | {name: value for name, value in more.items() if value is not None}
 
