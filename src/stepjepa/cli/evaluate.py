@@ -5,9 +5,9 @@ import os
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from stepjepa.base.errors import UserError
+from stepjepa.base.json_object import JsonObject
 from stepjepa.base.signals import Stopped
 from stepjepa.base.terminal import visible_lines
 from stepjepa.cli.commands import Command
@@ -38,7 +38,7 @@ class ModelFlags:
     load_in_8bit: bool = option(False, "load the weights in 8 bits; through bitsandbytes")
 
 
-def _tell_summary(summary: dict[str, Any], output: Path) -> dict[str, Any]:
+def _tell_summary(summary: JsonObject, output: Path) -> JsonObject:
     """Print the summary and the two files of an evaluation; return both for ``--json``."""
     from stepjepa.evaluation.output import format_summary, summary_file
 
@@ -47,7 +47,7 @@ def _tell_summary(summary: dict[str, Any], output: Path) -> dict[str, Any]:
     return {**summary, "output_file": str(output), "summary_file": str(summary_file(output))}
 
 
-def score(args: argparse.Namespace) -> dict[str, Any]:
+def score(args: argparse.Namespace) -> JsonObject:
     """Score the answers of another program and print the summary."""
     from stepjepa.evaluation.run import score_predictions
 
@@ -57,7 +57,7 @@ def score(args: argparse.Namespace) -> dict[str, Any]:
     return _tell_summary(summary, Path(args.output_file))
 
 
-def evaluate(args: argparse.Namespace) -> dict[str, Any]:
+def evaluate(args: argparse.Namespace) -> JsonObject:
     """Evaluate a model and print the summary."""
     from stepjepa.evaluation.run import Evaluation
 

@@ -5,10 +5,10 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import existing_file, read_text
+from stepjepa.base.json_object import JsonObject
 from stepjepa.cli.parser import Parser, as_arguments, with_dashes
 from stepjepa.cli.published import translate_train
 from stepjepa.config.option import Option, option
@@ -52,7 +52,7 @@ def run_config(args: argparse.Namespace, options: Iterable[Option] = (*SHORTCUTS
     return RunConfig.from_flat({**named, **getattr(args, "trainer", {})}, note)
 
 
-def settings_of_earlier_run(arguments: Sequence[str], jepa: Mapping[str, object]) -> dict[str, Any]:
+def settings_of_earlier_run(arguments: Sequence[str], jepa: Mapping[str, object]) -> JsonObject:
     """Return the settings of a run of 0.2.0, by the names of their flags, not checked yet.
 
     Args:
@@ -127,7 +127,7 @@ def trainer_flags() -> list[str]:
     return _trainer_parser().flags()
 
 
-def trainer_values(parser: Parser, rest: Sequence[str]) -> dict[str, Any]:
+def trainer_values(parser: Parser, rest: Sequence[str]) -> JsonObject:
     """Return the fields of ``TrainingArguments`` among the arguments that our parser does not know; refuse others."""
     if not rest:
         return {}

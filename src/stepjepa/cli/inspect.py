@@ -4,10 +4,10 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from stepjepa.base.errors import UserError, visible
 from stepjepa.base.files import refuse_existing
+from stepjepa.base.json_object import JsonObject
 from stepjepa.chat.tokens import add_plain_tokens, add_predictor_tokens
 from stepjepa.cli.commands import Command
 from stepjepa.cli.flags import RECORDS_MODEL_OBJECTIVE, JsonFlags, add_records_model_objective, run_config
@@ -42,7 +42,7 @@ def _records(run: RunConfig) -> list[Record]:
     return records
 
 
-def _loading(run: RunConfig) -> dict[str, Any]:
+def _loading(run: RunConfig) -> JsonObject:
     return {"chat_template": run.chat_template, "trust_remote_code": run.trust_remote_code}
 
 
@@ -50,7 +50,7 @@ def _texts(records: Sequence[Record]) -> Iterator[str]:
     return (message["content"] for record in records for message in record.messages)
 
 
-def inspect(args: argparse.Namespace) -> dict[str, Any]:
+def inspect(args: argparse.Namespace) -> JsonObject:
     """Show some records."""
     from stepjepa.inspection.record import as_text, inspect_records, title
 
@@ -108,7 +108,7 @@ class VerifyFlags:
     finetune_seed: int = option(42, "seed of random weights", names=("seed",))
 
 
-def verify(args: argparse.Namespace) -> dict[str, Any]:
+def verify(args: argparse.Namespace) -> JsonObject:
     """Print one line per check."""
     run = run_config(args, RECORDS_MODEL_OBJECTIVE)
     config = run.jepa

@@ -7,12 +7,15 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from stepjepa.base.errors import UserError, shown
 from stepjepa.config.option import Option, options_of
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T", bound="DataclassInstance")
 
 
 def refuse_both(args: argparse.Namespace, *pairs: tuple[str, str]) -> None:
@@ -28,10 +31,10 @@ def from_args(settings: type[T], args: argparse.Namespace, **more: Any) -> T:
     return settings(**named, **more)
 
 
-def as_arguments(flags: Mapping[str, Any]) -> list[str]:
+def as_arguments(flags: Mapping[str, object]) -> list[str]:
     """Convert a mapping of flags to command line arguments; flags whose value is None are omitted."""
 
-    def word(value: Any) -> str:
+    def word(value: object) -> str:
         text = json.dumps(value) if isinstance(value, dict) else str(value)
         # As a shell does.
         return str(Path(text).expanduser()) if text.startswith("~/") else text

@@ -9,9 +9,10 @@ import shlex
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from stepjepa.base.files import existing_file
+from stepjepa.base.json_object import JsonObject
 from stepjepa.cli.commands import Command, parse
 from stepjepa.cli.flags import settings_of_earlier_run
 from stepjepa.cli.parser import as_arguments
@@ -53,7 +54,7 @@ class SweepFlags:
     )
 
 
-def _read_train(flags: dict[str, Any]) -> dict[str, Any]:
+def _read_train(flags: JsonObject) -> JsonObject:
     """Return the settings that flags of ``stepjepa train`` mean; equal if two spellings mean the same."""
     with contextlib.redirect_stderr(io.StringIO()):  # the log of the trial has its notes
         config: RunConfig = parse("train", [*as_arguments(flags), "--output_dir=."]).run
@@ -63,16 +64,16 @@ def _read_train(flags: dict[str, Any]) -> dict[str, Any]:
     return _without_folder(config)
 
 
-def _without_folder(config: RunConfig) -> dict[str, Any]:
+def _without_folder(config: RunConfig) -> JsonObject:
     return {name: value for name, value in config.to_flat().items() if name != "output_dir"}
 
 
-def _read_earlier(arguments: list[str], folder: Path) -> dict[str, Any]:
+def _read_earlier(arguments: list[str], folder: Path) -> JsonObject:
     """Return the settings of a trained run of 0.2.0."""
     return _without_folder(RunConfig.from_flat(settings_of_earlier_run(arguments, read_record(folder).jepa or {})))
 
 
-def _read_evaluate(flags: dict[str, Any]) -> list[str]:
+def _read_evaluate(flags: JsonObject) -> list[str]:
     """Return flags of ``stepjepa evaluate`` as arguments."""
     arguments = as_arguments(flags)
     args = parse("evaluate", [*arguments, "--model_path=.", "--output_file=."])
@@ -80,7 +81,7 @@ def _read_evaluate(flags: dict[str, Any]) -> list[str]:
     return arguments
 
 
-def _named(settings: dict[str, Any]) -> str:
+def _named(settings: JsonObject) -> str:
     """Return the settings of a trial that are not the defaults."""
     usual = RunConfig().to_flat()
     return ", ".join(f"{name} {value}" for name, value in settings.items() if usual.get(name) != value)

@@ -6,8 +6,9 @@ in the cache key of tokenised data all derive from that declaration.
 
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
+from stepjepa.base.json_object import JsonObject
 from stepjepa.config.layouts import changes_text, layouts_of, name_layout
 from stepjepa.config.option import (
     BELOW_ONE,
@@ -144,7 +145,7 @@ class JepaConfig:
         "weight of the load-balancing loss of a mixture of experts (the model's own coefficient); 0 for none",
         allowed=FROM_ZERO,
     )
-    terms: tuple[dict[str, Any], ...] = _term(
+    terms: tuple[JsonObject, ...] = _term(
         (), "terms of your own beside these: {'term': 'module:Class', 'args': {...}} each; flags `term` and `term_args`"
     )
 
@@ -202,12 +203,12 @@ class JepaConfig:
         """K, the number of predictor tokens; 0 in regular training, whatever ``predictors`` is."""
         return (self.predictors or 0) if self.uses_views else 0
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """All fields, resolved, for the run folder."""
         return asdict(self)
 
 
-def affecting(config: JepaConfig, what: str) -> dict[str, Any]:
+def affecting(config: JepaConfig, what: str) -> JsonObject:
     """The fields of a configuration that change a given stage (sequences, encoding or objective), with their values."""
     return {name: getattr(config, name) for name, about in SETTINGS.items() if about["affects"] == what}
 
@@ -217,7 +218,7 @@ _OPTIONS = tuple(options_of(JepaConfig))
 SETTINGS = {each.name: each.about for each in _OPTIONS}
 """Metadata of each field, as given to :func:`option`."""
 
-DEFAULTS: dict[str, Any] = {each.name: each.default for each in _OPTIONS}
+DEFAULTS: JsonObject = {each.name: each.default for each in _OPTIONS}
 
 CHOICES = {each.name: each.choices for each in _OPTIONS if each.choices}
 

@@ -1,5 +1,7 @@
 """Settings declared as dataclass fields: type, default, help text, choices and range of each, in one place."""
 
+from __future__ import annotations
+
 import importlib
 import json
 import math
@@ -9,9 +11,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from stepjepa.base.errors import UserError, shown
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 Range = tuple[Callable[[Any], bool], str]
 """A test whether a value is allowed, and its description for messages. Every test is false for NaN."""
@@ -64,7 +69,7 @@ class Option:
         """The flag and its other names."""
         return (self.flag, *self.about.get("names", ()))
 
-    def fault(self, value: Any) -> str | None:
+    def fault(self, value: object) -> str | None:
         """Describe what is wrong with one value; None if it is allowed."""
         if value is None:
             return None
@@ -108,7 +113,7 @@ class Option:
             raise UserError(f"{self.flag}: {error}") from None
 
 
-def options_of(*settings: Any) -> Iterator[Option]:
+def options_of(*settings: DataclassInstance | type[DataclassInstance]) -> Iterator[Option]:
     """The options of dataclasses, or of instances of them."""
     for owner in settings:
         hints = get_type_hints(owner if isinstance(owner, type) else type(owner))
@@ -159,7 +164,7 @@ READERS: Mapping[Any, Callable[[str], Any]] = {
 """Type -> function that converts the text of a flag."""
 
 
-def check_values(settings: Any, sign: str = "--") -> None:
+def check_values(settings: DataclassInstance, sign: str = "--") -> None:
     """Raise ``UserError`` for the first option that is out of range or not among its choices."""
     for each in options_of(settings):
         value = getattr(settings, each.name)

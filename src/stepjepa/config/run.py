@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from stepjepa.base.errors import UserError, shown
 from stepjepa.base.files import existing_file, read_text, read_yaml
+from stepjepa.base.json_object import JsonObject
 from stepjepa.config.jepa import NEEDS_VIEWS, Dtype, JepaConfig
 from stepjepa.config.lora import LoraFlag, LoraSettings
 from stepjepa.config.option import (
@@ -130,10 +131,10 @@ class RunConfig:
         False, "resume although data, order or objective have changed", only_with="resume_from_checkpoint"
     )
 
-    trainer: dict[str, Any] = field(default_factory=dict)
+    trainer: JsonObject = field(default_factory=dict)
     """Fields of ``transformers.TrainingArguments`` that have no field here."""
 
-    objects: dict[str, dict[str, Any]] = field(default_factory=dict)
+    objects: dict[str, JsonObject] = field(default_factory=dict)
     """Descriptions of objects that a run was passed in Python, by the names in :data:`PASSED_OBJECTS`, as in
     ``{"train_dataset": {"records": 5, "sha256": ...}}``: read from the file of its folder. A run needs them again."""
 
@@ -198,7 +199,7 @@ class RunConfig:
 
     # -- the flat spelling ---------------------------------------------------------------------------------------------
 
-    def to_flat(self, *, launch: bool = False) -> dict[str, Any]:
+    def to_flat(self, *, launch: bool = False) -> JsonObject:
         """Return every setting that has an effect, by the name of its flag, in the order of ``stepjepa train --help``.
 
         Settings that are None are left out, as are those that belong to one launch (``resume_from_checkpoint``,
@@ -272,7 +273,7 @@ class RunConfig:
         return yaml.safe_dump(self.to_flat(launch=launch), sort_keys=False, allow_unicode=True, width=10**6)
 
 
-def read_flat(path: str | os.PathLike[str]) -> dict[str, Any]:
+def read_flat(path: str | os.PathLike[str]) -> JsonObject:
     """Read the lines of a YAML file as settings by the names of their flags, with underscores; nothing is checked yet.
 
     Raises:
@@ -282,7 +283,7 @@ def read_flat(path: str | os.PathLike[str]) -> dict[str, Any]:
     values = read_yaml(file)
     if not isinstance(values, dict | None):
         raise UserError(f"holds a {type(values).__name__}; expected 'name: value' lines", path=file)
-    flat: dict[str, Any] = {}
+    flat: JsonObject = {}
     for key, value in (values or {}).items():
         name = str(key).replace("-", "_")
         if name in flat:
@@ -301,7 +302,7 @@ def _line_of(file: Path, message: str) -> int | None:
     return None
 
 
-def _trainer_setting(name: str, value: Any) -> Any:
+def _trainer_setting(name: str, value: object) -> Any:
     """Check a setting that is no field of ours."""
     try:
         return read_trainer_field(name, value)

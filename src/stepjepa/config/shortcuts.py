@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stepjepa.base.errors import UserError
+from stepjepa.base.json_object import JsonObject
 from stepjepa.config.jepa import DEFAULTS, NEEDS_VIEWS, JepaConfig
 from stepjepa.config.option import option, options_of
 
@@ -46,7 +47,7 @@ SHORTCUTS = tuple(options_of(Shortcuts))
 TERMS = tuple(options_of(TermFlags))
 
 
-def read_objective(named: dict[str, Any], note: Callable[[str], None]) -> JepaConfig:
+def read_objective(named: JsonObject, note: Callable[[str], None]) -> JepaConfig:
     """Take the settings of the objective and their shortcuts out of ``named``, a mapping by the names of flags.
 
     ``note`` is called with one line about a setting that has no effect, but is common in published commands.
@@ -80,7 +81,7 @@ def read_objective(named: dict[str, Any], note: Callable[[str], None]) -> JepaCo
         raise UserError(str(error)) from None
 
 
-def flat_objective(recorded: Mapping[str, Any]) -> dict[str, Any]:
+def flat_objective(recorded: Mapping[str, Any]) -> JsonObject:
     """Return the ``JepaConfig`` that a ``run.json`` of any version records, by the names of flags; not checked yet."""
     regular, terms = recorded.get("mode") == "regular", recorded.get("terms") or []
     flat = {
@@ -91,7 +92,7 @@ def flat_objective(recorded: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _take(own: dict[str, Any], name: str, meant: set[str], what: str) -> None:
+def _take(own: JsonObject, name: str, meant: set[str], what: str) -> None:
     """Set a setting that shortcuts may mean; ``UserError`` if they or the setting itself name another value."""
     meant |= {own[name]} if name in own else set()
     if len(meant) > 1:
@@ -99,7 +100,7 @@ def _take(own: dict[str, Any], name: str, meant: set[str], what: str) -> None:
     own |= {name: meant.pop()} if meant else {}
 
 
-def _without_views(own: dict[str, Any], note: Callable[[str], None]) -> dict[str, Any]:
+def _without_views(own: JsonObject, note: Callable[[str], None]) -> JsonObject:
     """Return the settings of regular training; of views only those that published baselines name, with a note."""
     named = [name for name in NEEDS_VIEWS if name in own and own[name] not in (None, DEFAULTS[name])]
     if loss := own.get("jepa_loss_type"):

@@ -57,7 +57,7 @@ def _is_union(hint: Any) -> bool:
     return get_origin(hint) in (Union, UnionType)
 
 
-def read_trainer_field(name: str, value: Any) -> Any:
+def read_trainer_field(name: str, value: object) -> Any:
     """Check a value by the type of its field, and convert a text, such as ``1e-5`` of a YAML file, to that type.
 
     Raises:

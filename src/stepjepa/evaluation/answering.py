@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stepjepa.base.errors import UserError
+from stepjepa.base.json_object import JsonObject
 from stepjepa.chat.content import opens_thought
 from stepjepa.data.records import Record
 from stepjepa.evaluation.prompts import Example, make_examples
@@ -17,6 +18,8 @@ from stepjepa.models.sampling import Answer, Sampling, Span
 from stepjepa.tasks.base import WRONG, Likelihood, Response, Scored, Task, record_error
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
     from stepjepa.models.generation import Generator
 
 RAN_ON = "ran on"
@@ -36,7 +39,7 @@ class Question:
 
 def judge(
     task: Task, questions: Sequence[Question], answers: Sequence[Sequence[Answer]], headline: str | None = None
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """Score answers, equally many samples for each question, into one line per question.
 
     ``headline`` is the score that decides what is an error, by default that of the task; UserError if it has none such.
@@ -63,7 +66,7 @@ def judge(
             samples.append(_sample(answer, scored, name, by_text=question.likelihoods is None))
             votes.append(task.vote(scored, response) if len(given) > 1 else None)
         truth = task.truth(question.record)
-        line: dict[str, Any] = {"index": question.index, "prompt": question.prompt, "truth": truth}
+        line: JsonObject = {"index": question.index, "prompt": question.prompt, "truth": truth}
         line |= samples[0] if len(samples) == 1 else _combine(samples, votes, name)
         if question.likelihoods is not None:
             line["likelihoods"] = {label: list(found) for label, found in question.likelihoods.items()}
@@ -71,7 +74,7 @@ def judge(
     return lines
 
 
-def _sample(answer: Answer, scored: Scored, headline: str, *, by_text: bool) -> dict[str, Any]:
+def _sample(answer: Answer, scored: Scored, headline: str, *, by_text: bool) -> JsonObject:
     reason = RAN_ON if by_text and answer.stopped is False else scored.error or WRONG
     return {
         "generated": answer.text,
@@ -83,7 +86,7 @@ def _sample(answer: Answer, scored: Scored, headline: str, *, by_text: bool) -> 
     }
 
 
-def _combine(samples: Sequence[dict[str, Any]], votes: Sequence[str | None], headline: str) -> dict[str, Any]:
+def _combine(samples: Sequence[JsonObject], votes: Sequence[str | None], headline: str) -> JsonObject:
     # The majority answer is the first sample with the most frequent vote; of equally frequent ones the first counts.
     counts = Counter(vote for vote in votes if vote is not None)
     chosen = samples[votes.index(counts.most_common(1)[0][0]) if counts else 0]
@@ -128,7 +131,7 @@ class Batcher:
                 raise record_error(self.records[example.index], f"{told} {remedy}")
         self.examples.sort(key=lambda example: (-len(example.prompt_ids), example.index))
 
-    def lines(self, batch: Sequence[Example], number: int) -> list[dict[str, Any]]:
+    def lines(self, batch: Sequence[Example], number: int) -> list[JsonObject]:
         """The scored lines of a batch of ``examples``, whose number seeds sampling; UserError if a loss is not finite.
 
         They are the lines of :func:`judge` with ``gold_loss``, the LM loss per token of the right answer, and
@@ -172,20 +175,20 @@ class AnswerScores:
 
     records: Sequence[Record]
     task: Task
-    tokenizer: Any
+    tokenizer: PreTrainedTokenizerBase
     _: KW_ONLY
     max_new_tokens: int
     batch_size: int
     plain: bool = False
 
-    def check(self, model: Any) -> Batcher:
+    def check(self, model: PreTrainedModel) -> Batcher:
         """Prepare the records; ``UserError`` if one with its answer is longer than the model's positions."""
         from stepjepa.models.generation import Generator
 
         generator = Generator(model, self.tokenizer, Sampling(self.max_new_tokens), plain=self.plain)
         return Batcher(self.task, dict(enumerate(self.records)), generator, batch_size=self.batch_size)
 
-    def __call__(self, model: Any, rank: int, world: int) -> dict[str, float]:
+    def __call__(self, model: PreTrainedModel, rank: int, world: int) -> dict[str, float]:
         """Sums of the scores, of ``stopped`` and of :data:`COUNT` over the records of process ``rank`` of ``world``.
 
         The names are the same in every process.

@@ -6,12 +6,12 @@ import os
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import File, json_at, naming_disk_errors, read_json_object, read_jsonl, write_json, write_jsonl
+from stepjepa.base.json_object import JsonObject
 
-Line = dict[str, Any]
+Line = JsonObject
 
 _FIELDS = {"index", "truth", "generated", "extracted", "scores", "error", "stopped", "new_tokens"}
 _FIELDS |= {"gold_loss", "gold_tokens"}
@@ -35,7 +35,7 @@ class OutputFile:
     then it is replaced as soon as there are lines.
     """
 
-    def __init__(self, path: File, indices: Collection[int], identity: dict[str, Any], *, overwrite: bool) -> None:
+    def __init__(self, path: File, indices: Collection[int], identity: JsonObject, *, overwrite: bool) -> None:
         self.path = Path(path)
         self.summary_file, self._meta_file = summary_file(self.path), meta_file(self.path)
         self._indices, self._identity, self._begun = indices, identity, False
@@ -66,7 +66,7 @@ class OutputFile:
         """Whether every example has its line."""
         return len(self.done) == len(self._indices)
 
-    def summary(self) -> dict[str, Any] | None:
+    def summary(self) -> JsonObject | None:
         """The summary of a complete file; None if there is none yet."""
         found = json_at(self.summary_file) if self.complete else {}
         return found if found.get("settings") == self._identity else None
@@ -105,7 +105,7 @@ def mean_with_interval(values: Sequence[bool | float]) -> dict[str, float | None
     return {"mean": total / len(values), "low": low, "high": high}
 
 
-def summarise(lines: Sequence[Mapping[str, Any]], headline: str) -> dict[str, Any]:
+def summarise(lines: Sequence[Line], headline: str) -> JsonObject:
     """The means of at least one line of an evaluation; values that can't be computed from the lines are None.
 
     ``ran_on`` is the share of answers cut off at ``max_new_tokens``, ``gold_loss`` that of right answers per token.
@@ -128,7 +128,7 @@ def summarise(lines: Sequence[Mapping[str, Any]], headline: str) -> dict[str, An
     }
 
 
-def format_summary(summary: Mapping[str, Any]) -> str:
+def format_summary(summary: JsonObject) -> str:
     """A summary as a short table for the terminal."""
     model = f", model {summary['model_path']}" if summary.get("model_path") else ""
     lines = [f"{summary['n']} examples of {summary['test_file']}, task {summary['task']}{model}"]
@@ -161,7 +161,7 @@ def describe_trained_on(shares: Mapping[str, float] | None) -> str | None:
     return f"{exact:.1%} of the test prompts were trained on ({others:.1%} but for case and blanks)"
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {_short(each)}" for name, each in value.items())
     return f"{value:.4f}" if isinstance(value, float) else str(value)

@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from stepjepa.base.errors import UserError, naming_batch_size
 from stepjepa.base.files import fingerprint, read_jsonl, write_json, write_jsonl
+from stepjepa.base.json_object import JsonObject
 from stepjepa.data.records import BadRecords, Record, tell_unused
 from stepjepa.data.sources import read_records
 from stepjepa.evaluation.answering import Batcher, Question, judge
@@ -40,7 +41,7 @@ class Selection:
         self.records, self.left_out = keep(self.task, records)
         self.options = {name: getattr(settings.task_options, name) for name in task.takes if name != "workers"}
 
-    def summarise(self, lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    def summarise(self, lines: Sequence[JsonObject]) -> JsonObject:
         """The part of a summary that is computed from the lines."""
         about = {"left_out": self.left_out, "task": self.task.name, "lenient": self.task.lenient}
         return {**about, **summarise(lines, self.headline), "details": self.task.details(lines)}
@@ -81,7 +82,7 @@ class Evaluation:
         """Number of examples that have their line."""
         return len(self.output.done)
 
-    def _make_identity(self) -> dict[str, Any]:
+    def _make_identity(self) -> JsonObject:
         """The settings that must be equal for lines to belong to one evaluation."""
         settings, sampling = self.settings, asdict(self.settings.sampling)
         # Greedy answers do not depend on seed and batch size.
@@ -103,7 +104,7 @@ class Evaluation:
             **(drawn if settings.sampling.temperature > 0 else dict.fromkeys(drawn)),
         }
 
-    def run(self, load: Loader | None = None) -> dict[str, Any]:
+    def run(self, load: Loader | None = None) -> JsonObject:
         """Generate the missing lines, and write and return the summary; a finished evaluation does not load the model.
 
         ``load`` returns model and tokenizer, by default those of ``settings.model_path``. In the summary
@@ -115,7 +116,7 @@ class Evaluation:
         kept = set(self.output.done)
         load = functools.cache(load or self._load)
         # Before generating, so that records without views or a folder without run.json end the evaluation at once.
-        similarity: dict[str, Any] | None = None
+        similarity: JsonObject | None = None
         if self.settings.similarity:
             from stepjepa.evaluation.embeddings import compare_views, similarity_config, similarity_quantiles
 
@@ -181,14 +182,14 @@ class Evaluation:
         return seconds
 
 
-def score_predictions(settings: ScoreSettings) -> dict[str, Any]:
+def score_predictions(settings: ScoreSettings) -> JsonObject:
     """Score a file of answers, write lines and summary as ``stepjepa evaluate`` does, and return the summary."""
     records = read_records(settings.test_file)
     selection = Selection(settings, records)
     tell_unused(selection.records.values(), extra=users_source(selection.task) is None)
     found = _read_answers(settings, len(records), selection.records)
     questions = [Question(index, record) for index, record in selection.records.items()]
-    lines: list[dict[str, Any]] = []
+    lines: list[JsonObject] = []
     try:
         for start in tqdm(range(0, len(questions), _CHUNK), desc=f"score, {_CHUNK} at a time", disable=None):
             chunk = questions[start : start + _CHUNK]
@@ -234,7 +235,7 @@ def _read_answers(settings: ScoreSettings, size: int, wanted: Collection[int]) -
     return found
 
 
-def _read_samples(line: dict[str, Any]) -> list[Answer]:
+def _read_samples(line: JsonObject) -> list[Answer]:
     """The answers of a line, unchecked; ``stepjepa evaluate`` may have written it."""
     given = line.get("samples") or line.get("generated")
     parts = given if isinstance(given, list) else [given]

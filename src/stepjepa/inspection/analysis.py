@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import atomic_write, fingerprint, write_json
+from stepjepa.base.json_object import JsonObject
 from stepjepa.config.jepa import Dtype, JepaConfig
 from stepjepa.config.option import FROM_ONE, FROM_ZERO, check_values, option
 from stepjepa.data.records import Record, tell_unused
@@ -71,7 +72,7 @@ class ModelViews:
     views: tuple[str, str]  # names of source and target
     config: JepaConfig  # how the views were read
     embeddings: ViewEmbeddings  # whose records are counted from 0 in the test file
-    numbers: dict[str, Any]  # see embeddings.analyse
+    numbers: JsonObject  # see embeddings.analyse
 
 
 def output_files(folder: str | os.PathLike[str]) -> list[Path]:
@@ -227,7 +228,7 @@ def as_table(models: Sequence[ModelViews]) -> str:
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
-def _cells(numbers: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, str]]:
+def _cells(numbers: JsonObject, within: str = "") -> Iterator[tuple[str, str]]:
     for name, value in numbers.items():
         if isinstance(value, dict):
             yield from _cells(value, f"{within}{name} ")

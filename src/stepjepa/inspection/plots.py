@@ -1,10 +1,12 @@
 """Pictures of an analysis, drawn from kept data alone, and of records as a prefix tree and an attention matrix."""
 
+from __future__ import annotations
+
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +14,12 @@ from numpy.typing import NDArray
 from stepjepa.base import terminal
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import atomic_write
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from stepjepa.inspection.record import Inspection
 
 PALETTE = (*terminal.PALETTE[:-1], "#000000")
 REST = "all others"
@@ -72,13 +80,13 @@ def _text(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def save_figure(figure: Any, file: str | os.PathLike[str]) -> None:
+def save_figure(figure: Figure, file: str | os.PathLike[str]) -> None:
     """Write a figure in the format that the file's name ends in."""
     with atomic_write(file, "wb") as stream:
         figure.savefig(stream, format=Path(file).suffix.removeprefix("."), dpi=150, bbox_inches="tight")
 
 
-def draw_projection(points: Mapping[str, Points], colouring: str, about: str, seed: int) -> Any:
+def draw_projection(points: Mapping[str, Points], colouring: str, about: str, seed: int) -> Figure:
     """A figure of the points of models, by title: PCA above t-SNE, one column for each model.
 
     ``colouring`` is a key of ``COLOURED_BY``, ``about`` is added to the title, and ``seed`` is that of t-SNE.
@@ -109,7 +117,7 @@ def draw_projection(points: Mapping[str, Points], colouring: str, about: str, se
     return figure
 
 
-def write_png(inspection: Any, path: str | os.PathLike[str], title: str) -> None:
+def write_png(inspection: Inspection, path: str | os.PathLike[str], title: str) -> None:
     """Draw a ``record.Inspection``: the tree, each token at its position, and below it the attention matrix."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
@@ -139,7 +147,7 @@ def write_png(inspection: Any, path: str | os.PathLike[str], title: str) -> None
     save_figure(figure, path)
 
 
-def _draw_tree(axes: Any, inspection: Any, lines: list[int]) -> None:
+def _draw_tree(axes: Axes, inspection: Inspection, lines: list[int]) -> None:
     from stepjepa.inspection.record import COLOURS, passing
 
     for branch, line in zip(inspection.branches, lines, strict=True):
@@ -160,7 +168,7 @@ def _draw_tree(axes: Any, inspection: Any, lines: list[int]) -> None:
     axes.spines[["left", "right", "top"]].set_visible(False)
 
 
-def _draw_matrix(axes: Any, inspection: Any) -> None:
+def _draw_matrix(axes: Axes, inspection: Inspection) -> None:
     from matplotlib.colors import to_rgb
 
     from stepjepa.inspection.record import COLOURS, READ, visible_matrix, visible_text

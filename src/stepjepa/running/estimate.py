@@ -34,6 +34,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, TrainingArguments
 
 from stepjepa.base.errors import UserError, unexpected
+from stepjepa.base.json_object import JsonObject
 from stepjepa.base.processes import is_main_process
 from stepjepa.base.terminal import print_rows
 from stepjepa.batch.prepare import prepare
@@ -80,7 +81,7 @@ def dry_run(
     processes: int | None = None,
     on_gpu: bool = False,
     all_records: int | None = None,
-) -> dict[str, Any] | None:
+) -> JsonObject | None:
     """Print what a run would cost; None from all processes but the first.
 
     UserError for whatever the run itself would refuse before its first step. ``processes`` are by default torchrun's,
@@ -139,7 +140,7 @@ def _estimate(
     processes: int,
     sharding: Sharding | None,
     all_records: int | None,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Prepare the data, set a model of shapes up as ``JepaTrainer`` does, and estimate everything, by name."""
     config = run.jepa
     model, tokenizer = _empty_model(run, records)
@@ -223,10 +224,10 @@ def _estimate(
     }
 
 
-def describe(found: dict[str, Any]) -> list[tuple[str, str]]:
+def describe(found: JsonObject) -> list[tuple[str, str]]:
     """Rows for people."""
 
-    def words(part: dict[str, Any]) -> str:
+    def words(part: JsonObject) -> str:
         told = [(key.replace("_", " "), "not known" if each is None else each) for key, each in part.items()]
         return ", ".join(f"{key} {each if isinstance(each, str) else f'{each:,.6g}'}" for key, each in told)
 

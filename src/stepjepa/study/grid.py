@@ -17,6 +17,7 @@ from typing import Any
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import existing_file, read_text, read_yaml
+from stepjepa.base.json_object import JsonObject
 
 SEEDS = (82, 23, 37, 84, 4)
 """Those of the published experiments."""
@@ -30,9 +31,9 @@ SET_BY_SWEEP = {
     "evaluate": ("model_path", "model_name", "output_file", "overwrite"),
 }
 
-Flags = dict[str, Any]
+Flags = JsonObject
 
-ReadTrain = Callable[[Flags], dict[str, Any]]
+ReadTrain = Callable[[Flags], JsonObject]
 """Returns the settings of ``RunConfig`` that flags of ``stepjepa train`` mean; UserError if they are wrong."""
 
 ReadEvaluate = Callable[[Flags], Sequence[str]]
@@ -59,7 +60,7 @@ class Trial:
     arm: str
     label: str  # the arm and the values chosen from its lists
     seed: int
-    train: dict[str, Any] = field(hash=False)  # settings by the names of their flags, without the run folder
+    train: JsonObject = field(hash=False)  # settings by the names of their flags, without the run folder
     evaluate: tuple[str, ...]  # arguments of the command, without model and output file
 
 
@@ -136,7 +137,7 @@ def expand(grid: Grid, read_train: ReadTrain, read_evaluate: ReadEvaluate) -> li
     with _errors_at(grid, (("evaluate",), grid.evaluate)):
         evaluate = tuple(read_evaluate(grid.evaluate))
     trials: list[Trial] = []
-    settings: dict[str, dict[str, Any]] = {}
+    settings: dict[str, JsonObject] = {}
     for arm, own in grid.arms.items():
         for label, chosen in _choices(grid, arm, own):
             with _errors_at(grid, (("arms", arm), own), (("train",), grid.train)):
@@ -177,7 +178,7 @@ def _choices(grid: Grid, arm: str, own: Flags) -> Iterator[tuple[str, Flags]]:
         yield _file_name(label, 150), {**own, **chosen}
 
 
-def _name_of_value(flag: str, value: Any) -> str:
+def _name_of_value(flag: str, value: object) -> str:
     """``lbd0.5``, ``labels-all``."""
     text = json.dumps(value) if isinstance(value, dict | list | bool | None) else str(value)
     is_number = re.fullmatch(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?", text)

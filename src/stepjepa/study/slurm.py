@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stepjepa.base.errors import UserError, one_line
+from stepjepa.base.json_object import JsonObject
 from stepjepa.base.signals import Interruptions
 from stepjepa.study.grid import Trial
 from stepjepa.study.sweep import BEGUN, FAILED, FINISHED, Local, SweepFolder
@@ -22,7 +23,7 @@ jobs as processes of this machine."""
 _SET_HERE = ("nodes", "ntasks_per_node", "tasks_per_node", "array_parallelism")
 
 
-def read_options(arguments: Sequence[str]) -> dict[str, Any]:
+def read_options(arguments: Sequence[str]) -> JsonObject:
     """Parameters of submitit's ``AutoExecutor``, which checks them, from arguments such as ``partition=gpu``.
 
     A value that is JSON is read as such. Names of SLURM get ``slurm_`` before them; ``timeout_min`` is always there.
@@ -91,7 +92,7 @@ class Slurm:
 
     pause = 1.0
 
-    def __init__(self, folder: SweepFolder, options: Mapping[str, Any], jobs: int | None = None) -> None:
+    def __init__(self, folder: SweepFolder, options: Mapping[str, object], jobs: int | None = None) -> None:
         from submitit import AutoExecutor
 
         # No arm has a name that begins like that.

@@ -22,6 +22,7 @@ from typing import IO, Any, Protocol
 
 from stepjepa.base.errors import UserError, visible
 from stepjepa.base.files import atomic_write, json_at, locked, write_json
+from stepjepa.base.json_object import JsonObject
 from stepjepa.base.signals import Interruptions
 from stepjepa.store.folder import RUN_FILE
 from stepjepa.store.record import versions
@@ -54,9 +55,9 @@ class SweepFolder:
 
     path: Path
     trials: Sequence[Trial]
-    grid: dict[str, Any]
+    grid: JsonObject
     launcher: Sequence[str] = LAUNCHER  # program and first arguments, which ``train ...`` and ``evaluate ...`` follow
-    read_arguments: Callable[[list[str], Path], dict[str, Any]] = lambda arguments, run: {}
+    read_arguments: Callable[[list[str], Path], JsonObject] = lambda arguments, run: {}
     """Returns the settings of a trained run of 0.2.0, of the arguments that were recorded of it and its folder."""
 
     def run_folder(self, trial: Trial) -> Path:
@@ -108,7 +109,7 @@ class SweepFolder:
             return FINISHED
         return FAILED if record.get("status") == FAILED else BEGUN
 
-    def _trained_settings(self, record: Mapping[str, Any], run: Path) -> dict[str, Any] | None:
+    def _trained_settings(self, record: Mapping[str, object], run: Path) -> JsonObject | None:
         """Return the settings that a trial was begun with; None for one of 0.2.0 that has trained nothing."""
         recorded: Any = record.get("train")
         if not isinstance(recorded, list):
@@ -123,7 +124,7 @@ class SweepFolder:
         """Whether a trial is trained and evaluated."""
         return self.is_trained(trial) and bool(json_at(self.run_folder(trial) / f"{EVALUATION}{SUMMARY}"))
 
-    def read_record(self, trial: Trial) -> dict[str, Any]:
+    def read_record(self, trial: Trial) -> JsonObject:
         """The flags of a trial and how it ended; empty where it was not begun."""
         return json_at(self.path / f"{trial.name}.trial.json")
 

@@ -8,9 +8,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import ClassVar, Literal, NamedTuple, Self
 
 from stepjepa.base.errors import UserError
+from stepjepa.base.json_object import JsonObject
 from stepjepa.chat.content import content_part
 from stepjepa.config.option import FROM_ONE, Range, check_values, option
 from stepjepa.data.records import Record
@@ -141,12 +142,12 @@ class Task(ABC):
         """What a response votes for when several samples of one record decide by majority; None for nothing."""
         return scored.extracted.get("answer", response.content.strip()) or None
 
-    def details(self, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def details(self, lines: Sequence[JsonObject]) -> JsonObject:
         """What else the summary should say of the lines of an evaluation, as JSON: tables by class, by difficulty."""
         return {}
 
     def run_within_limits(
-        self, function: Callable[..., Any], calls: Sequence[tuple[Any, ...]], seconds: float
+        self, function: Callable[..., object], calls: Sequence[tuple[object, ...]], seconds: float
     ) -> list[Outcome]:
         """Call a function, always the same, with each tuple of arguments in processes with limits."""
         if self._workers is None:

@@ -3,8 +3,8 @@ r"""Answers compared as text, answers that a solution marks, and GSM8K, whose ma
 import math
 import re
 from collections.abc import Mapping
-from typing import Any
 
+from stepjepa.base.json_object import JsonObject
 from stepjepa.data.records import Record
 from stepjepa.tasks.answers import (
     before_special_token,
@@ -142,8 +142,8 @@ class Gsm8kTask(BoxedTask):
 
     @classmethod
     def convert(
-        cls, row: Mapping[str, Any], *, steps: bool = False, socratic: bool = True, calculator: bool = True
-    ) -> dict[str, Any]:
+        cls, row: Mapping[str, object], *, steps: bool = False, socratic: bool = True, calculator: bool = True
+    ) -> JsonObject:
         """A training record of a row of the original files, ``main`` or ``socratic``: ``question`` and ``answer``.
 
         With ``steps`` a blank line stands between the lines of the solution; ``socratic`` keeps the questions in front

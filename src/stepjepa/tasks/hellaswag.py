@@ -3,8 +3,8 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+from stepjepa.base.json_object import JsonObject
 from stepjepa.data.records import Record
 from stepjepa.tasks.answers import answer_start
 from stepjepa.tasks.base import NO_ANSWER, WRONG, Continuation, Response, Scored, Task, record_error
@@ -87,7 +87,7 @@ class HellaswagTask(Task):
         return Scored(scores, extracted, error)
 
     @classmethod
-    def convert(cls, row: Mapping[str, Any]) -> dict[str, Any]:
+    def convert(cls, row: Mapping[str, object]) -> JsonObject:
         """A record in the published form, from a row with ``ctx``, ``endings`` and ``label``."""
         context = read_text_field(row, "ctx").strip()
         endings = [" ".join(str(ending).split()) for ending in as_list(row.get("endings")) or []]

@@ -10,16 +10,17 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from importlib import resources
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import yaml
 
 from stepjepa.base.errors import UserError
+from stepjepa.base.json_object import JsonObject
 from stepjepa.data.records import Record
 from stepjepa.tasks.answers import strip_code_fence, text_scores
 from stepjepa.tasks.base import NO_ANSWER, TIMED_OUT, WRONG, Response, Scored, Task, record_error
@@ -98,7 +99,7 @@ class NlRxTask(Task):
             scored.append(Scored(scores, {"verdict": verdict, "reason": reason}, _ERRORS.get(verdict)))
         return scored
 
-    def details(self, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def details(self, lines: Sequence[JsonObject]) -> JsonObject:
         """``verdicts``, counted; ``trivially_equivalent``, those that differ as text from a truth that is trivial."""
         verdicts = [(line["extracted"]["verdict"], line["extracted"]["reason"]) for line in lines]
         counts = Counter(verdict for verdict, _ in verdicts)

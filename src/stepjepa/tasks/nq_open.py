@@ -3,8 +3,8 @@
 import re
 import unicodedata
 from collections.abc import Mapping
-from typing import Any
 
+from stepjepa.base.json_object import JsonObject
 from stepjepa.data.records import Record
 from stepjepa.tasks.base import NO_ANSWER, WRONG, Response, Scored, Task, record_error
 from stepjepa.tasks.raw_values import Unusable, as_list, chat_record, read_text_field
@@ -85,7 +85,7 @@ class NqOpenTask(Task):
         return list(dict.fromkeys(aliases))
 
     @classmethod
-    def convert(cls, row: Mapping[str, Any]) -> dict[str, Any]:
+    def convert(cls, row: Mapping[str, object]) -> JsonObject:
         """A record in the published form, from a row of the hub: ``question``, and ``answer``, a list or one string."""
         question, answer = read_text_field(row, "question").strip(), row.get("answer")
         given = [answer] if isinstance(answer, str) and answer[:1] != "[" else as_list(answer) or []

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from stepjepa.base.errors import UserError
+from stepjepa.base.json_object import JsonObject
 
 _ITEM = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
 
@@ -15,13 +16,13 @@ class Unusable(ValueError):  # noqa: N818  # a verdict on a row, not a mishap
     """A row that no record can be made of; the message is the reason, the same for like rows."""
 
 
-def chat_record(system: str, user: str, assistant: str, **extra: Any) -> dict[str, Any]:
+def chat_record(system: str, user: str, assistant: str, **extra: Any) -> JsonObject:
     """A training record of three messages, and perhaps other fields."""
     contents = {"system": system, "user": user, "assistant": assistant}
     return {"messages": [{"role": role, "content": content} for role, content in contents.items()], **extra}
 
 
-def read_text_field(row: Mapping[str, Any], name: str) -> str:
+def read_text_field(row: Mapping[str, object], name: str) -> str:
     """A field that must hold text; :class:`Unusable` if it is missing, empty or something else."""
     value = row.get(name)
     if not isinstance(value, str) or not value.strip():
@@ -29,7 +30,7 @@ def read_text_field(row: Mapping[str, Any], name: str) -> str:
     return value
 
 
-def read_label_field(row: Mapping[str, Any], count: int) -> int:
+def read_label_field(row: Mapping[str, object], count: int) -> int:
     """The field ``label``, a number below ``count``; :class:`Unusable` if it is missing or another."""
     label = as_label(row.get("label"))
     if label not in map(str, range(count)):
@@ -38,12 +39,12 @@ def read_label_field(row: Mapping[str, Any], count: int) -> int:
     return int(label)
 
 
-def as_label(value: Any) -> str:
+def as_label(value: object) -> str:
     """A class label as text; ``2.0``, as a table with gaps has it, is ``2``."""
     return re.sub(r"\.0+$", "", str(value).strip())
 
 
-def as_list(value: Any) -> list[Any] | None:
+def as_list(value: object) -> list[Any] | None:
     """A list, or text of one as Python or JSON writes it (``['a', "b"]``); None for anything else."""
     if isinstance(value, str):
         try:
@@ -61,7 +62,7 @@ _PAIRS = [("text", "paraphrase"), ("sentence", "paraphrase"), ("source", "target
 _PAIRS += [(f"{name}1", f"{name}2") for name in ("sentence", "question", "text")]
 
 
-def convert_paraphrases(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+def convert_paraphrases(row: Mapping[str, object]) -> list[JsonObject]:
     """Pretraining records of a row of n sentences that say the same: n - 1 times a sentence and its successor.
 
     The row has two sentences (``sentence1``, ``sentence2``; ``text``, ``paraphrase``), perhaps with a ``label`` or
@@ -85,7 +86,7 @@ def convert_paraphrases(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _sentences(row: Mapping[str, Any]) -> list[Any]:
+def _sentences(row: Mapping[str, object]) -> list[Any]:
     for name in _LISTS:
         if name in row:
             listed = as_list(row[name])

@@ -4,8 +4,8 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+from stepjepa.base.json_object import JsonObject
 from stepjepa.data.records import Record
 from stepjepa.tasks.answers import answer_start, text_scores
 from stepjepa.tasks.base import NO_ANSWER, WRONG, Response, Scored, Task, record_error
@@ -79,7 +79,7 @@ class SentimentTask(Task):
         error = None if scores["correct"] else WRONG if said else NO_ANSWER
         return Scored(scores, {"truth": truth, "answer": said}, error)
 
-    def details(self, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def details(self, lines: Sequence[JsonObject]) -> JsonObject:
         """``balanced_accuracy``, the mean of the recalls; ``recall`` and ``count`` of every class that occurs.
 
         ``confusion`` says for each true label how often which label was said, ``other`` for none of those that occur.
@@ -97,7 +97,7 @@ class SentimentTask(Task):
         }
 
     @classmethod
-    def convert(cls, row: Mapping[str, Any], *, stars: bool = False) -> dict[str, Any]:
+    def convert(cls, row: Mapping[str, object], *, stars: bool = False) -> JsonObject:
         """A record in the published form, from a row with ``text`` and ``label``: 0 or 1 for Bad and Good.
 
         With ``stars`` (``yelp_review_full``) the labels are 0 to 4, one star to five.

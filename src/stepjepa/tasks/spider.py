@@ -4,9 +4,10 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from stepjepa.base.errors import UserError
+from stepjepa.base.json_object import JsonObject
 from stepjepa.data.records import Record
 from stepjepa.tasks.answers import strip_code_fence, text_scores
 from stepjepa.tasks.base import FAILED, NO_ANSWER, TIMED_OUT, WRONG, Response, Scored, Task, TaskOptions, record_error
@@ -119,7 +120,7 @@ class SpiderTask(Task):
         sql = scored.extracted["sql"]
         return None if sql is None or scored.extracted["failure"] is not None else " ".join(sql.split())
 
-    def details(self, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def details(self, lines: Sequence[JsonObject]) -> JsonObject:
         """``failures`` of answers and ``gold_failures`` of true queries, counted by reason.
 
         ``execution_without_gold_failures`` is the share that is right where the true query works. ``order not
@@ -128,7 +129,7 @@ class SpiderTask(Task):
         """
         said, golds = ([line["extracted"][name] for line in lines] for name in ("failure", "gold_failure"))
         failures = Counter(failure.partition(":")[0] for failure in said if failure)
-        details: dict[str, Any] = {"failures": dict(failures.most_common())}
+        details: JsonObject = {"failures": dict(failures.most_common())}
         details["gold_failures"] = dict(Counter(filter(None, golds)).most_common())
         ties = sum(line["extracted"].get("gold_order") is not None for line in lines)
         details |= {"order not determined": ties} if ties else {}
@@ -138,7 +139,7 @@ class SpiderTask(Task):
         return details
 
     @classmethod
-    def convert(cls, row: Mapping[str, Any]) -> dict[str, Any]:
+    def convert(cls, row: Mapping[str, object]) -> JsonObject:
         """A training record in the published form, from a row with ``db_id``, ``question`` and ``query``."""
         name, question, query = (read_text_field(row, field).strip() for field in ("db_id", "question", "query"))
         return chat_record(cls.system_prompt, f"For db_id:[{name}]\n\n{question}", query)

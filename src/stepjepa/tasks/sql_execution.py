@@ -137,7 +137,7 @@ def compare(gold: Table, found: Table, *, ordered: bool) -> tuple[bool, bool]:
     order of their terms; NULL equals only NULL, and a number is never text.
     """
 
-    def settle(value: Any) -> Any:
+    def settle(value: object) -> Any:
         return float(f"{value:.12g}") if isinstance(value, float) and not value.is_integer() else value
 
     first, second = ([tuple(map(settle, row)) for row in table.rows] for table in (gold, found))
@@ -229,7 +229,7 @@ def _printed(rows: list[Row]) -> str:
     return f"{text[:_LONGEST_OUTPUT]}... ({len(content)} bytes, sha256 {hashlib.sha256(content).hexdigest()[:16]})"
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     if isinstance(value, bytes):
         return value.decode("utf-8", "surrogateescape")
     if isinstance(value, float):

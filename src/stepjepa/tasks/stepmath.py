@@ -10,11 +10,12 @@ import random
 from collections.abc import Collection
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import yaml
 
 from stepjepa.base.errors import UserError
+from stepjepa.base.json_object import JsonObject
 from stepjepa.config.option import FROM_TWO, check_values, option
 from stepjepa.data.records import Record
 from stepjepa.tasks.generic import BoxedTask
@@ -137,11 +138,11 @@ def _tell(draw: random.Random, moves: list[_Move]) -> tuple[str, str]:
 
 def _draw_records(
     size: int, seed: str, level: Difficulty, name: str, *, avoid: Collection[str] = (), once: bool = False
-) -> tuple[list[dict[str, Any]], set[str]]:
+) -> tuple[list[JsonObject], set[str]]:
     """Records with different questions, no chain of equations to avoid, or ``once`` any chain twice; and the chains."""
     draw = random.Random(seed)
     first = _choices(level, [])
-    records: dict[str, dict[str, Any]] = {}
+    records: dict[str, JsonObject] = {}
     chains: set[str] = set()
     failures = 0
     while len(records) < size and failures < _PATIENCE:
@@ -164,14 +165,14 @@ def _draw_records(
     return list(records.values()), chains
 
 
-def generate(size: int, seed: int, difficulty: Difficulty | None = None) -> list[dict[str, Any]]:
+def generate(size: int, seed: int, difficulty: Difficulty | None = None) -> list[JsonObject]:
     """Records of different problems, more of which begin with the same; UserError if there are not so many."""
     return _draw_records(size, f"stepmath {seed}", difficulty or Difficulty(), "size")[0]
 
 
 def generate_split(
     train_size: int, test_size: int, seed: int, difficulty: Difficulty | None = None
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+) -> tuple[list[JsonObject], list[JsonObject]]:
     """Records to train on and records to test with, whose chains of equations occur in no other record.
 
     The test records do not depend on ``train_size``, so training sets of several sizes share one test set.

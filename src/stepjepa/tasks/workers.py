@@ -1,5 +1,7 @@
 """Run untrusted or unbounded work in separate processes, with limits of time and memory for each call."""
 
+from __future__ import annotations
+
 import ctypes
 import os
 import signal
@@ -10,11 +12,19 @@ from contextlib import contextmanager
 from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from pebble import ProcessExpired, ProcessPool
 
 from stepjepa.base.errors import UserError
+
+if TYPE_CHECKING:
+    from multiprocessing.popen_spawn_posix import Popen
+    from multiprocessing.process import BaseProcess
+
+    from pebble import ProcessFuture
+
+T = TypeVar("T")
 
 # Exit code of a process that ran out of memory; a number that neither Python nor shells use.
 _OUT_OF_MEMORY = 113
@@ -24,7 +34,7 @@ _LONGEST_MESSAGE = 500
 class Outcome(NamedTuple):
     """The value that a call returned; or why it failed: ``time``, ``memory``, ``crash`` or ``error``, and a message."""
 
-    value: Any
+    value: Any  # what the function returned; None for a failure
     failure: str | None = None
     message: str = ""
 
@@ -37,13 +47,13 @@ class Workers:
     start, and enforced only on Linux. By default there is one process per CPU core, at most 8.
     """
 
-    def __init__(self, function: Callable[..., Any], *, seconds: float, memory: int, processes: int | None) -> None:
+    def __init__(self, function: Callable[..., object], *, seconds: float, memory: int, processes: int | None) -> None:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self._function, self._seconds, self._memory = function, seconds, memory
         number, limits = processes or min(cores, 8), (memory, os.getpid())
         self._pool = ProcessPool(number, initializer=_set_limits, initargs=limits, context=_Context())
 
-    def map(self, calls: Sequence[tuple[Any, ...]]) -> list[Outcome]:
+    def map(self, calls: Sequence[tuple[object, ...]]) -> list[Outcome]:
         """Call the function with each tuple of arguments, in parallel; UserError if a process can't start."""
         try:
             with _replaced(os.environ, "PYTHONSAFEPATH", "1"):
@@ -59,7 +69,7 @@ class Workers:
         self._pool.stop()
         self._pool.join()
 
-    def _outcome(self, future: Any) -> Outcome:
+    def _outcome(self, future: ProcessFuture) -> Outcome:
         try:
             return Outcome(future.result())
         except BrokenProcessPool:
@@ -76,7 +86,7 @@ class Workers:
 
 
 @contextmanager
-def _replaced(mapping: MutableMapping[str, Any], key: str, value: Any) -> Iterator[None]:
+def _replaced(mapping: MutableMapping[str, T], key: str, value: T) -> Iterator[None]:
     before = {key: mapping[key]} if key in mapping else {}
     mapping[key] = value
     try:
@@ -90,7 +100,7 @@ class _Process(SpawnProcess):
     """A process without modules of the working folder, or the main script, which may import torch or lack a guard."""
 
     @staticmethod
-    def _Popen(process_obj: Any) -> Any:  # noqa: N802  # the name that multiprocessing calls
+    def _Popen(process_obj: BaseProcess) -> Popen:  # noqa: N802  # the name that multiprocessing calls
         main = ModuleType("__main__")
         with _replaced(sys.modules, "__main__", main), _replaced(os.environ, "PYTHONSAFEPATH", "1"):
             return SpawnProcess._Popen(process_obj)
@@ -119,7 +129,7 @@ def _set_limits(memory: int, parent: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
-def _call(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+def _call(function: Callable[..., object], arguments: tuple[object, ...]) -> object:
     """Call the function in a worker process; out of memory, end the process, since its state is unknown."""
     try:
         return function(*arguments)

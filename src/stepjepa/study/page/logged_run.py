@@ -8,6 +8,7 @@ from typing import Any
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import read_json_object, read_jsonl
+from stepjepa.base.json_object import JsonObject
 from stepjepa.store.folder import METRICS_FILE
 from stepjepa.store.record import read_run
 from stepjepa.study.evaluated_run import SUMMARY, RunFolder, find_run_folders, is_of_another_model, run_names
@@ -18,9 +19,9 @@ class Run(RunFolder):
     """A run folder that has been read."""
 
     name: str = ""  # differs from the names of the other runs; it comes from the user, so it must be escaped
-    run: dict[str, Any] = field(default_factory=dict)  # run.json; any part of it may be missing
-    metrics: list[dict[str, Any]] = field(default_factory=list)  # of metrics.jsonl, each with a number as its step
-    evaluations: dict[str, dict[str, Any]] = field(default_factory=dict)  # NAME.summary.json of each, by name
+    run: JsonObject = field(default_factory=dict)  # run.json; any part of it may be missing
+    metrics: list[JsonObject] = field(default_factory=list)  # of metrics.jsonl, each with a number as its step
+    evaluations: dict[str, JsonObject] = field(default_factory=dict)  # NAME.summary.json of each, by name
     notes: list[str] = field(default_factory=list)  # what could not be read, one sentence each
 
     def get(self, *path: str) -> Any:
@@ -31,7 +32,7 @@ class Run(RunFolder):
         return value
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> bool:
     """Whether a value is a finite number, and no bool."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
 
