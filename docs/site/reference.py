@@ -14,7 +14,9 @@ GROUPS = {
     "Records": ("data",),
     "Batches": ("batch",),
     "Models": ("models",),
-    "Objectives": ("objectives", "config"),
+    "Runs": ("running", "evaluation"),
+    "Settings": ("config",),
+    "Objectives": ("objectives",),
     "Training": ("training",),
     "Errors": ("base",),
 }

@@ -31,6 +31,8 @@ _NAMES = {
     "objectives.text": "LMLoss PromptLoss SemanticTube",
     "objectives.jepa": "Jepa JepaLoss set_up",
     "training.trainer": "JepaTrainer",
+    "evaluation.run": "Scores evaluate",
+    "running.run": "Run run",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 _RENAMED = {"Sequence": "TokenSequence", "Tube": "SemanticTube"}
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from stepjepa.config.run import RunConfig
     from stepjepa.data.records import Record
     from stepjepa.data.sources import read_records
+    from stepjepa.evaluation.run import Scores, evaluate
     from stepjepa.models.encode import Encoded
     from stepjepa.models.loading import add_lora, load_for_inference, load_model
     from stepjepa.objectives.alignment import (
@@ -69,6 +72,7 @@ if TYPE_CHECKING:
     from stepjepa.objectives.router import RouterLoss
     from stepjepa.objectives.term import Context, Term, term
     from stepjepa.objectives.text import LMLoss, PromptLoss, SemanticTube
+    from stepjepa.running.run import Run, run
     from stepjepa.training.trainer import JepaTrainer
 
 

@@ -119,7 +119,6 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"columns": "question"}, "columns: expected a list, got 'question'"),
     ({"jepa": JepaConfig(mode="regular", lbd=3.0)}, "mode 'regular' has no views, so `lbd` does nothing"),
     ({"jepa": JepaConfig(ema_decay=0.5)}, "`ema_decay` does nothing without `target_grad ema`"),
-    ({"eval_steps": 5}, "`eval_steps` does nothing without `eval_file` or `data_file`"),
     ({"lora": LoraSettings(), "pretrain": True}, "`lora` needs trained weights"),
     ({"same_flop": True, "trainer": {"max_steps": 5}}, "`same_flop` works out the number of steps"),
     ({"jepa": JepaConfig(plain=True), "chat_template": "x"}, "`plain` and `chat_template` exclude each other"),
@@ -148,11 +147,12 @@ def test_a_run_without_what_it_needs_is_refused_before_it_begins() -> None:
         ({}, (), "output_dir: expected a run folder"),
         ({"output_dir": "o"}, (), "model_name: expected"),
         ({"output_dir": "o"}, ("model",), "name the data with one of"),
+        ({"output_dir": "o", "eval_steps": 5}, ("train_dataset",), "`eval_steps` does nothing without `eval_file`"),
         ({"output_dir": "o", "objects": {"model": {"object": "X"}}}, (), "pass model= to stepjepa.run again"),
     ):
         with pytest.raises(UserError, match=words):
             RunConfig(**values).refuse_missing(passed)
-    RunConfig(output_dir="o").refuse_missing(("model", "train_dataset"))
+    RunConfig(output_dir="o", eval_steps=5).refuse_missing(("model", "train_dataset", "eval_dataset"))
     RunConfig(**DATA).refuse_missing()
 
 

@@ -3,7 +3,6 @@
 import argparse
 import logging
 import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +16,6 @@ from stepjepa.cli.parser import Parser
 from stepjepa.cli.published import CommandLine, translate_train
 from stepjepa.config.option import FROM_ONE, POSITIVE, SHARE, option
 from stepjepa.config.run import RunConfig
-from stepjepa.store.record import read_record
-from stepjepa.store.resume import FinishedError
 
 
 @dataclass
@@ -70,7 +67,7 @@ def train(args: argparse.Namespace) -> Any:
     """Train, and print the outcome of the run, its folder and the next command."""
     from stepjepa.running.data import read_data
     from stepjepa.running.estimate import dry_run
-    from stepjepa.running.run import train
+    from stepjepa.running.run import run
     from stepjepa.running.screen import finished_json, last_lines, next_command
 
     config: RunConfig = args.run
@@ -79,16 +76,7 @@ def train(args: argparse.Namespace) -> Any:
     if args.dry_run:
         records, held_out, _ = read_data(config)
         return dry_run(config, records, held_out) or 0
-    try:
-        record = train(config, command=["train", *args.given])
-    except FinishedError as finished:
-        # With ``auto``, a finished run is no error: a scheduler may start its job again.
-        if str(config.resume_from_checkpoint).lower() != "auto":
-            raise
-        if not is_main_process():
-            return 0
-        print(finished, file=sys.stderr)
-        return finished_json(config, read_record(str(config.output_dir)))
+    record = run(config, command=["train", *args.given]).record
     if not is_main_process():
         return 0
     if not args.json and record.results is not None:

@@ -153,7 +153,9 @@ class RunConfig:
     def _refuse_contradictions(self) -> None:
         """Raise ``UserError`` for settings that have no effect or contradict each other."""
         values = {**{each.name: getattr(self, each.name) for each in OPTIONS}, "lora": self.lora}
-        refuse_without_effect({**values, **vars(self.jepa)}, RunConfig, JepaConfig)
+        # Held-out records may be passed beside the configuration, see ``refuse_missing``.
+        may_have = {"eval_file": self.eval_file or "passed"}
+        refuse_without_effect({**values, **may_have, **vars(self.jepa)}, RunConfig, JepaConfig)
         if self.jepa.mode == "regular":
             usual = vars(JepaConfig(mode="regular"))
             if idle := [name for name in NEEDS_VIEWS if getattr(self.jepa, name) != usual[name]]:
@@ -180,6 +182,9 @@ class RunConfig:
         Args:
             passed: names of the arguments in :data:`PASSED_OBJECTS` that are passed beside the configuration.
         """
+        values = {**{each.name: getattr(self, each.name) for each in OPTIONS}, "lora": self.lora}
+        held_out = self.eval_file or ("passed" if "eval_dataset" in passed else None)
+        refuse_without_effect({**values, "eval_file": held_out}, RunConfig)
         for name, description in self.objects.items():
             if name not in passed:
                 about = ", ".join(f"{key} {value}" for key, value in description.items())
@@ -211,6 +216,7 @@ class RunConfig:
             **{each.flag: getattr(parts, each.name) for each in LORA},
             **{each.flag: getattr(self.jepa, each.name) for each in JEPA},
             "lora": self.lora is not None,
+            "eval_file": self.eval_file or self.objects.get("eval_dataset"),
             "term": [each["term"] for each in terms] or None,
             "term_args": [each.get("args", {}) for each in terms] or None,
         }
@@ -221,7 +227,8 @@ class RunConfig:
             if has_effect(each, values) and (views or not each.about.get("views"))
             if launch or not each.about.get("launch")
         }
-        return {name: value for name, value in (flat | self.trainer | self.objects).items() if value is not None}
+        flat |= {"eval_file": self.eval_file, **self.trainer, **self.objects}
+        return {name: value for name, value in flat.items() if value is not None}
 
     @classmethod
     def from_flat(cls, values: Mapping[str, object], note: Callable[[str], None] = lambda text: None) -> RunConfig:

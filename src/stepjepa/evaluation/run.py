@@ -1,9 +1,13 @@
 """Evaluate a model on a test file, or score the answers of another program. Torch is imported only to generate."""
 
+from __future__ import annotations
+
 import functools
+import html
+import os
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +19,13 @@ from stepjepa.base.json_object import JsonObject
 from stepjepa.data.records import BadRecords, Record, tell_unused
 from stepjepa.data.sources import read_records
 from stepjepa.evaluation.answering import Batcher, Question, judge
-from stepjepa.evaluation.output import OutputFile, meta_file, summarise, summary_file
+from stepjepa.evaluation.output import OutputFile, format_summary, meta_file, summarise, summary_file
 from stepjepa.evaluation.settings import EvaluationSettings, ScoreSettings, ScoringSettings
-from stepjepa.models.sampling import Answer
+from stepjepa.models.sampling import Answer, Sampling
 from stepjepa.store.fingerprint import model_fingerprint
 from stepjepa.store.prompts import share_trained_on, training_system_prompt, with_system_prompt
+from stepjepa.store.record import trained_objective
+from stepjepa.tasks.base import TaskOptions
 from stepjepa.tasks.registry import choose_task, keep, users_source, with_published_rules
 
 Loader = Callable[[], tuple[Any, Any]]
@@ -241,3 +247,105 @@ def _read_samples(line: JsonObject) -> list[Answer]:
     parts = given if isinstance(given, list) else [given]
     about = [each if isinstance(each, dict) else line | {"generated": each} for each in parts]
     return [Answer(each.get("generated"), each.get("stopped")) for each in about]  # type: ignore[arg-type]  # checked next
+
+
+# -- from Python -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, repr=False)
+class Scores:
+    """The scores of a model on a test file.
+
+    Attributes:
+        file: JSON lines, one for each record: answers, their scores, lengths.
+        summary: what stands beside it, in ``NAME.summary.json``: mean and interval of each score, costs, settings.
+
+    Example:
+        >>> scores = evaluate("runs/a", "test.jsonl", max_new_tokens=64)
+        >>> scores["exact"], scores.headline
+    """
+
+    file: Path
+    summary: Mapping[str, Any]
+
+    @property
+    def headline(self) -> str:
+        """The name of the score that decides what is right."""
+        return str(self.summary["headline"])
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all scores."""
+        return [*self.summary["scores"]]
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """The lines of the file, read anew."""
+        return [line for _, line in read_jsonl(self.file)]
+
+    def __getitem__(self, name: str) -> float:
+        """Return the mean of a score over all records; ``KeyError`` names those that there are."""
+        if name not in self.summary["scores"]:
+            raise KeyError(f"no score '{name}'; there are {', '.join(self.names)}")
+        return float(self.summary["scores"][name]["mean"])
+
+    def __repr__(self) -> str:
+        return f"Scores({self.headline} {self[self.headline]:.4f} of {self.summary['n']} records, '{self.file}')"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(format_summary(self.summary))}</pre>"
+
+
+def evaluate(
+    model_path: str | os.PathLike[str],
+    test_file: str | os.PathLike[str],
+    *,
+    output_file: str | os.PathLike[str] | None = None,
+    **settings: Any,
+) -> Scores:
+    """Answer the records of a test file with a trained model, score the answers, and write both.
+
+    A second call with the same settings goes on where the first was interrupted, and returns what a finished one wrote.
+
+    Args:
+        model_path: run folder, checkpoint folder, adapter or hub id.
+        test_file: records, as for training.
+        output_file: JSON lines; None for ``NAME.jsonl`` in the run folder, by the name of the test file.
+        settings: fields of ``EvaluationSettings``, ``Sampling`` and ``TaskOptions``, which are the flags of
+            ``stepjepa evaluate``, such as ``task``, ``max_new_tokens`` or ``overwrite=True``.
+
+    Raises:
+        TypeError: there is no such setting.
+        UserError: a setting or a file is wrong, or the output file holds an evaluation with other settings.
+    """
+    own = {each.name for each in fields(EvaluationSettings)} - {"task_options", "sampling", "quantization"}
+    parts: dict[str, dict[str, Any]] = {"own": {}, "task": {}, "sampling": {}}
+    bits = [name for name in ("load_in_4bit", "load_in_8bit") if settings.pop(name, False)]
+    for name, value in settings.items():
+        homes = {"own": own, "task": {*_names(TaskOptions)}, "sampling": {*_names(Sampling)}}
+        home = next((home for home, names in homes.items() if name in names), None)
+        if home is None:
+            known = ", ".join(sorted(set().union(*homes.values(), {"load_in_4bit", "load_in_8bit"})))
+            raise TypeError(f"evaluate: expected settings among {known}, got '{name}'")
+        parts[home][name] = value
+    if len(bits) > 1:
+        raise ValueError("load_in_4bit, load_in_8bit: expected one of them, got both")
+    # As 'stepjepa evaluate' does: a model is asked in the form that it was trained in.
+    parts["own"].setdefault("plain", bool((trained_objective(model_path) or {}).get("plain")))
+    output = Path(output_file or Path(model_path) / f"{Path(test_file).stem}.jsonl")
+    evaluation = Evaluation(
+        EvaluationSettings(
+            model_path=os.fspath(model_path),
+            test_file=os.fspath(test_file),
+            output_file=os.fspath(output),
+            task_options=TaskOptions(**parts["task"]),
+            sampling=Sampling(**parts["sampling"]),
+            quantization=bits[0].removeprefix("load_in_") if bits else None,  # type: ignore[arg-type]  # of two names
+            **parts["own"],
+        )
+    )
+    return Scores(output, evaluation.run())
+
+
+def _names(settings: type) -> list[str]:
+    return [each.name for each in fields(settings)]

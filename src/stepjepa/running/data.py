@@ -1,9 +1,10 @@
 """Read the records of a run: of files, of a file that is split, of a mixture of data sets."""
 
 import hashlib
+import os
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,13 +13,21 @@ from stepjepa.base.files import fingerprint
 from stepjepa.base.processes import is_main_process
 from stepjepa.base.typed_json import to_json
 from stepjepa.config.run import RunConfig
-from stepjepa.data.records import BadRecords, Record, tell_unused
+from stepjepa.data.records import BadRecords, Data, Record, as_records, tell_unused
 from stepjepa.data.sources import mix, read_any, read_records
 from stepjepa.store.record import Source
 
 
-def read_data(run: RunConfig) -> tuple[list[Record], list[Record], dict[str, Source]]:
-    """Training records, held-out records and what identifies their files."""
+def read_data(
+    run: RunConfig, train: Data | None = None, held_out: Data | None = None
+) -> tuple[list[Record], list[Record], dict[str, Source]]:
+    """Return training records, held-out records and what identifies their files.
+
+    Args:
+        run: names the files.
+        train: training records in memory, in place of those of files.
+        held_out: likewise.
+    """
     if run.data_file is not None:
         records, about = _read(run, run.data_file)
         order = random.Random(run.split_seed).sample(range(len(records)), len(records))
@@ -30,12 +39,29 @@ def read_data(run: RunConfig) -> tuple[list[Record], list[Record], dict[str, Sou
         eval_records = [records[index] for index in sorted(order[:count])]
         files = {"data": replace(about, eval_split=run.eval_split, split_seed=run.split_seed)}
     else:
-        train_records, about = read_mixture(run) if run.dataset is not None else _read(run, str(run.train_file))
+        if train is not None:
+            train_records, about = _in_memory(train)
+        else:
+            train_records, about = read_mixture(run) if run.dataset is not None else _read(run, str(run.train_file))
         eval_records, files = [], {"train": about}
-        if run.eval_file is not None:
+        if held_out is not None:
+            eval_records, files["eval"] = _in_memory(held_out)
+        elif run.eval_file is not None:
             eval_records, files["eval"] = _read(run, run.eval_file)
     _tell_overlap(train_records, eval_records)
     return train_records, eval_records, files
+
+
+def _in_memory(data: Data) -> tuple[list[Record], Source]:
+    """Return records that were passed in Python, or those of a file that was named in their place."""
+    records = [*(read_any(data) if isinstance(data, str | os.PathLike) else as_records(data))]
+    if not records:
+        raise UserError("the data set holds no records; add at least one")
+    return records, Source(records=len(records), sha256=_digest(records))
+
+
+def _digest(records: Sequence[Record]) -> str:
+    return hashlib.sha256(repr([(record.chat, record.views) for record in records]).encode()).hexdigest()
 
 
 def read_mixture(run: RunConfig) -> tuple[list[Record], Source]:
@@ -43,11 +69,10 @@ def read_mixture(run: RunConfig) -> tuple[list[Record], Source]:
     parts, sources = zip(*(_read(run, source, read_any) for source in run.dataset or ()), strict=True)
     taken = mix(list(parts), run.dataset_weights, run.split_seed)
     records = [record for part in taken for record in part]
-    digest = hashlib.sha256(repr([(record.chat, record.views) for record in records]).encode())
     shares = [{**to_json(source), "taken": len(some)} for source, some in zip(sources, taken, strict=True)]
     names = " + ".join(str(source.file) for source in sources)
     more = {"datasets": shares}
-    return records, Source(file=names, records=len(records), sha256=digest.hexdigest(), other=more)
+    return records, Source(file=names, records=len(records), sha256=_digest(records), other=more)
 
 
 def _read(run: RunConfig, source: str, read: Callable[..., list[Record]] = read_records) -> tuple[list[Record], Source]:

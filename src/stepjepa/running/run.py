@@ -1,17 +1,22 @@
-"""One training run from the command line: read, build, train, save, write down."""
+"""``run``: one training run, from its description to its folder: read, build, train, save, describe."""
 
+from __future__ import annotations
+
+import html
 import json
 import logging
 import math
-import re
+import os
 import shutil
 import signal
+import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
@@ -24,93 +29,232 @@ from stepjepa.base.processes import is_main_process
 from stepjepa.base.signals import Interruptions, Stopped
 from stepjepa.base.terminal import print_rows
 from stepjepa.base.typed_json import Origin, from_json, to_json
-from stepjepa.batch.prepare import CacheDir, prepare
-from stepjepa.config.lora import LoraSettings
 from stepjepa.config.run import PLACES, RunConfig
-from stepjepa.data.records import Record, describe_columns
-from stepjepa.evaluation.answering import AnswerScores, spread
-from stepjepa.models.loading import add_lora, load_model
-from stepjepa.models.token_rows import adapter_ids
-from stepjepa.models.weights import compute_dtype, quantization_options
+from stepjepa.data.records import Data
+from stepjepa.evaluation.answering import AnswerScores
+from stepjepa.running.build import build_trainer
 from stepjepa.running.data import read_data
+from stepjepa.running.passed import PassedObjects
+from stepjepa.running.process import restored_process
 from stepjepa.running.screen import describe_run, draw_metrics, first_screen
-from stepjepa.running.transformers import training_arguments
 from stepjepa.store import folder as run_folder
 from stepjepa.store.hub import refuse_lone_adapter, upload, write_card
-from stepjepa.store.prompts import common_system_prompt, system_prompts, with_system_prompt, write_trained_prompts
+from stepjepa.store.prompts import system_prompts, write_trained_prompts
 from stepjepa.store.record import Launch, Lora, Results, RunRecord, read_record, remove_start, write_record
-from stepjepa.store.resume import earlier_launches
-from stepjepa.tasks.base import TaskOptions
-from stepjepa.tasks.registry import choose_task, keep
+from stepjepa.store.resume import FinishedError, earlier_launches
 from stepjepa.training.callbacks import StopCallback
 from stepjepa.training.plan import EqualComputeCallback, equal_compute
 from stepjepa.training.saving import way_back
 from stepjepa.training.trainer import JepaTrainer
 
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 
-def train(run: RunConfig, *, command: list[str] | None = None) -> RunRecord:
-    """Train, and return the record of the finished run.
+    from stepjepa.evaluation.run import Scores
+    from stepjepa.objectives.jepa import Chat, Jepa
+    from stepjepa.objectives.objective import Objective
 
-    UserError for whatever went wrong: before the first step nothing stays written, later it says what is saved.
+
+class Run:
+    """A training run by its folder; :func:`stepjepa.run` returns one.
+
+    Attributes:
+        folder: the run folder, with the trained model, ``run.json``, ``run.yaml`` and ``metrics.jsonl``.
+
+    Raises:
+        UserError: the folder holds no ``run.json``, or a damaged one.
+
+    Example:
+        >>> run = Run("runs/a")
+        >>> run.evaluate("test.jsonl")["exact"]
+        >>> run.answer("lines with a number")
     """
-    if not logging.getLogger().isEnabledFor(logging.INFO):
-        transformers.logging.set_verbosity_error()
-    # Before anything is drawn, an adapter's weights among it.
-    transformers.set_seed(run.finetune_seed)
-    alone = locked(Path(str(run.output_dir))) if is_main_process() else nullcontext()
-    try:
-        with alone:
-            return _train(run, command)
-    except (UserError, OSError):
-        raise
-    except Exception as error:  # of whatever kind: one line says what is wrong
-        raise UserError(unexpected(error)) from None
-    finally:
-        _settle()
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        self._record = read_record(self.folder)
+
+    @property
+    def record(self) -> RunRecord:
+        """What ``run.json`` says of the run: data, launches, results, versions."""
+        return self._record
+
+    @cached_property
+    def config(self) -> RunConfig:
+        """The configuration, as ``run.yaml`` has it; ``UserError`` for a folder of 0.2.0, which has none."""
+        return RunConfig.read(self.folder / run_folder.CONFIG_FILE)
+
+    def evaluate(self, test_file: str | os.PathLike[str], **settings: Any) -> Scores:
+        """Evaluate the trained model: :func:`stepjepa.evaluate` with its folder.
+
+        Settings of the run that evaluations have, too (columns, the task, code that it trusts), are those of the run
+        unless ``settings`` name others.
+        """
+        from stepjepa.evaluation.run import evaluate
+
+        return evaluate(self.folder, test_file, **(self._evaluation_settings() | settings))
+
+    def _evaluation_settings(self) -> dict[str, Any]:
+        """Return the settings of the run that mean the same in an evaluation, by their names there."""
+        if not (self.folder / run_folder.CONFIG_FILE).is_file():
+            return {}
+        config = self.config
+        names = ("columns", "trust_remote_code", "load_in_4bit", "load_in_8bit", "spider_path", "missing_databases")
+        same = {name: getattr(config, name) for name in names}
+        same |= {"task": config.eval_task, "max_new_tokens": config.eval_max_new_tokens}
+        return {name: value for name, value in same.items() if value not in (None, False)}
+
+    @cached_property
+    def _jepa(self) -> Jepa:
+        from stepjepa.objectives.jepa import Jepa
+
+        return Jepa.from_pretrained(self.folder)
+
+    def answer(self, question: Chat, *, max_new_tokens: int = 256) -> str:
+        """Answer a question, or the messages of a chat, greedily; the model is loaded at the first call.
+
+        The prompt is that which the model is evaluated with: template and system prompt of training.
+        """
+        return self._jepa.answer(question, max_new_tokens=max_new_tokens)
+
+    def __repr__(self) -> str:
+        return f"Run('{self.folder}': {', '.join(f'{name} {value}' for name, value in self._facts().items())})"
+
+    def _repr_html_(self) -> str:
+        rows = {"folder": self.folder, **self._facts()}
+        cells = (f"<tr><th>{name}</th><td>{html.escape(str(value))}</td></tr>" for name, value in rows.items())
+        return f"<table>{''.join(cells)}</table>"
+
+    def _facts(self) -> dict[str, Any]:
+        """Return what a person wants to know of a run first."""
+        record, results = self.record, self.record.results
+        facts: dict[str, Any] = {
+            "status": record.status,
+            "model": record.model,
+            "mode": (record.jepa or {}).get("mode"),
+        }
+        if results is not None:
+            facts["steps"] = results.steps
+            losses = {"LM loss": results.last_log.get("lm_loss"), "held out": results.evaluation.get("eval_lm_loss")}
+            facts |= {name: f"{value:.4f}" for name, value in losses.items() if value is not None}
+        return {name: value for name, value in facts.items() if value is not None}
 
 
-def _train(run: RunConfig, command: list[str] | None) -> RunRecord:
+def run(
+    config: RunConfig,
+    *,
+    model: PreTrainedModel | nn.Module | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    train_dataset: Data | None = None,
+    eval_dataset: Data | None = None,
+    objective: Objective | None = None,
+    callbacks: Sequence[TrainerCallback] = (),
+    command: Sequence[str] | None = None,
+) -> Run:
+    """Train as ``stepjepa train`` does: read, build, train, evaluate, save, and describe all of it in the run folder.
+
+    Logging, progress bars, signal handlers and the process group are afterwards as they were before.
+
+    Args:
+        config: the run, in plain values.
+        model: a causal language model to train, in place of ``config.model_name``; changed in place.
+        tokenizer: in place of the model's own; gets predictor tokens.
+        train_dataset: records, dicts with ``messages``, a data frame or a ``Dataset``, in place of files of the
+            configuration.
+        eval_dataset: held-out records, likewise.
+        objective: terms instead of those that ``config.jepa`` describes; mode, layout and readouts are still its.
+        callbacks: further callbacks of the Trainer.
+        command: the command line that started the run, for its record.
+
+    Returns:
+        The finished run; with ``resume_from_checkpoint="auto"`` also one that was finished before.
+
+    Raises:
+        ValueError: an object is passed beside a setting that it replaces.
+        UserError: whatever else went wrong; before the first step nothing stays written, later it says what is saved.
+        Stopped: a signal asked the run to stop; a checkpoint is saved.
+
+    Example:
+        >>> config = RunConfig(model_name="preset:tiny", train_file="train.jsonl", output_dir="runs/a")
+        >>> run(config).evaluate("test.jsonl")
+    """
+    passed = PassedObjects(model, tokenizer, train_dataset, eval_dataset, objective, tuple(callbacks))
+    passed.check(config)
+    with restored_process():
+        if not logging.getLogger().isEnabledFor(logging.INFO):
+            transformers.logging.set_verbosity_error()
+        # Before anything is drawn, an adapter's weights among it.
+        transformers.set_seed(config.finetune_seed)
+        alone = locked(Path(str(config.output_dir))) if is_main_process() else nullcontext()
+        trainer = None
+        try:
+            with alone:
+                trainer = _run(config, passed, None if command is None else list(command))
+        except FinishedError as finished:
+            # A scheduler may start its job again, and a notebook its cell.
+            if str(config.resume_from_checkpoint).lower() != "auto":
+                raise
+            if is_main_process():
+                print(finished, file=sys.stderr)
+        except (UserError, OSError):
+            raise
+        except Exception as error:  # of whatever kind: one line says what is wrong
+            raise UserError(unexpected(error)) from None
+    # The other processes need not wait for it.
+    if trainer is not None and trainer.args.push_to_hub and is_main_process():
+        _upload(trainer)
+    return Run(str(config.output_dir))
+
+
+def _upload(trainer: JepaTrainer) -> None:
+    folder = Path(str(trainer.args.output_dir))
+    refuse_lone_adapter(folder)
+    _say(f"uploaded: {upload(folder, str(trainer.hub_model_id), revision=trainer.args.hub_revision)}")
+
+
+def _run(config: RunConfig, passed: PassedObjects, command: list[str] | None) -> JepaTrainer:
     start = time.time()
-    folder, checkpoint = run_folder.open_run_folder(str(run.output_dir), run.resume_from_checkpoint, _say)
-    train_records, eval_records, files = read_data(run)
-    trainer, lora, told = _build(run, train_records, eval_records)
+    folder, checkpoint = run_folder.open_run_folder(str(config.output_dir), config.resume_from_checkpoint, _say)
+    train_records, eval_records, files = read_data(config, passed.train_dataset, passed.eval_dataset)
+    trainer, told = build_trainer(config, passed, train_records, eval_records, _say)
     # Weights are read by now; a bar whenever they are written would tear that of the training.
     transformers.logging.disable_progress_bar()
     equal = None
-    if run.same_flop:
+    if config.same_flop:
         # As long as its compute allows, with a checkpoint wherever a regular epoch's compute is spent.
         equal = equal_compute(trainer.plan, trainer.args.num_train_epochs)
         trainer.args.max_steps = equal.steps
-        if "save_strategy" not in run.trainer:
+        if "save_strategy" not in config.trainer:
             trainer.args.save_strategy = SaveStrategy.EPOCH
         trainer.add_callback(EqualComputeCallback(equal))
     if is_main_process():
-        print_rows(first_screen(run, trainer, equal, {**told, "resumed from": checkpoint}))
+        print_rows(first_screen(config, trainer, equal, {**told, "resumed from": checkpoint}))
     record = replace(
-        describe_run(run, trainer, command),
-        lora=from_json(Lora, vars(lora), Origin("--lora", "pass another value")) if lora else None,
+        describe_run(config, trainer, command),
+        lora=None if config.lora is None else from_json(Lora, vars(config.lora), Origin("lora", "pass another value")),
         data=dict(files),
         system_prompts=system_prompts(train_records),
         same_flop=asdict(equal) if equal else None,
     )
     # Files may lie elsewhere on another machine; what is in them is compared.
-    settings = {name: value for name, value in run.to_flat().items() if name not in PLACES}
+    settings = {name: value for name, value in config.to_flat().items() if name not in PLACES}
     started = checkpoint and Path(checkpoint).name
     _refuse_disagreement({"data": to_json(files), "settings": settings, "checkpoints": started})
-    if run.resume_from_checkpoint is not None:
-        launches = earlier_launches(folder, checkpoint, record, allow_changes=run.allow_changes, say=_say)
+    if config.resume_from_checkpoint is not None:
+        launches = earlier_launches(folder, checkpoint, record, allow_changes=config.allow_changes, say=_say)
         # Without a checkpoint it begins anew.
         record = replace(record, launches=launches if checkpoint is not None else [])
     before = read_record(folder) if (folder / run_folder.RUN_FILE).is_file() else None
     write_record(folder, record)
     if is_main_process():
         with atomic_write(folder / run_folder.CONFIG_FILE) as stream:
-            stream.write(run.to_yaml())
+            stream.write(config.to_yaml())
         write_trained_prompts(folder, train_records)
     scores = trainer.answer_scores
     with _recording_failures(trainer, folder, record, before, checkpoint):
         with closing(scores) if isinstance(scores, AnswerScores) else nullcontext():
-            metrics = _run(trainer, folder, checkpoint, record)
+            metrics = _train(trainer, folder, checkpoint, record)
             if trainer.prepared_eval is not None:
                 # Unless it was after the last step, and of these weights.
                 last = not trainer.args.load_best_model_at_end and trainer.evaluated.get(trainer.state.global_step)
@@ -133,12 +277,7 @@ def _train(run: RunConfig, command: list[str] | None) -> RunRecord:
         draw_metrics(folder)
     # Last: a run that is marked as finished is not begun again, whatever is missing.
     write_record(folder, record)
-    _leave_group()
-    # The other processes need not wait for it.
-    if trainer.args.push_to_hub and is_main_process():
-        refuse_lone_adapter(folder)
-        _say(f"uploaded: {upload(folder, str(trainer.hub_model_id), revision=trainer.args.hub_revision)}")
-    return record
+    return trainer
 
 
 def _say(line: str) -> None:
@@ -147,71 +286,6 @@ def _say(line: str) -> None:
 
 
 # -- before the first step ---------------------------------------------------------------------------------------------
-
-
-def _build(
-    run: RunConfig, train_records: list[Record], eval_records: list[Record]
-) -> tuple[JepaTrainer, LoraSettings | None, dict[str, str | None]]:
-    """The trainer of a run, the settings of its adapter, and rows for ``first_screen``."""
-    config, lora, kind = run.jepa, run.lora, run.quantized
-    training = training_arguments(run, bool(eval_records))
-    compute = compute_dtype(run.dtype, bf16=training.bf16, fp16=training.fp16)
-    same = ("dtype", "pretrain", "chat_template", "attn_implementation", "trust_remote_code")
-    model, tokenizer = load_model(
-        str(run.model_name),
-        texts=(message["content"] for record in train_records for message in record.messages),
-        predictors=config.used_predictors,
-        seed=run.finetune_seed,
-        plain=config.plain,
-        quantization=None if kind is None else quantization_options(kind, compute, training.device),
-        **{name: getattr(run, name) for name in same},
-    )
-    cache: CacheDir = False if run.no_cache else run.cache_dir
-    data, held_out = prepare(train_records, tokenizer, config, cache_dir=cache, say=_say), None
-    if eval_records:
-        held_out = prepare(eval_records, tokenizer, config, what="evaluation data", cache_dir=cache, say=_say)
-    if lora is not None:
-        model = add_lora(model, lora, adapter_ids(model, tokenizer, plain=config.plain))
-    told = {"columns": describe_columns(train_records[0])}
-    scores = None
-    if run.eval_generate is not None:
-        try:
-            scores, told["answers"] = _answer_scores(run, eval_records, train_records, model, tokenizer)
-        except UserError as error:
-            # Worded for 'stepjepa evaluate', whose settings have other names here.
-            raise UserError(re.sub(r"--(task|max_new_tokens)\b", r"--eval_\1", str(error))) from None
-    trainer = JepaTrainer(
-        model,
-        training,
-        config,
-        train_dataset=data,
-        eval_dataset=held_out,
-        processing_class=tokenizer,
-        answer_scores=scores,
-        track_flop=run.track_flop,
-    )
-    return trainer, lora, told
-
-
-def _answer_scores(
-    run: RunConfig, records: list[Record], trained: list[Record], model: Any, tokenizer: Any
-) -> tuple[AnswerScores, str]:
-    """What answers and scores during training, checked on the model as it is before; and what to say of it."""
-    task = choose_task(run.eval_task, records, TaskOptions(run.spider_path, run.missing_databases))
-    asked = spread(list(keep(task, records)[0].values()), run.eval_generate or 0)
-    # As 'stepjepa evaluate' will ask the trained model.
-    if (prompt := common_system_prompt(system_prompts(trained))) is not None:
-        asked = with_system_prompt(asked, prompt)
-    scores = AnswerScores(
-        asked,
-        task,
-        tokenizer,
-        max_new_tokens=run.eval_max_new_tokens,
-        batch_size=run.batch_size,
-        plain=run.jepa.plain,
-    )
-    scores.check(model)
-    return scores, f"to {len(asked):,} records at every evaluation, task {task.name}"
 
 
 def _refuse_disagreement(parts: Mapping[str, Any]) -> None:
@@ -231,7 +305,7 @@ def _refuse_disagreement(parts: Mapping[str, Any]) -> None:
 # -- training ----------------------------------------------------------------------------------------------------------
 
 
-def _run(trainer: JepaTrainer, folder: Path, checkpoint: str | None, record: RunRecord) -> dict[str, float]:
+def _train(trainer: JepaTrainer, folder: Path, checkpoint: str | None, record: RunRecord) -> dict[str, float]:
     """Train, and note in the record how far it came."""
     start = time.time()
 
@@ -255,7 +329,6 @@ def _run(trainer: JepaTrainer, folder: Path, checkpoint: str | None, record: Run
         trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
         launched()
         write_record(folder, replace(record, status="interrupted"))
-        _leave_group()
         saved = folder / f"checkpoint-{trainer.state.global_step}"
         way = "it holds the model only" if trainer.args.save_only_model else "resume with --resume_from_checkpoint last"
         raise Stopped(stop.number, f"stopped; {saved} is saved; {way}") from None
@@ -293,22 +366,3 @@ def _recording_failures(
         if trained:
             told = f"the run failed after step {trainer.state.global_step} ({told}); {way_back(folder)}"
         raise UserError(f"{told}; --debug 2 shows where it was", path=None if trained else checkpoint) from None
-
-
-def _leave_group() -> None:
-    """End the group of processes: left to the interpreter's end, its threads now and then abort the process."""
-    if torch.distributed.is_initialized():
-        with suppress(RuntimeError):  # another process is gone
-            torch.distributed.barrier()
-        _settle()
-        torch.distributed.destroy_process_group()
-
-
-def _settle() -> None:
-    """Give gloo's threads 0.4 seconds to release their tensors, for which they need the interpreter.
-
-    Whoever drops the group waits for these threads without releasing the interpreter: a deadlock (torch 2.13: 6 of 40
-    launches of two processes that train for three steps and leave).
-    """
-    if torch.distributed.is_initialized():
-        time.sleep(0.4)

@@ -1,0 +1,53 @@
+"""Objects that a run is passed beside its configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from stepjepa.config.run import OPTIONS, RunConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from transformers import TrainerCallback
+
+    from stepjepa.data.records import Data
+    from stepjepa.objectives.objective import Objective
+
+REPLACED = {
+    "model": (
+        *("model_name", "chat_template", "trust_remote_code", "dtype", "pretrain", "attn_implementation"),
+        *("load_in_4bit", "load_in_8bit"),
+    ),
+    "tokenizer": ("chat_template",),
+    "train_dataset": ("train_file", "data_file", "dataset", "dataset_weights"),
+    "eval_dataset": ("eval_file", "data_file"),
+}
+"""Object -> settings that do nothing beside it."""
+
+
+@dataclass(frozen=True)
+class PassedObjects:
+    """The objects of :func:`stepjepa.run`, None for those that the configuration names."""
+
+    model: Any = None
+    tokenizer: Any = None
+    train_dataset: Data | None = None
+    eval_dataset: Data | None = None
+    objective: Objective | None = None
+    callbacks: Sequence[TrainerCallback] = ()
+
+    def check(self, config: RunConfig) -> None:
+        """Raise an error if the configuration lacks something, or names what an object replaces."""
+        names = [
+            each.name for each in fields(self) if each.name != "callbacks" and getattr(self, each.name) is not None
+        ]
+        usual = {each.name: each.default for each in OPTIONS}
+        for name in names:
+            for setting in REPLACED.get(name, ()):
+                if getattr(config, setting) != usual[setting]:
+                    raise ValueError(
+                        f"{name}: an object is passed, and {setting} does nothing beside it; leave one out"
+                    )
+        config.refuse_missing(names)
