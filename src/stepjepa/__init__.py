@@ -21,7 +21,7 @@ _NAMES = {
     "batch.micro_batch": "Batch BatchRecords",
     "batch.prepare": "prepare",
     "batch.sequences": "Pair Readout TokenSequence TokenizedRecord View main_sequence",
-    "models.encode": "Encoded",
+    "models.encoded": "Encoded",
     "models.loading": "add_lora load_for_inference load_model",
     "objectives.alignment": "Alignment ContrastiveDistance Cosine Covariance Distance InfoNCE L2 MSE SIGReg Variance",
     "objectives.monitors": "effective_rank",
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from stepjepa.data.records import Record
     from stepjepa.data.sources import read_records
     from stepjepa.evaluation.run import Scores, evaluate
-    from stepjepa.models.encode import Encoded
+    from stepjepa.models.encoded import Encoded
     from stepjepa.models.loading import add_lora, load_for_inference, load_model
     from stepjepa.objectives.alignment import (
         L2,

@@ -12,7 +12,8 @@ import tiny
 from stepjepa.base.files import write_jsonl
 from stepjepa.cli.main import main
 from stepjepa.data.sources import read_records
-from stepjepa.evaluation.embeddings import compare_views, similarity_config
+from stepjepa.evaluation.embeddings import similarity_config
+from stepjepa.evaluation.run import compare_views
 from stepjepa.inspection.analysis import output_files
 from stepjepa.models.loading import load_for_inference
 

@@ -17,7 +17,8 @@ from stepjepa.chat.tokens import predictor_ids
 from stepjepa.cli.main import main
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record
-from stepjepa.evaluation.embeddings import ViewEmbeddings, embed_views, similarity_config
+from stepjepa.evaluation.embeddings import ViewEmbeddings, similarity_config
+from stepjepa.evaluation.run import embed_views
 from stepjepa.models.attention import enable_trees
 from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.store.record import trained_objective

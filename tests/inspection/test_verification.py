@@ -13,7 +13,7 @@ from stepjepa.config.jepa import JepaConfig
 from stepjepa.config.lora import LoraSettings
 from stepjepa.inspection import verification
 from stepjepa.inspection.verification import Subject, verify
-from stepjepa.models.encode import Encoded
+from stepjepa.models.encoded import Encoded
 from stepjepa.models.loading import add_lora
 
 CONFIGS = {

@@ -19,7 +19,8 @@ from stepjepa.batch.pack import pack
 from stepjepa.batch.sequences import SampledRecord, TokenizedRecord, TokenSequence
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.models.attention import EAGER, SDPA, enable_trees
-from stepjepa.models.encode import Encoded, encode
+from stepjepa.models.encode import encode
+from stepjepa.models.encoded import Encoded
 
 ModelFactory = Callable[..., Any]
 Parts = Sequence[Sequence[TokenSequence]]

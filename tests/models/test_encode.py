@@ -29,7 +29,8 @@ from stepjepa.models.architecture import (
     without_heads,
 )
 from stepjepa.models.attention import enable_trees
-from stepjepa.models.encode import EmaEncoder, Encoded, encode, pool_readouts
+from stepjepa.models.encode import EmaEncoder, encode
+from stepjepa.models.encoded import Encoded, pool_readouts
 from stepjepa.models.loading import add_lora
 from stepjepa.objectives.alignment import Alignment
 from stepjepa.objectives.objective import Objective, jepa_loss

@@ -197,8 +197,9 @@ def test_a_run_is_evaluated_and_shown(data: Path, tmp_path: Path, capsys: pytest
     assert scores[scores.headline] == told["scores"][told["headline"]]["mean"]
     assert len(scores.lines) == told["n"]
     # The same answer as the evaluation's to the same question, as a text and as messages.
-    question = tiny.records()[0].messages[0]["content"]
-    texts = {made.answer(question, max_new_tokens=5), made.answer([{"role": "user", "content": question}], max_new_tokens=5)}
+    question = tiny.records()[0].messages[1]["content"]
+    messages = list(tiny.records()[0].messages[:2])
+    texts = {made.answer(messages, max_new_tokens=5), made.answer(question, max_new_tokens=5)}
     assert texts == {scores.lines[0]["generated"]}
     # A second call reads what is there.
     assert stepjepa.evaluate(made.folder, data, max_new_tokens=5, task="generic").summary == scores.summary

@@ -1,7 +1,7 @@
 """What the embeddings of views say: cosines, ranks, linear maps; for ``evaluate --similarity`` and ``analyze``."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from stepjepa.base.errors import UserError
 from stepjepa.config.jepa import JepaConfig
-from stepjepa.data.records import Record
-from stepjepa.objectives.jepa import Jepa
 from stepjepa.objectives.monitors import COLLAPSE_SIMILARITY, MetricWindow
 from stepjepa.objectives.reading import ViewEmbeddings, reading_config
 from stepjepa.store.folder import RUN_FILE
@@ -29,33 +27,6 @@ def similarity_config(run_folder: str | os.PathLike[str], views: str) -> JepaCon
     if trained is None:
         raise UserError(f"is no run folder (no {RUN_FILE} that tells how the model was trained)", path=Path(run_folder))
     return reading_config(trained, views)
-
-
-def embed_views(
-    model: Any, tokenizer: Any, records: Sequence[Record], config: JepaConfig, *, batch_size: int = 16
-) -> ViewEmbeddings:
-    """Embed the views of all pairs of some records; those without a pair, or over length, have none.
-
-    ``config`` is from :func:`~stepjepa.objectives.reading.reading_config`. UserError if no record has a pair.
-    """
-    try:
-        jepa = Jepa(model, tokenizer, config, device=model.device, processes=1, rows=False, heads=False)
-    except ValueError as error:
-        raise UserError(str(error).replace("jepa_layer:", "--layer:")) from None
-    return jepa.embed_pairs(records, batch_size=batch_size)
-
-
-def compare_views(
-    model: Any, tokenizer: Any, records: Sequence[Record], config: JepaConfig, **options: Any
-) -> tuple[dict[str, float], list[float | None]]:
-    """Embed all pairs of some records as training does; their :func:`similarity_totals`, and the mean cosine of each
-    record's pairs, which is None without a pair. For the arguments see :func:`embed_views`."""
-    embeddings = embed_views(model, tokenizer, records, config, **options)
-    cosines = pair_cosines(embeddings)
-    per_record: list[float | None] = [None] * len(records)
-    for index in np.unique(embeddings.record).tolist():
-        per_record[index] = float(cosines[embeddings.record == index].mean())
-    return similarity_totals(embeddings), per_record
 
 
 def pair_cosines(embeddings: ViewEmbeddings) -> NDArray[np.float64]:

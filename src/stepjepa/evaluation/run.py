@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
@@ -27,6 +27,10 @@ from stepjepa.store.prompts import share_trained_on, training_system_prompt, wit
 from stepjepa.store.record import trained_objective
 from stepjepa.tasks.base import TaskOptions
 from stepjepa.tasks.registry import choose_task, keep, users_source, with_published_rules
+
+if TYPE_CHECKING:
+    from stepjepa.config.jepa import JepaConfig
+    from stepjepa.objectives.reading import ViewEmbeddings
 
 Loader = Callable[[], tuple[Any, Any]]
 
@@ -124,7 +128,7 @@ class Evaluation:
         # Before generating, so that records without views or a folder without run.json end the evaluation at once.
         similarity: JsonObject | None = None
         if self.settings.similarity:
-            from stepjepa.evaluation.embeddings import compare_views, similarity_config, similarity_quantiles
+            from stepjepa.evaluation.embeddings import similarity_config, similarity_quantiles
 
             config = similarity_config(self.settings.model_path, self.settings.similarity)
             config, size = replace(config, plain=self.settings.plain), self.settings.batch_size
@@ -186,6 +190,37 @@ class Evaluation:
                 output.add([line for line in lines if line["index"] in missing])
                 bar.update(len(missing))
         return seconds
+
+
+def embed_views(
+    model: Any, tokenizer: Any, records: Sequence[Record], config: JepaConfig, *, batch_size: int = 16
+) -> ViewEmbeddings:
+    """Embed the views of all pairs of some records; those without a pair, or over length, have none.
+
+    ``config`` is from :func:`~stepjepa.objectives.reading.reading_config`. UserError if no record has a pair.
+    """
+    from stepjepa.objectives.jepa import Jepa
+
+    try:
+        jepa = Jepa(model, tokenizer, config, device=model.device, processes=1, rows=False, heads=False)
+    except ValueError as error:
+        raise UserError(str(error).replace("jepa_layer:", "--layer:")) from None
+    return jepa.embed_pairs(records, batch_size=batch_size)
+
+
+def compare_views(
+    model: Any, tokenizer: Any, records: Sequence[Record], config: JepaConfig, **options: Any
+) -> tuple[dict[str, float], list[float | None]]:
+    """Embed all pairs of some records as training does; their :func:`similarity_totals`, and the mean cosine of each
+    record's pairs, which is None without a pair. For the arguments see :func:`embed_views`."""
+    from stepjepa.evaluation.embeddings import pair_cosines, similarity_totals
+
+    embeddings = embed_views(model, tokenizer, records, config, **options)
+    cosines = pair_cosines(embeddings)
+    per_record: list[float | None] = [None] * len(records)
+    for index in sorted({*embeddings.record.tolist()}):
+        per_record[index] = float(cosines[embeddings.record == index].mean())
+    return similarity_totals(embeddings), per_record
 
 
 def score_predictions(settings: ScoreSettings) -> JsonObject:

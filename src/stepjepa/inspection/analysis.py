@@ -115,7 +115,8 @@ def _embed_model(
     path: str, config: JepaConfig, records: Mapping[int, Record], settings: AnalysisSettings
 ) -> ModelViews:
     """Embed the records, given by index, by one model, which is freed again, and measure their views."""
-    from stepjepa.evaluation.embeddings import analyse, embed_views
+    from stepjepa.evaluation.embeddings import analyse
+    from stepjepa.evaluation.run import embed_views
     from stepjepa.models.loading import load_for_inference
 
     prompt, some = None if settings.use_test_prompts else training_system_prompt(path), list(records.values())

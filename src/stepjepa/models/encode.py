@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +16,9 @@ from torch import Tensor, nn
 from transformers import TrainerCallback
 
 from stepjepa.batch.micro_batch import Batch
-from stepjepa.batch.sequences import Kind
 from stepjepa.models.architecture import causal_model, find_decoder, find_heads
 from stepjepa.models.attention import tree_mask
+from stepjepa.models.encoded import Encoded
 from stepjepa.models.lm_head import LMHead, with_states
 
 if TYPE_CHECKING:
@@ -28,68 +26,6 @@ if TYPE_CHECKING:
     from transformers.utils import ModelOutput
 
 EMA_FILE = "ema.safetensors"
-
-
-@dataclass(eq=False)
-class Encoded:
-    """The hidden states of a micro-batch, and the heads that act on them."""
-
-    # Index of the layer in transformers' hidden_states (-1: after the final norm) -> [cells, D], by flat position
-    states: dict[int, Tensor]
-    batch: Batch
-    layer: int  # the layer that embeddings are read from
-    head: LMHead
-    heads: nn.ModuleDict = field(default_factory=nn.ModuleDict)  # trained modules of terms, by name
-    router_logits: tuple[Tensor, ...] = ()  # [cells, E] of each router of a mixture of experts, if requested
-
-    def at(self, index: Tensor, layer: int = -1) -> Tensor:
-        """Hidden states at flat positions, ``[...]`` to ``[..., D]``, of a layer that a term names in ``layers``."""
-        if layer not in self.states:
-            known = ", ".join(map(str, self.states))
-            raise ValueError(f"expected a layer that a term names in 'layers' ({known}), got {layer}")
-        return self.states[layer][index]
-
-    @cached_property
-    def pairs(self) -> tuple[Tensor, Tensor]:
-        """Source embeddings ``[P, D]`` (after the predictor head, if there is one) and target embeddings ``[P, D]``."""
-        states = self.states[self.layer]
-        source, target = pool_readouts(states, self.batch, "source"), pool_readouts(states, self.batch, "target")
-        if "predictor_head" in self.heads:
-            source = self.heads["predictor_head"](source)
-        return source, target
-
-    def replace_targets(self, ema_states: Callable[[Batch, int], Tensor]) -> None:
-        """Read the target embeddings from the hidden states under averaged weights (``Context.ema_states``)."""
-        source, target = self.pairs
-        if len(target):
-            target = pool_readouts(ema_states(self.batch, self.layer), self.batch, "target")
-        # Detached even without pairs, so that no process waits for another one in the backward pass.
-        self.pairs = source, target.detach()
-
-    def token_loss(self, index: Tensor, token_ids: Tensor, rows: Tensor | None = None) -> Tensor:
-        """Summed cross-entropy of tokens, a float32 scalar, without materialising the logits of the whole batch.
-
-        Args:
-            index: ``[U]`` flat positions whose last hidden states go through the LM head.
-            token_ids: ``[N]`` the tokens to predict.
-            rows: ``[N]`` the position, as an index into ``index``, that predicts each token; None for one token per
-                position.
-        """
-        return self.head.cross_entropy(self.states[-1][index], token_ids, rows)
-
-    def logits(self, index: Tensor) -> Tensor:
-        """Logits at flat positions: ``[U]`` to ``[U, V]``."""
-        return self.head.logits(self.states[-1][index])
-
-
-def pool_readouts(states: Tensor, batch: Batch, kind: Kind) -> Tensor:
-    """Embeddings ``[P, D]`` of one side of the pairs, from hidden states ``[cells, D]``; averages are in float32."""
-    last, tokens, pair = batch.readouts(kind)
-    if tokens is None or pair is None:
-        return states[last]
-    summed = torch.zeros((len(last), states.shape[-1]), dtype=torch.float32, device=states.device)
-    summed = summed.index_add(0, pair, states[tokens].float())
-    return (summed / torch.bincount(pair, minlength=len(last))[:, None]).to(states.dtype)
 
 
 def encode(

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from stepjepa.base.errors import UserError
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.config.jepa import JepaConfig
-from stepjepa.models.encode import Encoded, check_layer, encode
+from stepjepa.models.encode import check_layer, encode
+from stepjepa.models.encoded import Encoded
 from stepjepa.objectives.alignment import Alignment, Covariance, SIGReg, Variance, make_distance
 from stepjepa.objectives.monitors import MetricWindow
 from stepjepa.objectives.router import router_loss

@@ -17,7 +17,8 @@ from stepjepa.config.jepa import JepaConfig
 from stepjepa.config.layouts import changes_text
 from stepjepa.data.records import Record
 from stepjepa.models.architecture import base_model, evaluating
-from stepjepa.models.encode import Encoded, encode, pool_readouts
+from stepjepa.models.encode import encode
+from stepjepa.models.encoded import Encoded, pool_readouts
 
 SIDES: tuple[Kind, ...] = ("source", "target")
 """The two views of a pair: the source predicts the target."""

@@ -15,7 +15,7 @@ from stepjepa.objectives.term import Context, Term, term
 if TYPE_CHECKING:
     from stepjepa.batch.micro_batch import Batch
     from stepjepa.config.jepa import JepaConfig
-    from stepjepa.models.encode import Encoded
+    from stepjepa.models.encoded import Encoded
 
 # Names of the coefficient in the configurations of transformers.
 COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from stepjepa.batch.micro_batch import Batch
-    from stepjepa.models.encode import Encoded
+    from stepjepa.models.encoded import Encoded
 
 
 def no_gather(rows: Tensor) -> tuple[Tensor, int]:

@@ -15,7 +15,7 @@ from stepjepa.objectives.term import Context, Term, term
 
 if TYPE_CHECKING:
     from stepjepa.batch.micro_batch import Batch
-    from stepjepa.models.encode import Encoded
+    from stepjepa.models.encoded import Encoded
 
 
 @term("lm_loss", "LM loss")

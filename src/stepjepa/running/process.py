@@ -1,15 +1,18 @@
-"""What a run changes in the process that it runs in, and puts back."""
+"""The processes of a run: what it changes in its own and puts back; whether several are given the same."""
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import torch
 import transformers
 from accelerate.state import AcceleratorState, PartialState
 
+from stepjepa.base.errors import UserError
 from stepjepa.base.signals import Stopped
 
 
@@ -60,3 +63,17 @@ def _settle() -> None:
     """
     if torch.distributed.is_initialized():
         time.sleep(0.4)
+
+
+def refuse_disagreement(parts: Mapping[str, Any]) -> None:
+    """Have all processes end with the same error where they were not given the same, by the names of its parts.
+
+    Without it they would wait for each other in vain, or train on gradients that do not belong together.
+    """
+    if torch.distributed.is_initialized():
+        given: list[dict[str, str]] = [{}] * torch.distributed.get_world_size()
+        own = {name: json.dumps(value, default=str, sort_keys=True) for name, value in parts.items()}
+        torch.distributed.all_gather_object(given, own)
+        for name in parts:
+            if len({each[name] for each in given}) > 1:
+                raise UserError(f"the processes were given different {name}; start all with the same command and files")

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import html
-import json
 import logging
 import math
 import os
+import re
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 import transformers
 from transformers.integrations import TensorBoardCallback
 from transformers.trainer_utils import SaveStrategy
@@ -29,19 +28,26 @@ from stepjepa.base.processes import is_main_process
 from stepjepa.base.signals import Interruptions, Stopped
 from stepjepa.base.terminal import print_rows
 from stepjepa.base.typed_json import Origin, from_json, to_json
+from stepjepa.batch.prepare import CacheDir, prepare
 from stepjepa.config.run import PLACES, RunConfig
-from stepjepa.data.records import Data
-from stepjepa.evaluation.answering import AnswerScores
-from stepjepa.running.build import build_trainer
+from stepjepa.data.records import Data, Record, describe_columns
+from stepjepa.evaluation.answering import AnswerScores, spread
+from stepjepa.models.architecture import base_model
+from stepjepa.models.loading import add_lora, load_model, load_tokenizer
+from stepjepa.models.token_rows import adapter_ids, give_plain_tokens, give_predictors
+from stepjepa.models.weights import compute_dtype, quantization_options
 from stepjepa.running.data import read_data
 from stepjepa.running.passed import PassedObjects
-from stepjepa.running.process import restored_process
+from stepjepa.running.process import refuse_disagreement, restored_process
 from stepjepa.running.screen import describe_run, draw_metrics, first_screen
+from stepjepa.running.transformers import training_arguments
 from stepjepa.store import folder as run_folder
 from stepjepa.store.hub import refuse_lone_adapter, upload, write_card
-from stepjepa.store.prompts import system_prompts, write_trained_prompts
+from stepjepa.store.prompts import common_system_prompt, system_prompts, with_system_prompt, write_trained_prompts
 from stepjepa.store.record import Launch, Lora, Results, RunRecord, read_record, remove_start, write_record
 from stepjepa.store.resume import FinishedError, earlier_launches
+from stepjepa.tasks.base import TaskOptions
+from stepjepa.tasks.registry import choose_task, keep
 from stepjepa.training.callbacks import StopCallback
 from stepjepa.training.plan import EqualComputeCallback, equal_compute
 from stepjepa.training.saving import way_back
@@ -49,7 +55,7 @@ from stepjepa.training.trainer import JepaTrainer
 
 if TYPE_CHECKING:
     from torch import nn
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, TrainingArguments
 
     from stepjepa.evaluation.run import Scores
     from stepjepa.objectives.jepa import Chat, Jepa
@@ -217,7 +223,7 @@ def _run(config: RunConfig, passed: PassedObjects, command: list[str] | None) ->
     start = time.time()
     folder, checkpoint = run_folder.open_run_folder(str(config.output_dir), config.resume_from_checkpoint, _say)
     train_records, eval_records, files = read_data(config, passed.train_dataset, passed.eval_dataset)
-    trainer, told = build_trainer(config, passed, train_records, eval_records, _say)
+    trainer, told = _build(config, passed, train_records, eval_records)
     # Weights are read by now; a bar whenever they are written would tear that of the training.
     transformers.logging.disable_progress_bar()
     equal = None
@@ -240,7 +246,7 @@ def _run(config: RunConfig, passed: PassedObjects, command: list[str] | None) ->
     # Files may lie elsewhere on another machine; what is in them is compared.
     settings = {name: value for name, value in config.to_flat().items() if name not in PLACES}
     started = checkpoint and Path(checkpoint).name
-    _refuse_disagreement({"data": to_json(files), "settings": settings, "checkpoints": started})
+    refuse_disagreement({"data": to_json(files), "settings": settings, "checkpoints": started})
     if config.resume_from_checkpoint is not None:
         launches = earlier_launches(folder, checkpoint, record, allow_changes=config.allow_changes, say=_say)
         # Without a checkpoint it begins anew.
@@ -288,18 +294,92 @@ def _say(line: str) -> None:
 # -- before the first step ---------------------------------------------------------------------------------------------
 
 
-def _refuse_disagreement(parts: Mapping[str, Any]) -> None:
-    """Have all processes end with the same error where they were not given the same, by the names of its parts.
+def _build(
+    config: RunConfig,
+    passed: PassedObjects,
+    train_records: list[Record],
+    eval_records: list[Record],
+) -> tuple[JepaTrainer, dict[str, str | None]]:
+    """Return the trainer of a run, and rows for ``first_screen``."""
+    jepa, training = config.jepa, training_arguments(config, bool(eval_records))
+    texts = (message["content"] for record in train_records for message in record.messages)
+    model, tokenizer = _load(config, passed, texts, training)
+    cache: CacheDir = False if config.no_cache else config.cache_dir
+    data, held_out = prepare(train_records, tokenizer, jepa, cache_dir=cache, say=_say), None
+    if eval_records:
+        held_out = prepare(eval_records, tokenizer, jepa, what="evaluation data", cache_dir=cache, say=_say)
+    if config.lora is not None:
+        model = add_lora(model, config.lora, adapter_ids(model, tokenizer, plain=jepa.plain))
+    rows, scores = {"columns": describe_columns(train_records[0])}, None
+    if config.eval_generate is not None:
+        try:
+            scores, rows["answers"] = _answer_scores(config, eval_records, train_records, model, tokenizer)
+        except UserError as error:
+            # Worded for 'stepjepa evaluate', whose settings have other names here.
+            raise UserError(re.sub(r"--(task|max_new_tokens)\b", r"--eval_\1", str(error))) from None
+    trainer = JepaTrainer(
+        model,
+        training,
+        jepa,
+        train_dataset=data,
+        eval_dataset=held_out,
+        processing_class=tokenizer,
+        objective=passed.objective,
+        callbacks=passed.callbacks,
+        answer_scores=scores,
+        track_flop=config.track_flop,
+    )
+    return trainer, rows
 
-    Without it they would wait for each other in vain, or train on gradients that do not belong together.
-    """
-    if torch.distributed.is_initialized():
-        given: list[dict[str, str]] = [{}] * torch.distributed.get_world_size()
-        own = {name: json.dumps(value, default=str, sort_keys=True) for name, value in parts.items()}
-        torch.distributed.all_gather_object(given, own)
-        for name in parts:
-            if len({each[name] for each in given}) > 1:
-                raise UserError(f"the processes were given different {name}; start all with the same command and files")
+
+def _load(
+    config: RunConfig, passed: PassedObjects, texts: Iterable[str], training: TrainingArguments
+) -> tuple[Any, Any]:
+    """Return model and tokenizer, with the tokens of the objective: those that were passed, else loaded ones."""
+    jepa, kind = config.jepa, config.quantized
+    if passed.model is None:
+        compute = compute_dtype(config.dtype, bf16=training.bf16, fp16=training.fp16)
+        same = ("dtype", "pretrain", "chat_template", "attn_implementation", "trust_remote_code")
+        model, tokenizer = load_model(
+            str(config.model_name),
+            texts=texts,
+            predictors=jepa.used_predictors,
+            seed=config.finetune_seed,
+            plain=jepa.plain,
+            quantization=None if kind is None else quantization_options(kind, compute, training.device),
+            **{name: getattr(config, name) for name in same},
+        )
+        if passed.tokenizer is None:
+            return model, tokenizer
+    else:
+        model = passed.model
+    tokenizer = passed.tokenizer or load_tokenizer(str(model.config._name_or_path))
+    base = base_model(model)
+    if jepa.plain:
+        give_plain_tokens(base, tokenizer, config.finetune_seed)
+    give_predictors(base, tokenizer, jepa.used_predictors, config.finetune_seed)
+    return model, tokenizer
+
+
+def _answer_scores(
+    config: RunConfig, records: list[Record], trained: list[Record], model: Any, tokenizer: Any
+) -> tuple[AnswerScores, str]:
+    """What answers and scores during training, checked on the model as it is before; and what to say of it."""
+    task = choose_task(config.eval_task, records, TaskOptions(config.spider_path, config.missing_databases))
+    asked = spread(list(keep(task, records)[0].values()), config.eval_generate or 0)
+    # As 'stepjepa evaluate' will ask the trained model.
+    if (prompt := common_system_prompt(system_prompts(trained))) is not None:
+        asked = with_system_prompt(asked, prompt)
+    scores = AnswerScores(
+        asked,
+        task,
+        tokenizer,
+        max_new_tokens=config.eval_max_new_tokens,
+        batch_size=config.batch_size,
+        plain=config.jepa.plain,
+    )
+    scores.check(model)
+    return scores, f"to {len(asked):,} records at every evaluation, task {task.name}"
 
 
 # -- training ----------------------------------------------------------------------------------------------------------
