@@ -6,7 +6,7 @@ import functools
 import html
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -301,7 +301,7 @@ class Scores:
     """
 
     file: Path
-    summary: Mapping[str, Any]
+    summary: JsonObject
 
     @property
     def headline(self) -> str:
