@@ -143,7 +143,7 @@ class TextTokenizer:
             self._back[self._copy.convert_tokens_to_ids(self._stands_for[token])] = index
 
 
-def _tokenize(tokenizer: Any, texts: list[str], **options: Any) -> list[Tokens]:
+def _tokenize(tokenizer: PreTrainedTokenizerBase, texts: list[str], **options: Any) -> list[Tokens]:
     if not texts:
         return []
     found = tokenizer(

@@ -5,7 +5,6 @@ import importlib
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from stepjepa.cli.parser import Parser
 
@@ -45,7 +44,7 @@ class Command:
         parse: parses the arguments, for a command that takes flags which its parser does not know.
     """
 
-    run: Callable[[argparse.Namespace], Any]
+    run: Callable[[argparse.Namespace], object]
     flags: tuple[tuple[type, str], ...] = ()
     add: Callable[[Parser], None] = lambda _: None
     common: str = ""

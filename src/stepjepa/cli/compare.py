@@ -1,18 +1,24 @@
 """``stepjepa compare`` and ``stepjepa report``: arms against a baseline, runs in a table or on a page."""
 
+from __future__ import annotations
+
 import argparse
 import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import atomic_write, refuse_existing
+from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import visible_lines
 from stepjepa.cli.commands import Command
 from stepjepa.cli.parser import refuse_both
 from stepjepa.config.option import option, refuse_without_effect
+
+if TYPE_CHECKING:
+    from stepjepa.study.comparison import Comparison
 
 
 @dataclass
@@ -30,7 +36,7 @@ class CompareFlags:
     overwrite: bool = option(False, "replace --output_file and --plot", only_with="output_file or plot")
 
 
-def compare(args: argparse.Namespace) -> Any:
+def compare(args: argparse.Namespace) -> JsonObject | int:
     """Compare the runs; print the tables or write them to a file; draw a picture."""
     from stepjepa.study.plot import check_picture, picture
     from stepjepa.study.tables import FORMATS
@@ -59,7 +65,7 @@ def compare(args: argparse.Namespace) -> Any:
     return json.loads(text) if args.json and args.output_file is None else 0
 
 
-def _comparison(args: argparse.Namespace) -> Any:
+def _comparison(args: argparse.Namespace) -> Comparison:
     from stepjepa.study.comparison import compare
     from stepjepa.study.evaluated_run import SUMMARY, find_run_folders
 
@@ -90,7 +96,7 @@ class ReportFlags:
     overwrite: bool = option(False, "replace --output_file", only_with="output_file")
 
 
-def report(args: argparse.Namespace) -> Any:
+def report(args: argparse.Namespace) -> list[JsonObject] | int:
     """Print the table or write the page."""
     refuse_without_effect(vars(args), ReportFlags)
     refuse_both(args, ("json", "output_file"))

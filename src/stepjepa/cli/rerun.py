@@ -3,14 +3,13 @@
 import argparse
 import shlex
 import sys
-from collections.abc import Mapping
 from contextlib import chdir
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from stepjepa.base.errors import UserError, shown, visible
 from stepjepa.base.files import fingerprint
+from stepjepa.base.json_object import JsonObject
 from stepjepa.base.processes import is_main_process
 from stepjepa.cli.commands import Command, load
 from stepjepa.cli.flags import settings_of_earlier_run
@@ -68,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     return _compare(folder, new, old, bool(changes)) if is_main_process() else 0
 
 
-def _recorded_settings(folder: Path, old: Mapping[str, Any]) -> dict[str, Any]:
+def _recorded_settings(folder: Path, old: JsonObject) -> JsonObject:
     """Return the settings of a run by the names of their flags; of 0.2.0, those that its arguments named."""
     if (folder / CONFIG_FILE).is_file():
         return read_flat(folder / CONFIG_FILE)
@@ -78,7 +77,7 @@ def _recorded_settings(folder: Path, old: Mapping[str, Any]) -> dict[str, Any]:
     return settings_of_earlier_run(arguments, old.get("jepa") or {})
 
 
-def _runs_code(settings: Mapping[str, Any]) -> str:
+def _runs_code(settings: JsonObject) -> str:
     """Name the flags that run code, which must be asked for, since a run folder may come from somebody untrusted."""
     names = {name: str(value) for name, value in settings.items() if value is not None}
     runs = {
@@ -92,7 +91,7 @@ def _runs_code(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"--{name} {shown(settings[name])}" for name, is_code in runs.items() if is_code)
 
 
-def _changes(old: Mapping[str, Any], config: RunConfig) -> tuple[list[str], list[str]]:
+def _changes(old: JsonObject, config: RunConfig) -> tuple[list[str], list[str]]:
     """Return what has changed since: first what makes other weights; then what may change their last digits."""
     from stepjepa.running.data import read_mixture
     from stepjepa.store.fingerprint import model_fingerprint
@@ -121,7 +120,7 @@ def _changes(old: Mapping[str, Any], config: RunConfig) -> tuple[list[str], list
     return changes, [f"{name} was {was[name]} and is {now.get(name)}" for name in was if now.get(name) != was[name]]
 
 
-def _compare(folder: Path, new: Path, old: Mapping[str, Any], changed: bool) -> int:
+def _compare(folder: Path, new: Path, old: JsonObject, changed: bool) -> int:
     """Print whether the weights are equal; return exit code 1 if they differ although nothing had changed."""
     first, second = ({file.name: fingerprint(file) for file in f.glob("*.safetensors")} for f in (folder, new))
     if old.get("status") != "finished" or "exported_from" in old or not first:

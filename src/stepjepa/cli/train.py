@@ -6,8 +6,9 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
+from stepjepa.base.json_object import JsonObject
 from stepjepa.base.processes import is_main_process
 from stepjepa.base.terminal import print_rows
 from stepjepa.cli.commands import Command
@@ -63,7 +64,7 @@ def parse_run(parser: Parser, given: Sequence[str]) -> argparse.Namespace:
     return args
 
 
-def train(args: argparse.Namespace) -> Any:
+def train(args: argparse.Namespace) -> JsonObject | int:
     """Train, and print the outcome of the run, its folder and the next command."""
     from stepjepa.running.data import read_data
     from stepjepa.running.estimate import dry_run
@@ -139,7 +140,7 @@ def parse_estimate(parser: Parser, given: Sequence[str]) -> argparse.Namespace:
     return args
 
 
-def estimate(args: argparse.Namespace) -> dict[str, Any]:
+def estimate(args: argparse.Namespace) -> JsonObject:
     """Print what ``train --dry_run`` does, and time and memory on other devices."""
     from stepjepa.running.data import read_data
     from stepjepa.running.estimate import GIB, dry_run

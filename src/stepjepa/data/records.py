@@ -52,7 +52,7 @@ class Record:
     dropped: int = 0  # messages that stood behind the last trained answer
 
     @property
-    def chat(self) -> tuple[Any, ...]:
+    def chat(self) -> tuple[object, ...]:
         """All that a template renders: messages, tools and variables. Records of equal chats have equal texts."""
         return self.messages, self.tools, self.chat_template_kwargs
 

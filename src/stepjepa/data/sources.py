@@ -147,10 +147,10 @@ def _read_json(path: Path, wrong: Wrong) -> Rows:
             wrong(UserError(told, path=path), number)
 
 
-def _json_values(path: Path) -> list[tuple[int, Any]]:
+def _json_values(path: Path) -> list[tuple[int, object]]:
     """The values of a file of JSON behind one another, each with its first line; none where it is not JSON."""
     text, end, line = read_text(path), 0, 1
-    values = list[tuple[int, Any]]()
+    values = list[tuple[int, object]]()
     decoder, blank = json.JSONDecoder(), re.compile(r"\s*")
     try:
         while (start := end + len(blank.match(text, end)[0])) < len(text):  # type: ignore[index]  # always matches
@@ -204,7 +204,7 @@ def _by_columns(value: JsonObject, kind: type) -> bool:
     return all(len(part) == len(parts[0]) and not any(isinstance(each, dict) for each in part) for part in parts)
 
 
-def _rows_of(value: object, path: Path) -> list[Any]:
+def _rows_of(value: object, path: Path) -> list[object]:
     """The rows of a file that is one JSON value; UserError for an object with several lists, or a table of pandas."""
     if not isinstance(value, dict) or not _is_wrapped(value):
         return value if isinstance(value, list) else [value]

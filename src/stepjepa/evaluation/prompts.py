@@ -1,8 +1,10 @@
 """Tokenised evaluation inputs: prompt, right answer and continuations of each record."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from stepjepa.base.errors import UserError
 from stepjepa.chat.template import ChatTemplate, PlainTemplate
@@ -10,6 +12,9 @@ from stepjepa.chat.tokens import Spans, TextTokenizer
 from stepjepa.data.records import Record
 from stepjepa.models.sampling import Span
 from stepjepa.tasks.base import Continuation, record_error
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Template = ChatTemplate | PlainTemplate
 
@@ -34,7 +39,7 @@ def _span(texts: TextTokenizer, text: str, contents: Spans, start: int, end: int
 
 def make_examples(
     records: Iterable[tuple[int, Record]],
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerBase,
     template: Template,
     continuations: Callable[[Record], Sequence[Continuation]] = lambda record: (),
 ) -> list[Example]:

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stepjepa.base.errors import UserError, visible
+from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import PALETTE
 from stepjepa.batch.collate import Collator
 from stepjepa.batch.dataset import count_tokens
@@ -84,9 +85,9 @@ class Inspection:
     branches: list[BranchInfo]  # in the order of their tokens
     sequences: list[SequenceInfo]  # in the order of their records
     # Of each record: 'line'; 'steps', each with 'name' and 'text'; 'pairs' of views; 'main_tokens' as trained on.
-    records: list[dict[str, Any]]
+    records: list[JsonObject]
     # Of the whole file: 'lines'; 'counts', see tokenize.COUNTS; 'tokens', see dataset.Prepared.
-    file: dict[str, Any]
+    file: JsonObject
     template: dict[str, str]  # what was derived from the chat template
 
 
@@ -108,7 +109,7 @@ def inspect_records(
     tokenized = made.tokenize_each(records)
     collator = Collator.of(config, made.predictors.tolist())
     parts: list[list[TokenSequence]] = []
-    infos: list[dict[str, Any]] = []
+    infos: list[JsonObject] = []
     for record, found in zip(records[index : index + count], tokenized[index:], strict=False):
         if found is None:
             remedy = "training leaves it out; raise --max_length, or pass --over_length truncate"

@@ -1,9 +1,11 @@
 """Checks of fast paths against slow, obvious ones, on the model, tokenizer and records that training would use."""
 
+from __future__ import annotations
+
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -11,6 +13,7 @@ import torch.nn.functional as F
 from accelerate.utils import send_to_device
 from torch import Tensor, nn
 
+from stepjepa.base.json_object import JsonObject
 from stepjepa.batch.layouts import LAYOUTS
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.batch.sequences import SampledRecord, TokenSequence
@@ -21,6 +24,9 @@ from stepjepa.models.encode import encode, flat_states
 from stepjepa.objectives.jepa import Jepa
 from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.objectives.text import LMLoss
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 # A whole float32 forward pass in another order of additions: relative to the largest number compared.
 TOLERANCE = 1e-4
@@ -36,11 +42,11 @@ def _require(condition: bool, message: str) -> None:
 class Subject:
     """What is verified."""
 
-    model: Any  # float32, in evaluation mode, with predictor tokens
-    tokenizer: Any  # with predictor tokens
+    model: PreTrainedModel  # float32, in evaluation mode, with predictor tokens
+    tokenizer: PreTrainedTokenizerBase  # with predictor tokens
     config: JepaConfig
     records: Sequence[Record]
-    lora: Callable[[Any], nn.Module] | None = None  # adds adapters to a copy for the optimisation step; None: no LoRA
+    lora: Callable[[PreTrainedModel], nn.Module] | None = None  # adds adapters; None: no LoRA
 
     def __post_init__(self) -> None:
         config, device = replace(self.config, over_length="truncate"), self.model.device
@@ -140,7 +146,7 @@ def _plain_states(subject: Subject, sequence: TokenSequence, layer: int) -> tupl
     found = torch.full(shape, torch.nan, device=device)
     for first in start.unique().tolist():
         end = first + int((start[first:] == first).long().cumprod(0).sum())
-        given: dict[str, Any] = {"position_ids": torch.arange(first, end, device=device)[None]} if first else {}
+        given: dict[str, Tensor] = {"position_ids": torch.arange(first, end, device=device)[None]} if first else {}
         output = decoder(input_ids=ids[None, first:end], use_cache=False, output_hidden_states=layer != -1, **given)
         found[:, first:end] = torch.stack([flat_states(output, -1), flat_states(output, layer)])
     return found[0], found[1]
@@ -165,7 +171,7 @@ def check_lm_loss(subject: Subject) -> str:
 
 def check_step(subject: Subject) -> str:
     """Two optimisation steps move the predictor rows and all that should move, and nothing else."""
-    model: Any = copy.deepcopy(subject.model)
+    model: PreTrainedModel = copy.deepcopy(subject.model)
     model = subject.lora(model) if subject.lora is not None else model
     config = replace(subject.config, lbd=max(subject.config.lbd, 0.1))
     objective = Jepa(model, subject.tokenizer, config, device=subject.model.device, processes=1, rows=False).objective
@@ -203,7 +209,7 @@ CHECKS: tuple[tuple[str, Callable[[Subject], str]], ...] = (
 )
 
 
-def verify(subject: Subject) -> Iterator[dict[str, Any]]:
+def verify(subject: Subject) -> Iterator[JsonObject]:
     """Run all checks, one result each as it comes: ``name``, ``passed``, and ``detail``, what was compared."""
     for name, check in CHECKS:
         try:

@@ -1,8 +1,10 @@
 """Embedding and head rows of new tokens: use spare rows, train rows with an adapter."""
 
+from __future__ import annotations
+
 from collections.abc import Collection, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import torch
@@ -10,23 +12,26 @@ from torch import nn
 
 from stepjepa.chat.tokens import add_plain_tokens, add_predictor_tokens, all_predictor_ids
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
 # Model -> tokens whose rows it lacked when it was loaded.
 _added: WeakKeyDictionary[nn.Module, set[int]] = WeakKeyDictionary()
 
 
-def rows_of(tokenizer: Any) -> int:
+def rows_of(tokenizer: PreTrainedTokenizerBase) -> int:
     """Number of embedding rows that a tokenizer needs; more than it has tokens where its ids have gaps."""
     return max(len(tokenizer), 1 + max(tokenizer.get_vocab().values()))
 
 
-def give_rows(model: Any, tokenizer: Any, seed: int = 42) -> int:
+def give_rows(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, seed: int = 42) -> int:
     """Add the rows that a model lacks for the tokens of its tokenizer, as :func:`give_predictors`; returns how many."""
     lacking = rows_of(tokenizer) - len(model.get_input_embeddings().weight)
     _fill_rows(model, tokenizer, [], seed)
     return max(lacking, 0)
 
 
-def give_plain_tokens(model: Any, tokenizer: Any, seed: int = 42) -> list[int]:
+def give_plain_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, seed: int = 42) -> list[int]:
     """Add the plain format's tokens to a tokenizer and rows for them to a model, and stop generation at ``<|eot_id|>``.
 
     Rows are as in :func:`give_predictors`. Returns the ids of ``<|perception|>`` and ``<|eot_id|>``.
@@ -37,7 +42,7 @@ def give_plain_tokens(model: Any, tokenizer: Any, seed: int = 42) -> list[int]:
     return ids
 
 
-def give_predictors(model: Any, tokenizer: Any, count: int, seed: int = 42) -> None:
+def give_predictors(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, count: int, seed: int = 42) -> None:
     """Add ``<|predictor_1|>`` .. ``<|predictor_count|>`` to a tokenizer and rows for them to a model.
 
     The embedding is enlarged only if its rows beyond the tokenizer do not suffice. New rows, and spare ones that can't
@@ -50,12 +55,12 @@ def give_predictors(model: Any, tokenizer: Any, count: int, seed: int = 42) -> N
     _fill_rows(model, tokenizer, [index for index in ids if index not in known], seed)
 
 
-def _is_wrapped(part: Any) -> bool:
+def _is_wrapped(part: object) -> bool:
     """Whether a layer is that of an adapter (``modules_to_save``, LoRA on the embedding, trained rows)."""
     return type(part).__module__.startswith("peft.")
 
 
-def grow(model: Any, rows: int) -> bool:
+def grow(model: PreTrainedModel, rows: int) -> bool:
     """Enlarge the embedding if needed (True if so); new rows of a separate head are the mean of the others.
 
     ValueError if an adapter wraps the embedding or the head, which then can't be enlarged.
@@ -78,7 +83,7 @@ def grow(model: Any, rows: int) -> bool:
 
 
 @torch.no_grad()
-def _fill_rows(model: Any, tokenizer: Any, new: Collection[int], seed: int) -> None:
+def _fill_rows(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, new: Collection[int], seed: int) -> None:
     """Rows for new tokens: spare rows that differ are kept; else rows are drawn from the distribution of the others."""
     rows = rows_of(tokenizer)
     new = sorted({*new, *range(len(model.get_input_embeddings().weight), rows)})
@@ -96,7 +101,7 @@ def _fill_rows(model: Any, tokenizer: Any, new: Collection[int], seed: int) -> N
         weight[new] = (mean + spread * noise).to(weight.dtype)
 
 
-def add_ends(model: Any, ends: Sequence[int]) -> None:
+def add_ends(model: PreTrainedModel, ends: Sequence[int]) -> None:
     """Add tokens at which a model's generation stops to its generation configuration, in place."""
     known = model.generation_config.eos_token_id
     every = [*known] if isinstance(known, list) else [] if known is None else [known]
@@ -104,23 +109,23 @@ def add_ends(model: Any, ends: Sequence[int]) -> None:
     model.generation_config.eos_token_id = every[0] if len(every) == 1 else every
 
 
-def added_rows(model: Any) -> list[int]:
+def added_rows(model: PreTrainedModel) -> list[int]:
     """Tokens whose rows a model lacked when it was loaded."""
     return sorted(_added.get(model, ()))
 
 
-def adapter_ids(model: Any, tokenizer: Any, *, plain: bool) -> list[int]:
+def adapter_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, plain: bool) -> list[int]:
     """Tokens whose rows an adapter must train and save: predictors, the plain format's, all that its base lacked."""
     own = add_plain_tokens(tokenizer) if plain else ()
     return sorted({*all_predictor_ids(tokenizer), *own, *added_rows(model)})
 
 
-def keep_rows_alone(model: Any) -> None:
+def keep_rows_alone(model: PreTrainedModel) -> None:
     """Make a PEFT model save its trained rows only; PEFT saves the whole embedding when it was resized."""
     model.save_pretrained = partial(model.save_pretrained, save_embedding_layers=False)
 
 
-def train_rows(model: Any, ids: Sequence[int]) -> None:
+def train_rows(model: PreTrainedModel, ids: Sequence[int]) -> None:
     """Make the active adapter of a PEFT model train and save the embedding rows of some tokens that the model has.
 
     ValueError if this type of adapter can't train rows, or trains other rows already.

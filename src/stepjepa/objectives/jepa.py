@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from stepjepa.base.errors import UserError, naming_batch_size
+from stepjepa.base.json_object import JsonObject
 from stepjepa.base.processes import is_main_process
 from stepjepa.batch.collate import Collator, Encoding
 from stepjepa.batch.layouts import LAYOUTS
@@ -45,13 +46,15 @@ from stepjepa.store.record import RunRecord, read_record, record_of, versions, w
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Chat = str | Sequence[Message]
 """What a model is asked: a text, or the messages of a chat up to the turn that it is to say."""
 
 
-def set_up(model: Any, tokenizer: Any, config: JepaConfig, seed: int = 42) -> tuple[Encoding, str]:
+def set_up(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: JepaConfig, seed: int = 42
+) -> tuple[Encoding, str]:
     """Prepare a causal language model, or a PEFT wrapper of one, and its tokenizer for an objective, in place.
 
     Adds the tokens that they lack, with rows drawn by the seed; has generation stop at the end of a turn and never
@@ -78,7 +81,7 @@ def set_up(model: Any, tokenizer: Any, config: JepaConfig, seed: int = 42) -> tu
     return chosen
 
 
-def set_up_attention(model: Any, config: JepaConfig) -> tuple[Encoding, str]:
+def set_up_attention(model: PreTrainedModel, config: JepaConfig) -> tuple[Encoding, str]:
     """The part of :func:`set_up` that reads no weights, so that it also works for a model on the meta device.
 
     The model must have rows for all tokens of the objective.
@@ -227,7 +230,7 @@ class Jepa:
             prompt_labels="prompt_loss" in self.objective.terms,
         )
 
-    def collate(self, records: Iterable[Record | dict[str, Any]], *, views: bool = True) -> Batch:
+    def collate(self, records: Iterable[Record | JsonObject], *, views: bool = True) -> Batch:
         """The batch of some records, or dicts with ``messages``; fit for ``DataLoader(..., collate_fn=...)``.
 
         ``views=False`` leaves out all that is run for pairs of views, as in regular training.
@@ -314,7 +317,7 @@ class Jepa:
 
     def embed(
         self,
-        records: Iterable[Record | dict[str, Any]],
+        records: Iterable[Record | JsonObject],
         side: Kind = "source",
         *,
         batch_size: int = 16,
@@ -343,7 +346,7 @@ class Jepa:
         tokenized = RecordTokenizer(self.tokenizer, config).tokenize_each(parsed)
         return self._reader(config, batch_size).side(parsed, tokenized, side)
 
-    def embed_pairs(self, records: Iterable[Record | dict[str, Any]], *, batch_size: int = 16) -> ViewEmbeddings:
+    def embed_pairs(self, records: Iterable[Record | JsonObject], *, batch_size: int = 16) -> ViewEmbeddings:
         """Embed both views of all pairs of some records; those without a pair, or over length, have none.
 
         UserError if no record has a pair.

@@ -1,12 +1,17 @@
 """How the records of a run are packed into rows: row lengths by device and attention, and the collator."""
 
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from stepjepa.batch.collate import Collator, Encoding, Packing
 from stepjepa.chat.tokens import predictor_ids
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.models.architecture import base_model
 from stepjepa.models.attention import uses_flex
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 # Default tokens per row: under a dense mask the cost of attention grows with the square of a row's length.
 CPU_ROW, DENSE_ROW, FLEX_ROW = 1024, 2048, 8192
@@ -15,7 +20,7 @@ CPU_ROW, DENSE_ROW, FLEX_ROW = 1024, 2048, 8192
 CPU_ATTENTION = 2.8
 
 
-def packing(model: Any, config: JepaConfig, device_type: str, processes: int = 1) -> Packing:
+def packing(model: PreTrainedModel, config: JepaConfig, device_type: str, processes: int = 1) -> Packing:
     """How the sequences of a micro-batch are packed for a model after ``jepa.set_up``: arguments of ``Collator``."""
     base = base_model(model)
     decoder, on_cpu = base.config.get_text_config(), device_type == "cpu"
@@ -29,8 +34,8 @@ def packing(model: Any, config: JepaConfig, device_type: str, processes: int = 1
 
 
 def make_collator(
-    model: Any,
-    tokenizer: Any,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
     config: JepaConfig,
     *,
     encoding: Encoding,

@@ -1,8 +1,10 @@
 """Read the embeddings of views off a model, from the sequences that training runs."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -11,6 +13,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from stepjepa.base.errors import UserError, naming_batch_size
+from stepjepa.base.json_object import JsonObject
 from stepjepa.batch.collate import Collator, Encoding, Packing
 from stepjepa.batch.sequences import Kind, SampledRecord, TokenizedRecord, TokenSequence
 from stepjepa.config.jepa import JepaConfig
@@ -20,6 +23,9 @@ from stepjepa.models.architecture import base_model, evaluating
 from stepjepa.models.encode import encode
 from stepjepa.models.encoded import Encoded, pool_readouts
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 SIDES: tuple[Kind, ...] = ("source", "target")
 """The two views of a pair: the source predicts the target."""
 
@@ -28,7 +34,7 @@ _TEXT = ("step_separator", "max_length", "labels")
 _READOUT = ("layout", "predictors", "pairs", "front_pred", "reverse_pred", "last_token", "pair_distance", "pooling")
 
 
-def reading_config(trained: dict[str, Any] | None, views: str) -> JepaConfig:
+def reading_config(trained: JsonObject | None, views: str) -> JepaConfig:
     """The settings by which the views of a model are read, whose records without a usable pair are skipped.
 
     A model trained on these views is read where it was trained to be read; any other, ``regular`` runs among them, at
@@ -38,7 +44,7 @@ def reading_config(trained: dict[str, Any] | None, views: str) -> JepaConfig:
         trained: the ``JepaConfig`` of training as a dict, see ``store.record.trained_objective``; None if not known.
         views: ``llm-jepa`` or ``step-jepa``.
     """
-    settings: dict[str, Any] = {"over_length": "skip", "mode": views, "predictors": 0}
+    settings: JsonObject = {"over_length": "skip", "mode": views, "predictors": 0}
     if trained is not None:
         names = [*_TEXT, *_READOUT, "jepa_layer"] if trained["mode"] == views else [*_TEXT]
         # Runs of earlier versions do not record all of them.
@@ -79,7 +85,7 @@ class ViewReader:
     A predictor head is not applied: it is no part of the encoder, and inference never needs it.
     """
 
-    model: Any
+    model: PreTrainedModel
     config: JepaConfig  # by which the records are tokenised, from :func:`reading_config`
     predictors: Sequence[int]  # [K] ids of the predictor tokens
     encoding: Encoding

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stepjepa.base.errors import UserError
+from stepjepa.base.json_object import JsonObject
 from stepjepa.config.option import load_class
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ def term(name: str, label: str | None = None) -> Callable[[type[AnyTerm]], type[
     return register
 
 
-def load_term(address: str, settings: Mapping[str, Any]) -> Term:
+def load_term(address: str, settings: JsonObject) -> Term:
     """Make a term of a user's class ``module:Class`` with these fields (``--term``, ``--term_args``)."""
     kind = load_class("--term", address, Term)  # type: ignore[type-abstract]  # it refuses abstract classes
     if not hasattr(kind, "name"):

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.json_object import JsonObject
@@ -56,11 +56,11 @@ class _AskedRow(JsonObject):
         super().__init__(row)
         self.asked: set[str] = set()
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> object:
         self.asked.add(name)
         return super().__getitem__(name)
 
-    def get(self, name: str, default: Any = None) -> Any:
+    def get(self, name: str, default: object = None) -> object:
         """The value of a column, or the default."""
         self.asked.add(name)
         return super().get(name, default)
@@ -99,7 +99,7 @@ def convert_rows(
     return found[:limit], counts
 
 
-def convert_chat(row: Row, **about: Any) -> JsonObject:
+def convert_chat(row: Row, **about: str | None) -> JsonObject:
     """Convert a row with a chat in any of its forms, see :func:`stepjepa.data.columns.read_chat`, to a record."""
     plain = dict(row)
     refuse_media(plain)

@@ -26,7 +26,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from accelerate.utils.deepspeed import HfDeepSpeedConfig
@@ -56,6 +56,9 @@ from stepjepa.training.checks import (
 )
 from stepjepa.training.flops import FlopModel, Shape
 from stepjepa.training.plan import Plan, equal_compute
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 GIB = 2**30
 
@@ -245,7 +248,7 @@ def describe(found: JsonObject) -> list[tuple[str, str]]:
     ]
 
 
-def _empty_model(run: RunConfig, records: Sequence[Record]) -> tuple[Any, Any]:
+def _empty_model(run: RunConfig, records: Sequence[Record]) -> tuple[nn.Module, PreTrainedTokenizerBase]:
     """What ``load_model`` and ``add_lora`` give, on the meta device, with its real tokenizer."""
     name, config, lora = str(run.model_name), run.jepa, run.lora
     trust: dict[str, Any] = {"trust_remote_code": run.trust_remote_code}
@@ -275,7 +278,7 @@ class Sharding(NamedTuple):
     master: str = ""
 
     @classmethod
-    def of(cls, args: TrainingArguments, deepspeed: Any, processes: int) -> Sharding | None:
+    def of(cls, args: TrainingArguments, deepspeed: str | JsonObject | None, processes: int) -> Sharding | None:
         """What the arguments configure, and ``deepspeed``, a file or a JSON object; None for no sharding."""
         mixed = args.bf16 or args.fp16
         if deepspeed is not None:

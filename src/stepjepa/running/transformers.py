@@ -2,7 +2,6 @@
 
 import importlib.util
 import sys
-from typing import Any
 
 import torch
 from transformers import TrainingArguments
@@ -14,13 +13,13 @@ from stepjepa.store.hub import refuse_offline
 from stepjepa.training.checks import launched_together, refuse_contradictions
 
 
-def training_arguments(run: RunConfig, has_eval: bool, **more: Any) -> TrainingArguments:
+def training_arguments(run: RunConfig, has_eval: bool, **more: object) -> TrainingArguments:
     """Return the Trainer's arguments of a run; ``more`` replaces some of them.
 
     Raises:
         UserError: transformers refuses them, or :func:`refuse_contradictions` does.
     """
-    values: dict[str, Any] = {
+    values: dict[str, object] = {
         "output_dir": run.output_dir,
         "per_device_train_batch_size": run.batch_size,
         "gradient_accumulation_steps": run.grad_accum,

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import existing_file, read_text, read_yaml
@@ -89,7 +88,7 @@ def read_grid(path: str | os.PathLike[str], seeds: Sequence[int] | None = None) 
         own.setdefault(BASELINE, {"regular": True})
     if not isinstance(baseline, str) or baseline not in own:
         raise _error(source, f"there is no arm '{baseline}'; name one of {', '.join(own)}", "baseline")
-    numbers: Any = values.get("seeds", SEEDS) if seeds is None else seeds
+    numbers = values.get("seeds", SEEDS) if seeds is None else seeds
     whole = isinstance(numbers, list | tuple) and all(type(each) is int and each >= 0 for each in numbers)
     if not whole or not numbers or len(set(numbers)) < len(numbers):
         told = f"expected different whole numbers, 0 or more, got {json.dumps(numbers, default=str)}"
@@ -98,7 +97,7 @@ def read_grid(path: str | os.PathLike[str], seeds: Sequence[int] | None = None) 
     return Grid(source, **shared, arms={baseline: {}, **own}, seeds=tuple(numbers), baseline=baseline)
 
 
-def _flags(source: Path, command: str, values: Any, *keys: str) -> Flags:
+def _flags(source: Path, command: str, values: object, *keys: str) -> Flags:
     """Flags by their names with underscores."""
     if values is not None and not isinstance(values, dict):
         raise _error(source, f"holds a {type(values).__name__}; expected 'flag: value' lines", *keys)

@@ -1,5 +1,7 @@
 """Trials as jobs of a SLURM cluster, through submitit: each job trains and evaluates one, and the sweep watches."""
 
+from __future__ import annotations
+
 import json
 import os
 import shlex
@@ -7,13 +9,17 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from stepjepa.base.errors import UserError, one_line
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.signals import Interruptions
 from stepjepa.study.grid import Trial
 from stepjepa.study.sweep import BEGUN, FAILED, FINISHED, Local, SweepFolder
+
+if TYPE_CHECKING:
+    from submitit import Job
+    from submitit.helpers import DelayedSubmission
 
 CLUSTER = "STEPJEPA_SUBMITIT_CLUSTER"
 """Environment variable that names another of submitit's executors than ``slurm``: the tests set ``local``, which runs
@@ -35,7 +41,7 @@ def read_options(arguments: Sequence[str]) -> JsonObject:
         from submitit import AutoExecutor
     except ImportError:
         raise UserError("--engine slurm needs submitit, which is not installed; pip install submitit") from None
-    options: dict[str, Any] = {}
+    options: JsonObject = {}
     for argument in arguments:
         key, equals, text = argument.partition("=")
         name = key.replace("-", "_").removeprefix("slurm_")
@@ -76,7 +82,7 @@ class TrialJob:
         if asked.count:
             raise SystemExit(128 + asked.first)
 
-    def checkpoint(self) -> Any:
+    def checkpoint(self) -> DelayedSubmission:
         """Called by submitit when the time is nearly up; the training resumes from its last checkpoint."""
         from submitit.helpers import DelayedSubmission
 
@@ -97,7 +103,7 @@ class Slurm:
 
         # No arm has a name that begins like that.
         self._folder, self._files = folder, folder.path / "_slurm"
-        self._watched: dict[Trial, Any] = {}
+        self._watched: dict[Trial, Job[None]] = {}
         cluster = os.environ.get(CLUSTER, "slurm")
         given = {"name": "stepjepa", **options, **({} if jobs is None else {"slurm_array_parallelism": jobs})}
         # As LAUNCHER: no file in the folder that jobs start in takes the place of a module.

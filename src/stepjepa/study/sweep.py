@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Protocol
 
 from stepjepa.base.errors import UserError, visible
 from stepjepa.base.files import atomic_write, json_at, locked, write_json
@@ -111,7 +111,7 @@ class SweepFolder:
 
     def _trained_settings(self, record: Mapping[str, object], run: Path) -> JsonObject | None:
         """Return the settings that a trial was begun with; None for one of 0.2.0 that has trained nothing."""
-        recorded: Any = record.get("train")
+        recorded = record.get("train")
         if not isinstance(recorded, list):
             return recorded if isinstance(recorded, dict) else {}
         return self.read_arguments(recorded, run) if (run / RUN_FILE).is_file() else None
@@ -141,7 +141,7 @@ class SweepFolder:
         return visible(said[-1][:300]) if said else "no output"
 
 
-def _by_flag(arguments: Any) -> set[str]:
+def _by_flag(arguments: object) -> set[str]:
     """Return each flag with its values; the order of the flags has no meaning."""
     words = map(str, arguments) if isinstance(arguments, list | tuple) else ()
     return {f"--{flag}" for flag in f" {' '.join(words)}".split(" --")[1:]}

@@ -4,7 +4,6 @@ import ast
 import re
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.json_object import JsonObject
@@ -16,7 +15,7 @@ class Unusable(ValueError):  # noqa: N818  # a verdict on a row, not a mishap
     """A row that no record can be made of; the message is the reason, the same for like rows."""
 
 
-def chat_record(system: str, user: str, assistant: str, **extra: Any) -> JsonObject:
+def chat_record(system: str, user: str, assistant: str, **extra: object) -> JsonObject:
     """A training record of three messages, and perhaps other fields."""
     contents = {"system": system, "user": user, "assistant": assistant}
     return {"messages": [{"role": role, "content": content} for role, content in contents.items()], **extra}
@@ -44,7 +43,7 @@ def as_label(value: object) -> str:
     return re.sub(r"\.0+$", "", str(value).strip())
 
 
-def as_list(value: object) -> list[Any] | None:
+def as_list(value: object) -> list[object] | None:
     """A list, or text of one as Python or JSON writes it (``['a', "b"]``); None for anything else."""
     if isinstance(value, str):
         try:
@@ -86,7 +85,7 @@ def convert_paraphrases(row: Mapping[str, object]) -> list[JsonObject]:
     ]
 
 
-def _sentences(row: Mapping[str, object]) -> list[Any]:
+def _sentences(row: Mapping[str, object]) -> list[object]:
     for name in _LISTS:
         if name in row:
             listed = as_list(row[name])

@@ -14,11 +14,11 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from itertools import count, islice, product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from stepjepa.tasks.sql_order import with_last_term
 
-Row = tuple[Any, ...]
+Row = tuple[object, ...]
 
 MOST_ROWS = 500_000
 RANK = "stepjepa_rank"
@@ -137,7 +137,7 @@ def compare(gold: Table, found: Table, *, ordered: bool) -> tuple[bool, bool]:
     order of their terms; NULL equals only NULL, and a number is never text.
     """
 
-    def settle(value: object) -> Any:
+    def settle(value: object) -> object:
         return float(f"{value:.12g}") if isinstance(value, float) and not value.is_integer() else value
 
     first, second = ([tuple(map(settle, row)) for row in table.rows] for table in (gold, found))

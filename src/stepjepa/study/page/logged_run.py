@@ -26,7 +26,7 @@ class Run(RunFolder):
 
     def get(self, *path: str) -> Any:
         """The value at a path in ``run.json``, or None."""
-        value: Any = self.run
+        value: object = self.run
         for key in path:
             value = value.get(key) if isinstance(value, dict) else None
         return value
