@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd  # type: ignore[import-untyped]  # comes with datasets
+import pandas as pd
 from shown import command, new_folder, parser
 
 ARMS = {

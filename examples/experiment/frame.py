@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import pandas as pd  # type: ignore[import-untyped]  # comes with datasets
+import pandas as pd
 from run_figures import Figures, read_figures
 from splits import read_splits
 from untouched import read_weights

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pandas as pd  # type: ignore[import-untyped]  # comes with datasets
+import pandas as pd
 from frame import BASELINE, REFERENCE, is_plain, runs, searched
 from matplotlib.figure import Figure
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pandas as pd  # type: ignore[import-untyped]  # comes with datasets
+import pandas as pd
 import pictures
 from collect import FIGURES
 from embeddings import KEPT

@@ -33,6 +33,7 @@ _NAMES = {
     "training.trainer": "JepaTrainer",
     "evaluation.run": "Scores evaluate",
     "running.run": "Run run",
+    "study.comparison": "compare",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 _RENAMED = {"Sequence": "TokenSequence", "Tube": "SemanticTube"}
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
     from stepjepa.objectives.term import Context, Term, term
     from stepjepa.objectives.text import LMLoss, PromptLoss, SemanticTube
     from stepjepa.running.run import Run, run
+    from stepjepa.study.comparison import compare
     from stepjepa.training.trainer import JepaTrainer
 
 

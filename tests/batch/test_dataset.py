@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import pickle
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from stepjepa.batch.layouts import LAYOUTS, Layout
 from stepjepa.batch.prepare import prepare
 from stepjepa.batch.sequences import TokenizedRecord
 from stepjepa.batch.tokenize import RecordTokenizer
+from stepjepa.chat.tokens import all_predictor_ids
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record
 
@@ -190,3 +192,48 @@ def test_only_the_main_process_writes_and_where_it_can(
     monkeypatch.setenv("RANK", "1")
     assert len(prepare(dicts(), trained_tokenizer, STEPS, cache_dir=tmp_path / "cache").dataset) == 3
     assert not (tmp_path / "cache").exists()
+
+
+# -- fingerprints ------------------------------------------------------------------------------------------------------
+
+
+def fingerprints(tokenizer: Any, config: JepaConfig, records: list[Record] | None = None) -> tuple[str, str]:
+    return prepare(records or tiny.records(), tokenizer, config).dataset.fingerprints()
+
+
+def test_views_are_in_the_fingerprint_of_the_records_and_not_in_that_of_the_texts(trained_tokenizer: Any) -> None:
+    configs = [JepaConfig(mode="regular"), JepaConfig(), STEPS, replace(STEPS, layout="inplace", pairs="all")]
+    found = [fingerprints(trained_tokenizer, config) for config in configs]
+    assert len({records for records, _ in found}) == len(configs)
+    assert len({texts for _, texts in found}) == 1
+
+
+def test_what_changes_the_texts_changes_both_fingerprints(trained_tokenizer: Any) -> None:
+    regular, records = JepaConfig(mode="regular"), tiny.records()
+    before = fingerprints(trained_tokenizer, regular)
+    other, other_words = copy.deepcopy(trained_tokenizer), tiny.make_record("Add.", "A colour", "Red")
+    other.chat_template = other.chat_template.replace("<|im_start|>", "<|im_start|>\n")
+    changed = {
+        "order": fingerprints(trained_tokenizer, regular, records[::-1]),
+        "one less": fingerprints(trained_tokenizer, regular, records[:2]),
+        "one word": fingerprints(trained_tokenizer, regular, [*records[:2], other_words]),
+        "template": fingerprints(other, regular),
+    }
+    for name, after in changed.items():
+        assert after[0] != before[0] and after[1] != before[1], name
+    # Line numbers don't count.
+    assert fingerprints(trained_tokenizer, regular, [replace(each, line=each.line + 7) for each in records]) == before
+
+
+def test_fingerprints_equal_slow_ones_over_several_blocks(
+    trained_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(STEPS, layout="inplace", pairs="first")
+    before = fingerprints(trained_tokenizer, config)
+    monkeypatch.setattr(module, "BLOCK", 2)
+    assert fingerprints(trained_tokenizer, config) == before
+    predictors = all_predictor_ids(trained_tokenizer)
+    texts = hashlib.sha256()
+    for record in RecordTokenizer(trained_tokenizer, config).tokenize(tiny.records()):
+        texts.update(np.array([-1, *(each for each in record.ids if each not in predictors)], np.int32).tobytes())
+    assert texts.hexdigest() == before[1]

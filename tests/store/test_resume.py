@@ -1,41 +1,74 @@
-"""A run is resumed with the settings that it was begun with."""
+"""A run is resumed with the settings that it was begun with; what has changed is said and written down."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stepjepa.base.errors import UserError
-from stepjepa.store.record import Launch, Lora, Order, Results, RunRecord, Source, Training, write_record
-from stepjepa.store.resume import FinishedError, earlier_launches
-
-RECORD = RunRecord(
-    status="interrupted",
-    model="preset:tiny",
-    jepa={"mode": "regular", "lbd": 0.5},
-    lora=Lora(rank=7),
-    loaded={"dtype": "float32"},
-    data={"train": Source(file="train.jsonl", sha256="d" * 64)},
-    order=Order(seed=3, records_per_micro_step=4),
-    training=Training(num_train_epochs=3, max_steps=-1),
-    launches=[Launch(seconds=1.0, to_step=5)],
+from stepjepa.store.record import (
+    Change,
+    Fingerprints,
+    Launch,
+    Lora,
+    Order,
+    Results,
+    RunRecord,
+    Source,
+    Training,
+    read_record,
+    write_record,
 )
+from stepjepa.store.resume import FinishedError, launch_settings, resumed_launches
+
+TRAINING = {"learning_rate": 2e-5, "optim": "adamw_torch", "lr_scheduler_type": "linear", "weight_decay": 0.0}
+TRAINING |= {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "bf16": False}
+
+
+def make(**parts: Any) -> RunRecord:
+    """The record of a launch that begins; ``parts`` are fields of the record, or of ``TrainingArguments``."""
+    names = RunRecord.__dataclass_fields__
+    training = {name: parts.pop(name) for name in list(parts) if name not in names}
+    length = {name: training.pop(name) for name in ("max_steps", "num_train_epochs") if name in training}
+    record = RunRecord(
+        **{
+            "status": "interrupted",
+            "model": "preset:tiny",
+            "jepa": {"mode": "regular", "lbd": 0.5},
+            "lora": Lora(rank=7),
+            "loaded": {"dtype": "float32"},
+            "data": {"train": Source(file="train.jsonl", sha256="d" * 64)},
+            "order": Order(seed=3, records_per_micro_step=4),
+            "training": Training(**{"num_train_epochs": 3.0, "max_steps": -1} | length, other={**TRAINING, **training}),
+            "versions": {"torch": "2.13.0"},
+            "machine": {"processes": 1, "threads": 2},
+            **parts,
+        }
+    )
+    launch = Launch(settings=launch_settings(record), versions=record.versions, machine=record.machine)
+    return replace(record, launches=[launch])
+
+
+def resume(folder: Path, now: RunRecord, *, allow_changes: bool = False, checkpoint: str | None = None) -> Any:
+    """The changes of the launch that resumes, and the lines that are said of them."""
+    said: list[str] = []
+    checkpoint = str(folder / "checkpoint-5") if checkpoint is None else checkpoint
+    *_, launch = resumed_launches(folder, checkpoint, now, allow_changes=allow_changes, say=said.append)
+    return launch.changes, said
+
+
 OTHER = {"train": Source(file="train.jsonl", sha256="e" * 64)}
 
 
-def check(folder: Path, now: RunRecord, *, checkpoint: Path | None = None, allow_changes: bool = False) -> list[Launch]:
-    said: list[str] = []
-    launches = earlier_launches(
-        folder, None if checkpoint is None else str(checkpoint), now, allow_changes=allow_changes, say=said.append
-    )
-    return launches if not said else [*launches, Launch(to_step=len(said))]
-
-
-def test_equal_settings_are_resumed_with_the_launches_before(tmp_path: Path) -> None:
-    write_record(tmp_path, RECORD)
-    assert check(tmp_path, replace(RECORD, launches=[])) == [Launch(seconds=1.0, to_step=5)]
+def test_equal_settings_are_resumed_without_a_word(tmp_path: Path) -> None:
+    write_record(tmp_path, make())
+    assert resume(tmp_path, make()) == ([], [])
+    assert len(resumed_launches(tmp_path, "checkpoint-5", make(), allow_changes=False, say=print)) == 2
+    # Without a checkpoint it begins anew.
+    assert resumed_launches(tmp_path, None, make(), allow_changes=False, say=print) == make().launches
 
 
 @pytest.mark.parametrize(
@@ -45,29 +78,91 @@ def test_equal_settings_are_resumed_with_the_launches_before(tmp_path: Path) -> 
         ({"jepa": {"mode": "regular", "lbd": 0.25}}, "jepa, lbd"),
         ({"lora": Lora(rank=5)}, "lora, rank"),
         ({"lora": None}, "lora"),
+        ({"objective": {"object": "Objective", "sha256": "1"}}, "objective"),
         ({"loaded": {"dtype": "bfloat16"}}, "loaded, dtype"),
         ({"data": OTHER}, "data, train"),
         ({"order": Order(seed=5, records_per_micro_step=4)}, "order, seed"),
+        ({"fingerprints": Fingerprints(records="2")}, "training records as tokens"),
+        ({"fingerprints": Fingerprints(eval_records="2")}, "held-out records as tokens"),
+        ({"fingerprints": Fingerprints(weights="2")}, "weights of the base model"),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
+    ids=str,
 )
-def test_other_settings_are_refused_and_named(changed: dict[str, object], named: str, tmp_path: Path) -> None:
-    write_record(tmp_path, RECORD)
-    with pytest.raises(UserError, match=rf"begun with other settings \({named}\)"):
-        check(tmp_path, replace(RECORD, **changed))
-    assert len(check(tmp_path, replace(RECORD, **changed), allow_changes=True)) == 2
+def test_what_must_not_change_is_refused_and_named(changed: dict[str, Any], named: str, tmp_path: Path) -> None:
+    write_record(tmp_path, make(fingerprints=Fingerprints(records="1", eval_records="1", weights="1")))
+    with pytest.raises(UserError, match=rf"begun with other settings \({named}.*\); .*`allow_changes` resumes it"):
+        resume(tmp_path, make(**changed))
+    changes, said = resume(tmp_path, make(**changed), allow_changes=True)
+    assert changes and all(change.mixed for change in changes)
+    assert said == [f"resumed with another {change}" for change in changes]
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({"learning_rate": 1e-4}, [("learning_rate: 2e-05 -> 0.0001", True)]),
+        ({"optim": "sgd"}, [("optim: adamw_torch -> sgd", True)]),
+        ({"lr_scheduler_type": "cosine"}, [("lr_scheduler_type: linear -> cosine", True)]),
+        ({"weight_decay": 0.5}, [("weight_decay: 0.0 -> 0.5", True)]),
+        ({"bf16": True}, [("bf16: False -> True", True)]),
+        ({"num_train_epochs": 5.0}, [("num_train_epochs: 3.0 -> 5.0", True)]),
+        ({"gradient_accumulation_steps": 4}, [("grad_accum: 2 -> 4", False), ("records_per_step: 8 -> 16", True)]),
+        # As many records a step, on other machines.
+        (
+            {"per_device_train_batch_size": 2, "machine": {"processes": 2, "threads": 2}},
+            [("batch_size: 4 -> 2", False), ("processes (machine): 1 -> 2", False)],
+        ),
+        ({"versions": {"torch": "2.14.0"}}, [("torch (version): 2.13.0 -> 2.14.0", False)]),
+        ({"machine": {"processes": 1, "threads": 8}}, [("threads (machine): 2 -> 8", False)]),
+    ],
+    ids=str,
+)
+def test_what_may_change_is_said_and_written_down(
+    changed: dict[str, Any], expected: list[tuple[str, bool]], tmp_path: Path
+) -> None:
+    write_record(tmp_path, make())
+    changes, said = resume(tmp_path, make(**changed))
+    assert [(str(change), change.mixed) for change in changes] == expected
+    assert said == [f"resumed with another {words}" for words, _ in expected]
+    # It is compared with the last launch, of which the record has the settings.
+    both = resumed_launches(tmp_path, "checkpoint-5", make(**changed), allow_changes=False, say=print)
+    write_record(tmp_path, replace(make(**changed), launches=both))
+    assert read_record(tmp_path).launches == both
+    assert resume(tmp_path, make(**changed)) == ([], [])
+
+
+def test_a_longer_run_under_a_constant_rate_is_what_it_would_have_been(tmp_path: Path) -> None:
+    write_record(tmp_path, make(lr_scheduler_type="constant", max_steps=5))
+    (change,) = resume(tmp_path, make(lr_scheduler_type="constant", max_steps=7))[0]
+    assert (str(change), change.mixed) == ("max_steps: 5 -> 7", False)
+    rising = {"mode": "llm-jepa", "lbd": 0.5, "lbd_schedule": "warmup"}
+    write_record(tmp_path, make(lr_scheduler_type="constant", max_steps=5, jepa=rising))
+    (change,) = resume(tmp_path, make(lr_scheduler_type="constant", max_steps=7, jepa=rising))[0]
+    assert change.mixed
+
+
+def test_a_record_of_an_earlier_version_is_compared_by_its_settings(tmp_path: Path) -> None:
+    """Its launches have steps and seconds alone, and it has no fingerprints."""
+    old = replace(make(), launches=[Launch(seconds=1.0, to_step=5)])
+    write_record(tmp_path, old)
+    now = make(learning_rate=1e-4, fingerprints=Fingerprints(records="1", weights="1"))
+    assert [str(change) for change in resume(tmp_path, now)[0]] == ["learning_rate: 2e-05 -> 0.0001"]
 
 
 def test_the_checkpoint_of_another_run_is_of_the_same_settings(tmp_path: Path) -> None:
-    run, new = tmp_path / "run", tmp_path / "new"
-    write_record(run, RECORD)
-    assert check(new, RECORD, checkpoint=run / "checkpoint-5") == []
+    run, new, earlier = tmp_path / "run", tmp_path / "new", Change(name="optim", before="a", now="b", mixed=True)
+    first = replace(make().launches[0], changes=[earlier])
+    write_record(run, replace(make(), launches=[first]))
+    checkpoint = str(run / "checkpoint-5")
+    # Its steps are part of this run, and so are its changes.
+    assert resume(new, make(), checkpoint=checkpoint) == ([earlier], [])
     with pytest.raises(UserError, match=r"begun with other settings \(data, train\)"):
-        check(new, replace(RECORD, data=OTHER), checkpoint=run / "checkpoint-5")
+        resume(new, make(data=OTHER), checkpoint=checkpoint)
+    assert resume(new, make(), checkpoint=str(tmp_path / "unknown" / "checkpoint-5")) == ([], [])
 
 
 def test_a_finished_run_is_not_resumed_unless_it_is_longer_now(tmp_path: Path) -> None:
-    write_record(tmp_path, RECORD.finished(Results(steps=7)))
+    write_record(tmp_path, make().finished(Results(steps=7)))
     with pytest.raises(FinishedError, match="the run is finished"):
-        check(tmp_path, RECORD)
-    assert check(tmp_path, replace(RECORD, training=Training(num_train_epochs=5, max_steps=-1)))
+        resume(tmp_path, make())
+    assert resume(tmp_path, make(num_train_epochs=5.0))[0]

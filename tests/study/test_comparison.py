@@ -232,7 +232,7 @@ def test_the_baseline(runs, tmp_path):
     found = compare(runs, baseline="llm-jepa")
     assert [arm.name for arm in found.arms] == ["llm-jepa", "regular"]
     assert found.differences["regular"].measures["headline"].mean == pytest.approx(-2 / 8)
-    with pytest.raises(UserError, match="--baseline: no arm 'regulr'; choose one of regular; llm-jepa"):
+    with pytest.raises(UserError, match="`baseline`: no arm 'regulr'; choose one of regular; llm-jepa"):
         compare(runs, baseline="regulr")
     with pytest.raises(UserError, match="differ in nothing but their seeds"):
         compare(runs[:3])

@@ -150,7 +150,7 @@ def test_each_evaluation_is_compared_by_itself_or_says_why_not(arms):
     compared = compare_runs(read_runs(arms))
     assert [(name, comparison is None) for name, comparison, _ in compared] == [("dev", True), ("test", False)]
     assert "The runs are not compared: " in comparison_section(compared).html
-    with pytest.raises(UserError, match="--baseline: no arm"):
+    with pytest.raises(UserError, match="`baseline`: no arm"):
         compare_runs(read_runs(arms[1:3] + arms[4:]), baseline="other")
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from made_up_runs import make_run
 from stepjepa.base.errors import UserError
-from stepjepa.study.comparison import compare, verdict
+from stepjepa.study.comparison import compare
 from stepjepa.study.plot import check_picture, draw, picture
 from stepjepa.study.tables import FORMATS, report, report_text, tables
 
@@ -112,17 +112,17 @@ def test_arms_of_long_names_are_numbered(tmp_path):
 def test_the_verdict_by_hand(runs, groups):
     """Differences 2, 1, 3 eighths: mean 25, std 12.5; of one-tailed tests with 2 degrees of freedom."""
     # noncentrality 3.98, at which t of 2 degrees of freedom is above 2.920 in 80 %: 3.98 * 12.5 / sqrt(3)
-    assert verdict(compare(runs)) == (
+    assert compare(runs).verdict == (
         "at equal steps, better than regular in exact: llm-jepa by +25.00 points [-6.05, +56.05] over 3 seeds "
         "(one-tailed Holm p 0.0371); 3 seeds could have shown a difference of 28.7 points (in 80% of cases)"
     )
     # noncentrality 5.653, at which it is above 4.303 in 80 %: 5.653 * 12.5 / sqrt(3)
-    assert verdict(compare(runs, tails="two")) == (
+    assert compare(runs, tails="two").verdict == (
         "at equal steps, no arm is shown to be better than regular in exact; 3 seeds could have shown a difference of "
         "40.8 points (in 80% of cases)"
     )
     no = ", no arm is shown to be better than regular in exact"
-    assert verdict(compare(groups)).split("; ") == [
+    assert compare(groups).verdict.split("; ") == [
         *(f"at equal steps{no}", f"at equal FLOPs{no}", f"at neither equal steps nor FLOPs{no}"),
         "without two seeds in common with the baseline nothing can be shown over seeds",
     ]

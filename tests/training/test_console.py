@@ -59,7 +59,8 @@ def test_rows_say_what_was_chosen_and_why(tiny_tokenizer: Any, tmp_path: Path) -
 @pytest.mark.parametrize("first", [True, False])
 def test_only_the_first_process_prints(first: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     state = SimpleNamespace(global_step=2, max_steps=9, epoch=1.0, is_world_process_zero=first)
-    LogCallback().on_log(SimpleNamespace(output_dir=tmp_path), state, None, logs={"lm_loss": 3.0, "loss": 3.5})
+    callback = LogCallback(SimpleNamespace(steps_before=0))
+    callback.on_log(SimpleNamespace(output_dir=tmp_path), state, None, logs={"lm_loss": 3.0, "loss": 3.5})
     assert capsys.readouterr().out == ("step 2/9  LM loss: 3.0000, Total: 3.5000\n" if first else "")
     assert len(list(tmp_path.iterdir())) == first
 

@@ -70,7 +70,7 @@ def test_a_disk_that_is_full_costs_no_checkpoint(
     )
     assert "Traceback" not in log.read_text()
     assert sorted(path.name for path in run.iterdir()) == [
-        *("checkpoint-2", "metrics.jsonl", "run.json", "tensorboard", "trained_prompts.json"),
+        *("checkpoint-2", "metrics.jsonl", "run.json", "run.yaml", "tensorboard", "trained_prompts.json"),
     ]
     assert json.loads((run / "run.json").read_text())["status"] == "failed"
     assert commands.run(train(material, run, "--resume_from_checkpoint", "last"), log, folder=run) == 0

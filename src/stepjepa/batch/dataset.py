@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -111,6 +111,31 @@ class TokenizedDataset(Dataset[SampledRecord | None]):
             return None
         return SampledRecord(_unflattened(self._records[number].values.to_numpy()), with_views, (epoch, number))
 
+    def fingerprints(self) -> tuple[str, str]:
+        """Hash the records in their order, and token ids and order of their main texts alone.
+
+        The line numbers of records don't count. A main text has no predictor tokens yet: layout ``inplace`` puts them
+        there when a batch is made.
+        """
+        records, texts = hashlib.sha256(), hashlib.sha256()
+        for chunk in self._records.chunks:
+            offsets = chunk.offsets.to_numpy()
+            flat = chunk.values.to_numpy()[offsets[0] : offsets[-1]].copy()
+            first = offsets[:-1] - offsets[0]  # of each record's numbers, see ``flattened``
+            flat[first] = 0
+            records.update(flat.tobytes())
+            begin = first + _HEADER
+            # A main text of each record, behind a number that is no token.
+            steps = np.zeros(len(flat) + 1, np.int8)
+            steps[begin - 1] += 1
+            steps[begin + flat[first + 1]] -= 1
+            flat[begin - 1] = -1
+            texts.update(flat[np.cumsum(steps[:-1]).astype(bool)].tobytes())
+        return records.hexdigest(), texts.hexdigest()
+
+
+_HEADER = 5  # numbers in front of a record's main text: line, and the lengths of its four parts
+
 
 def flattened(record: TokenizedRecord) -> Ids:
     """Serialise a record to one int32 array: header (line, lengths of the four parts), the parts, texts of views."""
@@ -123,8 +148,8 @@ def flattened(record: TokenizedRecord) -> Ids:
 
 
 def _unflattened(flat: Ids) -> TokenizedRecord:
-    line, *sizes = flat[:5].tolist()
-    ids, labels, prompt, table, texts = np.split(flat[5:], np.cumsum(sizes))
+    line, *sizes = flat[:_HEADER].tolist()
+    ids, labels, prompt, table, texts = np.split(flat[_HEADER:], np.cumsum(sizes))
     views, begin = [], 0
     for length, start, end, predictors in table.reshape(-1, 4).tolist():
         own = ids if length < 0 else texts[begin : begin + length]
@@ -142,6 +167,7 @@ class Prepared:
     tokens: dict[str, int]  # see :func:`count_tokens`
     template: dict[str, str] = field(default_factory=dict)  # facts derived from the chat template
     source: str = "<memory>"  # name of the records' file in error messages
+    rows: Any = field(default=None, repr=False, compare=False)  # the records it was made of; None if they are unknown
 
 
 def count_tokens(records: Iterable[TokenizedRecord], config: JepaConfig) -> dict[str, int]:

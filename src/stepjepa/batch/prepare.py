@@ -86,7 +86,7 @@ def prepare(
             gc.enable()
         dataset = TokenizedDataset(sink.getvalue() if file is None else str(file))
         counts = {name: made.counts[name] for name in COUNTS}
-        return Prepared(dataset, counts, dict(tokens), made.template.describe(), source)
+        return Prepared(dataset, counts, dict(tokens), made.template.describe(), source, rows)
 
     if cache_dir is False:
         return make(None)
@@ -97,7 +97,7 @@ def prepare(
         about = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
         if about.pop("sha256") != _checksum(file, about):
             raise ValueError("not what was written")
-        found = Prepared(TokenizedDataset(str(file)), **about, source=source)
+        found = Prepared(TokenizedDataset(str(file)), **about, source=source, rows=rows)
         say(f"cache: {what} as prepared before, from {file} (--no_cache prepares anew)")
         return found
     except (OSError, ValueError, TypeError, LookupError):

@@ -29,6 +29,10 @@ class CompareFlags:
     evaluation: str | None = option(None, "which one, if a run has several: NAME.summary.json", metavar="NAME")
     baseline: str | None = option(None, "name of the arm to compare with (the regular one)", metavar="ARM")
     tails: Literal["one", "two"] = option("one", "one- or two-tailed p, to be corrected for the number of arms")
+    mixed_runs: bool = option(
+        False,
+        "count runs resumed with another rate, optimizer, batch ...; else they are kept out of the statistics",
+    )
     format: Literal["text", "markdown", "json"] = option("text", "format of the tables")
     json: bool = option(False, "short for --format json")
     output_file: str | None = option(None, "write the tables to this file", metavar="FILE")
@@ -78,7 +82,8 @@ def _comparison(args: argparse.Namespace) -> Comparison:
         print(f"note: {names}: not evaluated yet, skipped", file=sys.stderr)
     if not places:
         raise UserError("none of its runs is evaluated yet; go on with the sweep", path=waiting[0].folder.parents[1])
-    return compare(places, evaluation=args.evaluation, baseline=args.baseline, tails=args.tails)
+    choices = {name: getattr(args, name) for name in ("evaluation", "baseline", "tails", "mixed_runs")}
+    return compare(places, **choices)
 
 
 @dataclass
@@ -93,6 +98,9 @@ class ReportFlags:
         None, "of 'stepjepa analyze' (the first one in a folder of the runs)", metavar="DIR", only_with="output_file"
     )
     baseline: str | None = option(None, "arm to compare with (the regular one)", only_with="output_file", metavar="ARM")
+    mixed_runs: bool = option(
+        False, "count runs resumed with other settings, as in 'stepjepa compare'", only_with="output_file"
+    )
     overwrite: bool = option(False, "replace --output_file", only_with="output_file")
 
 
@@ -120,7 +128,7 @@ def _write_page(args: argparse.Namespace) -> int:
     refuse_existing(target, args.overwrite)
     if args.analysis is not None and not (Path(args.analysis) / "analysis.json").is_file():
         raise UserError("holds no analysis; name the --output_dir of 'stepjepa analyze'", path=args.analysis)
-    page = make_page(read_runs(args.runs), args.baseline, args.analysis)
+    page = make_page(read_runs(args.runs), args.baseline, args.analysis, mixed_runs=args.mixed_runs)
     # Files of other programs may hold half of a surrogate pair, which UTF-8 can't encode.
     content = page.encode("utf-8", errors="replace")
     with atomic_write(target, "wb") as stream:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import importlib.util
 import json
 from collections.abc import Mapping
 from enum import Enum
@@ -19,6 +20,16 @@ from stepjepa.config.option import Option
 
 WITHOUT_EFFECT = ("do_train", "do_eval", "do_predict", "remove_unused_columns")
 """Fields of ``TrainingArguments`` that have no effect with ``JepaTrainer``, and are refused."""
+
+
+def usual_fields() -> dict[str, Any]:
+    """Return the fields of ``TrainingArguments`` whose defaults ``stepjepa train`` replaces."""
+    return {
+        "logging_steps": 10,
+        "report_to": ["tensorboard"] if importlib.util.find_spec("tensorboard") else "none",
+        # All processes say as much as the first.
+        "log_level_replica": "passive",
+    }
 
 
 @cache

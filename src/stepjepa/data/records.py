@@ -1,5 +1,6 @@
 """Records: one row or JSON line each, checked; every error names file, line and field."""
 
+import hashlib
 import os
 import re
 import sys
@@ -235,3 +236,13 @@ def find_steps(text: str, separator: str = "blank") -> list[tuple[int, int]]:
             steps[-1] = (steps[-1][0], after)
         seen = after
     return steps
+
+
+def records_fingerprint(records: Iterable[Record]) -> str:
+    """A hash of what records say, in their order, and of views of their own; not of the files that they are from."""
+    digest, first = hashlib.sha256(b"["), True
+    for record in records:
+        digest.update(f"{'' if first else ', '}{(record.chat, record.views)!r}".encode("utf-8", "surrogatepass"))
+        first = False
+    digest.update(b"]")
+    return digest.hexdigest()

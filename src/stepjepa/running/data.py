@@ -1,10 +1,9 @@
 """Read the records of a run: of files, of a file that is split, of a mixture of data sets."""
 
-import hashlib
 import os
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from stepjepa.base.files import fingerprint
 from stepjepa.base.processes import is_main_process
 from stepjepa.base.typed_json import to_json
 from stepjepa.config.run import RunConfig
-from stepjepa.data.records import BadRecords, Data, Record, as_records, tell_unused
+from stepjepa.data.records import BadRecords, Data, Record, as_records, records_fingerprint, tell_unused
 from stepjepa.data.sources import mix, read_any, read_records
 from stepjepa.store.record import Source
 
@@ -57,11 +56,7 @@ def _in_memory(data: Data) -> tuple[list[Record], Source]:
     records = [*(read_any(data) if isinstance(data, str | os.PathLike) else as_records(data))]
     if not records:
         raise UserError("the data set holds no records; add at least one")
-    return records, Source(records=len(records), sha256=_digest(records))
-
-
-def _digest(records: Sequence[Record]) -> str:
-    return hashlib.sha256(repr([(record.chat, record.views) for record in records]).encode()).hexdigest()
+    return records, Source(records=len(records), sha256=records_fingerprint(records))
 
 
 def read_mixture(run: RunConfig) -> tuple[list[Record], Source]:
@@ -72,7 +67,7 @@ def read_mixture(run: RunConfig) -> tuple[list[Record], Source]:
     shares = [{**to_json(source), "taken": len(some)} for source, some in zip(sources, taken, strict=True)]
     names = " + ".join(str(source.file) for source in sources)
     more = {"datasets": shares}
-    return records, Source(file=names, records=len(records), sha256=_digest(records), other=more)
+    return records, Source(file=names, records=len(records), sha256=records_fingerprint(records), other=more)
 
 
 def _read(run: RunConfig, source: str, read: Callable[..., list[Record]] = read_records) -> tuple[list[Record], Source]:

@@ -38,16 +38,19 @@ class PassedObjects:
     objective: Objective | None = None
     callbacks: Sequence[TrainerCallback] = ()
 
+    @property
+    def names(self) -> list[str]:
+        """Names of the objects that are passed and that the configuration would name otherwise."""
+        described = (each.name for each in fields(self) if each.name != "callbacks")
+        return [name for name in described if getattr(self, name) is not None]
+
     def check(self, config: RunConfig) -> None:
         """Raise an error if the configuration lacks something, or names what an object replaces."""
-        names = [
-            each.name for each in fields(self) if each.name != "callbacks" and getattr(self, each.name) is not None
-        ]
         usual = {each.name: each.default for each in OPTIONS}
-        for name in names:
+        for name in self.names:
             for setting in REPLACED.get(name, ()):
                 if getattr(config, setting) != usual[setting]:
                     raise ValueError(
                         f"{name}: an object is passed, and {setting} does nothing beside it; leave one out"
                     )
-        config.refuse_missing(names)
+        config.refuse_missing(self.names)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import html
 import logging
-import math
 import os
 import re
-import shutil
 import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +21,7 @@ from transformers.integrations import TensorBoardCallback
 from transformers.trainer_utils import SaveStrategy
 
 from stepjepa.base.errors import UserError, unexpected
-from stepjepa.base.files import DISK_ERRORS, atomic_write, locked
+from stepjepa.base.files import DISK_ERRORS, locked
 from stepjepa.base.processes import is_main_process
 from stepjepa.base.signals import Interruptions, Stopped
 from stepjepa.base.terminal import print_rows
@@ -39,16 +37,17 @@ from stepjepa.models.weights import compute_dtype, quantization_options
 from stepjepa.running.data import read_data
 from stepjepa.running.passed import PassedObjects
 from stepjepa.running.process import refuse_disagreement, restored_process
-from stepjepa.running.screen import describe_run, draw_metrics, first_screen
+from stepjepa.running.screen import draw_metrics, first_screen
 from stepjepa.running.transformers import training_arguments
 from stepjepa.store import folder as run_folder
-from stepjepa.store.hub import refuse_lone_adapter, upload, write_card
-from stepjepa.store.prompts import common_system_prompt, system_prompts, with_system_prompt, write_trained_prompts
-from stepjepa.store.record import Launch, Lora, Results, RunRecord, read_record, remove_start, write_record
-from stepjepa.store.resume import FinishedError, earlier_launches
+from stepjepa.store.hub import refuse_lone_adapter, upload
+from stepjepa.store.prompts import common_system_prompt, system_prompts, with_system_prompt
+from stepjepa.store.record import Lora, RunRecord, read_record
+from stepjepa.store.resume import FinishedError
 from stepjepa.tasks.base import TaskOptions
 from stepjepa.tasks.registry import choose_task, keep
 from stepjepa.training.callbacks import StopCallback
+from stepjepa.training.description import describe_objects, describe_run
 from stepjepa.training.plan import EqualComputeCallback, equal_compute
 from stepjepa.training.saving import way_back
 from stepjepa.training.trainer import JepaTrainer
@@ -237,52 +236,30 @@ def _run(config: RunConfig, passed: PassedObjects, command: list[str] | None) ->
     if is_main_process():
         print_rows(first_screen(config, trainer, equal, {**told, "resumed from": checkpoint}))
     record = replace(
-        describe_run(config, trainer, command),
+        describe_run(config, trainer, command=command, data=files),
         lora=None if config.lora is None else from_json(Lora, vars(config.lora), Origin("lora", "pass another value")),
-        data=dict(files),
-        system_prompts=system_prompts(train_records),
         same_flop=asdict(equal) if equal else None,
     )
     # Files may lie elsewhere on another machine; what is in them is compared.
     settings = {name: value for name, value in config.to_flat().items() if name not in PLACES}
     started = checkpoint and Path(checkpoint).name
     refuse_disagreement({"data": to_json(files), "settings": settings, "checkpoints": started})
-    if config.resume_from_checkpoint is not None:
-        launches = earlier_launches(folder, checkpoint, record, allow_changes=config.allow_changes, say=_say)
-        # Without a checkpoint it begins anew.
-        record = replace(record, launches=launches if checkpoint is not None else [])
-    before = read_record(folder) if (folder / run_folder.RUN_FILE).is_file() else None
-    write_record(folder, record)
-    if is_main_process():
-        with atomic_write(folder / run_folder.CONFIG_FILE) as stream:
-            stream.write(config.to_yaml())
-        write_trained_prompts(folder, train_records)
-    scores = trainer.answer_scores
-    with _recording_failures(trainer, folder, record, before, checkpoint):
+    recorder, scores, resumes = trainer.recorder, trainer.answer_scores, config.resume_from_checkpoint is not None
+    recorder.describe(record, replace(config, objects=describe_objects(trainer, passed.names)), start)
+    with (
+        _explaining_failures(trainer, folder, checkpoint),
+        recorder.launch(checkpoint, resumes=resumes, allow_changes=config.allow_changes, refuse_finished=True),
+    ):
         with closing(scores) if isinstance(scores, AnswerScores) else nullcontext():
-            metrics = _train(trainer, folder, checkpoint, record)
+            metrics = _train(trainer, folder, checkpoint)
             if trainer.prepared_eval is not None:
                 # Unless it was after the last step, and of these weights.
                 last = not trainer.args.load_best_model_at_end and trainer.evaluated.get(trainer.state.global_step)
                 metrics |= last or trainer.evaluate()
+        if is_main_process():
+            draw_metrics(folder)
         # What --push_to_hub uploads is the run folder, once all of it is there.
-        run_folder.save_whole(folder, lambda part: trainer.save_model(part, _internal_call=True))
-    record = record.finished(
-        Results(
-            steps=trainer.state.global_step,
-            tokens=trainer.meter.num_tokens,
-            flops=trainer.state.total_flos,
-            last_log=next((line for line in reversed(trainer.state.log_history) if "lm_loss" in line), {}),
-            train_seconds=sum(launch.seconds for launch in record.launches),
-            seconds=time.time() - start,
-            evaluation={name: value for name, value in metrics.items() if name.startswith("eval_")},
-        )
-    )
-    if is_main_process():
-        write_card(folder, run=record)
-        draw_metrics(folder)
-    # Last: a run that is marked as finished is not begun again, whatever is missing.
-    write_record(folder, record)
+        recorder.finish(save=True, evaluation=metrics)
     return trainer
 
 
@@ -385,16 +362,12 @@ def _answer_scores(
 # -- training ----------------------------------------------------------------------------------------------------------
 
 
-def _train(trainer: JepaTrainer, folder: Path, checkpoint: str | None, record: RunRecord) -> dict[str, float]:
-    """Train, and note in the record how far it came."""
-    start = time.time()
+def _train(trainer: JepaTrainer, folder: Path, checkpoint: str | None) -> dict[str, float]:
+    """Train until the end or a signal, and return the metrics of the training."""
 
     def promise(number: int) -> None:
         name = signal.Signals(number).name
         _say(f"{name}: saving a checkpoint at the end of this step, then stopping; once more to stop at once")
-
-    def launched() -> None:
-        record.launches.append(Launch(seconds=time.time() - start, to_step=trainer.state.global_step))
 
     request = Interruptions(promise)
     trainer.add_callback(StopCallback(request, trainer.args.world_size, trainer.args.device))
@@ -403,46 +376,27 @@ def _train(trainer: JepaTrainer, folder: Path, checkpoint: str | None, record: R
             board.logging_dir = board.logging_dir or str(folder / "tensorboard")
     try:
         with request:
-            metrics = dict(trainer.train(resume_from_checkpoint=checkpoint).metrics)
+            return dict(trainer.train_steps(checkpoint).metrics)
     except Stopped as stop:
         # Those who report elsewhere close their files.
         trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
-        launched()
-        write_record(folder, replace(record, status="interrupted"))
         saved = folder / f"checkpoint-{trainer.state.global_step}"
         way = "it holds the model only" if trainer.args.save_only_model else "resume with --resume_from_checkpoint last"
         raise Stopped(stop.number, f"stopped; {saved} is saved; {way}") from None
-    launched()
-    return metrics
 
 
 @contextmanager
-def _recording_failures(
-    trainer: JepaTrainer, folder: Path, record: RunRecord, before: RunRecord | None, checkpoint: str | None
-) -> Iterator[None]:
-    """Note in ``run.json`` that a run failed; put back what it held ``before`` where this launch took no step."""
+def _explaining_failures(trainer: JepaTrainer, folder: Path, checkpoint: str | None) -> Iterator[None]:
+    """Raise a ``UserError`` for any error of a run, which says how it can be resumed."""
     try:
         yield
-    except Exception as error:  # of whatever kind: the record must not say for ever that the run goes on
-        for callback in trainer.callback_handler.callbacks:
-            # The thread of TensorBoard's writer would go on writing into a folder that is removed.
-            if getattr(callback, "tb_writer", None) is not None:
-                callback.tb_writer.close()
-        trained = trainer.state.global_step > getattr(trainer, "_initial_global_step", math.inf)
-        with suppress(OSError):
-            if trained or (isinstance(error, OSError) and before is None):
-                write_record(folder, replace(record, status="failed", error=str(error)))
-            elif before is not None:
-                write_record(folder, before)
-            else:
-                shutil.rmtree(folder / "tensorboard", ignore_errors=True)
-                remove_start(folder)
-        if isinstance(error, OSError) and error.errno in DISK_ERRORS:
-            way = way_back(folder, "once it can be written to, ")
-            raise UserError(f"{error.strerror}; {way}", path=error.filename or folder) from None
-        if isinstance(error, UserError | OSError):
+    except (UserError, OSError) as error:
+        if not (isinstance(error, OSError) and error.errno in DISK_ERRORS):
             raise
-        told = unexpected(error)
+        way = way_back(folder, "once it can be written to, ")
+        raise UserError(f"{error.strerror}; {way}", path=error.filename or folder) from None
+    except Exception as error:  # of whatever kind: one line says what is wrong
+        message, trained = unexpected(error), trainer.recorder.trained
         if trained:
-            told = f"the run failed after step {trainer.state.global_step} ({told}); {way_back(folder)}"
-        raise UserError(f"{told}; --debug 2 shows where it was", path=None if trained else checkpoint) from None
+            message = f"the run failed after step {trainer.state.global_step} ({message}); {way_back(folder)}"
+        raise UserError(f"{message}; --debug 2 shows where it was", path=None if trained else checkpoint) from None

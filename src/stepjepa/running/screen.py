@@ -1,4 +1,4 @@
-"""What a run tells of itself: ``run.json``, the first screen, the last lines, its plot."""
+"""What a run tells of itself: the first screen, the last lines, its plot."""
 
 import math
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from stepjepa.base.files import atomic_write, fingerprint, read_jsonl
+from stepjepa.base.files import atomic_write, read_jsonl
 from stepjepa.base.terminal import PALETTE, duration
 from stepjepa.base.typed_json import to_json
 from stepjepa.config.jepa import JepaConfig
@@ -15,60 +15,9 @@ from stepjepa.models.architecture import base_model
 from stepjepa.models.lm_head import LMHead
 from stepjepa.models.weights import parameter_counts
 from stepjepa.objectives.router import describe_router
-from stepjepa.store.fingerprint import model_fingerprint
 from stepjepa.store.folder import METRICS_FILE, RUN_FILE
-from stepjepa.store.record import Order, Results, RunRecord, Training, machine, versions
+from stepjepa.store.record import Results, RunRecord
 from stepjepa.training.plan import EqualCompute
-
-# -- run.json ----------------------------------------------------------------------------------------------------------
-
-
-def describe_run(run: RunConfig, trainer: Any, command: list[str] | None) -> RunRecord:
-    """The record of a run that begins, whose ``JepaTrainer`` exists.
-
-    ``command`` is the command line as it was typed; relative paths of the run are meant from ``directory``.
-    ``model_fingerprint`` is a hash of a folder, the commit of a hub id, None for a preset.
-    """
-    trainable, total = parameter_counts(trainer.model)
-    name, training, prepared = str(run.model_name), trainer.args, trainer.prepared
-    tokens = {**prepared.tokens, "ratio": prepared.tokens["all"] / prepared.tokens["main"]}
-    commit = getattr(trainer.model.config, "_commit_hash", None)
-    return RunRecord(
-        status="running",
-        command=command,
-        directory=str(Path.cwd()),
-        model=name,
-        model_fingerprint=model_fingerprint(name) if Path(name).is_dir() else commit,
-        machine=machine(use_cpu=bool(run.trainer.get("use_cpu"))),
-        versions=versions(),
-        jepa=trainer.jepa.to_dict(),
-        loaded={
-            "dtype": run.dtype,
-            "pretrain": run.pretrain,
-            "train_tokenizer": None,  # of earlier versions
-            "quantized": run.quantized,
-            "chat_template": None if run.chat_template is None else fingerprint(run.chat_template),
-            "attn_implementation": run.attn_implementation,
-        },
-        encoding={"used": trainer.encoding, "because": trainer.encoding_reason},
-        training=Training.of(training),
-        order=Order(
-            seed=training.seed,
-            data_seed=training.data_seed,
-            records_per_micro_step=training.per_device_train_batch_size * training.world_size,
-            gradient_accumulation_steps=training.gradient_accumulation_steps,
-            train_sampling_strategy=str(training.train_sampling_strategy),
-        ),
-        counts=prepared.counts,
-        tokens=tokens,
-        template=prepared.template,
-        eval_counts=trainer.prepared_eval.counts if trainer.prepared_eval else None,
-        parameters={"trained": trainable, "total": total},
-    )
-
-
-# -- what is printed ---------------------------------------------------------------------------------------------------
-
 
 COSINE_COLLAPSES = (
     "cosine maps all texts to one direction in most runs, --jepa_loss_type infonce does not (docs/how-to/collapse.md)"

@@ -1,6 +1,5 @@
 """A run's settings as ``transformers.TrainingArguments``."""
 
-import importlib.util
 import sys
 
 import torch
@@ -9,6 +8,7 @@ from transformers.integrations import get_reporting_integration_callbacks
 
 from stepjepa.base.errors import UserError
 from stepjepa.config.run import RunConfig
+from stepjepa.config.trainer import usual_fields
 from stepjepa.store.hub import refuse_offline
 from stepjepa.training.checks import launched_together, refuse_contradictions
 
@@ -26,10 +26,7 @@ def training_arguments(run: RunConfig, has_eval: bool, **more: object) -> Traini
         "learning_rate": run.learning_rate,
         "num_train_epochs": run.num_epochs,
         "seed": run.finetune_seed,
-        "logging_steps": 10,
-        "report_to": ["tensorboard"] if importlib.util.find_spec("tensorboard") else "none",
-        # All processes say as much as the first.
-        "log_level_replica": "passive",
+        **usual_fields(),
         "disable_tqdm": not sys.stderr.isatty(),
     }
     if has_eval:

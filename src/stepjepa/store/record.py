@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from stepjepa.base.errors import UserError
+from stepjepa.base.errors import UserError, shown
 from stepjepa.base.files import read_json_object, write_json
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.processes import is_main_process
@@ -76,11 +76,44 @@ class Training:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Fingerprints:
+    """What identifies the data and the weights that a run began with, whatever files they were read from."""
+
+    records: str | None = None  # the tokenised training records in order: tokens, labels, views
+    eval_records: str | None = None  # the same of the held-out records
+    texts: str | None = None  # token ids and order of the main texts of the training records, without predictor tokens
+    weights: str | None = None  # the base weights as loaded, without the rows of tokens that training adds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """A setting in which a launch differs from the one before."""
+
+    name: str
+    before: Any = None
+    now: Any = None
+    mixed: bool = False  # the steps before were trained in another way, so the run is no clean seed of its arm
+
+    def __str__(self) -> str:
+        # Shortened, control characters escaped: ``learning_rate: 2e-05 -> 0.0001``.
+        before, now = (shown("none" if each is None else str(each))[1:-1] for each in (self.before, self.now))
+        return f"{self.name}: {before} -> {now}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Launch:
-    """One start of the run: by a command, or by a call of ``JepaTrainer.train``."""
+    """One start of the run: by a command, or by a call of ``JepaTrainer.train``.
+
+    Version 0.2.0 wrote ``seconds`` and ``to_step`` alone.
+    """
 
     seconds: float = 0.0
-    to_step: int = at_least(0, default=0)
+    from_step: int | None = None  # steps that came before it
+    to_step: int = at_least(0, default=0)  # the last one that is saved, or at which it ended
+    settings: JsonObject = field(default_factory=dict)  # optimizer, rate, schedule, decay, batch, precision
+    versions: JsonObject = field(default_factory=dict)
+    machine: JsonObject = field(default_factory=dict)
+    changes: list[Change] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +143,7 @@ class RunRecord:
     machine: JsonObject = field(default_factory=dict)
     versions: JsonObject = field(default_factory=dict)
     jepa: JsonObject | None = None  # ``JepaConfig.to_dict``, of the version that trained
+    objective: JsonObject | None = omitted_if_none()  # terms passed in Python instead of those of ``jepa``
     loaded: JsonObject = field(default_factory=dict)  # how the model was loaded: dtype, template, attention
     encoding: JsonObject | None = None
     lora: Lora | None = None
@@ -123,6 +157,7 @@ class RunRecord:
     template: JsonObject | None = None
     parameters: JsonObject | None = None
     same_flop: JsonObject | None = None
+    fingerprints: Fingerprints | None = None
     launches: list[Launch] = field(default_factory=list)
     results: Results | None = None
     exported_from: str | None = omitted_if_none()  # the run or checkpoint folder that was exported

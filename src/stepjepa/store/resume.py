@@ -1,52 +1,145 @@
-"""The check that a run is resumed with the settings that it was begun with."""
+"""Resuming a run: the check that it goes on with the settings that it was begun with, and what has changed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.typed_json import to_json
 from stepjepa.store.folder import RUN_FILE
-from stepjepa.store.record import Launch, RunRecord, read_record, record_of
+from stepjepa.store.record import Change, Fingerprints, Launch, RunRecord, read_record, record_of
 
-INVARIANT = ("model", "jepa", "lora", "loaded", "data", "order")
+INVARIANT = ("model", "jepa", "objective", "lora", "loaded", "data", "order")
 """Parts of the record that must not change when a run is resumed."""
+
+FINGERPRINTED = {
+    "records": "training records as tokens",
+    "eval_records": "held-out records as tokens",
+    "weights": "weights of the base model",
+}
+"""Fingerprints that must not change when a run is resumed, in words."""
+
+LAUNCH_SETTINGS = (
+    *("optim", "optim_args", "optim_target_modules", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm"),
+    *("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "weight_decay"),
+    *("bf16", "fp16", "tf32"),
+)
+"""Fields of ``TrainingArguments`` that a launch may change, and that make it train in another way."""
 
 
 class FinishedError(UserError):
     """The run to resume is already finished."""
 
 
-def earlier_launches(
+def launch_settings(record: RunRecord) -> dict[str, Any]:
+    """The settings of a record's launch that matter, by the names of ``TrainingArguments`` and of our flags."""
+    if record.training is None:
+        return {}
+    training, values, processes = record.training, record.training.other, int(record.machine.get("processes") or 1)
+    batch_size, grad_accum = values.get("per_device_train_batch_size"), values.get("gradient_accumulation_steps")
+    return {
+        **{name: values.get(name) for name in LAUNCH_SETTINGS},
+        "max_steps": training.max_steps,
+        "num_train_epochs": training.num_train_epochs,
+        "batch_size": batch_size,
+        "grad_accum": grad_accum,
+        "records_per_step": batch_size * grad_accum * processes if batch_size and grad_accum else None,
+    }
+
+
+def resumed_launches(
     folder: Path, checkpoint: str | None, now: RunRecord, *, allow_changes: bool, say: Callable[[str], None]
 ) -> list[Launch]:
-    """The launches of a run that is being resumed, after a check that its settings are those of ``now``.
+    """The launches of a run that is resumed, the one that begins now at the end, with what has changed.
 
-    The checkpoint may be that of another run, whose settings are compared then. With ``allow_changes`` a change is said
-    on one line instead. Other settings, such as the learning rate, may change.
+    The checkpoint may be that of another run, whose settings are compared then. UserError if the model, the data, their
+    order or the objective have changed, unless with ``allow_changes``. These and other changes, such as that of the
+    learning rate, are said, one line each.
     """
+    *_, launch = now.launches
     own = (folder / RUN_FILE).is_file()
     before = read_record(folder) if own else record_of(checkpoint) if checkpoint else None
     if before is None:
-        return []
-    old, new = to_json(before), to_json(now)
-    for part in INVARIANT:
-        if old[part] == new[part]:
-            continue
-        both = isinstance(old[part], dict) and isinstance(new[part], dict)
-        inner = [key for key in new[part] if old[part].get(key) != new[part][key]] if both else []
-        words = ", ".join([part, *inner[:1]])
-        if not allow_changes:
-            raise UserError(
-                f"the run was begun with other settings ({words}); pass the flags of run.json, or another --output_dir "
-                "(--allow_changes resumes it all the same)",
-                path=folder,
-            )
-        say(f"resumed with other settings: {words}")
+        return [launch]
+    changes = list(_invariant_changes(before, now))
+    if changes and not allow_changes:
+        part, _, inner = changes[0].name.partition(".")
+        words = ", ".join(filter(None, (part, inner.partition(".")[0])))
+        raise UserError(
+            f"the run was begun with other settings ({words}); take those of run.json, or another `output_dir` "
+            "(`allow_changes` resumes it all the same)",
+            path=folder,
+        )
     if own and before.status == "finished" and _length(before) == _length(now):
         raise FinishedError("the run is finished; there is nothing to resume", path=folder)
-    return before.launches if own else []
+    if checkpoint is None:
+        # It was stopped before its first checkpoint, and begins anew.
+        return [launch]
+    changes += launch_changes(before, now)
+    for change in changes:
+        say(f"resumed with another {change}")
+    if own:
+        return [*before.launches, replace(launch, changes=changes)]
+    # The steps before are those of the other run, with its changes.
+    return [replace(launch, changes=[*(each for one in before.launches for each in one.changes), *changes])]
 
 
 def _length(record: RunRecord) -> tuple[float | None, int | None]:
     training = record.training
     return (None, None) if training is None else (training.num_train_epochs, training.max_steps)
+
+
+def _invariant_changes(before: RunRecord, now: RunRecord) -> Iterator[Change]:
+    """The changes of what must not change; what an older record lacks is not compared."""
+    old, new = to_json(before), to_json(now)
+    for part in INVARIANT:
+        flat = [_flat(part, each.get(part)) for each in (old, new)]
+        for name in flat[0] | flat[1]:
+            first, second = (each.get(name) for each in flat)
+            if first != second:
+                yield Change(name=name, before=first, now=second, mixed=True)
+    known = [each.fingerprints or Fingerprints() for each in (before, now)]
+    for each in fields(Fingerprints):
+        first, second = (getattr(one, each.name) for one in known)
+        if each.name in FINGERPRINTED and None not in (first, second) and first != second:
+            yield Change(name=FINGERPRINTED[each.name], before=first, now=second, mixed=True)
+
+
+def _flat(name: str, value: Any) -> dict[str, Any]:
+    """A JSON value as one level of dotted names."""
+    if not isinstance(value, Mapping):
+        return {name: value}
+    return {key: each for inner, part in value.items() for key, each in _flat(f"{name}.{inner}", part).items()}
+
+
+def launch_changes(before: RunRecord, now: RunRecord) -> list[Change]:
+    """In what the launch that begins now differs from the last one, whose record is ``before``."""
+    *_, launch = now.launches
+    last = before.launches[-1] if before.launches and before.launches[-1].settings else None
+    if last is None:
+        # Of version 0.2.0, or killed before its first step: the record has the settings of the last launch.
+        last = Launch(settings=launch_settings(before), versions=before.versions, machine=before.machine)
+    changes = [
+        Change(name=name, before=last.settings[name], now=value, mixed=_mixed(name, launch, now))
+        for name, value in launch.settings.items()
+        if name in last.settings and last.settings[name] != value
+    ]
+    for kind, old, new in (("version", last.versions, launch.versions), ("machine", last.machine, launch.machine)):
+        names = [name for name in new if name in old and old[name] != new[name]]
+        changes += [Change(name=f"{name} ({kind})", before=old[name], now=new[name]) for name in names]
+    return changes
+
+
+def _mixed(name: str, launch: Launch, now: RunRecord) -> bool:
+    """Whether steps after a change of a setting are trained in another way than those before it."""
+    if name in ("batch_size", "grad_accum"):
+        # The same records make a step as long as their product with the number of processes stays.
+        return False
+    if name not in ("max_steps", "num_train_epochs"):
+        return True
+    if name == "num_train_epochs" and (launch.settings.get("max_steps") or 0) > 0:
+        return False
+    # Only under a constant rate and constant weights is a longer run the same as one that was as long from the start.
+    constant = launch.settings.get("lr_scheduler_type") == "constant"
+    return not (constant and (now.jepa or {}).get("lbd_schedule", "constant") == "constant")

@@ -1,105 +1,129 @@
-"""Runs put together into arms, one for each method; every arm compared with the baseline; and what that shows."""
+"""Compare runs: group them into arms (methods), test each against the baseline, and show the outcome."""
 
+import html
 import json
 import math
-import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepjepa.base.errors import UserError
 from stepjepa.study import statistics
-from stepjepa.study.evaluated_run import MEASURES, EvaluatedRun, RunFolder, read_evaluated_run, refuse_different
-from stepjepa.study.statistics import ExampleTest, PairedT, Spread
+from stepjepa.study.arms import EQUAL, SAME_FLOPS, TAILS, Arm, ComparedArms, Difference, KeptOut, all_known
+from stepjepa.study.evaluated_run import (
+    FIGURES,
+    MEASURES,
+    EvaluatedRun,
+    RunFolder,
+    find_run_folders,
+    read_evaluated_run,
+    refuse_different,
+)
+from stepjepa.study.plot import draw
+from stepjepa.study.statistics import PairedT
+from stepjepa.study.tables import as_text
 
-TAILS = {"one": "p_greater", "two": "p_two_sided"}
-"""Which p is corrected, to the name that it has in the tests."""
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
 
-EQUAL = ("steps", "FLOPs")
-"""In what an arm may be equal to the baseline, and so be comparable with it: optimizer steps, compute of training."""
-
-SAME_FLOPS = 0.02
-"""Compute counts as equal within this share of the baseline's: a step is the smallest amount that can be added."""
-
-
-@dataclass(frozen=True)
-class Arm:
-    """A method: runs that differ in nothing but their seeds, in the order of the seeds."""
-
-    name: str
-    settings: dict[str, Any]
-    runs: tuple[EvaluatedRun, ...]
-
-    def spread(self, what: str) -> Spread | None:
-        """Mean and standard deviation over all seeds of one of ``MEASURES`` or ``FIGURES``; None if one is unknown."""
-        known = _all_known(run.mean(what) for run in self.runs)
-        return statistics.spread(known) if known else None
+Runs = Sequence[Any]
+"""Run folders, folders of sweeps, or objects with a ``folder``, such as the ``Run`` of ``stepjepa.run``."""
 
 
-@dataclass
-class Difference:
-    """An arm against the baseline, over the seeds that both have. What is not known or not tested is None."""
+@dataclass(frozen=True, repr=False)
+class Comparison(ComparedArms):
+    """Arms against a baseline, as :func:`compare` returns them.
 
-    seeds: tuple[str, ...]
-    measures: dict[str, PairedT | None]  # for each of MEASURES the test over seeds
-    by_seed: dict[str, ExampleTest]  # McNemar's test for each seed; empty where the headline is not right or wrong
-    by_example: ExampleTest | None  # the test over examples
-    gained_lenient_before: int | None  # of the examples gained, those that the baseline had right by the lenient score
-    token_ratio: float | None  # mean tokens of training to those of the baseline
-    flops_ratio: float | None  # compute of training to that of the baseline's run of the same seed, mean over seeds
-    equal: tuple[str, ...]  # those of EQUAL that hold for every seed
-    holm: float | None = None  # p of the headline over seeds, corrected for the number of all arms
-    by_example_holm: float | None = None  # the same of by_example
+    Attributes:
+        verdict: what is better than the baseline, and how large a difference could have been shown.
+        arms: the baseline first, the others in the order in which their runs were named.
+        differences: of each arm but the baseline, by its name.
+        notes: what a reader must know, one sentence each.
+        kept_out: runs that are in no arm's statistics, with the reason.
+    """
 
+    def __repr__(self) -> str:
+        return f"Comparison({', '.join(f'{arm.name}: {len(arm.runs)} runs' for arm in self.arms)}; {self.verdict})"
 
-@dataclass(frozen=True)
-class Comparison:
-    """Arms against a baseline."""
-
-    scores: dict[str, str]  # the names of headline and lenient score
-    test: dict[str, Any]  # task, test file, number of examples
-    arms: tuple[Arm, ...]  # the baseline first, the others in the order in which their runs were named
-    differences: dict[str, Difference]  # by name, of all arms but the baseline
-    tails: str  # one or two, of the p that are corrected
-    notes: tuple[str, ...]  # what a reader must know, one sentence each
+    def __str__(self) -> str:
+        return as_text(self)
 
     @property
-    def baseline(self) -> Arm:
-        return self.arms[0]
+    def table(self) -> "DataFrame":
+        """One row for each arm: means and standard deviations over seeds, and the difference from the baseline."""
+        from pandas import DataFrame
 
-    def measure_names(self) -> dict[str, str]:
-        """What to call each of ``MEASURES`` that some arm has; the lenient score only if it is not the headline."""
-        names = {**self.scores, "stopped": "stop rate"}
-        if names["lenient"] == names["headline"]:
-            del names["lenient"]
-        return {key: name for key, name in names.items() if any(arm.spread(key) is not None for arm in self.arms)}
+        return DataFrame([self._row(arm) for arm in self.arms]).set_index("arm")
+
+    def _row(self, arm: Arm) -> dict[str, Any]:
+        row: dict[str, Any] = {"arm": arm.name, "seeds": len(arm.runs)}
+        for key, name in self.measure_names().items():
+            spread = arm.spread(key)
+            row |= {name: spread and spread.mean, f"{name} std": spread and spread.std}
+        row |= {name: spread and spread.mean for name in FIGURES for spread in (arm.spread(name),)}
+        difference = self.differences.get(arm.name)
+        test = difference and difference.measures["headline"]
+        row["pairs"] = difference and len(difference.seeds)
+        row |= {name: test and getattr(test, field) for name, field in _TEST_COLUMNS.items()}
+        return row | {
+            "p": test and getattr(test, TAILS[self.tails]),
+            "Holm p": difference and difference.holm,
+            "equal": difference and (", ".join(difference.equal) or "neither"),
+        }
+
+    def plot(self) -> "Figure":
+        """Draw means with error bars, every seed as a point, and the baseline as a line."""
+        return draw(self)
+
+    def _repr_html_(self) -> str:
+        notes = "".join(f"<li>{html.escape(note)}</li>" for note in self.notes)
+        return f"<p>{html.escape(self.verdict)}</p>{self.table.to_html(na_rep='')}<ul>{notes}</ul>"
+
+
+_TEST_COLUMNS = {"difference": "mean", "low": "low", "high": "high"}
 
 
 def compare(
-    folders: Sequence[str | os.PathLike[str] | RunFolder],
+    runs: Runs,
     *,
     evaluation: str | None = None,
     baseline: str | None = None,
     tails: str = "one",
+    mixed_runs: bool = False,
 ) -> Comparison:
-    """Compare evaluated runs.
+    """Compare evaluated runs: arms, which are runs that differ in nothing but their seeds, against a baseline.
 
     Args:
-        folders: of the runs, in any order; arms are named by their sweep, or by what differs.
-        evaluation: which one to take of each run; needed only where there are several.
+        runs: run folders, folders of sweeps, or runs of ``stepjepa.run``, in any order; arms are named by their sweep,
+            or by what differs.
+        evaluation: name of the evaluation to take of each run; needed only where there are several.
         baseline: name of the arm to compare with; by default that of the sweep, or the regular one.
-        tails: key of ``TAILS``.
+        tails: ``one`` or ``two``: of the p that is corrected for the number of arms.
+        mixed_runs: let runs into the statistics that were resumed with another optimizer, learning rate, schedule,
+            weight decay, global batch, precision, data or objective.
+
+    Returns:
+        a :class:`Comparison` with ``.verdict``, ``.table`` (a DataFrame) and ``.plot()``.
 
     Raises:
         UserError: a folder is no evaluated run, or the runs can't be compared.
+
+    Example:
+        >>> stepjepa.compare(["runs/regular-3", "runs/step-3", "runs/regular-5", "runs/step-5"]).verdict
     """
-    places = [each if isinstance(each, RunFolder) else RunFolder(Path(each)) for each in folders]
-    runs = [read_evaluated_run(place.folder, evaluation) for place in places]
-    refuse_different(runs)
+    if tails not in TAILS:
+        raise ValueError(f"tails: expected one of {', '.join(TAILS)}, got '{tails}'")
+    places = _places(runs)
+    read = [read_evaluated_run(place.folder, evaluation) for place in places]
+    refuse_different(read)
     groups: dict[str, dict[str, EvaluatedRun]] = {}
     labels: dict[str, set[str | None]] = {}
-    for place, run in zip(places, runs, strict=True):
+    apart = [run for run in read if run.mixed and not mixed_runs]
+    for place, run in zip(places, read, strict=True):
+        if run.mixed and not mixed_runs:
+            continue
         key = _json(run.settings)
         labels.setdefault(key, set()).add(place.arm)
         other = groups.setdefault(key, {}).setdefault(run.seed, run)
@@ -107,7 +131,11 @@ def compare(
             fault = f"is of the same arm and seed ({run.seed}) as {other.folder}; leave one out"
             raise UserError(fault, path=run.folder)
     if len(groups) < 2:
-        raise UserError("the runs differ in nothing but their seeds; add those of another arm to compare with")
+        fault = "the runs differ in nothing but their seeds; add those of another arm to compare with"
+        if apart:
+            also = f"{apart[0].folder} is kept out ({apart[0].mixed[0]}); `mixed_runs` lets such runs in"
+            fault = f"{fault}; {also}" if groups else also
+        raise UserError(fault)
     settings = [next(iter(group.values())).settings for group in groups.values()]
     names = [str(label) for each in labels.values() for label in each if label is not None]
     baselines = {place.arm for place in places if place.is_baseline}
@@ -122,25 +150,30 @@ def compare(
     first = [arm for arm in arms if (arm.settings["mode"] == "regular" if wanted is None else arm.name == wanted)]
     if len(first) != 1:
         fault = f"no arm '{wanted}'" if wanted is not None else f"{len(first)} arms are regular"
-        raise UserError(f"--baseline: {fault}; choose one of {'; '.join(names)}")
+        raise UserError(f"`baseline`: {fault}; choose one of {'; '.join(names)}")
     ordered = (*first, *(arm for arm in arms if arm is not first[0]))
     differences = {arm.name: _difference(arm, first[0]) for arm in ordered[1:]}
     _correct(list(differences.values()), TAILS[tails])
-    protocol = runs[0].protocol
+    protocol = read[0].protocol
     test = {
         "task": protocol["task"],
         "sha256": protocol["test file (sha256)"],
         "examples": protocol["number of examples"],
-        "evaluation": ", ".join(sorted({run.evaluation for run in runs})),
+        "evaluation": ", ".join(sorted({run.evaluation for run in read})),
     }
     scores = {name: protocol[name] for name in ("headline", "lenient")}
-    return Comparison(scores, test, ordered, differences, tails, tuple(_notes(ordered, differences)))
+    by_settings = {_json(arm.settings): arm.name for arm in arms}
+    kept_out = tuple(KeptOut(run, by_settings.get(_json(run.settings))) for run in apart)
+    notes = (*_notes(ordered, differences), *_notes_on_launches(ordered, kept_out))
+    return Comparison(scores, test, ordered, differences, tails, notes, kept_out)
 
 
-def _all_known(values: Iterable[Any]) -> list[Any]:
-    """The values; none where one of them is None."""
-    found = list(values)
-    return [] if None in found else found
+def _places(runs: Runs) -> list[RunFolder]:
+    """The run folders that are meant, with their arms where they are trials of a sweep."""
+    if all(isinstance(run, RunFolder) for run in runs):
+        return list(runs)
+    folders: list[Any] = [getattr(run, "folder", run) for run in runs]
+    return find_run_folders(folders)
 
 
 def _difference(arm: Arm, baseline: Arm) -> Difference:
@@ -149,14 +182,14 @@ def _difference(arm: Arm, baseline: Arm) -> Difference:
     sides = list(zip(*pairs, strict=True)) or [(), ()]
     measures: dict[str, PairedT | None] = {}
     for measure in MEASURES:
-        ours, others = (_all_known(run.mean(measure) for run in side) for side in sides)
+        ours, others = (all_known(run.mean(measure) for run in side) for side in sides)
         measures[measure] = statistics.paired_t(ours, others) if ours and others else None
-    ours, others = (_all_known(run.verdicts("headline") for run in side) for side in sides)
+    ours, others = (all_known(run.verdicts("headline") for run in side) for side in sides)
     judged = list(zip(ours, others, strict=True)) if ours and others else []
-    lenient = _all_known(run.verdicts("lenient") for run in sides[1])
-    tokens = [math.fsum(_all_known(run.figures["tokens"] for run in side)) for side in sides]
+    lenient = all_known(run.verdicts("lenient") for run in sides[1])
+    tokens = [math.fsum(all_known(run.figures["tokens"] for run in side)) for side in sides]
     flops = [(one.figures["flops"], two.figures["flops"]) for one, two in pairs]
-    ratios = _all_known(one / two if one and two else None for one, two in flops)
+    ratios = all_known(one / two if one and two else None for one, two in flops)
     same = {
         "steps": bool(pairs) and all(one.steps == two.steps for one, two in pairs),
         "FLOPs": bool(ratios) and all(abs(ratio - 1) <= SAME_FLOPS for ratio in ratios),
@@ -243,42 +276,21 @@ def _notes(arms: Sequence[Arm], differences: dict[str, Difference]) -> Iterator[
     yield from (f"{run.folder}: {run.trained_on}" for run in runs if run.trained_on is not None)
 
 
+def _notes_on_launches(arms: Sequence[Arm], kept_out: Sequence[KeptOut]) -> Iterator[str]:
+    """In what launches of runs differ, beside the name of the arm."""
+    for each in kept_out:
+        name = f"{each.arm}: " if each.arm else ""
+        reason = "; ".join(each.run.mixed)
+        yield f"{name}{each.run.folder} (seed {each.run.seed}) is kept out: {reason}; --mixed_runs lets it in"
+    for arm in arms:
+        for run in arm.runs:
+            for change in (*run.mixed, *run.noted):
+                yield f"{arm.name}: {run.folder} (seed {run.seed}) was {change}"
+
+
 def _circumstances(run: EvaluatedRun) -> dict[str, str]:
     """What should be equal but need not; older runs don't say all of it."""
     found = {f"version of {name}": version for name, version in run.versions.items() if name != "platform"}
     loaded = ("dtype", "chat_template", "attn_implementation")
     found |= {name: " ".join(str(run.loaded[name]).split()) for name in loaded if name in run.loaded}
     return found | ({} if run.views is None else {"views in matched and shuffled similarity": run.views})
-
-
-def verdict(comparison: Comparison) -> str:
-    """One sentence: what is better than the baseline (Holm's p of the headline below 0.05), and what could be shown."""
-    score, base, tails = comparison.scores["headline"], comparison.baseline.name, comparison.tails
-    tests = {name: found.measures["headline"] for name, found in comparison.differences.items()}
-    better = {
-        name: f"{name} by {100 * test.mean:+.2f} points [{100 * test.low:+.2f}, {100 * test.high:+.2f}] over {test.n} "
-        f"seeds ({tails}-tailed Holm p {p:.4f})"
-        for name, test in tests.items()
-        if (p := comparison.differences[name].holm) is not None and p < 1 - statistics.LEVEL
-        if test is not None and test.mean > 0 and test.low is not None and test.high is not None
-    }
-    parts = []
-    for heading in (*EQUAL, None):
-        # An arm with equal steps and equal FLOPs is in both groups.
-        names = [name for name, found in comparison.differences.items() if heading in (found.equal or (None,))]
-        where = f"at equal {heading}" if heading else "at neither equal steps nor FLOPs"
-        found, what = " and ".join(better[name] for name in names if name in better), f"better than {base} in {score}"
-        if names:
-            parts.append(f"{where}, {what}: {found}" if found else f"{where}, no arm is shown to be {what}")
-    known = [test for test in tests.values() if test is not None and test.n > 1]
-    sizes = [100 * size for test in known if (size := statistics.detectable(test, tails, len(known))) is not None]
-    if sizes:
-        seeds = " or ".join(map(str, sorted({test.n for test in known})))
-        most = f" to {max(sizes):.1f}" if len(sizes) > 1 else ""
-        share = f"{statistics.POWER:.0%} of cases"
-        parts.append(f"{seeds} seeds could have shown a difference of {min(sizes):.1f}{most} points (in {share})")
-    elif known:
-        parts.append("differences that are equal for all seeds can't be tested")
-    else:
-        parts.append("without two seeds in common with the baseline nothing can be shown over seeds")
-    return "; ".join(parts)

@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from stepjepa.config.jepa import DEFAULTS, NEEDS_VIEWS
 from stepjepa.evaluation.output import describe_trained_on
 from stepjepa.store.fingerprint import model_fingerprint
 from stepjepa.store.folder import RUN_FILE
-from stepjepa.store.record import RunRecord, origin_of, read_record, read_run
+from stepjepa.store.record import Fingerprints, RunRecord, origin_of, read_record, read_run
 
 SUMMARY = ".summary.json"
 SWEEP_FILE = "sweep.json"
@@ -165,6 +165,9 @@ class EvaluatedRun:
     views: str | None  # whose similarity was measured: llm-jepa or step-jepa
     loaded: dict[str, Any]  # how the model was loaded for training: dtype, chat template, attention
     trained_on: str | None = None  # which share of the test prompts was trained on, in words
+    fingerprints: Fingerprints = field(default_factory=Fingerprints)
+    mixed: tuple[str, ...] = ()  # changes between launches that make it no clean seed of its arm, in words
+    noted: tuple[str, ...] = ()  # other changes between launches: versions, machines, processes
 
     def mean(self, measure: str) -> float | None:
         """The mean of one of ``MEASURES``, or one of ``FIGURES``."""
@@ -221,6 +224,9 @@ def read_evaluated_run(folder: str | os.PathLike[str], evaluation: str | None = 
         views=summary.settings.similarity,
         loaded=record.loaded,
         trained_on=_describe_trained_on(file, summary),
+        fingerprints=record.fingerprints or Fingerprints(),
+        mixed=tuple(_changes(record, mixed=True)),
+        noted=tuple(_changes(record, mixed=False)),
     )
 
 
@@ -230,6 +236,14 @@ def _required(folder: Path, record: RunRecord, name: str) -> Any:
     if part is None:
         raise origin_of(folder).missing(name, "a text" if name == "model" else "an object")
     return part
+
+
+def _changes(record: RunRecord, *, mixed: bool) -> Iterator[str]:
+    """In what the launches of a run differ, in words."""
+    for launch in record.launches:
+        for change in launch.changes:
+            if change.mixed is mixed:
+                yield f"resumed at step {launch.from_step or 0} with another {change}"
 
 
 def _describe_trained_on(file: Path, summary: _Summary) -> str | None:
@@ -273,6 +287,9 @@ def _settings(folder: Path, record: RunRecord) -> dict[str, Any]:
         if record.order.records_per_micro_step is None:
             raise origin_of(folder).missing("order.records_per_micro_step", "a whole number of at least 1")
         settings["batch_size"] = record.order.records_per_micro_step
+    if record.objective is not None:
+        # Terms that were passed in Python, instead of those of ``jepa``.
+        settings["objective"] = str(record.objective.get("sha256"))[:8]
     settings["same_flop"] = bool(record.same_flop)
     if settings["same_flop"]:
         # Worked out from the compute of these epochs, with the order of the data, and so with the seed.
@@ -329,26 +346,69 @@ def _examples(file: Path, summary: _Summary) -> tuple[list[int], dict[str, list[
     return [answer.index for answer in answers], examples
 
 
+DATA = ("training data (sha256)", "eval_split", "split_seed", "bytes")
+"""Parts of the protocol that identify the files of the training data."""
+
+_TEXT_SETTINGS = ("model", "pretrain", "plain", "labels", "max_length", "over_length")
+"""Settings that decide which tokens a record's main text becomes."""
+
+
 def refuse_different(runs: Sequence[EvaluatedRun], only: Sequence[str] = ()) -> None:
     """Raise ``UserError`` if a run has other data, another test, or was asked or scored in another way.
 
-    With ``only``, the examples and these parts of the protocol must be equal, in all runs of which they are known: of
-    the answers of another program it is not known how they were made.
+    Of two runs of one seed the tokens of the main texts must be equal, and the base weights, where both are recorded;
+    where the tokens are, it does not matter which files they were read from. With ``only``, just these parts of the
+    protocol and the examples must be equal, in all runs that record them: of the answers of another program it is not
+    known how they were made.
     """
     first = runs[0]
     known = {what: value for run in reversed(runs) for what, value in run.protocol.items() if value is not None}
     for run in runs[1:]:
-        said = [
+        same_texts = (
+            not only and run.fingerprints.texts is not None and run.fingerprints.texts == first.fingerprints.texts
+        )
+        differences = [
             f"{what.replace('_', ' ')} is {_short(ours)} instead of {_short(theirs)}"
             for what in only or first.protocol | run.protocol
             if (ours := run.protocol.get(what)) != (theirs := (known if only else first.protocol).get(what))
-            if not (only and ours is None)
+            if not (only and ours is None) and not (same_texts and what in DATA)
         ]
-        if not said and run.indices != first.indices:
-            said = ["they were not asked the same examples"]
-        if said:
-            fault = f"can't be compared with {first.folder}: {said[0]}"
-            raise UserError(f"{fault}; train and evaluate all alike, or leave this one out", path=run.folder)
+        if not differences and run.indices != first.indices:
+            differences = ["they were not asked the same examples"]
+        if differences:
+            raise _incomparable(run, first, differences[0])
+    if not only:
+        _refuse_other_beginnings(runs)
+
+
+def _refuse_other_beginnings(runs: Sequence[EvaluatedRun]) -> None:
+    """Raise ``UserError`` if runs of one seed began with other training texts or other weights."""
+    for number, run in enumerate(runs):
+        for other in runs[:number]:
+            if other.seed != run.seed:
+                continue
+            if _differ(run.fingerprints.texts, other.fingerprints.texts) and _alike(run, other, _TEXT_SETTINGS):
+                raise _incomparable(run, other, "its training texts are others, by columns, template, records or order")
+            if _differ(run.fingerprints.weights, other.fingerprints.weights) and _alike(run, other, _WEIGHT_SETTINGS):
+                raise _incomparable(run, other, "the weights that it began with are others")
+
+
+_WEIGHT_SETTINGS = ("model", "pretrain", "quantized")
+
+
+def _differ(ours: str | None, theirs: str | None) -> bool:
+    return None not in (ours, theirs) and ours != theirs
+
+
+def _alike(run: EvaluatedRun, other: EvaluatedRun, settings: Sequence[str]) -> bool:
+    """Whether two runs should have the same texts or weights: they agree in these settings and in the loading."""
+    loaded = all(run.loaded.get(name) == other.loaded.get(name) for name in ("dtype", "chat_template"))
+    return loaded and all(run.settings.get(name) == other.settings.get(name) for name in settings)
+
+
+def _incomparable(run: EvaluatedRun, other: EvaluatedRun, difference: str) -> UserError:
+    fault = f"can't be compared with {other.folder}: {difference}"
+    return UserError(f"{fault}; train and evaluate all alike, or leave this one out", path=run.folder)
 
 
 def _short(value: Any) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stepjepa.base.errors import UserError
-from stepjepa.study.comparison import Comparison
+from stepjepa.study.arms import ComparedArms
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,7 +22,7 @@ def check_picture(path: str | os.PathLike[str], flag: str = "--plot") -> None:
         raise UserError(f"{flag} draws {' or '.join(PICTURES)}; end its name in one of them", path=path)
 
 
-def picture(comparison: Comparison, kind: str) -> bytes:
+def picture(comparison: ComparedArms, kind: str) -> bytes:
     """The content of a ``png`` or ``svg`` file; the same data gives the same bytes."""
     from matplotlib import rc_context
 
@@ -33,7 +33,7 @@ def picture(comparison: Comparison, kind: str) -> bytes:
     return content.getvalue()
 
 
-def draw(comparison: Comparison) -> Figure:
+def draw(comparison: ComparedArms) -> Figure:
     """One axes for each measure, one row for each arm, the baseline on top."""
     from matplotlib.figure import Figure
 

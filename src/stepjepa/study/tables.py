@@ -10,7 +10,7 @@ from typing import Any
 
 from stepjepa.base.terminal import finite
 from stepjepa.evaluation.output import mean_with_interval
-from stepjepa.study.comparison import Comparison, verdict
+from stepjepa.study.arms import ComparedArms
 from stepjepa.study.evaluated_run import FIGURES, MEASURES, read_evaluated_run, refuse_different, run_names
 
 WIDTH = 80
@@ -130,12 +130,12 @@ def report_text(rows: Sequence[dict[str, Any]]) -> str:
     return f"{_wrap(sentence)}\n\n{listed}{_text_table(('run', 'mode', 'K', 'accuracy', *forms), cells)}"
 
 
-def tables(comparison: Comparison) -> list[Table]:
+def tables(comparison: ComparedArms) -> list[Table]:
     """What the arms came to, and their differences from the baseline over seeds and over examples."""
     return [_arms(comparison), _over_seeds(comparison), _over_examples(comparison)]
 
 
-def _arms(comparison: Comparison) -> Table:
+def _arms(comparison: ComparedArms) -> Table:
     names = comparison.measure_names()
     best = max(found.mean for arm in comparison.arms if (found := arm.spread("headline")) is not None)
     rows = []
@@ -151,7 +151,7 @@ def _arms(comparison: Comparison) -> Table:
     return Table("Mean ± standard deviation over seeds; *: best", ("arm", "seeds", *names.values(), *_HEADS), rows)
 
 
-def _over_seeds(comparison: Comparison) -> Table:
+def _over_seeds(comparison: ComparedArms) -> Table:
     names, rows = comparison.measure_names(), []
     for name, found in comparison.differences.items():
         cells = [name, ", ".join(found.equal) or "neither", str(len(found.seeds))]
@@ -170,7 +170,7 @@ def _over_seeds(comparison: Comparison) -> Table:
     )
 
 
-def _over_examples(comparison: Comparison) -> Table:
+def _over_examples(comparison: ComparedArms) -> Table:
     known, rows = "lenient" in comparison.measure_names(), []
     for name, found in comparison.differences.items():
         test = found.by_example
@@ -190,7 +190,7 @@ def _p_text(value: float | None) -> str:
     return "< 0.0001" if value is not None and value < 0.0001 else form(value, "{:.4f}")
 
 
-def _heading(comparison: Comparison) -> str:
+def _heading(comparison: ComparedArms) -> str:
     test = comparison.test
     return (
         f"{len(comparison.arms)} arms, {sum(len(arm.runs) for arm in comparison.arms)} runs, baseline "
@@ -199,10 +199,10 @@ def _heading(comparison: Comparison) -> str:
     )
 
 
-def as_text(comparison: Comparison) -> str:
+def as_text(comparison: ComparedArms) -> str:
     """For a terminal: the verdict in one sentence, then tables of at most 80 columns."""
     names, listed = _numbered([arm.name for arm in comparison.arms])
-    blocks = [_wrap(verdict(comparison)), f"{_wrap(_heading(comparison))}\n\n{listed}".rstrip()]
+    blocks = [_wrap(comparison.verdict), f"{_wrap(_heading(comparison))}\n\n{listed}".rstrip()]
     for table in tables(comparison):
         rows = [(names[row[0]], *row[1:]) for row in table.rows]
         blocks.append(f"{_wrap(table.title)}\n\n{_text_table(table.columns, rows)}")
@@ -210,13 +210,13 @@ def as_text(comparison: Comparison) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def as_markdown(comparison: Comparison) -> str:
+def as_markdown(comparison: ComparedArms) -> str:
     """For a README or an issue."""
 
     def escaped(text: str) -> str:
         return re.sub(r"([\\`*_|<>])", r"\\\1", text)
 
-    blocks = [escaped(verdict(comparison)), escaped(_heading(comparison))]
+    blocks = [escaped(comparison.verdict), escaped(_heading(comparison))]
     for table in tables(comparison):
         head, *rows = ["| " + " | ".join(map(escaped, cells)) + " |" for cells in (table.columns, *table.rows)]
         rule = "|---|" + "---:|" * (len(table.columns) - 1)
@@ -225,7 +225,7 @@ def as_markdown(comparison: Comparison) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def as_json(comparison: Comparison) -> str:
+def as_json(comparison: ComparedArms) -> str:
     """Every number, for programs; what is not known, or is infinite as a ``max_grad_norm`` may be, is null."""
     arms = []
     for arm in comparison.arms:
@@ -253,12 +253,16 @@ def as_json(comparison: Comparison) -> str:
             }
         )
     value = {
-        "verdict": verdict(comparison),
+        "verdict": comparison.verdict,
         "test": comparison.test,
         "scores": comparison.scores,
         "baseline": comparison.baseline.name,
         "corrected": f"{comparison.tails}-tailed p, Holm",
         "arms": arms,
+        "kept_out": [
+            {"folder": str(each.run.folder), "seed": each.run.seed, "arm": each.arm, "reasons": list(each.run.mixed)}
+            for each in comparison.kept_out
+        ],
         "notes": list(comparison.notes),
     }
     return json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
@@ -269,5 +273,5 @@ def _plain(value: Any) -> Any:
     return value._asdict() if hasattr(value, "_asdict") else value
 
 
-FORMATS: dict[str, Callable[[Comparison], str]] = {"text": as_text, "markdown": as_markdown, "json": as_json}
+FORMATS: dict[str, Callable[[ComparedArms], str]] = {"text": as_text, "markdown": as_markdown, "json": as_json}
 """What a comparison can be written as."""

@@ -95,7 +95,9 @@ def console_line(logs: dict[str, float]) -> str | None:
 class LogCallback(TrainerCallback):
     """Writes every line of logs to ``metrics.jsonl``, prints its losses, and warns once in a run of a collapse."""
 
-    _warned = False
+    def __init__(self, recorder: Any) -> None:
+        self._recorder = recorder
+        self._warned = False
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
@@ -103,7 +105,8 @@ class LogCallback(TrainerCallback):
         """Of a resumed run, drop what was logged after the checkpoint: those steps are run again."""
         self._warned = any(collapse(line) for line in state.log_history)
         path = Path(args.output_dir) / METRICS_FILE
-        if state.is_world_process_zero and path.exists():
+        # A further call of ``train`` begins its own history behind what is logged.
+        if state.is_world_process_zero and path.exists() and not self._recorder.steps_before:
             write_jsonl(
                 path, [{"step": line["step"], "epoch": line.get("epoch"), **line} for line in state.log_history]
             )
@@ -121,7 +124,8 @@ class LogCallback(TrainerCallback):
         path = Path(args.output_dir) / METRICS_FILE
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps({"step": state.global_step, "epoch": state.epoch, **logs}) + "\n")
+            step = self._recorder.steps_before + state.global_step
+            stream.write(json.dumps({"step": step, "epoch": state.epoch, **logs}) + "\n")
         if (line := console_line(logs)) is not None:
             # Above the progress bar, where there is one.
             tqdm.write(f"step {state.global_step}/{state.max_steps}  {line}", file=sys.stdout)

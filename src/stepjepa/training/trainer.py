@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
-from transformers.trainer_utils import speed_metrics
+from transformers.trainer_utils import SaveStrategy, speed_metrics
 
 from stepjepa.base.errors import UserError, is_out_of_memory
 from stepjepa.batch.dataset import Prepared, StepSampler
@@ -31,11 +31,14 @@ from stepjepa.models.presets import PREFIX
 from stepjepa.objectives.jepa import Jepa
 from stepjepa.objectives.objective import Losses, Objective, jepa_loss
 from stepjepa.objectives.term import Context, gather_rows, no_gather
+from stepjepa.store.folder import save_whole
 from stepjepa.training import checks, saving
 from stepjepa.training.callbacks import BarCallback, LogCallback, NonfiniteGuard
+from stepjepa.training.description import describe, passed
 from stepjepa.training.flops import FlopModel
 from stepjepa.training.meter import Meter, measure
 from stepjepa.training.plan import FlopTracker, Plan
+from stepjepa.training.recording import Recorder
 from stepjepa.training.resuming import ResumeCallback
 
 if TYPE_CHECKING:
@@ -96,6 +99,17 @@ class JepaTrainer(Trainer):
         track_flop: bool = False,
     ) -> None:
         self.jepa = jepa or JepaConfig()
+        # Before any of it is loaded.
+        self.passed = passed(
+            model,
+            train_dataset,
+            eval_dataset,
+            tokenizer=processing_class,
+            objective=objective,
+            optimizer=optimizers[0],
+            views=views,
+        )
+        self.recorder = Recorder(self)
         checks.refuse_contradictions(args)
         # Tried before a model is loaded.
         checks.refuse_data(self.jepa, args, (objective or Objective.from_config(self.jepa)).compares_pairs)
@@ -129,7 +143,7 @@ class JepaTrainer(Trainer):
             train_dataset=self.prepared.dataset if self.prepared else None,
             eval_dataset=self.prepared_eval.dataset if self.prepared_eval else None,
             processing_class=processing_class,
-            callbacks=[LogCallback(), *callbacks],
+            callbacks=[self.recorder, LogCallback(self.recorder), *callbacks],
             optimizers=optimizers,
         )
         checks.refuse_processes(args, self.accelerator.num_processes)
@@ -238,10 +252,40 @@ class JepaTrainer(Trainer):
 
     # -- the whole ----------------------------------------------------------------------------------------------------
 
-    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """As in Trainer; UserError where memory has run out, or a loss or a gradient is not finite."""
+    def train(
+        self,
+        resume_from_checkpoint: str | bool | None = None,
+        *args: Any,
+        allow_changes: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """As in Trainer, recorded in the run folder as ``stepjepa train`` does.
+
+        At the end the folder holds the trained model, unless ``save_strategy`` is ``no``: then ``save_model()`` saves
+        it. A further call trains on, as a further launch of the same run.
+
+        Args:
+            resume_from_checkpoint: a checkpoint folder; True or ``last`` for the last complete one in the run folder,
+                ``auto`` for the same if there is any.
+            args: as in Trainer.
+            allow_changes: resume although data, their order or the objective have changed.
+            kwargs: as in Trainer.
+
+        Raises:
+            UserError: the run folder holds the record of another run or of other settings, memory has run out, or a
+                loss or a gradient is not finite.
+        """
+        self.recorder.describe(*describe(self))
+        checkpoint, resumes = self.recorder.open(resume_from_checkpoint), bool(resume_from_checkpoint)
+        with self.recorder.launch(checkpoint, resumes=resumes, allow_changes=allow_changes):
+            result = self.train_steps(checkpoint, *args, **kwargs)
+            self.recorder.finish(save=self.args.save_strategy != SaveStrategy.NO)
+        return result
+
+    def train_steps(self, checkpoint: str | None, *args: Any, **kwargs: Any) -> Any:
+        """Train without a record of it; arguments and errors as for :meth:`train`."""
         try:
-            result = super().train(resume_from_checkpoint, *args, **kwargs)
+            result = super().train(checkpoint, *args, **kwargs)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -316,6 +360,16 @@ class JepaTrainer(Trainer):
         self.evaluated = {self.state.global_step: named}
         self.control: Any = self.callback_handler.on_evaluate(self.args, self.state, self.control, named)
         return named
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """As in Trainer; atomically, with checksums."""
+        folder = Path(output_dir or str(self.args.output_dir))
+        if self._part is not None:
+            super().save_model(str(folder), _internal_call=True)
+            return
+        save_whole(folder, lambda part: super(JepaTrainer, self).save_model(part, _internal_call=True))
+        if self.args.push_to_hub and not _internal_call:
+            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
     # -- saving and loading: private where Trainer has no other hook ---------------------------------------------------
 

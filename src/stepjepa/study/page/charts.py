@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from stepjepa.base import terminal
 from stepjepa.base.terminal import PALETTE
-from stepjepa.study.comparison import Comparison
+from stepjepa.study.arms import ComparedArms
 from stepjepa.study.page.logged_run import Run, is_number
 
 DASHES = {"solid": "none", "dash": "8 4", "dot": "3 3", "dashdot": "8 3 3 3", "longdash": "12 4"}
@@ -54,7 +54,7 @@ def chart_text(text: object) -> str:
     return escape(terminal.visible_lines(str(text)), quote=False)
 
 
-def looks(runs: Sequence[Run], comparison: Comparison | None) -> Look:
+def looks(runs: Sequence[Run], comparison: ComparedArms | None) -> Look:
     """Give each arm a colour and each of its seeds a line style; runs outside of arms get colours of their own."""
     arms = comparison.arms if comparison else ()
     places = {run.folder: (colour, seed) for colour, arm in enumerate(arms) for seed, run in enumerate(arm.runs)}

@@ -16,7 +16,7 @@ from markupsafe import Markup
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import read_jsonl
 from stepjepa.base.terminal import visible_lines
-from stepjepa.study.comparison import Comparison, compare, verdict
+from stepjepa.study.comparison import Comparison, compare
 from stepjepa.study.page.charts import DASHES, Look, curves, json_block, looks, read_template, render
 from stepjepa.study.page.logged_run import Run, is_number
 from stepjepa.study.plot import picture
@@ -45,12 +45,14 @@ class Section:
         return render("section.html", parts=self.parts)
 
 
-def make_page(runs: Sequence[Run], baseline: str | None = None, analysis: str | None = None) -> str:
+def make_page(
+    runs: Sequence[Run], baseline: str | None = None, analysis: str | None = None, *, mixed_runs: bool = False
+) -> str:
     """The page of some runs as text, the same for the same runs.
 
-    ``baseline`` as for :func:`compare`, ``analysis`` as for :func:`embedding_section`.
+    ``baseline`` and ``mixed_runs`` as for :func:`compare`, ``analysis`` as for :func:`embedding_section`.
     """
-    compared = compare_runs(runs, baseline)
+    compared = compare_runs(runs, baseline, mixed_runs=mixed_runs)
     look = looks(runs, next((comparison for _, comparison, _ in compared if comparison), None))
     makers: dict[str, Callable[[], Section]] = {
         "arms": lambda: comparison_section(compared),
@@ -109,7 +111,9 @@ def _by_evaluation(runs: Sequence[Run]) -> dict[str, list[Run]]:
     return {name: [run for run in runs if name in run.evaluations] for name in names}
 
 
-def compare_runs(runs: Sequence[Run], baseline: str | None = None) -> list[tuple[str, Comparison | None, str]]:
+def compare_runs(
+    runs: Sequence[Run], baseline: str | None = None, *, mixed_runs: bool = False
+) -> list[tuple[str, Comparison | None, str]]:
     """For each evaluation that two finished runs have: its name, the comparison, and the reason where there is none.
 
     ``UserError`` if the user named a baseline, and the runs can't be compared with it.
@@ -120,7 +124,7 @@ def compare_runs(runs: Sequence[Run], baseline: str | None = None) -> list[tuple
         if len(finished) < 2:
             continue
         try:
-            found.append((name, compare(finished, baseline=baseline, evaluation=name), ""))
+            found.append((name, compare(finished, baseline=baseline, evaluation=name, mixed_runs=mixed_runs), ""))
         except UserError as error:
             if baseline is not None:
                 raise
@@ -138,7 +142,7 @@ def comparison_section(compared: Sequence[tuple[str, Comparison | None, str]]) -
         if comparison is None:
             part["warnings"] = [f"The runs are not compared: {reason}"]
         else:
-            said = verdict(comparison)
+            said = comparison.verdict
             part |= {"verdict": f"{said[0].upper()}{said[1:]}.", "notes": comparison.notes}
             part |= {"tables": tables(comparison), "texts": ["Runs that differ in nothing but their seeds are an arm."]}
             title = "Means of the arms with standard deviations over seeds, as in the first table"

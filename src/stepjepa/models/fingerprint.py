@@ -1,0 +1,75 @@
+"""A fingerprint of the weights that a model was loaded with, before training adds rows of tokens to them."""
+
+import hashlib
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stepjepa.chat.tokens import END_OF_TURN, PERCEPTION, all_predictor_ids
+from stepjepa.models.architecture import HEADS, base_model
+
+CHUNK, CHUNKS = 2**16, 256
+"""Of a tensor of more than 16 MiB so many evenly spaced chunks of so many bytes are hashed; training changes all."""
+
+# What PEFT puts into the names of weights that it wraps, and what names weights of its own.
+_WRAPPERS = ("base_layer", "original_module", "token_adapter")
+_ADAPTERS = ("lora_", "trainable_tokens_", "modules_to_save")
+
+
+def weights_fingerprint(model: Any, tokenizer: Any) -> str | None:
+    """Hash the weights of a model without those that training adds; None if they are not all in this process.
+
+    Left out are adapters, heads of terms, and the embedding rows of predictor tokens, of the tokens of the plain format
+    and of what lies beyond the tokenizer. So the hash is the same before and after a model is set up for an objective.
+    """
+    base = base_model(model)
+    known = tokenizer.get_added_vocab()
+    added = {*all_predictor_ids(tokenizer), *(known[token] for token in (PERCEPTION, END_OF_TURN) if token in known)}
+    rows = [index for index in range(len(tokenizer)) if index not in added]
+    embeddings = [base.get_input_embeddings(), base.get_output_embeddings()]
+    by_token = {id(weight) for module in embeddings if module is not None for weight in module.parameters()}
+    digest = hashlib.sha256()
+    # A tied weight has one name, the first.
+    weights = {_plain_name(name): weight for name, weight in base.named_parameters() if not _is_added(name)}
+    for name, weight in sorted(weights.items()):
+        if weight.is_meta or hasattr(weight, "ds_id"):  # of DeepSpeed, which shards while it loads
+            return None
+        values = _select(weight.detach(), rows) if id(weight) in by_token else weight.detach()
+        digest.update(f"{name} {values.dtype} {tuple(values.shape)}\n".encode())
+        _update(digest, values)
+    return digest.hexdigest()
+
+
+def _plain_name(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
+def _is_added(name: str) -> bool:
+    parts = name.split(".")
+    return HEADS in parts or any(part.startswith(_ADAPTERS) for part in parts)
+
+
+def _select(weight: Tensor, rows: list[int]) -> Tensor:
+    """The rows of some tokens that a weight has; without a copy where nothing lies between them."""
+    rows = [row for row in rows if row < len(weight)]
+    if rows == list(range(len(rows))):
+        return weight[: len(rows)]
+    return weight[torch.tensor(rows, device=weight.device)]
+
+
+def _update(digest: Any, values: Tensor) -> None:
+    """Add the bytes of a tensor to a hash, of a large one evenly spaced chunks."""
+    flat = values.contiguous().reshape(-1).view(torch.uint8)
+    size = flat.numel()
+    if size <= CHUNK * CHUNKS:
+        digest.update(_bytes(flat))
+        return
+    for number in range(CHUNKS):
+        start = number * (size - CHUNK) // (CHUNKS - 1)
+        digest.update(_bytes(flat[start : start + CHUNK]))
+
+
+def _bytes(flat: Tensor) -> np.ndarray[Any, Any]:
+    return flat.cpu().numpy()

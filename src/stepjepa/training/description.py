@@ -1,0 +1,291 @@
+"""A training run as its folder describes it, made of a ``JepaTrainer`` and what it was passed."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import inspect
+import os
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers.trainer_pt_utils import AcceleratorConfig
+
+from stepjepa.base.errors import UserError
+from stepjepa.base.files import fingerprint
+from stepjepa.base.json_object import JsonObject
+from stepjepa.batch.dataset import Prepared
+from stepjepa.config.jepa import JepaConfig
+from stepjepa.config.option import has_effect, options_of
+from stepjepa.config.run import FLAT, RunConfig
+from stepjepa.config.trainer import usual_fields
+from stepjepa.data.records import as_records, records_fingerprint
+from stepjepa.models.architecture import base_model
+from stepjepa.models.fingerprint import weights_fingerprint
+from stepjepa.models.weights import parameter_counts
+from stepjepa.store.fingerprint import model_fingerprint
+from stepjepa.store.folder import CONFIG_FILE
+from stepjepa.store.record import Lora, Order, RunRecord, Source, Training, machine, versions
+
+# Fields of TrainingArguments that belong to one launch, that ``JepaTrainer`` sets itself, or that are a secret.
+NOT_WRITTEN = (
+    *("output_dir", "resume_from_checkpoint", "hub_token", "local_rank", "debug", "disable_tqdm", "eval_steps"),
+    *("remove_unused_columns", "logging_nan_inf_filter", "dataloader_pin_memory", "ddp_find_unused_parameters"),
+    *("do_train", "do_eval", "do_predict", "per_device_eval_batch_size"),
+)
+
+
+@dataclass(frozen=True)
+class Passed:
+    """What a ``JepaTrainer`` was passed by name, and which of its arguments were objects."""
+
+    model: str | None  # a folder, hub id or preset; None for an object
+    train: str | None  # a file, folder or hub data set; None for records
+    held_out: str | None
+    tokenizer: bool
+    objective: bool
+    optimizer: bool
+    views: bool
+
+
+def passed(
+    model: Any, train: Any, held_out: Any, *, tokenizer: Any, objective: Any, optimizer: Any, views: Any
+) -> Passed:
+    """Note what a trainer is passed, before any of it is loaded."""
+    names = [os.fspath(each) if isinstance(each, str | os.PathLike) else None for each in (model, train, held_out)]
+    return Passed(
+        model=names[0],
+        train=names[1],
+        held_out=names[2],
+        tokenizer=tokenizer is not None,
+        objective=objective is not None,
+        optimizer=optimizer is not None,
+        views=views is not None,
+    )
+
+
+# -- run.yaml ----------------------------------------------------------------------------------------------------------
+
+
+def describe_objects(trainer: Any, names: Collection[str]) -> dict[str, JsonObject]:
+    """Describe objects that a run was passed in Python, by their names in ``config.run.PASSED_OBJECTS``."""
+    objects: dict[str, JsonObject] = {}
+    if "model" in names:
+        digest = weights_fingerprint(trainer.model, trainer.processing_class)
+        objects["model"] = {"object": type(base_model(trainer.model)).__name__, "sha256": digest}
+    if "tokenizer" in names:
+        objects["tokenizer"] = _described_tokenizer(trainer.processing_class)
+    if "objective" in names:
+        objects["objective"] = describe_objective(trainer.objective)
+    for name, prepared in (("train_dataset", trainer.prepared), ("eval_dataset", trainer.prepared_eval)):
+        if name in names and prepared is not None:
+            about = source_of(prepared, None)
+            objects[name] = {"records": about.records, "sha256": about.sha256}
+    return objects
+
+
+def config_of(trainer: Any) -> RunConfig:
+    """Describe the run of a trainer, with descriptions in the place of objects that it was passed."""
+    passed, args = trainer.passed, trainer.args
+    # Views that a function gives are parts of the records.
+    train = None if passed.views else passed.train
+    is_object = {
+        "model": passed.model is None,
+        "tokenizer": passed.tokenizer,
+        "objective": passed.objective,
+        "train_dataset": train is None,
+        "eval_dataset": passed.held_out is None,
+    }
+    objects = describe_objects(trainer, [name for name, is_passed in is_object.items() if is_passed])
+    is_file = train is not None and Path(train).is_file()
+    return RunConfig(
+        model_name=passed.model,
+        train_file=train if is_file else None,
+        dataset=[train] if train is not None and not is_file else None,
+        eval_file=passed.held_out,
+        jepa=_with_effect(trainer.jepa),
+        output_dir=str(args.output_dir),
+        batch_size=args.per_device_train_batch_size,
+        grad_accum=args.gradient_accumulation_steps,
+        learning_rate=args.learning_rate,
+        num_epochs=args.num_train_epochs,
+        eval_steps=_eval_steps(args) if passed.held_out is not None else None,
+        finetune_seed=args.seed,
+        track_flop=trainer.tracker is not None,
+        trainer=_named_fields(args),
+        objects=objects,
+    )
+
+
+def _eval_steps(args: Any) -> int | None:
+    return int(args.eval_steps) if str(args.eval_strategy.value) == "steps" and args.eval_steps >= 1 else None
+
+
+def _with_effect(jepa: JepaConfig) -> JepaConfig:
+    """The same objective, in which every option without effect has its default."""
+    values, usual = vars(jepa), vars(JepaConfig(mode=jepa.mode))
+    idle = [
+        each.name
+        for each in options_of(JepaConfig)
+        if not has_effect(each, values) or (each.about.get("views") and not jepa.uses_views)
+    ]
+    return dataclasses.replace(jepa, **{name: usual[name] for name in idle})
+
+
+def _named_fields(args: Any) -> JsonObject:
+    """The fields of ``TrainingArguments`` in which a run differs from one of ``stepjepa train`` that names none."""
+    usual = {each.name: _plain(each.default) for each in dataclasses.fields(args) if each.init}
+    usual |= {name: _plain(value) for name, value in usual_fields().items()}
+    usual["accelerator_config"] = AcceleratorConfig().to_dict()
+    named: JsonObject = {}
+    for name, raw in args.to_dict().items():
+        if name in FLAT or name in NOT_WRITTEN or name not in usual:
+            continue
+        value, default = _plain(raw), usual[name]
+        if value == default or (value is False and default is None):
+            continue
+        if value is None:
+            # A file has no word for no value, but for no reports.
+            named |= {name: "none"} if name == "report_to" else {}
+        else:
+            named[name] = value
+    return named
+
+
+def _plain(value: Any) -> Any:
+    """A value or a default as a file has it: of an enum its text, and None for what is empty."""
+    value = getattr(value, "value", value)
+    is_empty = value is dataclasses.MISSING or value == "none" or (isinstance(value, str | list | dict) and not value)
+    return None if is_empty else value
+
+
+def _described_tokenizer(tokenizer: Any) -> JsonObject:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    text = repr((None if backend is None else backend.to_str(), tokenizer.chat_template))
+    return {"object": type(tokenizer).__name__, "sha256": hashlib.sha256(text.encode()).hexdigest()}
+
+
+def describe_objective(objective: Any) -> JsonObject:
+    """Describe an ``Objective`` that was passed in Python, with a hash of its settings and of the code of own terms."""
+    terms = {name: re.sub(r" at 0x[0-9a-f]+", "", repr(term)) for name, term in objective.terms.items()}
+    code = [_source(type(term)) for term in objective.terms.values()]
+    digest = hashlib.sha256(repr((sorted(terms.items()), code, objective.layer)).encode()).hexdigest()
+    return {"object": "Objective", "sha256": digest, "terms": terms}
+
+
+def _source(kind: type) -> str:
+    """The code of a class of the user; empty for ours, which have a version, and for code that is in no file."""
+    if kind.__module__.partition(".")[0] == "stepjepa":
+        return ""
+    try:
+        return inspect.getsource(kind)
+    except (OSError, TypeError):
+        return ""
+
+
+# -- run.json ----------------------------------------------------------------------------------------------------------
+
+
+def source_of(prepared: Prepared, name: str | None) -> Source:
+    """Describe the records of a data set that was read from ``name``; None for records in memory."""
+    count = prepared.counts["records"] + prepared.counts.get("skipped", 0)
+    if prepared.rows is None:
+        return Source(file=name, records=count, sha256=prepared.dataset.fingerprints()[1])
+    if name is not None and Path(name).is_file():
+        return Source(file=Path(name).name, records=count, sha256=fingerprint(name))
+    return Source(file=name, records=count, sha256=records_fingerprint(as_records(prepared.rows)))
+
+
+def _adapter(model: Any) -> Lora | None:
+    """Describe the adapter of a PEFT model."""
+    config: Any = getattr(model, "peft_config", {}).get(getattr(model, "active_adapter", None))
+    rank = getattr(config, "r", None)
+    if not isinstance(rank, int):
+        return None
+    targets = config.target_modules
+    about = {
+        "dropout": config.lora_dropout,
+        "targets": targets if isinstance(targets, str) else ",".join(sorted(targets or ())),
+        "dora": config.use_dora,
+        "rslora": config.use_rslora,
+    }
+    return Lora(rank=rank, alpha=config.lora_alpha, other=about)
+
+
+def describe(trainer: Any) -> tuple[RunRecord, RunConfig | None]:
+    """Describe the run of a trainer by what it was passed; without a ``RunConfig`` where no file can describe it."""
+    try:
+        config = config_of(trainer)
+    except UserError as error:
+        # Settings that transformers takes, and a file of ours does not.
+        if trainer.is_world_process_zero():
+            print(f"note: {CONFIG_FILE} is not written, since it can't describe this run: {error}")
+        config = None
+    return describe_run(config, trainer), config
+
+
+def describe_run(
+    config: RunConfig | None,
+    trainer: Any,
+    *,
+    command: list[str] | None = None,
+    data: Mapping[str, Source] | None = None,
+) -> RunRecord:
+    """Describe a run that begins.
+
+    Args:
+        config: the run's settings; None where they are not known.
+        trainer: it has the data and the model.
+        command: the command line as it was typed; None for a run from Python.
+        data: files that the records were read from; None for those that the trainer was passed.
+    """
+    trainable, total = parameter_counts(trainer.model)
+    training, prepared, passed = trainer.args, trainer.prepared, trainer.passed
+    if prepared is None:
+        raise ValueError("train: expected a train_dataset, got none; pass one to JepaTrainer")
+    base = base_model(trainer.model)
+    commit = getattr(base.config, "_commit_hash", None)
+    config = config or RunConfig(model_name=passed.model)
+    name = config.model_name or base.config._name_or_path or type(base).__name__
+    if data is None:
+        data = {"train": source_of(prepared, None if passed.views else passed.train)}
+        if trainer.prepared_eval is not None:
+            data["eval"] = source_of(trainer.prepared_eval, passed.held_out)
+    return RunRecord(
+        status="running",
+        command=command,
+        directory=str(Path.cwd()),
+        model=name,
+        model_fingerprint=model_fingerprint(name) if Path(name).is_dir() else commit,
+        machine=machine(use_cpu=training.use_cpu),
+        versions=versions(),
+        jepa=trainer.jepa.to_dict(),
+        objective=describe_objective(trainer.objective) if passed.objective else None,
+        loaded={
+            "dtype": config.dtype if config.model_name else str(base.dtype).removeprefix("torch."),
+            "pretrain": config.pretrain,
+            "train_tokenizer": None,  # of earlier versions
+            "quantized": config.quantized,
+            "chat_template": None if config.chat_template is None else fingerprint(config.chat_template),
+            "attn_implementation": config.attn_implementation,
+        },
+        encoding={"used": trainer.encoding, "because": trainer.encoding_reason},
+        lora=_adapter(trainer.model),
+        training=Training.of(training),
+        order=Order(
+            seed=training.seed,
+            data_seed=training.data_seed,
+            records_per_micro_step=training.per_device_train_batch_size * training.world_size,
+            gradient_accumulation_steps=training.gradient_accumulation_steps,
+            train_sampling_strategy=str(training.train_sampling_strategy),
+        ),
+        data=dict(data),
+        counts=prepared.counts,
+        eval_counts=trainer.prepared_eval.counts if trainer.prepared_eval else None,
+        tokens={**prepared.tokens, "ratio": prepared.tokens["all"] / prepared.tokens["main"]},
+        template=prepared.template,
+        parameters={"trained": trainable, "total": total},
+    )

@@ -1,0 +1,272 @@
+"""The run record of a ``JepaTrainer``: written when training begins, at every checkpoint, and at the end."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from transformers import TrainerCallback
+
+from stepjepa.base.errors import UserError
+from stepjepa.base.files import atomic_write
+from stepjepa.base.processes import is_main_process
+from stepjepa.base.signals import Stopped
+from stepjepa.config.run import RunConfig
+from stepjepa.data.records import as_records
+from stepjepa.models.fingerprint import weights_fingerprint
+from stepjepa.store.folder import CONFIG_FILE, RUN_FILE, open_run_folder
+from stepjepa.store.hub import write_card
+from stepjepa.store.prompts import system_prompts, write_trained_prompts
+from stepjepa.store.record import Change, Fingerprints, Launch, Results, RunRecord, remove_start, write_record
+from stepjepa.store.resume import launch_settings, resumed_launches
+
+
+class Recorder(TrainerCallback):
+    """Writes ``run.json``, ``run.yaml`` and ``trained_prompts.json`` of a trainer into its run folder.
+
+    Attributes:
+        record: the run record as it was written last; None before training.
+        steps_before: optimizer steps of earlier calls of ``train`` by the same trainer.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._described: RunRecord | None = None
+        self._config: RunConfig | None = None
+        self._fingerprints: Fingerprints | None = None
+        self._started: float | None = None
+        self._launched = 0.0
+        self.record: RunRecord | None = None
+        self.steps_before = 0
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return Path(str(self._trainer.args.output_dir))
+
+    def describe(self, record: RunRecord, config: RunConfig | None, started: float | None = None) -> None:
+        """Take the description of the run whose launch is to be recorded.
+
+        Args:
+            record: the run record, without launches and results.
+            config: what ``run.yaml`` says; None for a run that no file can describe.
+            started: the time at which the run was started, by default that of its launch.
+        """
+        self._described, self._config, self._started = record, config, started
+
+    # -- a launch ------------------------------------------------------------------------------------------------------
+
+    def open(self, resume: str | bool | None) -> str | None:
+        """Check the run folder before a launch, and return the checkpoint to resume from, or None.
+
+        Args:
+            resume: a checkpoint folder; True or ``last`` for the last complete one, ``auto`` for the last one if there
+                is any.
+
+        Raises:
+            UserError: the folder holds the record of another run, or no checkpoint to resume from.
+        """
+        if resume in (None, False):
+            if self.record is None and is_main_process() and (self.folder / RUN_FILE).is_file():
+                raise UserError(
+                    "holds the record of a run; train(resume_from_checkpoint=True) resumes it, or name another "
+                    "output_dir",
+                    path=self.folder,
+                )
+            return None
+        return open_run_folder(str(self.folder), "last" if resume is True else str(resume), self._say)[1]
+
+    @contextmanager
+    def launch(self, checkpoint: str | None, *, resumes: bool, allow_changes: bool = False) -> Iterator[None]:
+        """Record a launch: what is trained inside the block.
+
+        A run that fails is recorded as such; where the launch took no step, the folder's record stays what it was.
+
+        Args:
+            checkpoint: what :meth:`open` or ``open_run_folder`` returned.
+            resumes: whether to resume a run; without a checkpoint it begins anew.
+            allow_changes: resume although data, their order or the objective have changed.
+
+        Raises:
+            UserError: the run to resume has other settings, or is finished.
+        """
+        started, first = time.time(), self.record is None
+        path = self.folder / RUN_FILE
+        before = path.read_bytes() if path.is_file() else None
+        now = self._describe()
+        settings = launch_settings(now) | self._passed_optimizer()
+        now = replace(now, launches=[Launch(settings=settings, versions=now.versions, machine=now.machine)])
+        if resumes:
+            launches = resumed_launches(self.folder, checkpoint, now, allow_changes=allow_changes, say=self._say)
+            now = replace(now, launches=launches)
+        elif not first:
+            now = self._further(now)
+        self._started = self._started or started
+        self._write(now)
+        try:
+            yield
+        except (Stopped, KeyboardInterrupt):
+            self._cover(self._trainer.state.global_step)
+            self._write(replace(self.record or now, status="interrupted"))
+            raise
+        except Exception as error:
+            self._fail(error, before)
+            raise
+
+    def _describe(self) -> RunRecord:
+        """The record of the run that begins, without its launches."""
+        if self._described is None:
+            raise ValueError("expected a described run; call Recorder.describe first")
+        prepared = self._trainer.prepared
+        if self._fingerprints is None:
+            self._fingerprints = self._fingerprint()
+        # Of what is tokenised already the records may not be known.
+        rows = None if prepared is None or prepared.rows is None else list(as_records(prepared.rows))
+        prompts = self._described.system_prompts if rows is None else system_prompts(rows)
+        return replace(self._described, status="running", fingerprints=self._fingerprints, system_prompts=prompts)
+
+    def _passed_optimizer(self) -> dict[str, Any]:
+        """The settings of an optimizer that the trainer was passed, which its arguments don't name."""
+        if not self._trainer.passed.optimizer:
+            return {}
+        optimizer = self._trainer.optimizer
+        rates = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
+        decays = [float(group.get("weight_decay", 0.0)) for group in optimizer.param_groups]
+        same = {"learning_rate": rates, "weight_decay": decays}
+        values = {name: each[0] if len(set(each)) == 1 else each for name, each in same.items()}
+        return {"optim": type(getattr(optimizer, "optimizer", optimizer)).__name__, **values}
+
+    def _fingerprint(self) -> Fingerprints:
+        """The fingerprints of data and base weights, as the main process has them."""
+        trainer, values = self._trainer, [Fingerprints()]
+        if is_main_process():
+            held_out = trainer.prepared_eval
+            records, texts = trainer.prepared.dataset.fingerprints() if trainer.prepared else (None, None)
+            values = [
+                Fingerprints(
+                    records=records,
+                    texts=texts,
+                    eval_records=None if held_out is None else held_out.dataset.fingerprints()[0],
+                    weights=weights_fingerprint(trainer.model, trainer.processing_class),
+                )
+            ]
+        if dist.is_available() and dist.is_initialized():
+            # Others may hold no weights yet, and all must agree whether a run may be resumed.
+            dist.broadcast_object_list(values)
+        return values[0]
+
+    def _further(self, now: RunRecord) -> RunRecord:
+        """The record of a further call of ``train``, which goes on with the weights and begins a schedule anew."""
+        assert self.record is not None
+        *_, launch = now.launches
+        self.steps_before = self.record.launches[-1].to_step
+        change = Change(name="schedule", before="as it was", now=f"begun anew at step {self.steps_before}", mixed=True)
+        launches = [*self.record.launches, replace(launch, changes=[change])]
+        return replace(now, launches=launches)
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    def _write(self, record: RunRecord) -> None:
+        self.record = record
+        write_record(self.folder, record)
+
+    def _say(self, line: str) -> None:
+        if self._trainer.is_world_process_zero():
+            print(line, flush=True)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Write down from which step the launch goes on, and the files that belong to the record."""
+        self._launched = time.time()
+        self._cover(state.global_step, begins=True)
+        if self.record is None or self._config is None:
+            return
+        self._write(self.record)
+        if not is_main_process():
+            return
+        with atomic_write(self.folder / CONFIG_FILE) as stream:
+            stream.write(self._config.to_yaml())
+        prepared = self._trainer.prepared
+        if prepared is not None and prepared.rows is not None:
+            write_trained_prompts(self.folder, as_records(prepared.rows))
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Write down how far the launch has come, since it may be killed."""
+        if self.record is not None:
+            self._cover(state.global_step)
+            self._write(self.record)
+
+    def _cover(self, step: int, *, begins: bool = False) -> None:
+        """Set the steps and seconds of the launch that is running."""
+        if self.record is None:
+            return
+        *earlier, launch = self.record.launches
+        step += self.steps_before
+        seconds = time.time() - self._launched if self._launched else 0.0
+        launch = replace(launch, to_step=step, seconds=seconds)
+        launch = replace(launch, from_step=step) if begins else launch
+        self.record = replace(self.record, launches=[*earlier, launch])
+
+    def finish(self, *, save: bool, evaluation: dict[str, float] | None = None) -> RunRecord:
+        """Save the trained model into the run folder if asked for, and record the run as finished, with its results.
+
+        Args:
+            save: save the model, too.
+            evaluation: metrics of the trained weights; None for those of an evaluation after the last step, if any.
+        """
+        trainer, state = self._trainer, self._trainer.state
+        assert self.record is not None
+        self._cover(state.global_step)
+        if save:
+            trainer.save_model(_internal_call=True)
+        metrics = trainer.evaluated.get(state.global_step, {}) if evaluation is None else evaluation
+        launches = self.record.launches
+        record = self.record.finished(
+            Results(
+                steps=launches[-1].to_step,
+                tokens=trainer.meter.num_tokens,
+                flops=state.total_flos,
+                last_log=next((line for line in reversed(state.log_history) if "lm_loss" in line), {}),
+                train_seconds=sum(launch.seconds for launch in launches),
+                seconds=time.time() - (self._started or time.time()),
+                evaluation={name: value for name, value in metrics.items() if name.startswith("eval_")},
+            )
+        )
+        if save and is_main_process():
+            write_card(self.folder, run=record)
+        # Last: a run that is marked as finished is not begun again, whatever is missing.
+        self._write(record)
+        return record
+
+    def _fail(self, error: Exception, before: bytes | None) -> None:
+        """Record that the run failed; put back what the folder held ``before`` where this launch took no step."""
+        trainer, folder = self._trainer, self.folder
+        for callback in trainer.callback_handler.callbacks:
+            # The thread of TensorBoard's writer would go on writing into a folder that is removed.
+            if getattr(callback, "tb_writer", None) is not None:
+                callback.tb_writer.close()
+        with suppress(OSError):
+            if self.trained or (isinstance(error, OSError) and before is None):
+                assert self.record is not None
+                self._cover(trainer.state.global_step)
+                self._write(replace(self.record, status="failed", error=str(error)))
+            elif before is not None:
+                if is_main_process():
+                    with atomic_write(folder / RUN_FILE, "wb") as stream:
+                        stream.write(before)
+            else:
+                shutil.rmtree(folder / "tensorboard", ignore_errors=True)
+                remove_start(folder)
+            if not self.trained and before is None:
+                self.record = None
+
+    @property
+    def trained(self) -> bool:
+        """Whether this launch has taken a step."""
+        return bool(self._trainer.state.global_step > getattr(self._trainer, "_initial_global_step", math.inf))
