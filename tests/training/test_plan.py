@@ -135,7 +135,9 @@ def test_same_compute_as_the_regular_run_measured(trained_tokenizer: Any, tmp_pa
     measured = []
     equal = equal_compute(trainer(trained_tokenizer, tmp_path, config, 40, **arguments).plan, 1)
     for chosen, steps in (({"mode": "regular"}, -1), (config, equal.steps)):
-        run = trainer(trained_tokenizer, tmp_path, chosen, 40, max_steps=steps, num_train_epochs=1, **arguments)
+        run = trainer(
+            trained_tokenizer, tmp_path / chosen["mode"], chosen, 40, max_steps=steps, num_train_epochs=1, **arguments
+        )
         run.tracker = FlopTracker(run.flops, run.total, lambda line: None, steps=1000)
         run.train()
         run.tracker.close()

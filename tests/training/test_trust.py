@@ -43,7 +43,7 @@ def test_a_token_is_in_no_file_and_is_kept_for_its_use(tiny_tokenizer: Any, tmp_
     made.save_model(str(tmp_path / "final"))
     assert made.args.hub_token == "hf_sEcReT"
     files = [file for file in tmp_path.rglob("*") if file.is_file()]
-    assert sum(file.name == "training_args.bin" for file in files) == 3
+    assert sum(file.name == "training_args.bin" for file in files) == 4
     assert not [file for file in files if b"sEcReT" in file.read_bytes()]
 
 

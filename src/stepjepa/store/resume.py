@@ -49,13 +49,20 @@ def launch_settings(record: RunRecord) -> dict[str, Any]:
 
 
 def resumed_launches(
-    folder: Path, checkpoint: str | None, now: RunRecord, *, allow_changes: bool, say: Callable[[str], None]
+    folder: Path,
+    checkpoint: str | None,
+    now: RunRecord,
+    *,
+    allow_changes: bool,
+    say: Callable[[str], None],
+    refuse_finished: bool = True,
 ) -> list[Launch]:
     """The launches of a run that is resumed, the one that begins now at the end, with what has changed.
 
     The checkpoint may be that of another run, whose settings are compared then. UserError if the model, the data, their
     order or the objective have changed, unless with ``allow_changes``. These and other changes, such as that of the
-    learning rate, are said, one line each.
+    learning rate, are said, one line each. FinishedError with ``refuse_finished`` for a finished run that is to be no
+    longer.
     """
     *_, launch = now.launches
     own = (folder / RUN_FILE).is_file()
@@ -71,7 +78,7 @@ def resumed_launches(
             "(`allow_changes` resumes it all the same)",
             path=folder,
         )
-    if own and before.status == "finished" and _length(before) == _length(now):
+    if refuse_finished and own and before.status == "finished" and _length(before) == _length(now):
         raise FinishedError("the run is finished; there is nothing to resume", path=folder)
     if checkpoint is None:
         # It was stopped before its first checkpoint, and begins anew.

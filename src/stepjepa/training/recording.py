@@ -21,7 +21,7 @@ from stepjepa.base.signals import Stopped
 from stepjepa.config.run import RunConfig
 from stepjepa.data.records import as_records
 from stepjepa.models.fingerprint import weights_fingerprint
-from stepjepa.store.folder import CONFIG_FILE, RUN_FILE, open_run_folder
+from stepjepa.store.folder import CONFIG_FILE, RUN_FILE, checkpoint_fault, open_run_folder
 from stepjepa.store.hub import write_card
 from stepjepa.store.prompts import system_prompts, write_trained_prompts
 from stepjepa.store.record import Change, Fingerprints, Launch, Results, RunRecord, remove_start, write_record
@@ -81,10 +81,17 @@ class Recorder(TrainerCallback):
                     path=self.folder,
                 )
             return None
-        return open_run_folder(str(self.folder), "last" if resume is True else str(resume), self._say)[1]
+        if resume is True or str(resume).lower() in ("last", "true", "auto"):
+            return open_run_folder(str(self.folder), "last" if resume is True else str(resume), self._say)[1]
+        # As in Trainer, it may be older than others.
+        if fault := checkpoint_fault(Path(str(resume)), read_all=True):
+            raise UserError(f"is not a complete checkpoint ({fault}); name another one, or 'last'", path=str(resume))
+        return str(resume)
 
     @contextmanager
-    def launch(self, checkpoint: str | None, *, resumes: bool, allow_changes: bool = False) -> Iterator[None]:
+    def launch(
+        self, checkpoint: str | None, *, resumes: bool, allow_changes: bool = False, refuse_finished: bool = False
+    ) -> Iterator[None]:
         """Record a launch: what is trained inside the block.
 
         A run that fails is recorded as such; where the launch took no step, the folder's record stays what it was.
@@ -93,9 +100,10 @@ class Recorder(TrainerCallback):
             checkpoint: what :meth:`open` or ``open_run_folder`` returned.
             resumes: whether to resume a run; without a checkpoint it begins anew.
             allow_changes: resume although data, their order or the objective have changed.
+            refuse_finished: raise ``FinishedError`` for a run that is finished; Trainer trains it no further.
 
         Raises:
-            UserError: the run to resume has other settings, or is finished.
+            UserError: the run to resume has other settings.
         """
         started, first = time.time(), self.record is None
         path = self.folder / RUN_FILE
@@ -104,8 +112,8 @@ class Recorder(TrainerCallback):
         settings = launch_settings(now) | self._passed_optimizer()
         now = replace(now, launches=[Launch(settings=settings, versions=now.versions, machine=now.machine)])
         if resumes:
-            launches = resumed_launches(self.folder, checkpoint, now, allow_changes=allow_changes, say=self._say)
-            now = replace(now, launches=launches)
+            choices = {"allow_changes": allow_changes, "refuse_finished": refuse_finished}
+            now = replace(now, launches=resumed_launches(self.folder, checkpoint, now, say=self._say, **choices))
         elif not first:
             now = self._further(now)
         self._started = self._started or started
