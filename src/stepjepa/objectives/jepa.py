@@ -200,7 +200,7 @@ class Jepa:
             config = JepaConfig(**{name: value for name, value in record.jepa.items() if name in DEFAULTS})
         jepa = cls(model, tokenizer, config, device=base_model(model).device, rows=False, heads=False)
         jepa.system_prompt = common_system_prompt(record.system_prompts or [])
-        jepa._lacks_objective = "objective" in record.other
+        jepa._lacks_objective = record.objective is not None
         return jepa
 
     def __repr__(self) -> str:
@@ -418,7 +418,7 @@ class Jepa:
             return
         record = RunRecord(jepa=json.loads(json.dumps(self.config.to_dict())), versions=versions())
         if self._own_objective is not None:
-            record = replace(record, other={"objective": {"terms": self._own_objective.names}})
+            record = replace(record, objective={"terms": self._own_objective.names})
         if self.system_prompt is not None:
             record = replace(record, system_prompts=[self.system_prompt])
         if (path / RUN_FILE).is_file() and read_record(path).jepa != record.jepa:
