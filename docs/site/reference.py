@@ -18,6 +18,7 @@ GROUPS = {
     "Settings": ("config",),
     "Objectives": ("objectives",),
     "Training": ("training",),
+    "Comparison": ("study",),
     "Errors": ("base",),
 }
 """Heading -> packages of the names that stand under it."""
