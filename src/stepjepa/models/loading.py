@@ -206,7 +206,7 @@ def load_for_inference(
         if is_adapter:
             grow(model, rows_of(tokenizer))
             model = load_adapter(model, name).merge_and_unload()
-            load_generation_config(model, name)
+            load_generation_config(model, tokenizer, name)
         else:
             _give_rows(model, tokenizer, name)
     if device is None:
