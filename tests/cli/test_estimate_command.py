@@ -11,7 +11,7 @@ import pytest
 import tiny
 from stepjepa.base.files import write_jsonl
 from stepjepa.cli.main import main
-from stepjepa.cli.train import DEVICES
+from stepjepa.config.devices import DEVICES
 
 
 @pytest.fixture

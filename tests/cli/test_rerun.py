@@ -81,8 +81,10 @@ def test_the_weights_are_the_same_bit_for_bit_from_anywhere(
     assert before["command"][:3] == ["train", "--train_file", "data.jsonl"]
     assert "--config" in before["command"]
     first, second = (yaml.safe_load((place / "run.yaml").read_text()) for place in (folder / "run", tmp_path / "again"))
+    # What has other values: paths are absolute, and nothing is reported.
+    files = {name: str(folder / first[name]) for name in ("train_file", "eval_file")}
     silent = {"output_dir": str(tmp_path / "again"), "report_to": "none", "push_to_hub": False}
-    assert {**first, **silent} == second
+    assert {**first, **files, **silent} == second
     assert (first["mode"], first["lbd"], first["jepa_ratio"], first["use_cpu"]) == ("step-jepa", 0.5, 0.5, True)
     assert not first.keys() & {"config", "resume_from_checkpoint", "step_jepa"}
     assert before["data"]["train"]["sha256"] == fingerprint(folder / "data.jsonl")
@@ -194,3 +196,27 @@ def test_the_objective_of_a_run_of_the_first_edition_is_that_of_its_record(
     of_first_edition(changed(folder, tmp_path), ["--lora", 3])
     assert main(["rerun", str(place), "--output_dir", str(tmp_path / "other")]) == 2
     assert "holds no 'arguments'" in capsys.readouterr().err
+
+
+def test_the_configuration_of_a_run_folder_trains_it_again_from_anywhere(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    flags = ["train", "--config", str(folder / "run" / "run.yaml"), "--output_dir", "again"]
+    assert main(flags) == 0
+    assert fingerprint("again/model.safetensors") == fingerprint(folder / "run" / "model.safetensors")
+    # Without a folder of its own it would begin in the old one.
+    assert main(flags[:-2]) == 2
+    assert "are required: --output_dir" in capsys.readouterr().err
+    # It may come from a stranger.
+    place = changed(folder, tmp_path, {"layout": "own_layout:nothing"})
+    flags = ["train", "--config", str(place / "run.yaml"), "--output_dir", "other"]
+    assert main(flags) == 2
+    assert "the run had --layout 'own_layout:nothing', which runs code of others; pass --trust_folder" in (
+        capsys.readouterr().err
+    )
+    assert main([*flags, "--trust_folder"]) == 2
+    assert "can't load 'own_layout:nothing'" in capsys.readouterr().err
+    named = ["--train_file", "a", "--model_name", "m", "--output_dir", "o"]
+    assert main(["train", *named, "--trust_folder"]) == 2
+    assert "--trust_folder does nothing without --config" in capsys.readouterr().err

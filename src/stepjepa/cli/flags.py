@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from functools import cache
 
 from stepjepa.base.errors import UserError
-from stepjepa.base.files import existing_file, read_text
 from stepjepa.base.json_object import JsonObject
 from stepjepa.cli.parser import Parser, as_arguments, with_dashes
 from stepjepa.cli.published import translate_train
 from stepjepa.config.option import Option, option
-from stepjepa.config.run import FLAT, GROUPS, PASSED_OBJECTS, WRITTEN, RunConfig, read_flat
+from stepjepa.config.run import FLAT, GROUPS, PASSED_OBJECTS, WRITTEN, RunConfig, line_of, read_flat
 from stepjepa.config.shortcuts import JEPA, SHORTCUTS, TERMS, flat_objective
 from stepjepa.config.trainer import WITHOUT_EFFECT, trainer_options
+from stepjepa.running.repeat import is_record, recorded_settings
 
 OBJECTIVE = "objective (neither --regular nor --step_jepa means LLM-JEPA)"
 
@@ -79,15 +79,17 @@ def note(text: str) -> None:
 # -- a file of flags ---------------------------------------------------------------------------------------------------
 
 
-def arguments_of_file(parser: Parser, path: str, given: Sequence[str]) -> list[str]:
+def arguments_of_file(parser: Parser, path: str, given: Sequence[str], *, trusted: bool = False) -> list[str]:
     """Read a YAML file of flags as arguments, without those that the command line ``given`` has, too.
 
+    The file of a run folder repeats its run, see ``repeat.recorded_settings``.
+
     Raises:
-        UserError: the file is wrong, or a line of it, whose number is named.
+        UserError: the file is wrong, or a line of it, whose number is named; or it names code that is not trusted.
     """
     overridden = {parser.destination(each.partition("=")[0]) for each in given} - {None}
     arguments = list[str]()
-    for name, value in read_flat(path).items():
+    for name, value in (recorded_settings(path, trusted=trusted) if is_record(path) else read_flat(path)).items():
         try:
             if name == "config":
                 raise UserError("'config' is no setting of a file; leave it out")
@@ -96,12 +98,7 @@ def arguments_of_file(parser: Parser, path: str, given: Sequence[str]) -> list[s
             words = as_arguments({name: value})
             trainer_values(parser, parser.parse_known_args(translate_train(words)[0])[1])
         except (ValueError, TypeError) as error:  # json's own for a date or for what holds itself
-            lines = [
-                line.lstrip(" \t{,'\"?").replace("-", "_")
-                for line in read_text(existing_file(path, "configuration file")).splitlines()
-            ]
-            line = next((number for number, text in enumerate(lines, start=1) if text.startswith(name)), None)
-            raise UserError(str(error), path=path, line=line) from None
+            raise UserError(str(error), path=path, line=line_of(path, name)) from None
         if parser.destination(f"--{name}") not in overridden:
             arguments += words
     return arguments

@@ -18,6 +18,7 @@ from stepjepa.base.terminal import escape_unencodable_output, print_json
 from stepjepa.cli.commands import COMMANDS, load, make_parser, parse
 from stepjepa.cli.flags import trainer_flags
 from stepjepa.cli.parser import with_dashes
+from stepjepa.config.run import FLAT
 
 
 def normalise(arguments: Sequence[str]) -> list[str]:
@@ -80,7 +81,7 @@ def _with_dashes(name: str, message: str) -> str:
     """Return a message of the library, which names settings, with the command's flags in their place."""
     if name not in COMMANDS:
         return message
-    flags = make_parser(name).flags()
+    flags = [*make_parser(name).flags(), *(f"--{each}" for each in FLAT if name in ("rerun", "sweep"))]
     if "transformers" in sys.modules and name in ("train", "estimate"):
         flags += trainer_flags()
     return with_dashes(message, flags)

@@ -7,7 +7,7 @@ from contextlib import chdir
 from dataclasses import dataclass
 from pathlib import Path
 
-from stepjepa.base.errors import UserError, shown, visible
+from stepjepa.base.errors import UserError, visible
 from stepjepa.base.files import fingerprint
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.processes import is_main_process
@@ -15,8 +15,8 @@ from stepjepa.cli.commands import Command, load
 from stepjepa.cli.flags import settings_of_earlier_run
 from stepjepa.cli.parser import as_arguments
 from stepjepa.config.option import option
-from stepjepa.config.run import RunConfig, read_flat
-from stepjepa.models.presets import is_hub_id
+from stepjepa.config.run import RunConfig
+from stepjepa.running.repeat import SILENT, changes_since, is_record, recorded_settings, refuse_code
 from stepjepa.store.folder import CONFIG_FILE, RUN_FILE, open_run_folder
 from stepjepa.store.record import read_run
 
@@ -40,20 +40,19 @@ def run(args: argparse.Namespace) -> int:
     folder = Path(args.folder).absolute()
     old, new = read_run(folder), Path(args.output_dir or f"{folder}-rerun").absolute()
     open_run_folder(str(new), None, resumable=False)
-    settings = _recorded_settings(folder, old)
-    # Training runs where the run was started, if that is still there: paths become absolute; hub ids and presets stay.
+    settings = _recorded_settings(folder, old, trusted=args.trust_folder)
     moved = {name: getattr(args, name) for name in ("train_file", "eval_file", "data_file", "model_name")}
     moved = {name: str(Path(path).absolute()) if Path(path).exists() else path for name, path in moved.items() if path}
-    settings |= {**moved, "output_dir": str(new), "report_to": "none", "push_to_hub": False}
+    settings |= {**moved, "output_dir": str(new)}
+    # What it needs may be asked for only now: a model of the hub in the place of one in a folder.
+    refuse_code(settings, trusted=args.trust_folder)
     directory = Path(str(old.get("directory", "")))
+    # Training runs where the run was started, if that is still there: terms of its own may lie there.
     with chdir(directory if directory.is_dir() else Path.cwd()):
-        # First of all: a configuration loads a layout of the user's own.
-        if (code := _runs_code(settings)) and not args.trust_folder:
-            raise UserError(f"the run had {code}, which runs code of others; pass --trust_folder if you trust it")
         config = RunConfig.from_flat(settings)
         config.refuse_missing()
         try:
-            changes, differences = _changes(old, config)
+            changes, differences = changes_since(old, config)
         except (KeyError, TypeError, AttributeError):
             told = "is damaged: expected 'data', 'loaded', 'versions' and 'machine' of a run; restore it"
             raise UserError(told, path=folder / RUN_FILE) from None
@@ -67,57 +66,14 @@ def run(args: argparse.Namespace) -> int:
     return _compare(folder, new, old, bool(changes)) if is_main_process() else 0
 
 
-def _recorded_settings(folder: Path, old: JsonObject) -> JsonObject:
+def _recorded_settings(folder: Path, old: JsonObject, *, trusted: bool) -> JsonObject:
     """Return the settings of a run by the names of their flags; of 0.2.0, those that its arguments named."""
-    if (folder / CONFIG_FILE).is_file():
-        return read_flat(folder / CONFIG_FILE)
+    if is_record(folder / CONFIG_FILE):
+        return recorded_settings(folder / CONFIG_FILE, trusted=trusted)
     arguments = old.get("arguments")
     if not isinstance(arguments, list) or not all(isinstance(each, str) for each in arguments):
         raise UserError(f"there is no {CONFIG_FILE}, and run.json holds no 'arguments'; train again", path=folder)
-    return settings_of_earlier_run(arguments, old.get("jepa") or {})
-
-
-def _runs_code(settings: JsonObject) -> str:
-    """Name the flags that run code, which must be asked for, since a run folder may come from somebody untrusted."""
-    names = {name: str(value) for name, value in settings.items() if value is not None}
-    runs = {
-        "trust_remote_code": names.get("trust_remote_code", "false").lower() != "false",
-        "model_name": "model_name" in names and is_hub_id(names["model_name"]),
-        "eval_task": ":" in names.get("eval_task", ""),
-        "layout": ":" in names.get("layout", ""),
-        "attn_implementation": "/" in names.get("attn_implementation", ""),
-        "term": bool(settings.get("term")),
-    }
-    return ", ".join(f"--{name} {shown(settings[name])}" for name, is_code in runs.items() if is_code)
-
-
-def _changes(old: JsonObject, config: RunConfig) -> tuple[list[str], list[str]]:
-    """Return what has changed since: first what makes other weights; then what may change their last digits."""
-    from stepjepa.running.data import read_mixture
-    from stepjepa.store.fingerprint import model_fingerprint
-    from stepjepa.store.record import machine, versions
-
-    changes = []
-    for part, before in old["data"].items():
-        name, path = f"{part}_file", getattr(config, f"{part}_file")
-        digest: str | None
-        if part == "train" and config.dataset is not None:
-            path, digest = "--dataset", read_mixture(config)[1].sha256
-        elif path is None or not Path(path).is_file():
-            raise UserError(f"no such file; pass --{name} with where it is now", path=path or before["file"])
-        else:
-            digest = fingerprint(path)
-        changes += [f"{path} has changed since"] if digest != before.get("sha256") else []
-    template, model = old["loaded"]["chat_template"], str(config.model_name)
-    if template is not None and fingerprint(str(config.chat_template)) != template:
-        changes.append(f"{config.chat_template} has changed since")
-    if Path(model).is_dir() and model_fingerprint(model) != old.get("model_fingerprint"):
-        changes.append(f"the model in {model} has changed since")
-    was = {**old["versions"], **old["machine"]}
-    now = {**versions(), **machine(use_cpu=bool(config.trainer.get("use_cpu")))}
-    if now["processes"] != was["processes"]:
-        changes.append(f"the run had {was['processes']} processes (torchrun --nproc_per_node), not {now['processes']}")
-    return changes, [f"{name} was {was[name]} and is {now.get(name)}" for name in was if now.get(name) != was[name]]
+    return settings_of_earlier_run(arguments, old.get("jepa") or {}) | SILENT
 
 
 def _compare(folder: Path, new: Path, old: JsonObject, changed: bool) -> int:

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from stepjepa.base.json_object import JsonObject
 from stepjepa.base.processes import is_main_process
+from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import print_rows
 from stepjepa.cli.commands import Command
 from stepjepa.cli.flags import add_run, arguments_of_file, more_help, note, run_config, trainer_values
 from stepjepa.cli.parser import Parser
 from stepjepa.cli.published import CommandLine, translate_train
-from stepjepa.config.option import FROM_ONE, POSITIVE, SHARE, option
+from stepjepa.config.devices import DEVICES
+from stepjepa.config.option import FROM_ONE, POSITIVE, SHARE, option, refuse_without_effect
 from stepjepa.config.run import RunConfig
 
 
@@ -27,6 +28,7 @@ class LaunchFlags:
     json: bool = option(False, "one JSON document on standard output at the end; lines go to standard error")
     debug: int = option(0, "0 warnings, 1 progress, 2 details")
     config: str | None = option(None, "YAML file of flags; the command line wins", metavar="FILE")
+    trust_folder: bool = option(False, "with the `config` of a run folder: run code that it names", only_with="config")
     preset: Literal["paper"] | None = option(
         None, "defaults of the published programs instead of ours: labels, predictors, length; named flags win"
     )
@@ -44,23 +46,18 @@ def parse(parser: Parser, given: Sequence[str]) -> argparse.Namespace:
 
     ``args.given`` is the command line as it was given. Settings in the file of ``--config`` come before it.
     """
-    args = parse_run(parser, given)
-    parser.refuse_missing(args, "model_name", "output_dir")
-    args.run = run_config(args)
-    args.run.refuse_missing()
-    return args
-
-
-def parse_run(parser: Parser, given: Sequence[str]) -> argparse.Namespace:
-    """Parse flags of a run, with those of ``TrainingArguments`` in ``args.trainer``."""
-    arguments = list(given)
-    if (file := CommandLine.of(arguments).value("config")) is not None:
-        arguments = [*arguments_of_file(parser, file, given), *arguments]
+    arguments, line = list(given), CommandLine.of(given)
+    if (file := line.value("config")) is not None:
+        arguments = [*arguments_of_file(parser, file, given, trusted=line.is_on("trust_folder")), *arguments]
     arguments, notes = translate_train(arguments, RunConfig.eval_split)
     for each in notes:
         note(each)
     args, rest = parser.parse_known_args(arguments)
     args.given, args.trainer = list(given), trainer_values(parser, rest)
+    parser.refuse_missing(args, "model_name", "output_dir")
+    refuse_without_effect(vars(args), LaunchFlags)
+    args.run = run_config(args)
+    args.run.refuse_missing()
     return args
 
 
@@ -101,16 +98,6 @@ example: stepjepa train --train_file train.jsonl --model_name preset:tiny \\
 All fields of transformers.TrainingArguments are flags too, such as --bf16.""",
 )
 
-DEVICES = {
-    "a100": (312e12, 80e9),
-    "h100": (989e12, 80e9),
-    "h200": (989e12, 141e9),
-    "b200": (2250e12, 180e9),
-    "l40s": (362e12, 48e9),
-    "mi300x": (1307e12, 192e9),
-}
-"""Device -> FLOP/s of dense bfloat16 matrix products and bytes of memory, from its data sheet."""
-
 
 @dataclass
 class DeviceFlags:
@@ -125,54 +112,36 @@ class DeviceFlags:
 
 
 def add_estimate_flags(parser: Parser) -> None:
-    """Add the flags of ``train``, of which no output folder is required, since nothing is written to it."""
+    """Add the flags of ``train``; its required output folder, to which nothing is written here, has a default."""
     add_flags(parser)
+    parser.set_defaults(output_dir="estimate")
     parser.required.remove("output_dir")
-
-
-def parse_estimate(parser: Parser, given: Sequence[str]) -> argparse.Namespace:
-    """Parse as :func:`parse` does."""
-    args = parse_run(parser, given)
-    parser.refuse_missing(args, "model_name")
-    args.output_dir = getattr(args, "output_dir", "estimate")
-    args.run = run_config(args)
-    args.run.refuse_missing()
-    return args
 
 
 def estimate(args: argparse.Namespace) -> JsonObject:
     """Print what ``train --dry_run`` does, and time and memory on other devices."""
     from stepjepa.running.data import read_data
-    from stepjepa.running.estimate import GIB, dry_run
+    from stepjepa.running.estimate import GIB, dry_run, on_device
 
     peak, memory = DEVICES.get(args.device, (None, None))
     peak = args.peak_tflops * 1e12 if args.peak_tflops else peak
     memory = args.memory_gib * GIB if args.memory_gib else memory
     records, held_out, _ = read_data(args.run)
-    found = dry_run(args.run, records, held_out, processes=args.gpus, on_gpu=peak is not None, all_records=args.records)
-    if found is None:
+    estimated = dry_run(
+        args.run, records, held_out, processes=args.gpus, on_gpu=peak is not None, all_records=args.records
+    )
+    if estimated is None:
         # Another process of several prints it.
         return {}
-    flops, found["time"], found["device"] = found["flops"]["step"], None, None
-    if peak is None or flops is None:
-        print("time: not estimated; name a --device, or its --peak_tflops")
-    else:
-        step = flops / (peak * args.mfu * found["processes"])
-        run = step * found["steps"]
-        found["time"] = {"step_seconds": step, "run_seconds": run, "mfu": args.mfu, "peak": peak}
-        print(f"time: {step:.3g} s a step, {run / 3600:.3g} h in all, at an MFU of {args.mfu}")
-    if memory is not None:
-        fits = found["memory"]["peak"] <= memory
-        found["device"] = {"bytes": memory, "fits": fits}
-        print(f"device: {memory / GIB:.1f} GiB: the memory above {'fits' if fits else 'does NOT fit'}")
-    return found
+    on_device(estimated, peak, args.mfu, memory)
+    return estimated
 
 
 ESTIMATE = Command(
     estimate,
     add=add_estimate_flags,
     flags=((LaunchFlags, "run"), (DeviceFlags, "devices")),
-    parse=parse_estimate,
+    parse=parse,
     common="train_file max_length model_name dtype lora regular step_jepa layout predictors jepa_loss_type "
     "jepa_ratio batch_size grad_accum num_epochs config gpus device peak_tflops mfu memory_gib records",
     epilog="""\

@@ -271,7 +271,7 @@ class RunConfig:
         try:
             return cls.from_flat(values, note)
         except UserError as error:
-            raise UserError(str(error), path=path, line=_line_of(Path(path), str(error))) from None
+            raise UserError(str(error), path=path, line=line_of(path, *_words(error))) from None
 
     def to_yaml(self, *, launch: bool = False) -> str:
         """Return the text of a YAML file that :meth:`read` reads as an equal configuration."""
@@ -299,14 +299,18 @@ def read_flat(path: str | os.PathLike[str]) -> JsonObject:
     return flat
 
 
-def _line_of(file: Path, message: str) -> int | None:
-    """Return the number of the line of a YAML file whose key is the first in a message; None if there is none."""
-    lines = [line.lstrip(" \t{,'\"?").replace("-", "_") for line in read_text(file).splitlines()]
-    for word in message.replace("`", " ").replace("'", " ").replace(":", " ").split():
+def line_of(path: str | os.PathLike[str], *names: str) -> int | None:
+    """Return the number of the line of a YAML file whose key is the first of some words that is a key; else None."""
+    lines = [line.lstrip(" \t{,'\"?").replace("-", "_") for line in read_text(Path(path)).splitlines()]
+    for name in names:
         for number, line in enumerate(lines, start=1):
-            if line.partition(":")[0].strip(" '\"") == word and ":" in line:
+            if line.partition(":")[0].strip(" '\"") == name and ":" in line:
                 return number
     return None
+
+
+def _words(error: UserError) -> list[str]:
+    return str(error).replace("`", " ").replace("'", " ").replace(":", " ").split()
 
 
 def _trainer_setting(name: str, value: object) -> Any:

@@ -123,6 +123,29 @@ def dry_run(
     return found
 
 
+def on_device(estimated: dict[str, Any], peak: float | None, mfu: float, memory: float | None) -> None:
+    """Add ``time`` and ``device`` to what :func:`dry_run` returned, and print them.
+
+    Args:
+        estimated: changed in place.
+        peak: FLOP/s of a device; None if it is not known.
+        mfu: share of the peak that training reaches.
+        memory: bytes of a device; None if it is not known.
+    """
+    flops, estimated["time"], estimated["device"] = estimated["flops"]["step"], None, None
+    if peak is None or flops is None:
+        print("time: not estimated; name a --device, or its --peak_tflops")
+    else:
+        step = flops / (peak * mfu * estimated["processes"])
+        run = step * estimated["steps"]
+        estimated["time"] = {"step_seconds": step, "run_seconds": run, "mfu": mfu, "peak": peak}
+        print(f"time: {step:.3g} s a step, {run / 3600:.3g} h in all, at an MFU of {mfu}")
+    if memory is not None:
+        fits = estimated["memory"]["peak"] <= memory
+        estimated["device"] = {"bytes": memory, "fits": fits}
+        print(f"device: {memory / GIB:.1f} GiB: the memory above {'fits' if fits else 'does NOT fit'}")
+
+
 @contextmanager
 def _alone() -> Iterator[None]:
     """Hide from libraries that there are other processes, so that they do not wait for them."""

@@ -1,0 +1,102 @@
+"""Repeat a run from its record: what is set anew, what runs code of others, what has changed since. Free of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepjepa.base.errors import UserError, shown
+from stepjepa.base.files import fingerprint
+from stepjepa.config.run import PLACES, read_flat
+from stepjepa.models.presets import is_hub_id
+from stepjepa.store.folder import CONFIG_FILE, RUN_FILE
+from stepjepa.store.record import read_run
+
+if TYPE_CHECKING:
+    from stepjepa.config.run import RunConfig
+
+SILENT = {"report_to": "none", "push_to_hub": False}
+"""Settings of a repeated run, which reports and uploads nothing unless it is told to."""
+
+
+def is_record(file: str | Path) -> bool:
+    """Return whether a file is the configuration in a run folder."""
+    path = Path(file)
+    return path.name == CONFIG_FILE and path.is_file() and (path.parent / RUN_FILE).is_file()
+
+
+def recorded_settings(file: str | Path, *, trusted: bool) -> dict[str, Any]:
+    """Return the settings in a run folder's configuration, fit to repeat the run from any directory.
+
+    Relative paths are meant from where the run was started, if that is still there; the run folder itself is left out.
+
+    Raises:
+        UserError: they name code to run, and the folder, which may come from a stranger, is not ``trusted``.
+    """
+    settings = {name: value for name, value in read_flat(file).items() if name != "output_dir"} | SILENT
+    refuse_code(settings, trusted=trusted)
+    start = Path(str(read_run(Path(file).parent).get("directory", "")))
+
+    def moved(value: Any) -> Any:
+        # Hub ids and presets stay.
+        return str(start / str(value)) if (start / str(value)).exists() else value
+
+    for name in {*PLACES, "model_name", "dataset"} & settings.keys():
+        value = settings[name]
+        settings[name] = [moved(each) for each in value] if isinstance(value, list) else moved(value)
+    return settings
+
+
+def refuse_code(settings: Mapping[str, Any], *, trusted: bool) -> None:
+    """Raise ``UserError`` for settings that run code, unless it is trusted: a run folder may come from a stranger."""
+    names = {name: str(value) for name, value in settings.items() if value is not None}
+    runs = {
+        "trust_remote_code": names.get("trust_remote_code", "false").lower() != "false",
+        "model_name": "model_name" in names and is_hub_id(names["model_name"]),
+        "eval_task": ":" in names.get("eval_task", ""),
+        "layout": ":" in names.get("layout", ""),
+        "attn_implementation": "/" in names.get("attn_implementation", ""),
+        "term": bool(settings.get("term")),
+    }
+    if (code := [f"`{name}` {shown(settings[name])}" for name, is_code in runs.items() if is_code]) and not trusted:
+        raise UserError(
+            f"the run had {', '.join(code)}, which runs code of others; pass `trust_folder` if you trust it"
+        )
+
+
+def changes_since(old: Mapping[str, Any], config: RunConfig) -> tuple[list[str], list[str]]:
+    """Return what has changed since a run: first what makes other weights; then what may change their last digits.
+
+    Args:
+        old: the ``run.json`` of the run.
+        config: the run that repeats it.
+
+    Raises:
+        UserError: a file is missing, or ``run.json`` is damaged.
+    """
+    from stepjepa.running.data import read_mixture
+    from stepjepa.store.fingerprint import model_fingerprint
+    from stepjepa.store.record import machine, versions
+
+    changes = []
+    for part, before in old["data"].items():
+        name, path = f"{part}_file", getattr(config, f"{part}_file")
+        digest: str | None
+        if part == "train" and config.dataset is not None:
+            path, digest = "--dataset", read_mixture(config)[1].sha256
+        elif path is None or not Path(path).is_file():
+            raise UserError(f"no such file; pass --{name} with where it is now", path=path or before["file"])
+        else:
+            digest = fingerprint(path)
+        changes += [f"{path} has changed since"] if digest != before.get("sha256") else []
+    template, model = old["loaded"]["chat_template"], str(config.model_name)
+    if template is not None and fingerprint(str(config.chat_template)) != template:
+        changes.append(f"{config.chat_template} has changed since")
+    if Path(model).is_dir() and model_fingerprint(model) != old.get("model_fingerprint"):
+        changes.append(f"the model in {model} has changed since")
+    was = {**old["versions"], **old["machine"]}
+    now = {**versions(), **machine(use_cpu=bool(config.trainer.get("use_cpu")))}
+    if now["processes"] != was["processes"]:
+        changes.append(f"the run had {was['processes']} processes (torchrun --nproc_per_node), not {now['processes']}")
+    return changes, [f"{name} was {was[name]} and is {now.get(name)}" for name in was if now.get(name) != was[name]]
