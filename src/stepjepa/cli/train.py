@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from stepjepa.base.processes import is_main_process
 from stepjepa.base.json_object import JsonObject
+from stepjepa.base.processes import is_main_process
 from stepjepa.base.terminal import print_rows
 from stepjepa.cli.commands import Command
 from stepjepa.cli.flags import add_run, arguments_of_file, more_help, note, run_config, trainer_values
