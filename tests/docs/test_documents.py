@@ -28,7 +28,7 @@ from stepjepa.objectives.term import TERMS
 from stepjepa.tasks.registry import TASKS, load_task
 
 PAGES = [page for page in documents() if any(block.commands() or block.language for block in blocks(page))]
-QUICK = {"README.md", "docs/tutorial.md", "docs/design.md", "docs/tasks.md"}
+QUICK = {"README.md", "docs/tutorial.md", "docs/design.md", "docs/tasks.md", "docs/how-to/programs.md"}
 """Pages whose commands ``make test`` runs; ``make test-slow`` runs those of all others."""
 
 
@@ -69,6 +69,7 @@ def world(tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 def test_the_commands_of_a_document_run(
     page: str, slow: bool, world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    program: dict[str, Any] = {"__name__": "__main__"}
     for block in blocks(page):
         if block.title:
             target = world.folder / block.title
@@ -77,7 +78,11 @@ def test_the_commands_of_a_document_run(
         wanted = not block.mark or (block.mark == "slow" and slow)
         if block.language == "python" and not block.title and wanted and why_not(page, "") is None:
             code = re.sub(r"max_steps=\d+", 'max_steps=2, use_cpu=True, report_to="none"', block.text)
-            exec(compile(code, block.place, "exec"), {"__name__": "__main__"})
+            code = re.sub(
+                r'"max_steps": (\d+)', lambda steps: f'"max_steps": {int(steps[1]) // 50}, "use_cpu": True', code
+            )
+            # A page is one program.
+            exec(compile(code, block.place, "exec"), program)
         for words in block.commands():
             command = world.whole(words[1:]) if words[0] == "stepjepa" else words
             if not wanted or why_not(page, " ".join(words)) is not None:
