@@ -63,16 +63,18 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "short rows, nothing shared": {"mode": "llm-jepa", "row_length": 41, "share_prefixes": False, "last_token": -2},
     "a term with weights of its own": {"mode": "regular"},
     "router loss": {"mode": "regular", "router_loss": 0.9},
+    "beside a vision tower": {"mode": "llm-jepa"},
     "a contrastive distance of one's own": {"mode": "llm-jepa"},
 }
 
 # Those that are run in a minute's tests: of labels and pairs, of some steps alone, of all pairs, with modules.
 FEW = ["regular with stp", "cosine, half of the steps", "infonce", "mlp head, stp", "a term with weights of its own"]
-FEW += ["a contrastive distance of one's own"]
+FEW += ["a contrastive distance of one's own", "router loss", "beside a vision tower"]
 
 
 # Which model an objective is run on, where it is no Llama.
 ARCHITECTURES = {"head on experts": "qwen3_moe", "router loss": "mixtral", "layers before the LM head": "bert"}
+ARCHITECTURES |= {"beside a vision tower": "gemma3"}
 
 # Losses of a micro-batch as a whole: one process runs the micro-batches of two, one after the other.
 OF_MICRO_BATCHES = ["router loss"]
@@ -153,7 +155,7 @@ def sharded(name: str, world: int, rank: int) -> tuple[dict[str, torch.Tensor], 
     model = model_of(name).train()
     if config.encoding != "rows":
         enable_trees(model)
-    attach_heads(model, objective.heads(model.config, 3))
+    attach_heads(model, objective.heads(model.config.get_text_config(), 3))
     # Tried out where the weights are whole.
     LMHead(model)
     if world > 1:

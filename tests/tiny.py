@@ -126,6 +126,18 @@ EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+# Models with a part that text does not reach, in the same form.
+WITH_IMAGES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma3": (
+        "gemma3",
+        {
+            "text_config": {"vocab_size": VOCABULARY} | _LLAMA,
+            "vision_config": {"hidden_size": 22, "intermediate_size": 14, "num_hidden_layers": 2}
+            | {"num_attention_heads": 2, "image_size": 28, "patch_size": 14},
+            "mm_tokens_per_image": 4,
+        },
+    ),
+}
 WITH_WINDOW = [name for name in ARCHITECTURES if name.endswith("_window")]
 RECURRENT = ["mamba", "lfm2"]
 LAYERS_BEFORE_HEAD = ["minicpm3", "bert"]
@@ -135,14 +147,13 @@ ATTENTION_ONLY = [name for name in ARCHITECTURES if name not in RECURRENT]
 def make_model(name: str, attention: str = "sdpa", *, seed: int = 0, **changes: Any) -> Any:
     """A tiny model in evaluation mode, the same weights for the same seed whatever the attention implementation.
 
-    ``name`` is a key of ``ARCHITECTURES`` or ``EXPERTS``, ``changes`` are to its configuration.
+    ``name`` is a key of ``ARCHITECTURES``, ``EXPERTS`` or ``WITH_IMAGES``, ``changes`` are to its configuration.
     """
-    family, shape = (ARCHITECTURES | EXPERTS)[name]
+    family, shape = (ARCHITECTURES | EXPERTS | WITH_IMAGES)[name]
     tied = name in ("llama", "bert")
-    shape = {"vocab_size": VOCABULARY, "tie_word_embeddings": tied} | shape | changes
+    shape = {"vocab_size": VOCABULARY, "tie_word_embeddings": tied, "bos_token_id": None} | shape | changes
     config = AutoConfig.for_model(
         family,
-        bos_token_id=None,
         eos_token_id=2,
         pad_token_id=0,
         **shape,

@@ -114,7 +114,7 @@ def never_generated(model: Any, tokenizer: Any) -> list[int]:
     return [*all_predictor_ids(tokenizer), *range(len(tokenizer), rows)]
 
 
-def set_generation_defaults(model: Any, tokenizer: Any, ends: Sequence[int] = ()) -> None:
+def set_generation_defaults(model: Any, tokenizer: Any, ends: Sequence[int]) -> None:
     """Have plain ``generate`` of a model stop at the tokens ``ends`` and never produce an id that is no text.
 
     The settings are part of the model: every folder that it is saved to has them, see :func:`save_generation_config`.
@@ -122,8 +122,7 @@ def set_generation_defaults(model: Any, tokenizer: Any, ends: Sequence[int] = ()
     settings = model.generation_config
     if settings is None:  # a class of its own that can't generate
         return
-    if ends:
-        add_ends(model, ends)
+    add_ends(model, ends)
     suppressed = {*(settings.suppress_tokens or ())}
     # The last rows were no token when an earlier set-up suppressed them; the tokenizer may have grown since.
     last = model.get_input_embeddings().weight.shape[0] - 1
@@ -140,12 +139,10 @@ def save_generation_config(model: Any, folder: str | Path) -> None:
         settings.save_pretrained(folder)
 
 
-def load_generation_config(model: Any, tokenizer: Any, folder: str | Path) -> None:
-    """Give a model the generation settings in the folder of its adapter; those of folders of 0.2.0 are derived."""
+def load_generation_config(model: Any, folder: str | Path) -> None:
+    """Give a model the generation settings that a folder of an adapter holds, if it holds any."""
     if (Path(folder) / GENERATION_CONFIG_NAME).is_file():
         model.generation_config = GenerationConfig.from_pretrained(folder)
-    else:
-        set_generation_defaults(model, tokenizer)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from stepjepa.config.lora import LoraSettings
 from stepjepa.models import presets
 from stepjepa.models.generation import load_generation_config
 from stepjepa.models.presets import PREFIX, read_template, refuse_missing
+from stepjepa.models.probe import inside_of, unreached_parts
 from stepjepa.models.token_rows import (
     give_plain_tokens,
     give_predictors,
@@ -146,12 +147,15 @@ def add_lora(model: Any, settings: LoraSettings, trainable_ids: Sequence[int]) -
     """
     from peft import LoraConfig, get_peft_model
 
+    # An adapter in a part that text does not reach would never be trained.
+    unreached = unreached_parts(model)
     config = LoraConfig(
         task_type="CAUSAL_LM",
         r=settings.rank,
         lora_alpha=2 * settings.rank if settings.alpha is None else settings.alpha,
         lora_dropout=settings.dropout,
         target_modules="all-linear" if settings.targets == "all-linear" else settings.targets.split(","),
+        exclude_modules=inside_of(unreached) if unreached else None,
         trainable_token_indices=list(trainable_ids) or None,
         use_dora=settings.dora,
         use_rslora=settings.rslora,
@@ -206,7 +210,7 @@ def load_for_inference(
         if is_adapter:
             grow(model, rows_of(tokenizer))
             model = load_adapter(model, name).merge_and_unload()
-            load_generation_config(model, tokenizer, name)
+            load_generation_config(model, name)
         else:
             _give_rows(model, tokenizer, name)
     if device is None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import copy
 import json
+import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
@@ -20,6 +22,7 @@ from transformers.utils import logging
 
 from stepjepa.batch.collate import Collator, Encoding
 from stepjepa.batch.sequences import Ids, SampledRecord, TokenizedRecord
+from stepjepa.models.architecture import HEADS, base_model
 from stepjepa.models.attention import enable_trees, plain_attention
 from stepjepa.models.encode import encode
 
@@ -48,10 +51,12 @@ LARGEST = {name: most for most, names in _LARGEST.items() for name in names.spli
 
 
 class Findings(NamedTuple):
-    """Reasons why a model can't be run in some way; None where it can."""
+    """What the probe measured: reasons why a model can't be run in some way, and weights that text does not reach."""
 
-    no_rows: str | None = None  # on plain causal rows; such a model can't be trained at all
-    no_tree: str | None = None  # on trees
+    no_rows: str | None = None  # why not on plain causal rows, without which it can't be trained at all; None: it can
+    no_tree: str | None = None  # why not on trees; None: it can
+    unreached: frozenset[str] = frozenset()  # parameter_pattern of weights that get no gradient from a text
+    partly: bool = False  # some weights of a pattern get one, and others do not
 
 
 _found: dict[str, Findings] = {}  # by class and configuration
@@ -111,8 +116,10 @@ def _check(model: PreTrainedModel) -> Findings:
         return Findings(f"{name} is not causal: a later token changes earlier states (by {seen:.1%})")
     if (leaked := _difference(rows, alone)) > ROUNDING:
         return Findings(f"{name} gives rows padded on the right other states than sequences alone (by {leaked:.1%})")
+    unreached, partly = _unreached(small, sequences)
     if not getattr(model, "_supports_attention_backend", False):
-        return Findings(no_tree=f"{name} does not use transformers' attention interface, which brings masks to layers")
+        reason = f"{name} does not use transformers' attention interface, which brings masks to layers"
+        return Findings(None, reason, unreached, partly)
     no_tree = None
     try:
         enable_trees(small)
@@ -120,7 +127,28 @@ def _check(model: PreTrainedModel) -> Findings:
             no_tree = f"{name} computes other hidden states for a prefix tree than for plain rows ({parted:.1%} apart)"
     except Exception as error:  # the same; the model then runs plain rows, and the reason is shown
         no_tree = f"{name} fails on prefix trees ({type(error).__name__}: {error})"
-    return Findings(no_tree=no_tree)
+    return Findings(None, no_tree, unreached, partly)
+
+
+def parameter_pattern(name: str) -> str:
+    """The name of a weight without the numbers of layers, which a small copy has fewer of."""
+    return re.sub(r"\d+", "#", name)
+
+
+def _unreached(model: PreTrainedModel, sequences: Sequence[Ids]) -> tuple[frozenset[str], bool]:
+    """``Findings.unreached`` and ``partly`` of a small copy; nothing where it has no backward pass."""
+    ids = torch.from_numpy(sequences[0][None].astype(np.int64))
+    try:
+        model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits.square().sum().backward()
+    except Exception:  # an unknown architecture may raise anything
+        return frozenset(), True
+    reached: set[str] = set()
+    lost: set[str] = set()
+    for name, parameter in model.named_parameters():
+        (lost if parameter.grad is None else reached).add(parameter_pattern(name))
+    model.zero_grad(set_to_none=True)
+    # Experts that no token was sent to are no part that text can't reach.
+    return frozenset(lost - reached), any("expert" not in pattern for pattern in lost & reached)
 
 
 def _sequences() -> list[Ids]:
@@ -236,3 +264,64 @@ def _smaller(name: str, value: int, width: Any, heads: Any, fewer: int) -> int:
 
 def _is_size(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+# -- Parts that text does not reach -----------------------------------------------------------------------------------
+
+
+def unreached_parts(model: nn.Module) -> list[str]:
+    """Names of the modules (or single weights) of a transformers model, or of a PEFT wrapper of one, without text.
+
+    Each is the outermost of which no weight gets a gradient. Names are those of the model without the adapter.
+    """
+    base = base_model(model)
+    patterns = probe(base).unreached
+    if not patterns:
+        return []
+    prefix = getattr(model.base_model, "prefix", None) if hasattr(model, "peft_config") else None
+    total, lost = Counter[str](), Counter[str]()
+    names = []
+    for name, _ in base.named_parameters():
+        # Weights of adapters and of heads are no part of the architecture.
+        plain = name.replace(".base_layer.", ".").replace(".original_module.", ".")
+        if plain.startswith(f"{HEADS}.") or (prefix and f".{prefix}" in plain):
+            continue
+        parents = [plain[: place.start()] for place in re.finditer(r"\.", plain)]
+        total.update([*parents, plain])
+        names.append((plain, parents))
+        if parameter_pattern(plain) in patterns:
+            lost.update([*parents, plain])
+    found: dict[str, None] = {}
+    for name, parents in names:
+        if part := next((part for part in [*parents, name] if total[part] == lost[part]), None):
+            found[part] = None
+    return list(found)
+
+
+def freeze_unreached(model: nn.Module) -> None:
+    """Freeze what text does not reach, adapters inside it included.
+
+    DDP would wait for its gradients, and weight decay would shrink it.
+    """
+    base = base_model(model)
+    if parts := unreached_parts(model):
+        inside = re.compile(inside_of(parts))
+        for name, parameter in base.named_parameters():
+            if inside.fullmatch(name):
+                parameter.requires_grad_(False)
+
+
+def inside_of(parts: list[str]) -> str:
+    """A regular expression for the names of these parts and of all that is in them."""
+    return rf"({'|'.join(map(re.escape, parts))})(\..*)?"
+
+
+def describe_unreached(model: nn.Module) -> str | None:
+    """One line for the first screen; None where text reaches everything."""
+    parts = unreached_parts(model)
+    return f"{', '.join(parts)} (no text reaches it)" if parts else None
+
+
+def leaves_weights_unused(model: Any) -> bool:
+    """Whether layers of one kind are reached and others are not, so that a step leaves trained weights without use."""
+    return probe(base_model(model)).partly

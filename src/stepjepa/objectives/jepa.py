@@ -32,7 +32,7 @@ from stepjepa.models.encode import check_layer
 from stepjepa.models.generation import Generator, save_generation_config, set_generation_defaults
 from stepjepa.models.lm_head import LMHead
 from stepjepa.models.loading import load_for_inference
-from stepjepa.models.probe import choose_encoding
+from stepjepa.models.probe import choose_encoding, freeze_unreached
 from stepjepa.models.sampling import Sampling
 from stepjepa.models.token_rows import added_rows, give_plain_tokens, give_predictors, train_rows
 from stepjepa.objectives.objective import Counts, Losses, Objective, jepa_loss
@@ -88,6 +88,7 @@ def set_up_attention(model: PreTrainedModel, config: JepaConfig) -> tuple[Encodi
     """
     base = base_model(model)
     encoding, reason = choose_encoding(base, config.encoding)
+    freeze_unreached(model)
     assert config.layout is not None
     if LAYOUTS[config.layout].changes_text and config.uses_views and encoding != "tree":
         raise ValueError(f"layout '{config.layout}' needs encoding 'tree', but {reason}; use 'branched'")

@@ -13,6 +13,7 @@ from stepjepa.config.jepa import JepaConfig
 from stepjepa.config.run import RunConfig
 from stepjepa.models.architecture import base_model
 from stepjepa.models.lm_head import LMHead
+from stepjepa.models.probe import describe_unreached
 from stepjepa.models.weights import parameter_counts
 from stepjepa.objectives.router import describe_router
 from stepjepa.store.folder import METRICS_FILE, RUN_FILE
@@ -47,6 +48,7 @@ def first_screen(
         "objective": _words(objective),
         "loss": COSINE_COLLAPSES if collapses(config) else None,
         "router loss": describe_router(config, trainer.model),
+        "frozen": describe_unreached(trainer.model),
         "encoding": f"{trainer.encoding} ({trainer.encoding_reason})" if config.uses_views else None,
         "LM head": LMHead(trainer.model).describe(),
         "data": f"{Path(trainer.source).name}: {_words(trainer.prepared.counts)}",

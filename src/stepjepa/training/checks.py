@@ -13,6 +13,7 @@ from stepjepa.batch.dataset import STRATEGIES, Prepared
 from stepjepa.batch.sequences import SampledRecord
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.models.architecture import has_experts
+from stepjepa.models.probe import leaves_weights_unused
 
 # -- processes that train together -------------------------------------------------------------------------------------
 
@@ -77,8 +78,8 @@ def adjust(args: TrainingArguments, model: nn.Module) -> None:
     # A process that only the CPU serves has nothing to pin.
     args.dataloader_pin_memory = args.dataloader_pin_memory and torch.accelerator.is_available()
     if args.ddp_find_unused_parameters is None and not has_experts(model):
-        # All weights take part in every step; looking for others costs a walk through the graph.
-        args.ddp_find_unused_parameters = False
+        # All trained weights take part in every step, or else DDP must look for others: a walk through the graph.
+        args.ddp_find_unused_parameters = leaves_weights_unused(model)
 
 
 def refuse_data(config: JepaConfig, args: TrainingArguments, compares_pairs: bool) -> None:
