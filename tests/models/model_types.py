@@ -1,7 +1,7 @@
 """The LM loss of every model type that can be built small, beside the model's own ``model(input_ids, labels=...)``.
 
-``python tests/models/model_types.py`` tries all model types of the installed transformers, about two minutes, and
-prints the table of docs/design.md; ``--write`` writes it there.
+``PYTHONPATH=tests python tests/models/model_types.py`` tries all model types of the installed transformers, in some
+minutes, and prints the table of docs/design.md; ``--write`` writes it there.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging
 
+import page_tables
 from stepjepa.batch.collate import Collator
 from stepjepa.batch.sequences import Ids, SampledRecord, TokenizedRecord
 from stepjepa.models.attention import enable_trees
@@ -31,8 +31,7 @@ from stepjepa.models.probe import VOCABULARY, choose_encoding, shrink
 from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.objectives.text import LMLoss
 
-PAGE = Path(__file__).parents[2] / "docs" / "design.md"
-BEGIN, END = "<!-- model types: begin -->", "<!-- model types: end -->"
+MARK = "model types"  # of the table on the page
 MODEL_TYPES = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 # Largest relative difference of the loss, and of the gradient (by its norm), that counts as rounding: losses and
 # gradients of logits are computed in float32.
@@ -212,13 +211,6 @@ def _differences(compared: Iterable[Compared]) -> Iterator[tuple[float, ...]]:
     return zip(*((each.loss, each.gradient) for each in compared), strict=True)
 
 
-def write(text: str) -> None:
-    """Put the table between its two marks on the page."""
-    page = PAGE.read_text(encoding="utf-8")
-    before, rest = page.split(BEGIN)
-    PAGE.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.split(END)[1]}", encoding="utf-8")
-
-
 def main(arguments: list[str]) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -235,7 +227,7 @@ def main(arguments: list[str]) -> None:
     text = f"{told}\n\n{table(compared)}"
     print(text)
     if args.write:
-        write(text)
+        page_tables.write(MARK, text)
 
 
 if __name__ == "__main__":

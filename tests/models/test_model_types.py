@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import model_types
 import pytest
 import transformers
-from model_types import BEGIN, DIFFERS, END, MODEL_TYPES, PAGE, compare, table
+from model_types import DIFFERS, MARK, MODEL_TYPES, compare, table
+
+import page_tables
 
 # Models with layers or a scale between decoder and LM head.
 CHANGE_STATES = [
@@ -55,8 +59,8 @@ def names_by_kind(markdown: str) -> dict[str, set[str]]:
 
 
 def test_the_page_lists_every_model_type() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    written = names_by_kind(page.split(BEGIN)[1].split(END)[0])
+    page = page_tables.read(MARK)
+    written = names_by_kind(page)
     listed = [name for names in written.values() for name in names]
     assert DIFFERS not in written
     assert len(listed) == len(set(listed)) > 150
@@ -74,14 +78,14 @@ def test_the_page_lists_every_model_type() -> None:
 def test_every_model_type_is_as_the_page_says() -> None:
     compared = [compare(model_type) for model_type in MODEL_TYPES]
     assert [each for each in compared if each.kind == DIFFERS] == []
-    page = PAGE.read_text(encoding="utf-8").split(BEGIN)[1].split(END)[0]
+    page = page_tables.read(MARK)
     if f"transformers {transformers.__version__}:" in page:
         assert names_by_kind(page) == names_by_kind(table(compared))
 
 
 def test_the_command() -> None:
-    done = subprocess.run(
-        [sys.executable, model_types.__file__, "llama"], capture_output=True, text=True, check=True, timeout=120
-    )
+    path = os.pathsep.join([str(Path(model_types.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    command, environment = [sys.executable, model_types.__file__, "llama"], os.environ | {"PYTHONPATH": path}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=300)
     assert "1 of 1 model types are compared and agree" in done.stdout
     assert "| run as trees; the LM head reads the decoder's states | **1**: llama |" in done.stdout

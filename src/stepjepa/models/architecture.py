@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -78,7 +78,7 @@ class PredictorHead(nn.Module):
 
 def attach_heads(model: nn.Module, heads: Mapping[str, nn.Module]) -> None:
     """Make heads submodules of a model, replacing earlier ones: they are trained, sharded and moved with it."""
-    model._modules.pop(HEADS, None)
+    _detach_heads(model)
     if not heads:
         return
     embedding = model.get_input_embeddings().weight  # type: ignore[operator]  # a method of every PreTrainedModel
@@ -86,6 +86,16 @@ def attach_heads(model: nn.Module, heads: Mapping[str, nn.Module]) -> None:
     # The dtype of the weights trained beside them: an adapter is in float32 even if its base is not.
     dtype = torch.float32 if torch.float32 in trained else embedding.dtype
     model.add_module(HEADS, nn.ModuleDict(dict(heads)).to(device=embedding.device, dtype=dtype))
+
+
+def _detach_heads(model: nn.Module) -> nn.ModuleDict | None:
+    """Remove the heads from a model, and return them; None if it has none."""
+    # Not getattr: a PEFT wrapper would answer with its base model's.
+    heads = dict(model.named_children()).get(HEADS)
+    if heads is None:
+        return None
+    delattr(model, HEADS)
+    return cast(nn.ModuleDict, heads)
 
 
 def find_heads(model: nn.Module) -> nn.ModuleDict | None:
@@ -99,9 +109,9 @@ def find_heads(model: nn.Module) -> nn.ModuleDict | None:
 @contextmanager
 def without_heads(model: nn.Module) -> Iterator[nn.ModuleDict | None]:
     """Remove the heads of a model while the model alone is saved or loaded; yields the heads, or None."""
-    heads = model._modules.pop(HEADS, None)
+    heads = _detach_heads(model)
     try:
-        yield heads  # type: ignore[misc]  # attach_heads put it there
+        yield heads
     finally:
         if heads is not None:
             model.add_module(HEADS, heads)

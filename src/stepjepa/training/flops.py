@@ -141,7 +141,7 @@ def _set_to_train(model: PreTrainedModel, checkpoint_fn: Callable[..., Tensor] |
     # Torch does not count the FLOPs of FlashAttention and of kernels for quantized weights.
     config = base_model(model).config
     if "flash" in str(config._attn_implementation):
-        config._attn_implementation_internal = "sdpa"
+        config._attn_implementation = "sdpa"
     for module in model.modules():
         if isinstance(module, nn.Linear) and not module.weight.is_floating_point():
             module.forward = partial(_unpacked, module)  # type: ignore[method-assign]

@@ -38,6 +38,7 @@ from stepjepa.training.description import describe, passed
 from stepjepa.training.flops import FlopModel
 from stepjepa.training.meter import Meter, measure
 from stepjepa.training.plan import FlopTracker, Plan
+from stepjepa.training.private import refuse_other_transformers
 from stepjepa.training.recording import Recorder
 from stepjepa.training.resuming import ResumeCallback
 
@@ -70,6 +71,7 @@ class JepaTrainer(Trainer):
 
     Raises:
         ValueError: the model can run no encoding, or an argument of Trainer contradicts this objective.
+        UserError: the installed transformers lacks a private part that this class relies on, see ``training.private``.
 
     Example:
         >>> args = TrainingArguments("runs/a", max_steps=100)
@@ -98,6 +100,7 @@ class JepaTrainer(Trainer):
         answer_scores: Callable[[Any, int, int], dict[str, float]] | None = None,
         track_flop: bool = False,
     ) -> None:
+        refuse_other_transformers()
         self.jepa = jepa or JepaConfig()
         # Before any of it is loaded.
         self.passed = passed(
