@@ -3,6 +3,9 @@
 import hashlib
 from pathlib import Path
 
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
+
 from stepjepa.base.files import File, json_at
 
 # The files of a model folder that affect its answers; "*.py" is model code.
@@ -38,3 +41,13 @@ def model_fingerprint(path: File) -> str:
     if isinstance(base, str) and Path(base).is_dir() and Path(base).resolve() != folder.resolve():
         digest.update(model_fingerprint(base).encode())
     return digest.hexdigest()
+
+
+def hub_commit(name: str) -> str | None:
+    """The commit of a model that was loaded from the hub by its id, as the hub's cache has it; None for other names."""
+    try:
+        path = try_to_load_from_cache(name, "config.json")
+    except HFValidationError:  # a preset, a folder
+        return None
+    # snapshots/COMMIT/config.json
+    return Path(path).parent.name if isinstance(path, str) else None

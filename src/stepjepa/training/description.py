@@ -26,7 +26,7 @@ from stepjepa.data.records import as_records, records_fingerprint
 from stepjepa.models.architecture import base_model
 from stepjepa.models.fingerprint import weights_fingerprint
 from stepjepa.models.weights import parameter_counts
-from stepjepa.store.fingerprint import model_fingerprint
+from stepjepa.store.fingerprint import hub_commit, model_fingerprint
 from stepjepa.store.folder import CONFIG_FILE
 from stepjepa.store.record import Lora, Order, RunRecord, Source, Training, machine, versions
 
@@ -247,9 +247,8 @@ def describe_run(
     if prepared is None:
         raise ValueError("train: expected a train_dataset, got none; pass one to JepaTrainer")
     base = base_model(trainer.model)
-    commit = getattr(base.config, "_commit_hash", None)
     config = config or RunConfig(model_name=passed.model)
-    name = config.model_name or base.config._name_or_path or type(base).__name__
+    name = config.model_name or base.config.name_or_path or type(base).__name__
     if data is None:
         data = {"train": source_of(prepared, None if passed.views else passed.train)}
         if trainer.prepared_eval is not None:
@@ -259,7 +258,7 @@ def describe_run(
         command=command,
         directory=str(Path.cwd()),
         model=name,
-        model_fingerprint=model_fingerprint(name) if Path(name).is_dir() else commit,
+        model_fingerprint=model_fingerprint(name) if Path(name).is_dir() else hub_commit(name),
         machine=machine(use_cpu=training.use_cpu),
         versions=versions(),
         jepa=trainer.jepa.to_dict(),

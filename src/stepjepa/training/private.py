@@ -102,7 +102,6 @@ PARTS = (
         "transformers:Trainer", "_internal_call", "called", "`save_model` uploads a folder without this argument"
     ),
     PrivatePart(_CONFIG, "_attn_implementation", "written", "the attention in use; the public setter needs a model"),
-    PrivatePart(_CONFIG, "_commit_hash", "read", "which commit of a hub's model was loaded"),
     PrivatePart(_MODEL, "_supports_sdpa", "read", "whether a model takes sdpa, without trying to load it so"),
     PrivatePart(_MODEL, "_supports_attention_backend", "read", "whether masks reach the layers of a model"),
     PrivatePart(_MODEL, "_keys_to_ignore_on_save", "read", "weights that a checkpoint lacks on purpose"),

@@ -438,5 +438,5 @@ def _load_named(model: Any, tokenizer: Any, data: Any, *, predictors: int, seed:
             texts = [message["content"] for record in data for message in record.messages]
         model, own = load_model(model, texts=texts, predictors=predictors, seed=seed)
     elif tokenizer is None:
-        own = load_tokenizer(str(model.config._name_or_path))
+        own = load_tokenizer(str(model.config.name_or_path))
     return model, own if tokenizer is None else tokenizer, data
