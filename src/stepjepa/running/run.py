@@ -330,7 +330,7 @@ def _load(
             return model, tokenizer
     else:
         model = passed.model
-    tokenizer = passed.tokenizer or load_tokenizer(str(model.config._name_or_path))
+    tokenizer = passed.tokenizer or load_tokenizer(str(model.config.name_or_path))
     base = base_model(model)
     if jepa.plain:
         give_plain_tokens(base, tokenizer, config.finetune_seed)

@@ -128,6 +128,7 @@ OTHER_LIBRARIES = {
     "_forward_hooks": "torch: the decoder's stand-in and the LM head run without the hooks of the pass around them",
     "_forward_pre_hooks": "torch: the same",
     "_last_lr": "torch: a schedule that was loaded gets the learning rate of this launch",
+    "_reset_state": "accelerate: a run from Python leaves the process as it was before",
     "_typed_parameters": "submitit: which options of `--slurm` it names itself, without the prefix `slurm_`",
     "_ArgumentGroup": "argparse: the type of a group of flags",
     "_SubParsersAction": "argparse: the type of the list of commands, for completion",
