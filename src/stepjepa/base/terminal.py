@@ -6,7 +6,6 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
-from typing import Any
 
 from stepjepa.base.errors import visible
 
@@ -44,7 +43,7 @@ def print_json(value: object) -> None:
     print("".join(each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in text), flush=True)
 
 
-def finite(value: object) -> Any:
+def finite(value: object) -> object:
     """A copy of a JSON value with None in place of numbers that are not finite."""
     return json.loads(json.dumps(value), parse_constant=lambda _: None)
 

@@ -22,6 +22,7 @@ from tqdm.auto import tqdm
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import atomic_write, write_json
+from stepjepa.base.json_object import JsonObject
 from stepjepa.base.processes import is_main_process
 from stepjepa.batch.dataset import SCHEMA, Prepared, TokenizedDataset, count_tokens, flattened
 from stepjepa.batch.layouts import LAYOUTS
@@ -113,7 +114,7 @@ def prepare(
     return make(None)
 
 
-def _checksum(file: Path, about: dict[str, Any]) -> str:
+def _checksum(file: Path, about: JsonObject) -> str:
     """SHA-256 of a table of the cache and of its description."""
     with file.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256")

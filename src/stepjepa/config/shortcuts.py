@@ -19,7 +19,7 @@ class TermFlags:
     """The flat spelling of ``JepaConfig.terms``."""
 
     term: list[str] | None = option(None, "terms of your own (docs/design.md)", metavar="module:Class", group="loss")
-    term_args: list[Any] | None = option(
+    term_args: list[object] | None = option(
         None,
         "settings of each `term`, in their order: '{\"weight\": 0.1}'",
         metavar="JSON",

@@ -16,13 +16,14 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from stepjepa.base.errors import UserError, shown
+from stepjepa.base.json_object import JsonObject
 from stepjepa.config.option import Option
 
 WITHOUT_EFFECT = ("do_train", "do_eval", "do_predict", "remove_unused_columns")
 """Fields of ``TrainingArguments`` that have no effect with ``JepaTrainer``, and are refused."""
 
 
-def usual_fields() -> dict[str, Any]:
+def usual_fields() -> JsonObject:
     """Return the fields of ``TrainingArguments`` whose defaults ``stepjepa train`` replaces."""
     return {
         "logging_steps": 10,

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,6 +10,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from stepjepa.base.errors import UserError
+from stepjepa.base.json_object import JsonObject
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.objectives.monitors import COLLAPSE_SIMILARITY, MetricWindow
 from stepjepa.objectives.reading import ViewEmbeddings, reading_config
@@ -43,7 +43,7 @@ def similarity_totals(embeddings: ViewEmbeddings) -> dict[str, float]:
     return {"pairs": float(len(embeddings.record)), **window.monitors()}
 
 
-def similarity_quantiles(values: Iterable[float | None]) -> dict[str, Any]:
+def similarity_quantiles(values: Iterable[float | None]) -> JsonObject:
     """``n``, ``mean``, ``std`` and ``quantiles`` (by share) of cosines, of which None was not measured."""
     measured = np.asarray([value for value in values if value is not None], np.float64)
     if not len(measured):
@@ -52,12 +52,12 @@ def similarity_quantiles(values: Iterable[float | None]) -> dict[str, Any]:
     return {"n": len(measured), "mean": float(measured.mean()), "std": float(measured.std()), "quantiles": quantiles}
 
 
-def analyse(embeddings: ViewEmbeddings) -> dict[str, Any]:
+def analyse(embeddings: ViewEmbeddings) -> JsonObject:
     """All numbers of one model; ``notes`` are sentences about what they can't say."""
     totals, source, target = similarity_totals(embeddings), embeddings.source, embeddings.target
     pairs, dimensions = source.shape
     matched = similarity_quantiles(pair_cosines(embeddings)) | {"mean": totals.pop("matched_similarity")}
-    shuffled: dict[str, Any] = {"n": pairs * (pairs - 1)}
+    shuffled: JsonObject = {"n": pairs * (pairs - 1)}
     notes = []
     if pairs > 1:
         shuffled["mean"] = totals.pop("shuffled_similarity")
@@ -80,14 +80,14 @@ def analyse(embeddings: ViewEmbeddings) -> dict[str, Any]:
     }
 
 
-def singular_values(matrix: NDArray[np.float32]) -> dict[str, Any]:
+def singular_values(matrix: NDArray[np.float32]) -> JsonObject:
     """``values``, all singular values of a matrix ``[P, D]``, not centred; ``top``, how many ``top_mean`` averages."""
     values = np.linalg.svd(matrix.astype(np.float64), compute_uv=False)
     top = min(TOP, len(values))
     return {"values": values.tolist(), "top": top, "top_mean": float(values[:top].mean())}
 
 
-def linear_map(embeddings: ViewEmbeddings) -> dict[str, Any]:
+def linear_map(embeddings: ViewEmbeddings) -> JsonObject:
     """How near the targets Y are to a linear map W of the sources X.
 
     Returns:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tqdm import tqdm
 
@@ -29,10 +29,12 @@ from stepjepa.tasks.base import TaskOptions
 from stepjepa.tasks.registry import choose_task, keep, users_source, with_published_rules
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
     from stepjepa.config.jepa import JepaConfig
     from stepjepa.objectives.reading import ViewEmbeddings
 
-Loader = Callable[[], tuple[Any, Any]]
+Loader: TypeAlias = "Callable[[], tuple[PreTrainedModel, PreTrainedTokenizerBase]]"
 
 _CHUNK = 128  # records scored between two updates of the progress bar; a task may score them in parallel
 
@@ -161,7 +163,7 @@ class Evaluation:
         write_json(self.output.summary_file, summary)
         return summary
 
-    def _load(self) -> tuple[Any, Any]:
+    def _load(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         from stepjepa.models.loading import load_for_inference
 
         names = ("dtype", "quantization", "trust_remote_code")
@@ -193,7 +195,12 @@ class Evaluation:
 
 
 def embed_views(
-    model: Any, tokenizer: Any, records: Sequence[Record], config: JepaConfig, *, batch_size: int = 16
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    records: Sequence[Record],
+    config: JepaConfig,
+    *,
+    batch_size: int = 16,
 ) -> ViewEmbeddings:
     """Embed the views of all pairs of some records; those without a pair, or over length, have none.
 
@@ -209,7 +216,11 @@ def embed_views(
 
 
 def compare_views(
-    model: Any, tokenizer: Any, records: Sequence[Record], config: JepaConfig, **options: Any
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    records: Sequence[Record],
+    config: JepaConfig,
+    **options: Any,
 ) -> tuple[dict[str, float], list[float | None]]:
     """Embed all pairs of some records as training does; their :func:`similarity_totals`, and the mean cosine of each
     record's pairs, which is None without a pair. For the arguments see :func:`embed_views`."""
@@ -314,7 +325,7 @@ class Scores:
         return [*self.summary["scores"]]
 
     @property
-    def lines(self) -> list[dict[str, Any]]:
+    def lines(self) -> list[JsonObject]:
         """The lines of the file, read anew."""
         return [line for _, line in read_jsonl(self.file)]
 
@@ -354,7 +365,7 @@ def evaluate(
         UserError: a setting or a file is wrong, or the output file holds an evaluation with other settings.
     """
     own = {each.name for each in fields(EvaluationSettings)} - {"task_options", "sampling", "quantization"}
-    parts: dict[str, dict[str, Any]] = {"own": {}, "task": {}, "sampling": {}}
+    parts: dict[str, JsonObject] = {"own": {}, "task": {}, "sampling": {}}
     bits = [name for name in ("load_in_4bit", "load_in_8bit") if settings.pop(name, False)]
     for name, value in settings.items():
         homes = {"own": own, "task": {*_names(TaskOptions)}, "sampling": {*_names(Sampling)}}

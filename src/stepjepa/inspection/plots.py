@@ -16,6 +16,7 @@ from stepjepa.base.errors import UserError
 from stepjepa.base.files import atomic_write
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -138,7 +139,9 @@ def write_png(inspection: Inspection, path: str | os.PathLike[str], title: str) 
     _draw_tree(tree, inspection, lines)
     _draw_matrix(matrix, inspection)
     met = {branch.kind for branch in inspection.branches}
-    entries: list[Any] = [Patch(facecolor=COLOURS[kind], label=told) for kind, told in MEANING.items() if kind in met]
+    entries: list[Artist] = [
+        Patch(facecolor=COLOURS[kind], label=told) for kind, told in MEANING.items() if kind in met
+    ]
     if inspection.config.uses_views:
         look: dict[str, Any] = {"markerfacecolor": "white", "markeredgecolor": "black", "linestyle": "none"}
         entries += [Line2D([], [], marker=mark, label=f"{kind} is read here", **look) for kind, mark in MARKERS.items()]

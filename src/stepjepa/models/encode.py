@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
+from stepjepa.base.json_object import JsonObject
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.models.architecture import causal_model, find_decoder, find_heads
 from stepjepa.models.attention import tree_mask
@@ -64,7 +65,7 @@ def encode(
 
     def request_router_logits(
         _decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    ) -> tuple[tuple[Any, ...], JsonObject]:
         # Only of the decoder: the model itself would add a loss of them, which counts views and padding, too.
         return args, kwargs | {"output_router_logits": True}
 

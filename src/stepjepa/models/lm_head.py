@@ -5,9 +5,11 @@ everything else. Here they exist for one chunk of states at a time: the gradient
 logits exist, so that nothing is computed twice. A state at which several labels are read goes through the head once.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -16,6 +18,9 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from stepjepa.models.architecture import base_model, causal_model, find_decoder
+
+if TYPE_CHECKING:
+    from transformers.utils import ModelOutput
 
 Head = tuple[Tensor, Tensor | None]
 """Weight and bias of a linear layer."""
@@ -222,7 +227,7 @@ class LMHead:
 
 
 @contextmanager
-def _replaced(module: nn.Module, **attributes: Any) -> Iterator[None]:
+def _replaced(module: nn.Module, **attributes: object) -> Iterator[None]:
     """Replace attributes of a module inside the block."""
     own = {name: module.__dict__[name] for name in attributes if name in module.__dict__}
     module.__dict__.update(attributes)
@@ -282,7 +287,9 @@ def _observe(head: LMHead, model: nn.Module, *, replace_head: bool) -> _Pass:
         seen[name] = drawn.clone()
         return drawn
 
-    def after_decoder(_module: nn.Module, _args: Any, output: Any) -> Any:
+    def after_decoder(
+        _module: nn.Module, _args: tuple[object, ...], output: ModelOutput | tuple[Tensor, ...]
+    ) -> ModelOutput | tuple[Tensor, ...]:
         calls["decoder"] += 1
         return with_states(output, draw(output[0], "states"))
 
@@ -290,7 +297,7 @@ def _observe(head: LMHead, model: nn.Module, *, replace_head: bool) -> _Pass:
         calls["LM head"] += 1
         seen["head_input"] = args[0].clone()
 
-    def after_head(_module: nn.Module, _args: Any, output: Tensor) -> Tensor:
+    def after_head(_module: nn.Module, _args: tuple[object, ...], output: Tensor) -> Tensor:
         if replace_head:
             return draw(output, "head_output")
         seen["head_output"] = output
@@ -326,7 +333,7 @@ def _base_of_tied(module: nn.Module) -> nn.Module | None:
     return None if adapter is None else adapter.get_base_layer()
 
 
-def with_states(output: Any, states: Tensor) -> Any:
+def with_states(output: ModelOutput | tuple[Tensor, ...], states: Tensor) -> ModelOutput | tuple[Tensor, ...]:
     """A decoder's output, tuple or ``ModelOutput``, with other last hidden states."""
     if isinstance(output, tuple):
         return states, *output[1:]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import existing_file
+from stepjepa.base.json_object import JsonObject
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -20,7 +21,7 @@ _SIZES = {
     "base": {"vocab_size": 4096, "hidden_size": 512, "num_hidden_layers": 8, "intermediate_size": 1408},
 }
 _FAMILIES = {"": "llama", "-qwen": "qwen3"}
-PRESETS: dict[str, dict[str, Any]] = {
+PRESETS: dict[str, JsonObject] = {
     size + suffix: {"model_type": _FAMILIES[suffix], **shape} for suffix in _FAMILIES for size, shape in _SIZES.items()
 }
 """Preset name -> configuration. A preset has as many attention heads as layers, and a quarter as many key-value heads;

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from stepjepa.base.errors import UserError, shown
+from stepjepa.base.json_object import JsonObject
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -93,7 +94,7 @@ def _named(keys: Iterable[str]) -> str:
 
 def quantization_options(
     kind: str, compute: torch.dtype | None = None, device: str | torch.device | None = None
-) -> dict[str, Any]:
+) -> JsonObject:
     """Arguments of ``from_pretrained`` for ``4bit`` (NF4, doubly quantized scales) or ``8bit``, but embedding and head.
 
     ``compute`` is the dtype of products with 4-bit weights. By default it is bfloat16, and ``device`` the accelerator;

@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any
 
 import torch
 import transformers
@@ -65,7 +64,7 @@ def _settle() -> None:
         time.sleep(0.4)
 
 
-def refuse_disagreement(parts: Mapping[str, Any]) -> None:
+def refuse_disagreement(parts: Mapping[str, object]) -> None:
     """Have all processes end with the same error where they were not given the same, by the names of its parts.
 
     Without it they would wait for each other in vain, or train on gradients that do not belong together.

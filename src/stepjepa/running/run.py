@@ -22,6 +22,7 @@ from transformers.trainer_utils import SaveStrategy
 
 from stepjepa.base.errors import UserError, unexpected
 from stepjepa.base.files import DISK_ERRORS, locked
+from stepjepa.base.json_object import JsonObject
 from stepjepa.base.processes import is_main_process
 from stepjepa.base.signals import Interruptions, Stopped
 from stepjepa.base.terminal import print_rows
@@ -100,7 +101,7 @@ class Run:
 
         return evaluate(self.folder, test_file, **(self._evaluation_settings() | settings))
 
-    def _evaluation_settings(self) -> dict[str, Any]:
+    def _evaluation_settings(self) -> JsonObject:
         """Return the settings of the run that mean the same in an evaluation, by their names there."""
         if not (self.folder / run_folder.CONFIG_FILE).is_file():
             return {}
@@ -131,10 +132,10 @@ class Run:
         cells = (f"<tr><th>{name}</th><td>{html.escape(str(value))}</td></tr>" for name, value in rows.items())
         return f"<table>{''.join(cells)}</table>"
 
-    def _facts(self) -> dict[str, Any]:
+    def _facts(self) -> JsonObject:
         """Return what a person wants to know of a run first."""
         record, results = self.record, self.record.results
-        facts: dict[str, Any] = {
+        facts: JsonObject = {
             "status": record.status,
             "model": record.model,
             "mode": (record.jepa or {}).get("mode"),
@@ -339,7 +340,11 @@ def _load(
 
 
 def _answer_scores(
-    config: RunConfig, records: list[Record], trained: list[Record], model: Any, tokenizer: Any
+    config: RunConfig,
+    records: list[Record],
+    trained: list[Record],
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
 ) -> tuple[AnswerScores, str]:
     """What answers and scores during training, checked on the model as it is before; and what to say of it."""
     task = choose_task(config.eval_task, records, TaskOptions(config.spider_path, config.missing_databases))

@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import HfApi, ModelCardData, constants
 
@@ -144,6 +143,11 @@ def upload(folder: str | os.PathLike[str], name: str, *, revision: str | None = 
     again = f"stepjepa export --model_path {folder} --push_to_hub {name}"
     again += f" --hub_revision {revision}" if revision else ""
     with _naming_hub_errors(f"can't upload to '{name}'", f"; {folder} is whole; to try again: {again}"):
-        chosen: dict[str, Any] = {"commit_message": "Uploaded by stepjepa", "revision": revision}
-        HfApi().upload_folder(repo_id=name, folder_path=Path(folder), allow_patterns=UPLOADED, **chosen)
+        HfApi().upload_folder(
+            repo_id=name,
+            folder_path=Path(folder),
+            allow_patterns=UPLOADED,
+            commit_message="Uploaded by stepjepa",
+            revision=revision,
+        )
     return f"{HfApi().endpoint}/{name}"

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
 
 from stepjepa.base.errors import UserError
+from stepjepa.base.json_object import JsonObject
 from stepjepa.base.typed_json import to_json
 from stepjepa.store.folder import RUN_FILE
 from stepjepa.store.record import Change, Fingerprints, Launch, RunRecord, read_record, record_of
@@ -32,7 +32,7 @@ class FinishedError(UserError):
     """The run to resume is already finished."""
 
 
-def launch_settings(record: RunRecord) -> dict[str, Any]:
+def launch_settings(record: RunRecord) -> JsonObject:
     """The settings of a record's launch that matter, by the names of ``TrainingArguments`` and of our flags."""
     if record.training is None:
         return {}
@@ -113,7 +113,7 @@ def _invariant_changes(before: RunRecord, now: RunRecord) -> Iterator[Change]:
             yield Change(name=FINGERPRINTED[each.name], before=first, now=second, mixed=True)
 
 
-def _flat(name: str, value: Any) -> dict[str, Any]:
+def _flat(name: str, value: object) -> JsonObject:
     """A JSON value as one level of dotted names."""
     if not isinstance(value, Mapping):
         return {name: value}

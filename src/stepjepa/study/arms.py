@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from stepjepa.base.json_object import JsonObject
 from stepjepa.study import statistics
 from stepjepa.study.evaluated_run import EvaluatedRun
 from stepjepa.study.statistics import ExampleTest, PairedT, Spread
@@ -67,7 +68,7 @@ class ComparedArms:
     """Arms against a baseline."""
 
     scores: dict[str, str]  # the names of headline and lenient score
-    test: dict[str, Any]  # task, test file, number of examples
+    test: JsonObject  # task, test file, number of examples
     arms: tuple[Arm, ...]  # the baseline first, the others in the order in which their runs were named
     differences: dict[str, Difference]  # by name, of all arms but the baseline
     tails: str  # one or two, of the p that are corrected

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepjepa.base.errors import UserError
+from stepjepa.base.json_object import JsonObject
 from stepjepa.study import statistics
 from stepjepa.study.arms import EQUAL, SAME_FLOPS, TAILS, Arm, ComparedArms, Difference, KeptOut, all_known
 from stepjepa.study.evaluated_run import (
@@ -57,8 +58,8 @@ class Comparison(ComparedArms):
 
         return DataFrame([self._row(arm) for arm in self.arms]).set_index("arm")
 
-    def _row(self, arm: Arm) -> dict[str, Any]:
-        row: dict[str, Any] = {"arm": arm.name, "seeds": len(arm.runs)}
+    def _row(self, arm: Arm) -> JsonObject:
+        row: JsonObject = {"arm": arm.name, "seeds": len(arm.runs)}
         for key, name in self.measure_names().items():
             spread = arm.spread(key)
             row |= {name: spread and spread.mean, f"{name} std": spread and spread.std}
@@ -227,7 +228,7 @@ def _correct(differences: Sequence[Difference], p_name: str) -> None:
         each.by_example_holm = holm
 
 
-def _names(settings: Sequence[dict[str, Any]]) -> list[str]:
+def _names(settings: Sequence[JsonObject]) -> list[str]:
     """Short names of arms, no two of them equal: the mode, and what differs between arms that have it."""
     first = ("mode", "layout", "predictors", "lbd", "jepa_loss_type", "lora", "lora_rank")
     order = dict.fromkeys([*first, *(key for each in settings for key in each)])
@@ -237,7 +238,7 @@ def _names(settings: Sequence[dict[str, Any]]) -> list[str]:
     return [name if names.count(name) == 1 else f"{name} ({place})" for place, name in enumerate(names, start=1)]
 
 
-def _part(key: str, value: Any) -> str:
+def _part(key: str, value: object) -> str:
     """``lbd=0.5``; what is plain without its name stands alone."""
     if isinstance(value, bool):
         return key if value else ""
@@ -249,7 +250,7 @@ def _part(key: str, value: Any) -> str:
     return shown if key in ("mode", "layout", "jepa_loss_type") else f"{'K' if key == 'predictors' else key}={shown}"
 
 
-def _json(value: Any) -> str:
+def _json(value: object) -> str:
     """One text for equal values, whatever the order of their keys."""
     return json.dumps(value, sort_keys=True, ensure_ascii=False)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from stepjepa.base.errors import UserError, shown
 from stepjepa.base.files import read_json_object, read_jsonl
+from stepjepa.base.json_object import JsonObject
 from stepjepa.base.typed_json import Origin, at_least, from_json, read_json, to_json, unknown_fields
 from stepjepa.config.jepa import DEFAULTS, NEEDS_VIEWS
 from stepjepa.evaluation.output import describe_trained_on
@@ -155,7 +156,7 @@ class EvaluatedRun:
     evaluation: str  # its name in the folder
     seed: str  # of training; 7/3 where order and weights had seeds of their own (--data_seed 3)
     settings: dict[str, Any]  # all that decides what is trained, apart from data and seed: the arm
-    protocol: dict[str, Any]  # what must be equal for runs to be compared: data, test, how answers are made and scored
+    protocol: JsonObject  # what must be equal for runs to be compared: data, test, how answers are made and scored
     versions: dict[str, str]
     steps: int
     indices: list[int]  # of the examples that were evaluated, counted from 0 in the test file
@@ -163,7 +164,7 @@ class EvaluatedRun:
     figures: dict[str, float | None]  # for each of FIGURES a number
     model: str | None  # fingerprint of the model that was evaluated
     views: str | None  # whose similarity was measured: llm-jepa or step-jepa
-    loaded: dict[str, Any]  # how the model was loaded for training: dtype, chat template, attention
+    loaded: JsonObject  # how the model was loaded for training: dtype, chat template, attention
     trained_on: str | None = None  # which share of the test prompts was trained on, in words
     fingerprints: Fingerprints = field(default_factory=Fingerprints)
     mixed: tuple[str, ...] = ()  # changes between launches that make it no clean seed of its arm, in words
@@ -265,7 +266,7 @@ def _summary_file(folder: Path, evaluation: str | None) -> Path:
     return folder / f"{found[0]}{SUMMARY}"
 
 
-def _settings(folder: Path, record: RunRecord) -> dict[str, Any]:
+def _settings(folder: Path, record: RunRecord) -> JsonObject:
     """Flat; what does not apply is omitted, so that it never tells two arms apart."""
     own, lora, training = _required(folder, record, "jepa"), record.lora, _required(folder, record, "training")
     # A run of an earlier version did what the default of a newer option does.
@@ -299,8 +300,8 @@ def _settings(folder: Path, record: RunRecord) -> dict[str, Any]:
     return settings
 
 
-def _protocol(folder: Path, record: RunRecord, summary: _Summary) -> dict[str, Any]:
-    protocol: dict[str, Any] = {}
+def _protocol(folder: Path, record: RunRecord, summary: _Summary) -> JsonObject:
+    protocol: JsonObject = {}
     for part in ("train", "data"):
         source = record.data.get(part)
         if source is not None:
@@ -411,6 +412,6 @@ def _incomparable(run: EvaluatedRun, other: EvaluatedRun, difference: str) -> Us
     return UserError(f"{fault}; train and evaluate all alike, or leave this one out", path=run.folder)
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = "unknown" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 60 else f"{text[:57]}..."

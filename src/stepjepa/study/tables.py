@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import finite
 from stepjepa.evaluation.output import mean_with_interval
 from stepjepa.study.arms import ComparedArms
@@ -81,7 +82,7 @@ def interval(low: float | None, high: float | None, how: str = ".1f") -> str:
 
 def report(
     folders: Sequence[str | os.PathLike[str]], names: Sequence[str] = (), evaluation: str | None = None
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """One row for each run folder: values by the heads of columns, and the 95 % interval of the accuracy over examples.
 
     ``evaluation`` is which one, if a run has several.
@@ -107,7 +108,7 @@ def report(
     return rows
 
 
-def report_text(rows: Sequence[dict[str, Any]]) -> str:
+def report_text(rows: Sequence[JsonObject]) -> str:
     """Rows of :func:`report` for a terminal: which run is best, in one sentence, and tables of 80 columns."""
     best = max(row["accuracy"] for row in rows)
     leading = [row for row in rows if row["accuracy"] == best]
@@ -268,7 +269,7 @@ def as_json(comparison: ComparedArms) -> str:
     return json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """A NamedTuple as an object."""
     return value._asdict() if hasattr(value, "_asdict") else value
 

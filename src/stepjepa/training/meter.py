@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 from stepjepa.batch.dataset import Prepared, StepSampler
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.objectives.monitors import MetricWindow, WindowState, ratio
+from stepjepa.objectives.objective import Losses, Objective
 
 Total = Callable[[Sequence[float]], list[float]]
 """Numbers of this process to their sums over all processes."""
@@ -30,7 +31,7 @@ class MeterState(TypedDict):
 class Meter:
     """Measures training between two lines of logs: the terms of an ``Objective``, similarity, ranks, speed."""
 
-    def __init__(self, objective: Any, total: Total, processes: int) -> None:
+    def __init__(self, objective: Objective, total: Total, processes: int) -> None:
         self._objective, self._total, self._processes = objective, total, processes
         self._window = MetricWindow()
         self.num_tokens = 0.0  # computed so far, over all processes, without padding
@@ -56,7 +57,7 @@ class Meter:
     def begin_step(self, counts: Mapping[str, float]) -> None:
         self._window.add(steps=1, jepa_steps=float(self._has_views(counts)))
 
-    def add(self, batch: Batch, losses: Any, counts: Mapping[str, float]) -> None:
+    def add(self, batch: Batch, losses: Losses, counts: Mapping[str, float]) -> None:
         self._window.add(**losses.parts, tokens=batch.num_tokens, records=batch.num_records)
         # A step that loss dropout leaves without views says nothing about pairs.
         views = self._has_views(counts)
@@ -103,7 +104,7 @@ class Meter:
 
 
 @torch.no_grad()
-def measure(trainer: Any, prepared: Prepared, run: Callable[[Batch], Any]) -> tuple[dict[str, float], int]:
+def measure(trainer: Any, prepared: Prepared, run: Callable[[Batch], Losses]) -> tuple[dict[str, float], int]:
     """Measure the objective of a ``JepaTrainer`` on all records, with its weights, whatever their schedules.
 
     ``run`` gives the losses of a micro-batch. Returns the metrics, the same on every process, and how many records

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from transformers import TrainerCallback, TrainingArguments
@@ -110,8 +110,8 @@ class Plan:
         return [float(spent[end - 1]) for end in ends]
 
 
-def _cut(keys: Sequence[SampleKey], size: int) -> list[Any]:
-    return [keys[start : start + size] for start in range(0, len(keys), size)]
+def _cut(keys: Sequence[SampleKey], size: int) -> list[list[SampleKey]]:
+    return [list(keys[start : start + size]) for start in range(0, len(keys), size)]
 
 
 # -- runs at equal FLOPs -----------------------------------------------------------------------------------------------

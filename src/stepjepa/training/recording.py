@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from transformers import TrainerCallback
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import atomic_write
+from stepjepa.base.json_object import JsonObject
 from stepjepa.base.processes import is_main_process
 from stepjepa.base.signals import Stopped
 from stepjepa.config.run import RunConfig
@@ -26,6 +27,9 @@ from stepjepa.store.hub import write_card
 from stepjepa.store.prompts import system_prompts, write_trained_prompts
 from stepjepa.store.record import Change, Fingerprints, Launch, Results, RunRecord, remove_start, write_record
 from stepjepa.store.resume import launch_settings, resumed_launches
+
+if TYPE_CHECKING:
+    from transformers import TrainerControl, TrainerState, TrainingArguments
 
 
 class Recorder(TrainerCallback):
@@ -140,7 +144,7 @@ class Recorder(TrainerCallback):
         prompts = self._described.system_prompts if rows is None else system_prompts(rows)
         return replace(self._described, status="running", fingerprints=self._fingerprints, system_prompts=prompts)
 
-    def _passed_optimizer(self) -> dict[str, Any]:
+    def _passed_optimizer(self) -> JsonObject:
         """The settings of an optimizer that the trainer was passed, which its arguments don't name."""
         if not self._trainer.passed.optimizer:
             return {}
@@ -189,7 +193,9 @@ class Recorder(TrainerCallback):
         if self._trainer.is_world_process_zero():
             print(line, flush=True)
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         """Write down from which step the launch goes on, and the files that belong to the record."""
         self._launched = time.time()
         self._cover(state.global_step, begins=True)
@@ -204,7 +210,7 @@ class Recorder(TrainerCallback):
         if prepared is not None and prepared.rows is not None:
             write_trained_prompts(self.folder, as_records(prepared.rows))
 
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         """Write down how far the launch has come, since it may be killed."""
         if self.record is not None:
             self._cover(state.global_step)

@@ -12,12 +12,15 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers.trainer_utils import rotate_checkpoints
 
 from stepjepa.base.files import naming_disk_errors
+from stepjepa.base.json_object import JsonObject
 from stepjepa.models.architecture import load_heads, save_heads, split_state, without_heads
 from stepjepa.models.generation import save_generation_config
 from stepjepa.models.weights import missing_of_adapter
 from stepjepa.store.folder import CARD_FILE, PART, last_checkpoint, move_into_place, write_checksums
 
 if TYPE_CHECKING:
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
     from transformers import PreTrainedModel
 
 
@@ -133,13 +136,13 @@ def refuse_other_adapter(model: PreTrainedModel, checkpoint: Path) -> None:
         raise ValueError(f"its weights are those of another adapter: {lost[0]} is missing")
 
 
-def settings_of(optimizer: Any) -> list[dict[str, Any]]:
+def settings_of(optimizer: Optimizer | None) -> list[JsonObject]:
     """What each parameter group of an optimizer is set to, without its parameters."""
     groups = getattr(optimizer, "param_groups", ())
     return [{name: value for name, value in group.items() if name != "params"} for group in groups]
 
 
-def apply_settings(wanted: list[dict[str, Any]], optimizer: Any, schedule: Any) -> None:
+def apply_settings(wanted: list[JsonObject], optimizer: Optimizer | None, schedule: LRScheduler | None) -> None:
     """Set an optimizer and its schedule, whose states were loaded, to what this launch asks for.
 
     The checkpoint's values stand in both states, so that without this a changed learning rate would do nothing;

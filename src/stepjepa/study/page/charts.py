@@ -43,7 +43,7 @@ def _visible(value: object) -> object:
     return terminal.visible_lines(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
-def json_block(name: str, value: Any) -> Markup:
+def json_block(name: str, value: object) -> Markup:
     """An element ``<script type="application/json" id=NAME>`` with data for a script; NaN and infinity become null."""
     text = htmlsafe_json_dumps(terminal.finite(value), allow_nan=False, separators=(",", ":"))
     return Markup('<script type="application/json" id="{}">{}</script>').format(name, text)

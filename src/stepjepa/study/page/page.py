@@ -9,12 +9,12 @@ import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from markupsafe import Markup
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import read_jsonl
+from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import visible_lines
 from stepjepa.study.comparison import Comparison, compare
 from stepjepa.study.page.charts import DASHES, Look, curves, json_block, looks, read_template, render
@@ -27,7 +27,7 @@ LONGEST = 4000
 
 _DAMAGED = (UserError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 
-Part = dict[str, Any]
+Part = JsonObject
 """What ``templates/section.html`` shows, by its names: heading, texts, tables, charts, and so on."""
 
 
@@ -186,12 +186,12 @@ def _scores_and_errors(name: str, runs: Sequence[Run]) -> list[Table]:
     return [table, Table(f"Evaluation {name}: errors by kind", ("run", *kinds), errors)] if kinds else [table]
 
 
-def _score(score: dict[str, Any] | None) -> str:
+def _score(score: JsonObject | None) -> str:
     """A score with its 95 % interval, where it has one: ``12.5% [9.1, 16.0]``."""
     return f"{score['mean']:.1%}{interval(score.get('low'), score.get('high'))}" if score else UNKNOWN
 
 
-def _plain(value: Any) -> str:
+def _plain(value: object) -> str:
     """Any value on one line."""
     if value is None or value == "":
         return UNKNOWN
@@ -278,7 +278,7 @@ def answers_section(runs: Sequence[Run]) -> Section:
     return Section("answers", "Generated answers", [{"answers": data}] if found else [])
 
 
-def _answers(run: Run, evaluation: str) -> dict[str, Any]:
+def _answers(run: Run, evaluation: str) -> JsonObject:
     """One evaluation for ``answers.js``, which says what is in an answer; empty where nothing was generated."""
     file, summary = run.folder / f"{evaluation}.jsonl", run.evaluations[evaluation]
     lines = [line for _, line in read_jsonl(file) if isinstance(line.get("generated"), str)] if file.is_file() else []
@@ -316,7 +316,7 @@ def _answers(run: Run, evaluation: str) -> dict[str, Any]:
     }
 
 
-def shown_text(value: Any) -> str:
+def shown_text(value: object) -> str:
     """A field as the page shows it: several right answers on lines of their own, control characters escaped, cut."""
     if isinstance(value, Iterable) and not isinstance(value, str | dict):
         return "\n".join(map(shown_text, value))
