@@ -93,6 +93,8 @@ def _content(path: Path) -> Any:
         return [_without_times(line) for line in lines if "train_runtime" not in line]
     if path.name in ("run.json", "trainer_state.json") or path.name.endswith((".summary.json", ".meta.json")):
         return _without_times(json.loads(path.read_text(encoding="utf-8")), str(path.parents[1]))
+    if path.name == "run.yaml":
+        return path.read_text(encoding="utf-8").replace(str(path.parents[1]), "")
     return path.read_bytes()
 
 
