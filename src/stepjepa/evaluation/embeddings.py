@@ -107,6 +107,6 @@ def linear_map(embeddings: ViewEmbeddings) -> JsonObject:
     if spread > 0 and len(np.unique(embeddings.record)) > 1:
         ridge = Ridge(alpha=rounding * float((source**2).sum()))
         # Pairs of one record are never on both sides.
-        found = cross_val_predict(ridge, source, target, groups=embeddings.record, cv=GroupKFold(2))
-        held_out = float(((found - target) ** 2).sum()) / spread
+        predicted = cross_val_predict(ridge, source, target, groups=embeddings.record, cv=GroupKFold(2))
+        held_out = float(((predicted - target) ** 2).sum()) / spread
     return {"error": float(np.linalg.norm(source @ weights - target)), "held_out": held_out}

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 import torch.nn.functional as F
-from accelerate.utils import send_to_device
 from torch import Tensor, nn
 
 from stepjepa.base.json_object import JsonObject
@@ -62,8 +61,7 @@ class Subject:
 
     def batch(self) -> Batch:
         """Those as a micro-batch, on the model's device."""
-        found: Batch = send_to_device(self.collator(self.some), self.model.device)
-        return found
+        return self.collator(self.some).to(self.model.device)
 
 
 def check_format(subject: Subject) -> str:
@@ -82,8 +80,8 @@ def check_pairs(subject: Subject) -> str:
     last = subject.predictors[-1:]
     if last and subject.config.last_token is None and not subject.config.front_pred:
         batch = subject.collator(SampledRecord(record) for record in with_pairs)
-        found = set(batch.token_ids[batch.source_index].tolist())
-        _require(found == set(last), "a source is not read at the last predictor token")
+        read_at = set(batch.token_ids[batch.source_index].tolist())
+        _require(read_at == set(last), "a source is not read at the last predictor token")
     count = sum(len(record.pairs) for record in with_pairs)
     return f"{len(with_pairs)} of {len(subject.tokenized)} records have pairs, {count} in all"
 
@@ -104,8 +102,8 @@ def check_end_of_turn(subject: Subject) -> str:
         answers = [m["content"] for m in record.messages if m["role"] == "assistant"]
         wanted = answers[-1] if subject.config.plain else "".join(answers)
         taught = subject.tokenizer.decode([each for each in labels if each != end], clean_up_tokenization_spaces=False)
-        told = f"line {record.line}: the labels read {taught[:60]!r}, the assistant says {wanted[:60]!r}"
-        _require("".join(taught.split()) == "".join(wanted.split()), told)
+        message = f"line {record.line}: the labels read {taught[:60]!r}, the assistant says {wanted[:60]!r}"
+        _require("".join(taught.split()) == "".join(wanted.split()), message)
     _require(compared > 0, "every record looked at is cut by max_length, so no end of turn is left; raise it")
     return f"{compared} records: assistant content and {template.end_of_turn!r} are trained, nothing else"
 
@@ -129,9 +127,9 @@ def check_batch(subject: Subject) -> str:
     expected = torch.cat([rows for parts in slow.values() for rows in parts])
     known = ~expected.isnan().any(-1)
     worst, scale = float((fast - expected)[known].abs().max()), float(expected[known].abs().max())
-    told = f"largest difference {worst:.1e} at scale {scale:.1f}"
-    _require(worst <= TOLERANCE * max(1.0, scale), told)
-    return f"{int(known.sum())} states, {told}"
+    message = f"largest difference {worst:.1e} at scale {scale:.1f}"
+    _require(worst <= TOLERANCE * max(1.0, scale), message)
+    return f"{int(known.sum())} states, {message}"
 
 
 def _plain_states(subject: Subject, sequence: TokenSequence, layer: int) -> tuple[Tensor, Tensor]:
@@ -143,13 +141,13 @@ def _plain_states(subject: Subject, sequence: TokenSequence, layer: int) -> tupl
     ids = torch.from_numpy(sequence.ids).long().to(device)
     start = torch.zeros(len(ids)).long() if sequence.start is None else torch.from_numpy(sequence.start).long()
     shape = 2, len(ids), subject.model.get_input_embeddings().weight.shape[1]
-    found = torch.full(shape, torch.nan, device=device)
+    states = torch.full(shape, torch.nan, device=device)
     for first in start.unique().tolist():
         end = first + int((start[first:] == first).long().cumprod(0).sum())
         given: dict[str, Tensor] = {"position_ids": torch.arange(first, end, device=device)[None]} if first else {}
         output = decoder(input_ids=ids[None, first:end], use_cache=False, output_hidden_states=layer != -1, **given)
-        found[:, first:end] = torch.stack([flat_states(output, -1), flat_states(output, layer)])
-    return found[0], found[1]
+        states[:, first:end] = torch.stack([flat_states(output, -1), flat_states(output, layer)])
+    return states[0], states[1]
 
 
 @torch.no_grad()

@@ -304,8 +304,8 @@ class Jepa:
         if self.config.target_grad == "ema":
             raise ValueError("target_grad 'ema' needs JepaTrainer; use 'stop' or 'on'")
         if self._lacks_objective:
-            told = "the run was trained with an objective that was passed in Python, which its folder does not hold"
-            raise ValueError(f"{told}; pass it to Jepa(model, tokenizer, config, objective=...)")
+            message = "the run was trained with an objective that was passed in Python, which its folder does not hold"
+            raise ValueError(f"{message}; pass it to Jepa(model, tokenizer, config, objective=...)")
         with torch.device("meta"):
             needed = self.objective.heads(base_model(self.model).config.get_text_config(), self.seed)
         if missing := needed.keys() - (find_heads(model) or nn.ModuleDict()).keys():
@@ -388,8 +388,8 @@ class Jepa:
         prompts = [generator.prompt_ids(self._messages(question)) for question in questions]
         longest = max(map(len, prompts), default=0) + max_new_tokens
         if generator.positions is not None and longest > generator.positions:
-            told = f"prompt and answer have up to {longest} tokens, the model {generator.positions} positions"
-            raise UserError(f"{told}; lower max_new_tokens or shorten the question")
+            message = f"prompt and answer have up to {longest} tokens, the model {generator.positions} positions"
+            raise UserError(f"{message}; lower max_new_tokens or shorten the question")
         texts: list[str] = []
         with evaluating(self.model), naming_batch_size(batch_size):
             for start in range(0, len(prompts), batch_size):

@@ -112,8 +112,8 @@ class ViewReader:
         for index, record in enumerate(records):
             if index not in embeddings:
                 lacking = "two reasoning steps" if self.config.mode == "step-jepa" else "two views with text"
-                told = f"the record has no {lacking} within max_length {self.config.max_length}"
-                raise UserError(f"{told}, so no {side} view to embed; leave it out", path=record.path, line=record.line)
+                limit = f"within max_length {self.config.max_length}, so no {side} view to embed; leave it out"
+                raise UserError(f"the record has no {lacking} {limit}", path=record.path, line=record.line)
         width = base_model(self.model).config.get_text_config().hidden_size
         rows = [embeddings[index][0, 0] for index in range(len(records))]
         return np.stack(rows) if rows else np.empty((0, width), np.float32)
