@@ -1,6 +1,7 @@
 """Invariant 5: accumulation and processes change nothing. Invariant 2 over whole runs: ``lbd=0`` is regular."""
 
 import copy
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def trained(
     """Weights and log lines of a short run over 19 records, the last step of which is not full."""
     records = (tiny.records() * 19)[:19]
     arguments = TrainingArguments(
-        str(folder),
+        tempfile.mkdtemp(dir=folder),  # each run has a folder of its own
         per_device_train_batch_size=batch,
         gradient_accumulation_steps=accumulate,
         num_train_epochs=2,
