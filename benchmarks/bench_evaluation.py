@@ -96,14 +96,14 @@ def answer_plainly(model: Any, tokenizer: Any, test_file: Path, max_new_tokens: 
 
     template, said = ChatTemplate(tokenizer), []
     for record in read_records(test_file):
-        prompt = template.render_prompt(record.messages[:-1]).text
+        prompt = template.prompt(record.messages[:-1])
         inputs = tokenizer(prompt, add_special_tokens=False, return_tensors="pt")
         with torch.no_grad():
             output = model.generate(
                 **inputs,
                 do_sample=False,
                 max_new_tokens=max_new_tokens,
-                eos_token_id=list(template.end_of_turn_ids),
+                eos_token_id=list(template.stop_ids),
                 pad_token_id=tokenizer.pad_token_id,
             )
         said.append(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))

@@ -44,8 +44,8 @@ STEPS = tiny.make_record("S", "q", "one\n\ntwo\n\nthree")
 def pairs_of(tokenizer: Any, record: Record, **options: Any) -> list[tuple[tuple[str, bool], ...]]:
     """Of each pair what the views say, and whether they stand in the chat."""
     made = RecordTokenizer(tokenizer, JepaConfig(predictors=0, **options))
-    found = made.pairs(record, made.template.render(record.messages))
-    return [tuple((view.text.text[view.start : view.end], view.in_main) for view in pair) for pair in found]
+    found = made.pairs(record, made.turns(record))
+    return [tuple((view.text.text[view.start : view.end], view.in_main) for view in pair[1:]) for pair in found]
 
 
 def test_steps_predict_the_next(trained_tokenizer: Any) -> None:
@@ -102,17 +102,16 @@ def test_labels_are_the_assistants_words_and_prompts_the_users(
     assert record.line == 7
     assert record.ids.dtype == record.labels.dtype == record.prompt.dtype == np.int32
     if labels == "assistant":
-        whole = ChatTemplate(tokenizer).render(CHAT.messages)
-        taught = "".join(whole.text[whole.spans[i][0] : whole.turn_ends[i]] for i in (2, 4))
-        assert decode(tokenizer, after(record, record.labels)) == taught
-        assert decode(tokenizer, record.ids) == whole.text[: whole.turn_ends[-1]]
+        turns = ChatTemplate(tokenizer).turns(CHAT.messages)
+        assert decode(tokenizer, after(record, record.labels)) == "".join(each.text[each.answer :] for each in turns)
+        assert decode(tokenizer, record.ids) == turns[-1].text
 
 
 def test_all_and_reference_labels(trained_tokenizer: Any) -> None:
     tokenizer = copy.deepcopy(trained_tokenizer)
     (record,) = make(tokenizer, [CHAT], labels="all")
     assert record.labels.tolist() == list(range(len(record.ids) - 1))
-    end = tokenizer.convert_tokens_to_ids(ChatTemplate(tokenizer).end_of_turn)
+    end = ChatTemplate(tokenizer).stop_ids[0]
     other = next(token for token in record.ids.tolist()[3:] if token != end)
     for pad, masked in [(None, tokenizer.eos_token_id), (end, end), (other, other)]:
         tokenizer.pad_token = None if pad is None else tokenizer.convert_ids_to_tokens(pad)
@@ -151,9 +150,9 @@ def test_steps_are_views_in_the_main_text(trained_tokenizer: Any) -> None:
     assert decode(trained_tokenizer, first.content) == "third\n\n"
     assert decode(trained_tokenizer, second.content) == "fourth"
     maker = RecordTokenizer(trained_tokenizer, JepaConfig(mode="step-jepa"))
-    whole = maker.template.render(CHAT.messages)
-    for step, view in zip(step_views(CHAT, whole, "blank"), (first, second), strict=True):
-        assert step.place(maker._texts([whole.text], [whole.spans])[0]) == (view.start, view.end)
+    turn = maker.turns(CHAT)[-1]
+    for step, view in zip(step_views(turn, "blank"), (first, second), strict=True):
+        assert step.place(maker._texts([turn.text], [turn.spans])[0]) == (view.start, view.end)
 
 
 # -- limits ------------------------------------------------------------------------------------------------------------
@@ -162,13 +161,20 @@ def test_steps_are_views_in_the_main_text(trained_tokenizer: Any) -> None:
 @pytest.mark.parametrize("labels", ["assistant", "all"])
 def test_truncation_leaves_no_label_beyond_the_cut(labels: str, trained_tokenizer: Any) -> None:
     (whole,) = make(trained_tokenizer, [CHAT], mode="regular", labels=labels)
+    first, last = ChatTemplate(trained_tokenizer).turns(CHAT.messages)
+    first_end, second = (
+        len(trained_tokenizer(text, add_special_tokens=False)["input_ids"])
+        for text in (first.text, last.text[: last.answer])
+    )
     for limit in range(int(whole.labels[0]) + 2, len(whole.ids)):
         (cut,) = make(
             trained_tokenizer, [CHAT], mode="regular", labels=labels, max_length=limit, over_length="truncate"
         )
-        assert cut.ids.tolist() == whole.ids[:limit].tolist()
         assert cut.labels.tolist() == [place for place in whole.labels.tolist() if place + 1 < limit]
-        assert cut.prompt.tolist() == [place for place in whole.prompt.tolist() if place + 1 < limit]
+        # A turn of which nothing is left to learn is left out as a whole.
+        length = limit if labels == "all" or cut.labels[-1] + 1 >= second else min(limit, first_end)
+        assert cut.ids.tolist() == whole.ids[:length].tolist()
+        assert cut.prompt.tolist() == [place for place in whole.prompt.tolist() if place + 1 < length]
 
 
 def test_over_length(trained_tokenizer: Any) -> None:
@@ -180,16 +186,13 @@ def test_over_length(trained_tokenizer: Any) -> None:
         make(trained_tokenizer, [short, CHAT], max_length=length - 1)
     assert len(make(trained_tokenizer, [CHAT], max_length=length)) == 1
     for over_length, wanted in [
-        ("skip", {"records": 1, "pairs": 1, "over length": 1, "skipped": 1}),
-        (
-            "truncate",
-            {"records": 2, "pairs": 1, "over length": 1, "truncated": 1, "without a pair": 1}
-            | {"pairs cut by truncation": 1},
-        ),
+        ("skip", {"turns": 2, "turns skipped": 1}),
+        ("truncate", {"turns": 3, "truncated": 1}),
     ]:
         config = JepaConfig(mode="step-jepa", max_length=length - 2, over_length=over_length)  # type: ignore[arg-type]
         maker = RecordTokenizer(trained_tokenizer, config)
-        assert len(maker.tokenize([short, CHAT])) == wanted["records"]
+        assert len(maker.tokenize([short, CHAT])) == 2
+        wanted |= {"records": 2, "pairs": 1, "over length": 1, "without a pair": 1, "pairs cut by truncation": 1}
         assert {name: count for name, count in maker.counts.items() if count} == wanted
 
 

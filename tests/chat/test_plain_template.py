@@ -62,7 +62,8 @@ def test_question_and_answer_by_hand(plain: Any) -> None:
     rendered = PlainTemplate(plain).render(CHAT)
     assert rendered.text == "Why?<|perception|>So.<|eot_id|>"
     assert rendered.spans == ((0, 0), (0, 4), (18, 21))
-    assert rendered.turn_ends == (0, 4, 31)
+    (turn,) = PlainTemplate(plain).turns(CHAT)
+    assert (turn.text, turn.text[: turn.answer], turn.stop) == (rendered.text, "Why?<|perception|>", "<|eot_id|>")
 
 
 @pytest.mark.parametrize("answers", [True, False])
@@ -77,8 +78,7 @@ def test_a_text_begins_as_the_tokenizer_begins_texts(beginning: Any) -> None:
     rendered = template.render(CHAT)
     assert rendered.text == "<|begin|>Why?<|perception|>So.<|eot_id|>"
     assert [rendered.text[a:b] for a, b in rendered.spans] == ["", "Why?", "So."]
-    assert rendered.turn_ends == (0, 13, len(rendered.text))
-    assert ids_of(beginning, template.render_prompt(CHAT[:-1]).text) == beginning("Why?<|perception|>")["input_ids"]
+    assert ids_of(beginning, template.prompt(CHAT[:-1])) == beginning("Why?<|perception|>")["input_ids"]
     alone = template.render_alone("assistant", "So.")
     assert (alone.text, alone.text[slice(*alone.spans[0])]) == ("<|begin|>So.", "So.")
 

@@ -44,10 +44,12 @@ def check(template: ChatTemplate, chat: list[dict[str, str]]) -> None:
     rendered = template.render(chat)
     assert [rendered.text[a:b] for a, b in rendered.spans] == [m["content"].strip() for m in chat]
     assert list(rendered.spans) == sorted(rendered.spans)
-    assert template.render_prompt(chat[:-1]).text == rendered.text[: rendered.spans[-1][0]].rstrip(" ")
-    for message, (_, end), turn_end in zip(chat, rendered.spans, rendered.turn_ends, strict=True):
-        if message["role"] == "assistant":
-            assert rendered.text[end:turn_end] == template.end_of_turn
+    for turn in template.turns(chat):
+        assert turn.text[: turn.answer] == template.prompt(chat[: turn.message])
+        assert [turn.text[a:b].strip() for a, b in turn.spans] == [
+            m["content"].strip() for m in chat[: turn.message + 1]
+        ]
+        assert turn.text[turn.spans[-1][1] :] == turn.stop == template.stop_tokens[0]
 
 
 @pytest.mark.parametrize("name", REAL)
@@ -106,10 +108,10 @@ def test_no_text_depends_on_today(template: str, tiny_tokenizer: Any) -> None:
 def test_eos_is_appended_where_nothing_ends_a_turn(tiny_tokenizer: Any) -> None:
     template = with_template(tiny_tokenizer, chat_templates.OPEN_ENDED)
     assert template.appends_end_of_turn
-    assert template.end_of_turn == tiny_tokenizer.eos_token == "<|im_end|>"
-    rendered = template.render(messages(("user", "q"), ("assistant", "a")))
-    assert rendered.text == "user: q\nassistant: a<|im_end|>"
-    assert rendered.turn_ends == (7, len(rendered.text))
+    assert template.stop_tokens == [tiny_tokenizer.eos_token] == ["<|im_end|>"]
+    (turn,) = template.turns(messages(("user", "q"), ("assistant", "a")))
+    assert turn.text == "user: q\nassistant: a<|im_end|>"
+    assert turn.text[: turn.answer] == "user: q\nassistant:"
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def test_greedy_answers_are_those_of_a_plain_loop(model, tokenizer):
     own = model.generation_config
     template = ChatTemplate(tokenizer)
     record = question_records()[1]
-    ids = tokenizer(template.render_prompt(record.messages[:-1]).text, add_special_tokens=False)["input_ids"]
+    ids = tokenizer(template.prompt(record.messages[:-1]), add_special_tokens=False)["input_ids"]
     allowed = torch.full((model.config.vocab_size,), -math.inf)
     allowed[: len(tokenizer) - 2] = 0
     uttered = []
@@ -122,7 +122,7 @@ def test_in_one_batch_some_stop_and_some_run_on(model, tokenizer):
 def test_prompt_and_right_answer_meet_in_the_tokens_of_real_templates(name, file, shared_data):
     real = AutoTokenizer.from_pretrained(shared_data / "tokenizers" / name)
     records = read_records(shared_data / "llm_jepa" / f"{file}.jsonl")[:53]
-    end = ChatTemplate(real).end_of_turn_ids
+    end = ChatTemplate(real).stop_ids
     for example, record in zip(make_examples(records, real), records, strict=True):
         ids, start = example.gold
         assert ids[:start] == example.prompt_ids
@@ -179,7 +179,7 @@ def test_likelihoods_are_those_of_a_plain_loop_over_tokens(model, tokenizer):
     ]
     (example,) = prompts.make_examples([(0, record)], tokenizer, ChatTemplate(tokenizer), lambda _: wanted)
     spans = list(example.continuations.values())
-    prompt = ChatTemplate(tokenizer).render_prompt(record.messages[:-1]).text
+    prompt = ChatTemplate(tokenizer).prompt(record.messages[:-1])
     beginnings = [prompt, prompt, (tokenizer.bos_token or "") + "Because"]
     values = make_generator(model, tokenizer).log_probabilities(spans)
     for continuation, span, beginning, value in zip(wanted, spans, beginnings, values, strict=True):

@@ -27,7 +27,7 @@ def test_the_form_without_a_chat_is_question_mark_answer_end():
     assert example.prompt_ids[-1] == perception
     ids, start = example.gold
     assert tokenizer.decode(ids[start:]) == "4<|eot_id|>"
-    assert template.end_of_turn_ids == [end]
+    assert template.stop_ids == [end]
 
 
 @pytest.mark.parametrize(

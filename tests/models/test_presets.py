@@ -152,7 +152,7 @@ def test_what_is_missing_is_said(base: Path, tmp_path: Path, plain_tokenizer: An
     (base / "chat_template.jinja").unlink()
     with pytest.raises(UserError, match=r"no chat template; .*--plain"):
         pretrain(base)
-    assert PlainTemplate(pretrain(base, plain=True)[1]).end_of_turn == END_OF_TURN
+    assert PlainTemplate(pretrain(base, plain=True)[1]).stop_tokens == [END_OF_TURN]
 
 
 @pytest.mark.parametrize("fresh", [False, True])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Self, TypedDict, Unpack
 
 import numpy as np
@@ -63,14 +63,16 @@ class Collator:
 
     def sequences(self, sample: SampledRecord) -> list[TokenSequence]:
         """Lay out one record; ValueError if a sequence is longer than the model has positions."""
-        record = sample.record
-        if sample.with_views:
-            try:
-                sequences = LAYOUTS[self.layout].place(record, self.predictors, self.reading)
-            except UserError as error:
-                raise UserError(f"{error} (line {record.line})") from None
-        else:
-            sequences = [main_sequence(record)]
+        record, sequences = sample.record, list[TokenSequence]()
+        for text in record.texts:
+            if sample.with_views:
+                try:
+                    placed = LAYOUTS[self.layout].place(text, self.predictors, self.reading)
+                except UserError as error:
+                    raise UserError(f"{error} (line {record.line})") from None
+                sequences += _renumbered(placed, sequences)
+            else:
+                sequences.append(main_sequence(text))
         longest = max(map(len, sequences))
         if self.positions is not None and longest > self.positions:
             raise ValueError(
@@ -100,7 +102,7 @@ class Collator:
             batch["further"] = further
         batch["num_tokens"] = sum(int(rows.lengths.sum()) for rows in passes)
         batch["num_records"] = len(present)
-        batch["num_without_pair"] = sum(not sample.record.pairs for sample in present)
+        batch["num_without_pair"] = sum(not sample.record.all_pairs for sample in present)
         batch["records"] = _records(present, by_record, sequences, paths)
         return batch
 
@@ -125,6 +127,16 @@ class Collator:
 
 def _joined(parts: Sequence[NDArray[np.integer]]) -> Numbers:
     return np.concatenate([np.empty(0, np.int64), *parts])
+
+
+def _renumbered(sequences: Sequence[TokenSequence], before: Sequence[TokenSequence]) -> Sequence[TokenSequence]:
+    """The sequences of a further text of a record, its pairs counted on from those of the texts ``before``."""
+    first = max((readout.pair + 1 for each in before for readout in each.readouts), default=0)
+    if not first:
+        return sequences
+    return [
+        replace(each, readouts=tuple(it._replace(pair=first + it.pair) for it in each.readouts)) for each in sequences
+    ]
 
 
 def _readouts(owners: Sequence[int], sequences: Sequence[TokenSequence], paths: Sequence[Numbers]) -> Batch:
@@ -157,12 +169,12 @@ def _records(
     return BatchRecords(
         lines=tuple(sample.record.line for sample in samples),
         lengths=tuple(sum(map(len, group)) for group in by_record),
-        rng_keys=tuple(sample.rng_key for sample in samples),
+        rng_keys=tuple(sample.rng_key for sample in samples for _ in sample.record.texts),
         paths=tuple(path[sequence.text] for sequence, path in main),
         isolated=tuple(np.flatnonzero(start > 0) for start in starts),
-        labels=tuple(sample.record.labels for sample in samples),
-        prompt=tuple(sample.record.prompt for sample in samples),
-        plain_tokens=sum(len(sample.record.ids) for sample in samples),
+        labels=tuple(text.labels for sample in samples for text in sample.record.texts),
+        prompt=tuple(text.prompt for sample in samples for text in sample.record.texts),
+        plain_tokens=sum(sample.record.length for sample in samples),
     )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,7 +48,7 @@ class StepSampler(Sampler[SampleKey]):
     fill evenly over processes are padding slots: no record is repeated.
     """
 
-    lengths: Sequence[int] | NDArray[np.integer]  # [records] number of tokens of the main text
+    lengths: Sequence[int] | NDArray[np.integer]  # [records] number of tokens of its main texts
     records_per_step: int  # batch size x accumulation x processes
     _: KW_ONLY
     seed: int = 0
@@ -95,7 +96,7 @@ class TokenizedDataset(Dataset[SampledRecord | None]):
         self._source = source
         table = pa.ipc.open_stream(pa.memory_map(source) if isinstance(source, str) else source).read_all()
         self._records = table.column("record")
-        # [records] number of tokens of the main text
+        # [records] number of tokens of its main texts
         self.lengths: Numbers = table.column("length").to_numpy()
 
     def __reduce__(self) -> tuple[type[TokenizedDataset], tuple[str | pa.Buffer]]:
@@ -121,11 +122,17 @@ class TokenizedDataset(Dataset[SampledRecord | None]):
         for chunk in self._records.chunks:
             offsets = chunk.offsets.to_numpy()
             flat = chunk.values.to_numpy()[offsets[0] : offsets[-1]].copy()
-            first = offsets[:-1] - offsets[0]  # of each record's numbers, see ``flattened``
+            first, last = offsets[:-1] - offsets[0], offsets[1:] - offsets[0]  # of each record, see ``flattened``
+            starts = [first]  # of the n-th texts of all records that have as many
+            while len(first):
+                first = first + _HEADER + sum(flat[first + place] for place in range(1, _HEADER))
+                first, last = first[first < last], last[first < last]
+                starts.append(first)
+            first = np.concatenate(starts)
             flat[first] = 0
             records.update(flat.tobytes())
             begin = first + _HEADER
-            # A main text of each record, behind a number that is no token.
+            # The main texts, each behind a number that is no token.
             steps = np.zeros(len(flat) + 1, np.int8)
             steps[begin - 1] += 1
             steps[begin + flat[first + 1]] -= 1
@@ -134,28 +141,38 @@ class TokenizedDataset(Dataset[SampledRecord | None]):
         return records.hexdigest(), texts.hexdigest()
 
 
-_HEADER = 5  # numbers in front of a record's main text: line, and the lengths of its four parts
+_HEADER = 6  # numbers in front of a main text: line, lengths of its four parts and of the texts of its views
 
 
 def flattened(record: TokenizedRecord) -> Ids:
-    """Serialise a record to one int32 array: header (line, lengths of the four parts), the parts, texts of views."""
-    views = [view for pair in record.pairs for view in pair]
+    """Serialise a record to one int32 array, text behind text."""
+    return np.concatenate([_flat_text(text) for text in record.texts])
+
+
+def _flat_text(text: TokenizedRecord) -> Ids:
+    """A main text: header (line, lengths of the four parts and of what follows them), the parts, texts of views."""
+    views = [view for pair in text.pairs for view in pair]
     # A row for each view: length of its text (-1 if that is the main text), start, end, predictors.
     table = [(-1 if view.in_main else len(view.ids), view.start, view.end, view.predictors) for view in views]
-    parts = [record.ids, record.labels, record.prompt, np.array(table, np.int32).ravel()]
-    head = np.array([record.line, *map(len, parts)], np.int32)
-    return np.concatenate([head, *parts, *(view.ids for view in views if not view.in_main)])
+    parts = [text.ids, text.labels, text.prompt, np.array(table, np.int32).ravel()]
+    alone = [view.ids for view in views if not view.in_main]
+    head = np.array([text.line, *map(len, parts), sum(map(len, alone))], np.int32)
+    return np.concatenate([head, *parts, *alone])
 
 
 def _unflattened(flat: Ids) -> TokenizedRecord:
-    line, *sizes = flat[:_HEADER].tolist()
-    ids, labels, prompt, table, texts = np.split(flat[_HEADER:], np.cumsum(sizes))
-    views, begin = [], 0
-    for length, start, end, predictors in table.reshape(-1, 4).tolist():
-        own = ids if length < 0 else texts[begin : begin + length]
-        views.append(View(own, start, end, length < 0, predictors))
-        begin += max(length, 0)
-    return TokenizedRecord(ids, labels, prompt, tuple(map(Pair, views[::2], views[1::2])), line)
+    texts, begin = list[TokenizedRecord](), 0
+    while begin < len(flat):
+        line, *sizes, _ = flat[begin : begin + _HEADER].tolist()
+        *starts, begin = (begin + _HEADER + np.cumsum([0, *sizes])).tolist()
+        ids, labels, prompt, table = (flat[start:end] for start, end in pairwise([*starts, begin]))
+        views = []
+        for length, start, end, predictors in table.reshape(-1, 4).tolist():
+            own = ids if length < 0 else flat[begin : begin + length]
+            views.append(View(own, start, end, length < 0, predictors))
+            begin += max(length, 0)
+        texts.append(TokenizedRecord(ids, labels, prompt, tuple(map(Pair, views[::2], views[1::2])), line))
+    return replace(texts[0], further=tuple(texts[1:])) if len(texts) > 1 else texts[0]
 
 
 @dataclass(frozen=True)
@@ -174,9 +191,9 @@ def count_tokens(records: Iterable[TokenizedRecord], config: JepaConfig) -> dict
     """Count tokens: ``main`` texts alone, and ``all``, with the tokens of views that main texts do not share."""
     main = views = 0
     changes_text = LAYOUTS[str(config.layout)].changes_text
-    for record in records:
-        main += len(record.ids)
-        for pair in record.pairs:
+    for text in (text for record in records for text in record.texts):
+        main += len(text.ids)
+        for pair in text.pairs:
             source, target = pair[::-1] if config.reverse_pred else pair
             views += source.end if not source.in_main else (config.predictors or 0)
             if not target.in_main:

@@ -14,12 +14,16 @@ from stepjepa.batch.sequences import Ids, Kind, Numbers
 
 @dataclass(frozen=True)
 class BatchRecords:
-    """Facts about each record of a micro-batch, in the order of the records. NumPy arrays: they stay on the host."""
+    """Facts about the records of a micro-batch, in their order. NumPy arrays: they stay on the host.
+
+    A record has one main text, or several where its turns stand behind prompts that do not begin alike; ``rng_keys``
+    and all that follow have an entry for each of these texts.
+    """
 
     lines: tuple[int, ...] = ()  # line number in the record's file, from 1
     lengths: tuple[int, ...] = ()  # number of tokens of the record's sequences, without any sharing of prefixes
-    rng_keys: tuple[tuple[int, int], ...] = ()  # epoch and index of the record: all that its random rng_keys depend on
-    paths: tuple[Numbers, ...] = ()  # flat positions of the tokens of the record's own text, in text order
+    rng_keys: tuple[tuple[int, int], ...] = ()  # epoch and index of the record: all that its random draws depend on
+    paths: tuple[Numbers, ...] = ()  # flat positions of the tokens of the text, in text order
     isolated: tuple[Numbers, ...] = ()  # indices into its path of the tokens that do not see all earlier text
     labels: tuple[Ids, ...] = ()  # indices into its path of the tokens that are trained to predict the next one
     prompt: tuple[Ids, ...] = ()  # indices into its path of the tokens that precede a user-message token

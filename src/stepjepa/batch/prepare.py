@@ -74,7 +74,7 @@ def prepare(
                 for _ in tqdm(range(0, len(rows), BLOCK), f"prepare {what}", disable=None):
                     found = made.tokenize(islice(waiting, BLOCK))
                     tokens.update(count_tokens(found, config))
-                    columns = [[len(each.ids) for each in found], list(map(flattened, found))]
+                    columns = [[each.length for each in found], list(map(flattened, found))]
                     writer.write_table(pa.table(columns, schema=SCHEMA))
                 where, kept, pairs = source if len(rows) else what, made.counts["records"], made.counts["pairs"]
                 if not kept:

@@ -42,13 +42,33 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TokenizedRecord:
-    """A record as tokens, before a layout places its views."""
+    """A record as tokens, before a layout places its views.
 
-    ids: Ids  # [N] the main text: the whole chat
+    One text holds all trained turns of a chat that stand in it behind their own prompts. A template that rewrites
+    earlier turns, as Qwen3's leaves out their thoughts, needs more than one: the ``further`` texts.
+    """
+
+    ids: Ids  # [N] the main text: the chat up to the end of a turn
     labels: Ids  # [L] positions whose hidden state is trained to predict the next token
     prompt: Ids = field(default_factory=_no_ids)  # [M] positions whose next token belongs to a user message
     pairs: tuple[Pair, ...] = ()
     line: int = 0  # line number of the record in its file, from 1
+    further: tuple["TokenizedRecord", ...] = ()  # the other texts, in the order of their turns; these have none
+
+    @property
+    def texts(self) -> "tuple[TokenizedRecord, ...]":
+        """All texts, each a record of its own."""
+        return (self, *self.further)
+
+    @property
+    def all_pairs(self) -> tuple[Pair, ...]:
+        """The pairs of all texts."""
+        return tuple(pair for text in self.texts for pair in text.pairs)
+
+    @property
+    def length(self) -> int:
+        """Number of tokens of all texts, without any sharing of prefixes."""
+        return sum(len(text.ids) for text in self.texts)
 
 
 class SampledRecord(NamedTuple):

@@ -1,4 +1,4 @@
-"""Records to tokens: find the views, write the chat, tokenise it once, turn characters into tokens.
+"""Records to tokens: each trained turn behind its served prompt, tokenised once, with its views in tokens.
 
 No later stage looks for tokens, and no other place knows modes and steps.
 """
@@ -7,25 +7,39 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from stepjepa.base.errors import UserError
+from stepjepa.base.errors import UserError, shown
 from stepjepa.batch.layouts import LAYOUTS
 from stepjepa.batch.sequences import Ids, Pair, TokenizedRecord, View
 from stepjepa.chat.template import ChatTemplate, PlainTemplate, Rendered
-from stepjepa.chat.tokens import TextTokenizer, Tokens, predictor_ids, predictor_token
+from stepjepa.chat.thought import without_thought
+from stepjepa.chat.tokens import TextTokenizer, Tokens, TurnTokens, predictor_ids, predictor_token
+from stepjepa.chat.turns import Turn
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record, find_steps
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-COUNTS = ("records", "pairs", "without a pair", "over length", "truncated", "pairs cut by truncation", "skipped")
+COUNTS = (
+    "records",
+    "turns",
+    "turns skipped",
+    "pairs",
+    "without a pair",
+    "over length",
+    "truncated",
+    "pairs cut by truncation",
+    "skipped",
+    "messages behind the last answer",
+    "turns that spell special tokens",
+)
 """What is counted while records are tokenised."""
-
 
 BLOCK = 1000
 """Records that are best tokenised at once."""
@@ -34,11 +48,15 @@ BLOCK = 1000
 class ViewText(NamedTuple):
     """A view as characters ``start`` to ``end`` of a rendered text, a step's separator included."""
 
-    text: Rendered
+    text: Turn | Rendered  # the turn that it stands in, or a message alone
     start: int
     end: int
-    in_main: bool = False  # the text is the record's whole chat; otherwise it is a message alone
     predictors: int = 0  # how many predictor tokens it holds
+
+    @property
+    def in_main(self) -> bool:
+        """Whether the view stands in a turn behind its prompt."""
+        return isinstance(self.text, Turn)
 
     def place(self, tokens: Tokens) -> tuple[int, int]:
         """First and one past the last of the text's tokens.
@@ -47,24 +65,42 @@ class ViewText(NamedTuple):
         first step takes the token that reaches into the content from outside.
         """
         begins = any(self.start == start for start, _ in self.text.spans)
+        if isinstance(self.text, Turn):
+            begins |= self.start == self.text.reasoning[0]
         first = tokens.first_overlapping(self.start) if begins else tokens.first_from(self.start)
         return first, tokens.first_from(self.end)
 
     def located(self, tokens: Tokens, main: Ids) -> View:
-        """The view as tokens of its text, which is ``main`` where it stands in the chat."""
+        """The view as tokens of its text, which is ``main`` where it stands in a turn."""
         return View(main if self.in_main else tokens.ids, *self.place(tokens), self.in_main, self.predictors)
 
 
-ViewPairs = list[tuple[ViewText, ViewText]]
+class PairText(NamedTuple):
+    """Two views as texts, and the turn that they belong to."""
+
+    turn: int  # its number among the trained turns of a record
+    first: ViewText
+    second: ViewText
 
 
-def step_views(record: Record, main: Rendered, separator: str) -> list[ViewText]:
-    """The reasoning steps of the last assistant message of a record, which is rendered as ``main``."""
-    start, end = main.spans[-1]
-    # Templates that trim a content also trim it in front: its characters stand earlier than the record says.
-    shift = start - max(record.answer.find(main.text[start:end]), 0)
-    places = [[min(max(shift + place, start), end) for place in step] for step in find_steps(record.answer, separator)]
-    return [ViewText(main, first, last, in_main=True) for first, last in places]
+def step_views(turn: Turn, separator: str, part: str = "content") -> list[ViewText]:
+    """The reasoning steps of a turn's ``content`` or of its ``reasoning``."""
+    start, end = turn.reasoning if part == "reasoning" else turn.spans[turn.message]
+    steps = find_steps(turn.text[start:end], separator)
+    return [ViewText(turn, start + first, start + last) for first, last in steps]
+
+
+@dataclass(slots=True)
+class _Text:
+    """A main text that takes in further turns as long as each of them begins with it."""
+
+    ids: Ids
+    labels: list[Ids] = field(default_factory=list)
+    prompt: list[Ids] = field(default_factory=list)
+    pairs: list[Pair] = field(default_factory=list)
+
+    def begins(self, ids: Ids) -> bool:
+        return bool(np.array_equal(self.ids, ids[: len(self.ids)]))
 
 
 class RecordTokenizer:
@@ -77,8 +113,11 @@ class RecordTokenizer:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, config: JepaConfig) -> None:
         self.tokenizer = tokenizer
         self.config = config
-        plain = PlainTemplate(tokenizer, answers=config.labels != "all") if config.plain else None
-        self.template = plain or ChatTemplate(tokenizer)
+        self.template: ChatTemplate | PlainTemplate
+        if config.plain:
+            self.template = PlainTemplate(tokenizer, answers=config.labels != "all")
+        else:
+            self.template = ChatTemplate(tokenizer, config.chat_template_kwargs)
         self.predictors: Ids = np.asarray(predictor_ids(tokenizer, config.used_predictors), np.int32)  # [K]
         self.counts: Counter[str] = Counter()  # what was met so far, by the names of ``COUNTS``
         self._predictor_text = "".join(predictor_token(number) for number in range(1, len(self.predictors) + 1))
@@ -99,48 +138,70 @@ class RecordTokenizer:
         return found
 
     def _tokenize_block(self, records: Sequence[Record]) -> list[TokenizedRecord | None]:
-        written = [(record, main := self._render(record), self.pairs(record, main)) for record in records]
-        # Equal texts are tokenised once.
-        texts = dict.fromkeys(
-            text for _, main, pairs in written for text in (main, *(view.text for pair in pairs for view in pair))
+        written = [(record, *self._write(record)) for record in records]
+        turns = [turn for _, of_record, _ in written for turn in of_record]
+        # Equal views are tokenised once.
+        alone = dict.fromkeys(
+            view.text for *_, pairs in written for pair in pairs for view in pair[1:] if not view.in_main
         )
-        tokens = self._texts([text.text for text in texts], [text.spans for text in texts])
-        found = dict(zip(texts, tokens, strict=True))
-        return [self._read(record, main, pairs, found) for record, main, pairs in written]
+        texts = self._texts([text.text for text in alone], [text.spans for text in alone])
+        of_turns = iter(self._texts.turns(turns))
+        encoded = dict(zip(alone, texts, strict=True))
+        return [
+            self._read(record, of_record, [next(of_turns) for _ in of_record], pairs, encoded)
+            for record, of_record, pairs in written
+        ]
 
-    def _render(self, record: Record) -> Rendered:
+    def _write(self, record: Record) -> tuple[list[Turn], list[PairText]]:
         try:
-            return self.template.render(record.messages)
+            turns = self.turns(record)
+            return turns, self.pairs(record, turns)
         except UserError as error:
             raise UserError(str(error), path=record.path, line=record.line) from None
 
-    def pairs(self, record: Record, main: Rendered) -> ViewPairs:
+    def turns(self, record: Record) -> list[Turn]:
+        """The texts that a record is trained by: its turns, or for the published labels the whole chat as one."""
+        chat, template = record.chat, self.template
+        if self.config.labels == "assistant" and (isinstance(template, ChatTemplate) or template.answers):
+            return template.turns(*chat)
+        whole = template.render(*chat)
+        own = tuple(span for span in whole.spans if span[0] < span[1])
+        return [Turn(len(record.messages) - 1, whole.text, 0, whole.spans, (0, 0), own, "")]
+
+    def pairs(self, record: Record, turns: Sequence[Turn]) -> list[PairText]:
         """The pairs of a record, the first view of each predicts the second (before ``reverse_pred``).
 
-        * Step-JEPA: steps of the last assistant message, each with the one ``pair_distance`` further on.
-        * LLM-JEPA: the messages that the layout calls partners, a question and its answer; the record's explicit
-          views instead, where it has them. Layouts with ``views_in_text`` take the first message of a pair where it
-          stands in the chat.
+        * Step-JEPA: steps of the last turn, each with the one ``pair_distance`` further on.
+        * LLM-JEPA: the messages that the layout calls partners, a question and its answer, where both have a text; the
+          record's explicit views instead, where it has them. Layouts with ``views_in_text`` take the first message of a
+          pair where it stands in the chat.
         """
-        config, found = self.config, ViewPairs()
+        config, last = self.config, len(turns) - 1
+        pairs: list[PairText] = []
         if config.mode == "step-jepa":
-            steps = step_views(record, main, config.step_separator)
-            found += zip(steps, steps[config.pair_distance :], strict=False)
+            steps = step_views(turns[-1], config.step_separator, config.steps_from)
+            pairs += [PairText(last, *each) for each in zip(steps, steps[config.pair_distance :], strict=False)]
         elif config.mode == "llm-jepa" and record.views is not None:
             for source, target in record.views:
                 if source.strip() and target.strip():
-                    found.append((self._alone(0, "user", source), self._alone(1, "assistant", target)))
+                    pairs.append(PairText(0, self._alone(0, "user", source), self._alone(1, "assistant", target)))
         elif config.mode == "llm-jepa":
             layout = LAYOUTS[str(config.layout)]
-            messages = [(message["role"], message["content"]) for message in record.messages]
             for start, end in layout.partners(record.messages):
-                first = ViewText(main, *main.spans[start], in_main=True)
+                number = next((n for n, turn in enumerate(turns) if turn.message >= max(start, end)), None)
+                says = [(record.messages[place]["role"], _text(record.messages[place])) for place in (start, end)]
+                if number is None or record.messages[end].get("weight", 1) == 0 or not all(text for _, text in says):
+                    continue
+                first = ViewText(turns[number], *turns[number].spans[start])
                 if not layout.views_in_text:
-                    first = self._alone(0, *messages[start])
-                found.append((first, self._alone(1, *messages[end])))
+                    first = self._alone(0, *says[0])
+                elif first.start == first.end:
+                    told = "the chat template rewrites a message, so that its content can't be found"
+                    raise UserError(f"{told}; use --layout separate, which reads it by itself")
+                pairs.append(PairText(number, first, self._alone(1, *says[1])))
             # Without a chat format the last exchange is all there is.
-            found = found[-1:] if config.plain else found
-        return found[:1] if config.pairs == "first" else found
+            pairs = pairs[-1:] if config.plain else pairs
+        return pairs[:1] if config.pairs == "first" else pairs
 
     def _alone(self, place: int, role: str, content: str) -> ViewText:
         """The first or second view of a pair as a message alone in the template.
@@ -154,61 +215,126 @@ class RecordTokenizer:
         start, end = alone.spans[0]
         # What the record itself says, where special tokens are but text.
         own = (start + len(added), end) if front else (start, end - len(added))
-        return ViewText(alone._replace(spans=(own,)), start, end, predictors=len(self.predictors) if is_source else 0)
+        return ViewText(alone._replace(spans=(own,)), start, end, len(self.predictors) if is_source else 0)
 
     def _read(
-        self, record: Record, main: Rendered, written: ViewPairs, encoded: Mapping[Rendered, Tokens]
+        self,
+        record: Record,
+        turns: Sequence[Turn],
+        tokens: Sequence[TurnTokens],
+        written: Sequence[PairText],
+        encoded: Mapping[Turn | Rendered, Tokens],
     ) -> TokenizedRecord | None:
-        config, counts, tokens = self.config, self.counts, encoded[main]
-        where: Any = {"path": record.path, "line": record.line}
-        starts, ends = np.array(main.spans, np.int32).T
-        # For each message the first token of its content, one past the last, and one past the end of its turn.
-        first, last = tokens.ends.searchsorted(starts, "right").tolist(), tokens.starts.searchsorted(ends).tolist()
-        turn = tokens.starts.searchsorted(np.array(main.turn_ends, np.int32)).tolist()
-        placed = list(zip([message["role"] for message in record.messages], first, last, turn, strict=True))
-        # What the template writes behind the last turn teaches nothing.
-        length = turn[-1] if config.labels == "assistant" else len(tokens.ids)
-        too_long = length > config.max_length
-        if too_long and config.over_length == "error":
-            raise UserError(
-                f"the record has {length} tokens, more than max_length {config.max_length}; raise --max_length, "
-                "or pass --over_length truncate or skip",
-                **where,
+        config, counts = self.config, self.counts
+        texts: list[_Text] = []
+        belongs: dict[int, tuple[_Text, int]] = {}  # to each turn its text, and how many tokens of that are the turn's
+        too_long = [self._too_long(record, each) for each in tokens]
+        counts["over length"] += any(too_long)
+        counts["truncated"] += any(too_long) and config.over_length == "truncate"
+        for number, (turn, (encoding, answer)) in enumerate(zip(turns, tokens, strict=True)):
+            ids = encoding.ids[: config.max_length]
+            asked = [turn.spans[place] for place in self._asked(record, turn)]
+            labels = self._labels(ids, answer)
+            # Only truncation can leave nothing to learn: an empty answer is refused when the file is read.
+            if not len(labels) or (too_long[number] and config.over_length == "skip"):
+                continue
+            self._check_stops(record, encoding.ids[answer:])
+            if not (texts and texts[-1].begins(ids)):
+                texts.append(_Text(ids))
+            text = texts[-1]
+            text.ids = ids
+            text.labels.append(labels)
+            ranges = [(encoding.first_overlapping(start), encoding.first_from(end)) for start, end in asked]
+            text.prompt.append(
+                _before([each for each, span in zip(ranges, asked, strict=True) if span[0] < span[1]], len(ids))
             )
-        counts["over length"] += too_long
-        counts["truncated"] += too_long and config.over_length == "truncate"
-        ids = tokens.ids[: min(length, config.max_length)]
-        if config.labels == "assistant":
-            labels = _before([(start, end) for role, start, _, end in placed if role == "assistant"], len(ids))
-        else:
-            taught = np.ones(max(len(ids) - 1, 0), bool) if config.labels == "all" else ids[1:] != self._padding
-            labels = np.flatnonzero(taught).astype(np.int32)
-        # Only truncation can leave nothing to learn: an empty answer is refused when the file is read.
-        if not len(labels) or (too_long and config.over_length == "skip"):
+            belongs[number] = text, len(ids)
+            spans = [span for span in turn.spans if span[0] < span[1]]
+            counts["turns that spell special tokens"] += self._texts.spelt(turn.text, [*spans, *turn.own])
+        if not texts:
             counts["skipped"] += 1
             return None
-        pairs = []
-        for texts in written:
-            pair = Pair(*(view.located(encoded[view.text], ids) for view in texts))
+        counts["turns"] += len(belongs)
+        counts["turns skipped"] += len(turns) - len(belongs)
+        for pair in written:
+            if pair.turn not in belongs:
+                counts["pairs cut by truncation"] += 1
+                continue
+            text, length = belongs[pair.turn]
+            encoding = tokens[pair.turn].tokens
+            views = Pair(
+                *(view.located(encoding if view.in_main else encoded[view.text], text.ids) for view in pair[1:])
+            )
             # Behind what the record says there may be predictor tokens.
-            ends = [view.end - view.predictors for view in pair]
-            limits = [len(ids) if view.in_main else config.max_length for view in pair]
+            ends = [view.end - view.predictors for view in views]
+            limits = [length if view.in_main else config.max_length for view in views]
             cut = any(end > limit for end, limit in zip(ends, limits, strict=True))
             counts["pairs cut by truncation"] += cut
-            if not cut and all(end > view.start for end, view in zip(ends, pair, strict=True)):
-                pairs.append(pair)
+            if not cut and all(end > view.start for end, view in zip(ends, views, strict=True)):
+                text.pairs.append(views)
+        pairs = sum(len(text.pairs) for text in texts)
         if config.uses_views and not pairs:
             if config.require_pairs:
                 raise UserError(
                     "the record has no usable pair of views (fewer than two steps, an empty view, or cut by "
                     "truncation); check --step_separator and --max_length, or leave --require_pairs out",
-                    **where,
+                    path=record.path,
+                    line=record.line,
                 )
             counts["without a pair"] += 1
         counts["records"] += 1
-        counts["pairs"] += len(pairs)
-        prompt = _before([(start, end) for role, start, end, _ in placed if role == "user"], len(ids))
-        return TokenizedRecord(ids, labels, prompt, tuple(pairs), record.line)
+        counts["pairs"] += pairs
+        counts["messages behind the last answer"] += record.dropped
+        main, *further = (
+            TokenizedRecord(
+                text.ids, np.concatenate(text.labels), np.concatenate(text.prompt), tuple(text.pairs), record.line
+            )
+            for text in texts
+        )
+        return replace(main, further=tuple(further)) if further else main
+
+    def _too_long(self, record: Record, tokens: TurnTokens) -> bool:
+        length, config = len(tokens.tokens.ids), self.config
+        if length > config.max_length and config.over_length == "error":
+            raise UserError(
+                f"the record has {length} tokens, more than max_length {config.max_length}; raise --max_length, "
+                "or pass --over_length truncate or skip",
+                path=record.path,
+                line=record.line,
+            )
+        return length > config.max_length
+
+    def _asked(self, record: Record, turn: Turn) -> list[int]:
+        """The user messages since the assistant spoke before a turn; of the whole chat where that is one text."""
+        roles = [message["role"] for message in record.messages[: turn.message]]
+        first = (
+            0
+            if self.config.labels != "assistant" or "assistant" not in roles
+            else len(roles) - roles[::-1].index("assistant")
+        )
+        return [place for place in range(first, len(roles)) if roles[place] == "user"]
+
+    def _labels(self, ids: Ids, answer: int) -> Ids:
+        """The positions of a turn's text that are trained to predict the next token."""
+        if self.config.labels == "reference":
+            return np.flatnonzero(ids[1:] != self._padding).astype(np.int32)
+        return np.arange(max(answer - 1, 0), max(len(ids) - 1, 0), dtype=np.int32)
+
+    def _check_stops(self, record: Record, answer: Ids) -> None:
+        """Refuse an answer that ends a turn before its end: no generation would get beyond it."""
+        if self.config.labels == "assistant" and len(
+            inner := np.flatnonzero(np.isin(answer[:-1], self.template.stop_ids))
+        ):
+            token = shown(str(self.tokenizer.convert_ids_to_tokens(int(answer[inner[0]]))))
+            told = f"the answer holds {token}, at which generation stops, before its end"
+            raise UserError(f"{told}; remove it from the record", path=record.path, line=record.line)
+
+
+def _text(message: Mapping[str, object]) -> str:
+    """What a message says; an answer without the thought in front of it. Empty if that is white space."""
+    content = str(message["content"])
+    content = without_thought(content) if message["role"] == "assistant" else content
+    return content if content.strip() else ""
 
 
 def _before(ranges: Sequence[tuple[int, int]], length: int) -> Ids:

@@ -1,35 +1,34 @@
-"""Chat templates: render messages, and find each message's content in the text.
+"""Chat templates: render messages as they will be served, and find each message's content in the text.
 
 What differs between models is derived from the template, not from the model's name: whether it has a system role,
-whether it accepts a lone assistant turn, which token ends a turn, what precedes an answer.
+whether it accepts a lone assistant turn, which tokens end a turn, how an answer begins.
 """
 
 from __future__ import annotations
 
-import datetime
+import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepjepa.base.errors import UserError
+from stepjepa.chat import source as sources
+from stepjepa.chat.marks import REASONING_KEYS, Message, Place, Span, locate
+from stepjepa.chat.source import PINNED_DATE
+from stepjepa.chat.thought import ends_in_thought, last_tag
 from stepjepa.chat.tokens import END_OF_TURN, PERCEPTION
+from stepjepa.chat.turns import Turn, make_turn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Message = Mapping[str, Any]
-Span = tuple[int, int]
-
-# Some templates write today's date into the system turn; a run must not depend on the day it starts.
-PINNED_DATE = datetime.date(2024, 7, 26)
-
-_ASKED, _ANSWERED = {"role": "user", "content": "why"}, {"role": "assistant", "content": "so"}
-
-# Ways in which templates trim contents; a template may trim one role and not another.
-_TRIMS: tuple[Callable[[str], str], ...] = (str, str.strip, str.lstrip, lambda text: text.lstrip("\n"), str.rstrip)
-
 # Private-use characters: no template writes them and no ordinary text holds them.
-_OPEN, _CLOSE = "\ue000", "\ue001"
+_ASKED, _ANSWER, _THOUGHT, _OTHER = "\ue000q\ue001", "\ue000a\ue001", "\ue000t\ue001", "\ue000o\ue001"
+_NAME = "name_of_a_function"
+_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": _NAME, "description": "about", "parameters": {"type": "object", "properties": {}}},
+}
 
 
 class Rendered(NamedTuple):
@@ -38,149 +37,264 @@ class Rendered(NamedTuple):
     text: str
     # For each message the start and end (exclusive) of its content; (0, 0) if the template leaves it out.
     spans: tuple[Span, ...]
-    # For each message the end (exclusive) of the special token that closes its turn, or of its content if none does.
-    turn_ends: tuple[int, ...]
 
 
 class ChatTemplate:
-    """The chat template of a fast tokenizer, with properties derived from it."""
+    """The chat template of a fast tokenizer as it is served, with properties derived from it.
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        from transformers.utils.chat_template_utils import _compile_jinja_template
+    ``source`` is the tokenizer's own template with what a run fixes written into it (see ``chat.source``): a date, the
+    ``variables`` that a run sets (``chat_template_kwargs``), a system role, the header of an answer. Saved with the
+    model, it renders the prompts of training in plain transformers. UserError if the template can't be used.
+    """
 
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, variables: Mapping[str, Any] | None = None) -> None:
         _refuse_slow(tokenizer)
         if not tokenizer.chat_template:
             remedy = "use an instruction-tuned model, pass --chat_template FILE, or train without one (--plain)"
             raise UserError(f"the tokenizer has no chat template; {remedy}")
         self._tokenizer = tokenizer
-        named = tokenizer.chat_template
-        if isinstance(named, dict) and "default" not in named:
-            names = ", ".join(sorted(named))
-            remedy = "write one of them to a file and pass it as --chat_template FILE"
-            raise UserError(f"the tokenizer has several chat templates ({names}) and none is the default; {remedy}")
-        self._source = tokenizer.get_chat_template()
-        # Rendered without the tokenizer's method, which takes longer than the template and passes no functions.
-        self._variables: dict[str, Any] = {
-            **tokenizer.special_tokens_map,
-            "tools": None,
-            "documents": None,
-            "add_generation_prompt": False,
-            "date_string": PINNED_DATE.strftime("%d %b %Y"),
-            "strftime_now": PINNED_DATE.strftime,
-        }
         try:
-            self._compiled = _compile_jinja_template(self._source)
-        except Exception as error:  # from Jinja's parser, or from constants evaluated while compiling
-            raise UserError(f"the chat template can't be read: {_told(error)}") from None
-        self._skeletons: dict[tuple[str, ...], list[str] | None] = {}
-        # Without a system role its text is put before the first user message; an assistant message that is refused
-        # alone is rendered as a user turn.
-        self.has_system_role = self._skeleton(("system", "user", "assistant")) is not None
-        self.lone_assistant = self._skeleton(("assistant",)) is not None
-        skeleton = self._skeleton(("user", "assistant"))
-        if skeleton is None:
-            self._apply([_ASKED, _ANSWERED])  # tells why, if it is refused
+            own = tokenizer.get_chat_template()
+        except ValueError:
+            names = ", ".join(sorted(tokenizer.chat_template))
+            told = f"the tokenizer has several chat templates ({names}) and none is the default"
+            raise UserError(f"{told}; write one of them to a file and pass it as --chat_template FILE") from None
+        self.has_date = "strftime_now" in own or "date_string" in own
+        # Rendered without the tokenizer's method, which takes longer than the template.
+        self._special_tokens: dict[str, Any] = dict(tokenizer.special_tokens_map)
+        self._use(sources.with_defaults(sources.with_pinned_date(own), variables or {}))
+        self.arguments_as_text = False
+        self.has_developer_role = "developer" in own
+        self.has_system_role = _OTHER in (self._try([_message("system", _OTHER), _message("user", _ASKED)], True) or "")
+        if not self.has_system_role:
+            self._use(sources.with_folded_system(self.source))
+        asked, answered = _message("user", _ASKED), _message("assistant", _ANSWER)
+        pair = self._apply([asked, answered])
+        if not -1 < pair.find(_ASKED) < pair.find(_ANSWER):
             raise UserError("the chat template does not render a user and an assistant message; check it")
-        specials = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
-        # The longest token wins where one begins another. Without special tokens, (?!) matches nothing.
-        longest_first = sorted({*specials, *tokenizer.all_special_tokens}, key=len, reverse=True)
-        found = re.search("|".join(map(re.escape, longest_first)) or "(?!)", skeleton[-1])
-        # Where the template closes no assistant turn, the tokenizer's eos token is appended.
-        self.appends_end_of_turn = found is None
-        end_of_turn = found[0] if found else tokenizer.eos_token
-        if end_of_turn is None:
-            raise UserError("neither the chat template nor the tokenizer has a token that ends a turn; set eos_token")
-        self.end_of_turn = str(end_of_turn)
-        self.end_of_turn_ids = [int(tokenizer.convert_tokens_to_ids(self.end_of_turn))]
+        # Where the template begins no answer for a generation prompt, it gets the header that it writes itself.
+        self.header = self._missing_header(pair)
+        if self.header:
+            self._use(sources.with_header(self.source, self.header))
+        self.lone_assistant = _ANSWER in (self._try([answered]) or "")
+        self.reasoning_key = next(
+            (key for key in REASONING_KEYS if _THOUGHT in (self._try([asked, {**answered, key: _THOUGHT}]) or "")), None
+        )
+        self.opens_thought = ends_in_thought(self._try([asked], True) or "")
+        self.closing = self._between_thought_and_content(asked, answered)
+        self._learn_tools(asked)
+        self._learn_ends(pair, asked, answered)
 
-    def render(self, messages: Sequence[Message]) -> Rendered:
-        """Render a whole chat; UserError if the template refuses it, or a content can't be found in its text."""
-        if not self.has_system_role and messages and messages[0]["role"] == "system":
-            return self._render_folded(messages)
-        text = self._apply(messages)
-        spans = self._spans(text, messages)
-        if self.appends_end_of_turn and messages[-1]["role"] == "assistant":
-            text = text[: spans[-1][1]] + self.end_of_turn
-        limits = [start for start, _ in spans[1:]] + [len(text)]
-        ends = []
-        for (_, end), limit in zip(spans, limits, strict=True):
-            closing = text.find(self.end_of_turn, end, limit)
-            ends.append(end if closing < 0 else closing + len(self.end_of_turn))
-        return Rendered(text, tuple(spans), tuple(ends))
+    # -- rendering -----------------------------------------------------------------------------------------------------
+
+    def normalise(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        """Messages in the form that the template reads: what ``apply_chat_template`` is to be called with."""
+        return [self._normalised(message) for message in messages]
+
+    def prompt(self, messages: Sequence[Message], tools: Any = None, variables: Mapping[str, Any] | None = None) -> str:
+        """What a server sends for the next turn: the chat so far, with a generation prompt."""
+        return self._apply(self.normalise(messages), True, tools, variables)
+
+    def prompt_own(self, messages: Sequence[Message]) -> tuple[Span, ...]:
+        """Where special tokens that a prompt spells are text: nowhere, as in a server."""
+        return ()
+
+    def turns(
+        self, messages: Sequence[Message], tools: Any = None, variables: Mapping[str, Any] | None = None
+    ) -> list[Turn]:
+        """Each trained turn of the assistant behind its own served prompt; UserError if one can't be trained so."""
+        chat = self.normalise(messages)
+        return [
+            make_turn(self, chat, index, lambda part, prompt=False: self._apply(part, prompt, tools, variables))
+            for index, message in enumerate(messages)
+            if message["role"] == "assistant" and message.get("weight", 1) != 0
+        ]
+
+    def last_turn(
+        self, messages: Sequence[Message], tools: Any = None, variables: Mapping[str, Any] | None = None
+    ) -> Turn:
+        """The last message, the assistant's, behind its served prompt."""
+        chat = self.normalise(messages)
+        return make_turn(
+            self, chat, len(chat) - 1, lambda part, prompt=False: self._apply(part, prompt, tools, variables)
+        )
+
+    def render(
+        self, messages: Sequence[Message], tools: Any = None, variables: Mapping[str, Any] | None = None
+    ) -> Rendered:
+        """Render a whole chat as one text; UserError if the template refuses it, or rewrites a content."""
+        chat = self.normalise(messages)
+
+        def render(part: Sequence[Message]) -> str:
+            return self._apply(part, False, tools, variables)
+
+        text = render(chat)
+        spans = contents(locate(render, chat, text, range(len(chat))), len(chat))
+        for message, span in zip(messages, spans, strict=True):
+            if span is None and message["content"].strip():
+                told = "the chat template rewrites a message, so that its content can't be found"
+                raise UserError(f"{told}; remove what it treats specially, such as think tags, from the content")
+        return Rendered(text, tuple(span or (0, 0) for span in spans))
 
     def render_alone(self, role: str, content: str) -> Rendered:
         """Render one message by itself, as a view that sees nothing else."""
         role = "user" if role == "assistant" and not self.lone_assistant else role
         return self.render([{"role": role, "content": content}])
 
-    def render_prompt(self, messages: Sequence[Message]) -> Rendered:
-        """Render what precedes the answer in training: the chat up to where its last assistant message will begin."""
-        whole = self.render([*messages, {"role": "assistant", "content": _OPEN}])
-        # A blank before the answer is part of the answer's first token in most vocabularies.
-        text = whole.text[: whole.spans[-1][0]].rstrip(" ")
-        return Rendered(text, whole.spans[:-1], whole.turn_ends[:-1])
-
     def describe(self) -> dict[str, str]:
         """Properties derived from the template, for reports."""
-        bos, dated = self._tokenizer.bos_token, "strftime_now" in self._source or "date_string" in self._source
-        begins = bos is not None and self.render([_ASKED, _ANSWERED]).text.startswith(bos)
-        return {
+        bos = self._tokenizer.bos_token
+        begins = bos is not None and self._apply([_message("user", _ASKED)], True).startswith(bos)
+        ends = ", ".join(map(repr, self.stop_tokens))
+        about = {
             "system role": "yes" if self.has_system_role else "no: put before the first user message",
             "lone assistant turn": "yes" if self.lone_assistant else "no: rendered as a user turn",
-            "end of turn": repr(self.end_of_turn) + (" (appended)" if self.appends_end_of_turn else ""),
+            "end of turn": ends + (" (appended)" if self.appends_end_of_turn else ""),
             "begin of text": repr(bos) if begins else "none",
-            "date": f"pinned to {PINNED_DATE}" if dated else "none",
+            "date": f"pinned to {PINNED_DATE}" if self.has_date else "none",
         }
+        if self.header:
+            about["answer begins with"] = f"{self.header!r} (written into the saved template)"
+        if self.reasoning_key or self.opens_thought:
+            about["reasoning"] = (
+                "the prompt opens the thought" if self.opens_thought else f"read from {self.reasoning_key}"
+            )
+        return about
 
-    def _apply(self, messages: Sequence[Message]) -> str:
+    # -- what is derived -----------------------------------------------------------------------------------------------
+
+    def _use(self, source: str) -> None:
+        from transformers.utils.chat_template_utils import _compile_jinja_template
+
+        self.source = source
         try:
-            return str(self._compiled.render(self._variables, messages=messages))
+            self._compiled = _compile_jinja_template(source)
+        except Exception as error:  # from Jinja's parser, or from constants evaluated while compiling
+            raise UserError(f"the chat template can't be read: {_one_line(error)}") from None
+
+    def _apply(
+        self, messages: Sequence[Message], prompt: bool = False, tools: Any = None, variables: Any = None
+    ) -> str:
+        try:
+            return str(
+                self._compiled.render(
+                    **{**self._special_tokens, **(variables or {})},
+                    messages=messages,
+                    tools=tools,
+                    documents=None,
+                    add_generation_prompt=prompt,
+                )
+            )
         except Exception as error:  # a template is a program and can raise any error
-            told = f"the chat template refuses these messages ({_told(error)})"
+            told = f"the chat template refuses these messages ({_one_line(error)})"
             raise UserError(f"{told}; change them, or name another --chat_template") from None
 
-    def _skeleton(self, roles: tuple[str, ...]) -> list[str] | None:
-        """The template's own text before, between and after the contents; None if it refuses such a chat."""
-        if roles not in self._skeletons:
-            marks = [f"{_OPEN}{index}{_CLOSE}" for index in range(len(roles))]
-            chat = [{"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)]
-            pattern = "".join(f"(.*?){mark}" for mark in marks) + "(.*)"
-            try:
-                found = re.fullmatch(pattern, self._apply(chat), re.DOTALL)
-            except UserError:
-                found = None
-            self._skeletons[roles] = None if found is None else list(found.groups())
-        return self._skeletons[roles]
+    def _try(self, messages: Sequence[Message], prompt: bool = False, tools: Any = None) -> str | None:
+        try:
+            return self._apply(messages, prompt, tools)
+        except UserError:
+            return None
 
-    def _spans(self, text: str, messages: Sequence[Message]) -> list[Span]:
-        """Match a text with the skeleton and the contents, trimmed or not.
+    def _normalised(self, message: Message) -> dict[str, Any]:
+        found = {key: value for key, value in message.items() if key not in ("weight", *REASONING_KEYS)}
+        if found["role"] == "developer" and not self.has_developer_role:
+            found["role"] = "system"
+        reasoning = next((message[key] for key in REASONING_KEYS if message.get(key)), None)
+        if reasoning is not None:
+            found[self.reasoning_key or REASONING_KEYS[0]] = reasoning
+        if self.arguments_as_text and found.get("tool_calls"):
+            found["tool_calls"] = [_with_text(call) for call in found["tool_calls"]]
+        return found
 
-        Contents are not searched for: one may stand earlier in the template's own text, or in another message.
+    def _missing_header(self, pair: str) -> str:
+        """What stands between prompt and answer, where the template adds nothing for a generation prompt."""
+        asked = [_message("user", _ASKED)]
+        prompt, without = self._try(asked, True), self._try(asked)
+        if prompt is None or without is None or not without.startswith(prompt) or not pair.startswith(prompt):
+            return ""
+        header = pair[len(prompt) : pair.index(_ANSWER)]
+        tag = last_tag(header)
+        # An empty thought is part of the answer; so is a blank, with which the answer's first token may begin.
+        return (header if tag is None else header[: tag.start]).rstrip(" ")
+
+    def _between_thought_and_content(self, asked: Message, answered: Message) -> str | None:
+        """What the template writes between a reasoning and a content; None if it writes not both."""
+        if self.reasoning_key is None:
+            return None
+        text = self._try([asked, {**answered, self.reasoning_key: _THOUGHT}]) or ""
+        start, end = text.find(_THOUGHT), text.find(_ANSWER)
+        return text[start + len(_THOUGHT) : end] if -1 < start < end else None
+
+    def _learn_tools(self, asked: Message) -> None:
+        """Find out whether the template writes tools, and calls of them with arguments as an object or as JSON text."""
+        self.writes_tools = _NAME in (self._try([asked], True, [_TOOL]) or "")
+        self._called: dict[str, Any] | None = None
+        function = {"name": _NAME, "arguments": {"key": _OTHER}}
+        # Mistral's templates want an id of nine characters.
+        call = {"type": "function", "id": "call00001", "function": function}
+        for as_text in (False, True):
+            message = {**_message("assistant", ""), "tool_calls": [_with_text(call) if as_text else call]}
+            if _OTHER in (self._try([asked, message], False, [_TOOL]) or ""):
+                self.arguments_as_text, self._called = as_text, message
+                return
+
+    def _learn_ends(self, pair: str, asked: Message, answered: Message) -> None:
+        """Find the tokens that end a turn: behind a text, behind a call, or the marker of the role that follows."""
+        tokenizer = self._tokenizer
+        added = {str(token) for token in tokenizer.added_tokens_decoder.values()} | set(tokenizer.all_special_tokens)
+        # The longest token wins where one begins another. Without added tokens, (?!) matches nothing.
+        longest_first = sorted(filter(None, added), key=len, reverse=True)
+        self._added = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        closing = self._added.search(pair, pair.index(_ANSWER) + len(_ANSWER))
+        self.end_of_turn: str | None = closing[0] if closing else None
+        # Where the template closes no turn: what follows an answer, by the role of the next message.
+        self._followers: dict[str, str] = {}
+        self.appends_end_of_turn = self.end_of_turn is None
+        if self.end_of_turn is None:
+            for role in ("user", "tool"):
+                text = self._try([asked, answered, _message(role, _OTHER)]) or ""
+                start, end = text.find(_ANSWER) + len(_ANSWER), text.find(_OTHER)
+                marker = self._added.match(text[start:end].lstrip()) if start < end else None
+                if marker is not None:
+                    self._followers[role] = marker[0]
+            self.appends_end_of_turn = "user" not in self._followers
+        ends = [self.end_of_turn or self.follower("user"), *self._followers.values()]
+        if self._called is not None:
+            text = self._try([asked, self._called], False, [_TOOL]) or ""
+            ends.append(self.turn_end(text, text.rindex(_OTHER) + len(_OTHER), "tool")[1])
+        self.stop_tokens = list(dict.fromkeys(ends))
+        self.stop_ids = [int(tokenizer.convert_tokens_to_ids(token)) for token in self.stop_tokens]
+
+    def follower(self, role: str | None) -> str:
+        """The token that ends a turn which the template does not close, before a message of a role (None: the last)."""
+        marker = self._followers.get(role or "user", self._tokenizer.eos_token)
+        if marker is None:
+            raise UserError("neither the chat template nor the tokenizer has a token that ends a turn; set eos_token")
+        return str(marker)
+
+    def turn_end(self, text: str, own_end: int, following: str | None) -> tuple[str, str]:
+        """A turn's text up to and with its stop token, and this token.
+
+        ``text`` is a chat up to the turn, ``own_end`` where the message's own texts end in it, ``following`` the role
+        of the next message.
         """
-        skeleton = self._skeleton(tuple([message["role"] for message in messages])) or []
-        spans, position = [], len(skeleton[0]) if skeleton and text.startswith(skeleton[0]) else -1
-        for message, behind in zip(messages, skeleton[1:], strict=False):
-            parts = (trim(message["content"]) for trim in _TRIMS)
-            found = next((part for part in parts if text.startswith(part + behind, position)), None)
-            if position < 0 or found is None:
-                break
-            spans.append((position, position + len(found)))
-            position += len(found) + len(behind)
-        if len(spans) < len(messages) or position != len(text):
-            told = "the chat template rewrites a message, so that its content can't be found"
-            raise UserError(f"{told}; remove what it treats specially, such as think tags, from the content")
-        return spans
+        behind = list(self._added.finditer(text, own_end)) if self.end_of_turn else []
+        if behind:
+            closing = next((each for each in behind if each[0] == self.end_of_turn), behind[-1])
+            return text[: closing.end()], closing[0]
+        stop = self.follower(following)
+        if stop == self._tokenizer.eos_token and stop not in self._followers.values():
+            text = text[: max(own_end, len(text.rstrip()))]
+        return text + stop, stop
 
-    def _render_folded(self, messages: Sequence[Message]) -> Rendered:
-        """For templates without a system role: put the system text before the first user content."""
-        system, user = messages[0]["content"].strip(), messages[1]["content"].strip()
-        if not system:
-            inner = self.render(messages[1:])
-            return Rendered(inner.text, ((0, 0), *inner.spans), (0, *inner.turn_ends))
-        inner = self.render([{"role": "user", "content": f"{system}\n\n{user}"}, *messages[2:]])
-        start, end = inner.spans[0]
-        spans = ((start, start + len(system)), (end - len(user), end), *inner.spans[1:])
-        return Rendered(inner.text, spans, (spans[0][1], *inner.turn_ends))
+
+def contents(places: Sequence[Place], count: int) -> list[Span | None]:
+    """Of each of ``count`` messages where its content stands, a thought in front of it left out; None if nowhere."""
+    found: list[Span | None] = [None] * count
+    for part, span in places:
+        if part.kind == "content":
+            found[part.message] = span
+    return found
 
 
 class PlainTemplate:
@@ -198,40 +312,66 @@ class PlainTemplate:
             told = f"--plain is for models without a chat format, and this tokenizer has no token '{min(lacking)}'"
             raise UserError(f"{told}; leave --plain out")
         self.answers = answers
-        self.end_of_turn = END_OF_TURN
-        self.end_of_turn_ids = [int(known[END_OF_TURN])]
+        self.stop_tokens = [END_OF_TURN]
+        self.stop_ids = [int(known[END_OF_TURN])]
         # Where the tokenizer itself puts its begin-of-text token before every text, so does the format.
         begins = tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]
         self.begin = str(tokenizer.bos_token) if begins else ""
 
-    def render(self, messages: Sequence[Message]) -> Rendered:
-        """Render the last question and its answer."""
-        prompt, answer = self.render_prompt(messages[:-1]), messages[-1]["content"]
-        if not self.answers:
-            text = prompt.text.removesuffix(PERCEPTION) + self.end_of_turn
-            return Rendered(text, (*prompt.spans, (0, 0)), (*prompt.turn_ends[:-1], len(text), 0))
-        start, text = len(prompt.text), prompt.text + answer + self.end_of_turn
-        return Rendered(text, (*prompt.spans, (start, start + len(answer))), (*prompt.turn_ends, len(text)))
+    def prompt(self, messages: Sequence[Message], tools: Any = None, variables: Any = None) -> str:
+        """What precedes the answer: the last question and ``<|perception|>``."""
+        return f"{self.begin}{messages[-1]['content']}{PERCEPTION}"
+
+    def prompt_own(self, messages: Sequence[Message]) -> tuple[Span, ...]:
+        """Where special tokens that a prompt spells are text: in the question."""
+        return ((len(self.begin), len(self.begin) + len(messages[-1]["content"])),)
+
+    def turns(self, messages: Sequence[Message], tools: Any = None, variables: Any = None) -> list[Turn]:
+        """The last question and its answer; special tokens that they spell are text in both."""
+        index, answer = len(messages) - 1, messages[-1]["content"]
+        prompt = self.prompt(messages[:-1])
+        (asked,), answered = self.prompt_own(messages[:-1]), (len(prompt), len(prompt) + len(answer))
+        spans = (*[(0, 0)] * (index - 1), asked, answered)
+        text = prompt + answer + END_OF_TURN
+        return [Turn(index, text, len(prompt), spans, (0, 0), (answered,), END_OF_TURN, prompt_own=(asked,))]
+
+    def last_turn(self, messages: Sequence[Message], tools: Any = None, variables: Any = None) -> Turn:
+        """The only turn."""
+        return self.turns(messages)[0]
+
+    def render(self, messages: Sequence[Message], tools: Any = None, variables: Any = None) -> Rendered:
+        """The last question and, with ``answers``, its answer."""
+        if self.answers:
+            (turn,) = self.turns(messages)
+            return Rendered(turn.text, turn.spans)
+        (asked,) = self.prompt_own(messages[:-1])
+        return Rendered(
+            f"{self.begin}{messages[-2]['content']}{END_OF_TURN}", (*[(0, 0)] * (len(messages) - 2), asked, (0, 0))
+        )
 
     def render_alone(self, role: str, content: str) -> Rendered:
         """Render one message by itself, as a view that sees nothing else: its bare content, whatever the role."""
         text = self.begin + content
-        return Rendered(text, ((len(self.begin), len(text)),), (len(text),))
-
-    def render_prompt(self, messages: Sequence[Message]) -> Rendered:
-        """Render what precedes the answer: the last question and ``<|perception|>``."""
-        alone, earlier = self.render_alone("user", messages[-1]["content"]), len(messages) - 1
-        spans = (*[(0, 0)] * earlier, *alone.spans)
-        return Rendered(alone.text + PERCEPTION, spans, (*[0] * earlier, *alone.turn_ends))
+        return Rendered(text, ((len(self.begin), len(text)),))
 
     def describe(self) -> dict[str, str]:
         """Properties of the format, for reports."""
         parts = f"{PERCEPTION} answer {END_OF_TURN}" if self.answers else END_OF_TURN
         return {
             "form": f"plain: user {parts}",
-            "end of turn": repr(self.end_of_turn),
+            "end of turn": repr(END_OF_TURN),
             "begin of text": repr(self.begin) if self.begin else "none",
         }
+
+
+def _message(role: str, content: str) -> dict[str, Any]:
+    return {"role": role, "content": content}
+
+
+def _with_text(call: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool call with its arguments as JSON text."""
+    function = call["function"]
+    return {**call, "function": {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}}
 
 
 def _refuse_slow(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -239,7 +379,7 @@ def _refuse_slow(tokenizer: PreTrainedTokenizerBase) -> None:
         raise UserError("the tokenizer has no fast version, and token positions need one; convert it first")
 
 
-def _told(error: Exception) -> str:
+def _one_line(error: Exception) -> str:
     """The message of an error of Jinja; those of its parser know the line."""
-    told, line = str(error).strip() or type(error).__name__, getattr(error, "lineno", None)
-    return told if line is None else f"line {line}: {told}"
+    message, line = str(error).strip() or type(error).__name__, getattr(error, "lineno", None)
+    return message if line is None else f"line {line}: {message}"

@@ -8,11 +8,12 @@ options that are not special, known only to a copy of the tokenizer. The ids of 
 from __future__ import annotations
 
 import copy
+import json
 import random
 import re
 from collections.abc import Sequence
-from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import chain, pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 Spans = Sequence[tuple[int, int]]
 """Start and end (exclusive) of each content in a text, in characters, without overlaps."""
+
+_MOST_PIECES = 20_000  # that are remembered
 
 PERCEPTION = "<|perception|>"
 
@@ -83,11 +86,38 @@ class Tokens(NamedTuple):
         return int(self.starts.searchsorted(character, side="left"))
 
 
+class TurnText(Protocol):
+    """A turn as text, see ``turns.Turn``: its prompt is ``text[:answer]``."""
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def answer(self) -> int: ...
+    @property
+    def own(self) -> Spans: ...
+    @property
+    def prompt_own(self) -> Spans: ...
+
+
+class TurnTokens(NamedTuple):
+    """A turn as tokens: its prompt, as a server tokenises it, and its answer."""
+
+    tokens: Tokens
+    answer: int  # the answer's first token
+
+
 class TextTokenizer:
-    """Tokenises rendered texts; a special token is one only where the template has written it."""
+    """Tokenises rendered texts; of what others wrote in them no special token is one.
+
+    A text is cut in front of added tokens, which nothing reaches over, and equal pieces are tokenised once: the prompts
+    of a chat's turns hold all that was said before.
+    """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
+        self._known: dict[str, Tokens] = {}  # tokens of pieces of texts
+        self._added, self._cuts = _cuts(tokenizer)
+        self._undecorated: TextTokenizer | None = None
         # A tokenizer that splits special tokens anyway has none to tell apart.
         added = {} if getattr(tokenizer, "split_special_tokens", False) else tokenizer.added_tokens_decoder
         self._special = {str(token): index for index, token in added.items() if token.special}
@@ -102,9 +132,49 @@ class TextTokenizer:
         """Tokenise texts, best many at once; ``contents`` are where each holds what others wrote."""
         both = list(zip(texts, contents, strict=True))
         spelt = [self.spelt(*each) for each in both]
-        plain = iter(_tokenize(self.tokenizer, [text for text, here in zip(texts, spelt, strict=True) if not here]))
+        plain = iter(self._in_pieces([text for text, here in zip(texts, spelt, strict=True) if not here]))
         replaced = iter(self._with_stand_ins([each for each, here in zip(both, spelt, strict=True) if here]))
         return [next(replaced if here else plain) for here in spelt]
+
+    def turns(self, turns: Sequence[TurnText]) -> list[TurnTokens]:
+        """Tokenise turns. Where the tokens of prompt and answer begin with those of the prompt, the rest is the answer.
+
+        Elsewhere the two have fused at the seam, which no server can ask for: the answer is tokenised by itself.
+        """
+        prompts = self([turn.text[: turn.answer] for turn in turns], [turn.prompt_own for turn in turns])
+        wholes = self([turn.text for turn in turns], [(*turn.prompt_own, *turn.own) for turn in turns])
+        tokens = []
+        for turn, prompt, whole in zip(turns, prompts, wholes, strict=True):
+            count = len(prompt.ids)
+            if np.array_equal(whole.ids[:count], prompt.ids):
+                tokens.append(TurnTokens(whole, count))
+            else:
+                own = [(start - turn.answer, end - turn.answer) for start, end in turn.own]
+                (answer,) = self._without_dummy_blank([turn.text[turn.answer :]], [own])
+                tokens.append(TurnTokens(_joined([(prompt, 0), (answer, turn.answer)]), count))
+        return tokens
+
+    def _without_dummy_blank(self, texts: Sequence[str], contents: Sequence[Spans]) -> list[Tokens]:
+        """The same without the blank that some tokenizers put before every text."""
+        if self._undecorated is None:
+            self._undecorated = TextTokenizer(_without_dummy_blank(self.tokenizer))
+        return self._undecorated(texts, contents)
+
+    def _in_pieces(self, texts: Sequence[str]) -> list[Tokens]:
+        """Tokenise texts in which every special token is one."""
+        cut = [self._pieces(text) for text in texts]
+        missing = list({text for pieces in cut for text, _ in pieces if text not in self._known})
+        if len(self._known) + len(missing) > _MOST_PIECES:
+            self._known = {}
+            missing = list({text for pieces in cut for text, _ in pieces})
+        self._known.update(zip(missing, _tokenize(self.tokenizer, missing), strict=True))
+        return [_joined([(self._known[text], start) for text, start in pieces]) for pieces in cut]
+
+    def _pieces(self, text: str) -> list[tuple[str, int]]:
+        """A text cut in front of added tokens, and where each piece begins."""
+        starts = [found.start() for found in self._added.finditer(text) if found[0] in self._cuts]
+        starts = [0, *(start for start in starts if start), len(text)]
+        return [(text[start:end], start) for start, end in pairwise(starts)]
 
     def spelt(self, text: str, contents: Spans) -> bool:
         """Whether a content of a text contains a special token or part of one."""
@@ -141,6 +211,58 @@ class TextTokenizer:
             self._stands_for[token] = chr(code) * len(token)
             self._copy.add_tokens([AddedToken(self._stands_for[token], special=False, **manners)])
             self._back[self._copy.convert_tokens_to_ids(self._stands_for[token])] = index
+
+
+def _cuts(tokenizer: PreTrainedTokenizerBase) -> tuple[re.Pattern[str], set[str]]:
+    """A pattern of all added tokens, and those in front of which a text can be cut: nothing before them matters."""
+    added = {str(token): token for token in tokenizer.added_tokens_decoder.values()}
+    longest_first = sorted(filter(None, added), key=len, reverse=True)
+    # A tokenizer that splits special tokens does not look at them first.
+    splits = getattr(tokenizer, "split_special_tokens", False)
+    safe = (text for text, it in added.items() if not (it.lstrip or it.single_word or it.normalized))
+    return re.compile("|".join(map(re.escape, longest_first)) or "(?!)"), set() if splits else set(safe)
+
+
+def _without_dummy_blank(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """A copy of a tokenizer that puts no blank before a text; the tokenizer itself where it puts none."""
+    from tokenizers import Tokenizer
+
+    backend: Any = tokenizer.backend_tokenizer
+    description = json.loads(backend.to_str())
+
+    def strip(part: Any) -> bool:
+        """Take out of a part of the description what writes a blank; whether there was anything."""
+        if isinstance(part, list):
+            return any(list(map(strip, part)))
+        if not isinstance(part, dict):
+            return False
+        before = dict(part)
+        if part.get("type") == "Prepend":
+            part["prepend"] = ""
+        if "prepend_scheme" in part:
+            part["prepend_scheme"] = "never"
+        if part.get("type") in ("ByteLevel", "Metaspace") and "add_prefix_space" in part:
+            part["add_prefix_space"] = False
+        return any(list(map(strip, part.values()))) or part != before
+
+    if not strip([description[name] for name in ("normalizer", "pre_tokenizer")]):
+        return tokenizer
+    made: Any = copy.deepcopy(tokenizer)
+    made._tokenizer = Tokenizer.from_str(json.dumps(description))
+    return made
+
+
+def _joined(parts: Sequence[tuple[Tokens, int]]) -> Tokens:
+    """The tokens of a text of those of its pieces, each with the character at which it begins."""
+    if len(parts) == 1 and not parts[0][1]:
+        return parts[0][0]
+    if not parts:
+        return Tokens(*(np.empty(0, np.int32) for _ in range(3)))
+    return Tokens(
+        np.concatenate([tokens.ids for tokens, _ in parts]),
+        np.concatenate([tokens.starts + start for tokens, start in parts], dtype=np.int32),
+        np.concatenate([tokens.ends + start for tokens, start in parts], dtype=np.int32),
+    )
 
 
 def _tokenize(tokenizer: PreTrainedTokenizerBase, texts: list[str], **options: Any) -> list[Tokens]:

@@ -4,6 +4,7 @@ Each field is declared in one place: its flag, ``--help``, choices, range check,
 in the cache key of tokenised data all derive from that declaration.
 """
 
+import json
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Literal
@@ -80,11 +81,25 @@ class JepaConfig:
         # In flags and files the two characters \\n stand for a line end.
         parse=lambda text: text.replace("\\n", "\n"),
     )
+    steps_from: Literal["content", "reasoning"] = _views(
+        "content", "the part of the last answer that is split into steps: its content, or the reasoning in front of it"
+    )
     require_pairs: bool = _views(False, "refuse a record without a usable pair; otherwise it trains the LM loss")
     labels: Literal["assistant", "all", "reference"] = _text(
         "assistant", "tokens that carry LM loss; reference: those of the published collator, all but padding's token"
     )
     plain: bool = _text(False, "no chat format: question <|perception|> answer; with labels all the question alone")
+    chat_template_kwargs: dict[str, object] | None = _text(
+        None,
+        "variables of the chat template; a JSON object, as '{\"enable_thinking\": false}'; they are defaults of the "
+        "saved template, and a record's own go before them",
+        metavar="JSON",
+        parse=json.loads,
+        allowed=(
+            lambda value: isinstance(value, dict) and all(str(name).isidentifier() for name in value),
+            "a JSON object whose keys are names of variables",
+        ),
+    )
     max_length: int = _text(512, "most tokens of a record's main sequence", allowed=FROM_ONE, group="data")
     over_length: Literal["error", "truncate", "skip"] = _text(
         "error", "what to do with a longer record; drop means skip", parse=lambda text: {"drop": "skip"}.get(text, text)
@@ -181,6 +196,15 @@ class JepaConfig:
             (in_text and self.encoding == "rows", f"encoding 'rows' can't express {layout}; use encoding 'tree'"),
             (in_text and distant and self.pairs == "all", f"pairs 'all' with {far} overlap in {layout}; use 'first'"),
             (distant and self.mode != "step-jepa", f"{far} counts steps, and mode {self.mode} has none; leave it out"),
+            (
+                self.steps_from == "reasoning"
+                and (self.mode != "step-jepa" or self.plain or self.labels != "assistant"),
+                "steps_from 'reasoning' needs mode step-jepa, a chat template and labels 'assistant'; leave it out",
+            ),
+            (
+                self.plain and self.chat_template_kwargs,
+                "plain uses no chat template; leave chat_template_kwargs out",
+            ),
             (self.pooling == "mean" and self.last_token, "last_token contradicts pooling 'mean'; leave one out"),
             (
                 self.plain and all_text and self.mode == "step-jepa",

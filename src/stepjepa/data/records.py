@@ -53,7 +53,7 @@ class Record:
     dropped: int = 0  # messages that stood behind the last trained answer
 
     @property
-    def chat(self) -> tuple[object, ...]:
+    def chat(self) -> tuple[tuple[JsonObject, ...], list[JsonObject] | None, JsonObject | None]:
         """All that a template renders: messages, tools and variables. Records of equal chats have equal texts."""
         return self.messages, self.tools, self.chat_template_kwargs
 

@@ -116,10 +116,10 @@ def inspect_records(
             told = f"the record has more tokens than max_length {config.max_length} and no answer in them: {remedy}"
             raise UserError(told, path=record.path, line=record.line)
         parts.append(collator.sequences(SampledRecord(found)))
-        whole = made.template.render(record.messages)
-        views = enumerate(step_views(record, whole, config.step_separator), start=1)
-        steps = [{"name": f"step {number}", "text": whole.text[step.start : step.end]} for number, step in views]
-        infos.append({"line": record.line, "steps": steps, "pairs": len(found.pairs), "main_tokens": len(found.ids)})
+        last = made.turns(record)[-1]
+        views = enumerate(step_views(last, config.step_separator, config.steps_from), start=1)
+        steps = [{"name": f"step {number}", "text": last.text[step.start : step.end]} for number, step in views]
+        infos.append({"line": record.line, "steps": steps, "pairs": len(found.all_pairs), "main_tokens": found.length})
     tokens, branches, sequences = _describe_tree(parts, [info["line"] for info in infos], config, tokenizer)
     counted = count_tokens(filter(None, tokenized), lenient)
     file = {"lines": len(records), "counts": {name: made.counts[name] for name in COUNTS}, "tokens": counted}

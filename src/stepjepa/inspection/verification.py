@@ -57,7 +57,9 @@ class Subject:
     @property
     def some(self) -> list[SampledRecord]:
         """A few records, those with pairs first."""
-        return [SampledRecord(record) for record in sorted(self.tokenized, key=lambda record: not record.pairs)[:SOME]]
+        return [
+            SampledRecord(record) for record in sorted(self.tokenized, key=lambda record: not record.all_pairs)[:SOME]
+        ]
 
     def batch(self) -> Batch:
         """Those as a micro-batch, on the model's device."""
@@ -66,7 +68,7 @@ class Subject:
 
 def check_format(subject: Subject) -> str:
     """There is something to learn in the records."""
-    labelled = sum(len(record.labels) for record in subject.tokenized)
+    labelled = sum(len(text.labels) for record in subject.tokenized for text in record.texts)
     _require(labelled > 0, "no record can be trained on")
     return f"{len(subject.tokenized)} of {len(subject.records)} records, {labelled} labelled tokens"
 
@@ -75,37 +77,37 @@ def check_pairs(subject: Subject) -> str:
     """Views are found, and sources are read at the last predictor token."""
     if not subject.config.uses_views:
         return "regular training has no views"
-    with_pairs = [record for record in subject.tokenized if record.pairs]
+    with_pairs = [record for record in subject.tokenized if record.all_pairs]
     _require(bool(with_pairs), "no record has a pair of views; check --step_separator")
     last = subject.predictors[-1:]
     if last and subject.config.last_token is None and not subject.config.front_pred:
         batch = subject.collator(SampledRecord(record) for record in with_pairs)
         read_at = set(batch.token_ids[batch.source_index].tolist())
         _require(read_at == set(last), "a source is not read at the last predictor token")
-    count = sum(len(record.pairs) for record in with_pairs)
+    count = sum(len(record.all_pairs) for record in with_pairs)
     return f"{len(with_pairs)} of {len(subject.tokenized)} records have pairs, {count} in all"
 
 
 def check_end_of_turn(subject: Subject) -> str:
-    """The labels are the assistant's content and the token that ends its turn."""
+    """The labels are the assistant's turns, each up to the token that ends it."""
     if subject.config.labels != "assistant":
         return f"labels '{subject.config.labels}' were asked for"
-    template, known = subject.jepa.record_tokenizer.template, {record.line: record for record in subject.tokenized}
-    end, compared = template.end_of_turn_ids[0], 0
+    template, compared = subject.jepa.record_tokenizer.template, 0
+    known = {record.line: record for record in subject.tokenized}
     for record in subject.records:
         tokenized = known.get(record.line)
-        if tokenized is None or len(tokenized.ids) >= subject.config.max_length:
+        if tokenized is None or any(len(text.ids) >= subject.config.max_length for text in tokenized.texts):
             continue  # cut
         compared += 1
-        labels = tokenized.ids[tokenized.labels + 1].tolist()
-        _require(labels[-1] == end, f"line {record.line}: the last label is not the end of turn")
-        answers = [m["content"] for m in record.messages if m["role"] == "assistant"]
-        wanted = answers[-1] if subject.config.plain else "".join(answers)
-        taught = subject.tokenizer.decode([each for each in labels if each != end], clean_up_tokenization_spaces=False)
-        message = f"line {record.line}: the labels read {taught[:60]!r}, the assistant says {wanted[:60]!r}"
-        _require("".join(taught.split()) == "".join(wanted.split()), message)
+        labels = [int(each) for text in tokenized.texts for each in text.ids[text.labels + 1]]
+        _require(labels[-1] in template.stop_ids, f"line {record.line}: the last label is not the end of turn")
+        answers = "".join(turn.text[turn.answer :] for turn in subject.jepa.record_tokenizer.turns(record))
+        taught = subject.tokenizer.decode(labels, clean_up_tokenization_spaces=False)
+        told = f"line {record.line}: the labels read {taught[:60]!r}, the turns are {answers[:60]!r}"
+        _require("".join(taught.split()) == "".join(answers.split()), told)
     _require(compared > 0, "every record looked at is cut by max_length, so no end of turn is left; raise it")
-    return f"{compared} records: assistant content and {template.end_of_turn!r} are trained, nothing else"
+    ends = " or ".join(map(repr, template.stop_tokens))
+    return f"{compared} records: the assistant's turns up to {ends} are trained, nothing else"
 
 
 @torch.no_grad()
@@ -157,7 +159,7 @@ def check_lm_loss(subject: Subject) -> str:
         return f"layout '{subject.collator.layout}' changes the main text by design"
     ours = float(jepa_loss(subject.model, subject.batch(), Objective([LMLoss()])).loss)
     total, count = 0.0, 0
-    for record, *_ in subject.some:
+    for record in (text for item in subject.some for text in item.record.texts):
         ids, labels = torch.from_numpy(record.ids).long(), torch.from_numpy(record.labels).long()
         logits = subject.model(input_ids=ids[None].to(subject.model.device), use_cache=False).logits[0].float().cpu()
         total += float(F.cross_entropy(logits[labels], ids[labels + 1], reduction="sum"))
@@ -188,7 +190,7 @@ def check_step(subject: Subject) -> str:
     wrong = {name for name in trained.keys() ^ moved if name in moved or "expert" not in name}
     _require(not wrong, f"{len(wrong)} parameters did not move though trained, or moved though frozen: {[*wrong][:1]}")
     ids = subject.predictors
-    if ids and any(record.pairs for record, *_ in subject.some):
+    if ids and any(item.record.all_pairs for item in subject.some):
         rows = torch.tensor(ids, device=subject.model.device)
         after = model.get_input_embeddings()(rows)
         still = (after == subject.model.get_input_embeddings()(rows)).all(-1)

@@ -40,7 +40,7 @@ class Generator:
         self.tokenizer, self.sampling = tokenizer, sampling
         self.template = PlainTemplate(tokenizer) if plain else ChatTemplate(tokenizer)
         own = getattr(model.generation_config, "eos_token_id", None)
-        ends = {*self.template.end_of_turn_ids, tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])}
+        ends = {*self.template.stop_ids, tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])}
         self.stop_ids = sorted(ends - {None})
         # Padding is masked, so any token will do; every tokenizer here has a stop token.
         self._pad = int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self.stop_ids[0])
@@ -60,8 +60,8 @@ class Generator:
 
     def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
         """The tokens of the prompt that asks for the next assistant turn of a chat."""
-        prompt = self.template.render_prompt(messages)
-        (tokens,) = TextTokenizer(self.tokenizer)([prompt.text], [prompt.spans])
+        prompt = self.template.prompt(messages)
+        (tokens,) = TextTokenizer(self.tokenizer)([prompt], [self.template.prompt_own(messages)])
         return tokens.ids.tolist()
 
     @torch.inference_mode()

@@ -71,7 +71,7 @@ def load_model(
     options: dict[str, Any] = {"attn_implementation": attn_implementation, "trust_remote_code": trust_remote_code}
     if pretrain or name.startswith(PREFIX):
         tokenizer, config = new_config(name, texts, plain=plain, fit=True, **given)
-        ends = add_plain_tokens(tokenizer)[1:] if plain else list(ChatTemplate(tokenizer).end_of_turn_ids)
+        ends = add_plain_tokens(tokenizer)[1:] if plain else list(ChatTemplate(tokenizer).stop_ids)
         ends += [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         with reported(f"can't build a model from '{name}'"):
             model = presets.random_model(config, tokenizer, ends, seed, dtype=new_dtype(config, dtype), **options)

@@ -57,9 +57,10 @@ def set_up(
 ) -> tuple[Encoding, str]:
     """Prepare a causal language model, or a PEFT wrapper of one, and its tokenizer for an objective, in place.
 
-    Adds the tokens that they lack, with rows drawn by the seed; has generation stop at the end of a turn and never
-    produce a token that is no text; switches attention to trees if the model can run them. The heads of terms are
-    attached by ``architecture.attach_heads``. :class:`Jepa` does all of it, and makes batches and losses, too.
+    Adds the tokens that they lack, with rows drawn by the seed; writes into the chat template what training fixes; has
+    generation stop at the end of a turn and never produce a token that is no text; switches attention to trees if the
+    model can run them. The heads of terms are attached by ``architecture.attach_heads``. :class:`Jepa` does all of it,
+    and makes batches and losses, too.
 
     Returns:
         The encoding of micro-batches, and the reason for it in words.
@@ -74,8 +75,13 @@ def set_up(
         # Also the rows of tokens that the base lacked, whichever they are.
         new = [*predictor_ids(tokenizer, config.used_predictors), *new, *added_rows(base)]
         train_rows(model, sorted({*new}))
-    template = PlainTemplate(tokenizer) if config.plain else ChatTemplate(tokenizer)
-    set_generation_defaults(base, tokenizer, template.end_of_turn_ids)
+    if config.plain:
+        stop_ids = PlainTemplate(tokenizer).stop_ids
+    else:
+        template = ChatTemplate(tokenizer, config.chat_template_kwargs)
+        # Saved with the model, it renders the prompts of training.
+        tokenizer.chat_template, stop_ids = template.source, template.stop_ids
+    set_generation_defaults(base, tokenizer, stop_ids)
     chosen = set_up_attention(model, config)
     LMHead(model)  # runs the model on a few tokens, which must happen before it is wrapped
     return chosen

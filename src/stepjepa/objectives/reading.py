@@ -126,7 +126,7 @@ class ViewReader:
         UserError if an embedding is not finite.
         """
         samples = {
-            index: SampledRecord(each) for index, each in enumerate(tokenized) if each is not None and each.pairs
+            index: SampledRecord(each) for index, each in enumerate(tokenized) if each is not None and each.all_pairs
         }
         collator = _ViewCollator.of(self.config, self.predictors, encoding=self.encoding, **self.packing)
         collator = replace(collator, sides=sides)
@@ -145,7 +145,7 @@ class ViewReader:
                 part = order[start : start + self.batch_size]
                 batch = collator(samples[index] for index in part).to(self.model.device)
                 states = encode(self.model, batch, views, layer=self.config.jepa_layer)["views"]
-                values = states.float().cpu().split([len(samples[index].record.pairs) for index in part])
+                values = states.float().cpu().split([len(samples[index].record.all_pairs) for index in part])
                 embeddings.update(zip(part, (value.numpy() for value in values), strict=True))
         if not all(np.isfinite(each).all() for each in embeddings.values()):
             raise UserError("some embeddings are not finite; the model's numbers overflow: try --dtype float32")

@@ -1,0 +1,230 @@
+"""Where the texts of messages stand in what a chat template makes of them.
+
+Each text is marked, the chat is rendered once more, and the marks are read off. A text is not searched for: it may
+stand in the template's own text or in another message, too. What a template writes may depend on what it is given, so a
+record's own texts are marked, and the marks must leave the rest of the text as it was.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from stepjepa.base.errors import UserError
+from stepjepa.chat.thought import thought_in
+
+Message = Mapping[str, Any]
+Span = tuple[int, int]
+Render = Callable[[Sequence[Message]], str]
+Kind = Literal["content", "thought", "call"]
+
+REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
+"""Names under which templates read what an assistant thought."""
+
+# Private-use planes: no template writes their characters and hardly a text holds them.
+_PLANES = ((0xF0000, re.compile("[\U000f0000-\U000ffffd]")), (0x100000, re.compile("[\U00100000-\U0010fffd]")))
+
+
+class Part(NamedTuple):
+    """A text that a message holds, without the white space at its ends."""
+
+    message: int  # index of its message
+    kind: Kind  # a thought is the message's reasoning, in a field of its own or in think tags in front of the content
+    text: str
+    lead: str = ""  # the white space in front of it, which a template may strip
+    trail: str = ""
+
+
+class Place(NamedTuple):
+    """A part, and its first and one past its last character in a rendered text; None if it is not there."""
+
+    part: Part
+    span: Span | None
+
+
+def locate(
+    render: Render,
+    messages: Sequence[Message],
+    text: str,
+    wanted: Iterable[int],
+    *,
+    begin: int = 0,
+    opened: bool = False,
+) -> list[Place]:
+    """Find the parts of some messages in ``text``, which is ``render(messages)``.
+
+    A template that looks into a text may write another one for a marked text. Then its messages are marked one at a
+    time; a text that even so can't be marked is searched for, and must stand exactly once behind ``begin``. With
+    ``opened`` a content may begin inside a thought, see ``thought_in``.
+    """
+    chosen, marker = set(wanted), _Marker(text, messages, opened)
+    places = marker.locate(render, chosen)
+    if places is not None:
+        return places
+    places = []
+    for index in sorted(chosen):
+        alone = marker.locate(render, {index})
+        if alone is None:
+            alone = [Place(part, _only(text, part.text, begin)) for part in marker.marked({index}, outside=False)[1]]
+        places += alone
+    return places
+
+
+def _only(text: str, part: str, begin: int) -> Span | None:
+    """Where a part stands in a text behind ``begin``; None unless it does exactly once."""
+    start = text.find(part, begin)
+    return None if start < 0 or text.find(part, start + 1) >= 0 else (start, start + len(part))
+
+
+class _Marker:
+    """Marks the texts of a chat's messages with pairs of private-use characters."""
+
+    def __init__(self, text: str, messages: Sequence[Message], opened: bool) -> None:
+        self.text, self.messages, self.opened = text, messages, opened
+        free = [plane for plane in _PLANES if not plane[1].search(text)]
+        if not free:
+            raise UserError("the chat holds characters of both private-use planes (U+F0000 and above); remove them")
+        self._first, self._pattern = free[0]
+
+    def locate(self, render: Render, chosen: set[int]) -> list[Place] | None:
+        """The places of the parts of some messages; None if marks change what the template writes."""
+        marked, parts = self.marked(chosen, outside=False)
+        if not parts:
+            return []
+        try:
+            inside = self._read(render(marked))
+        except UserError:  # a template may refuse texts that it does not know
+            return None
+        if inside.text != self.text:
+            return None
+        spans = [inside.spans.get(number) for number in range(len(parts))]
+        if any(part.lead or part.trail for part in parts):
+            try:
+                outside = self._read(render(self.marked(chosen, outside=True)[0]))
+            except UserError:
+                outside = None
+            if outside is not None:
+                spans = _with_white_space(parts, inside, outside)
+        return [Place(part, span) for part, span in zip(parts, spans, strict=True)]
+
+    def marked(self, chosen: set[int], *, outside: bool) -> tuple[list[Message], list[Part]]:
+        """The chat with marks around the texts of some messages, ``outside`` or inside the white space at the ends."""
+        parts: list[Part] = []
+
+        def mark(text: str, kind: Kind) -> str:
+            core = text.strip()
+            if not core:
+                return text
+            start = len(text) - len(text.lstrip())
+            lead, trail = text[:start], text[start + len(core) :]
+            opening, closing = (chr(self._first + 2 * len(parts) + side) for side in (0, 1))
+            parts.append(Part(index, kind, core, lead, trail))
+            return f"{opening}{text}{closing}" if outside else f"{lead}{opening}{core}{closing}{trail}"
+
+        chat: list[Message] = []
+        for index, given in enumerate(self.messages):
+            message = dict(given)
+            if index in chosen:
+                for key in REASONING_KEYS:
+                    if isinstance(message.get(key), str):
+                        message[key] = mark(message[key], "thought")
+                content = message.get("content")
+                if isinstance(content, str):
+                    thought = thought_in(content, opened=self.opened) if message["role"] == "assistant" else None
+                    if thought is None:
+                        message["content"] = mark(content, "content")
+                    else:
+                        begin, end, answer = thought
+                        inner = mark(content[begin:end], "thought")
+                        rest = mark(content[answer:], "content")
+                        message["content"] = content[:begin] + inner + content[end:answer] + rest
+                if message.get("tool_calls"):
+                    message["tool_calls"] = [_marked_call(call, mark) for call in message["tool_calls"]]
+            chat.append(message)
+        return chat, parts
+
+    def _read(self, text: str) -> _Unmarked:
+        """Take the marks out of a rendered text."""
+        pieces, starts, spans = list[str](), dict[int, int](), dict[int, Span]()
+        position = last = 0
+        for found in self._pattern.finditer(text):
+            pieces.append(text[last : found.start()])
+            position += found.start() - last
+            last = found.end()
+            number, closes = divmod(ord(found[0]) - self._first, 2)
+            if not closes:
+                starts[number] = position
+            elif number in starts:
+                spans[number] = (starts[number], position)  # of a text that is written twice the last one
+        pieces.append(text[last:])
+        return _Unmarked("".join(pieces), spans)
+
+
+class _Unmarked(NamedTuple):
+    """A rendered text without its marks, and what stood between the marks of each part."""
+
+    text: str
+    spans: dict[int, Span]
+
+
+def _marked_call(call: Any, mark: Callable[[str, Kind], str]) -> Any:
+    """A tool call with its function's name and all texts among its arguments marked."""
+
+    def inner(value: Any) -> Any:
+        if isinstance(value, str):
+            return mark(value, "call")
+        if isinstance(value, Mapping):
+            return {key: inner(each) for key, each in value.items()}
+        return [inner(each) for each in value] if isinstance(value, list) else value
+
+    function = call.get("function")
+    if not isinstance(function, Mapping):
+        return {**call, **{key: inner(call[key]) for key in ("name", "arguments") if key in call}}
+    return {
+        **call,
+        "function": {**function, **{key: inner(function[key]) for key in ("name", "arguments") if key in function}},
+    }
+
+
+def _with_white_space(parts: Sequence[Part], inside: _Unmarked, outside: _Unmarked) -> list[Span | None]:
+    """Spans with the white space at the ends of the texts, as far as the template keeps it.
+
+    Marks outside the white space protect it from being stripped, so what stands between two parts is the template's own
+    text; with marks inside, it is that and the white space that is left.
+    """
+    spans: list[Span | None] = [inside.spans.get(number) for number in range(len(parts))]
+    order = sorted((span, number) for number, span in enumerate(spans) if span is not None)
+    before, number_before = 0, None
+    starts, ends = {}, {}
+    for (start, end), number in [*order, ((len(inside.text), len(inside.text)), None)]:
+        gap = inside.text[before:start]
+        own = _between(outside, number_before, number)
+        trail = "" if number_before is None else parts[number_before].trail
+        lead = "" if number is None else parts[number].lead
+        behind, ahead = _split(gap, trail, own, lead)
+        if number_before is not None:
+            ends[number_before] = before + behind
+        if number is not None:
+            starts[number] = start - ahead
+        before, number_before = end, number
+    return [None if span is None else (starts[number], ends[number]) for number, span in enumerate(spans)]
+
+
+def _between(text: _Unmarked, first: int | None, second: int | None) -> str | None:
+    """What stands between two parts; None if one of them is not there."""
+    if not {first, second} <= {None, *text.spans}:
+        return None
+    start = 0 if first is None else text.spans[first][1]
+    end = len(text.text) if second is None else text.spans[second][0]
+    return text.text[start:end]
+
+
+def _split(gap: str, trail: str, own: str | None, lead: str) -> tuple[int, int]:
+    """How many characters of ``trail`` and of ``lead`` stand around a template's own text in a gap."""
+    if own is not None:
+        for behind in range(len(trail), -1, -1):
+            ahead = len(gap) - behind - len(own)
+            if 0 <= ahead <= len(lead) and gap == trail[:behind] + own + lead[len(lead) - ahead :]:
+                return behind, ahead
+    return 0, 0

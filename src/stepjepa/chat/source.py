@@ -1,0 +1,76 @@
+"""The source of a chat template as it is served: what a run fixes is written into the template that it saves.
+
+Plain transformers, vLLM and llama.cpp then render the prompts that training has shown, on any day.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping
+from typing import Any
+
+# Some templates write today's date into the system turn; a run must not depend on the day it starts.
+PINNED_DATE = datetime.date(2024, 7, 26)
+
+_DIRECTIVES = "aAbBcdeFHIjmMpSuUwWxXyY"
+_MACRO = "macro strftime_now("
+
+
+def with_pinned_date(source: str) -> str:
+    """A template that renders :data:`PINNED_DATE` in place of today's date."""
+    if "strftime_now" in source and _MACRO not in source:
+        # Of a directive such as %d some systems know a form without leading zeros: %-d.
+        day = datetime.datetime.combine(PINNED_DATE, datetime.time())
+        values = [(f"%-{each}", str(int(day.strftime(f"%{each}")))) for each in "dmHIMSjy"]
+        values += [(f"%{each}", day.strftime(f"%{each}")) for each in _DIRECTIVES]
+        replaced = "".join(f" | replace('{directive}', '{value}')" for directive, value in values)
+        source = _before(source, f"{{%- {_MACRO}format) -%}}{{{{- format{replaced} -}}}}{{%- endmacro %}}")
+    pinned = "{%- if date_string is not defined %}{%- set date_string = '" + PINNED_DATE.strftime("%d %b %Y") + "' %}"
+    if "date_string" in source and pinned not in source:
+        source = _before(source, pinned + "{%- endif %}")
+    return source
+
+
+def with_defaults(source: str, variables: Mapping[str, Any]) -> str:
+    """A template with values for variables that a caller leaves out."""
+    defaults = "".join(
+        f"{{%- if {name} is not defined %}}{{%- set {name} = {_literal(value)} %}}{{%- endif %}}"
+        for name, value in variables.items()
+    )
+    return source if not defaults or source.startswith(defaults) else _before(source, defaults)
+
+
+def with_folded_system(source: str) -> str:
+    """A template that takes a system message, by putting its text before the first user message's."""
+    return _before(
+        source,
+        "{%- if messages[0]['role'] == 'system' %}"
+        "{%- if messages[0]['content'] | trim and messages | length > 1 %}"
+        "{%- set messages = [{'role': messages[1]['role'], 'content': messages[0]['content'] | trim + '\\n\\n' + "
+        "messages[1]['content'] | trim}] + messages[2:] %}"
+        "{%- else %}{%- set messages = messages[1:] %}{%- endif %}"
+        "{%- endif %}",
+    )
+
+
+def with_header(source: str, header: str) -> str:
+    """A template that begins the assistant's turn where ``add_generation_prompt`` asks for it."""
+    # Jinja drops one line end at the end of a template.
+    return source.removesuffix("\n") + f"{{{{ {_literal(header)} if add_generation_prompt else '' }}}}"
+
+
+def _before(source: str, prologue: str) -> str:
+    # Jinja drops a line end behind a block, so that the template itself begins on a line of its own.
+    return f"{prologue}\n{source}"
+
+
+def _literal(value: Any) -> str:
+    """A value of JSON as Jinja spells it."""
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_literal(str(key))}: {_literal(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_literal, value)) + "]"
+    return json.dumps(value, ensure_ascii=False)

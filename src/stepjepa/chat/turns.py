@@ -1,0 +1,168 @@
+"""A turn of the assistant as it is trained: behind the prompt that a server will send for it.
+
+For turn i, P is the chat up to it with a generation prompt, and F the chat up to and with it. P is the prompt; the
+answer is what F holds behind it, see :func:`make_turn`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from stepjepa.base.errors import UserError, shown
+from stepjepa.chat.marks import REASONING_KEYS, Kind, Message, Place, Span, locate
+from stepjepa.chat.thought import Tag, ends_in_thought, last_tag, thought_in
+
+_AROUND = 40  # characters that an error shows around the place where two texts part
+
+
+class Render(Protocol):
+    """Renders some messages of a chat, perhaps with a generation prompt."""
+
+    def __call__(self, messages: Sequence[Message], prompt: bool = False) -> str: ...
+
+
+class Rules(Protocol):
+    """What a chat template is known to do."""
+
+    closing: str | None  # what it writes between a reasoning and a content; None if it writes not both
+
+    def turn_end(self, text: str, own_end: int, following: str | None) -> tuple[str, str]:
+        """A turn's text up to and with its stop token, and this token; see ``ChatTemplate.turn_end``."""
+        ...
+
+
+class Turn(NamedTuple):
+    """A trained turn as text."""
+
+    message: int  # index of its message in the chat
+    text: str  # prompt and answer, which ends with the stop token
+    answer: int  # the character at which the answer begins: ``text[:answer]`` is the served prompt
+    # Of each message up to this one where its content stands; (0, 0) where it does not. A thought is no content.
+    spans: tuple[Span, ...]
+    reasoning: Span  # where this message's thought stands; (0, 0) without one
+    own: tuple[Span, ...]  # the texts of this message: special tokens that they spell are text
+    stop: str  # the token that ends the turn
+    prompt_own: tuple[Span, ...] = ()  # the same of the prompt; empty where a server takes them for tokens, too
+
+
+class _Answer(NamedTuple):
+    """What stands behind the prompt."""
+
+    text: str
+    behind: int  # the character of F at which its text begins that was taken over
+    thought: str | None = None  # a thought that the template leaves out of F, put in front
+
+
+def make_turn(template: Rules, chat: Sequence[Message], index: int, render: Render) -> Turn:
+    """The turn of message ``index`` of a normalised chat.
+
+    1. F begins with P: the answer is the rest of F.
+    2. Else, where what stands behind the last content of the prompt begins alike in both: the rest of that.
+    3. Else, where P ends in an open thought: the thought, the text that closes it, and F from the content on.
+
+    UserError where none of this holds, or where a text of the message never reaches its answer.
+    """
+    before, until, message = chat[:index], chat[: index + 1], chat[index]
+    prompt, full = render(before, prompt=True), render(until)
+    plain, opened = full.startswith(prompt), ends_in_thought(prompt)
+    places = locate(render, until, full, range(index + 1), begin=len(prompt) if plain else 0, opened=opened)
+    own = [place for place in places if place.part.message == index]
+    if plain:
+        earlier = [place for place in places if place.part.message < index]
+        answer = _Answer(full[len(prompt) :], len(prompt))
+    else:
+        earlier = locate(lambda chat: render(chat, prompt=True), before, prompt, range(index), opened=opened)
+        answer = _rewritten(template, message, _Both(prompt, full, earlier, places), own)
+    shift = len(prompt) + len(answer.text) - len(full)  # from places in F to places in prompt and answer
+    reasoning = (0, 0) if answer.thought is None else (len(prompt), len(prompt) + len(answer.thought))
+    content, texts = (0, 0), [] if answer.thought is None else [reasoning]
+    for part, span in own:
+        if span is None or span[1] <= answer.behind:
+            if part.kind == "thought" and answer.thought is not None:
+                continue
+            raise UserError(_lost(message, part.kind))
+        moved = (max(span[0], answer.behind) + shift, span[1] + shift)
+        texts.append(moved)
+        if part.kind == "content":
+            content = moved
+        elif part.kind == "thought":
+            reasoning = moved
+    following = chat[index + 1]["role"] if index + 1 < len(chat) else None
+    text, stop = template.turn_end(prompt + answer.text, max([len(prompt), *(end for _, end in texts)]), following)
+    spans = [(0, 0)] * index + [content]
+    for part, span in earlier:
+        if part.kind == "content" and span is not None:
+            spans[part.message] = span
+    return Turn(index, text, len(prompt), tuple(spans), reasoning, tuple(texts), stop)
+
+
+class _Both(NamedTuple):
+    """Prompt and chat with the answer, and where texts stand in each."""
+
+    prompt: str
+    full: str
+    in_prompt: Sequence[Place]
+    in_full: Sequence[Place]
+
+
+def _rewritten(template: Rules, message: Message, both: _Both, own: Sequence[Place]) -> _Answer:
+    """The answer where the template writes the chat before it in another way once it is there."""
+    prompt, full = both.prompt, both.full
+    end, last = max(((span[1], part) for part, span in both.in_prompt if span is not None), default=(0, None))
+    in_full = next((span[1] for part, span in both.in_full if part == last and span is not None), None)
+    behind = prompt[end:]
+    if in_full is not None and full.startswith(behind, in_full):
+        start = in_full + len(behind)
+        return _Answer(full[start:], start)
+    tag = last_tag(prompt, end)
+    if tag is not None and tag.is_open:
+        return _opened(template, message, both, own, tag)
+    if tag is not None and any(part.kind == "thought" for part, _ in own):
+        told = f"the prompt closes the thought already ({shown(prompt[tag.start :])}), and the message has one"
+        raise UserError(
+            f"{told} ('reasoning_content', or think tags in 'content'); remove it, or leave the thought to the model "
+            "with --chat_template_kwargs (for Qwen3's form enable_thinking true)"
+        )
+    goes_on = full[in_full or 0 :]
+    same = next((at for at, (a, b) in enumerate(zip(behind, goes_on, strict=False)) if a != b), 0)
+    begin = max(same - _AROUND, 0)
+    raise UserError(
+        f"the prompt that a server will send ends in {shown(behind[begin : same + _AROUND])}, the chat goes on with "
+        f"{shown(goes_on[begin : same + _AROUND])}; use a --chat_template whose generation prompt begins the answer"
+    )
+
+
+def _opened(template: Rules, message: Message, both: _Both, own: Sequence[Place], tag: Tag) -> _Answer:
+    """The answer behind an open thought that the template leaves out once the answer is there."""
+    prompt, full = both.prompt, both.full
+    thought = next((part.text for part, _ in own if part.kind == "thought"), "")
+    start = next((span[0] for part, span in own if part.kind == "content" and span is not None), None)
+    # Where the chat has an empty thought in the place of the prompt's open one: where its closing tag stands.
+    at = full.find(tag.closing, tag.start, start) if full.startswith(prompt[: tag.start] + tag.text) else -1
+    if start is None:
+        if not full.startswith(prompt[: tag.start]):
+            told = f"the prompt opens a thought ({shown(prompt[tag.start :])}), and the chat goes on without it"
+            raise UserError(f"{told}; use another --chat_template")
+        start = tag.start if at < 0 else at + len(tag.closing)
+    elif thought_in(message["content"], opened=True):
+        # The white space behind the thought is part of the text that closes it.
+        start += len(full[start:]) - len(full[start:].lstrip())
+    closing = template.closing
+    if closing is None:
+        closing = full[at:start] if at >= 0 else f"\n{tag.closing}\n\n"
+    return _Answer(thought + closing + full[start:], start, thought)
+
+
+def _lost(message: Message, kind: Kind) -> str:
+    """What to say of a text that the template leaves out."""
+    if kind == "call":
+        return (
+            "the chat template writes no 'tool_calls', so that they can't be trained; remove them, or use another one"
+        )
+    if kind == "content":
+        beside = " beside tool calls" if message.get("tool_calls") else ""
+        return f"the chat template leaves out or rewrites 'content'{beside}, so that it can't be trained; change it"
+    key = next((key for key in REASONING_KEYS if message.get(key)), None)
+    named = f"'{key}'" if key else "the thought in 'content'"
+    return f"the chat template does not write {named}, so that it can't be trained; remove it, or use another template"
