@@ -233,9 +233,9 @@ def main(kind: str, folder: Path) -> None:
     if kind == "fsdp":
         dist.init_process_group("gloo")
         load_into_shards(folder)
-    for name in OBJECTIVES:
+    for number, name in enumerate(OBJECTIVES):
         if kind == ("few" if name in FEW else "ddp"):
-            results[name] = trained(name, folder / kind, STEP // 2)
+            results[name] = trained(name, folder / kind / str(number), STEP // 2)
         elif kind == "fsdp" and config_of(name).target_grad != "ema":
             results[name] = sharded(name, dist.get_world_size(), dist.get_rank())
     if dist.get_rank() == 0:

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import yaml
+from defects import DEFECTS
 
 import kills
 from bad_inputs import make_run, try_config, try_data, try_run
@@ -134,3 +135,12 @@ def test_damaged_files_are_errors_of_one_line_or_counted(
     more = [make_run(tmp_path / "model", trained_tokenizer)] if kind == "run folders" else []
     found = Counter(attempt(capsys, tmp_path, *more, number, SEED) for number in range(count))
     assert found["error"] > errors, (SEED, found)
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+def test_a_defect_of_the_package_is_noticed(name: str) -> None:
+    damage, notices = DEFECTS[name]
+    assert not notices()
+    with pytest.MonkeyPatch.context() as patch:
+        damage(patch)
+        assert notices(), name
