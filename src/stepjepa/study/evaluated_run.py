@@ -1,4 +1,4 @@
-"""Run folders: which ones are meant, and an evaluated one; whether several can be compared."""
+"""Locate run folders, read an evaluated run, and check that runs are comparable."""
 
 import json
 import math
@@ -22,24 +22,24 @@ SUMMARY = ".summary.json"
 SWEEP_FILE = "sweep.json"
 
 MEASURES = ("headline", "lenient", "stopped")
-"""What is measured of every answer: the score that decides, the one that forgives what follows, whether it ended."""
+"""Measures of an answer: the headline score, the score that ignores text after the answer, whether it stopped."""
 
 FIGURES = ("gold_loss", "matched", "shuffled", "tokens", "seconds", "flops")
-"""What is measured of a run as a whole: LM loss on the right answers, similarity of matched and of shuffled views;
-tokens, seconds and floating-point operations of training."""
+"""Measures of a whole run: LM loss on the gold answers, similarity of matched and of shuffled views; tokens, seconds
+and FLOPs of training."""
 
-# Fields of TrainingArguments that leave the trained weights as they are, and the seeds.
+# Fields of TrainingArguments that do not affect the trained weights, and the seeds.
 _NO_SETTING = (
     *("seed", "data_seed", "output_dir", "run_name", "project", "disable_tqdm", "report_to", "debug", "local_rank"),
     *("prediction_loss_only", "push_to_hub", "skip_memory_metrics", "resume_from_checkpoint", "use_cpu"),
     *("enable_jit_checkpoint", "per_device_eval_batch_size", "batch_eval_metrics", "ddp_timeout"),
 )
 _NO_SETTING_BEGINS = ("logging_", "log_", "save_", "hub_", "eval_", "do_", "include_", "trackio_", "dataloader_")
-# The checkpoint that is kept depends on these.
+# Fields that decide which checkpoint is the best.
 _WITH_BEST = ("eval_strategy", "eval_steps", "save_strategy", "save_steps")
 _RENAMED = {"per_device_train_batch_size": "batch_size", "gradient_accumulation_steps": "grad_accum"}
 
-# Settings of an evaluation in which runs may differ, or that the summary says elsewhere.
+# Settings of an evaluation in which runs may differ, or that are read from another field of the summary.
 _NO_PROTOCOL = (
     *("model", "base_model", "predictions", "similarity", "seed", "batch_size"),
     *("test_file", "examples", "task", "headline"),
@@ -64,7 +64,7 @@ class _SweepTrial:
 
 @dataclass(frozen=True, kw_only=True)
 class _SweepFile:
-    """What is read of ``sweep.json``."""
+    """The fields of ``sweep.json`` that are read."""
 
     grid: _SweepGrid
     trials: list[_SweepTrial]
@@ -85,7 +85,7 @@ class _EvaluationSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class _Summary:
-    """What is read of the summary of an evaluation."""
+    """The fields of an evaluation's summary that are read."""
 
     test_fingerprint: str
     n: int = at_least(1)
@@ -100,7 +100,7 @@ class _Summary:
 
 @dataclass(frozen=True, kw_only=True)
 class _Answer:
-    """What is read of a line of answers."""
+    """The fields of a line of the answers file that are read."""
 
     index: int = at_least(0)
     scores: dict[str, float | None]
@@ -109,7 +109,7 @@ class _Answer:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """A run folder, with the arm of its sweep (None outside of sweeps) and whether that arm is the baseline."""
+    """A run folder, the arm of its sweep (None outside of sweeps), and whether that arm is the baseline."""
 
     folder: Path
     arm: str | None = None
@@ -117,13 +117,13 @@ class RunFolder:
 
 
 def find_run_folders(folders: Sequence[str | os.PathLike[str]]) -> list[RunFolder]:
-    """The run folders that are meant: the folder of a sweep stands for its finished trials, of which one is needed."""
+    """Return the run folders; replace the folder of a sweep by its finished trials, of which there must be one."""
     runs: dict[Path, RunFolder] = {}
     for folder in map(Path, folders):
         is_sweep = (folder / SWEEP_FILE).is_file() and not (folder / RUN_FILE).is_file()
-        for each in _finished_trials(folder) if is_sweep else [RunFolder(folder)]:
-            if runs.setdefault(each.folder.resolve(), each) is not each:
-                raise UserError("is named twice; leave it out once", path=each.folder)
+        for run in _finished_trials(folder) if is_sweep else [RunFolder(folder)]:
+            if runs.setdefault(run.folder.resolve(), run) is not run:
+                raise UserError("is named twice; leave it out once", path=run.folder)
     return list(runs.values())
 
 
@@ -142,7 +142,7 @@ def _finished_trials(folder: Path) -> list[RunFolder]:
 
 
 def run_names(folders: Sequence[Path]) -> list[str]:
-    """Name each run by its path below the folder that holds them all: sweeps give many the same last name."""
+    """Name each run by its path below their common folder; last components repeat within a sweep."""
     paths = [folder.resolve() for folder in folders]
     parent = os.path.commonpath([path.parent for path in paths])
     return [str(path.relative_to(parent)) for path in paths]
@@ -150,41 +150,41 @@ def run_names(folders: Sequence[Path]) -> list[str]:
 
 @dataclass(frozen=True)
 class EvaluatedRun:
-    """Results of one run. What is not known is None or empty."""
+    """Results of one run. Unknown values are None or empty."""
 
     folder: Path
     evaluation: str  # its name in the folder
-    seed: str  # of training; 7/3 where order and weights had seeds of their own (--data_seed 3)
-    settings: dict[str, Any]  # all that decides what is trained, apart from data and seed: the arm
-    protocol: JsonObject  # what must be equal for runs to be compared: data, test, how answers are made and scored
+    seed: str  # of training; 7/3 for seed 7 with data_seed 3
+    settings: dict[str, Any]  # all settings that affect the trained weights, except data and seed: they define the arm
+    protocol: JsonObject  # must be equal to compare runs: data, test set, generation and scoring
     versions: dict[str, str]
     steps: int
-    indices: list[int]  # of the examples that were evaluated, counted from 0 in the test file
-    examples: dict[str, list[float] | None]  # for each of MEASURES a number per example
-    figures: dict[str, float | None]  # for each of FIGURES a number
-    model: str | None  # fingerprint of the model that was evaluated
-    views: str | None  # whose similarity was measured: llm-jepa or step-jepa
+    indices: list[int]  # of the evaluated examples, from 0 in the test file
+    examples: dict[str, list[float] | None]  # each of MEASURES -> one number per example
+    figures: dict[str, float | None]  # each of FIGURES -> its value
+    model: str | None  # fingerprint of the evaluated model
+    views: str | None  # mode of the views whose similarity was measured: llm-jepa or step-jepa
     loaded: JsonObject  # how the model was loaded for training: dtype, chat template, attention
-    trained_on: str | None = None  # which share of the test prompts was trained on, in words
+    trained_on: str | None = None  # sentence on the share of test prompts that were trained on
     fingerprints: Fingerprints = field(default_factory=Fingerprints)
-    mixed: tuple[str, ...] = ()  # changes between launches that make it no clean seed of its arm, in words
+    mixed: tuple[str, ...] = ()  # changes between launches that affect the weights: no clean seed of its arm
     noted: tuple[str, ...] = ()  # other changes between launches: versions, machines, processes
 
     def mean(self, measure: str) -> float | None:
-        """The mean of one of ``MEASURES``, or one of ``FIGURES``."""
+        """Return the mean over examples of one of ``MEASURES``, or the value of one of ``FIGURES``."""
         if measure in FIGURES:
             return self.figures[measure]
         values = self.examples[measure]
         return None if values is None else math.fsum(values) / len(values)
 
     def verdicts(self, measure: str) -> list[bool] | None:
-        """Right or wrong for each example; None where a score lies between, as that of several samples may."""
+        """Return whether each example is right; None if a score is fractional, as a mean over samples may be."""
         values = self.examples[measure]
         return [bool(value) for value in values] if values is not None and set(values) <= {0, 1} else None
 
 
 def read_evaluated_run(folder: str | os.PathLike[str], evaluation: str | None = None) -> EvaluatedRun:
-    """Read a finished run and the evaluation ``NAME.jsonl`` in it, which must be named only where there are several."""
+    """Read a finished run and its evaluation ``NAME.jsonl``; the name is needed only if there are several."""
     path = Path(folder)
     record = read_record(path)
     if record.status != "finished":
@@ -199,7 +199,7 @@ def read_evaluated_run(folder: str | os.PathLike[str], evaluation: str | None = 
     seed, data_seed = training.seed, training.data_seed
     if seed is None:
         raise origin_of(path).missing("training.seed", "a whole number")
-    # In this order, in which errors are of most use.
+    # Settings first: of several errors, the one in the run is the most useful.
     settings, protocol = _settings(path, record), _protocol(path, record, summary)
     indices, examples = _examples(file, summary)
     return EvaluatedRun(
@@ -218,7 +218,7 @@ def read_evaluated_run(folder: str | os.PathLike[str], evaluation: str | None = 
             "shuffled": summary.similarity.shuffled_similarity,
             "tokens": results.tokens,
             "seconds": results.train_seconds,
-            # The first edition did not count them.
+            # None in runs of 0.1, which did not count FLOPs.
             "flops": results.flops,
         },
         model=summary.settings.model,
@@ -232,7 +232,7 @@ def read_evaluated_run(folder: str | os.PathLike[str], evaluation: str | None = 
 
 
 def _required(folder: Path, record: RunRecord, name: str) -> Any:
-    """A part of a record that a finished run must have."""
+    """Return a part of the run record; raise ``UserError`` if it is missing, since a finished run must have it."""
     part = getattr(record, name)
     if part is None:
         raise origin_of(folder).missing(name, "a text" if name == "model" else "an object")
@@ -240,7 +240,7 @@ def _required(folder: Path, record: RunRecord, name: str) -> Any:
 
 
 def _changes(record: RunRecord, *, mixed: bool) -> Iterator[str]:
-    """In what the launches of a run differ, in words."""
+    """Yield a text for each change between launches; ``mixed`` selects those that affect the weights or the others."""
     for launch in record.launches:
         for change in launch.changes:
             if change.mixed is mixed:
@@ -257,19 +257,19 @@ def _describe_trained_on(file: Path, summary: _Summary) -> str | None:
 
 def _summary_file(folder: Path, evaluation: str | None) -> Path:
     names = sorted(file.name.removesuffix(SUMMARY) for file in folder.glob(f"*{SUMMARY}"))
-    found = [name for name in names if evaluation in (None, name, f"{name}.jsonl", f"{name}{SUMMARY}")]
-    if len(found) != 1:
-        which = "" if evaluation is None else f" {shown(evaluation)}"
-        told = "several evaluations" if found else f"no finished evaluation{which}"
-        remedy = "pass --evaluation NAME" if found else "evaluate with an --output_file in the folder"
-        raise UserError(f"holds {told} (there is {', '.join(names) or 'none'}); {remedy}", path=folder)
-    return folder / f"{found[0]}{SUMMARY}"
+    matching = [name for name in names if evaluation in (None, name, f"{name}.jsonl", f"{name}{SUMMARY}")]
+    if len(matching) != 1:
+        label = "" if evaluation is None else f" {shown(evaluation)}"
+        contents = "several evaluations" if matching else f"no finished evaluation{label}"
+        remedy = "pass --evaluation NAME" if matching else "evaluate with an --output_file in the folder"
+        raise UserError(f"holds {contents} (there is {', '.join(names) or 'none'}); {remedy}", path=folder)
+    return folder / f"{matching[0]}{SUMMARY}"
 
 
 def _settings(folder: Path, record: RunRecord) -> JsonObject:
-    """Flat; what does not apply is omitted, so that it never tells two arms apart."""
+    """Return the settings of an arm as a flat dict, without those that do not apply: they must not distinguish arms."""
     own, lora, training = _required(folder, record, "jepa"), record.lora, _required(folder, record, "training")
-    # A run of an earlier version did what the default of a newer option does.
+    # A run of an earlier version behaves like the default of an option that it did not have.
     settings = DEFAULTS | own
     if own["mode"] == "regular":
         settings = {name: value for name, value in settings.items() if name not in NEEDS_VIEWS}
@@ -289,11 +289,11 @@ def _settings(folder: Path, record: RunRecord) -> JsonObject:
             raise origin_of(folder).missing("order.records_per_micro_step", "a whole number of at least 1")
         settings["batch_size"] = record.order.records_per_micro_step
     if record.objective is not None:
-        # Terms that were passed in Python, instead of those of ``jepa``.
+        # Custom terms that were passed in Python replace those of ``jepa``.
         settings["objective"] = str(record.objective.get("sha256"))[:8]
     settings["same_flop"] = bool(record.same_flop)
     if settings["same_flop"]:
-        # Worked out from the compute of these epochs, with the order of the data, and so with the seed.
+        # max_steps is computed from the FLOPs of these epochs, which depend on the data order, and so on the seed.
         settings.pop("max_steps", None)
     elif (training.max_steps or 0) > 0:
         settings.pop("num_train_epochs", None)
@@ -301,18 +301,19 @@ def _settings(folder: Path, record: RunRecord) -> JsonObject:
 
 
 def _protocol(folder: Path, record: RunRecord, summary: _Summary) -> JsonObject:
+    """Return the facts that must be equal to compare runs: data, test set, generation and scoring."""
     protocol: JsonObject = {}
     for part in ("train", "data"):
         source = record.data.get(part)
         if source is not None:
-            # The first edition could stream a file, and knew the beginning alone.
+            # Version 0.1 could stream a file, and then hashed only its beginning.
             streamed = source.sha256 is None and source.bytes is not None
             digest = source.sha256_of_first_mib if streamed else source.sha256
             if digest is None:
                 raise origin_of(folder).missing(f"data.{part}.sha256", "a text")
             protocol["training data (sha256)"] = digest
-            known = {"eval_split": source.eval_split, "split_seed": source.split_seed, "bytes": source.bytes}
-            protocol |= {name: value for name, value in known.items() if value is not None}
+            split = {"eval_split": source.eval_split, "split_seed": source.split_seed, "bytes": source.bytes}
+            protocol |= {name: value for name, value in split.items() if value is not None}
     protocol["system prompts of training"] = record.system_prompts
     protocol["test file (sha256)"] = summary.test_fingerprint
     protocol["number of examples"] = summary.n
@@ -321,15 +322,19 @@ def _protocol(folder: Path, record: RunRecord, summary: _Summary) -> JsonObject:
 
 
 def is_of_another_model(folder: Path, summary: Mapping[str, Any]) -> bool:
-    """Whether an evaluation is of a checkpoint, or of what the folder held before; weights may have been removed."""
+    """Return whether an evaluation is of other weights than the folder holds, such as a checkpoint's.
+
+    False if the weights have been removed, or the summary names no model.
+    """
     settings = summary.get("settings")
-    # Answers of another program name no model.
+    # Predictions of another program name no model.
     evaluated = settings.get("model") if isinstance(settings, dict) else None
     has_weights = any(any(folder.glob(pattern)) for pattern in _WEIGHTS)
     return evaluated is not None and has_weights and evaluated != model_fingerprint(folder)
 
 
 def _examples(file: Path, summary: _Summary) -> tuple[list[int], dict[str, list[float] | None]]:
+    """Read the indices of the evaluated examples, and each of ``MEASURES`` per example."""
     path = file.with_name(file.name.removesuffix(SUMMARY) + ".jsonl")
     lines = [(Origin(path, _EVALUATE_AGAIN, number), value) for number, value in read_jsonl(path, "file of answers")]
     if len(lines) != summary.n:
@@ -351,39 +356,38 @@ DATA = ("training data (sha256)", "eval_split", "split_seed", "bytes")
 """Parts of the protocol that identify the files of the training data."""
 
 _TEXT_SETTINGS = ("model", "pretrain", "plain", "labels", "max_length", "over_length")
-"""Settings that decide which tokens a record's main text becomes."""
+"""Settings that affect the tokens of a record's main text."""
 
 
-def refuse_different(runs: Sequence[EvaluatedRun], only: Sequence[str] = ()) -> None:
-    """Raise ``UserError`` if a run has other data, another test, or was asked or scored in another way.
+def check_comparable(runs: Sequence[EvaluatedRun], only: Sequence[str] = ()) -> None:
+    """Raise ``UserError`` if runs differ in training data, test set, generation or scoring.
 
-    Of two runs of one seed the tokens of the main texts must be equal, and the base weights, where both are recorded;
-    where the tokens are, it does not matter which files they were read from. With ``only``, just these parts of the
-    protocol and the examples must be equal, in all runs that record them: of the answers of another program it is not
-    known how they were made.
+    Two runs of the same seed must have equal tokens of the main texts and equal base weights, if both record them. If
+    the tokens are equal, the data files may differ. With ``only``, compare just these keys of the protocol and the
+    examples, ignoring runs that do not record them (e.g. external predictions).
     """
     first = runs[0]
-    known = {what: value for run in reversed(runs) for what, value in run.protocol.items() if value is not None}
+    recorded = {key: value for run in reversed(runs) for key, value in run.protocol.items() if value is not None}
     for run in runs[1:]:
         same_texts = (
             not only and run.fingerprints.texts is not None and run.fingerprints.texts == first.fingerprints.texts
         )
         differences = [
-            f"{what.replace('_', ' ')} is {_short(ours)} instead of {_short(theirs)}"
-            for what in only or first.protocol | run.protocol
-            if (ours := run.protocol.get(what)) != (theirs := (known if only else first.protocol).get(what))
-            if not (only and ours is None) and not (same_texts and what in DATA)
+            f"{key.replace('_', ' ')} is {_short(ours)} instead of {_short(theirs)}"
+            for key in only or first.protocol | run.protocol
+            if (ours := run.protocol.get(key)) != (theirs := (recorded if only else first.protocol).get(key))
+            if not (only and ours is None) and not (same_texts and key in DATA)
         ]
         if not differences and run.indices != first.indices:
             differences = ["they were not asked the same examples"]
         if differences:
             raise _incomparable(run, first, differences[0])
     if not only:
-        _refuse_other_beginnings(runs)
+        _check_same_start(runs)
 
 
-def _refuse_other_beginnings(runs: Sequence[EvaluatedRun]) -> None:
-    """Raise ``UserError`` if runs of one seed began with other training texts or other weights."""
+def _check_same_start(runs: Sequence[EvaluatedRun]) -> None:
+    """Raise ``UserError`` if runs of the same seed started from different training texts or base weights."""
     for number, run in enumerate(runs):
         for other in runs[:number]:
             if other.seed != run.seed:
@@ -395,14 +399,16 @@ def _refuse_other_beginnings(runs: Sequence[EvaluatedRun]) -> None:
 
 
 _WEIGHT_SETTINGS = ("model", "pretrain", "quantized")
+"""Settings that affect the base weights."""
 
 
 def _differ(ours: str | None, theirs: str | None) -> bool:
+    """Return whether two fingerprints are both recorded, and differ."""
     return None not in (ours, theirs) and ours != theirs
 
 
 def _alike(run: EvaluatedRun, other: EvaluatedRun, settings: Sequence[str]) -> bool:
-    """Whether two runs should have the same texts or weights: they agree in these settings and in the loading."""
+    """Return whether two runs should have equal texts or weights: these settings and the loading are equal."""
     loaded = all(run.loaded.get(name) == other.loaded.get(name) for name in ("dtype", "chat_template"))
     return loaded and all(run.settings.get(name) == other.settings.get(name) for name in settings)
 

@@ -1,7 +1,7 @@
-"""From a grid in a YAML file to the list of its trials. Nothing is run or written here.
+"""Read a grid from a YAML file and expand it to a list of trials. Nothing is run or written here.
 
-A trial is one training, as settings, and its evaluation, as arguments of a command, in a run folder whose name says
-what is particular to it: ``<arm>_lbd0.5_predictors1/seed82``.
+A trial is one training (settings) and its evaluation (command-line arguments) in a run folder that is named by its arm,
+the chosen values and its seed: ``<arm>_lbd0.5_predictors1/seed82``.
 """
 
 import hashlib
@@ -19,12 +19,12 @@ from stepjepa.base.files import existing_file, read_text, read_yaml
 from stepjepa.base.json_object import JsonObject
 
 SEEDS = (82, 23, 37, 84, 4)
-"""Those of the published experiments."""
+"""Seeds of the published experiments."""
 
 BASELINE = "regular"
 KEYS = ("train", "evaluate", "arms", "seeds", "baseline")
 
-# Flags that the sweep sets itself, by command.
+# Command -> flags that the sweep sets itself.
 SET_BY_SWEEP = {
     "train": ("output_dir", "finetune_seed", "seed", "resume_from_checkpoint", "config", "help_all", "dry_run"),
     "evaluate": ("model_path", "model_name", "output_file", "overwrite"),
@@ -41,7 +41,7 @@ ReadEvaluate = Callable[[Flags], Sequence[str]]
 
 @dataclass(frozen=True)
 class Grid:
-    """Arms to compare. An arm's flags win over shared ones; None takes one away, a list stands for each value."""
+    """Arms to compare. An arm's flags override shared ones; None removes a flag, a list gives one trial per value."""
 
     source: Path  # the file that the grid was read from
     train: Flags  # shared by all arms
@@ -57,14 +57,14 @@ class Trial:
 
     name: str  # the run folder, <label>/seed<seed>
     arm: str
-    label: str  # the arm and the values chosen from its lists
+    label: str  # name of the arm and the values chosen from its lists
     seed: int
     train: JsonObject = field(hash=False)  # settings by the names of their flags, without the run folder
     evaluate: tuple[str, ...]  # arguments of the command, without model and output file
 
 
 def read_grid(path: str | os.PathLike[str], seeds: Sequence[int] | None = None) -> Grid:
-    """The grid that a YAML file describes; ``seeds`` are used instead of those of the file.
+    """Read a grid from a YAML file; ``seeds`` override those of the file.
 
     Raises:
         UserError: a key or a value is not one of a grid; the error names the line.
@@ -89,16 +89,16 @@ def read_grid(path: str | os.PathLike[str], seeds: Sequence[int] | None = None) 
     if not isinstance(baseline, str) or baseline not in own:
         raise _error(source, f"there is no arm '{baseline}'; name one of {', '.join(own)}", "baseline")
     numbers = values.get("seeds", SEEDS) if seeds is None else seeds
-    whole = isinstance(numbers, list | tuple) and all(type(each) is int and each >= 0 for each in numbers)
+    whole = isinstance(numbers, list | tuple) and all(type(seed) is int and seed >= 0 for seed in numbers)
     if not whole or not numbers or len(set(numbers)) < len(numbers):
-        told = f"expected different whole numbers, 0 or more, got {json.dumps(numbers, default=str)}"
-        raise _error(source, told, "seeds") if seeds is None else UserError(f"--seeds: {told}")
+        fault = f"expected different whole numbers, 0 or more, got {json.dumps(numbers, default=str)}"
+        raise _error(source, fault, "seeds") if seeds is None else UserError(f"--seeds: {fault}")
     shared = {name: _flags(source, name, values.get(name), name) for name in ("train", "evaluate")}
     return Grid(source, **shared, arms={baseline: {}, **own}, seeds=tuple(numbers), baseline=baseline)
 
 
 def _flags(source: Path, command: str, values: object, *keys: str) -> Flags:
-    """Flags by their names with underscores."""
+    """Return flags with underscores in their names; raise ``UserError`` for one the sweep sets, or given twice."""
     if values is not None and not isinstance(values, dict):
         raise _error(source, f"holds a {type(values).__name__}; expected 'flag: value' lines", *keys)
     flags: Flags = {}
@@ -114,16 +114,16 @@ def _flags(source: Path, command: str, values: object, *keys: str) -> Flags:
 
 
 def _error(source: Path, message: str, *keys: str) -> UserError:
-    """An error that names the file, and the line and the path of a key."""
+    """Make an error that names the file, the path of a key and its line."""
     import yaml
 
     line, node = None, yaml.compose(read_text(source), Loader=yaml.SafeLoader)
     for key in keys:
         pairs = node.value if isinstance(node, yaml.MappingNode) else []
-        found = [pair for pair in pairs if str(pair[0].value).replace("-", "_") == key.replace("-", "_")]
-        if not found:
+        matches = [pair for pair in pairs if str(pair[0].value).replace("-", "_") == key.replace("-", "_")]
+        if not matches:
             break
-        line, node = found[-1][0].start_mark.line + 1, found[-1][1]
+        line, node = matches[-1][0].start_mark.line + 1, matches[-1][1]
     return UserError(f"{'.'.join(keys)}: {message}" if keys else message, path=source, line=line)
 
 
@@ -142,7 +142,7 @@ def expand(grid: Grid, read_train: ReadTrain, read_evaluate: ReadEvaluate) -> li
             with _errors_at(grid, (("arms", arm), own), (("train",), grid.train)):
                 train = read_train({**grid.train, **chosen})
             for earlier, other in settings.items():
-                # Some file systems don't tell upper case from lower case.
+                # Some file systems ignore case.
                 if other == train or label.casefold() == earlier.casefold():
                     fault = f"'{label}' would train the same as '{earlier}', or be called the same; leave one out"
                     raise _error(grid.source, fault, "arms", arm)
@@ -156,7 +156,7 @@ def expand(grid: Grid, read_train: ReadTrain, read_evaluate: ReadEvaluate) -> li
 
 @contextmanager
 def _errors_at(grid: Grid, *places: tuple[tuple[str, ...], Flags]) -> Iterator[None]:
-    """Put the place of a flag's key into errors about it; into others the first place."""
+    """Add file, line and key of the flag that an error names; of the first place if it names none."""
     try:
         yield
     except UserError as error:
@@ -166,7 +166,7 @@ def _errors_at(grid: Grid, *places: tuple[tuple[str, ...], Flags]) -> Iterator[N
 
 
 def _choices(grid: Grid, arm: str, own: Flags) -> Iterator[tuple[str, Flags]]:
-    """Every combination of the values of an arm's lists, with its label."""
+    """Yield every combination of the values of an arm's lists, with its label."""
     axes = {name: values for name, values in own.items() if isinstance(values, list)}
     for name, values in axes.items():
         if not values:
@@ -178,14 +178,14 @@ def _choices(grid: Grid, arm: str, own: Flags) -> Iterator[tuple[str, Flags]]:
 
 
 def _name_of_value(flag: str, value: object) -> str:
-    """``lbd0.5``, ``labels-all``."""
+    """Return a flag and its value as part of a label: ``lbd0.5``, ``labels-all``."""
     text = json.dumps(value) if isinstance(value, dict | list | bool | None) else str(value)
     is_number = re.fullmatch(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?", text)
     return f"{flag}{text}" if is_number else f"{flag}-{_file_name(text, 40)}"
 
 
 def _file_name(text: str, longest: int) -> str:
-    """A text as part of a file name; a digest stands for what is changed or cut, so that names differ."""
+    """Return a text as part of a file name; a changed or cut text ends with a digest, so that names differ."""
     clean = re.sub(r"[^A-Za-z0-9._+-]+", "-", text).strip("-.")
     if clean == text and len(text) <= longest:
         return text
@@ -193,17 +193,17 @@ def _file_name(text: str, longest: int) -> str:
 
 
 def select(trials: Sequence[Trial], only: str | None) -> list[Trial]:
-    """The trials that ``--only`` names by arm, combination (``jepa_lbd0.5``), trial or seed, divided by commas.
+    """Return the trials that ``--only`` names by arm, combination (``jepa_lbd0.5``), trial or seed, comma-separated.
 
-    Several names or several seeds widen the choice, names and seeds together narrow it; None takes all.
+    A trial must have one of the names, if any are listed, and one of the seeds, if any are; None selects all.
     """
     if only is None:
         return list(trials)
     names = {name.strip() for name in only.split(",")}
     seeds = names & {str(trial.seed) for trial in trials}
-    others, known = names - seeds, {trial: {trial.arm, trial.label, trial.name} for trial in trials}
-    if unknown := others.difference(*known.values()):
-        there = ", ".join(dict.fromkeys([*(t.label for t in trials), *(str(t.seed) for t in trials)]))
-        raise UserError(f"--only: no arm, seed or trial is called '{min(unknown)}'; there are {there}")
+    arms, names_of = names - seeds, {trial: {trial.arm, trial.label, trial.name} for trial in trials}
+    if unknown := arms.difference(*names_of.values()):
+        choices = ", ".join(dict.fromkeys([*(t.label for t in trials), *(str(t.seed) for t in trials)]))
+        raise UserError(f"--only: no arm, seed or trial is called '{min(unknown)}'; there are {choices}")
     of_seed = [trial for trial in trials if not seeds or str(trial.seed) in seeds]
-    return [trial for trial in of_seed if not others or others & known[trial]]
+    return [trial for trial in of_seed if not arms or arms & names_of[trial]]

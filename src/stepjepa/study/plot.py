@@ -1,4 +1,4 @@
-"""The picture of a comparison: means with error bars, every seed a point, the baseline a line."""
+"""Plot a comparison: means with error bars, one point per seed, a line for the baseline."""
 
 from __future__ import annotations
 
@@ -23,41 +23,41 @@ def check_picture(path: str | os.PathLike[str], flag: str = "--plot") -> None:
 
 
 def picture(comparison: ComparedArms, kind: str) -> bytes:
-    """The content of a ``png`` or ``svg`` file; the same data gives the same bytes."""
+    """Return the content of a ``png`` or ``svg`` file; the same data gives the same bytes."""
     from matplotlib import rc_context
 
     content = io.BytesIO()
-    # Names are the user's and no formulas.
+    # Names come from the user: a dollar sign starts no formula.
     with rc_context({"svg.hashsalt": "stepjepa", "text.parse_math": False}):
         draw(comparison).savefig(content, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else {})
     return content.getvalue()
 
 
 def draw(comparison: ComparedArms) -> Figure:
-    """One axes for each measure, one row for each arm, the baseline on top."""
+    """Draw one axes per measure with one row per arm, the baseline on top."""
     from matplotlib.figure import Figure
 
     measures, labels = comparison.measure_names(), [comparison.baseline.name]
     for name, difference in comparison.differences.items():
         labels.append(f"{name} [{', '.join(difference.equal) or 'neither steps nor FLOPs'}]")
-    # A longer name would leave the axes no room.
+    # A longer label would leave no room for the axes.
     labels = [label[:100] for label in labels]
     size = (3.2 * len(measures) + min(0.075 * max(map(len, labels)), 6) + 0.6, 0.42 * len(labels) + 1.7)
     figure = Figure(figsize=size, layout="constrained")
     panels = figure.subplots(1, len(measures), sharey=True, squeeze=False)[0]
     for axes, (measure, name) in zip(panels, measures.items(), strict=True):
         for row, arm in enumerate(comparison.arms):
-            found = arm.spread(measure)
-            if found is None:
+            spread = arm.spread(measure)
+            if spread is None:
                 continue
             colour = "#0072B2" if row else "#D55E00"
-            # Seeds with equal scores must not lie on each other.
-            rows = [row + 0.24 * ((place + 0.5) / found.n - 0.5) for place in range(found.n)]
+            # Spread the seeds vertically, so that equal scores do not overlap.
+            rows = [row + 0.24 * ((place + 0.5) / spread.n - 0.5) for place in range(spread.n)]
             axes.plot([100 * (run.mean(measure) or 0) for run in arm.runs], rows, "o", color="#777777", markersize=3)
-            bar = None if found.std is None else 100 * found.std
-            axes.errorbar(100 * found.mean, row, xerr=bar, fmt="D", color=colour, markersize=5, capsize=3, zorder=3)
+            bar = None if spread.std is None else 100 * spread.std
+            axes.errorbar(100 * spread.mean, row, xerr=bar, fmt="D", color=colour, markersize=5, capsize=3, zorder=3)
             if row == 0:
-                axes.axvline(100 * found.mean, color=colour, linestyle="--", linewidth=1)
+                axes.axvline(100 * spread.mean, color=colour, linestyle="--", linewidth=1)
         axes.set_title(name, fontsize=10)
         axes.set_xlabel("share of answers, %", fontsize=9)
         axes.grid(visible=True, axis="x", color="#dddddd", linewidth=0.6)

@@ -1,4 +1,4 @@
-"""Trials as jobs of a SLURM cluster, through submitit: each job trains and evaluates one, and the sweep watches."""
+"""Run trials as jobs of a SLURM cluster, through submitit: each job trains and evaluates one trial."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from submitit.helpers import DelayedSubmission
 
 CLUSTER = "STEPJEPA_SUBMITIT_CLUSTER"
-"""Environment variable that names another of submitit's executors than ``slurm``: the tests set ``local``, which runs
-jobs as processes of this machine."""
+"""Environment variable that names submitit's executor, by default ``slurm``. The tests set ``local``, which runs jobs
+as processes of this machine."""
 
 # A trial is one process on one node, and --jobs says how many run at a time.
 _SET_HERE = ("nodes", "ntasks_per_node", "tasks_per_node", "array_parallelism")
 
 
 def read_options(arguments: Sequence[str]) -> JsonObject:
-    """Parameters of submitit's ``AutoExecutor``, which checks them, from arguments such as ``partition=gpu``.
+    """Parse arguments such as ``partition=gpu`` to parameters of submitit's ``AutoExecutor``, which checks them.
 
-    A value that is JSON is read as such. Names of SLURM get ``slurm_`` before them; ``timeout_min`` is always there.
+    A value is parsed as JSON if it can be. Names of SLURM get the prefix ``slurm_``; ``timeout_min`` is required.
 
     Raises:
         UserError: submitit is not installed, an argument is wrong or set by the sweep, or there is no time limit.
@@ -57,13 +57,13 @@ def read_options(arguments: Sequence[str]) -> JsonObject:
     if "timeout_min" not in options:
         raise UserError("--slurm: name the time limit of one trial in minutes, as in --slurm timeout_min=240")
     if "cpus_per_task" in options:
-        # From SLURM 22.05 on, srun no longer takes this over from sbatch.
+        # Since SLURM 22.05, srun does not inherit this from sbatch.
         options.setdefault("slurm_srun_args", [f"--cpus-per-task={options['cpus_per_task']}"])
     return options
 
 
 class TrialJob:
-    """What a job does. Before its time is up it is put back into the queue."""
+    """The function that a job runs: one trial. submitit requeues it before its time limit."""
 
     def __init__(self, folder: SweepFolder, trial: Trial) -> None:
         self._folder, self._trial, self._engine = folder, trial, Local()
@@ -83,7 +83,7 @@ class TrialJob:
             raise SystemExit(128 + asked.first)
 
     def checkpoint(self) -> DelayedSubmission:
-        """Called by submitit when the time is nearly up; the training resumes from its last checkpoint."""
+        """Requeue the job; submitit calls this before the time limit. Training resumes from the last checkpoint."""
         from submitit.helpers import DelayedSubmission
 
         self._engine.end()
@@ -91,9 +91,9 @@ class TrialJob:
 
 
 class Slurm:
-    """Trials as jobs of one array; see ``sweep.Engine``.
+    """Run trials as jobs of one array; see ``sweep.Engine``.
 
-    All nodes see the folder of the sweep. ``options`` are from :func:`read_options`; ``jobs`` run at a time.
+    All nodes must see the folder of the sweep. ``options`` come from :func:`read_options`; ``jobs`` run at a time.
     """
 
     pause = 1.0
@@ -101,16 +101,16 @@ class Slurm:
     def __init__(self, folder: SweepFolder, options: Mapping[str, object], jobs: int | None = None) -> None:
         from submitit import AutoExecutor
 
-        # No arm has a name that begins like that.
+        # The name of an arm can't begin with an underscore.
         self._folder, self._files = folder, folder.path / "_slurm"
         self._watched: dict[Trial, Job[None]] = {}
         cluster = os.environ.get(CLUSTER, "slurm")
-        given = {"name": "stepjepa", **options, **({} if jobs is None else {"slurm_array_parallelism": jobs})}
-        # As LAUNCHER: no file in the folder that jobs start in takes the place of a module.
+        parameters = {"name": "stepjepa", **options, **({} if jobs is None else {"slurm_array_parallelism": jobs})}
+        # -P as in LAUNCHER: a file in the working folder of the jobs must not shadow a module.
         python = {f"{cluster}_python": f"{shlex.quote(sys.executable)} -P"}
         try:
             self._executor = AutoExecutor(folder=self._files, cluster=cluster, **python)
-            self._executor.update_parameters(**given)
+            self._executor.update_parameters(**parameters)
         except (ValueError, TypeError, NameError, AssertionError, RuntimeError) as error:
             raise UserError(f"--slurm: {one_line(error)}") from None
 
@@ -122,34 +122,34 @@ class Slurm:
             return
         job_class = submitit.SlurmJob if self._executor.cluster == "slurm" else submitit.LocalJob
         ids = [file.name.removesuffix("_submitted.pkl") for file in self._files.glob("*_submitted.pkl")]
-        if there := [job.job_id for job in [job_class(self._files, each) for each in ids] if not job.done()]:
-            told = f"jobs of an earlier start have not ended ({', '.join(sorted(there)[:5])}); wait, or scancel them"
-            raise UserError(f"{told}; remove the folder if the cluster no longer knows them", path=self._files)
+        if running := [job.job_id for job in [job_class(self._files, job_id) for job_id in ids] if not job.done()]:
+            fault = f"jobs of an earlier start have not ended ({', '.join(sorted(running)[:5])}); wait, or scancel them"
+            raise UserError(f"{fault}; remove the folder if the cluster no longer knows them", path=self._files)
         for trial in trials:
-            # Until its job begins, a trial to be tried again has not failed.
+            # A failed trial that is submitted again is not failed any more.
             if folder.read_record(trial):
                 folder.record(trial, BEGUN)
-        place = SweepFolder(folder.path.resolve(), [], {}, folder.launcher)
+        absolute = SweepFolder(folder.path.resolve(), [], {}, folder.launcher)
         try:
-            jobs = self._executor.submit_array([TrialJob(place, trial) for trial in trials])
+            jobs = self._executor.submit_array([TrialJob(absolute, trial) for trial in trials])
         except (RuntimeError, OSError) as error:
             raise UserError(f"the jobs were refused ({one_line(error)}); change --slurm") from None
         self._watched = dict(zip(trials, jobs, strict=True))
         print(f"slurm: {len(jobs)} jobs submitted, from {jobs[0].job_id}; logs in {self._files}", flush=True)
 
     def ended(self) -> list[Trial]:
-        """The trials that have ended; one whose job was lost before has failed."""
-        found = []
+        """Return the trials that have ended; one whose job ended without a result is recorded as failed."""
+        ended = []
         for trial, job in list(self._watched.items()):
-            # In this order: what a job writes last is there when it is done.
+            # Ask for the job first: once it is done, its last record is written.
             done, status = job.done(), self._folder.read_record(trial).get("status")
             if done and status not in (FINISHED, FAILED):
-                told = f"job {job.job_id} ended ({job.state}) before the trial did: {self._folder.last_line(trial)}"
-                self._folder.record(trial, FAILED, told)
+                reason = f"job {job.job_id} ended ({job.state}) before the trial did: {self._folder.last_line(trial)}"
+                self._folder.record(trial, FAILED, reason)
             if done or status in (FINISHED, FAILED):
-                found.append(trial)
+                ended.append(trial)
                 del self._watched[trial]
-        return found
+        return ended
 
     def end(self, asked: Interruptions) -> None:
         """Cancel the jobs, if the sweep was asked to end; they continue where only the terminal is gone."""

@@ -14,7 +14,7 @@ import numpy as np
 from scipy import optimize, stats
 
 LEVEL, POWER = 0.95, 0.8
-"""Of all intervals; and of the smallest difference that some seeds could have shown."""
+"""Confidence level of all intervals; power at which the smallest detectable difference is computed."""
 
 
 class Spread(NamedTuple):
@@ -26,7 +26,7 @@ class Spread(NamedTuple):
 
 
 class PairedT(NamedTuple):
-    """Of ``n`` differences mean, deviation, 95 % interval of the mean and t-test; what is not known is None."""
+    """Mean, standard deviation, 95 % interval and t-test of ``n`` paired differences; unknown values are None."""
 
     n: int
     mean: float
@@ -39,7 +39,8 @@ class PairedT(NamedTuple):
 
 
 class ExampleTest(NamedTuple):
-    """Over all seeds, how often only the method was right (``gained``) or only the baseline; p of :func:`sign_flip`."""
+    """Number of answers over all seeds that only the method (``gained``) or only the baseline (``lost``) had right, and
+    the p values of :func:`sign_flip`."""
 
     gained: int
     lost: int
@@ -48,50 +49,50 @@ class ExampleTest(NamedTuple):
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Mean and standard deviation."""
+    """Return number, mean and standard deviation of the values."""
     mean = math.fsum(values) / len(values)
     return Spread(len(values), mean, float(np.std(values, ddof=1)) if len(values) > 1 else None)
 
 
 def paired_t(method: Sequence[float], baseline: Sequence[float]) -> PairedT:
-    """Student's paired t-test of scores, one for each seed.
+    """Return Student's paired t-test of scores, one score per seed.
 
-    A single pair has no test. Nor is there one where all differences are equal: scores of few examples fall on a coarse
-    grid, so that equal differences are a matter of rounding, and a p of 0 would claim certainty.
+    A single pair has no test. Neither have equal differences: scores of few examples lie on a coarse grid, so that
+    equal differences are due to rounding, and p = 0 would claim certainty.
     """
     n, mean, std = spread([ours - theirs for ours, theirs in zip(method, baseline, strict=True)])
-    # Differences of equal counts differ by rounding, which is no variance.
+    # Floating-point rounding of equal differences is not variance.
     if std is None or std <= 1e-12 * max(1.0, *map(abs, method), *map(abs, baseline)):
         return PairedT(n, mean, std if std is None else 0.0)
-    found = stats.ttest_rel(method, baseline)
-    low, high = map(float, found.confidence_interval(LEVEL))
-    t = float(found.statistic)
-    return PairedT(n, mean, std, low, high, t, float(stats.t.sf(t, n - 1)), float(found.pvalue))
+    test = stats.ttest_rel(method, baseline)
+    low, high = map(float, test.confidence_interval(LEVEL))
+    t = float(test.statistic)
+    return PairedT(n, mean, std, low, high, t, float(stats.t.sf(t, n - 1)), float(test.pvalue))
 
 
 def detectable(test: PairedT, tails: str, arms: int) -> float | None:
-    """The difference that a t-test of level 0.05 with this spread finds in ``POWER`` of all cases; None if no test.
+    """Return the smallest true difference that a t-test at level 0.05 detects with power ``POWER``; None if no test.
 
     By the noncentral t distribution: with a true difference d the statistic has noncentrality d sqrt(n) / std.
-    ``tails`` is ``one`` or ``two``; the level is divided among ``arms``, as Holm's correction does for the best one.
+    ``tails`` is ``one`` or ``two``; the level is divided among ``arms``, as Holm's correction does for the best arm.
     """
     if test.std is None or test.t is None:
         return None
-    freedom = test.n - 1
-    bound = stats.t.isf((1 - LEVEL) / ((1 if tails == "one" else 2) * arms), freedom)
+    degrees_of_freedom = test.n - 1
+    critical_value = stats.t.isf((1 - LEVEL) / ((1 if tails == "one" else 2) * arms), degrees_of_freedom)
 
-    def lacking(noncentrality: float) -> float:
-        return float(stats.nct.cdf(bound, freedom, noncentrality)) - (1 - POWER)
+    def power_deficit(noncentrality: float) -> float:
+        return float(stats.nct.cdf(critical_value, degrees_of_freedom, noncentrality)) - (1 - POWER)
 
-    # The other tail of a two-tailed test is never reached by a difference of this size.
-    highest = bound + 1.0
-    while lacking(highest) > 0:
+    # The probability of the opposite tail is negligible for a difference of this size.
+    highest = critical_value + 1.0
+    while power_deficit(highest) > 0:
         highest *= 2
-    return float(optimize.brentq(lacking, 0.0, highest)) * test.std / math.sqrt(test.n)
+    return float(optimize.brentq(power_deficit, 0.0, highest)) * test.std / math.sqrt(test.n)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's step-down correction: adjusted p in the same order, never above 1."""
+    """Return p values adjusted by Holm's step-down correction, in the same order, at most 1."""
     adjusted, highest = [0.0] * len(p_values), 0.0
     for rank, place in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
         highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[place]))
@@ -100,10 +101,10 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def sign_flip(pairs: Sequence[tuple[Sequence[bool], Sequence[bool]]]) -> ExampleTest:
-    """McNemar's exact test, for several seeds: a permutation test whose units are the examples.
+    """Return McNemar's exact test for several seeds: a permutation test whose units are the examples.
 
     A hard example is hard for every seed, so (seed, example) pairs are not independent. Each example counts once, with
-    the number of seeds that gained it less the number that lost it; under the null hypothesis its sign is a coin flip.
+    the number of seeds that gained it minus the number that lost it; under the null hypothesis its sign is a coin flip.
     ``pairs`` holds for each seed the verdicts of the method and of the baseline on the same examples.
     """
     changes = np.array([np.asarray(ours, np.int64) - np.asarray(theirs, np.int64) for ours, theirs in pairs])
@@ -112,13 +113,13 @@ def sign_flip(pairs: Sequence[tuple[Sequence[bool], Sequence[bool]]]) -> Example
 
 
 def flip_p_values(values: Sequence[int]) -> tuple[float, float]:
-    """Fisher's exact permutation test of paired whole differences: one-tailed and two-tailed p."""
-    # The sum of those that have a plus is a sum of independent m * Binomial(c, 1/2), one for each size m.
+    """Return the one-tailed and two-tailed p of Fisher's exact permutation test of paired integer differences."""
+    # The sum of the values with a positive sign is a sum of independent m * Binomial(c, 1/2), one for each size m.
     plus = np.ones(1)
     for size, count in Counter(abs(value) for value in values if value).items():
         steps = np.zeros(size * count + 1)
         steps[::size] = stats.binom.pmf(np.arange(count + 1), count, 0.5)
         plus = np.convolve(plus, steps)
-    whole = sum(map(abs, values))
-    at_least = [math.fsum(plus[(total + whole) // 2 :]) for total in (sum(values), abs(sum(values)))]
+    total_size = sum(map(abs, values))
+    at_least = [math.fsum(plus[(total + total_size) // 2 :]) for total in (sum(values), abs(sum(values)))]
     return min(1.0, at_least[0]), min(1.0, 2 * at_least[1])

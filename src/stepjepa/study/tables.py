@@ -1,4 +1,4 @@
-"""Runs and comparisons written down: tables for people and for programs."""
+"""Format runs and comparisons as text, Markdown and JSON."""
 
 import json
 import os
@@ -12,28 +12,28 @@ from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import finite
 from stepjepa.evaluation.output import mean_with_interval
 from stepjepa.study.arms import ComparedArms
-from stepjepa.study.evaluated_run import FIGURES, MEASURES, read_evaluated_run, refuse_different, run_names
+from stepjepa.study.evaluated_run import FIGURES, MEASURES, check_comparable, read_evaluated_run, run_names
 
 WIDTH = 80
 UNKNOWN = "–"
-"""Stands for what is not known or not tested."""
+"""Shown for an unknown or untested value."""
 
 _LONGEST_NAME = 36
 
-# In what the evaluations of runs in one table must be equal.
+# Keys of the protocol in which the runs of one table must be equal.
 _SAME_QUESTIONS = (
     *("test file (sha256)", "task", "headline", "lenient"),
     *("max_new_tokens", "temperature", "top_p", "top_k", "num_samples"),
 )
 
-# Heads of the columns of figures, and how they are shown.
+# Column heads of the figures, and their number formats.
 _HEADS = dict(zip(("LM loss", "matched", "shuffled", "tokens", "seconds", "FLOPs"), FIGURES, strict=True))
 _FORMS = dict(zip(_HEADS, ("{:.3f}", "{:.3f}", "{:.3f}", "{:,.0f}", "{:,.0f}", "{:.3g}"), strict=True))
 
 
 @dataclass(frozen=True)
 class Table:
-    """A title, the heads of the columns, and rows of as many cells, of which the first names the row."""
+    """A title, column heads, and rows with one cell per column; the first cell names the row."""
 
     title: str
     columns: Sequence[str]
@@ -41,11 +41,11 @@ class Table:
 
 
 def _text_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Aligned columns in blocks that fit a terminal of 80; each block repeats the first column."""
+    """Align columns, in blocks of at most 80 characters; each block repeats the first column."""
     widths = [max(len(row[place]) for row in (columns, *rows)) for place in range(len(columns))]
     blocks: list[list[int]] = [[]]
     for place in range(1, len(columns)):
-        if blocks[-1] and widths[0] + sum(2 + widths[each] for each in (*blocks[-1], place)) > WIDTH:
+        if blocks[-1] and widths[0] + sum(2 + widths[column] for column in (*blocks[-1], place)) > WIDTH:
             blocks.append([])
         blocks[-1].append(place)
     lines = (columns, ["-" * width for width in widths], *rows)
@@ -59,7 +59,7 @@ def _text_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _numbered(names: Sequence[str]) -> tuple[dict[str, str], str]:
-    """The names of rows as tables show them, and a list of them: numbers, where a name leaves numbers no room."""
+    """Return row names as tables show them, and a legend: long names are replaced by numbers."""
     if max(map(len, names)) <= _LONGEST_NAME:
         return {name: name for name in names}, ""
     shown = {name: f"({number})" for number, name in enumerate(names, start=1)}
@@ -70,26 +70,26 @@ def _wrap(text: str, indent: str = "") -> str:
     return textwrap.fill(text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
-def form(value: float | None, how: str) -> str:
-    """A number in a form of ``str.format``."""
-    return UNKNOWN if value is None else how.format(value)
+def form(value: float | None, pattern: str) -> str:
+    """Format a number by a format of ``str.format``; None as :data:`UNKNOWN`."""
+    return UNKNOWN if value is None else pattern.format(value)
 
 
-def interval(low: float | None, high: float | None, how: str = ".1f") -> str:
-    """An interval of shares, to be put behind one, in per cent: `` [9.1, 16.0]``."""
-    return "" if low is None or high is None else f" [{100 * low:{how}}, {100 * high:{how}}]"
+def interval(low: float | None, high: float | None, spec: str = ".1f") -> str:
+    """Format an interval of shares in per cent, with a space before it: `` [9.1, 16.0]``."""
+    return "" if low is None or high is None else f" [{100 * low:{spec}}, {100 * high:{spec}}]"
 
 
 def report(
     folders: Sequence[str | os.PathLike[str]], names: Sequence[str] = (), evaluation: str | None = None
 ) -> list[JsonObject]:
-    """One row for each run folder: values by the heads of columns, and the 95 % interval of the accuracy over examples.
+    """Return one row per run folder: column head -> value, with the 95 % interval of the accuracy over examples.
 
-    ``evaluation`` is which one, if a run has several.
+    ``evaluation`` names the evaluation to read, if a run has several.
     ``UserError`` if the runs were evaluated on different files or in different ways.
     """
     runs = [read_evaluated_run(folder, evaluation) for folder in folders]
-    refuse_different(runs, _SAME_QUESTIONS)
+    check_comparable(runs, _SAME_QUESTIONS)
     rows = []
     for run, name in zip(runs, names or run_names([run.folder for run in runs]), strict=True):
         answers = mean_with_interval(run.examples["headline"] or [])
@@ -109,12 +109,12 @@ def report(
 
 
 def report_text(rows: Sequence[JsonObject]) -> str:
-    """Rows of :func:`report` for a terminal: which run is best, in one sentence, and tables of 80 columns."""
+    """Format rows of :func:`report` for a terminal: a sentence on the best run, and tables of 80 columns."""
     best = max(row["accuracy"] for row in rows)
     leading = [row for row in rows if row["accuracy"] == best]
-    who = leading[0]["run"] if len(leading) == 1 else f"{len(leading)} of {len(rows)} runs"
+    leader = leading[0]["run"] if len(leading) == 1 else f"{len(leading)} of {len(rows)} runs"
     ends = interval(leading[0]["low"], leading[0]["high"])
-    sentence = f"best by {rows[0]['score']}: {who} with {best:.1%}{ends} (95 % interval over examples)"
+    sentence = f"best by {rows[0]['score']}: {leader} with {best:.1%}{ends} (95 % interval over examples)"
     if len(rows) > 1:
         sentence += "; whether arms differ over seeds, 'stepjepa compare' tests"
     names, listed = _numbered([row["run"] for row in rows])
@@ -124,7 +124,7 @@ def report_text(rows: Sequence[JsonObject]) -> str:
         (
             *(names[row["run"]], row["mode"], str(row["K"])),
             f"{'* ' if row['accuracy'] == best else ''}{row['accuracy']:.1%}{interval(row['low'], row['high'])}",
-            *(form(row[name], how) for name, how in forms.items()),
+            *(form(row[name], pattern) for name, pattern in forms.items()),
         )
         for row in rows
     ]
@@ -132,36 +132,36 @@ def report_text(rows: Sequence[JsonObject]) -> str:
 
 
 def tables(comparison: ComparedArms) -> list[Table]:
-    """What the arms came to, and their differences from the baseline over seeds and over examples."""
+    """Return the tables of a comparison: means of the arms, differences over seeds and over examples."""
     return [_arms(comparison), _over_seeds(comparison), _over_examples(comparison)]
 
 
 def _arms(comparison: ComparedArms) -> Table:
     names = comparison.measure_names()
-    best = max(found.mean for arm in comparison.arms if (found := arm.spread("headline")) is not None)
+    best = max(spread.mean for arm in comparison.arms if (spread := arm.spread("headline")) is not None)
     rows = []
     for arm in comparison.arms:
         cells = [arm.name, str(len(arm.runs))]
         for measure in names:
-            found = arm.spread(measure)
-            mark = "* " if measure == "headline" and found and found.mean == best else ""
-            deviation = "" if found is None or found.std is None else f" ± {100 * found.std:.2f}"
-            cells.append(f"{mark}{form(found and found.mean, '{:.2%}')}{deviation}")
+            spread = arm.spread(measure)
+            mark = "* " if measure == "headline" and spread and spread.mean == best else ""
+            deviation = "" if spread is None or spread.std is None else f" ± {100 * spread.std:.2f}"
+            cells.append(f"{mark}{form(spread and spread.mean, '{:.2%}')}{deviation}")
         spreads = {head: arm.spread(figure) for head, figure in _HEADS.items()}
-        rows.append([*cells, *(form(found and found.mean, _FORMS[head]) for head, found in spreads.items())])
+        rows.append([*cells, *(form(value and value.mean, _FORMS[head]) for head, value in spreads.items())])
     return Table("Mean ± standard deviation over seeds; *: best", ("arm", "seeds", *names.values(), *_HEADS), rows)
 
 
 def _over_seeds(comparison: ComparedArms) -> Table:
     names, rows = comparison.measure_names(), []
-    for name, found in comparison.differences.items():
-        cells = [name, ", ".join(found.equal) or "neither", str(len(found.seeds))]
-        for test in map(found.measures.get, names):
+    for name, difference in comparison.differences.items():
+        cells = [name, ", ".join(difference.equal) or "neither", str(len(difference.seeds))]
+        for test in map(difference.measures.get, names):
             ends = interval(test.low, test.high, "+.2f") if test else ""
             cells.append(form(test and 100 * test.mean, "{:+.2f}") + ends)
-        test = found.measures["headline"]
-        cells += map(_p_text, (test and test.p_greater, test and test.p_two_sided, found.holm))
-        rows.append([*cells, *(form(ratio, "× {:.2f}") for ratio in (found.token_ratio, found.flops_ratio))])
+        test = difference.measures["headline"]
+        cells += map(_p_text, (test and test.p_greater, test and test.p_two_sided, difference.holm))
+        rows.append([*cells, *(form(ratio, "× {:.2f}") for ratio in (difference.token_ratio, difference.flops_ratio))])
     heads = ("arm", "equal", "pairs", *(f"Δ {name}" for name in names.values()), "p, one-tailed", "p, two-tailed")
     return Table(
         f"Against {comparison.baseline.name}, paired by seed: percentage points [95 % interval], t-test, Holm's "
@@ -172,17 +172,18 @@ def _over_seeds(comparison: ComparedArms) -> Table:
 
 
 def _over_examples(comparison: ComparedArms) -> Table:
-    known, rows = "lenient" in comparison.measure_names(), []
-    for name, found in comparison.differences.items():
-        test = found.by_example
-        counts = [test and test.gained, *([found.gained_lenient_before] if known else []), test and test.lost]
-        p_values = [test and test.p_greater, test and test.p_two_sided, found.by_example_holm]
+    has_lenient, rows = "lenient" in comparison.measure_names(), []
+    for name, difference in comparison.differences.items():
+        test = difference.by_example
+        lenient_before = [difference.gained_lenient_before] if has_lenient else []
+        counts = [test and test.gained, *lenient_before, test and test.lost]
+        p_values = [test and test.p_greater, test and test.p_two_sided, difference.by_example_holm]
         rows.append((name, *(form(count, "{}") for count in counts), *map(_p_text, p_values)))
-    before = (f"of them {comparison.scores['lenient']} before",) if known else ()
+    lenient_head = (f"of them {comparison.scores['lenient']} before",) if has_lenient else ()
     return Table(
         f"Against {comparison.baseline.name}, paired by example: {comparison.scores['headline']} gained and lost over "
         "all seeds; exact test whose units are examples (one seed: McNemar's), Holm's correction over all arms",
-        ("arm", "gained", *before, "lost", "p, one-tailed", "p, two-tailed", "Holm"),
+        ("arm", "gained", *lenient_head, "lost", "p, one-tailed", "p, two-tailed", "Holm"),
         rows,
     )
 
@@ -201,7 +202,7 @@ def _heading(comparison: ComparedArms) -> str:
 
 
 def as_text(comparison: ComparedArms) -> str:
-    """For a terminal: the verdict in one sentence, then tables of at most 80 columns."""
+    """Format a comparison for a terminal: the verdict in one sentence, then tables of at most 80 columns."""
     names, listed = _numbered([arm.name for arm in comparison.arms])
     blocks = [_wrap(comparison.verdict), f"{_wrap(_heading(comparison))}\n\n{listed}".rstrip()]
     for table in tables(comparison):
@@ -212,7 +213,7 @@ def as_text(comparison: ComparedArms) -> str:
 
 
 def as_markdown(comparison: ComparedArms) -> str:
-    """For a README or an issue."""
+    """Format a comparison as Markdown, for a README or an issue."""
 
     def escaped(text: str) -> str:
         return re.sub(r"([\\`*_|<>])", r"\\\1", text)
@@ -227,19 +228,19 @@ def as_markdown(comparison: ComparedArms) -> str:
 
 
 def as_json(comparison: ComparedArms) -> str:
-    """Every number, for programs; what is not known, or is infinite as a ``max_grad_norm`` may be, is null."""
+    """Return every number as JSON; unknown and infinite values (such as ``max_grad_norm``) are null."""
     arms = []
     for arm in comparison.arms:
-        found = comparison.differences.get(arm.name)
-        known = {**vars(found), **found.measures} if found else {}
-        difference = {name: _plain(each) for name, each in known.items() if name not in ("measures", "by_seed")}
+        difference = comparison.differences.get(arm.name)
+        tests = {**vars(difference), **difference.measures} if difference else {}
+        values = {name: _plain(test) for name, test in tests.items() if name not in ("measures", "by_seed")}
         runs = [
             {
                 "folder": str(run.folder),
                 "seed": run.seed,
                 "steps": run.steps,
                 **{name: run.mean(name) for name in (*MEASURES, *FIGURES)},
-                "mcnemar": _plain(found.by_seed.get(run.seed)) if found else None,
+                "mcnemar": _plain(difference.by_seed.get(run.seed)) if difference else None,
             }
             for run in arm.runs
         ]
@@ -249,7 +250,7 @@ def as_json(comparison: ComparedArms) -> str:
                 "settings": arm.settings,
                 "seeds": [run.seed for run in arm.runs],
                 **{name: _plain(arm.spread(name)) for name in (*MEASURES, *FIGURES)},
-                "difference": difference or None,
+                "difference": values or None,
                 "runs": runs,
             }
         )
@@ -261,8 +262,8 @@ def as_json(comparison: ComparedArms) -> str:
         "corrected": f"{comparison.tails}-tailed p, Holm",
         "arms": arms,
         "kept_out": [
-            {"folder": str(each.run.folder), "seed": each.run.seed, "arm": each.arm, "reasons": list(each.run.mixed)}
-            for each in comparison.kept_out
+            {"folder": str(out.run.folder), "seed": out.run.seed, "arm": out.arm, "reasons": list(out.run.mixed)}
+            for out in comparison.kept_out
         ],
         "notes": list(comparison.notes),
     }
@@ -270,9 +271,9 @@ def as_json(comparison: ComparedArms) -> str:
 
 
 def _plain(value: object) -> Any:
-    """A NamedTuple as an object."""
+    """Return a NamedTuple as a dict, any other value unchanged."""
     return value._asdict() if hasattr(value, "_asdict") else value
 
 
 FORMATS: dict[str, Callable[[ComparedArms], str]] = {"text": as_text, "markdown": as_markdown, "json": as_json}
-"""What a comparison can be written as."""
+"""Name of an output format -> its formatter."""

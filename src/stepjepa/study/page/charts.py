@@ -1,4 +1,4 @@
-"""Templates, data and charts as safe markup: nothing that a user, a model or a file said becomes HTML."""
+"""Render templates, data and charts as safe markup: text of users, models and files never becomes HTML."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -15,36 +15,36 @@ from stepjepa.study.arms import ComparedArms
 from stepjepa.study.page.logged_run import Run, is_number
 
 DASHES = {"solid": "none", "dash": "8 4", "dot": "3 3", "dashdot": "8 3 3 3", "longdash": "12 4"}
-"""Line styles of Plotly, which tell apart what colour alone would, and how SVG names them."""
+"""Plotly line style -> its SVG dash array. Line styles distinguish runs beside their colours."""
 
 POINTS = 1000
-"""Most points of a line; longer ones are thinned."""
+"""Maximum number of points of a line; longer lines are thinned."""
 
 _SHARES = ("eval_answer_", "retrieval")
 
 Look = Mapping[str, tuple[str, str]]
-"""For the name of each run its colour and its line style."""
+"""Name of a run -> its colour and line style."""
 
 
 def read_template(name: str) -> str:
-    """The text of a file in ``templates``."""
+    """Return the text of a file in ``templates``."""
     return (files("stepjepa.study.page") / "templates" / name).read_text(encoding="utf-8")
 
 
 def render(template: str, **values: Any) -> Markup:
-    """Fill in a template; every value is escaped unless it is ``Markup``, control characters in it, too."""
+    """Fill in a template; escape every value that is not ``Markup``, including control characters."""
     loader = PackageLoader("stepjepa.study.page")
     environment = Environment(loader=loader, autoescape=True, finalize=_visible, trim_blocks=True, lstrip_blocks=True)
     return Markup(environment.get_template(template).render(values))
 
 
 def _visible(value: object) -> object:
-    """The value as a page shows it: a text that is no ``Markup`` without control characters."""
+    """Return the value as the page shows it: control characters are made visible unless it is ``Markup``."""
     return terminal.visible_lines(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def json_block(name: str, value: object) -> Markup:
-    """An element ``<script type="application/json" id=NAME>`` with data for a script; NaN and infinity become null."""
+    """Return an element ``<script type="application/json" id=NAME>`` with data; NaN and infinity become null."""
     text = htmlsafe_json_dumps(terminal.finite(value), allow_nan=False, separators=(",", ":"))
     return Markup('<script type="application/json" id="{}">{}</script>').format(name, text)
 
@@ -55,26 +55,26 @@ def chart_text(text: object) -> str:
 
 
 def looks(runs: Sequence[Run], comparison: ComparedArms | None) -> Look:
-    """Give each arm a colour and each of its seeds a line style; runs outside of arms get colours of their own."""
+    """Assign a colour to each arm and a line style to each of its seeds; runs outside of arms get separate colours."""
     arms = comparison.arms if comparison else ()
     places = {run.folder: (colour, seed) for colour, arm in enumerate(arms) for seed, run in enumerate(arm.runs)}
-    found: dict[str, tuple[str, str]] = {}
+    assigned: dict[str, tuple[str, str]] = {}
     for run in runs:
-        colour, seed = places.get(run.folder, (len(arms) + len(found), 0))
+        colour, seed = places.get(run.folder, (len(arms) + len(assigned), 0))
         # Where colours repeat, line styles differ.
         dash = list(DASHES)[(seed + colour // len(PALETTE)) % len(DASHES)]
-        found[run.name] = PALETTE[colour % len(PALETTE)], dash
-    return found
+        assigned[run.name] = PALETTE[colour % len(PALETTE)], dash
+    return assigned
 
 
 def curves(runs: Sequence[Run], columns: Sequence[str], look: Look) -> list[tuple[str, Markup]]:
-    """Titles and charts of columns of ``metrics.jsonl`` over steps.
+    """Return titles and charts of columns of ``metrics.jsonl`` over steps.
 
     ``templates/charts.js`` draws them with Plotly when they come into view; the theme gives the colours.
     """
     from plotly import graph_objects as go
 
-    found = []
+    charts = []
     for place, column in enumerate(name for name in columns if any(_points(run, name)[0] for run in runs)):
         percent = column.startswith(_SHARES)
         title = terminal.visible_lines(column.removeprefix("eval_answer_").replace("_", " "))
@@ -86,15 +86,15 @@ def curves(runs: Sequence[Run], columns: Sequence[str], look: Look) -> list[tupl
             yaxis={"tickformat": ".0%"} if percent else {},
             showlegend=False,
         )
-        drawn = {"data": [trace.to_plotly_json() for trace in traces], "layout": layout.to_plotly_json()}
+        figure = {"data": [trace.to_plotly_json() for trace in traces], "layout": layout.to_plotly_json()}
         element = '<div class="chart" id="{}" role="img" aria-label="{} over steps" style="height:280px"></div>{}'
         name = f"steps-{place}"
-        found.append((title, Markup(element).format(name, title, json_block(f"{name}-data", drawn))))
-    return found
+        charts.append((title, Markup(element).format(name, title, json_block(f"{name}-data", figure))))
+    return charts
 
 
 def _traces(run: Run, column: str, colour: str, dash: str, percent: bool) -> list[Any]:
-    """The line of a column and, dotted, that of its held-out values."""
+    """Return the line of a column, and a dotted line of its held-out values."""
     from plotly import graph_objects as go
 
     traces = []
@@ -108,7 +108,7 @@ def _traces(run: Run, column: str, colour: str, dash: str, percent: bool) -> lis
                 mode="lines+markers" if held_out or len(steps) < 3 else "lines",
                 line={"color": colour, "width": 2, "dash": "dot" if held_out else dash},
                 marker={"symbol": "diamond" if held_out else "circle", "size": 6, "color": colour},
-                # By which the boxes of the legend hide a run in all charts.
+                # The checkboxes of the legend use this name to hide a run in all charts.
                 meta={"run": terminal.visible_lines(run.name)},
                 hovertemplate=f"step %{{x:,}}: %{{y:{'.1%' if percent else '.4g'}}}<extra>%{{fullData.name}}</extra>",
             )
@@ -117,8 +117,8 @@ def _traces(run: Run, column: str, colour: str, dash: str, percent: bool) -> lis
 
 
 def _points(run: Run, name: str) -> tuple[list[float], list[float]]:
-    """Steps and values; of long lines every n-th point and the last."""
-    found = [(line["step"], line[name]) for line in run.metrics if is_number(line.get(name))]
-    every = -(-len(found) // POINTS) or 1
-    kept = [*found[:-1:every], *found[-1:]]
-    return [step for step, _ in kept], [float(f"{value:.6g}") for _, value in kept]
+    """Return steps and values; of long lines only every n-th point and the last."""
+    points = [(line["step"], line[name]) for line in run.metrics if is_number(line.get(name))]
+    every = -(-len(points) // POINTS) or 1
+    thinned = [*points[:-1:every], *points[-1:]]
+    return [step for step, _ in thinned], [float(f"{value:.6g}") for _, value in thinned]

@@ -1,4 +1,4 @@
-"""Reads run folders for the page; damaged parts are noted, and the others are shown."""
+"""Read run folders for the page; damaged parts become notes, the rest is shown."""
 
 import math
 import os
@@ -18,14 +18,14 @@ from stepjepa.study.evaluated_run import SUMMARY, RunFolder, find_run_folders, i
 class Run(RunFolder):
     """A run folder that has been read."""
 
-    name: str = ""  # differs from the names of the other runs; it comes from the user, so it must be escaped
-    run: JsonObject = field(default_factory=dict)  # run.json; any part of it may be missing
-    metrics: list[JsonObject] = field(default_factory=list)  # of metrics.jsonl, each with a number as its step
-    evaluations: dict[str, JsonObject] = field(default_factory=dict)  # NAME.summary.json of each, by name
-    notes: list[str] = field(default_factory=list)  # what could not be read, one sentence each
+    name: str = ""  # unique among the runs; it comes from the user, so it must be escaped
+    run: JsonObject = field(default_factory=dict)  # content of the run record; any part may be missing
+    metrics: list[JsonObject] = field(default_factory=list)  # lines of metrics.jsonl that have a step
+    evaluations: dict[str, JsonObject] = field(default_factory=dict)  # name -> content of NAME.summary.json
+    notes: list[str] = field(default_factory=list)  # parts that could not be read, one sentence each
 
     def get(self, *path: str) -> Any:
-        """The value at a path in ``run.json``, or None."""
+        """Return the value at a path in the run record, or None."""
         value: object = self.run
         for key in path:
             value = value.get(key) if isinstance(value, dict) else None
@@ -33,12 +33,12 @@ class Run(RunFolder):
 
 
 def is_number(value: object) -> bool:
-    """Whether a value is a finite number, and no bool."""
+    """Return whether a value is a finite number and not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
 
 
 def read_runs(folders: Sequence[str | os.PathLike[str]]) -> list[Run]:
-    """Read run folders, finished or not, by :func:`find_run_folders`; ``UserError`` if one is no run."""
+    """Read run folders, finished or not, by :func:`find_run_folders`; raise ``UserError`` if one is no run."""
     places = find_run_folders(folders)
     names = run_names([place.folder for place in places])
     runs = [

@@ -1,4 +1,4 @@
-"""The page of ``stepjepa report``: one HTML file that loads nothing and runs no scripts but its own."""
+"""Make the page of ``stepjepa report``: one HTML file that loads nothing and runs only its own scripts."""
 
 import base64
 import hashlib
@@ -23,17 +23,17 @@ from stepjepa.study.plot import picture
 from stepjepa.study.tables import UNKNOWN, Table, interval, tables
 
 LONGEST = 4000
-"""Characters of an answer that are shown."""
+"""Maximum number of characters shown of an answer."""
 
 _DAMAGED = (UserError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 
 Part = JsonObject
-"""What ``templates/section.html`` shows, by its names: heading, texts, tables, charts, and so on."""
+"""Variables of ``templates/section.html``: heading, texts, tables, charts, and so on."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page: its ``id``, its heading, and what is in it."""
+    """A section of the page: its HTML ``id``, its heading and its parts."""
 
     anchor: str
     title: str
@@ -41,14 +41,14 @@ class Section:
 
     @property
     def html(self) -> Markup:
-        """Safe markup."""
+        """The section as safe markup."""
         return render("section.html", parts=self.parts)
 
 
 def make_page(
     runs: Sequence[Run], baseline: str | None = None, analysis: str | None = None, *, mixed_runs: bool = False
 ) -> str:
-    """The page of some runs as text, the same for the same runs.
+    """Return the page of runs as HTML text; the same runs give the same text.
 
     ``baseline`` and ``mixed_runs`` as for :func:`compare`, ``analysis`` as for :func:`embedding_section`.
     """
@@ -70,17 +70,17 @@ def make_page(
             if section.parts:
                 sections.append((section, section.html))
         except _DAMAGED as error:
-            told = (
+            fault = (
                 str(error) if isinstance(error, UserError) else f"a file is damaged ({type(error).__name__}: {error})"
             )
-            notes.append(f"The section on {name} is missing: {told}")
+            notes.append(f"The section on {name} is missing: {fault}")
     first, scripts, plotly = read_template("theme.js"), [read_template("charts.js")], None
     if any(section.anchor == "answers" for section, _ in sections):
         scripts.append(read_template("answers.js"))
     if any('class="chart"' in html for _, html in sections):
         from plotly.offline import get_plotlyjs
 
-        # Browsers hash scripts after they have normalised line ends.
+        # Browsers normalise line ends before they hash scripts.
         plotly = get_plotlyjs().replace("\r\n", "\n")
     return render(
         "page.html",
@@ -97,16 +97,16 @@ def make_page(
 
 
 def _content_policy(scripts: Sequence[str]) -> str:
-    """A Content-Security-Policy that forbids all requests and all scripts but these."""
+    """Return a Content-Security-Policy that forbids all requests, and all scripts except these."""
     hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
-    allowed = " ".join(f"'sha256-{each}'" for each in hashes)
-    # Plotly writes style elements of its own, and saves a chart as a picture from a blob.
+    allowed = " ".join(f"'sha256-{digest}'" for digest in hashes)
+    # Plotly adds style elements, and saves a chart as a picture from a blob.
     parts = ["default-src 'none'", f"script-src {allowed}", "style-src 'unsafe-inline'", "img-src data: blob:"]
     return "; ".join([*parts, "font-src data:", "base-uri 'none'", "form-action 'none'"])
 
 
 def _by_evaluation(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """The runs that have each evaluation, by its name."""
+    """Return the runs that have each evaluation, by its name."""
     names = dict.fromkeys(name for run in runs for name in run.evaluations)
     return {name: [run for run in runs if name in run.evaluations] for name in names}
 
@@ -114,36 +114,37 @@ def _by_evaluation(runs: Sequence[Run]) -> dict[str, list[Run]]:
 def compare_runs(
     runs: Sequence[Run], baseline: str | None = None, *, mixed_runs: bool = False
 ) -> list[tuple[str, Comparison | None, str]]:
-    """For each evaluation that two finished runs have: its name, the comparison, and the reason where there is none.
+    """Compare the runs by each evaluation that two finished ones have.
 
-    ``UserError`` if the user named a baseline, and the runs can't be compared with it.
+    Returns the name of each evaluation, its comparison (None if the runs can't be compared) and the reason for None.
+    Raises ``UserError`` if the user named a baseline, and the runs can't be compared with it.
     """
-    found: list[tuple[str, Comparison | None, str]] = []
+    comparisons: list[tuple[str, Comparison | None, str]] = []
     for name, evaluated in _by_evaluation(runs).items():
         finished = [run for run in evaluated if run.get("status") == "finished"]
         if len(finished) < 2:
             continue
         try:
-            found.append((name, compare(finished, baseline=baseline, evaluation=name, mixed_runs=mixed_runs), ""))
+            comparisons.append((name, compare(finished, baseline=baseline, evaluation=name, mixed_runs=mixed_runs), ""))
         except UserError as error:
             if baseline is not None:
                 raise
-            found.append((name, None, str(error)))
-    if baseline is not None and not found:
+            comparisons.append((name, None, str(error)))
+    if baseline is not None and not comparisons:
         raise UserError("--baseline: no evaluation that two finished runs have; leave it out, or add runs")
-    return found
+    return comparisons
 
 
 def comparison_section(compared: Sequence[tuple[str, Comparison | None, str]]) -> Section:
-    """The verdict, the tables and the picture of each comparison."""
+    """Make the section of verdict, tables and picture of each comparison."""
     parts = []
     for name, comparison, reason in compared:
         part: Part = {"heading": f"Evaluation {name}" if len(compared) > 1 else ""}
         if comparison is None:
             part["warnings"] = [f"The runs are not compared: {reason}"]
         else:
-            said = comparison.verdict
-            part |= {"verdict": f"{said[0].upper()}{said[1:]}.", "notes": comparison.notes}
+            verdict = comparison.verdict
+            part |= {"verdict": f"{verdict[0].upper()}{verdict[1:]}.", "notes": comparison.notes}
             part |= {"tables": tables(comparison), "texts": ["Runs that differ in nothing but their seeds are an arm."]}
             title = "Means of the arms with standard deviations over seeds, as in the first table"
             part["pictures"] = [(title, _embedded("svg+xml", picture(comparison, "svg")))]
@@ -152,47 +153,48 @@ def comparison_section(compared: Sequence[tuple[str, Comparison | None, str]]) -
 
 
 def _embedded(kind: str, content: bytes) -> str:
-    """A picture as an address that holds it."""
+    """Return a picture as a data URL."""
     return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
 
 
 def accuracy_section(runs: Sequence[Run]) -> Section:
-    """Every score of every run with its interval, and its errors by kind."""
+    """Make the section of all scores of every run with their intervals, and of the errors by kind."""
     evaluations = _by_evaluation(runs).items()
-    return Section("accuracy", "Accuracy", [{"tables": _scores_and_errors(*each)} for each in evaluations])
+    return Section("accuracy", "Accuracy", [{"tables": _scores_and_errors(name, group)} for name, group in evaluations])
 
 
 def _scores_and_errors(name: str, runs: Sequence[Run]) -> list[Table]:
+    """Return the table of scores of an evaluation and, if errors were classified, the table of errors by kind."""
     summaries = {run.name: run.evaluations[name] for run in runs}
     # Headline and lenient score first.
-    scores = dict.fromkeys(each[which] for each in summaries.values() for which in ("headline", "lenient"))
-    scores |= dict.fromkeys(score for each in summaries.values() for score in each["scores"])
-    kinds = dict.fromkeys(kind for each in summaries.values() for kind in each.get("errors") or ())
-    about = dict.fromkeys(
-        f"{_plain(each['n'])} examples of {_plain(each.get('test_file'))}, task {_plain(each.get('task'))}, decided by "
-        f"{each['headline']}"
-        for each in summaries.values()
+    scores = dict.fromkeys(summary[which] for summary in summaries.values() for which in ("headline", "lenient"))
+    scores |= dict.fromkeys(score for summary in summaries.values() for score in summary["scores"])
+    kinds = dict.fromkeys(kind for summary in summaries.values() for kind in summary.get("errors") or ())
+    descriptions = dict.fromkeys(
+        f"{_plain(summary['n'])} examples of {_plain(summary.get('test_file'))}, task {_plain(summary.get('task'))}, "
+        f"decided by {summary['headline']}"
+        for summary in summaries.values()
     )
     rows, errors = [], []
-    for run, each in summaries.items():
-        similarity, counts = each.get("similarity") or {}, each.get("errors") or {}
-        figures = (each.get("gold_loss"), *map(similarity.get, ("matched_similarity", "shuffled_similarity")))
-        rows.append((run, *(_score(each["scores"].get(score)) for score in scores), *map(_plain, figures)))
-        found = [counts.get(kind, 0) for kind in kinds]
-        errors.append((run, *(f"{_plain(count)} ({count / each['n']:.1%})" for count in found)))
-    title = f"Evaluation {name}: {'; '.join(about)}. Intervals are of 95 % (Wilson), for the choice of examples"
+    for run, summary in summaries.items():
+        similarity, counts = summary.get("similarity") or {}, summary.get("errors") or {}
+        figures = (summary.get("gold_loss"), *map(similarity.get, ("matched_similarity", "shuffled_similarity")))
+        rows.append((run, *(_score(summary["scores"].get(score)) for score in scores), *map(_plain, figures)))
+        numbers = [counts.get(kind, 0) for kind in kinds]
+        errors.append((run, *(f"{_plain(count)} ({count / summary['n']:.1%})" for count in numbers)))
+    title = f"Evaluation {name}: {'; '.join(descriptions)}. Intervals are of 95 % (Wilson), for the choice of examples"
     heads = ("run", *("stopped by itself" if score == "stopped" else score for score in scores))
     table = Table(title, (*heads, "LM loss on right answers", "cosine, matched", "cosine, shuffled"), rows)
     return [table, Table(f"Evaluation {name}: errors by kind", ("run", *kinds), errors)] if kinds else [table]
 
 
 def _score(score: JsonObject | None) -> str:
-    """A score with its 95 % interval, where it has one: ``12.5% [9.1, 16.0]``."""
+    """Format a score with its 95 % interval, if it has one: ``12.5% [9.1, 16.0]``."""
     return f"{score['mean']:.1%}{interval(score.get('low'), score.get('high'))}" if score else UNKNOWN
 
 
 def _plain(value: object) -> str:
-    """Any value on one line."""
+    """Format any value on one line."""
     if value is None or value == "":
         return UNKNOWN
     if isinstance(value, float):
@@ -213,19 +215,19 @@ _CHARTED = (
     "learning_rate",
     "tokens_per_second",
 )
-"""Parts of the names of columns that have a chart, in the order of the charts; those that begin with ``train_`` are of
-the whole run."""
+"""Parts of the names of columns that get a chart, in the order of the charts. Columns that begin with ``train_`` get
+none: they are of the whole run."""
 
 
 def steps_section(runs: Sequence[Run], look: Look) -> Section:
-    """What was logged over steps, under a legend of the runs, with a warning where embeddings collapsed."""
+    """Make the section of charts over steps, with a legend of the runs and a warning if embeddings collapsed."""
     from stepjepa.objectives.monitors import REMEDIES, collapse
 
     warnings = []
     for run in runs:
         logged = [line for line in run.metrics if is_number(line.get("shuffled_similarity"))]
-        if logged and (found := collapse({name: each for name, each in logged[-1].items() if is_number(each)})):
-            warnings.append(f"{run.name}: step {logged[-1]['step']:g}: {found}; {REMEDIES}")
+        if logged and (fault := collapse({name: value for name, value in logged[-1].items() if is_number(value)})):
+            warnings.append(f"{run.name}: step {logged[-1]['step']:g}: {fault}; {REMEDIES}")
     names = dict.fromkeys(name.removeprefix("eval_") for run in runs for line in run.metrics for name in line)
     columns = [f"eval_{name}" if name.startswith("answer_") else name for name in names]
     charted = dict.fromkeys(name for part in _CHARTED for name in columns if part in name and name[:6] != "train_")
@@ -238,7 +240,7 @@ def steps_section(runs: Sequence[Run], look: Look) -> Section:
 
 
 def embedding_section(runs: Sequence[Run], analysis: str | None = None) -> Section:
-    """The pictures of ``stepjepa analyze`` in a folder; by default the first one in the folder of a run."""
+    """Make the section of pictures of ``stepjepa analyze`` from a folder; by default the first in a run folder."""
     inside = (file.parent for run in runs for file in sorted(run.folder.glob("*/analysis.json")))
     folder = Path(analysis) if analysis else next(inside, None)
     files = [] if folder is None else sorted(folder.glob("*.png"), key=lambda file: file.name != "projection.png")
@@ -261,7 +263,7 @@ _FACTS = {
 
 
 def overview_section(runs: Sequence[Run]) -> Section:
-    """What was trained: main facts, command lines, and ``run.json`` whole."""
+    """Make the section of what was trained: main facts, command lines and the complete run record."""
     facts = [(run.name, *(_plain(run.get(*way)) for way in _FACTS.values())) for run in runs]
     details = []
     for run in runs:
@@ -272,21 +274,21 @@ def overview_section(runs: Sequence[Run]) -> Section:
 
 
 def answers_section(runs: Sequence[Run]) -> Section:
-    """The answers of all evaluations; ``UserError`` if a file of answers can't be read."""
-    found = list(filter(None, [_answers(run, name) for run in runs for name in run.evaluations]))
-    data = json_block("answers-data", found)
-    return Section("answers", "Generated answers", [{"answers": data}] if found else [])
+    """Make the section of the answers of all evaluations; raise ``UserError`` if a file of answers can't be read."""
+    evaluations = list(filter(None, [_answers(run, name) for run in runs for name in run.evaluations]))
+    data = json_block("answers-data", evaluations)
+    return Section("answers", "Generated answers", [{"answers": data}] if evaluations else [])
 
 
 def _answers(run: Run, evaluation: str) -> JsonObject:
-    """One evaluation for ``answers.js``, which says what is in an answer; empty where nothing was generated."""
+    """Return one evaluation for ``answers.js``, which documents the fields; empty if nothing was generated."""
     file, summary = run.folder / f"{evaluation}.jsonl", run.evaluations[evaluation]
     lines = [line for _, line in read_jsonl(file) if isinstance(line.get("generated"), str)] if file.is_file() else []
     if not lines:
         return {}
     headline = summary["headline"]
     prompts = [shown_text(line.get("prompt")) for line in lines]
-    # The system prompt, which all prompts begin with, stands once.
+    # The common beginning of all prompts (the system prompt) is stored once.
     begin = os.path.commonprefix(prompts) if len(prompts) > 1 else ""  # noqa: RUF071  # of characters, not of folders
     begin = begin[: begin.rfind("\n") + 1]
     names = list(dict.fromkeys(name for line in lines for name in line["scores"]))
@@ -317,7 +319,7 @@ def _answers(run: Run, evaluation: str) -> JsonObject:
 
 
 def shown_text(value: object) -> str:
-    """A field as the page shows it: several right answers on lines of their own, control characters escaped, cut."""
+    """Return a field as the page shows it: one line per right answer, control characters escaped, cut to fit."""
     if isinstance(value, Iterable) and not isinstance(value, str | dict):
         return "\n".join(map(shown_text, value))
     text = "" if value is None else str(value)
