@@ -110,7 +110,7 @@ def try_comparison(capsys: pytest.CaptureFixture[str], folder: Path, number: int
 def try_sweep(capsys: pytest.CaptureFixture[str], folder: Path, number: int, seed: int) -> str:
     """What a sweep makes of a finished trial of which one file is damaged: ``error``, ``sound``, or ``again``."""
     chance = random.Random(f"sweep {seed} {number}")
-    trials = [Trial(f"a/seed{seed}", "a", "a", seed, ("--lbd", "1"), ("--task", "generic")) for seed in (3, 5)]
+    trials = [Trial(f"a/seed{seed}", "a", "a", seed, {"lbd": 1.0}, ("--task", "generic")) for seed in (3, 5)]
     place = SweepFolder(folder / "sweep", trials, {}, ("false",))
     for trial in trials:
         make_run(place.run_folder(trial), "10010", seed=trial.seed)

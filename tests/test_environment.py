@@ -93,5 +93,6 @@ def test_no_secret_of_the_environment_and_no_pickled_weights_are_in_any_file(pla
     for file in files:
         assert b"sEcReT" not in file.read_bytes(), file
     names = {file.name for file in files if file.suffix in (".bin", ".pt", ".pth", ".pkl")}
-    # The state of the optimizer, which is read as weights only, and what the Trainer writes and nobody reads.
-    assert names == {"training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth"}
+    # The states of the optimizer and of the open log line, which are read as weights only, and what the Trainer writes
+    # and nobody reads.
+    assert names == {"training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth", "log_line_0.pt"}
