@@ -170,7 +170,7 @@ def test_tokens_that_the_model_lacks_get_rows(mode: str, plain_tokenizer: Any, t
         bare = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
         trainer = JepaTrainer(
             bare,
-            tiny.arguments(tmp_path / "run", max_steps=1),
+            tiny.arguments(tmp_path / architecture, max_steps=1),
             config,
             train_dataset=tiny.records(),
             processing_class=copy.deepcopy(tokenizer),
