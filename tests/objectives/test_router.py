@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -209,7 +210,9 @@ def test_reentrant_checkpointing_is_refused(trained_tokenizer: Any) -> None:
 
 
 def train(tokenizer: Any, folder: Path, config: JepaConfig, **options: Any) -> JepaTrainer:
-    arguments = tiny.arguments(folder, learning_rate=0.05, optim="sgd", train_sampling_strategy="sequential", **options)
+    fixed = {"learning_rate": 0.05, "optim": "sgd", "train_sampling_strategy": "sequential"}
+    # Each run has a folder of its own.
+    arguments = tiny.arguments(Path(tempfile.mkdtemp(dir=folder)), **fixed, **options)
     trainer = JepaTrainer(
         tiny.make_model("mixtral", seed=3),
         arguments,
