@@ -1,11 +1,13 @@
 """Generate answers to prompts in batches, compute the likelihoods of given texts, set how a model generates."""
 
+from __future__ import annotations
+
 import hashlib
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,12 +16,16 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig
 from transformers.utils import GENERATION_CONFIG_NAME
 
+from stepjepa.base.json_object import JsonObject
 from stepjepa.chat.content import MARKS
 from stepjepa.chat.template import ChatTemplate, Message, PlainTemplate
 from stepjepa.chat.tokens import TextTokenizer, all_predictor_ids
 from stepjepa.models.architecture import base_model
 from stepjepa.models.sampling import Answer, Sampling, Span
 from stepjepa.models.token_rows import add_ends
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 class Generator:
@@ -34,7 +40,9 @@ class Generator:
     of tokens that the model has positions for, None for no limit.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, sampling: Sampling, *, plain: bool = False) -> None:
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sampling: Sampling, *, plain: bool = False
+    ) -> None:
         # PEFT would copy the generation settings of its wrapper to the model and leave them there.
         self.model = model = model.get_base_model() if hasattr(model, "peft_config") else model
         self.tokenizer, self.sampling = tokenizer, sampling
@@ -87,7 +95,7 @@ class Generator:
     def log_probabilities(self, spans: Sequence[Span]) -> list[float]:
         """The natural logarithm of the probability of each span's scored tokens, given the tokens before them."""
         ids, mask = self._pad_rows([span.ids for span in spans], "right")
-        low, options = 0, dict[str, Any]()
+        low, options = 0, JsonObject()
         if "logits_to_keep" in inspect.signature(self.model.forward).parameters:
             # With a large vocabulary the logits of whole prompts would take most of the memory.
             low = min(span.start for span in spans) - 1
@@ -108,13 +116,13 @@ class Generator:
         return ids.to(self.model.device), mask.to(self.model.device)
 
 
-def never_generated(model: Any, tokenizer: Any) -> list[int]:
+def never_generated(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """The ids that are no text: predictor tokens, and embedding rows behind the tokenizer's last token."""
     rows = model.get_input_embeddings().weight.shape[0]
     return [*all_predictor_ids(tokenizer), *range(len(tokenizer), rows)]
 
 
-def set_generation_defaults(model: Any, tokenizer: Any, ends: Sequence[int]) -> None:
+def set_generation_defaults(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, ends: Sequence[int]) -> None:
     """Have plain ``generate`` of a model stop at the tokens ``ends`` and never produce an id that is no text.
 
     The settings are part of the model: every folder that it is saved to has them, see :func:`save_generation_config`.
@@ -132,21 +140,21 @@ def set_generation_defaults(model: Any, tokenizer: Any, ends: Sequence[int]) -> 
     settings.suppress_tokens = sorted(suppressed.union(never_generated(model, tokenizer)).difference(ends)) or None
 
 
-def save_generation_config(model: Any, folder: str | Path) -> None:
+def save_generation_config(model: PreTrainedModel, folder: str | Path) -> None:
     """Write the generation settings of a model beside its adapter: PEFT saves none; others save their own."""
     settings = getattr(base_model(model), "generation_config", None)
     if hasattr(model, "peft_config") and settings is not None:
         settings.save_pretrained(folder)
 
 
-def load_generation_config(model: Any, folder: str | Path) -> None:
+def load_generation_config(model: PreTrainedModel, folder: str | Path) -> None:
     """Give a model the generation settings that a folder of an adapter holds, if it holds any."""
     if (Path(folder) / GENERATION_CONFIG_NAME).is_file():
         model.generation_config = GenerationConfig.from_pretrained(folder)
 
 
 @contextmanager
-def _fresh_generation_config(model: Any) -> Iterator[None]:
+def _fresh_generation_config(model: PreTrainedModel) -> Iterator[None]:
     """Hide the model's own settings, from which ``generate`` takes every value that its argument leaves unset."""
     own = model.generation_config
     model.generation_config = GenerationConfig()

@@ -1,17 +1,20 @@
 """Load or build a model with its tokenizer, add predictor tokens, wrap it with LoRA, load a trained model."""
 
+from __future__ import annotations
+
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import read_json_object
+from stepjepa.base.json_object import JsonObject
 from stepjepa.base.processes import is_main_process
 from stepjepa.chat.template import ChatTemplate
 from stepjepa.chat.tokens import add_plain_tokens
@@ -30,6 +33,9 @@ from stepjepa.models.token_rows import (
 )
 from stepjepa.models.weights import load_adapter, load_weights, quantization_options
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
 # Every folder with a tokenizer has a file that matches one of these.
 TOKENIZER_FILES = ("tokenizer*", "vocab.*", "spiece.model")
 
@@ -46,8 +52,8 @@ def load_model(
     trust_remote_code: bool = False,
     pretrain: bool = False,
     plain: bool = False,
-    quantization: dict[str, Any] | None = None,
-) -> tuple[Any, Any]:
+    quantization: JsonObject | None = None,
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load or build a causal language model for training; returns it in training mode, and its tokenizer.
 
     UserError if ``name`` does not exist, can't be loaded, is an adapter, or has weights in other formats only.
@@ -88,7 +94,7 @@ def load_model(
     return model, tokenizer
 
 
-def _give_rows(model: Any, tokenizer: Any, name: str, seed: int = 42) -> None:
+def _give_rows(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str, seed: int = 42) -> None:
     """Add rows for tokens that the tokenizer has and the model lacks, and say so."""
     known = len(model.get_input_embeddings().weight)
     if (new := give_rows(model, tokenizer, seed)) and is_main_process():
@@ -96,7 +102,9 @@ def _give_rows(model: Any, tokenizer: Any, name: str, seed: int = 42) -> None:
         print(f"note: {name}: {told}; {new:,} untrained row{'s' * (new > 1)} added", file=sys.stderr)
 
 
-def load_tokenizer(name: str, *, chat_template: str | None = None, trust_remote_code: bool = False) -> Any:
+def load_tokenizer(
+    name: str, *, chat_template: str | None = None, trust_remote_code: bool = False
+) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a folder or hub id, perhaps with the template of a Jinja file."""
     # Of a folder that holds none, transformers would make an empty tokenizer for some families.
     if Path(name).is_dir() and not any(any(Path(name).glob(file)) for file in TOKENIZER_FILES):
@@ -118,7 +126,7 @@ def _described(what: str, name: str, trust_remote_code: bool) -> Any:
 
 def new_config(
     name: str, texts: Iterable[str], *, chat_template: str | None, trust_remote_code: bool, plain: bool, fit: bool
-) -> tuple[Any, Any]:
+) -> tuple[PreTrainedTokenizerBase, PreTrainedConfig]:
     """Tokenizer and configuration of a model, ``fit`` to each other where its weights are random (a preset's are)."""
     if name.startswith(PREFIX):
         config = presets.preset_config(name)
@@ -134,13 +142,13 @@ def new_config(
     return tokenizer, config
 
 
-def new_dtype(config: Any, name: str) -> torch.dtype:
+def new_dtype(config: PreTrainedConfig, name: str) -> torch.dtype:
     """The dtype of a model built from a configuration; ``auto`` takes the configuration's, or else float32."""
     dtype: torch.dtype = (config.dtype or torch.float32) if name == "auto" else getattr(torch, name)
     return dtype
 
 
-def add_lora(model: Any, settings: LoraSettings, trainable_ids: Sequence[int]) -> nn.Module:
+def add_lora(model: PreTrainedModel, settings: LoraSettings, trainable_ids: Sequence[int]) -> nn.Module:
     """Wrap a model that has its predictor tokens with a LoRA adapter that also trains the given embedding rows.
 
     Those are the rows of new tokens (``token_rows.adapter_ids``), which plain LoRA neither trains nor saves.
@@ -178,7 +186,7 @@ def load_for_inference(
     quantization: str | None = None,
     device: str | torch.device | None = None,
     trust_remote_code: bool = False,
-) -> tuple[Any, Any]:
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a trained model in evaluation mode, with its tokenizer; an adapter is merged into its base model.
 
     UserError if no model can be loaded.

@@ -262,7 +262,7 @@ def _smaller(name: str, value: int, width: Any, heads: Any, fewer: int) -> int:
     return 64 if fewer and ("intermediate" in name or "ffn" in name or name == "n_inner") else value
 
 
-def _is_size(value: Any) -> TypeGuard[int]:
+def _is_size(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
@@ -322,6 +322,6 @@ def describe_unreached(model: nn.Module) -> str | None:
     return f"{', '.join(parts)} (no text reaches it)" if parts else None
 
 
-def leaves_weights_unused(model: Any) -> bool:
+def leaves_weights_unused(model: PreTrainedModel) -> bool:
     """Whether layers of one kind are reached and others are not, so that a step leaves trained weights without use."""
     return probe(base_model(model)).partly

@@ -123,7 +123,7 @@ def dry_run(
     return found
 
 
-def on_device(estimated: dict[str, Any], peak: float | None, mfu: float, memory: float | None) -> None:
+def on_device(estimated: JsonObject, peak: float | None, mfu: float, memory: float | None) -> None:
     """Add ``time`` and ``device`` to what :func:`dry_run` returned, and print them.
 
     Args:
@@ -274,7 +274,7 @@ def describe(found: JsonObject) -> list[tuple[str, str]]:
 def _empty_model(run: RunConfig, records: Sequence[Record]) -> tuple[nn.Module, PreTrainedTokenizerBase]:
     """What ``load_model`` and ``add_lora`` give, on the meta device, with its real tokenizer."""
     name, config, lora = str(run.model_name), run.jepa, run.lora
-    trust: dict[str, Any] = {"trust_remote_code": run.trust_remote_code}
+    trust: dict[str, bool] = {"trust_remote_code": run.trust_remote_code}
     given: dict[str, Any] = {"chat_template": run.chat_template, "plain": config.plain, **trust}
     texts = (message["content"] for record in records for message in record.messages)
     tokenizer, found = new_config(name, texts, fit=run.pretrain or name.startswith(PREFIX), **given)

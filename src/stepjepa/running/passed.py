@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stepjepa.config.run import OPTIONS, RunConfig
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from transformers import TrainerCallback
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 
     from stepjepa.data.records import Data
     from stepjepa.objectives.objective import Objective
@@ -31,8 +31,8 @@ REPLACED = {
 class PassedObjects:
     """The objects of :func:`stepjepa.run`, None for those that the configuration names."""
 
-    model: Any = None
-    tokenizer: Any = None
+    model: PreTrainedModel | None = None
+    tokenizer: PreTrainedTokenizerBase | None = None
     train_dataset: Data | None = None
     eval_dataset: Data | None = None
     objective: Objective | None = None

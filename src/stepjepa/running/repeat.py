@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stepjepa.base.errors import UserError, shown
 from stepjepa.base.files import fingerprint
+from stepjepa.base.json_object import JsonObject
 from stepjepa.config.run import PLACES, read_flat
 from stepjepa.models.presets import is_hub_id
 from stepjepa.store.folder import CONFIG_FILE, RUN_FILE
@@ -26,7 +26,7 @@ def is_record(file: str | Path) -> bool:
     return path.name == CONFIG_FILE and path.is_file() and (path.parent / RUN_FILE).is_file()
 
 
-def recorded_settings(file: str | Path, *, trusted: bool) -> dict[str, Any]:
+def recorded_settings(file: str | Path, *, trusted: bool) -> JsonObject:
     """Return the settings in a run folder's configuration, fit to repeat the run from any directory.
 
     Relative paths are meant from where the run was started, if that is still there; the run folder itself is left out.
@@ -38,7 +38,7 @@ def recorded_settings(file: str | Path, *, trusted: bool) -> dict[str, Any]:
     refuse_code(settings, trusted=trusted)
     start = Path(str(read_run(Path(file).parent).get("directory", "")))
 
-    def moved(value: Any) -> Any:
+    def moved(value: object) -> object:
         # Hub ids and presets stay.
         return str(start / str(value)) if (start / str(value)).exists() else value
 
@@ -48,7 +48,7 @@ def recorded_settings(file: str | Path, *, trusted: bool) -> dict[str, Any]:
     return settings
 
 
-def refuse_code(settings: Mapping[str, Any], *, trusted: bool) -> None:
+def refuse_code(settings: JsonObject, *, trusted: bool) -> None:
     """Raise ``UserError`` for settings that run code, unless it is trusted: a run folder may come from a stranger."""
     names = {name: str(value) for name, value in settings.items() if value is not None}
     runs = {
@@ -65,7 +65,7 @@ def refuse_code(settings: Mapping[str, Any], *, trusted: bool) -> None:
         )
 
 
-def changes_since(old: Mapping[str, Any], config: RunConfig) -> tuple[list[str], list[str]]:
+def changes_since(old: JsonObject, config: RunConfig) -> tuple[list[str], list[str]]:
     """Return what has changed since a run: first what makes other weights; then what may change their last digits.
 
     Args:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stepjepa.base.files import atomic_write, read_jsonl
+from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import PALETTE, duration
 from stepjepa.base.typed_json import to_json
 from stepjepa.config.jepa import JepaConfig
@@ -63,7 +64,7 @@ def first_screen(
     return [(name, text) for name, text in rows.items() if text is not None]
 
 
-def _words(part: Mapping[str, Any]) -> str:
+def _words(part: Mapping[str, object]) -> str:
     return ", ".join(f"{name} {value}" for name, value in part.items())
 
 
@@ -92,7 +93,7 @@ def last_lines(folder: Path, results: Results) -> list[tuple[str, str]]:
     return [("done", "; ".join([taken, *told])), ("run folder", f"{folder} ({files})")]
 
 
-def finished_json(run: RunConfig, record: RunRecord) -> dict[str, Any]:
+def finished_json(run: RunConfig, record: RunRecord) -> JsonObject:
     """The same for programs: run folder, parts of ``run.json``, and ``next``, the command that evaluates the run."""
     same = ("status", "model", "jepa", "encoding", "parameters", "counts", "eval_counts", "results")
     told = {name: to_json(getattr(record, name)) for name in same}

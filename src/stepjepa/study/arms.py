@@ -30,7 +30,7 @@ class Arm:
     """A method: runs that differ only in their seeds, sorted by seed."""
 
     name: str
-    settings: dict[str, Any]
+    settings: JsonObject
     runs: tuple[EvaluatedRun, ...]
 
     def spread(self, measure: str) -> Spread | None:

@@ -80,7 +80,7 @@ class _Similarity:
 class _EvaluationSettings:
     model: str | None = None
     similarity: str | None = None
-    other: dict[str, Any] = unknown_fields()
+    other: JsonObject = unknown_fields()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +155,7 @@ class EvaluatedRun:
     folder: Path
     evaluation: str  # its name in the folder
     seed: str  # of training; 7/3 for seed 7 with data_seed 3
-    settings: dict[str, Any]  # all settings that affect the trained weights, except data and seed: they define the arm
+    settings: JsonObject  # all settings that affect the trained weights, except data and seed: they define the arm
     protocol: JsonObject  # must be equal to compare runs: data, test set, generation and scoring
     versions: dict[str, str]
     steps: int

@@ -29,6 +29,8 @@ from stepjepa.training.saving import way_back
 if TYPE_CHECKING:
     from transformers import TrainerControl, TrainerState, TrainingArguments
 
+    from stepjepa.objectives.objective import Losses
+
 logger = logging.getLogger(__name__)
 
 
@@ -156,7 +158,7 @@ class NonfiniteGuard(TrainerCallback):
         self.batches.clear()
         self._parts.clear()
 
-    def watch(self, losses: Any) -> Tensor:
+    def watch(self, losses: Losses) -> Tensor:
         """The loss of a micro-batch; where it is not finite, none of its gradients are.
 
         Those of all processes are added up, so that each learns of it without a message, and no device is waited for.

@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers.trainer_pt_utils import AcceleratorConfig
 
@@ -29,6 +29,10 @@ from stepjepa.models.weights import parameter_counts
 from stepjepa.store.fingerprint import hub_commit, model_fingerprint
 from stepjepa.store.folder import CONFIG_FILE
 from stepjepa.store.record import Lora, Order, RunRecord, Source, Training, machine, versions
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 # Fields of TrainingArguments that belong to one launch, that ``JepaTrainer`` sets itself, or that are a secret.
 NOT_WRITTEN = (
@@ -120,7 +124,7 @@ def config_of(trainer: Any) -> RunConfig:
     )
 
 
-def _eval_steps(args: Any) -> int | None:
+def _eval_steps(args: TrainingArguments) -> int | None:
     return int(args.eval_steps) if str(args.eval_strategy.value) == "steps" and args.eval_steps >= 1 else None
 
 
@@ -135,7 +139,7 @@ def _with_effect(jepa: JepaConfig) -> JepaConfig:
     return dataclasses.replace(jepa, **{name: usual[name] for name in idle})
 
 
-def _named_fields(args: Any) -> JsonObject:
+def _named_fields(args: TrainingArguments) -> JsonObject:
     """The fields of ``TrainingArguments`` in which a run differs from one of ``stepjepa train`` that names none."""
     usual = {each.name: _plain(each.default) for each in dataclasses.fields(args) if each.init}
     usual |= {name: _plain(value) for name, value in usual_fields().items()}
@@ -155,14 +159,14 @@ def _named_fields(args: Any) -> JsonObject:
     return named
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """A value or a default as a file has it: of an enum its text, and None for what is empty."""
     value = getattr(value, "value", value)
     is_empty = value is dataclasses.MISSING or value == "none" or (isinstance(value, str | list | dict) and not value)
     return None if is_empty else value
 
 
-def _described_tokenizer(tokenizer: Any) -> JsonObject:
+def _described_tokenizer(tokenizer: PreTrainedTokenizerBase) -> JsonObject:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     text = repr((None if backend is None else backend.to_str(), tokenizer.chat_template))
     return {"object": type(tokenizer).__name__, "sha256": hashlib.sha256(text.encode()).hexdigest()}
@@ -199,7 +203,7 @@ def source_of(prepared: Prepared, name: str | None) -> Source:
     return Source(file=name, records=count, sha256=records_fingerprint(as_records(prepared.rows)))
 
 
-def _adapter(model: Any) -> Lora | None:
+def _adapter(model: nn.Module) -> Lora | None:
     """Describe the adapter of a PEFT model."""
     config: Any = getattr(model, "peft_config", {}).get(getattr(model, "active_adapter", None))
     rank = getattr(config, "r", None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -43,7 +43,11 @@ from stepjepa.training.recording import Recorder
 from stepjepa.training.resuming import ResumeCallback
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, TrainerControl
+
+Sums = dict[str, float]  # by the names of terms
 
 # What to do where a step needs more memory than there is: first what a resumed run may be given.
 SMALLER_STEP = (
@@ -95,9 +99,9 @@ class JepaTrainer(Trainer):
         processing_class: PreTrainedTokenizerBase | None = None,
         views: Views | None = None,
         callbacks: Sequence[TrainerCallback] = (),
-        optimizers: tuple[Any, Any] = (None, None),
+        optimizers: tuple[Optimizer | None, LRScheduler | None] = (None, None),
         objective: Objective | None = None,
-        answer_scores: Callable[[Any, int, int], dict[str, float]] | None = None,
+        answer_scores: Callable[[PreTrainedModel, int, int], dict[str, float]] | None = None,
         track_flop: bool = False,
     ) -> None:
         refuse_other_transformers()
@@ -177,19 +181,21 @@ class JepaTrainer(Trainer):
             self.add_callback(BarCallback())
         self.add_callback(self.guard)
 
-    def _prepare(self, data: Data | Prepared | None, tokenizer: Any, what: str) -> Prepared | None:
+    def _prepare(self, data: Data | Prepared | None, tokenizer: PreTrainedTokenizerBase, what: str) -> Prepared | None:
         if data is None or isinstance(data, Prepared):
             return data
         return prepare(data, tokenizer, self.jepa, what=what, views=self._views, cache_dir=False)
 
-    def _get_train_sampler(self, train_dataset: Any = None) -> StepSampler:
+    def _get_train_sampler(self, train_dataset: object = None) -> StepSampler:
         """Private, since no other hook takes a sampler."""
         self.sampler = self.plan.sampler
         return self.sampler
 
     # -- a step -------------------------------------------------------------------------------------------------------
 
-    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> Any:
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Batch], num_batches: int, device: torch.device
+    ) -> tuple[list[Batch], Sums]:
         """As in Trainer: the micro-batches of a step, with what its terms count over accumulation and processes."""
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         counts = self._counts(batches)
@@ -201,14 +207,14 @@ class JepaTrainer(Trainer):
         counts = self.objective.counts(batches)
         return dict(zip(counts, self.total(list(counts.values())), strict=True))
 
-    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+    def training_step(self, model: nn.Module, inputs: Batch, num_items_in_batch: Sums | None = None) -> Tensor:
         self.guard.batches.append(inputs)
         with nullcontext() if self.tracker is None else self.tracker.micro_batch(self.state.global_step, inputs):
             return super().training_step(model, inputs, num_items_in_batch)
 
     def compute_loss(
-        self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Any:
+        self, model: nn.Module, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Sums | None = None
+    ) -> Tensor | tuple[Tensor, Losses]:
         """The loss of one micro-batch, scaled so that the gradients of a step add up to the step's mean."""
         counts = self._counts([inputs]) if num_items_in_batch is None else num_items_in_batch
         losses = jepa_loss(model, inputs, self.objective, counts, self.context())
@@ -305,7 +311,7 @@ class JepaTrainer(Trainer):
         self.meter.line({}, 1.0)
         return result._replace(training_loss=result.metrics["train_loss"])
 
-    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+    def _run_epoch(self, *args: object, **kwargs: object) -> None:
         """As in Trainer, which would train one more step where a run is resumed that has had its last one."""
         if self.state.global_step >= self.state.max_steps:
             self.control.should_training_stop = True
@@ -361,7 +367,7 @@ class JepaTrainer(Trainer):
         named.update(speed_metrics(metric_key_prefix, start, num_samples=records))
         self.log(named)
         self.evaluated = {self.state.global_step: named}
-        self.control: Any = self.callback_handler.on_evaluate(self.args, self.state, self.control, named)
+        self.control: TrainerControl = self.callback_handler.on_evaluate(self.args, self.state, self.control, named)
         return named
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
@@ -376,11 +382,11 @@ class JepaTrainer(Trainer):
 
     # -- saving and loading: private where Trainer has no other hook ---------------------------------------------------
 
-    def _get_output_dir(self, trial: Any) -> str:
+    def _get_output_dir(self, trial: object) -> str:
         """Where a checkpoint is written to."""
         return super()._get_output_dir(trial) if self._part is None else str(self._part)
 
-    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+    def _save_checkpoint(self, model: nn.Module, trial: object) -> None:
         """As in Trainer, but atomically; ``on_save`` comes after rotation, which must wait for it."""
         self.state.num_input_tokens_seen = int(self.meter.pending_tokens())
         self.guard.refuse_weights(self.state.global_step)

@@ -31,7 +31,7 @@ def read_template(name: str) -> str:
     return (files("stepjepa.study.page") / "templates" / name).read_text(encoding="utf-8")
 
 
-def render(template: str, **values: Any) -> Markup:
+def render(template: str, **values: object) -> Markup:
     """Fill in a template; escape every value that is not ``Markup``, including control characters."""
     loader = PackageLoader("stepjepa.study.page")
     environment = Environment(loader=loader, autoescape=True, finalize=_visible, trim_blocks=True, lstrip_blocks=True)
