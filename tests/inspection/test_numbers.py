@@ -7,7 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepjepa.evaluation.embeddings import ViewEmbeddings, analyse, linear_map, similarity_quantiles, singular_values
+from stepjepa.evaluation.embeddings import (
+    ViewEmbeddings,
+    embedding_metrics,
+    linear_map,
+    similarity_quantiles,
+    singular_values,
+)
 
 
 def views(source: Any, target: Any, record: Any = None) -> ViewEmbeddings:
@@ -32,7 +38,7 @@ def cosine(first: Any, second: Any) -> float:
 
 def test_cosines_are_those_of_a_slow_loop() -> None:
     embeddings = random_views(13, 5)
-    numbers = analyse(embeddings)
+    numbers = embedding_metrics(embeddings)
     table = [[cosine(a, b) for b in embeddings.target] for a in embeddings.source]
     matched = [table[i][i] for i in range(13)]
     shuffled = [table[i][j] for i, j in itertools.permutations(range(13), 2)]
@@ -50,7 +56,7 @@ def test_cosines_are_those_of_a_slow_loop() -> None:
 @pytest.mark.parametrize(("count", "size"), [(40, 7), (5, 9)])
 def test_singular_values_are_roots_of_the_eigenvalues_of_the_gram_matrix(count: int, size: int) -> None:
     embeddings = random_views(count, size)
-    found = analyse(embeddings)
+    found = embedding_metrics(embeddings)
     source, target = embeddings.source.astype(np.float64), embeddings.target.astype(np.float64)
     matrix = source - target
     expected = np.sqrt(np.maximum(np.linalg.eigvalsh(matrix.T @ matrix)[::-1], 0))[: min(count, size)]
@@ -83,10 +89,10 @@ def test_a_linear_map_is_found_and_an_intercept_is_no_error() -> None:
 def test_unrelated_views_are_told_from_too_few_of_them() -> None:
     generator = np.random.default_rng(3)
     many, few = (views(*generator.normal(size=(2, count, 20))) for count in (2000, 18))
-    numbers = analyse(many)
+    numbers = embedding_metrics(many)
     assert numbers["linear_map"]["held_out"] == pytest.approx(1 + 20 / 1000, abs=0.02)
     assert numbers["notes"] == []
-    numbers = analyse(few)
+    numbers = embedding_metrics(few)
     assert numbers["linear_map"]["error"] < 1e-3
     assert numbers["linear_map"]["held_out"] > 1
     assert numbers["notes"][0].startswith("18 pairs in 20 dimensions are too few")
@@ -104,12 +110,12 @@ def test_pairs_of_one_record_are_never_on_both_sides() -> None:
 
 
 def test_what_can_not_be_measured_is_none() -> None:
-    one = analyse(views([[1.0, 2.0]], [[2.0, 1.0]]))
+    one = embedding_metrics(views([[1.0, 2.0]], [[2.0, 1.0]]))
     assert one["shuffled"] == {"n": 0}
     assert one["matched"]["mean"] == pytest.approx(0.8)
     assert one["linear_map"] == {"error": pytest.approx(0, abs=1e-6), "held_out": None}
     assert "source_rank" not in one
-    same = analyse(views(np.random.default_rng(0).normal(size=(9, 2)), np.ones((9, 2))))
+    same = embedding_metrics(views(np.random.default_rng(0).normal(size=(9, 2)), np.ones((9, 2))))
     assert same["linear_map"]["held_out"] is None
     assert similarity_quantiles([None]) == similarity_quantiles([]) == {"n": 0}
 
@@ -129,6 +135,6 @@ def test_rounding_is_no_direction() -> None:
 
 def test_a_collapse_is_said() -> None:
     near = 1 + 1e-3 * np.random.default_rng(0).normal(size=(2, 400, 4))
-    numbers = analyse(views(*near))
+    numbers = embedding_metrics(views(*near))
     assert numbers["notes"] == ["unrelated pairs are as alike as related ones: the embeddings are one direction"]
     assert numbers["source_rank"] < 1.1

@@ -1,1 +1,1 @@
-"""Errors, files, the terminal, signals: what every part may use and what imports nothing of this package."""
+"""Errors, files, terminal, signals: used by every part, and importing no other part of this package."""

@@ -18,8 +18,8 @@ class UserError(ValueError):
     """
 
     def __init__(self, message: str, *, path: object = None, line: int | None = None) -> None:
-        where = "" if path is None else f"{path}: " if line is None else f"{path}:{line}: "
-        super().__init__(f"{where}{message}")
+        place = "" if path is None else f"{path}: " if line is None else f"{path}:{line}: "
+        super().__init__(f"{place}{message}")
         self.line = line
 
 
@@ -32,7 +32,7 @@ def shown(value: object) -> str:
 
 def visible(text: str) -> str:
     """Escape the control characters and other unprintable characters of a text."""
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def one_line(error: BaseException | str) -> str:
@@ -41,15 +41,15 @@ def one_line(error: BaseException | str) -> str:
 
 
 def unexpected(error: Exception) -> str:
-    """The message for an error that is none of the user's; the place is logged at level debug."""
+    """Return the message for an error that is not the user's; log the traceback at level debug."""
     logging.getLogger(__name__).debug("unexpected error", exc_info=error)
-    # Raised on purpose, with words for whoever started the run; of others the kind says more than the words.
-    told = isinstance(error, ValueError | RuntimeError | ImportError) and str(error)
-    return told or f"{type(error).__name__}: {error}"
+    # These types are raised on purpose with a message for the user; of other errors, the type is needed, too.
+    message = isinstance(error, ValueError | RuntimeError | ImportError) and str(error)
+    return message or f"{type(error).__name__}: {error}"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that memory ran out, on the CPU or on an accelerator."""
+    """Return whether an error means that memory ran out, on the CPU or on an accelerator."""
     # By name, so that torch is not imported here: its OutOfMemoryError serves every accelerator.
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True

@@ -26,11 +26,11 @@ DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
 
 def existing_file(path: str | os.PathLike[str], what: str = "file") -> Path:
-    """The path of a file; ``UserError`` if it is missing or a folder."""
-    found = Path(path)
-    if found.is_dir() or not found.exists():
-        raise UserError(f"no such {what}; check the path", path=found)
-    return found
+    """Return the path of a file; raise ``UserError`` if it is missing or a folder."""
+    file = Path(path)
+    if file.is_dir() or not file.exists():
+        raise UserError(f"no such {what}; check the path", path=file)
+    return file
 
 
 def _raise(error: UserError) -> None:
@@ -45,9 +45,9 @@ def read_jsonl(
     A line that is not UTF-8, no JSON object or holds a lone surrogate is skipped after ``wrong`` was
     called with its error, which is raised by default.
     """
-    found = existing_file(path, what)
+    file = existing_file(path, what)
     # Decode line by line: a text decoder reads ahead and could not name the line with the error.
-    with found.open("rb") as lines:
+    with file.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             try:
                 # Strip first: the "\r" of a "\r\n" line end would count as a column in error messages.
@@ -62,13 +62,13 @@ def read_jsonl(
                 if "\\u" in text and holds_half(value):
                     raise ValueError("holds half of a character (a lone surrogate); remove it")
             except (ValueError, RecursionError) as error:
-                wrong(UserError(_fault(error), path=found, line=number))
+                wrong(UserError(_fault(error), path=file, line=number))
             else:
                 yield number, value
 
 
 def _fault(error: Exception) -> str:
-    """What is wrong with a line that can't be decoded or parsed."""
+    """Describe the fault of a line that can't be decoded or parsed."""
     if isinstance(error, UnicodeDecodeError):
         return f"not UTF-8 text (byte {error.start + 1} of the line); unpack or convert the file"
     if isinstance(error, json.JSONDecodeError):
@@ -77,7 +77,7 @@ def _fault(error: Exception) -> str:
 
 
 def holds_half(value: JsonObject) -> bool:
-    """Whether a string in a JSON value holds a lone surrogate, which can't be written as UTF-8."""
+    """Return whether a string in a JSON value holds a lone surrogate, which can't be written as UTF-8."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
@@ -87,29 +87,29 @@ def holds_half(value: JsonObject) -> bool:
 
 def read_text(path: Path) -> str:
     """Read a UTF-8 file, without its byte order mark; ``UserError`` with the line of the first wrong byte."""
-    found = path.read_bytes().removeprefix(codecs.BOM_UTF8)
+    content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
     try:
-        return found.decode()
+        return content.decode()
     except UnicodeDecodeError as error:
-        line = found.count(b"\n", 0, error.start) + 1
+        line = content.count(b"\n", 0, error.start) + 1
         raise UserError("not UTF-8 text; unpack or convert the file", path=path, line=line) from None
 
 
 def read_json_object(path: str | os.PathLike[str], what: str, remedy: str) -> JsonObject:
-    """Read a JSON file that holds one object; ``UserError``, which says the ``remedy``, if it is missing or damaged."""
-    found = existing_file(path, what)
+    """Read a JSON file that holds one object; raise ``UserError`` with the ``remedy`` if it is missing or damaged."""
+    file = existing_file(path, what)
     try:
-        value = json.loads(read_text(found))
+        value = json.loads(read_text(file))
     except (ValueError, RecursionError) as error:
-        told, line = getattr(error, "msg", "not UTF-8, or nested too deeply"), getattr(error, "lineno", None)
-        raise UserError(f"is damaged: not valid JSON ({told}); {remedy}", path=found, line=line) from None
+        fault, line = getattr(error, "msg", "not UTF-8, or nested too deeply"), getattr(error, "lineno", None)
+        raise UserError(f"is damaged: not valid JSON ({fault}); {remedy}", path=file, line=line) from None
     if not isinstance(value, dict):
-        raise UserError(f"is damaged: a JSON {type(value).__name__} instead of an object; {remedy}", path=found)
+        raise UserError(f"is damaged: a JSON {type(value).__name__} instead of an object; {remedy}", path=file)
     return value
 
 
 def json_at(path: Path) -> JsonObject:
-    """The object in a JSON file; empty if the file is missing or damaged."""
+    """Return the object in a JSON file; an empty one if the file is missing or damaged."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -128,8 +128,8 @@ def read_yaml(path: Path) -> Any:
         """A safe loader that reads only true and false as booleans, and refuses repeated keys."""
 
         yaml_implicit_resolvers = {  # noqa: RUF012  # as in its base
-            first: [each for each in known if first in "tTfF" or each[0] != "tag:yaml.org,2002:bool"]
-            for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+            first: [rule for rule in rules if first in "tTfF" or rule[0] != "tag:yaml.org,2002:bool"]
+            for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
         }
 
         def compose_mapping_node(self, anchor: Any) -> Any:
@@ -137,8 +137,8 @@ def read_yaml(path: Path) -> Any:
             node = super().compose_mapping_node(anchor)
             for number, (key, _) in enumerate(node.value):
                 if any(key.value == other.value for other, _ in node.value[:number]):
-                    told = f"the key {shown(str(key.value))} stands twice"
-                    raise yaml.MarkedYAMLError(problem=told, problem_mark=key.start_mark)
+                    problem = f"the key {shown(str(key.value))} stands twice"
+                    raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
             return node
 
     text = read_text(path)
@@ -147,20 +147,20 @@ def read_yaml(path: Path) -> Any:
     except Exception as error:  # PyYAML's constructors raise errors of every kind for values that do not fit
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or "a value does not fit its type"
-        told = f"not valid YAML ({problem}); check keys, indentation and quotes"
-        raise UserError(told, path=path, line=mark.line + 1 if mark else None) from None
+        fault = f"not valid YAML ({problem}); check keys, indentation and quotes"
+        raise UserError(fault, path=path, line=mark.line + 1 if mark else None) from None
 
 
 @contextmanager
 def naming_disk_errors(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Re-raise errors of a disk that is full or fails as ``OSError`` with the path being written, which they lack."""
+    """Re-raise errors of a full or failing disk as ``OSError`` with the path being written, which they lack."""
     try:
         yield
     except Exception as error:  # safetensors and PyTorch have errors of their own for a full disk; all are raised again
         number = error.errno if isinstance(error, OSError) and error.filename is None else None
         # safetensors gives the system's error number in its message, PyTorch gives none.
-        if told := re.search(r"\(os error (\d+)\)", str(error)):
-            number = int(told[1])
+        if match := re.search(r"\(os error (\d+)\)", str(error)):
+            number = int(match[1])
         elif isinstance(error, RuntimeError) and re.search("PytorchStreamWriter|inline_container|iostream", str(error)):
             number = errno.EIO
         if number not in DISK_ERRORS:
@@ -199,7 +199,7 @@ def write_jsonl(path: str | os.PathLike[str], values: Iterable[JsonObject]) -> N
 
 
 def refuse_existing(path: str | os.PathLike[str], overwrite: bool = False) -> Path:
-    """The path of an output file; ``UserError`` if it is a folder, or exists and ``overwrite`` is off."""
+    """Return the path of an output file; raise ``UserError`` if it is a folder, or exists and ``overwrite`` is off."""
     target = Path(path)
     if target.is_dir():
         raise UserError("is a folder; name a file in it", path=target)
@@ -209,7 +209,7 @@ def refuse_existing(path: str | os.PathLike[str], overwrite: bool = False) -> Pa
 
 
 def fingerprint(path: str | os.PathLike[str]) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal; shows, for example, whether two runs read the same data."""
+    """Return the SHA-256 of a file's bytes in hexadecimal, for example to see whether two runs read the same data."""
     with open(path, "rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 

@@ -16,7 +16,7 @@ OFFLINE = {
 
 
 def set_environment(arguments: list[str]) -> None:
-    """Switch telemetry off, unless the environment says otherwise, and the libraries to offline mode if asked for."""
+    """Switch telemetry off unless the environment switches it on, and libraries to offline mode if requested."""
     for name in ("HF_HUB_DISABLE_TELEMETRY", "DO_NOT_TRACK"):
         os.environ.setdefault(name, "1")
     if "--offline" in arguments or os.environ.get(STAYS_OFFLINE) == "1":

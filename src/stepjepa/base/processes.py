@@ -4,5 +4,5 @@ import os
 
 
 def is_main_process() -> bool:
-    """Whether this process has rank 0, the only one that writes shared files."""
+    """Return whether this process has rank 0, the only one that writes shared files."""
     return int(os.environ.get("RANK", "0")) == 0

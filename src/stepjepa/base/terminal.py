@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from stepjepa.base.errors import visible
 
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a8577")
-"""Colours of series that colour-blind readers can tell apart (Okabe and Ito, without black and yellow, and a grey)."""
+"""Colours of series that colour-blind readers can distinguish (Okabe and Ito, without black and yellow, and a grey)."""
 
 
 def visible_lines(text: str) -> str:
@@ -40,11 +40,11 @@ def print_rows(rows: Sequence[tuple[str, str]]) -> None:
 def print_json(value: object) -> None:
     """Print one JSON document: numbers that are not finite become null, unprintable characters are escaped."""
     text = json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False)
-    print("".join(each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in text), flush=True)
+    print("".join(char if char.isprintable() or char == "\n" else json.dumps(char)[1:-1] for char in text), flush=True)
 
 
 def finite(value: object) -> object:
-    """A copy of a JSON value with None in place of numbers that are not finite."""
+    """Copy a JSON value, with None in place of numbers that are not finite."""
     return json.loads(json.dumps(value), parse_constant=lambda _: None)
 
 

@@ -20,23 +20,23 @@ T = TypeVar("T")
 
 
 def at_least(least: int, default: Any = MISSING) -> Any:
-    """A dataclass field for whole numbers of at least ``least``."""
+    """Make a dataclass field for whole numbers of at least ``least``."""
     return field(default=default, metadata={"least": least})
 
 
 def omitted_if_none() -> Any:
-    """A dataclass field that is None by default, and is then not written."""
+    """Make a dataclass field that is None by default, and is then not written."""
     return field(default=None, metadata={"omitted_if_none": True})
 
 
 def unknown_fields() -> Any:
-    """A dataclass field of type ``dict[str, Any]`` for all fields of the JSON object that the class does not name."""
+    """Make a dataclass field of type ``dict[str, Any]`` for all JSON fields that the class does not define."""
     return field(default_factory=dict, metadata={"unknown_fields": True})
 
 
 @dataclass(frozen=True)
 class Origin:
-    """The place that a JSON object was read from, and what to do if it is wrong: for errors."""
+    """Source of a JSON object (file, line, path within) and the remedy if it is wrong: for error messages."""
 
     path: object
     remedy: str
@@ -44,19 +44,19 @@ class Origin:
     within: str = ""  # path of the object inside the file, as in ``outer.inner.``
 
     def inside(self, name: str) -> Origin:
-        """The origin of the object in a field."""
+        """Return the origin of the object in a field."""
         return replace(self, within=f"{self.within}{name}.")
 
     def error(self, message: str) -> UserError:
-        """An error with this message, the remedy and the place in the file."""
+        """Make an error with this message, the remedy and the place in the file."""
         return UserError(f"{message}; {self.remedy}", path=self.path, line=self.line)
 
     def wrong(self, name: str, value: Any, expected: str) -> UserError:
-        """The error for a field of the wrong type."""
+        """Make the error for a field of the wrong type."""
         return self.error(f"{shown(self.within + name)} is {shown(value)}, expected {expected}")
 
     def missing(self, name: str, expected: str) -> UserError:
-        """The error for a field that is missing."""
+        """Make the error for a field that is missing."""
         return self.error(f"{shown(self.within + name)} is missing, expected {expected}")
 
 
@@ -68,20 +68,22 @@ def from_json(kind: type[T], values: Mapping[str, Any], origin: Origin) -> T:
     and false is 0. In a field of type ``float | None`` a number that is not finite, as the loss of a diverged model,
     is None. UserError for the first field that is missing or wrong.
     """
-    hints, known, rest = _hints(kind), dict[str, Any](), None  # type: ignore[arg-type]  # a class is hashable
-    for each in fields(kind):  # type: ignore[arg-type]  # a dataclass
-        if each.metadata.get("unknown_fields"):
-            rest = each.name
+    hints, arguments, rest_field = _hints(kind), dict[str, Any](), None  # type: ignore[arg-type]  # a class is hashable
+    for attribute in fields(kind):  # type: ignore[arg-type]  # a dataclass
+        if attribute.metadata.get("unknown_fields"):
+            rest_field = attribute.name
             continue
-        optional = each.default is not MISSING or each.default_factory is not MISSING
-        if each.name not in values and not optional:
-            raise origin.missing(each.name, _expected(hints[each.name], each.metadata))
-        if values.get(each.name) is not None or not optional:
-            known[each.name] = _checked(hints[each.name], values[each.name], origin, each.name, each.metadata)
-    if rest is not None:
-        named = {each.name for each in fields(kind)}  # type: ignore[arg-type]
-        known[rest] = {name: value for name, value in values.items() if name not in named}
-    return kind(**known)
+        optional = attribute.default is not MISSING or attribute.default_factory is not MISSING
+        if attribute.name not in values and not optional:
+            raise origin.missing(attribute.name, _expected(hints[attribute.name], attribute.metadata))
+        if values.get(attribute.name) is not None or not optional:
+            arguments[attribute.name] = _checked(
+                hints[attribute.name], values[attribute.name], origin, attribute.name, attribute.metadata
+            )
+    if rest_field is not None:
+        named = {attribute.name for attribute in fields(kind)}  # type: ignore[arg-type]
+        arguments[rest_field] = {name: value for name, value in values.items() if name not in named}
+    return kind(**arguments)
 
 
 def read_json(kind: type[T], path: str | os.PathLike[str], what: str, remedy: str) -> T:
@@ -90,18 +92,18 @@ def read_json(kind: type[T], path: str | os.PathLike[str], what: str, remedy: st
 
 
 def to_json(value: Any) -> Any:
-    """The JSON value of a dataclass, as :func:`from_json` reads it; other values are returned as they are."""
+    """Return the JSON value of a dataclass, as :func:`from_json` reads it; other values unchanged."""
     if isinstance(value, dict):
-        return {name: to_json(each) for name, each in value.items()}
+        return {name: to_json(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [to_json(each) for each in value]
+        return [to_json(item) for item in value]
     if not is_dataclass(value) or isinstance(value, type):
         return value
     values: dict[str, Any] = {}
-    for each in fields(value):
-        inner = to_json(getattr(value, each.name))
-        if inner is not None or not each.metadata.get("omitted_if_none"):
-            values |= inner if each.metadata.get("unknown_fields") else {each.name: inner}
+    for attribute in fields(value):
+        inner = to_json(getattr(value, attribute.name))
+        if inner is not None or not attribute.metadata.get("omitted_if_none"):
+            values |= inner if attribute.metadata.get("unknown_fields") else {attribute.name: inner}
     return values
 
 
@@ -111,7 +113,7 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 def _expected(hint: Any, about: Mapping[str, Any]) -> str:
-    """What a field must hold, in words."""
+    """Describe the values that a field may hold."""
     hint = _without_none(hint)[0]
     if get_origin(hint) is Literal:
         return f"one of {', '.join(map(str, get_args(hint)))}"
@@ -122,15 +124,15 @@ def _expected(hint: Any, about: Mapping[str, Any]) -> str:
 
 
 def _without_none(hint: Any) -> tuple[Any, bool]:
-    """A type without None, and whether it allows None."""
+    """Return a type without None, and whether it allows None."""
     if get_origin(hint) not in (Union, UnionType):
         return hint, False
-    (inner,) = (each for each in get_args(hint) if each is not NoneType)
+    (inner,) = (option for option in get_args(hint) if option is not NoneType)
     return inner, True
 
 
 def _checked(hint: Any, value: Any, origin: Origin, name: str, about: Mapping[str, Any]) -> Any:
-    """The value of a field, made of what the JSON object holds; UserError if it is of another type."""
+    """Convert a JSON value to the type of a field; raise UserError if it is of another type."""
     hint, optional = _without_none(hint)
     if hint is Any or (optional and value is None):
         return value
@@ -142,14 +144,14 @@ def _checked(hint: Any, value: Any, origin: Origin, name: str, about: Mapping[st
     if is_dataclass(hint):
         value = from_json(hint, value, within)  # type: ignore[arg-type]
     elif get_origin(hint) is dict:
-        value = {key: _checked(inner[1], each, within, key, {}) for key, each in value.items()}
+        value = {key: _checked(inner[1], item, within, key, {}) for key, item in value.items()}
     elif get_origin(hint) is list:
-        value = [_checked(inner[0], each, within, str(place), {}) for place, each in enumerate(value)]
+        value = [_checked(inner[0], item, within, str(place), {}) for place, item in enumerate(value)]
     return float(value) if hint is float else value
 
 
 def _fits(hint: Any, value: Any, least: float) -> bool:
-    """Whether a value is of a type, at its outermost level."""
+    """Return whether a value is of a type, checking only its outermost level."""
     if get_origin(hint) is Literal:
         return isinstance(value, str) and value in get_args(hint)
     if hint is int:

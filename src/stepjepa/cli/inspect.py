@@ -160,7 +160,7 @@ def analyze(args: argparse.Namespace) -> int:
     """Analyse the models, write the files and print the numbers."""
     from stepjepa.inspection import analysis
 
-    models = analysis.analyze(from_args(AnalysisSettings, args))
+    models = analysis.analyze_models(from_args(AnalysisSettings, args))
     for model in models:
         source, target = model.views
         told = f"source {source} read behind {model.config.predictors} predictor tokens, target {target}"

@@ -1,4 +1,4 @@
-"""The chat of a row, whatever columns it stands in: whole chats, questions and answers, Alpaca, Dolly, ShareGPT."""
+"""Read the chat of a row from its columns: whole chats, questions and answers, Alpaca, Dolly, ShareGPT."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from stepjepa.data.messages import SYSTEM_ROLES, from_json, is_absent, read_mess
 
 USER = ("prompt", "question", "instruction", "input", "text")
 ASSISTANT = ("completion", "answer", "response", "output", "code")
-"""Columns as data sets and other tools call them; the first one that a row has is taken."""
+"""Common column names of prompt and answer; the first one that a row has is read."""
 
 CHATS = ("messages", "conversations", "conversation")
 """Columns of whole chats: with ``role`` and ``content``, or ShareGPT's ``from`` and ``value``."""
@@ -18,37 +18,37 @@ CHATS = ("messages", "conversations", "conversation")
 SYSTEM = ("system", "system_prompt")
 """Columns of a system prompt."""
 
-_MORE = ("input", "context")  # what Alpaca's and Dolly's ``instruction`` goes on with
+_MORE = ("input", "context")  # continue Alpaca's and Dolly's ``instruction``
 
 MOST_NAMES = 12
-"""Columns that a message lists."""
+"""Maximum number of columns that an error message lists."""
 
 Columns = Sequence[str] | None
-"""Names of two columns, of the user's and of the assistant's message; None looks for the usual ones."""
+"""Names of two columns, of the user's and of the assistant's message; None recognises them automatically."""
 
 
 class Chat(NamedTuple):
     """The chat of a row."""
 
     messages: list[JsonObject]
-    used: set[str]  # the columns that it was taken from
-    unused: list[str]  # keys of its messages that nothing reads, as ``messages[].id``
+    used: set[str]  # the columns that were read
+    unused: list[str]  # keys of its messages that are not read, such as ``messages[].id``
 
 
 def read_chat(
     row: Mapping[str, object], columns: Columns = None, *, system: str | None = None, system_prompt: str | None = None
 ) -> Chat:
-    """The chat of a row.
+    """Read the chat of a row.
 
-    Without ``columns`` that is a whole chat (:data:`CHATS`), or the first of :data:`USER` and of :data:`ASSISTANT` that
-    the row has. In Alpaca's form ``instruction`` goes on with ``input``, behind the turns of ``history``; in Dolly's
-    with ``context``. A column of :data:`SYSTEM` is the system message in front. ``columns`` are taken by themselves.
+    Without ``columns`` it is a whole chat (:data:`CHATS`), or the first of :data:`USER` and of :data:`ASSISTANT` that
+    the row has. In Alpaca's form ``input`` continues ``instruction``, after the turns of ``history``; in Dolly's form
+    ``context`` does. A column of :data:`SYSTEM` is the system message. With ``columns``, no other column is read.
 
     Args:
-        row: by the names of its columns.
-        columns: of the user's and the assistant's message.
-        system: a column of a system prompt, in place of the usual ones.
-        system_prompt: the same for all rows.
+        row: column name -> value.
+        columns: names of the columns of the user's and the assistant's message.
+        system: name of the column of a system prompt, instead of :data:`SYSTEM`.
+        system_prompt: a fixed system prompt for all rows.
     """
     if columns is not None and len(columns) != 2:
         raise UserError(f"--columns: expected two names, USER ASSISTANT, got {' '.join(columns)}")
@@ -58,20 +58,20 @@ def read_chat(
         _add_turns(chat, row, whole, None)
     else:
         names = (USER, ASSISTANT) if columns is None else [(name,) for name in columns]
-        asked, answered = (_column(row, each) for each in names)
-        chat = Chat([], {asked, answered}, [])
+        user_column, assistant_column = (_column(row, options) for options in names)
+        chat = Chat([], {user_column, assistant_column}, [])
         if columns is None and "history" in row:
             chat.used.add("history")
             _add_history(chat, row["history"])
         place = len(chat.messages)
-        _add_turns(chat, row, asked, "user")
-        if columns is None and asked == "instruction":
+        _add_turns(chat, row, user_column, "user")
+        if columns is None and user_column == "instruction":
             for name in _MORE:
                 if name in row:
                     chat.used.add(name)
                     if not is_absent(row[name]):
                         chat.messages[place]["content"] += f"\n\n{_text(row, name)}"
-        _add_turns(chat, row, answered, "assistant")
+        _add_turns(chat, row, assistant_column, "assistant")
     if columns is None:
         _refuse_preferences(row, chat.used)
     if system is not None:
@@ -84,7 +84,7 @@ def read_chat(
 
 
 def _with_system(chat: Chat, row: Mapping[str, object]) -> Chat:
-    """The chat behind the system message of a column, if the row has one."""
+    """Add the system message of a column, if the row has one."""
     for name in SYSTEM:
         if name not in row or name in chat.used:
             continue
@@ -100,24 +100,24 @@ def _with_system(chat: Chat, row: Mapping[str, object]) -> Chat:
 
 
 def _column(row: Mapping[str, object], names: Sequence[str]) -> str:
-    """The first of some columns that a row has."""
+    """Return the first of ``names`` that is a column of the row; raise UserError if there is none."""
     for name in names:
         if name in row:
             return name
-    there = ", ".join(list(map(str, row))[:MOST_NAMES]) or "nothing"
+    columns = ", ".join(list(map(str, row))[:MOST_NAMES]) or "nothing"
     _refuse_preferences(row, set())
     missing = f"no column '{names[0]}'"
     if len(names) > 1:
         missing = f"no 'messages', and none of the columns {', '.join(names)}"
     if len(row) < 2:
-        raise UserError(f"{missing} (there is {there}); a record needs 'messages', or two such columns")
-    raise UserError(f"{missing} (there is {there}); name the two with --columns USER ASSISTANT")
+        raise UserError(f"{missing} (there is {columns}); a record needs 'messages', or two such columns")
+    raise UserError(f"{missing} (there is {columns}); name the two with --columns USER ASSISTANT")
 
 
 def _add_turns(chat: Chat, row: Mapping[str, object], name: str, role: str | None) -> None:
     """Add a column to a chat: a text of one role or, as TRL also takes them, a list of turns."""
     turns = row[name]
-    if role is not None and not (isinstance(turns, list) and any(isinstance(each, Mapping) for each in turns)):
+    if role is not None and not (isinstance(turns, list) and any(isinstance(turn, Mapping) for turn in turns)):
         chat.messages.append({"role": role, "content": _text(row, name)})
         return
     if isinstance(turns, str) and turns.lstrip().startswith("["):
@@ -146,34 +146,34 @@ def _add_history(chat: Chat, history: object) -> None:
 
 def _text(row: Mapping[str, object], name: str) -> str:
     value = row[name]
-    told = f"column '{name}' is {shown(value)}; expected a text"
+    fault = f"column '{name}' is {shown(value)}; expected a text"
     if isinstance(value, bool):
-        raise UserError(f"{told}; write true and false as texts, such as yes and no")
+        raise UserError(f"{fault}; write true and false as texts, such as yes and no")
     # A table of numbers is read as numbers, where a file of texts would have held their digits.
     if isinstance(value, int) or (isinstance(value, float) and not math.isnan(value)):
         return str(value)
     if isinstance(value, list | tuple | Mapping):
-        raise UserError(f"{told}; write one text there, or name another column with --columns USER ASSISTANT")
+        raise UserError(f"{fault}; write one text there, or name another column with --columns USER ASSISTANT")
     if not isinstance(value, str) or not value.strip():
-        raise UserError(f"{told}; fill it in, or leave such rows out with --bad_records skip")
+        raise UserError(f"{fault}; fill it in, or leave such rows out with --bad_records skip")
     return value
 
 
 def _refuse_preferences(row: Mapping[str, object], used: set[str]) -> None:
-    """UserError for columns that say which answers are wanted, so that those that are not would be trained."""
+    """Raise UserError for preference columns: rejected answers would be trained."""
     pairs = [name for name in ("chosen", "rejected") if name not in used and not is_absent(row.get(name))]
     if pairs:
         chat = next((name for name in CHATS if not is_absent(row.get(name))), None)
-        asked = next((name for name in USER if isinstance(row.get(name), str)), None)
+        user_column = next((name for name in USER if isinstance(row.get(name), str)), None)
         if chat is not None:
             remedy = f"put the wanted answer at the end of '{chat}', and remove them"
-        elif asked is not None and isinstance(row[pairs[0]], str):
-            remedy = f"name the columns to train on: --columns {asked} {pairs[0]}"
+        elif user_column is not None and isinstance(row[pairs[0]], str):
+            remedy = f"name the columns to train on: --columns {user_column} {pairs[0]}"
         else:
             remedy = "rename the wanted one to 'messages', and remove the other"
         raise UserError(f"{' and '.join(map(repr, pairs))}: preferences, which are not trained on; {remedy}")
     for name in ("label", "kto_tag"):
         value = row.get(name)
         if name not in used and (isinstance(value, bool) or str(value).lower() in {"true", "false"}):
-            told = f"'{name}' is {shown(value)}: it marks answers as wanted or not, and all would be trained"
-            raise UserError(f"{told}; keep the rows that are wanted, and remove the column")
+            fault = f"'{name}' is {shown(value)}: it marks answers as wanted or not, and all would be trained"
+            raise UserError(f"{fault}; keep the rows that are wanted, and remove the column")

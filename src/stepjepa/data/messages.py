@@ -1,4 +1,4 @@
-"""Messages of a chat in one form, whatever tool wrote them: contents, thoughts, tool calls, weights, tools."""
+"""Normalise messages of a chat from many formats: contents, thoughts, tool calls, weights, tools."""
 
 import json
 import math
@@ -36,31 +36,31 @@ _READ |= {*_REASONING, *_WEIGHTS}
 
 
 def is_absent(value: object) -> bool:
-    """Whether a field says nothing: null, NaN (the gap of a table), blank, or an empty list or object."""
+    """Return whether a field is empty: null, NaN (the gap of a table), blank, or an empty list or object."""
     if isinstance(value, str | Mapping | list | tuple):
         return not (value.strip() if isinstance(value, str) else value)
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def as_python(value: Any) -> Any:
-    """The same value without NumPy: arrays as lists, which pandas makes of lists, and scalars as Python's numbers."""
+    """Convert NumPy values to Python: arrays to lists (pandas makes arrays of lists), scalars to Python's numbers."""
     if isinstance(value, Mapping):
-        return {name: as_python(each) for name, each in value.items()}
+        return {name: as_python(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [as_python(each) for each in value]
-    # Also NumPy's numbers and texts that are Python's, too.
+        return [as_python(item) for item in value]
+    # Includes NumPy scalars that are subclasses of Python's numbers and texts.
     return as_python(value.tolist()) if hasattr(value, "dtype") else value
 
 
 def without_fillers(value: object) -> Any:
-    """A value of an Arrow table without the nulls that it puts where another row's object has a field."""
+    """Remove the nulls that an Arrow table adds for fields of other rows' objects."""
     if isinstance(value, Mapping):
-        return {name: without_fillers(each) for name, each in value.items() if each is not None}
-    return [without_fillers(each) for each in value] if isinstance(value, list) else value
+        return {name: without_fillers(item) for name, item in value.items() if item is not None}
+    return [without_fillers(item) for item in value] if isinstance(value, list) else value
 
 
 def from_json(value: object, name: str, expected: str) -> Any:
-    """A field that may be JSON as text, as in tables; UserError if it begins as such and is none."""
+    """Parse a field that may hold JSON as text, as in tables; raise UserError if the text is not JSON."""
     if not isinstance(value, str):
         return value
     try:
@@ -70,9 +70,9 @@ def from_json(value: object, name: str, expected: str) -> Any:
 
 
 def read_message(turn: object, name: str) -> tuple[JsonObject, list[str]]:
-    """One message in the form of :class:`stepjepa.data.records.Record`, and the keys of it that nothing reads.
+    """Return one message in the form of :class:`stepjepa.data.records.Record`, and its keys that are not read.
 
-    ``name`` is where it stands, for errors. ``role`` and ``content`` may be ShareGPT's ``from`` and ``value``; the
+    ``name`` is its place, for errors. ``role`` and ``content`` may be ShareGPT's ``from`` and ``value``; the
     content may be parts of type ``text``.
     """
     if not isinstance(turn, Mapping):
@@ -80,32 +80,32 @@ def read_message(turn: object, name: str) -> tuple[JsonObject, list[str]]:
     if turn.keys() == _PLAIN:
         role, text = turn["role"], turn["content"]
         if isinstance(role, str) and role in _TEXT_ROLES and isinstance(text, str) and text.strip():
-            return {"role": role, "content": text}, []  # what most messages are, at a fifth of the time
+            return {"role": role, "content": text}, []  # fast path for most messages, in a fifth of the time
     refuse_media(turn, f"{name}.")
-    said, value = _first(turn, "role", "from"), _first(turn, "content", "value")
-    role = "tool" if turn.get("role") == "function" else _OTHER_ROLES.get(str(said), said)
+    source_role, value = _first(turn, "role", "from"), _first(turn, "content", "value")
+    role = "tool" if turn.get("role") == "function" else _OTHER_ROLES.get(str(source_role), source_role)
     if role not in ROLES:
         raise UserError(f"{name} is {shown(turn)}; {_EXPECTED}")
-    if said == "function_call":
+    if source_role == "function_call":
         calls, value = _calls(value, f"{name}.value"), None
     else:
         called = turn.get("tool_calls") if is_absent(turn.get("function_call")) else [turn["function_call"]]
         calls = _calls(called, f"{name}.tool_calls")
     reasoning, weight = _reasoning(turn, name), _weight(turn, role, name)
-    for key, there in (("tool_calls", calls), ("reasoning_content", reasoning)):
-        if there and role != "assistant":
+    for key, part in (("tool_calls", calls), ("reasoning_content", reasoning)):
+        if part and role != "assistant":
             raise UserError(f"{name}.{key}: a {role} message has none; remove it, or make its role assistant")
     may_be_empty = bool(calls) or role in {"tool", *SYSTEM_ROLES}
     optional: JsonObject = {"reasoning_content": reasoning, "tool_calls": calls or None}
     optional |= {key: _label(turn.get(key), f"{name}.{key}") for key in ("name", "tool_call_id")}
     optional |= {"weight": 0 if weight == 0 and role == "assistant" else None}
     message = {"role": role, "content": _content(value, role, name, may_be_empty=may_be_empty)}
-    message |= {key: each for key, each in optional.items() if each is not None}
+    message |= {key: part for key, part in optional.items() if part is not None}
     return message, [str(key) for key, value in turn.items() if key not in _READ and not is_absent(value)]
 
 
 def _label(value: object, name: str) -> str | None:
-    """A name or an id; None for none."""
+    """Return a name or an id; None if it is absent, UserError if it is no text."""
     if is_absent(value):
         return None
     if isinstance(value, str):
@@ -114,7 +114,7 @@ def _label(value: object, name: str) -> str | None:
 
 
 def _first(turn: Mapping[str, object], *names: str) -> Any:
-    """The value of the first of some keys that has one."""
+    """Return the value of the first of ``names`` that has one."""
     return next((turn[name] for name in names if turn.get(name) is not None), None)
 
 
@@ -125,15 +125,15 @@ def _content(value: object, role: str, name: str, *, may_be_empty: bool) -> str:
     if may_be_empty and (value is None or (isinstance(value, str) and not value.strip() and role == "assistant")):
         return ""
     if not isinstance(value, str):
-        told = f"{name}.content ({role}) is {shown(value)}; expected a text, or parts of type text"
-        raise UserError(f"{told}; fill it in, or remove the record")
+        fault = f"{name}.content ({role}) is {shown(value)}; expected a text, or parts of type text"
+        raise UserError(f"{fault}; fill it in, or remove the record")
     if not may_be_empty and not value.strip():
         raise UserError(f"{name}.content ({role}) is empty; fill it or remove the record")
     return value
 
 
 def _part(part: object, name: str) -> str:
-    """The text of one part of a content; a part of another type is passed over if it is empty."""
+    """Return the text of one part of a content; an empty part of another type gives an empty text."""
     if isinstance(part, str):
         return part
     kind = part.get("type") if isinstance(part, Mapping) else None
@@ -143,12 +143,14 @@ def _part(part: object, name: str) -> str:
         return ""
     if kind in {"thinking", "reasoning"}:
         raise UserError(f"{name} is a thought; write it as 'reasoning_content' of the message")
-    told = f"a part of type {shown(kind)}" if isinstance(kind, str) else shown(part)
-    raise UserError(f"{name} is {told}; expected parts {{'type': 'text', 'text': ...}}; remove the part or the record")
+    description = f"a part of type {shown(kind)}" if isinstance(kind, str) else shown(part)
+    raise UserError(
+        f"{name} is {description}; expected parts {{'type': 'text', 'text': ...}}; remove the part or the record"
+    )
 
 
 def _reasoning(turn: Mapping[str, object], name: str) -> str | None:
-    """The thought of a message: one field under several names."""
+    """Return the thought of a message, which may have one of several names."""
     thoughts: dict[str, str] = {}
     for key in _REASONING:
         thought = turn.get(key)
@@ -163,7 +165,7 @@ def _reasoning(turn: Mapping[str, object], name: str) -> str | None:
 
 
 def _weight(turn: Mapping[str, object], role: str, name: str) -> int | None:
-    """1 where the user says that a message is trained, 0 where they say that it is not; None for neither."""
+    """Return 1 for a message marked as trained, 0 for one marked as context, None for an unmarked one."""
     if not is_absent(turn.get("train_detail")):
         raise UserError(f"{name}.train_detail: parts of a message can't be trained; remove it, or the record")
     weights: dict[str, int] = {}
@@ -185,7 +187,7 @@ def _weight(turn: Mapping[str, object], role: str, name: str) -> int | None:
 
 
 def _calls(value: object, name: str) -> list[JsonObject]:
-    """Tool calls in OpenAI's form, with arguments as an object."""
+    """Return tool calls in OpenAI's form, with arguments as an object."""
     if is_absent(value):
         return []
     value = from_json(value, name, "a list of tool calls")
@@ -207,12 +209,12 @@ def _calls(value: object, name: str) -> list[JsonObject]:
 
 
 def tools_of(row: Mapping[str, object]) -> object:
-    """The tools of a row, under whichever of their names it has them."""
+    """Return the tools of a row, under the first of :data:`TOOLS` that it has."""
     return next((row[name] for name in TOOLS if not is_absent(row.get(name))), None)
 
 
 def read_tools(value: object) -> list[JsonObject] | None:
-    """The tools of a record, a list or JSON text, in OpenAI's form; None for none."""
+    """Return the tools of a record (a list or JSON text) in OpenAI's form; None if there are none."""
     if is_absent(value) or is_absent(value := from_json(value, "tools", "a list of functions")):
         return None
     tools = []
@@ -229,7 +231,7 @@ def read_tools(value: object) -> list[JsonObject] | None:
 
 
 def read_variables(value: object) -> JsonObject | None:
-    """``chat_template_kwargs`` of a record, an object or JSON text; None for none."""
+    """Return ``chat_template_kwargs`` of a record (an object or JSON text); None if there are none."""
     name = "chat_template_kwargs"
     if is_absent(value) or is_absent(value := from_json(value, name, "an object")):
         return None
@@ -241,15 +243,18 @@ def read_variables(value: object) -> JsonObject | None:
 
 
 def check_turns(messages: Sequence[Mapping[str, object]]) -> int:
-    """One past the last message of an assistant that is trained; UserError if there is none, or for a wrong order."""
+    """Check the order of turns; return one past the index of the last trained assistant message.
+
+    UserError if no assistant message is trained, or the order is wrong.
+    """
     roles = [str(message["role"]) for message in messages]
     turns = roles[1:] if roles[:1] and roles[0] in SYSTEM_ROLES else roles
     may_follow = {"user": ("assistant", "tool", ""), "assistant": ("user", "tool"), "tool": ("assistant", "tool")}
     in_turn = all(before in may_follow.get(role, ()) for before, role in zip(["", *turns[:-1]], turns, strict=True))
     if not in_turn or "assistant" not in turns:
-        told = (", ".join(roles[:8]) or "none") + (", ..." if len(roles) > 8 else "")
+        listed = (", ".join(roles[:8]) or "none") + (", ..." if len(roles) > 8 else "")
         expected = "user and assistant in turn, tool messages behind an assistant's, and a system message only in front"
-        raise UserError(f"the turns are {told}; expected {expected}; join two of one role, or remove the record")
+        raise UserError(f"the turns are {listed}; expected {expected}; join two of one role, or remove the record")
     trained = [number for number, message in enumerate(messages, start=1) if message["role"] == "assistant"]
     trained = [number for number in trained if messages[number - 1].get("weight") != 0]
     if not trained:
@@ -258,7 +263,7 @@ def check_turns(messages: Sequence[Mapping[str, object]]) -> int:
 
 
 def refuse_media(fields: Mapping[str, object], of: str = "") -> None:
-    """UserError for a row or a message (``of``) with images, videos or sounds."""
+    """Raise UserError for a row or a message (``of``) with images, videos or sounds."""
     for name in MEDIA.intersection(fields):
         if not is_absent(fields[name]):
             raise UserError(f"'{of}{name}' is other input than text, which is not trained on; remove it, or the record")

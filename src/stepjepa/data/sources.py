@@ -1,4 +1,4 @@
-"""Where records come from: files of five formats, folders and data sets of the hub, several of them mixed."""
+"""Read records from files of five formats, folders and data sets of the hub, and mix several of them."""
 
 import codecs
 import csv
@@ -20,10 +20,10 @@ from stepjepa.data.messages import TOOLS, is_absent, without_fillers
 from stepjepa.data.records import BadRecords, Record, parse_record
 
 Rows = Iterator[tuple[int, JsonObject]]
-"""Line or row number, counted from 1, and the row by the names of its columns."""
+"""Pairs of line or row number, from 1, and row (column name -> value)."""
 
 Wrong = Callable[[UserError, int], None]
-"""Takes what is wrong with a row, and its number: ``BadRecords.note``."""
+"""Takes the error of a row and its number: ``BadRecords.note``."""
 
 # Reasoning traces can be longer than the 128 KiB that the csv module allows a field.
 _LONGEST_FIELD = 2**27
@@ -36,35 +36,35 @@ def read_rows(
     subset: str | None = None,
     bad: BadRecords | None = None,
 ) -> Rows:
-    """The rows of a file, of a folder that ``datasets`` can load, or of a data set on the hub.
+    """Read the rows of a file, of a folder that ``datasets`` can load, or of a data set on the hub.
 
-    The format of a file is told by its name (:data:`FORMATS`). What looks like a path is never asked for at the hub.
-    ``split`` and ``subset`` are for folders and the hub, where there are several.
+    The suffix of a file decides its format (:data:`FORMATS`). A path is never looked up on the hub.
+    ``split`` and ``subset`` are for folders and the hub, which may have several.
     """
     path, name = Path(source).expanduser(), os.fspath(source)
     if path.is_dir() or not (path.exists() or _looks_like_a_path(name)):
         return _read_dataset(str(path) if path.is_dir() else name, split, subset)
     if split is not None or subset is not None:
         raise UserError(f"--{'subset' if split is None else 'split'} does nothing with a file; leave it out", path=path)
-    found = existing_file(path, "raw file")
-    if found.suffix.lower() not in FORMATS:
-        raise UserError(f"a name that ends in {', '.join(FORMATS)} is expected; convert it", path=found)
-    return FORMATS[found.suffix.lower()](found, (bad or BadRecords()).note)
+    file = existing_file(path, "raw file")
+    if file.suffix.lower() not in FORMATS:
+        raise UserError(f"a name that ends in {', '.join(FORMATS)} is expected; convert it", path=file)
+    return FORMATS[file.suffix.lower()](file, (bad or BadRecords()).note)
 
 
 def read_records(
     path: str | os.PathLike[str], *, bad: BadRecords | None = None, columns: Columns = None
 ) -> list[Record]:
-    """The records of a file, at least one: a table of :data:`FORMATS`, otherwise JSON lines.
+    """Read the records of a file, at least one: a table of :data:`FORMATS`, otherwise JSON lines.
 
     Args:
-        path: of the file.
-        bad: takes the lines that are wrong; None makes the first of them an error.
-        columns: of the user's and the assistant's message, where they have names of their own.
+        path: the file.
+        bad: collects invalid lines; None raises an error for the first of them.
+        columns: names of the columns of the user's and the assistant's message; None recognises them.
     """
-    found, bad = existing_file(path, "data file"), bad or BadRecords()
-    reader = FORMATS.get(found.suffix.lower(), _read_json)
-    records = list(_parse_each(reader(found, bad.note), path, bad, columns))
+    file, bad = existing_file(path, "data file"), bad or BadRecords()
+    reader = FORMATS.get(file.suffix.lower(), _read_json)
+    records = list(_parse_each(reader(file, bad.note), path, bad, columns))
     if not records:
         rest = bad.describe() if bad.count else "add at least one"
         raise UserError(f"holds no records; {rest}", path=path)
@@ -72,9 +72,9 @@ def read_records(
 
 
 def read_any(source: str | os.PathLike[str], *, bad: BadRecords | None = None, columns: Columns = None) -> list[Record]:
-    """The records of a file, of a folder that ``datasets`` can load, or of a data set on the hub.
+    """Read the records of a file, of a folder that ``datasets`` can load, or of a data set on the hub.
 
-    The name of a data set may go on with subset and split: ``openai/gsm8k:main:train``. See :func:`read_records`.
+    Subset and split may follow the name of a data set: ``openai/gsm8k:main:train``. See :func:`read_records`.
     """
     path, name = Path(source).expanduser(), os.fspath(source)
     if path.is_file() or (_looks_like_a_path(name) and not path.is_dir()):
@@ -89,9 +89,9 @@ def read_any(source: str | os.PathLike[str], *, bad: BadRecords | None = None, c
 
 
 def mix(parts: Sequence[Sequence[Record]], weights: Sequence[float] | None, seed: int) -> list[list[Record]]:
-    """The largest mixture of several data sets in which each has its share and no record stands twice.
+    """Draw the largest mixture of several data sets with these relative sizes and no repetition.
 
-    ``weights`` are in any unit, None takes all. What is taken of each, drawn by the seed, keeps its order there.
+    ``weights`` are relative; None takes all records. The records drawn from each (by the seed) keep their order.
     """
     if weights is None:
         return [list(part) for part in parts]
@@ -124,7 +124,7 @@ def _looks_like_a_path(name: str) -> bool:
 
 
 def _read_json(path: Path, wrong: Wrong) -> Rows:
-    """JSON lines; or a list of objects, objects over several lines, an object with such a list (:data:`_LISTS`)."""
+    """Read JSON lines; or a list of objects, objects over several lines, an object with a list (:data:`_LISTS`)."""
     with path.open("rb") as stream:
         lines = (line.removeprefix(codecs.BOM_UTF8).strip() for line in stream)
         first = next(filter(None, lines), b"{}")
@@ -143,12 +143,12 @@ def _read_json(path: Path, wrong: Wrong) -> Rows:
         if isinstance(row, dict) and not holds_half(row):
             yield number, row
         else:
-            told = f"element {number} is no object, or holds half of a character (a lone surrogate); remove it"
-            wrong(UserError(told, path=path), number)
+            fault = f"element {number} is no object, or holds half of a character (a lone surrogate); remove it"
+            wrong(UserError(fault, path=path), number)
 
 
 def _json_values(path: Path) -> list[tuple[int, object]]:
-    """The values of a file of JSON behind one another, each with its first line; none where it is not JSON."""
+    """Return the concatenated JSON values of a file, each with its first line; an empty list if it is not JSON."""
     text, end, line = read_text(path), 0, 1
     values = list[tuple[int, object]]()
     decoder, blank = json.JSONDecoder(), re.compile(r"\s*")
@@ -160,8 +160,8 @@ def _json_values(path: Path) -> list[tuple[int, object]]:
             line += text.count("\n", start, end)
     except (ValueError, RecursionError) as error:
         if path.suffix.lower() == ".json" and text.lstrip("\ufeff \t\r\n").startswith("["):
-            told = f"not valid JSON ({_first_line(error)})"
-            raise UserError(told, path=path, line=getattr(error, "lineno", None)) from None
+            fault = f"not valid JSON ({_first_line(error)})"
+            raise UserError(fault, path=path, line=getattr(error, "lineno", None)) from None
         return []
     return values
 
@@ -184,7 +184,7 @@ _LISTS = (
 
 
 def _is_wrapped(value: JsonObject) -> bool:
-    """Whether an object holds rows instead of being one: under a key, or as a table by its columns."""
+    """Return whether an object holds rows instead of being one: under a key, or as a table by its columns."""
     if any(name in value and not isinstance(value[name], list | dict) for name in _COLUMNS) or CHATS[0] in value:
         return False
     return (
@@ -195,35 +195,35 @@ def _is_wrapped(value: JsonObject) -> bool:
 
 
 def _by_columns(value: JsonObject, kind: type) -> bool:
-    """Whether an object is a table whose columns are all lists without objects in them, or objects of the same keys."""
+    """Return whether an object is a table: its columns are lists without objects, or objects of the same keys."""
     parts = list(value.values())
     if len(parts) < 2 or not all(isinstance(part, kind) for part in parts):
         return False
     if kind is dict:
         return all(part.keys() == parts[0].keys() for part in parts)
-    return all(len(part) == len(parts[0]) and not any(isinstance(each, dict) for each in part) for part in parts)
+    return all(len(part) == len(parts[0]) and not any(isinstance(cell, dict) for cell in part) for part in parts)
 
 
 def _rows_of(value: object, path: Path) -> list[object]:
-    """The rows of a file that is one JSON value; UserError for an object with several lists, or a table of pandas."""
+    """Return the rows of a file of one JSON value; UserError if it has several lists, or is a table of pandas."""
     if not isinstance(value, dict) or not _is_wrapped(value):
         return value if isinstance(value, list) else [value]
     rows = {name: value[name] for name in _LISTS if isinstance(value.get(name), list)}
     if not rows and _by_columns(value, list):
         return [dict(zip(value, row, strict=True)) for row in zip(*value.values(), strict=True)]
     if not rows or ("columns" in value and "index" in value):
-        told = "a table as pandas writes it; write it with to_json(FILE, orient='records', lines=True)"
-        raise UserError(told, path=path)
+        fault = "a table as pandas writes it; write it with to_json(FILE, orient='records', lines=True)"
+        raise UserError(fault, path=path)
     if len(rows) > 1:
-        told = f"an object with lists under {', '.join(rows)}; write the one that is meant to a file of its own"
-        raise UserError(told, path=path)
+        fault = f"an object with lists under {', '.join(rows)}; write the one that is meant to a file of its own"
+        raise UserError(fault, path=path)
     if shared := [name for name in (*SYSTEM, *TOOLS) if not is_absent(value.get(name))]:
         raise UserError(f"'{shared[0]}' stands beside the list of records; write it into each of them", path=path)
     return list(*rows.values())
 
 
 def _read_tsv(path: Path, wrong: Wrong) -> Rows:
-    """A line a row: quotation marks are text, but where they enclose a whole field."""
+    """Read one row per line; quotation marks are text unless they enclose a whole field."""
     for line, row in _read_table(path, wrong, delimiter="\t", quoting=csv.QUOTE_NONE):
         yield line, {name: _unquoted(field) for name, field in row.items()}
 
@@ -252,17 +252,17 @@ def _read_table(path: Path, wrong: Wrong, **dialect: Any) -> Rows:
             elif len(row) == len(names):
                 yield line, dict(zip(names, row, strict=True))
             else:
-                told = f"{len(row)} fields where the header has {len(names)}; quote a field with a separator"
-                wrong(UserError(told, path=path, line=line), line)
+                fault = f"{len(row)} fields where the header has {len(names)}; quote a field with a separator"
+                wrong(UserError(fault, path=path, line=line), line)
             line = table.line_num + 1
     except csv.Error as error:
         raise UserError(f"not valid {path.suffix[1:].upper()} ({error})", path=path, line=line) from None
 
 
 def _delimiter(text: str) -> str:
-    """What separates the fields of a table: another character where the header has no comma, as Excel writes it."""
+    """Return the delimiter of a table: a semicolon, tab or bar if the header has it and no comma, as Excel writes."""
     header = text.lstrip("\r\n").partition("\n")[0]
-    return next((each for each in ";\t|" if "," not in header and each in header), ",")
+    return next((mark for mark in ";\t|" if "," not in header and mark in header), ",")
 
 
 def _read_parquet(path: Path, wrong: Wrong) -> Rows:
@@ -274,12 +274,12 @@ def _read_parquet(path: Path, wrong: Wrong) -> Rows:
         with parquet.ParquetFile(path) as file:
             rows = (row for batch in file.iter_batches() for row in batch.to_pylist())
             yield from enumerate(map(_row_without_fillers, rows), start=1)
-    # Text that is none, and dates that Python does not have, are found out row by row.
+    # Invalid text, and dates that Python can't represent, raise errors only when their row is read.
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         raise UserError(f"no readable Parquet file ({_first_line(error)}); write it again", path=path) from None
 
 
-# By the end of a file's name.
+# Suffix of a file -> its reader.
 FORMATS: dict[str, Callable[[Path, Wrong], Rows]] = {
     ".jsonl": _read_json,
     ".ndjson": _read_json,
@@ -294,11 +294,13 @@ def _read_dataset(name: str, split: str | None, subset: str | None) -> Rows:
     import datasets
 
     try:
-        # All splits are fetched in any case; asked for together, they can be named where a wrong one is wanted.
+        # All splits are fetched in any case; loading them together lets the error list them.
         splits = datasets.load_dataset(name, subset)
-    except Exception as error:  # whatever a data set, its files or the hub's library may come up with
-        told = _first_line(error) + (f" ({_first_line(error.__cause__)})" if error.__cause__ else "")
-        raise UserError(f"can't be loaded: {told}; check name, subset and network, or pass a file", path=name) from None
+    except Exception as error:  # a data set, its files or the hub's library may raise anything
+        fault = _first_line(error) + (f" ({_first_line(error.__cause__)})" if error.__cause__ else "")
+        raise UserError(
+            f"can't be loaded: {fault}; check name, subset and network, or pass a file", path=name
+        ) from None
     if split is None and len(splits) == 1:
         split = next(iter(splits))
     if split not in splits:
@@ -308,7 +310,7 @@ def _read_dataset(name: str, split: str | None, subset: str | None) -> Rows:
 
 
 def _row_without_fillers(row: JsonObject) -> JsonObject:
-    """A row of an Arrow table with all its columns."""
+    """Return a row of an Arrow table with all its columns, without fillers in nested objects."""
     return {name: without_fillers(value) for name, value in row.items()}
 
 

@@ -52,7 +52,7 @@ def similarity_quantiles(values: Iterable[float | None]) -> JsonObject:
     return {"n": len(measured), "mean": float(measured.mean()), "std": float(measured.std()), "quantiles": quantiles}
 
 
-def analyse(embeddings: ViewEmbeddings) -> JsonObject:
+def embedding_metrics(embeddings: ViewEmbeddings) -> JsonObject:
     """All numbers of one model; ``notes`` are sentences about what they can't say."""
     totals, source, target = similarity_totals(embeddings), embeddings.source, embeddings.target
     pairs, dimensions = source.shape

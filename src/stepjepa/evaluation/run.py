@@ -51,11 +51,11 @@ class Selection:
         self.task = with_published_rules(task) if settings.scoring == "reference" else task
         self.headline = self.task.beginning if settings.startswith else self.task.headline
         self.records, self.left_out = keep(self.task, records)
-        self.options = {name: getattr(settings.task_options, name) for name in task.takes if name != "workers"}
+        self.options = {name: getattr(settings.task_options, name) for name in task.used_options if name != "workers"}
 
     def summarise(self, lines: Sequence[JsonObject]) -> JsonObject:
         """The part of a summary that is computed from the lines."""
-        about = {"left_out": self.left_out, "task": self.task.name, "lenient": self.task.lenient}
+        about = {"left_out": self.left_out, "task": self.task.name, "lenient": self.task.secondary_score}
         return {**about, **summarise(lines, self.headline), "details": self.task.details(lines)}
 
 

@@ -72,7 +72,7 @@ class ModelViews:
     views: tuple[str, str]  # names of source and target
     config: JepaConfig  # how the views were read
     embeddings: ViewEmbeddings  # whose records are counted from 0 in the test file
-    numbers: JsonObject  # see embeddings.analyse
+    numbers: JsonObject  # see embeddings.embedding_metrics
 
 
 def output_files(folder: str | os.PathLike[str]) -> list[Path]:
@@ -80,7 +80,7 @@ def output_files(folder: str | os.PathLike[str]) -> list[Path]:
     return [Path(folder) / name for name in (JSON_FILE, DATA_FILE, "projection.png")]
 
 
-def analyze(settings: AnalysisSettings) -> list[ModelViews]:
+def analyze_models(settings: AnalysisSettings) -> list[ModelViews]:
     """Embed the test records with each model; write numbers, data and pictures to ``settings.output_dir``."""
     files = output_files(settings.output_dir)
     there = [file for file in files if file.exists()]
@@ -115,7 +115,7 @@ def _embed_model(
     path: str, config: JepaConfig, records: Mapping[int, Record], settings: AnalysisSettings
 ) -> ModelViews:
     """Embed the records, given by index, by one model, which is freed again, and measure their views."""
-    from stepjepa.evaluation.embeddings import analyse
+    from stepjepa.evaluation.embeddings import embedding_metrics
     from stepjepa.evaluation.run import embed_views
     from stepjepa.models.loading import load_for_inference
 
@@ -125,7 +125,7 @@ def _embed_model(
     embeddings = embed_views(model, tokenizer, some, config, batch_size=settings.batch_size)
     embeddings = replace(embeddings, record=np.asarray(list(records))[embeddings.record])
     views = view_names(config.mode, config.reverse_pred)
-    return ModelViews(path, views, config, embeddings, analyse(embeddings))
+    return ModelViews(path, views, config, embeddings, embedding_metrics(embeddings))
 
 
 def choose_configs(settings: AnalysisSettings) -> list[JepaConfig]:

@@ -24,7 +24,7 @@ from stepjepa.tasks.spider import SpiderTask
 
 Row = Mapping[str, object]
 Rows = Iterable[tuple[int, Row]]  # with line numbers
-# Converts a row to a record, or to a list of records that form a group. Raises Unusable to drop the row.
+# Converts a row to a record, or to a list of records that form a group; raises Unusable to drop the row.
 Convert = Callable[..., JsonObject | list[JsonObject]]
 
 SYSTEM_PROMPT = (
@@ -40,29 +40,29 @@ class Counts:
     read: int = 0
     dropped: Counter[str] = field(default_factory=Counter)  # rows that gave no record, by reason
     columns: tuple[str, ...] = ()  # of the first row, for error messages
-    # Columns that hold something, and whether a conversion asked for them.
-    asked: dict[str, bool] = field(default_factory=dict)
+    # Column that holds a value -> whether a conversion read it.
+    was_read: dict[str, bool] = field(default_factory=dict)
 
     @property
     def unused(self) -> list[str]:
-        """The columns that no record was made of."""
-        return [name for name, asked in self.asked.items() if not asked]
+        """The columns that no conversion read."""
+        return [name for name, was_read in self.was_read.items() if not was_read]
 
 
-class _AskedRow(JsonObject):
-    """A row that knows which of its columns were asked for."""
+class _TrackedRow(JsonObject):
+    """A row that records which of its columns were read."""
 
     def __init__(self, row: Row) -> None:
         super().__init__(row)
-        self.asked: set[str] = set()
+        self.columns_read: set[str] = set()
 
     def __getitem__(self, name: str) -> object:
-        self.asked.add(name)
+        self.columns_read.add(name)
         return super().__getitem__(name)
 
     def get(self, name: str, default: object = None) -> object:
-        """The value of a column, or the default."""
-        self.asked.add(name)
+        """Return the value of a column, or the default."""
+        self.columns_read.add(name)
         return super().get(name, default)
 
 
@@ -73,17 +73,17 @@ def convert_rows(
 
     Several records of one row get its line number as the field ``group``. Invalid rows are noted by ``bad``.
     """
-    counts, found = Counts(), list[JsonObject]()
+    counts, records_made = Counts(), list[JsonObject]()
     for line, row in rows:
-        if limit is not None and len(found) >= limit:
+        if limit is not None and len(records_made) >= limit:
             break
         if not counts.read:
             counts.columns = tuple(map(str, row))
         counts.read += 1
-        asked_row = _AskedRow(row)
+        tracked = _TrackedRow(row)
         try:
-            made = convert(asked_row)
-            records = [record | {"group": line} for record in made] if isinstance(made, list) else [made]
+            result = convert(tracked)
+            records = [record | {"group": line} for record in result] if isinstance(result, list) else [result]
             for record in records:
                 parse_record(record, str(path), line)
         except Unusable as reason:
@@ -92,11 +92,11 @@ def convert_rows(
             located = error if error.line is not None else UserError(str(error), path=path, line=line)
             (bad or BadRecords()).note(located, line)
         else:
-            found += records
+            records_made += records
             for name, value in row.items():
                 if not is_absent(value):
-                    counts.asked[name] = counts.asked.get(name, False) or name in asked_row.asked
-    return found[:limit], counts
+                    counts.was_read[name] = counts.was_read.get(name, False) or name in tracked.columns_read
+    return records_made[:limit], counts
 
 
 def convert_chat(row: Row, **about: str | None) -> JsonObject:
@@ -107,7 +107,7 @@ def convert_chat(row: Row, **about: str | None) -> JsonObject:
     more: JsonObject = {"tools": read_tools(tools_of(plain))}
     more["chat_template_kwargs"] = read_variables(plain.get("chat_template_kwargs"))
     for name in {*chat.used, *TOOLS, *more}:
-        row.get(name)  # asked for, unlike what was only looked at
+        row.get(name)  # marks the column as read; others were only inspected
     return {"messages": chat.messages} | {name: value for name, value in more.items() if value is not None}
 
 
@@ -182,7 +182,7 @@ def convert_response(row: Row, options: StepOptions) -> JsonObject:
 
 
 def _ground_truth(row: Row) -> str | None:
-    """The answer in ``ground_truth``; else the marked answer in ``answer``, or ``answer`` itself if it is a number."""
+    """Return ``ground_truth``; else the marked answer in ``answer``, or ``answer`` itself if it is a number."""
     for name in ("ground_truth", "answer"):
         text = str(row.get(name, "")).strip()
         if text in ("", "None", "nan"):  # a gap in a table

@@ -28,7 +28,7 @@ _BLOCK = re.compile(r"(?:```.*```|~~~.*~~~|\$\$.*\$\$|\\\[.*\\\]|\\begin\{.*\\en
 
 
 def _block_lines(lines: Sequence[str]) -> set[int]:
-    """The numbers of the lines in code fences, displays and LaTeX environments, which blank lines do not split."""
+    """Return the numbers of lines in code fences, displays and LaTeX environments, which blank lines do not split."""
     inside: set[int] = set()
     end = ""  # the mark that closes the block
     for number, line in enumerate(lines):
@@ -67,7 +67,7 @@ def tidy_step(step: str) -> str:
 
 
 def _leads_in(piece: str) -> bool:
-    """Whether a piece only introduces the next one: a heading, "Therefore:", under four words without a digit."""
+    """Return whether a piece only introduces the next: a heading, "Therefore:", under four words without a digit."""
     piece = _ITEM_NUMBER.sub("", piece).strip()
     heading = "\n" not in piece and _HEADING.fullmatch(piece) and not _BARE_ANSWER.fullmatch(piece)
     if heading or piece.rstrip("*_ \t").endswith(":"):
@@ -76,7 +76,7 @@ def _leads_in(piece: str) -> bool:
 
 
 def _continues(piece: str) -> bool:
-    """Whether a piece only completes the piece before it: a block, the next line of an equation, "#### 18"."""
+    """Return whether a piece only completes the piece before it: a block, the next line of an equation, "#### 18"."""
     text = piece.strip()
     return text.startswith(("=", "where ")) or bool(_BARE_ANSWER.fullmatch(text) or _BLOCK.fullmatch(text))
 
@@ -107,8 +107,8 @@ def _join_trivial(pieces: Iterable[str], marked: bool) -> list[str]:
 
 
 def _find_markers(lines: Sequence[str], inside: Collection[int], pattern: re.Pattern[str]) -> dict[int, int]:
-    """Lines outside blocks with markers, and their numbers: n, n + 1, ... or again from 1; empty if none is above n."""
-    found: dict[int, int] = {}
+    """Return line -> step number of markers outside blocks: n, n + 1, ..., or from 1 again; empty if only n occurs."""
+    markers: dict[int, int] = {}
     before, indent = 0, ""
     for place, line in enumerate(lines):
         if place in inside or not (match := pattern.match(line)):
@@ -116,22 +116,22 @@ def _find_markers(lines: Sequence[str], inside: Collection[int], pattern: re.Pat
         groups = match.groupdict()
         number = int(groups["plain"] or groups["decorated"])
         # A later number 1 means that the model begins again; another indent is a nested list.
-        if not found or (number in (before + 1, 1) and groups["indent"] == indent):
+        if not markers or (number in (before + 1, 1) and groups["indent"] == indent):
             before, indent = number, groups["indent"]
-            found[place] = number
-    return found if found and before > min(found.values()) else {}
+            markers[place] = number
+    return markers if markers and before > min(markers.values()) else {}
 
 
 def _pieces(lines: Sequence[str], inside: Collection[int], markers: Mapping[int, int], *, in_list: bool) -> list[str]:
-    """The text between blank lines outside blocks; with markers (see ``_find_markers``) what begins at each of them.
+    """Split at blank lines outside blocks; with markers (see ``_find_markers``) split at each marker.
 
-    What introduces marker 1 goes with it. The last marked step ends before a conclusion, a list, "1.", also before an
-    unindented paragraph.
+    Text that introduces marker 1 belongs to it. The last marked step ends before a conclusion, a list, "1.", also
+    before an unindented paragraph.
     """
     first, last = min(markers, default=len(lines)), max(markers, default=-1)
     # Text before a higher number is no introduction, but steps of a response that is cut off in front.
     introduced = markers.get(first) == 1
-    found: list[list[str]] = []
+    pieces: list[list[str]] = []
     begins = True
     for place, line in enumerate(lines):
         if not line.strip():
@@ -139,11 +139,11 @@ def _pieces(lines: Sequence[str], inside: Collection[int], markers: Mapping[int,
             continue
         ended = not markers or (in_list and line[0] not in " \t-*") or _CLOSING.match(line)
         parted = begins and ((place < first and not introduced) or (place > last and ended))
-        if not found or parted or (place in markers and not (introduced and place == first)):
-            found.append([])
-        found[-1].append(line)
+        if not pieces or parted or (place in markers and not (introduced and place == first)):
+            pieces.append([])
+        pieces[-1].append(line)
         begins = False
-    return ["\n".join(part).rstrip() for part in found]
+    return ["\n".join(part).rstrip() for part in pieces]
 
 
 def split_response(text: str) -> list[str]:

@@ -1,8 +1,8 @@
-r"""Read answers out of generated text and compare them: as text, or as answers to a mathematical problem.
+r"""Extract answers from generated text and compare them: as text, or as answers to a mathematical problem.
 
 A mathematical answer is read only where it is marked: in ``\boxed{...}`` or behind ``####``. Two answers are compared
-as numbers, or as text if neither is a number; a number never equals an answer that is none. A model may generate any
-text, so all work is bounded by a small multiple of its length.
+as numbers, or as text if neither is a number; a number never equals a non-number. A model may generate any text, so
+the time is linear in its length.
 """
 
 import re
@@ -40,44 +40,43 @@ def _plain_character(character: str) -> str:
 
 
 def plain_characters(text: str) -> str:
-    """Digits of all scripts and full-width forms as ASCII, ``½`` as `` 1/2``, plain spaces, nothing invisible, in NFC.
+    """Convert digits of all scripts and full-width forms to ASCII, ``½`` to `` 1/2``, spaces to plain ones; return NFC.
 
-    Only the narrow spaces that group digits stay.
+    Invisible characters are removed; the narrow spaces that group digits stay.
     """
     return text if text.isascii() else composed("".join(map(_plain_character, text)))
 
 
 def before_special_token(text: str) -> str:
-    """A text up to its first ``</s>`` or ``<|``, which begins a special token."""
+    """Return a text up to its first ``</s>`` or ``<|``, which begins a special token."""
     return _SPECIAL_TOKEN.split(text, maxsplit=1)[0]
 
 
 def answer_start(text: str) -> str:
-    """The first line of an answer in plain characters, without a code fence around it, up to a special token."""
+    """Return the first line of an answer in plain characters, without enclosing code fence, up to a special token."""
     start = before_special_token(plain_characters(text.strip()[:_LONGEST]))
     return strip_code_fence(start).partition("\n")[0]
 
 
 def strip_code_fence(text: str) -> str:
-    """An answer without the fence or backticks that enclose all of it, and without a special token at its end."""
+    """Remove a code fence or backticks that enclose the whole answer, and a special token at its end."""
     text = _LAST_TOKENS.sub("", text.strip()).strip()
     code = _CODE.fullmatch(text)
     return (code["block"] or code["inline"]).strip() if code else text
 
 
 def text_scores(generated: str, truth: str) -> dict[str, bool | float]:
-    """Whether the generated text is the truth (``exact``), begins with it (``prefix``) or ``contains`` it.
+    """Return whether the generated text equals the truth (``exact``), begins with it (``prefix``) or ``contains`` it.
 
-    Both are compared in Unicode's form NFC, as most tokenizers normalise what they read. Of a truth with a thought the
-    content counts.
+    Both are compared in Unicode's form NFC, to which most tokenizers normalise. Thoughts in the truth are ignored.
     """
-    said, whole = composed(generated).strip(), composed(truth).strip()
+    answer, whole = composed(generated).strip(), composed(truth).strip()
     truth = content_part(whole).strip() or whole
-    return {"exact": said == truth, "prefix": said.startswith(truth), "contains": truth in said}
+    return {"exact": answer == truth, "prefix": answer.startswith(truth), "contains": truth in answer}
 
 
 def composed(text: str) -> str:
-    """A text in Unicode's form NFC; as it is where it holds so many marks in a row that sorting them takes long."""
+    """Return a text in Unicode's form NFC; unchanged if a long run of combining marks would make sorting slow."""
     if text.isascii():
         return text
     marks = 0
@@ -102,7 +101,7 @@ _MARKED = re.compile(
 
 
 def marked_answers(text: str) -> list[str]:
-    r"""The answers that a text marks, in order: contents of ``\boxed{...}``, and the rest of a line behind ``####``.
+    r"""Return the marked answers of a text, in order: contents of ``\boxed{...}``, the rest of a line after ``####``.
 
     A box that is not closed or is empty marks nothing. Of nested boxes the innermost counts, and a box in the line
     instead of the line. White space must precede ``####``, except in ``**#### 18**``. Digits of any script are returned
@@ -140,14 +139,14 @@ _UNIT = re.compile(rf"(?P<sign>[%$€£¥₹]?)\s*(?P<words>(?:{_WORD}(?:[ .·*-
 _SIGNS = {"$": "dollar", "€": "euro", "£": "pound", "¥": "yen", "₹": "rupee", "%": "percent"}
 _SIGNS |= {"usd": "dollar", "eur": "euro"}
 _SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-# Any other letter behind a number is algebra (5x, 2n) or a scale (3k, 2M), but in a script without capitals (5元).
+# Any other letter after a number is algebra (5x, 2n) or a scale (3k, 2M), except in a script without case (5元).
 _LETTER_UNITS = frozenset("mglLshWVJ")
 # "18 or more" and "3 to one" do not mean the number before these words.
 _NOT_UNITS = re.compile(
     r"\b(?:or|and|to|not|plus|minus|times|by|over|out|if|but|is|are|was|were)\b|^(?:squared|cubed|factorial|pi|sqrt|log|ln|sin|cos|tan|mod)\b",
     re.IGNORECASE,
 )
-# Characters; no sentence that states a number is longer. Longer answers are compared as text, with their decoration.
+# Maximum length of an answer that is parsed as a number. Longer answers are compared as text, with their decoration.
 _LONGEST = 1000
 
 _DOLLAR = "\ue000"
@@ -160,7 +159,7 @@ _REPLACEMENTS = (
     (rf"\\[,!;:]|[{_GROUPING_SPACES}]", ""),
     (r"\\ |~", " "),
     (r"\\%", "%"),
-    # Until delimiters are removed: the one in $\$18$ is none.
+    # Restored after delimiters are removed: an escaped dollar sign is no delimiter.
     (r"\\\$", _DOLLAR),
     (r"\^\s*(?:\{\s*)?\\circ\s*\}?|°", " degrees "),
     (r"[−–]", "-"),
@@ -234,7 +233,7 @@ _CALCULATION = re.compile(rf"(?:[^0-9]*(?:=|:|{_VERBS}))?{_TERM}(?:(?:[-+−*/×
 
 
 def stated_number(text: str) -> Number | None:
-    """The number of an answer, bare or stated: ``The final answer is 8.``, ``x = 8``, ``6 + 2 = 8``; else None."""
+    """Return the number that an answer states: ``The final answer is 8.``, ``x = 8``, ``6 + 2 = 8``; else None."""
     number = parse_number(text)
     if number is not None:
         return number
@@ -256,7 +255,7 @@ _FIRST_NUMBER = re.compile(
 
 
 def first_number(text: str) -> str | None:
-    """A text that states a number as it is, or else the first number in it, whatever stands around; None for none."""
+    """Return a text unchanged if it states a number, else the first number in it; None if there is none."""
     if stated_number(text) is not None:
         return text
     match = _FIRST_NUMBER.search(plain_characters(text))
@@ -264,21 +263,21 @@ def first_number(text: str) -> str | None:
 
 
 def same_answer(answer: str, truth: str) -> bool:
-    """Whether two answers are equal: as exact numbers, or else as text without spaces and LaTeX decoration.
+    """Return whether two answers are equal: as exact numbers, or else as text without spaces and LaTeX decoration.
 
     Units are compared only if both answers have one; then one must begin with the other (``$18`` equals ``18 dollars
     per day``; ``5 cm`` is not ``5 m``).
     """
-    said, true = stated_number(answer), stated_number(truth)
-    if said is None and true is None:
+    number, true_number = stated_number(answer), stated_number(truth)
+    if number is None and true_number is None:
         return "".join(_clean(answer).split()) == "".join(_clean(truth).split())
-    if said is None or true is None:
+    if number is None or true_number is None:
         return False
-    shared = min(len(said.unit), len(true.unit))
-    return said.value == true.value and said.unit[:shared] == true.unit[:shared]
+    shared = min(len(number.unit), len(true_number.unit))
+    return number.value == true_number.value and number.unit[:shared] == true_number.unit[:shared]
 
 
 def canonical(answer: str) -> str:
-    """The same string for equal answers, so that votes can be counted: ``$18.00`` and ``18`` give ``18``."""
+    """Return the same string for equal answers, to count votes: ``$18.00`` and ``18`` give ``18``."""
     number = stated_number(answer)
     return "".join(_clean(answer).split()) if number is None else str(number.value)

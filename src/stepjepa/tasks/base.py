@@ -1,7 +1,7 @@
-"""What a task is: how the right answer of a record is found, and how the answer of a model is scored.
+"""The interface of tasks: a task reads the gold answer of a record and scores the answer of a model.
 
-A new task is a class derived from :class:`Task` in a file of this folder. One of your own is named on the command line
-by where it is, ``--task my_module:MyTask``.
+A new task is a class derived from :class:`Task` in a file of this folder. A custom task is named on the command line by
+its module, ``--task my_module:MyTask``.
 """
 
 from abc import ABC, abstractmethod
@@ -17,25 +17,25 @@ from stepjepa.config.option import FROM_ONE, Range, check_values, option
 from stepjepa.data.records import Record
 from stepjepa.tasks.workers import Outcome, Workers
 
-# Why an answer is wrong.
+# Reasons why an answer is wrong.
 NO_ANSWER = "no answer found"
 WRONG = "wrong answer"
 FAILED = "execution failed"
 TIMED_OUT = "timed out"
 
-# What operating systems accept.
+# Ranges that operating systems accept.
 _SECONDS: Range = (lambda value: 0 < value <= 86400, "more than 0 and at most 86400")
 _MEBIBYTES: Range = (lambda value: 0 < value <= 2**30, f"more than 0 and at most {2**30}")
 
 
 def record_error(record: Record, message: str) -> UserError:
-    """The error for a record that a task can't use, with its file and line."""
+    """Make the error for a record that a task can't use, with its file and line."""
     return UserError(message, path=record.path, line=record.line)
 
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """A text whose likelihood a task asks for, behind a context: plain text, or None for the record's own prompt."""
+    """A text whose likelihood a task needs, after a context: plain text, or None for the record's own prompt."""
 
     label: str
     text: str
@@ -43,23 +43,23 @@ class Continuation:
 
 
 class Likelihood(NamedTuple):
-    """How probable a continuation is."""
+    """The likelihood of a continuation."""
 
-    log_probability: float  # natural logarithm, of all its tokens
-    tokens: int  # how many those are
+    log_probability: float  # natural logarithm, summed over its tokens
+    tokens: int  # number of its tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What a model answered to a record, without special tokens, and the likelihoods of :meth:`Task.continuations`."""
+    """The answer of a model to a record, without special tokens, and the likelihoods of :meth:`Task.continuations`."""
 
-    text: str  # all of it, thoughts included
-    likelihoods: Mapping[str, Likelihood] | None = None  # by label; None for answers that another program generated
+    text: str  # the whole answer, thoughts included
+    likelihoods: Mapping[str, Likelihood] | None = None  # by label; None for external predictions
     in_thought: bool = False  # the prompt has opened a thought, so the text begins inside it
 
     @property
     def content(self) -> str:
-        """The part that is meant as the answer: what stands behind a thought, or in harmony's final channel."""
+        """The answer without thoughts: the text after a thought, or harmony's final channel."""
         return content_part(self.text, in_thought=self.in_thought)
 
 
@@ -67,64 +67,81 @@ class Response:
 class Scored:
     """The verdict on one response."""
 
-    # By name, True and False or numbers of which the mean makes sense; the same names for all records.
+    # Score name -> bool or number that can be averaged; the same names for all records.
     scores: dict[str, bool | float]
-    # What was read out of the truth and of the response, by name; None where nothing was found.
+    # Values extracted from the truth and the response, by name; None if there is no such value.
     extracted: dict[str, str | None] = field(default_factory=dict)
-    error: str | None = None  # why the headline score is not reached, one of the constants above
+    error: str | None = None  # reason why the headline score is not reached, one of the constants above
 
 
 @dataclass(frozen=True, slots=True)
 class TaskOptions:
-    """Settings of the tasks; each task names those it uses in :attr:`Task.takes`."""
+    """Settings of the tasks; each task lists those it uses in :attr:`Task.used_options`."""
 
     spider_path: str | None = option(None, "databases of Spider, <DIR>/<name>/<name>.sqlite", metavar="DIR")
     missing_databases: Literal["error", "skip"] = option(
-        "error", "a record whose database is missing; skip: leave it out"
+        "error", "a record whose database is missing: error, or skip to leave it out"
     )
-    time_limit: float = option(10.0, "for a query, or for two regular expressions", metavar="SEC", allowed=_SECONDS)
-    memory_limit: int = option(2048, "for the same", metavar="MIB", allowed=_MEBIBYTES)
-    workers: int | None = option(None, "processes for the same (one per core, 8 at most)", allowed=FROM_ONE)
+    time_limit: float = option(
+        10.0, "time limit of a query, or of comparing two regular expressions", metavar="SEC", allowed=_SECONDS
+    )
+    memory_limit: int = option(2048, "memory limit per check", metavar="MIB", allowed=_MEBIBYTES)
+    workers: int | None = option(None, "processes that run checks (one per core, 8 at most)", allowed=FROM_ONE)
 
     def __post_init__(self) -> None:
         check_values(self)
 
 
+_NEW_NAMES = {"asked": "detection_order", "takes": "used_options", "lenient": "secondary_score"}
+"""Attribute of a task in 0.2.0 -> its name today; a custom task may use either."""
+
+
 class Task(ABC):
-    """How the records of one kind are scored."""
+    """Scores the records of one kind."""
 
     name: ClassVar[str]
     headline: ClassVar[str]  # the score that counts when only one is shown
-    lenient: ClassVar[str]  # the score that overlooks what follows the right answer
+    secondary_score: ClassVar[str]  # a more lenient score, which ignores text after the right answer
     beginning: ClassVar[str] = "prefix"  # the score of answers that begin right, the headline with --startswith
-    takes: ClassVar[tuple[str, ...]] = ()  # the fields of TaskOptions that make a difference to this task
-    system_prompt: ClassVar[str] = ""  # recognises the data set's records; empty for none
-    file_names: ClassVar[tuple[str, ...]] = ()  # how the names of its files begin, in lower case with _; the same
-    asked: ClassVar[int] = 0  # 'auto' asks higher ones later: those that know a record by what its answer looks like
+    used_options: ClassVar[tuple[str, ...]] = ()  # the fields of TaskOptions that this task uses
+    system_prompt: ClassVar[str] = ""  # of the data set's records, to recognise them; empty for none
+    file_names: ClassVar[
+        tuple[str, ...]
+    ] = ()  # prefixes of its file names, in lower case with _, to recognise its records
+    detection_order: ClassVar[int] = 0  # order in which 'auto' tries tasks; content heuristics come last
     options: TaskOptions = TaskOptions()
     _workers: Workers | None = None
 
+    def __init_subclass__(cls, **arguments: object) -> None:
+        """Give each attribute both its names, so that custom tasks written for 0.2.0 work."""
+        super().__init_subclass__(**arguments)
+        for old, new in _NEW_NAMES.items():
+            if new in vars(cls) or old in vars(cls):
+                value = vars(cls).get(new, vars(cls).get(old))
+                setattr(cls, new, value)
+                setattr(cls, old, value)
+
     @classmethod
     def from_options(cls, options: TaskOptions) -> Self:
-        """The task with the user's settings; UserError where one that it needs is missing or wrong."""
-        made = cls()
-        made.options = options
-        return made
+        """Make the task with the user's settings; raise UserError if one that it needs is missing or wrong."""
+        task = cls()
+        task.options = options
+        return task
 
     @classmethod
     def recognises(cls, record: Record) -> bool:
-        """Whether a record is of this task, for ``--task auto``: by its system prompt, or the name of its file."""
+        """Return whether a record is of this task, for ``--task auto``: by its system prompt or file name."""
         file = Path(record.path).name.lower().replace("-", "_")
         prompt = {"role": "system", "content": cls.system_prompt}
         return file.startswith(cls.file_names) or bool(cls.system_prompt and record.messages[0] == prompt)
 
     def left_out(self, record: Record) -> str | None:
-        """Why a record is not evaluated at all, the same words for like records; None for one that is."""
+        """Return the reason why a record is not evaluated, used as a counter key; None if it is evaluated."""
         return None
 
     @abstractmethod
     def truth(self, record: Record) -> str:
-        """The right answer of a record, as text for people; UserError where it has none that this task can use."""
+        """Return the gold answer of a record as text; raise UserError if it has none that this task can use."""
 
     @abstractmethod
     def score(self, record: Record, response: Response) -> Scored:
@@ -135,27 +152,27 @@ class Task(ABC):
         return [self.score(record, response) for record, response in zip(records, responses, strict=True)]
 
     def continuations(self, record: Record) -> Sequence[Continuation]:
-        """Texts whose likelihoods the model is asked for, different labels each."""
+        """Return texts whose likelihoods under the model are needed, each with a unique label."""
         return ()
 
     def vote(self, scored: Scored, response: Response) -> str | None:
-        """What a response votes for when several samples of one record decide by majority; None for nothing."""
+        """Return the answer that a response votes for when samples decide by majority; None for no vote."""
         return scored.extracted.get("answer", response.content.strip()) or None
 
     def details(self, lines: Sequence[JsonObject]) -> JsonObject:
-        """What else the summary should say of the lines of an evaluation, as JSON: tables by class, by difficulty."""
+        """Return further entries of the summary as JSON, such as tables by class or difficulty."""
         return {}
 
     def run_within_limits(
         self, function: Callable[..., object], calls: Sequence[tuple[object, ...]], seconds: float
     ) -> list[Outcome]:
-        """Call a function, always the same, with each tuple of arguments in processes with limits."""
+        """Call a function, always the same one, with each tuple of arguments in processes with limits."""
         if self._workers is None:
             limits = self.options
             self._workers = Workers(function, seconds=seconds, memory=limits.memory_limit, processes=limits.workers)
         return self._workers.map(calls)
 
     def close(self) -> None:
-        """End processes; the task is not used again."""
+        """End the worker processes; the task can't be used afterwards."""
         if self._workers is not None:
             self._workers.close()

@@ -1,4 +1,4 @@
-r"""Answers compared as text, answers that a solution marks, and GSM8K, whose marked answers are numbers."""
+r"""Tasks: answers compared as text, answers marked in a solution, and GSM8K, whose marked answers are numbers."""
 
 import math
 import re
@@ -23,12 +23,12 @@ _GROUND_TRUTH = "ground_truth"
 
 
 class GenericTask(Task):
-    """The truth is the last assistant message, the answer all that the model said; scores are ``text_scores``."""
+    """Compare the last assistant message with the whole answer of the model as text, by ``text_scores``."""
 
     name = "generic"
-    asked = 3
+    detection_order = 3
     headline = "exact"
-    lenient = "prefix"
+    secondary_score = "prefix"
 
     @classmethod
     def recognises(cls, record: Record) -> bool:
@@ -44,34 +44,37 @@ class GenericTask(Task):
 
 
 class BoxedTask(Task):
-    r"""The truth is the field ``ground_truth`` where a record has one, else what the assistant message marks.
+    r"""The truth is the field ``ground_truth`` if a record has one, else the marked answer of the assistant message.
 
     Answers are marked by ``\boxed{...}`` or ``#### ...``. ``correct`` is the last marked answer, ``first_correct`` the
     first, ``answered`` whether there is one; ``exact`` and the like are of the whole solution.
     """
 
     name = "boxed"
-    asked = 2
+    detection_order = 2
     headline = "correct"
-    lenient = "first_correct"
+    secondary_score = "first_correct"
 
     @classmethod
     def recognises(cls, record: Record) -> bool:
-        """The truth is marked, or the field ``ground_truth`` is a number."""
-        given = _ground_truth(record) or ""
-        return bool(marked_answers(given) or marked_answers(record.answer)) or parse_number(given) is not None
+        """Return whether the truth is marked, or the field ``ground_truth`` is a number."""
+        ground_truth = _ground_truth(record) or ""
+        return (
+            bool(marked_answers(ground_truth) or marked_answers(record.answer))
+            or parse_number(ground_truth) is not None
+        )
 
     def truth(self, record: Record) -> str:
-        given = _ground_truth(record)
-        marked = marked_answers(record.answer if given is None else given)
-        if given is None and not marked:
-            lacking = r"the assistant message has neither \boxed{...} nor a line '#### ...'"
+        ground_truth = _ground_truth(record)
+        marked = marked_answers(record.answer if ground_truth is None else ground_truth)
+        if ground_truth is None and not marked:
+            fault = r"the assistant message has neither \boxed{...} nor a line '#### ...'"
             remedy = f"add one, or a field '{_GROUND_TRUTH}', or pass --task generic"
-            raise record_error(record, f"no answer to compare with: {lacking}; {remedy}")
-        return marked[-1] if marked else str(given)
+            raise record_error(record, f"no answer to compare with: {fault}; {remedy}")
+        return marked[-1] if marked else str(ground_truth)
 
     def marked(self, text: str) -> list[str]:
-        """The answers that a response marks, in order."""
+        """Return the answers that a response marks, in order."""
         return marked_answers(text)
 
     def score(self, record: Record, response: Response) -> Scored:
@@ -88,13 +91,13 @@ class BoxedTask(Task):
         return Scored(scores, {"truth": truth, "answer": last, "first_answer": first}, error)
 
     def vote(self, scored: Scored, response: Response) -> str | None:
-        """The marked answer; ``18`` and ``$18.00`` are one vote."""
+        """Return the marked answer; ``18`` and ``$18.00`` are the same vote."""
         answer = scored.extracted["answer"]
         return None if answer is None else canonical(answer)
 
 
 def _ground_truth(record: Record) -> str | None:
-    """The field ``ground_truth`` as text; None where it is absent, null, or NaN, the gap of a table."""
+    """Return the field ``ground_truth`` as text; None if it is absent, null, or NaN (an empty cell of a table)."""
     value = record.extra.get(_GROUND_TRUTH)
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return None
@@ -107,33 +110,34 @@ _MARK = re.compile(r"(?<!#)####(?!#)\s*")
 
 
 class Gsm8kTask(BoxedTask):
-    """GSM8K: the first number behind the last ``####``, whatever stands around it, or in a box that comes later."""
+    """GSM8K: the answer is the first number after the last ``####``, or in a later box."""
 
     name = "gsm8k"
-    asked = 1
+    detection_order = 1
     system_prompt = "Answer the math question, show steps."
     file_names = ("gsm8k",)
 
     @classmethod
     def recognises(cls, record: Record) -> bool:
-        """By prompt or file name, or a solution whose last line is ``#### 18``.
+        """Return whether prompt or file name match, or the last line of the solution is ``#### 18``.
 
-        A solution with the field ``ground_truth`` is a model's, and others in its file may end otherwise: ``boxed``.
+        A solution with the field ``ground_truth`` was generated by a model, and others in its
+        file may end differently: they are left to ``boxed``.
         """
         solved = record.extra.get(_GROUND_TRUTH) is None and _ends_in_number(record.answer)
-        # Not BoxedTask's rule.
+        # The rule of Task, not that of BoxedTask.
         return solved or super(BoxedTask, cls).recognises(record)
 
     def truth(self, record: Record) -> str:
         truth = super().truth(record)
         number = first_number(truth)
         if number is None:
-            told = f"the right answer is '{truth[:50]}', no number; pass --task boxed to compare it as text"
-            raise record_error(record, told)
+            fault = f"the right answer is '{truth[:50]}', no number; pass --task boxed to compare it as text"
+            raise record_error(record, fault)
         return number
 
     def marked(self, text: str) -> list[str]:
-        """The numbers that a response marks, in order; without one a line with ``####`` is a heading."""
+        """Return the numbers that a response marks, in order; a line with ``####`` without a number is a heading."""
         text = _MARK.sub("\n#### ", plain_characters(text))
         numbers = list(map(first_number, marked_answers(text)))
         if not any(numbers) and "\n#### " in text:
@@ -144,10 +148,10 @@ class Gsm8kTask(BoxedTask):
     def convert(
         cls, row: Mapping[str, object], *, steps: bool = False, socratic: bool = True, calculator: bool = True
     ) -> JsonObject:
-        """A training record of a row of the original files, ``main`` or ``socratic``: ``question`` and ``answer``.
+        """Convert a row (``question``, ``answer``) of the files ``main`` or ``socratic`` to a training record.
 
-        With ``steps`` a blank line stands between the lines of the solution; ``socratic`` keeps the questions in front
-        of them (``question ** answer``), ``calculator`` the annotations ``<<48/2=24>>``.
+        ``steps`` puts a blank line between the lines of the solution; ``socratic`` keeps the questions before them
+        (``question ** answer``), ``calculator`` the annotations ``<<48/2=24>>``.
         """
         question, answer = (read_text_field(row, name) for name in ("question", "answer"))
         if not _ends_in_number(answer):
@@ -165,6 +169,6 @@ class Gsm8kTask(BoxedTask):
 
 
 def _ends_in_number(solution: str) -> bool:
-    """Whether the last line of a solution is an answer in the form of the data set."""
+    """Return whether the last line of a solution is an answer in the form of the data set."""
     match = re.fullmatch(r"####[ \t]+(\S.*)", solution.rstrip().rpartition("\n")[2].strip())
     return match is not None and parse_number(match[1]) is not None

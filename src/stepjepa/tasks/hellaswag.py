@@ -1,4 +1,4 @@
-"""HellaSwag: which of four endings goes on with a text."""
+"""HellaSwag: which of four endings continues a text."""
 
 import math
 import re
@@ -14,28 +14,28 @@ LETTERS = "ABCD"
 
 
 def read_choices(record: Record) -> tuple[str, tuple[str, ...]]:
-    """Context and four endings of a user message: the context, then lines that begin ``A) `` to ``D) ``.
+    """Read context and four endings from a user message: the context, then lines that begin ``A) `` to ``D) ``.
 
-    Where such a beginning stands several times, the last one that leaves room for the others counts.
+    If such a beginning occurs several times, the last one that leaves room for the others counts.
     """
-    context, found = record.messages[-2]["content"], []
+    context, endings = record.messages[-2]["content"], []
     for letter in reversed(LETTERS):
         context, mark, ending = context.rpartition(f"\n{letter}) ")
-        found.append(ending.strip() if mark else "")
-    if not all(found) or not context.strip():
+        endings.append(ending.strip() if mark else "")
+    if not all(endings) or not context.strip():
         raise record_error(record, "the message lacks a context or four endings on lines that begin 'A) ' to 'D) '")
-    return context, tuple(reversed(found))
+    return context, tuple(reversed(endings))
 
 
-# A letter that stands as an answer: set off by a bracket or a stop, last in its line, or followed by a reason.
+# A letter as an answer: before a bracket or punctuation, last in its line, or followed by a reason.
 _LETTER = re.compile(r"(?<![\w'])([A-Da-d])(?=[)\]\"'`*.,:;!]|\s*$|\s+(?i:because|since|as)\b)(?!'\w)")
 _CAPITAL = re.compile(r"(?<![\w'])(?:[B-D](?![\w'])|A(?=\s+(?:or|and)\b))")
 
 
 def read_letter(text: str) -> str | None:
-    """The letter that the first line of an answer names, or None for no letter or several.
+    """Return the letter that the first line of an answer names; None for no letter or several.
 
-    It stands as an answer: ``The answer is B``, ``(b) because ...``. ``A or B`` counts for nothing.
+    It must be given as an answer: ``The answer is B``, ``(b) because ...``. ``A or B`` counts for nothing.
     """
     line = answer_start(re.sub(r":[^\S\n]*\n\s*", ": ", text))
     letters = {letter.upper() for letter in _LETTER.findall(line)}
@@ -43,15 +43,15 @@ def read_letter(text: str) -> str | None:
 
 
 class HellaswagTask(Task):
-    """The truth is a letter, A to D; ``correct`` is by the letter that the model finds most probable as its answer.
+    """The truth is a letter, A to D; ``correct`` is by the letter that is most probable as the answer.
 
-    ``ending_correct`` is by the ending most probable per character behind the bare context, ``said_correct`` by
-    :func:`read_letter`. Without likelihoods, as for answers of another program, ``correct`` is ``said_correct``.
+    ``ending_correct`` is by the ending most probable per character after the bare context, ``said_correct`` by
+    :func:`read_letter`. Without likelihoods, as for external predictions, ``correct`` is ``said_correct``.
     """
 
     name = "hellaswag"
     headline = "correct"
-    lenient = "said_correct"
+    secondary_score = "said_correct"
     system_prompt = "Which one of A), B), C), or D) is the best ending for the context? Answer A, B, C, or D."
     file_names = ("hellaswag",)
 
@@ -63,7 +63,7 @@ class HellaswagTask(Task):
         return letter
 
     def continuations(self, record: Record) -> list[Continuation]:
-        """The letters after the record's own prompt, and ``ending_A`` to ``ending_D`` after the bare context."""
+        """Return the letters after the record's own prompt, and ``ending_A`` to ``ending_D`` after the bare context."""
         context, endings = read_choices(record)
         return [Continuation(letter, letter) for letter in LETTERS] + [
             Continuation(f"ending_{letter}", f" {ending}", context)
@@ -72,23 +72,23 @@ class HellaswagTask(Task):
 
     def score(self, record: Record, response: Response) -> Scored:
         truth, endings = self.truth(record), read_choices(record)[1]
-        said = read_letter(response.content)
-        extracted: dict[str, str | None] = {"truth": truth, "answer": said, "said": said}
-        scores: dict[str, bool | float] = {"correct": said == truth}
+        letter = read_letter(response.content)
+        extracted: dict[str, str | None] = {"truth": truth, "answer": letter, "said": letter}
+        scores: dict[str, bool | float] = {"correct": letter == truth}
         if response.likelihoods is not None:
-            found = {label: likelihood.log_probability for label, likelihood in response.likelihoods.items()}
-            answer = _most_likely([found[letter] for letter in LETTERS])
+            values = {label: likelihood.log_probability for label, likelihood in response.likelihoods.items()}
+            answer = _most_likely([values[name] for name in LETTERS])
             pairs = zip(LETTERS, endings, strict=True)
-            ending = _most_likely([found[f"ending_{letter}"] / len(text) for letter, text in pairs])
-            extracted = {"truth": truth, "answer": answer, "ending": ending, "said": said}
+            ending = _most_likely([values[f"ending_{name}"] / len(text) for name, text in pairs])
+            extracted = {"truth": truth, "answer": answer, "ending": ending, "said": letter}
             scores = {"correct": answer == truth, "ending_correct": ending == truth}
-        scores["said_correct"] = said == truth
+        scores["said_correct"] = letter == truth
         error = None if scores["correct"] else WRONG if extracted["answer"] else NO_ANSWER
         return Scored(scores, extracted, error)
 
     @classmethod
     def convert(cls, row: Mapping[str, object]) -> JsonObject:
-        """A record in the published form, from a row with ``ctx``, ``endings`` and ``label``."""
+        """Convert a row to a record in the published form: ``ctx``, ``endings`` and ``label``."""
         context = read_text_field(row, "ctx").strip()
         endings = [" ".join(str(ending).split()) for ending in as_list(row.get("endings")) or []]
         if len(endings) != len(LETTERS) or not all(endings):
@@ -104,7 +104,7 @@ class HellaswagTask(Task):
 
 
 def _most_likely(values: Sequence[float]) -> str | None:
-    """The letter of the largest of four log-probabilities, the first of equal ones; None where none is possible."""
-    # False for NaN.
+    """Return the letter of the largest of four log-probabilities, the first of equal ones; None if none is finite."""
+    # NaN is left out, too.
     possible = {letter: value for letter, value in zip(LETTERS, values, strict=True) if value > -math.inf}
     return max(possible, key=possible.__getitem__, default=None)

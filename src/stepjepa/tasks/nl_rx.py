@@ -28,15 +28,16 @@ from stepjepa.tasks.regex import RegexSyntaxError, TooManyStatesError, find_diff
 
 _RIGHT = ("same text", "equivalent")
 _ERRORS = {"different": WRONG, "malformed": WRONG, "empty": NO_ANSWER, "undecided": TIMED_OUT}
-# What a fifth of the published expressions come to, so that very different ones are equivalent.
+# A fifth of the published expressions are equivalent to one of these.
 _TRIVIAL = {"no line": "~(.*)", "every line": ".*", "every line but the empty one": ".+"}
 _MOST_STATES = 10_000
 
 
 def judge(answer: str, truth: str) -> tuple[str, str | None]:
-    """Compare any text with an expression, without a limit of time.
+    """Compare any text with an expression, without a time limit.
 
-    ``malformed`` and what is wrong; ``different`` and a line on which they differ; or ``equivalent``, and ``_TRIVIAL``.
+    Returns ``malformed`` and the fault; ``different`` and a line that only one matches; or ``equivalent`` and the name
+    in ``_TRIVIAL``, if any.
     """
     try:
         parse(answer)
@@ -46,24 +47,24 @@ def judge(answer: str, truth: str) -> tuple[str, str | None]:
     if line is not None:
         return "different", line
     trivial = None
-    # This is for a statistic alone, and may take far longer than the verdict.
+    # Only a statistic, which may take far longer than the verdict: hence the limit.
     with suppress(TooManyStatesError):
-        known = (name for name, regex in _TRIVIAL.items() if find_difference(truth, regex, _MOST_STATES) is None)
-        trivial = next(known, None)
+        names = (name for name, regex in _TRIVIAL.items() if find_difference(truth, regex, _MOST_STATES) is None)
+        trivial = next(names, None)
     return "equivalent", trivial
 
 
 class NlRxTask(Task):
     """The truth is the assistant message, an expression of NL-RX's dialect (see ``tasks.regex``).
 
-    ``equivalent`` is whether the whole answer, without a fence of code around it, describes the same lines, and
-    ``undecided`` whether the limits were reached before that was known.
+    ``equivalent``: the whole answer, without a code fence around it, matches the same lines. ``undecided``: the limits
+    were reached before that was decided.
     """
 
     name = "nl-rx"
     headline = "equivalent"
-    lenient = "prefix"
-    takes = ("time_limit", "memory_limit", "workers")
+    secondary_score = "prefix"
+    used_options = ("time_limit", "memory_limit", "workers")
     system_prompt = "Convert natural language to regular expression."
 
     @classmethod
@@ -76,21 +77,21 @@ class NlRxTask(Task):
         try:
             parse(truth)
         except RegexSyntaxError as error:
-            told = f"the assistant message is no regular expression of NL-RX ({error})"
-            raise record_error(record, f"{told}; correct it or pass --task generic") from None
+            fault = f"the assistant message is no regular expression of NL-RX ({error})"
+            raise record_error(record, f"{fault}; correct it or pass --task generic") from None
         return truth
 
     def score(self, record: Record, response: Response) -> Scored:
         return self.score_all([record], [response])[0]
 
     def score_all(self, records: Sequence[Record], responses: Sequence[Response]) -> list[Scored]:
-        """Compare as text, then in processes with limits whatever differs."""
+        """Compare as text; compare pairs that differ in processes with limits."""
         both = zip(responses, records, strict=True)
         pairs = [(strip_code_fence(response.content), self.truth(record)) for response, record in both]
-        # Samples of one record often agree; each pair is decided once.
+        # Samples of one record often agree, so each distinct pair is decided once.
         waiting = [pair for pair in dict.fromkeys(pairs) if pair[0] not in ("", pair[1])]
         outcomes = self.run_within_limits(judge, waiting, self.options.time_limit) if waiting else []
-        decided = (("undecided", each.message) if each.failure else each.value for each in outcomes)
+        decided = (("undecided", result.message) if result.failure else result.value for result in outcomes)
         verdicts, scored = dict(zip(waiting, decided, strict=True)), []
         for pair, response in zip(pairs, responses, strict=True):
             verdict, reason = verdicts.get(pair, ("same text" if pair[0] else "empty", None))
@@ -100,7 +101,7 @@ class NlRxTask(Task):
         return scored
 
     def details(self, lines: Sequence[JsonObject]) -> JsonObject:
-        """``verdicts``, counted; ``trivially_equivalent``, those that differ as text from a truth that is trivial."""
+        """Return counts of ``verdicts``, and of ``trivially_equivalent``: other text than a truth that is trivial."""
         verdicts = [(line["extracted"]["verdict"], line["extracted"]["reason"]) for line in lines]
         counts = Counter(verdict for verdict, _ in verdicts)
         trivial = sum(verdict == "equivalent" and reason is not None for verdict, reason in verdicts)
@@ -111,19 +112,19 @@ _GRAMMAR = yaml.safe_load(resources.files("stepjepa.tasks").joinpath("nl_rx_gram
 PRODUCTIONS, GROUPS = _GRAMMAR["productions"], _GRAMMAR["groups"]
 _LITERALS = GROUPS["literal"]
 _TRIPLES = {"and, and", "either, or"}
-# The strings of a description, in their order.
+# The strings of a description, in order.
 STRINGS = ("dog", "truck", "ring", "lake")
 
 # So many draws of a depth and size (see _draw_parts) give about 10,000 pairs, as the published set has, and small and
 # large ones in its proportion. Of the small ones hardly any is new at the end.
 _LARGE = (3, 7)
 _DRAWS = {(2, 5): 600_000, _LARGE: 60_000}
-# Draws in a row that bring nothing new before the grammar counts as used up.
+# Draws in a row without a new tree after which the grammar counts as exhausted.
 _PATIENCE = 50_000
 
 
 class Tree(NamedTuple):
-    """A description: the name of a production, what is put into it, and the number in it, where it has one."""
+    """A description: the name of a production, its parts, and its number, if it has one."""
 
     name: str
     parts: tuple[Tree, ...] = ()
@@ -136,7 +137,7 @@ class Tree(NamedTuple):
 
 
 def describe(tree: Tree) -> tuple[str, str]:
-    """The description of lines that a tree stands for, and its regular expression."""
+    """Return the description of a tree in words, and its regular expression."""
 
     def put_together(tree: Tree, negated: bool) -> tuple[str, str]:
         production = PRODUCTIONS[tree.name]
@@ -157,10 +158,10 @@ def describe(tree: Tree) -> tuple[str, str]:
 def _draw_parts(
     groups: Sequence[str], draw: random.Random, depth: int, size: int, compositions: int = 2
 ) -> tuple[Tree, ...] | None:
-    """Trees for several parts side by side, each from its group of productions; None where one finds no room.
+    """Draw a tree for each part from its group of productions; None if one does not fit the limits.
 
-    ``depth`` limits the productions one below the other, without literals; ``size`` those on one way down, each with
-    its parts; ``compositions`` the "and" and "or" on one way down. Where no room is left, only literals fit.
+    ``depth`` limits the nesting of productions, without literals; ``size`` the productions and their parts on one path;
+    ``compositions`` the "and" and "or" on one path. At a limit only literals fit.
     """
     names = []
     for group in groups:
@@ -182,7 +183,7 @@ def _draw_parts(
 
 
 def is_sound(tree: Tree) -> bool:
-    """Whether a tree makes a description as the published ones are."""
+    """Return whether the description of a tree is of the published kind."""
     counts = Counter(tree.names())
     strings = counts.pop("string", 0)
     repetitions = sum(counts[name] for name in _GRAMMAR["repetitions"])
@@ -199,21 +200,21 @@ def is_sound(tree: Tree) -> bool:
 
 
 def _draw_pairs(seed: int) -> Iterator[tuple[str, str]]:
-    """Descriptions and their expressions, no description twice, until the grammar is used up.
+    """Yield unique descriptions and their expressions until the grammar is exhausted.
 
-    First the 10,000 or so that as many draws bring as for the published set, shuffled, so that few of them are
-    distributed like many; after that large ones, which become larger the more of them there are.
+    First about 10,000 from as many draws as for the published set, shuffled, so that any number of them has the same
+    distribution; then large ones, which grow with their number.
     """
     draw = random.Random(f"nl-rx {seed}")
-    known: set[Tree] = set()
+    drawn: set[Tree] = set()
     pairs: dict[str, str] = {}
 
     def draw_pair(depth: int, size: int) -> bool:
         parts = _draw_parts(("no literal",), draw, depth, size)
-        # There are so many sets of three literals that half of them are skipped.
-        if parts is None or (_TRIPLES.intersection(parts[0].names()) and draw.random() < 0.5) or parts[0] in known:
+        # Skip half of the sets of three literals, which are too frequent.
+        if parts is None or (_TRIPLES.intersection(parts[0].names()) and draw.random() < 0.5) or parts[0] in drawn:
             return False
-        known.update(parts)
+        drawn.update(parts)
         pair = describe(parts[0])
         if pair[0] in pairs or not is_sound(parts[0]):
             return False
@@ -231,18 +232,18 @@ def _draw_pairs(seed: int) -> Iterator[tuple[str, str]]:
 
 
 def generate_split(size: int, test_size: int, seed: int) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Pairs of a description and its regular expression to train on, and others to test with; none comes twice.
+    """Return training and test pairs of a description and its regular expression, without duplicates.
 
-    No expression of a test pair is one of a training pair. More pairs begin with the same, and the test pairs do not
-    depend on the size of the training set. UserError if the grammar has not so many.
+    No expression of a test pair is one of a training pair. A larger set begins with the pairs of a smaller one, and the
+    test pairs do not depend on the size of the training set. UserError if the grammar has fewer pairs.
     """
     pairs = _draw_pairs(seed)
 
     def take(number: int, name: str, avoid: set[str]) -> list[tuple[str, str]]:
         taken = list(islice((pair for pair in pairs if pair[1] not in avoid), number))
         if len(taken) < number:
-            told = f"--{name}: expected a size that the grammar has pairs for, got {number} and found {len(taken)}"
-            raise UserError(told)
+            fault = f"--{name}: expected a size that the grammar has pairs for, got {number} and found {len(taken)}"
+            raise UserError(fault)
         return taken
 
     test = take(test_size, "test_size", set())

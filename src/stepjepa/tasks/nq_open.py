@@ -23,15 +23,14 @@ _REPLACEMENTS = (
 
 
 def normal_form(text: str) -> str:
-    """A text as it is compared: as in SQuAD lower case, no articles, no punctuation, single spaces.
+    """Normalise a text for comparison, as SQuAD does: lower case, no articles, no punctuation, single spaces.
 
-    Unlike there, a decimal point, a minus sign and what separates two numbers count (``1.5`` is not ``15``). Commas
+    Unlike SQuAD, a decimal point, a minus sign and a separator of two numbers count (``1.5`` is not ``15``). Commas
     that group digits, accents, compatibility forms of Unicode, invisible characters and the spacing of initials
-    (``B. F. Skinner``) don't. ``;``, which stands between several answers, stays as a word, and nothing but punctuation
-    stands for itself.
+    (``B. F. Skinner``) don't. ``;``, which separates answers, stays as a word. Pure punctuation stays unchanged.
     """
     if not text.isascii():
-        # One by one, which drops marks before they are sorted: that takes the square of their number.
+        # Character by character: marks are dropped before they are sorted, which takes quadratic time.
         parts = (part for character in text.replace("−", "-") for part in unicodedata.normalize("NFKD", character))
         text = "".join(part for part in parts if unicodedata.category(part) not in ("Mn", "Cf"))
     form = text = " ".join(text.casefold().replace(";", " ; ").split())
@@ -41,7 +40,7 @@ def normal_form(text: str) -> str:
 
 
 def _forms(text: str) -> list[str]:
-    """Its normal forms with hyphens that join words and with hyphens that part them: ``tbone``, ``t bone``."""
+    """Return the normal forms with hyphens removed and with hyphens as spaces: ``tbone``, ``t bone``."""
     return [normal_form(text), normal_form(re.sub(r"(?<=[^\W\d])[-‐‑–](?=\w)|(?<=\w)[-‐‑–](?=[^\W\d])", " ", text))]
 
 
@@ -50,15 +49,15 @@ def _parts(text: str) -> list[str]:
 
 
 class NqOpenTask(Task):
-    """The truth lists the answers that count, with ``;`` between them: the aliases.
+    """The truth lists the accepted answers, separated by ``;``: the aliases.
 
-    On :func:`normal_form` an answer is an alias, or a list of them (``exact``), begins with one (``prefix``), or has
+    In :func:`normal_form` an answer is an alias, or a list of them (``exact``), begins with one (``prefix``), or has
     one in it as whole words (``contains``). Meaning is not judged: ``not Amma`` contains ``Amma``.
     """
 
     name = "nq-open"
     headline = "exact"
-    lenient = "contains"
+    secondary_score = "contains"
     system_prompt = "Answer the question below."
     file_names = ("nq_open",)
 
@@ -70,8 +69,8 @@ class NqOpenTask(Task):
         aliases, forms = self._aliases(record), _forms(response.content)
         parts = [_parts(form) for form in forms]
         scores: dict[str, bool | float] = {
-            "exact": any(each and all(part in aliases for part in each) for each in parts),
-            "prefix": any(f"{each[0]} ".startswith(f"{alias} ") for each in parts if each for alias in aliases),
+            "exact": any(listed and all(part in aliases for part in listed) for listed in parts),
+            "prefix": any(f"{listed[0]} ".startswith(f"{alias} ") for listed in parts if listed for alias in aliases),
             "contains": any(f" {alias} " in f" {form} " for form in forms for alias in aliases),
         }
         answer = "; ".join(parts[0]) if scores["exact"] or re.search(r"\w", forms[0]) else None
@@ -86,10 +85,10 @@ class NqOpenTask(Task):
 
     @classmethod
     def convert(cls, row: Mapping[str, object]) -> JsonObject:
-        """A record in the published form, from a row of the hub: ``question``, and ``answer``, a list or one string."""
+        """Convert a row (``question``; ``answer``, a list or one string) to a record in the published form."""
         question, answer = read_text_field(row, "question").strip(), row.get("answer")
-        given = [answer] if isinstance(answer, str) and answer[:1] != "[" else as_list(answer) or []
-        texts = [text.strip() for text in given if isinstance(text, str) and text.strip("; ")]
+        answers = [answer] if isinstance(answer, str) and answer[:1] != "[" else as_list(answer) or []
+        texts = [text.strip() for text in answers if isinstance(text, str) and text.strip("; ")]
         if not texts:
             raise Unusable("no answer")
         return chat_record(cls.system_prompt, question, "; ".join(dict.fromkeys(texts)))

@@ -1,4 +1,4 @@
-"""Rows of raw data sets: the texts, lists and labels in them, the records that they become, and paraphrases."""
+"""Read texts, lists and labels from rows of raw data sets, make records of them, and convert paraphrases."""
 
 import ast
 import re
@@ -12,17 +12,17 @@ _ITEM = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
 
 
 class Unusable(ValueError):  # noqa: N818  # a verdict on a row, not a mishap
-    """A row that no record can be made of; the message is the reason, the same for like rows."""
+    """Row that can't be converted; the message is the reason, used as a counter key."""
 
 
 def chat_record(system: str, user: str, assistant: str, **extra: object) -> JsonObject:
-    """A training record of three messages, and perhaps other fields."""
+    """Make a training record of three messages and optional further fields."""
     contents = {"system": system, "user": user, "assistant": assistant}
     return {"messages": [{"role": role, "content": content} for role, content in contents.items()], **extra}
 
 
 def read_text_field(row: Mapping[str, object], name: str) -> str:
-    """A field that must hold text; :class:`Unusable` if it is missing, empty or something else."""
+    """Return a field that must hold text; raise :class:`Unusable` if it does not, or is empty."""
     value = row.get(name)
     if not isinstance(value, str) or not value.strip():
         raise Unusable(f"no text in '{name}'")
@@ -30,28 +30,28 @@ def read_text_field(row: Mapping[str, object], name: str) -> str:
 
 
 def read_label_field(row: Mapping[str, object], count: int) -> int:
-    """The field ``label``, a number below ``count``; :class:`Unusable` if it is missing or another."""
+    """Return the field ``label``, a number below ``count``; raise :class:`Unusable` for any other value."""
     label = as_label(row.get("label"))
     if label not in map(str, range(count)):
-        # Among them -1, which marks test records of the hub.
+        # Such as -1, which marks unlabelled test records on the hub.
         raise Unusable(f"the label is none of 0 to {count - 1}")
     return int(label)
 
 
 def as_label(value: object) -> str:
-    """A class label as text; ``2.0``, as a table with gaps has it, is ``2``."""
+    """Return a class label as text; ``2.0``, from a table with empty cells, becomes ``2``."""
     return re.sub(r"\.0+$", "", str(value).strip())
 
 
 def as_list(value: object) -> list[object] | None:
-    """A list, or text of one as Python or JSON writes it (``['a', "b"]``); None for anything else."""
+    """Return a list, or parse the text of one in Python or JSON syntax (``['a', "b"]``); None for anything else."""
     if isinstance(value, str):
         try:
-            found = ast.literal_eval(value.strip())
+            parsed = ast.literal_eval(value.strip())
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             return None
-        # Python reads 'a' 'b', as NumPy writes two strings, as one.
-        value = found if isinstance(found, list) and len(found) == len(_ITEM.findall(value)) else None
+        # NumPy writes two strings as 'a' 'b', which Python concatenates to one.
+        value = parsed if isinstance(parsed, list) and len(parsed) == len(_ITEM.findall(value)) else None
     return value if isinstance(value, list) else None
 
 
@@ -62,7 +62,7 @@ _PAIRS += [(f"{name}1", f"{name}2") for name in ("sentence", "question", "text")
 
 
 def convert_paraphrases(row: Mapping[str, object]) -> list[JsonObject]:
-    """Pretraining records of a row of n sentences that say the same: n - 1 times a sentence and its successor.
+    """Convert a row of n sentences of equal meaning to n - 1 pretraining records: a sentence and its successor.
 
     The row has two sentences (``sentence1``, ``sentence2``; ``text``, ``paraphrase``), perhaps with a ``label`` or
     ``is_duplicate``, of which only 1 is kept; or a list of sentences (``set``, ``sentences``, ``paraphrases``), perhaps
@@ -71,7 +71,7 @@ def convert_paraphrases(row: Mapping[str, object]) -> list[JsonObject]:
     """
     if as_label(row.get("label", row.get("is_duplicate", 1))).lower() not in ("1", "true"):
         raise Unusable("not labelled 1, as paraphrases")
-    # Each sentence once, whatever its case and spacing.
+    # Each sentence once, ignoring case and spacing.
     different: dict[str, str] = {}
     for sentence in _sentences(row):
         if isinstance(sentence, str) and sentence.strip():

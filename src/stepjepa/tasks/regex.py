@@ -1,6 +1,6 @@
-r"""The regular expressions of NL-RX: parsing, and whether two of them describe the same lines.
+r"""Parse the regular expressions of NL-RX, and decide whether two of them match the same lines.
 
-They are those of textbooks with two operators more, ``&`` and ``~``, and describe whole lines::
+They are those of textbooks with two more operators, ``&`` and ``~``, and describe whole lines::
 
     union         = intersection ('|' intersection)*
     intersection  = concatenation ('&' concatenation)*
@@ -33,7 +33,7 @@ from typing import Literal, NamedTuple, TypeAlias
 # The published expressions have 54 characters at most, nested 6 deep.
 LONGEST = 1000
 
-# Fewest and most repetitions, None for no upper bound.
+# Minimum and maximum number of repetitions; None for no upper bound.
 Bounds: TypeAlias = tuple[int, int | None]
 Kind = Literal[
     "none", "empty", "characters", "boundary", "concatenation", "union", "intersection", "complement", "repetition"
@@ -41,7 +41,7 @@ Kind = Literal[
 
 
 class RegexSyntaxError(ValueError):
-    """A text that is no expression of the dialect; the message says where and why."""
+    """Syntax error in an expression of the dialect; the message names the position and the reason."""
 
 
 class Node(NamedTuple):
@@ -49,17 +49,17 @@ class Node(NamedTuple):
 
     kind: Kind
     parts: tuple[Node, ...] = ()
-    text: str = ""  # which characters: one, an escape or a class, as Python's ``re`` reads it
+    text: str = ""  # one character, an escape or a class, in the syntax of Python's ``re``
     bounds: Bounds = (1, 1)
 
     def holds(self, character: str) -> bool:
-        """Whether a character is one of these."""
+        """Return whether a character is in this set."""
         return _compiled(self.text).fullmatch(character) is not None
 
 
 @cache
 def _compiled(text: str) -> re.Pattern[str]:
-    # Python warns of classes that may become other ones in a future version, such as [a&&b].
+    # Python warns of classes whose meaning may change in a future version, such as [a&&b].
     with warnings.catch_warnings(action="ignore"):
         return re.compile(text, re.ASCII)
 
@@ -74,7 +74,7 @@ _TOKEN = re.compile(
 
 
 def parse(text: str) -> Node:
-    """The tree of an expression; :class:`RegexSyntaxError` for another text, or one that is long or nested deeply."""
+    """Parse an expression; raise :class:`RegexSyntaxError` if it is malformed, too long or nested too deeply."""
     if len(text) > LONGEST:
         raise RegexSyntaxError(f"expected at most {LONGEST} characters, got {len(text)}")
     if "\n" in text:
@@ -95,14 +95,14 @@ class _Parser:
     def __init__(self, text: str) -> None:
         self.text, self.position = text, 0
 
-    def error(self, what: str) -> RegexSyntaxError:
-        return RegexSyntaxError(f"{what} at character {self.position + 1}")
+    def error(self, fault: str) -> RegexSyntaxError:
+        return RegexSyntaxError(f"{fault} at character {self.position + 1}")
 
     def take(self, expected: str) -> bool:
-        """Go past the next character if it is this one."""
-        found = self.text.startswith(expected, self.position)
-        self.position += found
-        return found
+        """Consume the next character if it is ``expected``; return whether it was."""
+        matches = self.text.startswith(expected, self.position)
+        self.position += matches
+        return matches
 
     def union(self) -> Node:
         return self.joined("union", "|", lambda: self.joined("intersection", "&", self.concatenation))
@@ -155,13 +155,13 @@ class _Parser:
 
 
 class TooManyStatesError(Exception):
-    """Two expressions are not compared within the states that were allowed."""
+    """The comparison of two expressions needs more states than allowed."""
 
 
 def find_difference(left: str, right: str, most_states: int | None = None) -> str | None:
-    """A shortest line that one of two expressions describes and the other does not; None if they are equivalent.
+    """Return a shortest line that only one of two expressions matches; None if they are equivalent.
 
-    With ``most_states``, ``TooManyStatesError`` after so many pairs of derivatives.
+    Raises ``TooManyStatesError`` after ``most_states`` pairs of derivatives.
     """
     trees = parse(left), parse(right)
     examples, blocks = _alphabet((left, right), _character_sets(trees[0]) | _character_sets(trees[1]))
@@ -192,17 +192,17 @@ def _character_sets(node: Node) -> set[Node]:
 
 
 def _alphabet(texts: Iterable[str], character_sets: set[Node]) -> tuple[list[str], dict[Node, int]]:
-    """An example of each block of characters that two expressions do not tell apart; the blocks of each set as bits."""
+    """Return one example of each block of characters that no set distinguishes, and the blocks of each set as bits."""
     # Whatever a set begins with, or what follows on its last character, is in ASCII, in the texts, or behind one there.
     sets = sorted(character_sets)
     codes = {*range(129), *(ord(character) + more for text in texts for character in text for more in (0, 1))}
     examples: dict[tuple[bool, ...], str] = {}
     # A later example replaces an earlier one: the most readable last. A newline is in no line.
     for code in (*sorted(codes - {10, 0x110000}, reverse=True), *map(ord, reversed("aA0-bB1 _eE.+"))):
-        examples[tuple(each.holds(chr(code)) for each in sets)] = chr(code)
+        examples[tuple(members.holds(chr(code)) for members in sets)] = chr(code)
     blocks = {
-        each: sum(1 << block for block, inside in enumerate(examples) if inside[number])
-        for number, each in enumerate(sets)
+        members: sum(1 << block for block, inside in enumerate(examples) if inside[number])
+        for number, members in enumerate(sets)
     }
     return list(examples.values()), blocks
 
@@ -214,9 +214,9 @@ _AT_BOUNDARIES = 0b0110
 
 @dataclass(eq=False, slots=True)
 class _Term:
-    """An expression over blocks of characters; equal ones are one object, numbered in the order of making.
+    """An expression over blocks of characters; equal terms are one object, numbered in order of creation.
 
-    ``blocks`` are its characters, ``accepts`` the surroundings in which it describes the empty text, both as bits.
+    ``blocks`` are its characters, ``accepts`` the surroundings in which it matches the empty text, both as bits.
     """
 
     kind: Kind
@@ -228,7 +228,7 @@ class _Term:
 
 
 class _Terms:
-    """Makes terms, so simple that derivatives come back to known ones soon; ``is_word`` is 0 or 1 for each block."""
+    """Makes simplified terms, so that derivatives repeat soon; ``is_word`` is 0 or 1 for each block."""
 
     def __init__(self, is_word: list[int]) -> None:
         self._is_word = is_word
@@ -247,7 +247,7 @@ class _Terms:
         return self._made[key]
 
     def of(self, node: Node, blocks: dict[Node, int]) -> _Term:
-        """The term of a tree, given the blocks of each set of characters as bits."""
+        """Make the term of a tree; ``blocks`` maps each set of characters to its blocks as bits."""
         parts = [self.of(part, blocks) for part in node.parts]
         match node.kind:
             case "characters":
@@ -273,7 +273,7 @@ class _Terms:
             for piece in part.parts if part.kind == "concatenation" else (part,):
                 if piece is self.empty:
                     continue
-                # What may be nothing adds nothing next to what may be anything.
+                # A part that matches the empty text is redundant next to one that matches everything.
                 while flat and piece is self.all and flat[-1].accepts == _EVERYWHERE:
                     flat.pop()
                 if not (flat and flat[-1] is self.all and piece.accepts == _EVERYWHERE):
@@ -303,12 +303,14 @@ class _Terms:
         return self._make("complement", ~inner.accepts & _EVERYWHERE, (inner,))
 
     def _combined(self, kind: Kind, parts: Iterable[_Term]) -> _Term:
-        """A union or intersection of the different parts, with their sets of characters made one."""
+        """Make a union or intersection of the distinct parts, with their character sets merged."""
         neutral, dominant, operator = (self.none, self.all, or_) if kind == "union" else (self.all, self.none, and_)
         members = {member for part in parts for member in (part.parts if part.kind == kind else (part,))} - {neutral}
         characters = {member for member in members if member.kind == "characters"}
         if characters:
-            members = members - characters | {self._characters(reduce(operator, (each.blocks for each in characters)))}
+            members = members - characters | {
+                self._characters(reduce(operator, (member.blocks for member in characters)))
+            }
         if dominant in members:
             return dominant
         if len(members) < 2:
@@ -317,7 +319,7 @@ class _Terms:
         return self._make(kind, reduce(operator, (member.accepts for member in members)), in_order)
 
     def _derive(self, term: _Term, before: int, block: int) -> _Term:
-        """What may follow a character of a block that a term begins with; ``before`` is 1 behind a word character."""
+        """Return the derivative of a term by a character of a block; ``before`` is 1 after a word character."""
         surroundings = 2 * before + self._is_word[block]
         match term.kind:
             case "characters":
@@ -335,13 +337,13 @@ class _Terms:
                 return self._combined("union", choices)
             case "repetition":
                 (inner,), (least, most) = term.parts, term.bounds
-                # Where the inner term accepts nothing, any number of turns may be spent before the character.
+                # If the inner term accepts the empty text here, any number of turns may precede the character.
                 least = 0 if inner.accepts >> surroundings & 1 else max(least - 1, 0)
                 turns = self._repetition(inner, least, None if most is None else most - 1)
                 return self._combined("union", self._followed(self.derivative(inner, before, block), (turns,)))
         return self.none  # no empty text begins with a character
 
     def _followed(self, first: _Term, rest: tuple[_Term, ...]) -> list[_Term]:
-        """The choices of ``first``, then ``rest``: written out, so that equal ones from several sources are found."""
+        """Return each choice of ``first``, followed by ``rest``; written out, so that equal terms are recognised."""
         choices = first.parts if first.kind == "union" else (first,)
         return [self._concatenation((choice, *rest)) for choice in choices]

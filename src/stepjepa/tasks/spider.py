@@ -1,4 +1,4 @@
-"""Spider: questions about databases, answered in SQL and judged by what the queries find."""
+"""Spider: questions about databases, answered in SQL and judged by the results of the queries."""
 
 import re
 from collections import Counter
@@ -18,41 +18,41 @@ from stepjepa.tasks.sql_order import QUOTES_AND_COMMENTS, orders_rows
 _DATABASE = re.compile(r"For db_id:\[([^\[\]\n]*)\]")
 
 Call = tuple[str, str, str | None, bool, float, int]
-"""The arguments of ``sql_execution.judge``; the answer is None for the true query alone."""
+"""The arguments of ``sql_execution.judge``; the answer is None to run only the true query."""
 
 
 class SpiderTask(Task):
-    """The truth is a query; an answer is right if it finds the same in the record's database.
+    """The truth is a query; an answer is right if it has the same result in the record's database.
 
     ``execution`` and ``same_columns`` are of the whole answer (``sql_execution.compare``), ``first_statement`` also of
-    :func:`first_statement`. A query that fails is wrong, whatever the true one finds. Where the true query itself
-    fails every answer is wrong; ``details`` counts such records.
+    :func:`first_statement`. A query that fails is wrong, whatever the true one returns. If the true query itself
+    fails, every answer is wrong; ``details`` counts such records.
     """
 
     name = "spider"
     headline = "execution"
-    lenient = "first_statement"
-    takes = ("spider_path", "missing_databases", "time_limit", "memory_limit", "workers")
+    secondary_score = "first_statement"
+    used_options = ("spider_path", "missing_databases", "time_limit", "memory_limit", "workers")
     system_prompt = "Convert natural language to SQL."
 
     @classmethod
     def from_options(cls, options: TaskOptions) -> Self:
         folder = options.spider_path
         if folder is None or not Path(folder).is_dir():
-            told = "task 'spider' runs queries; pass --spider_path DIR, the folder that holds <name>/<name>.sqlite"
-            raise UserError(f"{told}, or --task generic to compare the text alone", path=folder)
+            fault = "task 'spider' runs queries; pass --spider_path DIR, the folder that holds <name>/<name>.sqlite"
+            raise UserError(f"{fault}, or --task generic to compare the text alone", path=folder)
         return super().from_options(options)
 
     @classmethod
     def recognises(cls, record: Record) -> bool:
-        """The question begins with ``For db_id:[name]``."""
+        """Return whether the question begins with ``For db_id:[name]``."""
         return _DATABASE.match(record.messages[-2]["content"]) is not None
 
     def truth(self, record: Record) -> str:
         database = self._database(record)
         if not database.is_file():
-            told = f"the database '{database.parent.name}' is not at {database}; pass the --spider_path that has it"
-            raise record_error(record, f"{told}, --missing_databases skip, or --task generic for the text")
+            fault = f"the database '{database.parent.name}' is not at {database}; pass the --spider_path that has it"
+            raise record_error(record, f"{fault}, --missing_databases skip, or --task generic for the text")
         return record.answer
 
     def left_out(self, record: Record) -> str | None:
@@ -71,7 +71,7 @@ class SpiderTask(Task):
         return self.score_all([record], [response])[0]
 
     def score_all(self, records: Sequence[Record], responses: Sequence[Response]) -> list[Scored]:
-        """Run answers in parallel, in processes of their own; those that are the same are run once."""
+        """Run answers in parallel, in separate processes; equal ones are run once."""
         seconds = self.options.time_limit
         # Half of the memory is for SQLite, half for the rows that are compared.
         memory = max(1, self.options.memory_limit // 2)
@@ -81,11 +81,11 @@ class SpiderTask(Task):
             for sql in (strip_code_fence(response.content), first_statement(response.content)):
                 calls.append((database, gold, sql or None, orders_rows(gold), seconds, memory))
         wanted = list(dict.fromkeys(calls))
-        # Two queries with their own time each; a process is ended only where one of them does not keep it.
+        # Each of the two queries has its own time limit; a process is ended only if one exceeds it.
         outcomes = self.run_within_limits(judge, wanted, 2 * seconds + 5)
         verdicts = {}
         for call, outcome in zip(wanted, outcomes, strict=True):
-            # Where both were run the process was ended by the answer, most likely; it has no output in common with any.
+            # If both queries were run, most likely the answer ended the process; its output must equal no other.
             failure = f"{outcome.failure}: {outcome.message}"
             ended = Verdict(gold_failure=failure) if call[2] is None else Verdict(failure=failure, output=failure)
             verdicts[call] = ended if outcome.failure else outcome.value
@@ -116,31 +116,31 @@ class SpiderTask(Task):
         return Scored(scores, extracted, None if whole.right else failed if sql else NO_ANSWER)
 
     def vote(self, scored: Scored, response: Response) -> str | None:
-        """The query, whatever its white space; one that fails does not vote: that needs no knowledge of the truth."""
+        """Return the query with single spaces; a failed query has no vote (its failure is known without the truth)."""
         sql = scored.extracted["sql"]
         return None if sql is None or scored.extracted["failure"] is not None else " ".join(sql.split())
 
     def details(self, lines: Sequence[JsonObject]) -> JsonObject:
-        """``failures`` of answers and ``gold_failures`` of true queries, counted by reason.
+        """Return ``failures`` of answers and ``gold_failures`` of true queries, counted by reason.
 
-        ``execution_without_gold_failures`` is the share that is right where the true query works. ``order not
-        determined`` counts true queries whose result depends on rows that their ``ORDER BY`` does not tell apart: an
-        answer that orders these in another way finds something else, and is wrong.
+        ``execution_without_gold_failures`` is the share of right answers among records whose true query works. ``order
+        not determined`` counts true queries whose result depends on the order of rows that tie in their ``ORDER BY``:
+        an answer that orders these differently has another result, and is wrong.
         """
-        said, golds = ([line["extracted"][name] for line in lines] for name in ("failure", "gold_failure"))
-        failures = Counter(failure.partition(":")[0] for failure in said if failure)
+        answers, golds = ([line["extracted"][name] for line in lines] for name in ("failure", "gold_failure"))
+        failures = Counter(failure.partition(":")[0] for failure in answers if failure)
         details: JsonObject = {"failures": dict(failures.most_common())}
         details["gold_failures"] = dict(Counter(filter(None, golds)).most_common())
         ties = sum(line["extracted"].get("gold_order") is not None for line in lines)
         details |= {"order not determined": ties} if ties else {}
-        fine = [line["scores"]["execution"] for line, gold in zip(lines, golds, strict=True) if gold is None]
-        if 0 < len(fine) < len(lines):
-            details["execution_without_gold_failures"] = sum(fine) / len(fine)
+        working = [line["scores"]["execution"] for line, gold in zip(lines, golds, strict=True) if gold is None]
+        if 0 < len(working) < len(lines):
+            details["execution_without_gold_failures"] = sum(working) / len(working)
         return details
 
     @classmethod
     def convert(cls, row: Mapping[str, object]) -> JsonObject:
-        """A training record in the published form, from a row with ``db_id``, ``question`` and ``query``."""
+        """Convert a row with ``db_id``, ``question`` and ``query`` to a training record in the published form."""
         name, question, query = (read_text_field(row, field).strip() for field in ("db_id", "question", "query"))
         return chat_record(cls.system_prompt, f"For db_id:[{name}]\n\n{question}", query)
 
@@ -154,9 +154,9 @@ _END = re.compile(
 
 
 def first_statement(text: str) -> str:
-    """The query that comes first, without what follows, which a model that does not stop says behind it.
+    """Return the first query of a text, without the text that a model adds if it does not stop.
 
-    A text that does not begin as a query is taken from its first block of code on. The query ends at the first
+    A text that does not begin with a query is read from its first code block. The query ends at the first
     semicolon, blank line, name of a role of the chat, next question, or with the block.
     """
     text = text.strip()

@@ -1,7 +1,7 @@
-"""Run untrusted queries on an SQLite file, and compare what two of them find.
+"""Run untrusted queries on an SQLite file, and compare the results of two of them.
 
-Nothing here can change a file: the database is opened read-only and immutable, and whatever is not plain reading is
-refused before it runs. Little but the standard library is imported, since worker processes load this module.
+Nothing here can change a file: the database is opened read-only and immutable, and any statement that does more than
+read is refused before it runs. Almost only the standard library is imported, since worker processes load this module.
 """
 
 import hashlib
@@ -23,12 +23,12 @@ Row = tuple[object, ...]
 MOST_ROWS = 500_000
 RANK = "stepjepa_rank"
 _MOST_BYTES = 64 * 2**20
-# One value: zeroblob, randomblob, printf, replace and group_concat can make no longer one.
+# Bytes of one value, also one made by zeroblob, randomblob, printf, replace and group_concat.
 _LONGEST_VALUE = 16 * 2**20
 _LONGEST_PATTERN = 1000
-# Characters of a message or a result that are kept to be read.
+# Characters of a message or a result that are recorded.
 _LONGEST_OUTPUT = 300
-# Instructions of SQLite's virtual machine between two looks at the clock: well under a millisecond.
+# Instructions of SQLite's virtual machine between two checks of the time: well under a millisecond.
 _INSTRUCTIONS = 1000
 
 _READING = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE}
@@ -48,7 +48,7 @@ class QueryError(Exception):
 
 
 class Table(NamedTuple):
-    """The rows that a query found, in SQLite's order, and how many columns there are, also without rows."""
+    """The result of a query: its rows in SQLite's order, and the number of columns (known without rows, too)."""
 
     rows: list[Row]
     columns: int
@@ -63,11 +63,11 @@ def run_query(
     most_rows: int = MOST_ROWS,
     rank: Callable[[], float] | None = None,
 ) -> Table:
-    """Run one query, or raise :class:`QueryError`; whatever it is, no file is changed or made.
+    """Run one query, or raise :class:`QueryError`; no query can change or make a file.
 
-    ``rank`` is what the function :data:`RANK` gives in the query, one call a row.
+    ``rank`` implements the SQL function :data:`RANK`, which is called once per row.
 
-    Run it in a process of its own: one call of a function on a long text can't be interrupted from within, and the
+    Run it in a separate process: one call of a function on a long text can't be interrupted from within, and the
     limit on memory (in MiB) holds for all of SQLite in this process and is never raised again.
     """
     deadline = time.monotonic() + seconds
@@ -83,16 +83,16 @@ def run_query(
     def late() -> bool:
         return time.monotonic() > deadline
 
-    # Immutable: no locks and no look at a journal, so that nothing is written beside the file either.
+    # Immutable: no locks and no journal, so that nothing is written beside the file.
     uri = f"{Path(database).resolve().as_uri()}?mode=ro&immutable=1"
     try:
         with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as connection:
             connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE)
             connection.setlimit(sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, _LONGEST_PATTERN)
-            # Text in another encoding than it says is compared by its bytes.
+            # Text in another encoding than declared is compared by its bytes.
             connection.text_factory = lambda content: content.decode("utf-8", "surrogateescape")
             connection.execute(f"PRAGMA hard_heap_limit = {memory * 2**20}")
-            # Otherwise a large sort goes to a file.
+            # Otherwise a large sort would write a file.
             connection.execute("PRAGMA temp_store = MEMORY")
             if rank is not None:
                 connection.create_function(RANK, 0, rank)
@@ -101,7 +101,7 @@ def run_query(
             table = _read(connection.execute(sql.rstrip("; \t\r\n")), most_rows)
     except MemoryError:
         raise QueryError("memory", "out of memory") from None
-    # ValueError: text that is no UTF-8, or holds a null character.
+    # ValueError: the text is not UTF-8, or holds a null character.
     except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
         too_large = getattr(error, "sqlite_errorname", "") in ("SQLITE_NOMEM", "SQLITE_TOOBIG")
         if too_large or isinstance(error, sqlite3.DataError):
@@ -129,54 +129,55 @@ def _read(cursor: sqlite3.Cursor, most_rows: int) -> Table:
     return Table(rows, len(cursor.description))
 
 
-def compare(gold: Table, found: Table, *, ordered: bool) -> tuple[bool, bool]:
-    """Whether two queries found the same, whatever the order of the columns; and whether that is the same, too.
+def compare(gold: Table, result: Table, *, ordered: bool) -> tuple[bool, bool]:
+    """Return whether two results are equal up to the order of columns, and whether that order is equal, too.
 
-    Rows count as often as they occur, with ``ordered`` in their order; one order of the columns must fit all rows. A
-    whole number is equal as integer and as float; other floats are compared in twelve digits, since sums depend on the
-    order of their terms; NULL equals only NULL, and a number is never text.
+    Rows are compared as multisets, with ``ordered`` as lists; one order of the columns must fit all rows. A whole
+    number is equal as integer and as float; other floats are compared to twelve digits, since sums depend on the order
+    of their terms; NULL equals only NULL, and a number is never text.
     """
 
     def settle(value: object) -> object:
         return float(f"{value:.12g}") if isinstance(value, float) and not value.is_integer() else value
 
-    first, second = ([tuple(map(settle, row)) for row in table.rows] for table in (gold, found))
-    if gold.columns != found.columns or len(first) != len(second):
+    first, second = ([tuple(map(settle, row)) for row in table.rows] for table in (gold, result))
+    if gold.columns != result.columns or len(first) != len(second):
         return False, False
     if first == second or (not ordered and Counter(first) == Counter(second)):
         return True, True
     columns, others = list(zip(*first, strict=True)), list(zip(*second, strict=True))
     if ordered:
         return Counter(columns) == Counter(others), False
-    # Equal columns are interchangeable, so only different ones are tried. Results with very many columns of equal
-    # content have more ways than are tried, and count as different.
+    # Equal columns are interchangeable, so only distinct ones are permuted. Results with very many columns of equal
+    # content have more permutations than are tried, and count as different.
     different = list(dict.fromkeys(others))
-    contents, each = [Counter(column) for column in different], Counter(map(different.index, others))
-    fits = [[at for at, there in enumerate(contents) if there == content] for content in map(Counter, columns)]
+    contents, multiplicity = [Counter(column) for column in different], Counter(map(different.index, others))
+    fits = [[at for at, other in enumerate(contents) if other == content] for content in map(Counter, columns)]
     rearranged = any(
-        Counter(chosen) == each and Counter(zip(*(different[at] for at in chosen), strict=True)) == Counter(first)
+        Counter(chosen) == multiplicity
+        and Counter(zip(*(different[at] for at in chosen), strict=True)) == Counter(first)
         for chosen in islice(product(*fits), 10_000)
     )
     return rearranged, False
 
 
 class Verdict(NamedTuple):
-    """A query compared with the right one, see :func:`compare`."""
+    """The comparison of a query with the right one, see :func:`compare`."""
 
     right: bool = False
     same_columns: bool = False
     failure: str | None = None  # kind of a QueryError, and its message
-    gold_failure: str | None = None  # the same of the right query; then nothing is said about the other
-    gold_output: str = ""  # what the sqlite3 shell would print; if long, shortened, with a digest
+    gold_failure: str | None = None  # failure of the right query; the other is then not judged
+    gold_output: str = ""  # output as the sqlite3 shell would print it; shortened with a digest if long
     output: str = ""
-    ties: bool = False  # the right query's result depends on the order of rows that it does not tell apart
+    ties: bool = False  # the right query's result depends on the order of rows that tie in its ORDER BY
 
 
 def depends_on_ties(database: str | os.PathLike[str], sql: str, table: Table, *, seconds: float, memory: int) -> bool:
-    """Whether an ordered query finds something else than ``table`` where rows of equal rank come in another order.
+    """Return whether an ordered query has another result than ``table`` if tied rows come in another order.
 
-    Tried are the order in which SQLite reads the rows, its reverse and a shuffled one, within ``seconds`` together;
-    what can't be tried does not count.
+    Tries the order in which SQLite reads the rows, its reverse and a shuffled one, within ``seconds`` in total; an
+    order that can't be tried is ignored.
     """
     deadline = time.monotonic() + seconds
     for rank in (count(0, -1).__next__, count().__next__, random.Random(0).random):
@@ -192,18 +193,18 @@ def depends_on_ties(database: str | os.PathLike[str], sql: str, table: Table, *,
     return False
 
 
-def judge(  # noqa: PLR0917  # what is sent to another process has no names
+def judge(  # noqa: PLR0917  # arguments are sent to another process by position
     database: str, gold: str, sql: str | None, ordered: bool, seconds: float, memory: int
 ) -> Verdict:
-    """Compare what the right query and another (None: only the right one is run) find, each within limits, in MiB."""
+    """Compare the results of the right query and another (None: run only the right one), each within its limits."""
     started = time.monotonic()
     try:
         truth = run_query(database, gold, seconds=seconds, memory=memory)
     except QueryError as error:
-        # The published rule compares what is printed, here nothing.
+        # The published rule compares printed output, which is empty here.
         with suppress(QueryError):
-            said = "" if sql is None else _printed(run_query(database, sql, seconds=seconds, memory=memory).rows)
-            return Verdict(gold_failure=f"{error.kind}: {error}", output=said)
+            output = "" if sql is None else _printed(run_query(database, sql, seconds=seconds, memory=memory).rows)
+            return Verdict(gold_failure=f"{error.kind}: {error}", output=output)
         return Verdict(gold_failure=f"{error.kind}: {error}")
     left = seconds - (time.monotonic() - started)
     ties = ordered and depends_on_ties(database, gold, truth, seconds=left, memory=memory)
@@ -211,17 +212,18 @@ def judge(  # noqa: PLR0917  # what is sent to another process has no names
     if sql is None:
         return of_truth
     try:
-        # One row more than the right ones is as wrong as a billion.
-        found = run_query(database, sql, seconds=seconds, memory=memory, most_rows=len(truth.rows))
+        # One row too many decides; more need not be read.
+        result = run_query(database, sql, seconds=seconds, memory=memory, most_rows=len(truth.rows))
     except QueryError as error:
         if error.kind == "rows":
             return of_truth._replace(output=str(error))
         return of_truth._replace(failure=f"{error.kind}: {error}")
-    right, same_columns = compare(truth, found, ordered=ordered)
-    return of_truth._replace(right=right, same_columns=same_columns, output=_printed(found.rows))
+    right, same_columns = compare(truth, result, ordered=ordered)
+    return of_truth._replace(right=right, same_columns=same_columns, output=_printed(result.rows))
 
 
 def _printed(rows: list[Row]) -> str:
+    """Return rows as the sqlite3 shell prints them; shortened with a digest if long."""
     content = "\n".join("|".join(map(_cell, row)) for row in rows).encode("utf-8", "surrogateescape")
     text = content.decode("utf-8", "backslashreplace")
     if len(text) <= _LONGEST_OUTPUT:

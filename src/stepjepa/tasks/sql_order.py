@@ -1,36 +1,36 @@
-"""Whether the rows of a query have an order, and the same query with rows of equal rank in another order."""
+"""Find the ``ORDER BY`` of a query, and change the order of rows that tie in it."""
 
 import re
 
 QUOTES_AND_COMMENTS = r"""'[^']*'|"[^"]*"|--[^\n]*|/\*(?s:.*?)\*/"""
-"""What looks like a keyword, an end or a bracket inside of these is none."""
+"""Quoted text and comments: keywords, semicolons and brackets inside of them do not count."""
 
 _PART = re.compile(rf"{QUOTES_AND_COMMENTS}|[()]|\border\s+by\b|\blimit\b", re.IGNORECASE)
 
 
 def orders_rows(sql: str) -> bool:
-    """Whether the rows of a query have an order: an ``ORDER BY`` of its own, not of a part in brackets."""
+    """Return whether a query has an ``ORDER BY`` at its outermost level, not only inside brackets."""
     return _order_clause(sql) is not None
 
 
 def with_last_term(sql: str, term: str) -> list[str]:
-    """An ordered query with one more term behind those of its ``ORDER BY``; none for a query without order.
+    """Append a term to the ``ORDER BY`` of a query; return an empty list for a query without one.
 
-    In two forms, the second for a query of several joined by ``UNION`` and the like, which can be ordered by the
-    columns of their result alone.
+    Returns two forms. The second is for queries joined by ``UNION`` and the like, which can be ordered only by the
+    columns of their result.
     """
     sql = sql.rstrip("; \t\r\n")
     clause = _order_clause(sql)
     if clause is None:
         return []
     start, end = clause
-    # On a line of its own: in front of it there may be a comment.
+    # On a new line: the line before may end in a comment.
     ordered = f"{sql[start:end]}\n, {term} {sql[end:]}"
     return [sql[:start] + ordered, f"SELECT * FROM ({sql[:start]}\n) {ordered}"]
 
 
 def _order_clause(sql: str) -> tuple[int, int] | None:
-    """Where the ``ORDER BY`` of a query itself begins and ends."""
+    """Return start and end of the outermost ``ORDER BY`` of a query; None if there is none."""
     depth, start, end = 0, None, len(sql)
     for match in _PART.finditer(sql):
         part = match[0]

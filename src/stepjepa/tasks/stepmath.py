@@ -1,7 +1,7 @@
 """Word problems in the shape of GSM8K, generated: each step needs the result of the step before it.
 
-A problem is a chain of operations on one amount. The question tells only the numbers by which the amount changes. No
-result, the last one included, is a number of the question, so neither a step nor the answer can be copied from there.
+A problem is a chain of operations on one amount. The question states only the numbers by which the amount changes. No
+result, the last one included, is a number of the question, so neither a step nor the answer can be copied from it.
 The words of the stories are in ``stepmath.yaml``.
 """
 
@@ -22,7 +22,7 @@ from stepjepa.tasks.generic import BoxedTask
 from stepjepa.tasks.raw_values import chat_record
 
 MAX_STEPS = 8
-# So many draws in a row without a new problem, and the problems of a difficulty count as used up.
+# Draws in a row without a new problem after which the problems of a difficulty count as exhausted.
 _PATIENCE = 2000
 
 _WORDS = yaml.safe_load(resources.files("stepjepa.tasks").joinpath("stepmath.yaml").read_text("utf-8"))
@@ -34,7 +34,7 @@ class StepmathTask(BoxedTask):
     """The problems of ``stepjepa prepare stepmath``: as ``boxed``, recognised by their system prompt."""
 
     name = "stepmath"
-    asked = 0  # by its prompt, not by its answers as BoxedTask
+    detection_order = 0  # recognised by its prompt, not by its answers as BoxedTask
     system_prompt = "Solve the problem step by step. Put the answer in \\boxed{}."
 
     @classmethod
@@ -44,7 +44,7 @@ class StepmathTask(BoxedTask):
 
 @dataclass(frozen=True)
 class Difficulty:
-    """How hard the problems are; amounts hold at the start, on the way and as the answer."""
+    """Difficulty of the problems; limits of amounts apply to the first, the intermediate and the last one."""
 
     min_steps: int = option(2, "fewest steps of a problem", metavar="N", allowed=FROM_TWO)
     max_steps: int = option(3, "most steps of a problem", metavar="N")
@@ -58,7 +58,7 @@ class Difficulty:
 
 
 class _Move(NamedTuple):
-    """One operation: what it does to an amount, and the number told for it."""
+    """One operation on an amount, with the number that the question states for it."""
 
     operation: str
     amount: int
@@ -74,10 +74,10 @@ class _Move(NamedTuple):
 
 
 def _choices(level: Difficulty, moves: list[_Move]) -> dict[str, list[_Move]]:
-    """The next moves, by operation, after some moves or none.
+    """Return the possible next moves, by operation, after the given moves (which may be none).
 
-    Amounts stay whole, positive and within the difficulty. No result may be told anywhere, nor come back: it would
-    make the steps between superfluous.
+    Amounts stay whole, positive and within the difficulty. No result may be stated in the question or occur twice: the
+    steps between would be superfluous.
     """
     results = {move.result for move in moves}
     used = results | {move.number for move in moves} | {move.amount for move in moves[:1]}
@@ -85,7 +85,7 @@ def _choices(level: Difficulty, moves: list[_Move]) -> dict[str, list[_Move]]:
     for operation, sign in _SIGNS.items():
         # A first amount that shrinks may be high.
         amounts = range(2, (level.max_amount if sign in "-/" else level.max_quantity) + 1)
-        # Twice and half have words of their own, so sharing among two and taking two times are left to them.
+        # Multiplying and dividing by two are separate operations, double and halve.
         numbers = range(1 if sign in "+-" else 3, level.max_quantity + 1)
         choices[operation] = [
             move
@@ -96,11 +96,11 @@ def _choices(level: Difficulty, moves: list[_Move]) -> dict[str, list[_Move]]:
             and number not in results
             and move.result not in {*used, amount, number}
         ]
-    return {operation: found for operation, found in choices.items() if found}
+    return {operation: candidates for operation, candidates in choices.items() if candidates}
 
 
 def _draw_moves(draw: random.Random, first: dict[str, list[_Move]], level: Difficulty) -> list[_Move] | None:
-    """A chain of moves that begins with one of the first; None where it ran into a dead end."""
+    """Draw a chain of moves that begins with one of ``first``; None if it reaches a dead end."""
     count = draw.randint(level.min_steps, level.max_steps)
     moves: list[_Move] = []
     while choices := _choices(level, moves) if moves else first:
@@ -111,7 +111,7 @@ def _draw_moves(draw: random.Random, first: dict[str, list[_Move]], level: Diffi
 
 
 def _tell(draw: random.Random, moves: list[_Move]) -> tuple[str, str]:
-    """A story for the moves: the question, and a solution of one sentence a step."""
+    """Write a story for the moves: the question, and a solution with one sentence per step."""
     names = draw.sample(_WORDS["names"], len(_WORDS["names"]))
     thing, box = draw.choice(_WORDS["things"]), draw.choice(_WORDS["boxes"])
     who = names.pop()
@@ -139,7 +139,7 @@ def _tell(draw: random.Random, moves: list[_Move]) -> tuple[str, str]:
 def _draw_records(
     size: int, seed: str, level: Difficulty, name: str, *, avoid: Collection[str] = (), once: bool = False
 ) -> tuple[list[JsonObject], set[str]]:
-    """Records with different questions, no chain of equations to avoid, or ``once`` any chain twice; and the chains."""
+    """Draw records with unique questions, no chain of ``avoid``, and with ``once`` unique chains; and the chains."""
     draw = random.Random(seed)
     first = _choices(level, [])
     records: dict[str, JsonObject] = {}
@@ -160,20 +160,20 @@ def _draw_records(
         chains.add(chain)
         failures = 0
     if len(records) < size:
-        told = f"--{name}: expected a size that this difficulty has problems for, got {size} and found {len(records)}"
-        raise UserError(f"{told}; ask for fewer, or allow more steps or larger numbers")
+        fault = f"--{name}: expected a size that this difficulty has problems for, got {size} and found {len(records)}"
+        raise UserError(f"{fault}; ask for fewer, or allow more steps or larger numbers")
     return list(records.values()), chains
 
 
 def generate(size: int, seed: int, difficulty: Difficulty | None = None) -> list[JsonObject]:
-    """Records of different problems, more of which begin with the same; UserError if there are not so many."""
+    """Generate records of unique problems; a larger set begins with a smaller one. UserError if there are too few."""
     return _draw_records(size, f"stepmath {seed}", difficulty or Difficulty(), "size")[0]
 
 
 def generate_split(
     train_size: int, test_size: int, seed: int, difficulty: Difficulty | None = None
 ) -> tuple[list[JsonObject], list[JsonObject]]:
-    """Records to train on and records to test with, whose chains of equations occur in no other record.
+    """Generate training and test records; the chain of equations of a test record occurs in no other record.
 
     The test records do not depend on ``train_size``, so training sets of several sizes share one test set.
     """

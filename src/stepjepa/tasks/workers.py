@@ -1,4 +1,4 @@
-"""Run untrusted or unbounded work in separate processes, with limits of time and memory for each call."""
+"""Run untrusted or unbounded work in separate processes, with time and memory limits per call."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Workers:
     """A pool of processes that run one function; if a call reaches a limit, only its own process is ended.
 
     The processes are spawned and import only the function's module, so they stay small even if this one holds a model.
-    ``seconds`` of a call count from its own beginning; ``memory``, in MiB, is beyond what its process uses at the
-    start, and enforced only on Linux. By default there is one process per CPU core, at most 8.
+    ``seconds`` is the time limit of each call; ``memory``, in MiB, is the limit beyond what its process uses at the
+    start, enforced only on Linux. By default there is one process per CPU core, at most 8.
     """
 
     def __init__(self, function: Callable[..., object], *, seconds: float, memory: int, processes: int | None) -> None:
@@ -57,10 +57,10 @@ class Workers:
         """Call the function with each tuple of arguments, in parallel; UserError if a process can't start."""
         try:
             with _replaced(os.environ, "PYTHONSAFEPATH", "1"):
-                futures = [self._pool.schedule(_call, (self._function, each), timeout=self._seconds) for each in calls]
+                futures = [self._pool.schedule(_call, (self._function, call), timeout=self._seconds) for call in calls]
             return [self._outcome(future) for future in futures]
         except BaseException:
-            # On Ctrl-C above all, the program must not wait for the processes.
+            # The program must not wait for the processes, above all on Ctrl-C.
             self.close()
             raise
 
@@ -73,8 +73,10 @@ class Workers:
         try:
             return Outcome(future.result())
         except BrokenProcessPool:
-            told = f"a process ended before it got work, out of memory; raise --memory_limit (it is {self._memory} MiB)"
-            raise UserError(told) from None
+            fault = (
+                f"a process ended before it got work, out of memory; raise --memory_limit (it is {self._memory} MiB)"
+            )
+            raise UserError(fault) from None
         except ProcessExpired as error:
             if error.exitcode == _OUT_OF_MEMORY:
                 return Outcome(None, "memory", f"took more than {self._memory} MiB")
@@ -97,7 +99,7 @@ def _replaced(mapping: MutableMapping[str, T], key: str, value: T) -> Iterator[N
 
 
 class _Process(SpawnProcess):
-    """A process without modules of the working folder, or the main script, which may import torch or lack a guard."""
+    """A process without modules of the working folder or the main script (it may import torch or lack a guard)."""
 
     @staticmethod
     def _Popen(process_obj: BaseProcess) -> Popen:  # noqa: N802  # the name that multiprocessing calls
