@@ -145,11 +145,12 @@ def _add_history(chat: Chat, history: object) -> None:
 
 
 def _text(row: Mapping[str, object], name: str) -> str:
+    """Return the text of a column; numbers become text, UserError for any other value or an empty text."""
     value = row[name]
     fault = f"column '{name}' is {shown(value)}; expected a text"
     if isinstance(value, bool):
         raise UserError(f"{fault}; write true and false as texts, such as yes and no")
-    # A table of numbers is read as numbers, where a file of texts would have held their digits.
+    # Tables store answers that are numbers as numbers, where a text file has their digits.
     if isinstance(value, int) or (isinstance(value, float) and not math.isnan(value)):
         return str(value)
     if isinstance(value, list | tuple | Mapping):

@@ -199,7 +199,7 @@ def read_evaluated_run(folder: str | os.PathLike[str], evaluation: str | None = 
     seed, data_seed = training.seed, training.data_seed
     if seed is None:
         raise origin_of(path).missing("training.seed", "a whole number")
-    # Settings first: of several errors, the one in the run is the most useful.
+    # Read the run before the answers: if both are damaged, the error of the run is the more useful one.
     settings, protocol = _settings(path, record), _protocol(path, record, summary)
     indices, examples = _examples(file, summary)
     return EvaluatedRun(

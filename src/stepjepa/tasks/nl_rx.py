@@ -73,6 +73,7 @@ class NlRxTask(Task):
         return bool(named) or super().recognises(record)
 
     def truth(self, record: Record) -> str:
+        """Return the expression in the assistant message; UserError if it does not parse."""
         truth = record.answer.strip()
         try:
             parse(truth)
