@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import read_json_object, write_json
+from stepjepa.store.record import Fingerprints
 from stepjepa.study.evaluated_run import SUMMARY, EvaluatedRun, read_evaluated_run
 
 FORMAT = "stepjepa figures 1"
@@ -87,6 +88,11 @@ def write_figures(path: str | os.PathLike[str], figures: Sequence[Figures]) -> N
         shared = {name: values.pop(name) for name in _OF_ALL}
         if shared not in common:
             common.append(shared)
+        # Written where they are known: files of earlier versions have none.
+        fingerprints = {name: known for name, known in asdict(values.pop("fingerprints")).items() if known is not None}
+        launches = {name: list(values.pop(name)) for name in ("mixed", "noted")}
+        values |= {"fingerprints": fingerprints} if fingerprints else {}
+        values |= {name: changes for name, changes in launches.items() if changes}
         values |= {
             # A path of this machine says nothing elsewhere.
             "folder": f"{each.label}/seed{each.run.seed}",
@@ -118,6 +124,8 @@ def _unpack_run(content: dict[str, Any], values: dict[str, Any]) -> Figures:
     label = values.pop("arm")
     scores, similarity = values.pop("scores"), values.pop("similarity")
     values |= content["common"][values.pop("common")]
+    values["fingerprints"] = Fingerprints(**values.get("fingerprints", {}))
+    values |= {name: tuple(values.get(name, ())) for name in ("mixed", "noted")}
     indices = values["indices"]
     count = indices if isinstance(indices, int) else len(indices)
     values |= {

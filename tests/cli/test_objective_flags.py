@@ -41,6 +41,8 @@ FLAGS: list[tuple[str, dict[str, Any]]] = [
     ("--trainall", {"labels": "all"}),
     ("--plain --train_all", {"plain": True, "labels": "all"}),
     ("--additive_mask", {}),
+    ("--step_jepa --steps_from reasoning", {"steps_from": "reasoning"}),
+    ('--chat_template_kwargs {"enable_thinking":false}', {"chat_template_kwargs": {"enable_thinking": False}}),
     ("--over_length drop", {"over_length": "skip"}),
     ("--share_prefixes false", {"share_prefixes": False}),
     ("--term a:B", {"terms": ({"term": "a:B", "args": {}},)}),

@@ -59,7 +59,7 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"train": {"lbdd": 1}}, "train.lbdd: unknown argument '--lbdd=1'; did you mean --lbd?"),
     ({"train": {"train_file": "nowhere.jsonl"}}, "train.train_file: nowhere.jsonl: no such --train_file"),
-    ({"train": {"regular": True}}, "train.regular: `regular` and `step_jepa` exclude each other"),
+    ({"train": {"regular": True}}, "train.regular: --regular and --step_jepa exclude each other"),
     ({"arms": {"a": {"jepa_loss_type": ["l2", "l3"]}}}, "arms.a.jepa_loss_type: argument --jepa_loss_type"),
     ({"arms": {"a": {"jepa_l2": True}, "b": {"jepa_loss_type": "l2"}}}, "arms.b: 'b' would train the same as 'a'"),
     ({"arms": {"a": {}, "b": {"jepa_loss_type": "cosine"}}}, "arms.b: 'b' would train the same as 'a'"),

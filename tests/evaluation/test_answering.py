@@ -160,7 +160,7 @@ def test_training_is_not_disturbed_and_the_scores_are_logged(lora, tiny_tokenize
         trainer = JepaTrainer(
             model,
             TrainingArguments(
-                str(tmp_path),
+                str(tmp_path / f"answers-{answers}"),
                 max_steps=3,
                 eval_strategy="steps",
                 eval_steps=1,

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from stepjepa.base.errors import UserError
-from stepjepa.running.run import _refuse_disagreement
+from stepjepa.running.process import refuse_disagreement
 from stepjepa.training.checks import refuse_processes
 
 
 @pytest.mark.parametrize("other", [{"sha256": "cd"}, {}, None])
 def test_what_differs_is_named(other: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     same, part = {"a": 2, "b": 3}, {"sha256": "ab"}
-    _refuse_disagreement({"same": same, "part": part})
+    refuse_disagreement({"same": same, "part": part})
 
     def gather(found: list[Any], own: dict[str, Any]) -> None:
         found[:] = [own, {**own, "part": json.dumps(other)}]
@@ -24,7 +24,7 @@ def test_what_differs_is_named(other: Any, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
     with pytest.raises(UserError, match="the processes were given different part"):
-        _refuse_disagreement({"same": same, "part": part})
+        refuse_disagreement({"same": same, "part": part})
 
 
 def test_processes_that_would_each_train_a_model_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

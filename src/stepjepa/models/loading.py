@@ -156,7 +156,8 @@ def add_lora(model: PreTrainedModel, settings: LoraSettings, trainable_ids: Sequ
     from peft import LoraConfig, get_peft_model
 
     # An adapter in a part that text does not reach would never be trained.
-    unreached = unreached_parts(model)
+    modules = {name for name, _ in model.named_modules()}
+    unreached = [name for name in unreached_parts(model) if name in modules]
     config = LoraConfig(
         task_type="CAUSAL_LM",
         r=settings.rank,
