@@ -170,12 +170,6 @@ class RunConfig:
         if self.same_flop and self.trainer.get("max_steps", -1) > 0:
             raise UserError("`same_flop` works out the number of steps, and `max_steps` names it; leave one out")
 
-    def _refuse_both(self, *names: str) -> None:
-        """Raise ``UserError`` if two of the fields are set."""
-        both = [name for name in names if getattr(self, name) not in (None, False)]
-        if len(both) > 1:
-            raise UserError(f"`{both[0]}` and `{both[1]}` exclude each other; leave one out")
-
     def refuse_missing(self, passed: Collection[str] = ()) -> None:
         """Raise ``UserError`` if a run can't begin with these settings.
 
