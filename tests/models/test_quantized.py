@@ -17,7 +17,7 @@ from stepjepa.cli.main import main
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.config.lora import LoraSettings
 from stepjepa.models.loading import add_lora, load_for_inference
-from stepjepa.models.token_rows import give_predictors
+from stepjepa.models.token_rows import add_predictor_rows
 from stepjepa.models.weights import compute_dtype, quantization_options
 from stepjepa.store.record import read_run
 from stepjepa.training.trainer import JepaTrainer
@@ -55,7 +55,7 @@ def quantized(base: Path, kind: str, tokenizer: Any) -> Any:
     model = AutoModelForCausalLM.from_pretrained(
         base, dtype=torch.float32, **quantization_options(kind, torch.float32, "cpu")
     )
-    give_predictors(model, tokenizer, 2, seed=3)
+    add_predictor_rows(model, tokenizer, 2, seed=3)
     return model.train()
 
 

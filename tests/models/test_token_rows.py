@@ -18,10 +18,10 @@ from stepjepa.config.lora import LoraSettings
 from stepjepa.models.loading import add_lora, load_for_inference, load_model
 from stepjepa.models.token_rows import (
     adapter_ids,
-    give_plain_tokens,
-    give_predictors,
-    give_rows,
-    grow,
+    add_missing_rows,
+    add_plain_rows,
+    add_predictor_rows,
+    resize_embedding,
     rows_of,
 )
 
@@ -42,7 +42,7 @@ def test_rows_of_new_tokens(spare: str, architecture: str, plain_tokenizer: Any)
         if spare in ("zeros", "alike"):
             model.get_input_embeddings().weight[size:] = 0.0 if spare == "zeros" else 0.4
     old, old_head = weights(model)
-    give_predictors(model, tokenizer, 3)
+    add_predictor_rows(model, tokenizer, 3)
     embedding, head = weights(model)
     ids = all_predictor_ids(tokenizer)
     assert ids == [size, size + 1, size + 2]
@@ -64,9 +64,9 @@ def test_rows_depend_on_the_seed_and_are_given_once(plain_tokenizer: Any) -> Non
     found = []
     for seed in (1, 1, 2):
         tokenizer, model = copy.deepcopy(plain_tokenizer), tiny.make_model("llama", vocab_size=len(plain_tokenizer))
-        give_predictors(model, tokenizer, 2, seed)
+        add_predictor_rows(model, tokenizer, 2, seed)
         found.append(weights(model)[0])
-        give_predictors(model, tokenizer, 2, seed + 5)
+        add_predictor_rows(model, tokenizer, 2, seed + 5)
         assert torch.equal(weights(model)[0], found[-1]), "tokens that were there are drawn again"
     assert torch.equal(found[0], found[1])
     assert not torch.equal(found[0], found[2])
@@ -79,12 +79,12 @@ def test_tokens_of_the_form_without_a_chat(spare: bool, plain_tokenizer: Any) ->
     model = tiny.make_model("qwen3", vocab_size=size + (7 if spare else 0))
     old, _ = weights(model)
     for _ in range(2):  # those that are there keep their rows
-        ids = give_plain_tokens(model, tokenizer)
+        ids = add_plain_rows(model, tokenizer)
         assert tokenizer.convert_ids_to_tokens(ids) == ["<|perception|>", "<|eot_id|>"]
         assert model.generation_config.eos_token_id == [2, ids[1]]
     assert torch.equal(weights(model)[0][:size], old[:size])
     assert len(weights(model)[0]) == (size + 7 if spare else size + 2)
-    give_predictors(model, tokenizer, 2)
+    add_predictor_rows(model, tokenizer, 2)
     # Without spare rows the base lacks those of the form, too, whether the form is used or not.
     lacking = [] if spare else ids
     assert adapter_ids(model, tokenizer, plain=False) == sorted({*all_predictor_ids(tokenizer), *lacking})
@@ -141,7 +141,7 @@ def test_rows_of_predictors_are_trained_and_saved(name: str, plain_tokenizer: An
     assert ((after - before).abs().amax(1) > 1e-3).all()
     run.save_model(str(tmp_path / "adapter"))
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
-    assert grow(base, len(run.processing_class))
+    assert resize_embedding(base, len(run.processing_class))
     loaded = peft.PeftModel.from_pretrained(base, tmp_path / "adapter")
     assert torch.equal(loaded.get_input_embeddings()(ids), after)
 
@@ -187,8 +187,8 @@ def test_rows_for_ids_with_gaps(plain_tokenizer: Any) -> None:
     tokenizer.get_vocab = lambda: {"a": 0, "b": len(tokenizer) + 11}
     assert rows_of(tokenizer) == len(tokenizer) + 12
     model = tiny.make_model("llama", vocab_size=len(tokenizer))
-    assert give_rows(model, tokenizer) == 12
-    assert give_rows(model, tokenizer) == 0
+    assert add_missing_rows(model, tokenizer) == 12
+    assert add_missing_rows(model, tokenizer) == 0
 
 
 def test_an_adapter_trains_and_saves_the_row_of_a_token_that_its_base_lacks(

@@ -42,7 +42,7 @@ def test_a_process_that_was_given_another_file_is_refused_by_all(material: Path,
     ended, said = together(common, tmp_path / "log", of_each=given)
     assert ended == [2, 2], said
     for each in said:
-        assert "error: the processes were given different data" in each
+        assert "error: the processes were started with different data" in each
     assert not (run / "run.json").exists()
 
 

@@ -23,7 +23,7 @@ def test_what_differs_is_named(other: Any, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
-    with pytest.raises(UserError, match="the processes were given different part"):
+    with pytest.raises(UserError, match="the processes were started with different part"):
         refuse_disagreement({"same": same, "part": part})
 
 

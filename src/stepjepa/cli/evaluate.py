@@ -88,11 +88,11 @@ def evaluate(args: argparse.Namespace) -> JsonObject:
     except Stopped as stop:
         there = f"{evaluation.finished} of {count} examples are in {output}"
         raise Stopped(stop.number, f"stopped; {there}; the same command without --overwrite goes on") from None
-    found = _tell_summary(summary, output)
+    result = _tell_summary(summary, output)
     if (output.parent / RUN_FILE).is_file():
         run, page = shlex.quote(str(output.parent)), shlex.quote(str(output.parent / "report.html"))
         print(f"next: stepjepa report {run} --output_file {page}; with other runs: stepjepa compare {run} OTHER ...")
-    return found
+    return result
 
 
 EVALUATE = Command(

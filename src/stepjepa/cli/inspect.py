@@ -128,8 +128,8 @@ def verify(args: argparse.Namespace) -> JsonObject:
     print(f"model {name}, data {run.train_file or 'built-in problems'}, mode {config.mode}, layout {config.layout}")
     looked_at = spread(records, args.max_records)
     print(f"{len(looked_at):,} of {len(records):,} records looked at, spread over all (--max_records)")
-    how = {"predictors": config.used_predictors, "seed": args.finetune_seed, "plain": config.plain, **_loading(run)}
-    model, tokenizer = load_model(name, texts=_texts(records), **how)
+    loading = {"predictors": config.used_predictors, "seed": args.finetune_seed, "plain": config.plain, **_loading(run)}
+    model, tokenizer = load_model(name, texts=_texts(records), **loading)
     try:
         trained = adapter_ids(model, tokenizer, plain=config.plain)
         lora = (lambda base: add_lora(base, LoraSettings(), trained)) if args.lora else None
@@ -163,8 +163,8 @@ def analyze(args: argparse.Namespace) -> int:
     models = analysis.analyze_models(from_args(AnalysisSettings, args))
     for model in models:
         source, target = model.views
-        told = f"source {source} read behind {model.config.predictors} predictor tokens, target {target}"
-        print(f"{model.model_path}: {model.config.mode} views, {told}")
+        sides = f"source {source} read behind {model.config.predictors} predictor tokens, target {target}"
+        print(f"{model.model_path}: {model.config.mode} views, {sides}")
     print(f"\n{analysis.as_table(models)}\n")
     for note in analysis.notes(models):
         print(f"note: {visible(note)}")

@@ -25,7 +25,7 @@ def normalise(arguments: Sequence[str]) -> list[str]:
     """Replace dashes inside flag names by underscores: ``--batch-size 4`` becomes ``--batch_size 4``."""
     # Whole flags only: a value may begin with dashes, too.
     flag = re.compile(r"\A--[A-Za-z][\w-]*(?==|\Z)")
-    return [flag.sub(lambda found: "--" + found[0][2:].replace("-", "_"), argument) for argument in arguments]
+    return [flag.sub(lambda match: "--" + match[0][2:].replace("-", "_"), argument) for argument in arguments]
 
 
 OVERVIEW = f"""usage: stepjepa COMMAND [--help] ...
@@ -45,12 +45,12 @@ def main(arguments: Sequence[str] | None = None) -> Any:
         error, 128 + N for signal N.
     """
     escape_unencodable_output()
-    name, *given = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    name, *words = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     with raising():
-        return _reporting(name, given)
+        return _reporting(name, words)
 
 
-def _run(name: str, given: Sequence[str]) -> Any:
+def _run(name: str, words: Sequence[str]) -> Any:
     if name == "--version":
         print(f"stepjepa {importlib.metadata.version('stepjepa')}")
         return 0
@@ -59,7 +59,7 @@ def _run(name: str, given: Sequence[str]) -> Any:
         return 0
     if name not in COMMANDS:
         raise UserError(f"unknown command '{name}'; choose one of {', '.join(COMMANDS)}")
-    arguments = normalise(given)
+    arguments = normalise(words)
     # Before the import of libraries that read the environment.
     set_environment(arguments)
     # Hide the libraries' warnings about each other, unless Python was started with options for warnings.
@@ -69,12 +69,12 @@ def _run(name: str, given: Sequence[str]) -> Any:
     args = parse(name, arguments)
     # Standard output then holds one JSON document.
     with redirect_stdout(sys.stderr) if getattr(args, "json", False) else nullcontext():
-        found = load(name).run(args)
-    if isinstance(found, int):
-        return found
+        result = load(name).run(args)
+    if isinstance(result, int):
+        return result
     if args.json:
-        print_json(found)
-    return int(isinstance(found, dict) and found.get("passed") is False)
+        print_json(result)
+    return int(isinstance(result, dict) and result.get("passed") is False)
 
 
 def _with_dashes(name: str, message: str) -> str:
@@ -87,11 +87,11 @@ def _with_dashes(name: str, message: str) -> str:
     return with_dashes(message, flags)
 
 
-def _reporting(name: str, given: Sequence[str]) -> Any:
+def _reporting(name: str, words: Sequence[str]) -> Any:
     """Run a command; an error is printed on one line that begins with its name, and becomes the exit code."""
     try:
         try:
-            code = _run(name, given)
+            code = _run(name, words)
         except SystemExit as stop:
             code = stop.code
         # Flush here, where errors are handled; Python's own flush at exit would print a traceback.
@@ -99,20 +99,20 @@ def _reporting(name: str, given: Sequence[str]) -> Any:
             sys.stdout.flush()
         return code
     except UserError as error:
-        told, code = f"error: {_with_dashes(name, one_line(error))}", 2
+        message, code = f"error: {_with_dashes(name, one_line(error))}", 2
     except BrokenPipeError:
         # The reader of the output has closed the pipe, as ``head`` does.
-        told, code = "", 1
+        message, code = "", 1
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        told, code = f"error: {visible(f'{where}{error.strerror or error}')}", 2
+        message, code = f"error: {visible(f'{where}{error.strerror or error}')}", 2
     except MemoryError:
-        told, code = "error: out of memory; give it less at a time, or a larger machine", 2
+        message, code = "error: out of memory; give it less at a time, or a larger machine", 2
     except KeyboardInterrupt as stop:
-        told = visible(str(stop) or "interrupted")
+        message = visible(str(stop) or "interrupted")
         code = 128 + (stop.number if isinstance(stop, Stopped) else signal.SIGINT)
-    if told:
-        print(f"stepjepa {name}: {told}" if name in COMMANDS else f"stepjepa: {told}", file=sys.stderr)
+    if message:
+        print(f"stepjepa {name}: {message}" if name in COMMANDS else f"stepjepa: {message}", file=sys.stderr)
     try:
         sys.stdout.flush()
     except OSError:

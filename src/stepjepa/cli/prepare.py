@@ -85,15 +85,15 @@ def _run_rows(args: argparse.Namespace) -> int:
     records, counts = convert_rows(rows, convert, path=str(name), limit=args.max_examples, bad=bad)
     reasons = counts.dropped.most_common()
     if not records:
-        told = [f"{reason}: {count}" for reason, count in reasons] + ([bad.describe()] if bad.count else [])
+        causes = [f"{reason}: {count}" for reason, count in reasons] + ([bad.describe()] if bad.count else [])
         hint = f"; expected {expected}, got {', '.join(counts.columns[:MOST_NAMES])}" if counts.columns else ""
-        raise UserError(f"no record could be kept ({'; '.join(told) or 'it is empty'}){hint}", path=name)
+        raise UserError(f"no record could be kept ({'; '.join(causes) or 'it is empty'}){hint}", path=name)
     bad.tell()
     if counts.unused:
         print(f"note: not used: {named(counts.unused)}", file=sys.stderr)
-    found = [("read", counts.read), ("kept", len(records)), ("dropped", counts.dropped.total()), *reasons]
-    found += [("bad, skipped", bad.count)] if bad.count else []
-    print_rows([(name, str(count)) for name, count in found])
+    rows_of_counts = [("read", counts.read), ("kept", len(records)), ("dropped", counts.dropped.total()), *reasons]
+    rows_of_counts += [("bad, skipped", bad.count)] if bad.count else []
+    print_rows([(name, str(count)) for name, count in rows_of_counts])
     return _write_files({target: records})
 
 
@@ -111,8 +111,8 @@ def _converter(args: argparse.Namespace) -> tuple[Convert, str]:
         return partial(convert_response, options=options), expected
     convert = CONVERSIONS[kind].convert
     if kind == "gsm8k":
-        kept = {name: getattr(args, name) == "keep" for name in ("socratic", "calculator")}
-        convert = partial(convert, **kept, steps=args.format == "steps")
+        keep = {name: getattr(args, name) == "keep" for name in ("socratic", "calculator")}
+        convert = partial(convert, **keep, steps=args.format == "steps")
     return convert, CONVERSIONS[kind].rows
 
 

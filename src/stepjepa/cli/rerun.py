@@ -54,8 +54,8 @@ def run(args: argparse.Namespace) -> int:
         try:
             changes, differences = changes_since(old, config)
         except (KeyError, TypeError, AttributeError):
-            told = "is damaged: expected 'data', 'loaded', 'versions' and 'machine' of a run; restore it"
-            raise UserError(told, path=folder / RUN_FILE) from None
+            message = "is damaged: expected 'data', 'loaded', 'versions' and 'machine' of a run; restore it"
+            raise UserError(message, path=folder / RUN_FILE) from None
         if changes and not args.allow_changes:
             raise UserError(f"{'; '.join(changes)}; restore what it was, or pass --allow_changes", path=folder)
         command = as_arguments(config.to_flat())
@@ -83,8 +83,8 @@ def _compare(folder: Path, new: Path, old: JsonObject, changed: bool) -> int:
         print(f"weights: nothing to compare with, since {folder} holds no weights of a finished run")
         return 0
     same = first == second
-    told = f"equal to those of {folder}, bit for bit" if same else f"differ from those of {folder}"
-    print(f"weights: {told}", file=sys.stdout if same else sys.stderr)
+    outcome = f"equal to those of {folder}, bit for bit" if same else f"differ from those of {folder}"
+    print(f"weights: {outcome}", file=sys.stdout if same else sys.stderr)
     return 0 if same or changed else 1
 
 

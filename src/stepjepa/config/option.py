@@ -212,9 +212,9 @@ def load(flag: str, address: str) -> Any:
 
 def load_class(flag: str, address: str, base: type[T]) -> type[T]:
     """Load a class of the user with :func:`load`, and check that it is a complete class derived from ``base``."""
-    found = load(flag, address)
-    if not (isinstance(found, type) and issubclass(found, base)):
+    value = load(flag, address)
+    if not (isinstance(value, type) and issubclass(value, base)):
         raise UserError(f"{flag}: '{address}' is no class derived from {base.__module__}.{base.__name__}")
-    if missing := sorted(getattr(found, "__abstractmethods__", ())):
+    if missing := sorted(getattr(value, "__abstractmethods__", ())):
         raise UserError(f"{flag}: '{address}' lacks the method '{missing[0]}'; see docs/design.md")
-    return found
+    return value

@@ -198,9 +198,9 @@ class BadRecords:
     def describe(self) -> str:
         """One line for people."""
         rest = [f"and {self.count - 3:,} more"] if self.count > 3 else []
-        told = "; ".join([told for _, told in self.first] + rest)
+        reasons = "; ".join([reason for _, reason in self.first] + rest)
         lines = "line" if self.count == 1 else "lines"
-        return f"{self.count:,} bad {lines} skipped (--bad_records skip): {told}"
+        return f"{self.count:,} bad {lines} skipped (--bad_records skip): {reasons}"
 
     def tell(self) -> None:
         """Say on standard error how many lines were skipped, and the first of them; nothing if none was."""

@@ -22,7 +22,7 @@ from stepjepa.chat.template import ChatTemplate, Message, PlainTemplate
 from stepjepa.chat.tokens import TextTokenizer, all_predictor_ids
 from stepjepa.models.architecture import base_model
 from stepjepa.models.sampling import Answer, Sampling, Span
-from stepjepa.models.token_rows import add_ends
+from stepjepa.models.token_rows import add_stop_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -130,7 +130,7 @@ def set_generation_defaults(model: PreTrainedModel, tokenizer: PreTrainedTokeniz
     settings = model.generation_config
     if settings is None:  # a class of its own that can't generate
         return
-    add_ends(model, ends)
+    add_stop_tokens(model, ends)
     suppressed = {*(settings.suppress_tokens or ())}
     # The last rows were no token when an earlier set-up suppressed them; the tokenizer may have grown since.
     last = model.get_input_embeddings().weight.shape[0] - 1

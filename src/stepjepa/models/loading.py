@@ -24,12 +24,12 @@ from stepjepa.models.generation import load_generation_config
 from stepjepa.models.presets import PREFIX, read_template, refuse_missing
 from stepjepa.models.probe import inside_of, unreached_parts
 from stepjepa.models.token_rows import (
-    give_plain_tokens,
-    give_predictors,
-    give_rows,
-    grow,
-    keep_rows_alone,
+    add_missing_rows,
+    add_plain_rows,
+    add_predictor_rows,
+    resize_embedding,
     rows_of,
+    save_trained_rows_only,
 )
 from stepjepa.models.weights import load_adapter, load_weights, quantization_options
 
@@ -73,33 +73,33 @@ def load_model(
     """
     if (Path(name) / "adapter_config.json").is_file():
         raise UserError("is an adapter; training starts from a whole model: run 'stepjepa export' on it", path=name)
-    given: dict[str, Any] = {"chat_template": chat_template, "trust_remote_code": trust_remote_code}
+    shared: dict[str, Any] = {"chat_template": chat_template, "trust_remote_code": trust_remote_code}
     options: dict[str, Any] = {"attn_implementation": attn_implementation, "trust_remote_code": trust_remote_code}
     if pretrain or name.startswith(PREFIX):
-        tokenizer, config = new_config(name, texts, plain=plain, fit=True, **given)
+        tokenizer, config = config_and_tokenizer(name, texts, plain=plain, fit=True, **shared)
         ends = add_plain_tokens(tokenizer)[1:] if plain else list(ChatTemplate(tokenizer).stop_ids)
         ends += [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-        with reported(f"can't build a model from '{name}'"):
+        with as_user_error(f"can't build a model from '{name}'"):
             model = presets.random_model(config, tokenizer, ends, seed, dtype=new_dtype(config, dtype), **options)
     else:
-        tokenizer = load_tokenizer(name, **given)
+        tokenizer = load_tokenizer(name, **shared)
         options |= quantization or {}
-        with reported(f"can't load a model from '{name}'"):
+        with as_user_error(f"can't load a model from '{name}'"):
             model = load_weights(name, dtype=dtype, **options)
-        _give_rows(model, tokenizer, name, seed)
+        _add_missing_rows(model, tokenizer, name, seed)
         if plain:
-            give_plain_tokens(model, tokenizer, seed)
-    give_predictors(model, tokenizer, predictors, seed)
+            add_plain_rows(model, tokenizer, seed)
+    add_predictor_rows(model, tokenizer, predictors, seed)
     model.train()
     return model, tokenizer
 
 
-def _give_rows(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str, seed: int = 42) -> None:
+def _add_missing_rows(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str, seed: int = 42) -> None:
     """Add rows for tokens that the tokenizer has and the model lacks, and say so."""
     known = len(model.get_input_embeddings().weight)
-    if (new := give_rows(model, tokenizer, seed)) and is_main_process():
-        told = f"its tokenizer needs {known + new:,} embedding rows, its weights have {known:,}"
-        print(f"note: {name}: {told}; {new:,} untrained row{'s' * (new > 1)} added", file=sys.stderr)
+    if (new := add_missing_rows(model, tokenizer, seed)) and is_main_process():
+        needed = f"its tokenizer needs {known + new:,} embedding rows, its weights have {known:,}"
+        print(f"note: {name}: {needed}; {new:,} untrained row{'s' * (new > 1)} added", file=sys.stderr)
 
 
 def load_tokenizer(
@@ -109,22 +109,22 @@ def load_tokenizer(
     # Of a folder that holds none, transformers would make an empty tokenizer for some families.
     if Path(name).is_dir() and not any(any(Path(name).glob(file)) for file in TOKENIZER_FILES):
         raise UserError("holds no tokenizer; put the files of one there", path=name)
-    tokenizer = _described("tokenizer", name, trust_remote_code)
+    tokenizer = _from_pretrained("tokenizer", name, trust_remote_code)
     if chat_template is not None:
         tokenizer.chat_template = read_template(chat_template)
     return tokenizer
 
 
-def _described(what: str, name: str, trust_remote_code: bool) -> Any:
+def _from_pretrained(what: str, name: str, trust_remote_code: bool) -> Any:
     from transformers import AutoConfig, AutoTokenizer
 
     refuse_missing(name)
     kind: Any = AutoTokenizer if what == "tokenizer" else AutoConfig
-    with reported(f"can't load a {what} from '{name}'"):
+    with as_user_error(f"can't load a {what} from '{name}'"):
         return kind.from_pretrained(name, trust_remote_code=trust_remote_code)
 
 
-def new_config(
+def config_and_tokenizer(
     name: str, texts: Iterable[str], *, chat_template: str | None, trust_remote_code: bool, plain: bool, fit: bool
 ) -> tuple[PreTrainedTokenizerBase, PreTrainedConfig]:
     """Tokenizer and configuration of a model, ``fit`` to each other where its weights are random (a preset's are)."""
@@ -134,7 +134,7 @@ def new_config(
         config.vocab_size = 0  # as many as the tokenizer needs
     else:
         tokenizer = load_tokenizer(name, chat_template=chat_template, trust_remote_code=trust_remote_code)
-        config = _described("configuration", name, trust_remote_code)
+        config = _from_pretrained("configuration", name, trust_remote_code)
     if plain:
         add_plain_tokens(tokenizer)
     if fit:
@@ -173,7 +173,7 @@ def add_lora(model: PreTrainedModel, settings: LoraSettings, trainable_ids: Sequ
         wrapped = get_peft_model(model, config)
     except ValueError as error:
         raise UserError(f"--lora_targets {settings.targets}: {error}") from None
-    keep_rows_alone(wrapped)
+    save_trained_rows_only(wrapped)
     # Gradient checkpointing needs a gradient at the frozen embedding's output. That is all that quantized weights need,
     # too: peft.prepare_model_for_kbit_training would also make a large embedding float32.
     wrapped.enable_input_require_grads()
@@ -214,14 +214,14 @@ def load_for_inference(
         if not base:
             raise UserError("names no base model (base_model_name_or_path); add it", path=adapter)
     options = {} if quantization is None else quantization_options(quantization, device=device)
-    with reported(f"can't load a model from '{base}'"):
+    with as_user_error(f"can't load a model from '{base}'"):
         model = load_weights(base, dtype=dtype, trust_remote_code=trust_remote_code, **options)
         if is_adapter:
-            grow(model, rows_of(tokenizer))
+            resize_embedding(model, rows_of(tokenizer))
             model = load_adapter(model, name).merge_and_unload()
             load_generation_config(model, name)
         else:
-            _give_rows(model, tokenizer, name)
+            _add_missing_rows(model, tokenizer, name)
     if device is None:
         device = torch.accelerator.current_accelerator(check_available=True) or "cpu"
     # Quantized weights are on their device already.
@@ -229,7 +229,7 @@ def load_for_inference(
 
 
 @contextmanager
-def reported(what: str) -> Iterator[None]:
+def as_user_error(what: str) -> Iterator[None]:
     """Re-raise the libraries' errors about a model that can't be loaded as a ``UserError`` of one line."""
     try:
         yield

@@ -130,7 +130,7 @@ def random_model(
     import torch
     from transformers import AutoModelForCausalLM
 
-    from stepjepa.models.token_rows import add_ends
+    from stepjepa.models.token_rows import add_stop_tokens
 
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
@@ -138,7 +138,7 @@ def random_model(
     settings = model.generation_config
     settings.bos_token_id, settings.pad_token_id = tokenizer.bos_token_id, tokenizer.pad_token_id
     settings.eos_token_id = None
-    add_ends(model, ends)
+    add_stop_tokens(model, ends)
     return model
 
 

@@ -24,25 +24,25 @@ def rows_of(tokenizer: PreTrainedTokenizerBase) -> int:
     return max(len(tokenizer), 1 + max(tokenizer.get_vocab().values()))
 
 
-def give_rows(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, seed: int = 42) -> int:
-    """Add the rows that a model lacks for the tokens of its tokenizer, as :func:`give_predictors`; returns how many."""
+def add_missing_rows(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, seed: int = 42) -> int:
+    """Add the rows that a model lacks for its tokenizer, as :func:`add_predictor_rows`; return their number."""
     lacking = rows_of(tokenizer) - len(model.get_input_embeddings().weight)
     _fill_rows(model, tokenizer, [], seed)
     return max(lacking, 0)
 
 
-def give_plain_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, seed: int = 42) -> list[int]:
+def add_plain_rows(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, seed: int = 42) -> list[int]:
     """Add the plain format's tokens to a tokenizer and rows for them to a model, and stop generation at ``<|eot_id|>``.
 
-    Rows are as in :func:`give_predictors`. Returns the ids of ``<|perception|>`` and ``<|eot_id|>``.
+    Rows are as in :func:`add_predictor_rows`. Returns the ids of ``<|perception|>`` and ``<|eot_id|>``.
     """
     known, ids = tokenizer.get_added_vocab().values(), add_plain_tokens(tokenizer)
     _fill_rows(model, tokenizer, [index for index in ids if index not in known], seed)
-    add_ends(model, ids[1:])
+    add_stop_tokens(model, ids[1:])
     return ids
 
 
-def give_predictors(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, count: int, seed: int = 42) -> None:
+def add_predictor_rows(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, count: int, seed: int = 42) -> None:
     """Add ``<|predictor_1|>`` .. ``<|predictor_count|>`` to a tokenizer and rows for them to a model.
 
     The embedding is enlarged only if its rows beyond the tokenizer do not suffice. New rows, and spare ones that can't
@@ -60,7 +60,7 @@ def _is_wrapped(part: object) -> bool:
     return type(part).__module__.startswith("peft.")
 
 
-def grow(model: PreTrainedModel, rows: int) -> bool:
+def resize_embedding(model: PreTrainedModel, rows: int) -> bool:
     """Enlarge the embedding if needed (True if so); new rows of a separate head are the mean of the others.
 
     ValueError if an adapter wraps the embedding or the head, which then can't be enlarged.
@@ -87,7 +87,7 @@ def _fill_rows(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, new: 
     """Rows for new tokens: spare rows that differ are kept; else rows are drawn from the distribution of the others."""
     rows = rows_of(tokenizer)
     new = sorted({*new, *range(len(model.get_input_embeddings().weight), rows)})
-    resized = grow(model, rows)
+    resized = resize_embedding(model, rows)
     if not new:
         return
     weight = model.get_input_embeddings().weight
@@ -101,7 +101,7 @@ def _fill_rows(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, new: 
         weight[new] = (mean + spread * noise).to(weight.dtype)
 
 
-def add_ends(model: PreTrainedModel, ends: Sequence[int]) -> None:
+def add_stop_tokens(model: PreTrainedModel, ends: Sequence[int]) -> None:
     """Add tokens at which a model's generation stops to its generation configuration, in place."""
     known = model.generation_config.eos_token_id
     every = [*known] if isinstance(known, list) else [] if known is None else [known]
@@ -120,7 +120,7 @@ def adapter_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, p
     return sorted({*all_predictor_ids(tokenizer), *own, *added_rows(model)})
 
 
-def keep_rows_alone(model: PreTrainedModel) -> None:
+def save_trained_rows_only(model: PreTrainedModel) -> None:
     """Make a PEFT model save its trained rows only; PEFT saves the whole embedding when it was resized."""
     model.save_pretrained = partial(model.save_pretrained, save_embedding_layers=False)
 
@@ -154,5 +154,5 @@ def train_rows(model: PreTrainedModel, ids: Sequence[int]) -> None:
             f"tokens, too; list both '{name}' and the LM head in modules_to_save"
         )
     config.trainable_token_indices = list(ids)
-    keep_rows_alone(model)
+    save_trained_rows_only(model)
     set_additional_trainable_modules(base, config, base.config.to_dict(), model.active_adapter)

@@ -39,17 +39,17 @@ def load_weights(name: str, **options: Any) -> PreTrainedModel:
     level = logging.get_verbosity()
     logging.set_verbosity_error()  # the problems that it warns of are refused below
     try:
-        model, found = AutoModelForCausalLM.from_pretrained(
+        model, loading_info = AutoModelForCausalLM.from_pretrained(
             name, use_safetensors=True, output_loading_info=True, **options
         )
     finally:
         logging.set_verbosity(level)
-    if found["missing_keys"]:
-        raise UserError(f"the weights of '{name}' lack {_named(found['missing_keys'])}; complete them")
+    if loading_info["missing_keys"]:
+        raise UserError(f"the weights of '{name}' lack {_named(loading_info['missing_keys'])}; complete them")
     # Refuse layers beyond the configuration's, for example; ignore other single tensors (buffers, other heads).
     number = re.compile(r"\.\d+(?=\.)")
     kinds = {number.sub("", key) for key in model.state_dict()}
-    if further := [key for key in found["unexpected_keys"] if number.sub("", key) in kinds]:
+    if further := [key for key in loading_info["unexpected_keys"] if number.sub("", key) in kinds]:
         remedy = "correct the number of layers in its config.json"
         raise UserError(f"the weights of '{name}' have {_named(further)}, which the model lacks; {remedy}")
     _refuse_nonfinite(model, name)

@@ -34,7 +34,7 @@ from stepjepa.models.lm_head import LMHead
 from stepjepa.models.loading import load_for_inference
 from stepjepa.models.probe import choose_encoding, freeze_unreached
 from stepjepa.models.sampling import Sampling
-from stepjepa.models.token_rows import added_rows, give_plain_tokens, give_predictors, train_rows
+from stepjepa.models.token_rows import add_plain_rows, add_predictor_rows, added_rows, train_rows
 from stepjepa.objectives.objective import Counts, Losses, Objective, jepa_loss
 from stepjepa.objectives.packing import make_collator, packing
 from stepjepa.objectives.reading import SIDES, ViewEmbeddings, ViewReader, reading_config
@@ -69,8 +69,8 @@ def set_up(
         ValueError: the model can't be trained with this objective; the message names the remedy.
     """
     base = base_model(model)
-    new = give_plain_tokens(base, tokenizer, seed) if config.plain else []
-    give_predictors(base, tokenizer, config.used_predictors, seed)
+    new = add_plain_rows(base, tokenizer, seed) if config.plain else []
+    add_predictor_rows(base, tokenizer, config.used_predictors, seed)
     if hasattr(model, "peft_config"):
         # Also the rows of tokens that the base lacked, whichever they are.
         new = [*predictor_ids(tokenizer, config.used_predictors), *new, *added_rows(base)]

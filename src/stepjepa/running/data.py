@@ -32,8 +32,10 @@ def read_data(
         order = random.Random(run.split_seed).sample(range(len(records)), len(records))
         count = round(len(records) * run.eval_split)
         if not 0 < count < len(records):
-            told = f"{len(records)} records can't be split with `eval_split {run.eval_split}`; one part would be empty"
-            raise UserError(told, path=run.data_file)
+            message = (
+                f"{len(records)} records can't be split with `eval_split {run.eval_split}`; one part would be empty"
+            )
+            raise UserError(message, path=run.data_file)
         train_records = [records[index] for index in sorted(order[count:])]
         eval_records = [records[index] for index in sorted(order[:count])]
         files = {"data": replace(about, eval_split=run.eval_split, split_seed=run.split_seed)}

@@ -42,9 +42,9 @@ from stepjepa.chat.tokens import add_predictor_tokens
 from stepjepa.config.run import RunConfig
 from stepjepa.data.records import Record
 from stepjepa.models.architecture import base_model, find_decoder, has_experts
-from stepjepa.models.loading import add_lora, new_config, new_dtype, reported
+from stepjepa.models.loading import add_lora, as_user_error, config_and_tokenizer, new_dtype
 from stepjepa.models.presets import PREFIX
-from stepjepa.models.token_rows import adapter_ids, grow, rows_of
+from stepjepa.models.token_rows import adapter_ids, resize_embedding, rows_of
 from stepjepa.models.weights import parameter_counts
 from stepjepa.objectives.jepa import Jepa
 from stepjepa.objectives.objective import Objective
@@ -100,11 +100,11 @@ def dry_run(
         deepspeed = run.trainer.get("deepspeed")
         use_cpu = run.trainer.get("use_cpu", not torch.accelerator.is_available())
         training = training_arguments(run, bool(eval_records), deepspeed=None, use_cpu=use_cpu)
-        asked = "use_cpu" not in run.trainer and (training.bf16 or training.fp16 or processes > 1)
-        device = "cpu" if training.device.type == "cpu" and not asked and not on_gpu else "cuda"
+        needs_gpu = "use_cpu" not in run.trainer and (training.bf16 or training.fp16 or processes > 1)
+        device = "cpu" if training.device.type == "cpu" and not needs_gpu and not on_gpu else "cuda"
         sharding = Sharding.of(training, deepspeed, processes)
         try:
-            found = _estimate(
+            estimated = _estimate(
                 run,
                 training,
                 records,
@@ -119,8 +119,8 @@ def dry_run(
         except Exception as error:  # of whatever kind: one line says what is wrong
             raise UserError(unexpected(error)) from None
     print("dry run: no weights are read or made, and nothing is written")
-    print_rows(describe(found))
-    return found
+    print_rows(describe(estimated))
+    return estimated
 
 
 def on_device(estimated: JsonObject, peak: float | None, mfu: float, memory: float | None) -> None:
@@ -250,23 +250,23 @@ def _estimate(
     }
 
 
-def describe(found: JsonObject) -> list[tuple[str, str]]:
-    """Rows for people."""
+def describe(estimated: JsonObject) -> list[tuple[str, str]]:
+    """Rows of an estimate, as ``print_rows`` takes them."""
 
     def words(part: JsonObject) -> str:
-        told = [(key.replace("_", " "), "not known" if each is None else each) for key, each in part.items()]
-        return ", ".join(f"{key} {each if isinstance(each, str) else f'{each:,.6g}'}" for key, each in told)
+        named = [(key.replace("_", " "), "not known" if each is None else each) for key, each in part.items()]
+        return ", ".join(f"{key} {each if isinstance(each, str) else f'{each:,.6g}'}" for key, each in named)
 
-    memory, checkpoint = found["memory"], found["checkpoint"]
+    memory, checkpoint = estimated["memory"], estimated["checkpoint"]
     parts = {"activations": None, "optimizer states": None, **memory["parts"], "sum": memory["peak"]}
     short = "; NOT ENOUGH" if checkpoint["bytes"] * checkpoint["kept"] > checkpoint["free"] else ""
     return [
-        *((name, found[name]) for name in ("model", "encoding")),
-        *((name, words(found[name])) for name in ("data", "step")),
-        ("run", f"{found['steps']:,} steps, {found['steps_per_epoch']:,} an epoch"),
+        *((name, estimated[name]) for name in ("model", "encoding")),
+        *((name, words(estimated[name])) for name in ("data", "step")),
+        ("run", f"{estimated['steps']:,} steps, {estimated['steps_per_epoch']:,} an epoch"),
         ("GiB of a process", words({name: size and size / GIB for name, size in parts.items()})),
         ("largest batch", words(memory["largest_batch"])),
-        ("FLOPs", words(found["flops"])),
+        ("FLOPs", words(estimated["flops"])),
         ("checkpoints", words(checkpoint) + short),
     ]
 
@@ -275,14 +275,14 @@ def _empty_model(run: RunConfig, records: Sequence[Record]) -> tuple[nn.Module, 
     """What ``load_model`` and ``add_lora`` give, on the meta device, with its real tokenizer."""
     name, config, lora = str(run.model_name), run.jepa, run.lora
     trust: dict[str, bool] = {"trust_remote_code": run.trust_remote_code}
-    given: dict[str, Any] = {"chat_template": run.chat_template, "plain": config.plain, **trust}
+    shared: dict[str, Any] = {"chat_template": run.chat_template, "plain": config.plain, **trust}
     texts = (message["content"] for record in records for message in record.messages)
-    tokenizer, found = new_config(name, texts, fit=run.pretrain or name.startswith(PREFIX), **given)
+    tokenizer, of_model = config_and_tokenizer(name, texts, fit=run.pretrain or name.startswith(PREFIX), **shared)
     add_predictor_tokens(tokenizer, config.used_predictors)
-    with reported(f"can't build a model from '{name}'"), torch.device("meta"):
-        kind = {"dtype": new_dtype(found, run.dtype), "attn_implementation": run.attn_implementation}
-        model: Any = AutoModelForCausalLM.from_config(found, **kind, **trust)
-        grow(model, rows_of(tokenizer))
+    with as_user_error(f"can't build a model from '{name}'"), torch.device("meta"):
+        kind = {"dtype": new_dtype(of_model, run.dtype), "attn_implementation": run.attn_implementation}
+        model: Any = AutoModelForCausalLM.from_config(of_model, **kind, **trust)
+        resize_embedding(model, rows_of(tokenizer))
         if lora is not None:
             model = add_lora(model, lora, adapter_ids(model, tokenizer, plain=config.plain))
     return model.train(), tokenizer

@@ -28,33 +28,33 @@ def restored_process() -> Iterator[None]:
     except Stopped:
         # All processes stop after the same step.
         if not grouped:
-            _leave_group()
+            _destroy_process_group()
         raise
     except BaseException:
         # Others may wait in vain for this process to leave.
-        _settle()
+        _wait_for_gloo()
         raise
     else:
         if not grouped:
-            _leave_group()
+            _destroy_process_group()
     finally:
         transformers.logging.set_verbosity(verbosity)
         (transformers.logging.enable_progress_bar if bars else transformers.logging.disable_progress_bar)()
 
 
-def _leave_group() -> None:
+def _destroy_process_group() -> None:
     """End the group of processes: left to the interpreter's end, its threads now and then abort the process."""
     if torch.distributed.is_initialized():
         with suppress(RuntimeError):  # another process is gone
             torch.distributed.barrier()
-        _settle()
+        _wait_for_gloo()
         torch.distributed.destroy_process_group()
         # Accelerate remembers the group; the next run in this process makes one anew.
         AcceleratorState._reset_state(reset_partial_state=True)
         PartialState._reset_state()
 
 
-def _settle() -> None:
+def _wait_for_gloo() -> None:
     """Give gloo's threads 0.4 seconds to release their tensors, for which they need the interpreter.
 
     Whoever drops the group waits for these threads without releasing the interpreter: a deadlock (torch 2.13: 6 of 40
@@ -65,14 +65,16 @@ def _settle() -> None:
 
 
 def refuse_disagreement(parts: Mapping[str, object]) -> None:
-    """Have all processes end with the same error where they were not given the same, by the names of its parts.
+    """Raise the same UserError in every process if processes were started with different inputs.
 
-    Without it they would wait for each other in vain, or train on gradients that do not belong together.
+    ``parts`` maps the name of an input to its value; the message names the parts that differ. Without it
+    processes would wait for each other in vain, or train on gradients that do not belong together.
     """
     if torch.distributed.is_initialized():
-        given: list[dict[str, str]] = [{}] * torch.distributed.get_world_size()
+        of_all: list[dict[str, str]] = [{}] * torch.distributed.get_world_size()
         own = {name: json.dumps(value, default=str, sort_keys=True) for name, value in parts.items()}
-        torch.distributed.all_gather_object(given, own)
+        torch.distributed.all_gather_object(of_all, own)
         for name in parts:
-            if len({each[name] for each in given}) > 1:
-                raise UserError(f"the processes were given different {name}; start all with the same command and files")
+            if len({each[name] for each in of_all}) > 1:
+                remedy = "start all with the same command and files"
+                raise UserError(f"the processes were started with different {name}; {remedy}")

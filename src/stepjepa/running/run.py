@@ -33,7 +33,7 @@ from stepjepa.data.records import Data, Record, describe_columns
 from stepjepa.evaluation.answering import AnswerScores, spread
 from stepjepa.models.architecture import base_model
 from stepjepa.models.loading import add_lora, load_model, load_tokenizer
-from stepjepa.models.token_rows import adapter_ids, give_plain_tokens, give_predictors
+from stepjepa.models.token_rows import adapter_ids, add_plain_rows, add_predictor_rows
 from stepjepa.models.weights import compute_dtype, quantization_options
 from stepjepa.running.data import read_data
 from stepjepa.running.passed import PassedObjects
@@ -50,7 +50,7 @@ from stepjepa.tasks.registry import choose_task, keep
 from stepjepa.training.callbacks import StopCallback
 from stepjepa.training.description import describe_objects, describe_run
 from stepjepa.training.plan import EqualComputeCallback, equal_compute
-from stepjepa.training.saving import way_back
+from stepjepa.training.saving import resume_hint
 from stepjepa.training.trainer import JepaTrainer
 
 if TYPE_CHECKING:
@@ -223,7 +223,7 @@ def _run(config: RunConfig, passed: PassedObjects, command: list[str] | None) ->
     start = time.time()
     folder, checkpoint = run_folder.open_run_folder(str(config.output_dir), config.resume_from_checkpoint, _say)
     train_records, eval_records, files = read_data(config, passed.train_dataset, passed.eval_dataset)
-    trainer, told = _build(config, passed, train_records, eval_records)
+    trainer, further_rows = _build(config, passed, train_records, eval_records)
     # Weights are read by now; a bar whenever they are written would tear that of the training.
     transformers.logging.disable_progress_bar()
     equal = None
@@ -235,7 +235,7 @@ def _run(config: RunConfig, passed: PassedObjects, command: list[str] | None) ->
             trainer.args.save_strategy = SaveStrategy.EPOCH
         trainer.add_callback(EqualComputeCallback(equal))
     if is_main_process():
-        print_rows(first_screen(config, trainer, equal, {**told, "resumed from": checkpoint}))
+        print_rows(first_screen(config, trainer, equal, {**further_rows, "resumed from": checkpoint}))
     record = replace(
         describe_run(config, trainer, command=command, data=files),
         lora=None if config.lora is None else from_json(Lora, vars(config.lora), Origin("lora", "pass another value")),
@@ -334,8 +334,8 @@ def _load(
     tokenizer = passed.tokenizer or load_tokenizer(str(model.config.name_or_path))
     base = base_model(model)
     if jepa.plain:
-        give_plain_tokens(base, tokenizer, config.finetune_seed)
-    give_predictors(base, tokenizer, jepa.used_predictors, config.finetune_seed)
+        add_plain_rows(base, tokenizer, config.finetune_seed)
+    add_predictor_rows(base, tokenizer, jepa.used_predictors, config.finetune_seed)
     return model, tokenizer
 
 
@@ -398,10 +398,10 @@ def _explaining_failures(trainer: JepaTrainer, folder: Path, checkpoint: str | N
     except (UserError, OSError) as error:
         if not (isinstance(error, OSError) and error.errno in DISK_ERRORS):
             raise
-        way = way_back(folder, "once it can be written to, ")
+        way = resume_hint(folder, "once it can be written to, ")
         raise UserError(f"{error.strerror}; {way}", path=error.filename or folder) from None
     except Exception as error:  # of whatever kind: one line says what is wrong
         message, trained = unexpected(error), trainer.recorder.trained
         if trained:
-            message = f"the run failed after step {trainer.state.global_step} ({message}); {way_back(folder)}"
+            message = f"the run failed after step {trainer.state.global_step} ({message}); {resume_hint(folder)}"
         raise UserError(f"{message}; --debug 2 shows where it was", path=None if trained else checkpoint) from None

@@ -1,4 +1,4 @@
-"""What a run tells of itself: the first screen, the last lines, its plot."""
+"""What a run prints: the first screen, the last lines, its plot."""
 
 import math
 from collections.abc import Mapping
@@ -32,9 +32,9 @@ def collapses(config: JepaConfig) -> bool:
 
 
 def first_screen(
-    run: RunConfig, trainer: Any, equal: EqualCompute | None, told: Mapping[str, str | None]
+    run: RunConfig, trainer: Any, equal: EqualCompute | None, further_rows: Mapping[str, str | None]
 ) -> list[tuple[str, str]]:
-    """The rows to print before the first step of a ``JepaTrainer``; ``told`` are rows of other origin."""
+    """The rows to print before the first step of a ``JepaTrainer``; ``further_rows`` come after these."""
     config, held_out, training = trainer.jepa, trainer.prepared_eval, trainer.args
     trainable, total = parameter_counts(trainer.model)
     where = f"{type(base_model(trainer.model)).__name__}, {run.quantized or run.dtype} on {training.device.type}"
@@ -59,7 +59,7 @@ def first_screen(
         "steps": f"{steps:,}, {steps / epoch:.3g} epochs of {epoch:,}",
         "same FLOPs": None if equal is None else equal.describe(),
         "output": run.output_dir,
-        **told,
+        **further_rows,
     }
     return [(name, text) for name, text in rows.items() if text is not None]
 
@@ -86,18 +86,18 @@ def next_command(run: RunConfig) -> list[str]:
 def last_lines(folder: Path, results: Results) -> list[tuple[str, str]]:
     """The rows to print after the last step."""
     losses = [("LM loss", results.last_log.get("lm_loss")), ("held out", results.evaluation.get("eval_lm_loss"))]
-    told = [f"{name} {value:.4f}" for name, value in losses if value is not None]
+    shown_losses = [f"{name} {value:.4f}" for name, value in losses if value is not None]
     steps = f"{results.steps:,} step{'s' * (results.steps != 1)}"
     taken = f"{steps}, {results.tokens or 0:,.0f} tokens in {duration(results.train_seconds or 0.0)}"
     files = f"the model, {RUN_FILE}, {METRICS_FILE}, {PLOT_FILE}"
-    return [("done", "; ".join([taken, *told])), ("run folder", f"{folder} ({files})")]
+    return [("done", "; ".join([taken, *shown_losses])), ("run folder", f"{folder} ({files})")]
 
 
 def finished_json(run: RunConfig, record: RunRecord) -> JsonObject:
     """The same for programs: run folder, parts of ``run.json``, and ``next``, the command that evaluates the run."""
     same = ("status", "model", "jepa", "encoding", "parameters", "counts", "eval_counts", "results")
-    told = {name: to_json(getattr(record, name)) for name in same}
-    return {"run_folder": str(run.output_dir), **told, "next": next_command(run)}
+    parts = {name: to_json(getattr(record, name)) for name in same}
+    return {"run_folder": str(run.output_dir), **parts, "next": next_command(run)}
 
 
 PLOT_FILE = "metrics.png"

@@ -24,7 +24,7 @@ from stepjepa.batch.micro_batch import Batch
 from stepjepa.objectives.monitors import REMEDIES, collapse
 from stepjepa.objectives.term import TERMS
 from stepjepa.store.folder import METRICS_FILE
-from stepjepa.training.saving import way_back
+from stepjepa.training.saving import resume_hint
 
 if TYPE_CHECKING:
     from transformers import TrainerControl, TrainerState, TrainingArguments
@@ -195,7 +195,7 @@ class NonfiniteGuard(TrainerCallback):
         self.refuse_weights(state.global_step)
         raise UserError(
             f"step {state.global_step + 1}: {what}, with {named}; begin again without these records or with a lower "
-            f"--learning_rate; {way_back(args.output_dir)}"
+            f"--learning_rate; {resume_hint(args.output_dir)}"
         )
 
     def refuse_weights(self, step: int) -> None:
@@ -206,5 +206,5 @@ class NonfiniteGuard(TrainerCallback):
         if trainer.total([float(not all(bool(torch.isfinite(part).all()) for part in here))])[0]:
             raise UserError(
                 f"step {step}: the weights are not finite any more, so they are not saved; begin again with a lower "
-                f"--learning_rate, or in another precision; {way_back(trainer.args.output_dir)}"
+                f"--learning_rate, or in another precision; {resume_hint(trainer.args.output_dir)}"
             )

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def way_back(folder: str | Path | None, condition: str = "") -> str:
+def resume_hint(folder: str | Path | None, condition: str = "") -> str:
     """How a failed run can be resumed, for people."""
     last = last_checkpoint(Path(folder or "."))
     if last is None:

@@ -302,7 +302,7 @@ class JepaTrainer(Trainer):
             if self.guard.batches and (members := self.guard.batches[-1].records).lines:
                 length, line = max(zip(members.lengths, members.lines, strict=True))
                 told += f", of whose records {self.source}:{line} is the longest, with {length:,} tokens"
-            raise UserError(f"{told}; {SMALLER_STEP}; {saving.way_back(self.args.output_dir)}") from None
+            raise UserError(f"{told}; {SMALLER_STEP}; {saving.resume_hint(self.args.output_dir)}") from None
         self.guard.begin_step()
         self.guard.refuse_weights(self.state.global_step)
         if self.tracker is not None:
