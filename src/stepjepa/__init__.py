@@ -29,7 +29,8 @@ _NAMES = {
     "objectives.router": "RouterLoss",
     "objectives.term": "Context Term term",
     "objectives.text": "LMLoss PromptLoss SemanticTube",
-    "objectives.jepa": "Jepa JepaLoss set_up",
+    "objectives.jepa": "Jepa JepaLoss",
+    "objectives.setup": "set_up",
     "training.trainer": "JepaTrainer",
     "evaluation.run": "Scores evaluate",
     "running.run": "Run run",
@@ -67,10 +68,11 @@ if TYPE_CHECKING:
         SIGReg,
         Variance,
     )
-    from stepjepa.objectives.jepa import Jepa, JepaLoss, set_up
+    from stepjepa.objectives.jepa import Jepa, JepaLoss
     from stepjepa.objectives.monitors import effective_rank
     from stepjepa.objectives.objective import Objective, jepa_loss
     from stepjepa.objectives.router import RouterLoss
+    from stepjepa.objectives.setup import set_up
     from stepjepa.objectives.term import Context, Term, term
     from stepjepa.objectives.text import LMLoss, PromptLoss, SemanticTube
     from stepjepa.running.run import Run, run

@@ -15,7 +15,7 @@ from stepjepa.models import fingerprint
 from stepjepa.models.architecture import attach_heads
 from stepjepa.models.fingerprint import weights_fingerprint
 from stepjepa.models.loading import LoraSettings, add_lora
-from stepjepa.objectives.jepa import set_up
+from stepjepa.objectives.setup import set_up
 
 
 def test_setting_up_changes_nothing(plain_tokenizer: Any) -> None:

@@ -17,27 +17,22 @@ from torch import nn
 from stepjepa.base.errors import UserError, naming_batch_size
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.processes import is_main_process
-from stepjepa.batch.collate import Collator, Encoding
-from stepjepa.batch.layouts import LAYOUTS
+from stepjepa.batch.collate import Collator
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.batch.sequences import Kind, SampledRecord
 from stepjepa.batch.tokenize import RecordTokenizer
-from stepjepa.chat.template import ChatTemplate, Message, PlainTemplate
+from stepjepa.chat.template import Message
 from stepjepa.chat.tokens import predictor_ids
 from stepjepa.config.jepa import DEFAULTS, JepaConfig
 from stepjepa.data.records import Record, as_records
 from stepjepa.models.architecture import attach_heads, base_model, evaluating, find_heads, without_heads
-from stepjepa.models.attention import enable_trees, uses_flex
-from stepjepa.models.encode import check_layer
-from stepjepa.models.generation import Generator, save_generation_config, set_generation_defaults
-from stepjepa.models.lm_head import LMHead
+from stepjepa.models.generation import Generator, save_generation_config
 from stepjepa.models.loading import load_for_inference
-from stepjepa.models.probe import choose_encoding, freeze_unreached
 from stepjepa.models.sampling import Sampling
-from stepjepa.models.token_rows import add_plain_rows, add_predictor_rows, added_rows, train_rows
 from stepjepa.objectives.objective import Counts, Losses, Objective, jepa_loss
 from stepjepa.objectives.packing import make_collator, packing
 from stepjepa.objectives.reading import SIDES, ViewEmbeddings, ViewReader, reading_config
+from stepjepa.objectives.setup import set_up, set_up_attention
 from stepjepa.objectives.term import Context, gather_rows, no_gather
 from stepjepa.store.folder import CARD_FILE, RUN_FILE, save_whole
 from stepjepa.store.prompts import common_system_prompt
@@ -46,63 +41,10 @@ from stepjepa.store.record import RunRecord, read_record, record_of, versions, w
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
 Chat = str | Sequence[Message]
 """What a model is asked: a text, or the messages of a chat up to the turn that it is to say."""
-
-
-def set_up(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: JepaConfig, seed: int = 42
-) -> tuple[Encoding, str]:
-    """Prepare a causal language model, or a PEFT wrapper of one, and its tokenizer for an objective, in place.
-
-    Adds the tokens that they lack, with rows drawn by the seed; writes into the chat template what training fixes; has
-    generation stop at the end of a turn and never produce a token that is no text; switches attention to trees if the
-    model can run them. The heads of terms are attached by ``architecture.attach_heads``. :class:`Jepa` does all of it,
-    and makes batches and losses, too.
-
-    Returns:
-        The encoding of micro-batches, and the reason for it in words.
-
-    Raises:
-        ValueError: the model can't be trained with this objective; the message names the remedy.
-    """
-    base = base_model(model)
-    new = add_plain_rows(base, tokenizer, seed) if config.plain else []
-    add_predictor_rows(base, tokenizer, config.used_predictors, seed)
-    if hasattr(model, "peft_config"):
-        # Also the rows of tokens that the base lacked, whichever they are.
-        new = [*predictor_ids(tokenizer, config.used_predictors), *new, *added_rows(base)]
-        train_rows(model, sorted({*new}))
-    if config.plain:
-        stop_ids = PlainTemplate(tokenizer).stop_ids
-    else:
-        template = ChatTemplate(tokenizer, config.chat_template_kwargs)
-        # Saved with the model, it renders the prompts of training.
-        tokenizer.chat_template, stop_ids = template.source, template.stop_ids
-    set_generation_defaults(base, tokenizer, stop_ids)
-    chosen = set_up_attention(model, config)
-    LMHead(model)  # runs the model on a few tokens, which must happen before it is wrapped
-    return chosen
-
-
-def set_up_attention(model: PreTrainedModel, config: JepaConfig) -> tuple[Encoding, str]:
-    """The part of :func:`set_up` that reads no weights, so that it also works for a model on the meta device.
-
-    The model must have rows for all tokens of the objective.
-    """
-    base = base_model(model)
-    encoding, reason = choose_encoding(base, config.encoding)
-    freeze_unreached(model)
-    assert config.layout is not None
-    if LAYOUTS[config.layout].changes_text and config.uses_views and encoding != "tree":
-        raise ValueError(f"layout '{config.layout}' needs encoding 'tree', but {reason}; use 'branched'")
-    # Plain rows run better under sdpa than under FlexAttention, and ``tree_flex`` runs them under sdpa.
-    if encoding == "tree" or uses_flex(base):
-        enable_trees(base)
-    check_layer(int(base.config.get_text_config().num_hidden_layers), config.jepa_layer)
-    return encoding, reason
 
 
 class Jepa:

@@ -144,7 +144,7 @@ def jepa_loss(
     """Compute the objective on a micro-batch: one forward pass, with all terms evaluated inside it.
 
     Args:
-        model: a causal language model, possibly wrapped (PEFT, DDP, FSDP), prepared by ``objectives.jepa.set_up``.
+        model: a causal language model, possibly wrapped (PEFT, DDP, FSDP), prepared by ``objectives.setup.set_up``.
         batch: made by ``batch.collate.Collator``, on the model's device.
         objective: the terms.
         counts: denominators of the whole optimizer step, over accumulation and processes; None for those of this

@@ -21,7 +21,7 @@ CPU_ATTENTION = 2.8
 
 
 def packing(model: PreTrainedModel, config: JepaConfig, device_type: str, processes: int = 1) -> Packing:
-    """How the sequences of a micro-batch are packed for a model after ``jepa.set_up``: arguments of ``Collator``."""
+    """How the sequences of a micro-batch are packed for a model after ``setup.set_up``: arguments of ``Collator``."""
     base = base_model(model)
     decoder, on_cpu = base.config.get_text_config(), device_type == "cpu"
     return {
@@ -43,7 +43,7 @@ def make_collator(
     processes: int,
     prompt_labels: bool,
 ) -> Collator:
-    """The collator for a model after ``jepa.set_up``.
+    """The collator for a model after ``setup.set_up``.
 
     Args:
         model: that of ``set_up``.

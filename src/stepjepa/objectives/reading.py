@@ -80,7 +80,7 @@ class _ViewCollator(Collator):
 
 @dataclass(frozen=True)
 class ViewReader:
-    """Embeds the views of tokenised records by a model that is set up for trees, see ``jepa.set_up_attention``.
+    """Embeds the views of tokenised records by a model that is set up for trees, see ``setup.set_up_attention``.
 
     A predictor head is not applied: it is no part of the encoder, and inference never needs it.
     """
