@@ -7,6 +7,8 @@ import pytest
 from made_up_runs import make_run
 from stepjepa.cli.main import main
 
+MORE = "more figures: the same command with --details\n"
+
 
 @pytest.fixture
 def runs(tmp_path):
@@ -52,13 +54,24 @@ def test_the_folder_of_a_sweep_stands_for_its_runs(runs, tmp_path, capsys):
     assert compare(tmp_path) == 0
     printed = capsys.readouterr()
     assert "3 arms, 5 runs, baseline a;" in printed.out
-    assert printed.err == f"note: {runs[-1]}: not evaluated yet, skipped\n"
+    assert printed.err == f"note: {runs[-1]}: not evaluated yet, skipped\n{MORE}"
     assert compare(runs[0], runs[-1]) == 2
     capsys.readouterr()
     for run in runs[:-1]:
         (run / "test.summary.json").unlink()
     assert compare(tmp_path) == 2
     assert "none of its runs is evaluated yet; go on with the sweep" in capsys.readouterr().err
+
+
+def test_details_are_all_tables(runs, capsys):
+    assert compare(*runs) == 0
+    first = capsys.readouterr()
+    assert first.err == MORE and "Δ exact" not in first.out
+    assert compare(*runs, "--details") == 0
+    second = capsys.readouterr()
+    assert second.err == "" and "Δ exact" in second.out and "gained" in second.out
+    assert compare(*runs, "--details", "--json") == 2
+    assert "--details does nothing with --format json" in capsys.readouterr().err
 
 
 def test_nothing_is_replaced_unasked(runs, tmp_path, capsys):

@@ -34,8 +34,8 @@ def evaluate(files, *flags):
 def test_evaluates_prints_and_goes_on(files, capsys):
     assert evaluate(files) == 0
     printed = capsys.readouterr()
-    assert "task: gsm8k\n" in printed.out
-    assert "gold loss: " in printed.out
+    assert ", task gsm8k, model " in printed.out
+    assert "more figures: the same command with --details\n" in printed.out and "LM loss" not in printed.out
     # Our progress bar shows on a terminal only.
     assert "evaluate:" not in printed.err
     assert "arning" not in printed.err
@@ -46,6 +46,8 @@ def test_evaluates_prints_and_goes_on(files, capsys):
     before = output.stat().st_mtime_ns
     assert evaluate(files) == 0
     assert "3 of 3 examples are in" in capsys.readouterr().out
+    assert evaluate(files, "--details") == 0
+    assert "LM loss on right answers: " in capsys.readouterr().out
     assert output.stat().st_mtime_ns == before
 
 
@@ -78,7 +80,7 @@ def test_another_setting_is_refused_until_told_to_overwrite(files, capsys):
     assert evaluate(files, "--task", "generic") == 2
     assert "was begun with another task, headline;" in capsys.readouterr().err
     assert evaluate(files, "--task", "generic", "--overwrite") == 0
-    assert "task: generic\n" in capsys.readouterr().out
+    assert ", task generic, model" in capsys.readouterr().out
 
 
 def test_help_and_a_finished_file_need_no_torch(files):

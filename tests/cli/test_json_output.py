@@ -79,7 +79,8 @@ def test_people_are_told_what_to_type(data: Path, tmp_path: Path, capsys: pytest
     assert done.startswith("done: 1 step, ")
     assert folder.startswith(f"run folder: {run} (the model, run.json, metrics.jsonl")
     assert following == (
-        f"next: stepjepa evaluate --model_path '{run}' --test_file TEST.jsonl --output_file '{run}/test.jsonl'"
+        "next, with your test records in TEST.jsonl: "
+        f"stepjepa evaluate --model_path '{run}' --test_file TEST.jsonl --output_file '{run}/test.jsonl'"
     )
 
 

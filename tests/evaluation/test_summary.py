@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from stepjepa.evaluation.output import format_summary, mean_with_interval, summarise
+from stepjepa.evaluation.output import mean_with_interval, summarise
+from stepjepa.evaluation.summary_text import format_summary
 
 
 @pytest.mark.parametrize(
@@ -57,30 +58,68 @@ def test_the_gold_loss_is_a_mean_over_tokens_not_over_examples():
 ABOUT = {"generated_now": 3, "test_file": "t.jsonl", "task": "generic", "details": {}, "left_out": {}}
 
 
-def test_the_table_shows_every_score():
-    about = ABOUT | {"model_path": "runs/a", "seconds": 2.0, "tokens_per_second": 9.0}
-    about |= {"similarity": {"matched_similarity": 0.25}, "details": {"by class": {"a": 0.5}}, "left_out": {"odd": 3}}
-    table = format_summary({**summarise(lines(), "exact"), **about})
-    for words in (
-        "3 examples of t.jsonl, task generic, model runs/a",
-        "exact      33.33%   95 % interval 6.15 .. 79.23",
-        "f1         0.5000\n",
-        "gold tokens: 10",
-        "ran on: 0.3333",
-        "seconds: 2.0",
-        "matched similarity: 0.2500\n",
-        "not right by exact: wrong answer 1, ran on 1",
+def full_summary():
+    spread = {"n": 1, "mean": 0.5, "std": 0.25, "quantiles": {"0.1": 0.5, "0.9": 0.75}}
+    similarity = {"pairs": 7.0, "matched_similarity": 0.25, "shuffled_similarity": 0.125, "source_rank": 3.0}
+    similarity |= {"retrieval_top1": 0.5, "rank_pairs": 5.0, "right": spread, "wrong": {"n": 0}}
+    about = {"model_path": "runs/a", "seconds": 2.0, "tokens_per_second": 9.0, "similarity": similarity}
+    details = {"by_class": {"a": 0.5}, "verdicts": {"equivalent": {"b": 3}}, "trivial": 1, "failures": {}}
+    about |= {"details": details, "left_out": {"odd": 3}, "trained_on": {"exact": 0.5, "normalised": 0.5}}
+    return {**summarise(lines(), "exact"), **ABOUT, **about}
+
+
+def test_the_first_lines_say_what_is_right_what_stopped_and_what_is_wrong():
+    assert format_summary(full_summary()).splitlines() == [
+        "right by exact: 33.3% of 3 examples (95% interval 6.1 to 79.2%)",
+        "stopped by itself: 66.7% of the answers",
+        "wrong by exact: 2 examples: wrong answer 1, ran on 1",
+        "skipped: 3 records: odd 3",
+        "mean cosine of matched views: 0.250, of shuffled ones 0.125",
+        "50.0% of the test prompts were trained on (50.0% but for case and blanks)",
+        "evaluated: 3 examples of t.jsonl, task generic, model runs/a",
+    ]
+
+
+def test_every_other_figure_has_a_name_and_a_unit():
+    summary = full_summary()
+    first = format_summary(summary)
+    table = format_summary(summary, details=True)
+    assert table.startswith(first)
+    assert [line.strip() for line in table[len(first) + 1 :].splitlines()] == [
+        "exact: 33.3% of 3 examples (95% interval 6.1 to 79.2%)",
+        "f1: 0.5000, mean over 3 examples",
+        "stopped by itself: 66.7% of 3 examples (95% interval 20.8 to 93.9%)",
         "by class: a 0.5000",
-        "skipped: odd 3",
-    ):
-        assert words in table
-    assert max(map(len, table.splitlines())) <= 100
+        "verdicts: examples: equivalent b 3",
+        "trivial: 1 example",
+        "pairs of views: 7",
+        "cosine of matched views: 0.2500, mean",
+        "cosine of shuffled views: 0.1250, mean",
+        "source embeddings span: 3.0 directions (effective rank)",
+        "sources whose nearest target is their own: 50.0%",
+        "directions and nearest targets are of the last 5 pairs",
+        "cosine of matched views where the answer is right: mean 0.500, standard deviation 0.250 over 1 example; "
+        "quantiles 10% 0.500, 90% 0.750",
+        "LM loss on right answers: 0.7500 nats a token, over 10 tokens",
+        "generated: 18 tokens",
+        "time: 3 examples in 2.0 s, 9.0 tokens a second",
+    ]
+
+
+def test_several_samples_are_told_by_their_mean_and_by_their_majority():
+    summary = full_summary()
+    share = {"mean": 2 / 3, "low": 0.25, "high": 0.9}
+    summary["scores"] = {"exact": {"mean": 0.5, "low": None, "high": None}, "majority": share}
+    first, second, wrong, *_ = format_summary(summary).splitlines()
+    assert first == "exact: 0.5000, mean over 3 examples"
+    assert second == "right by majority: 66.7% of 3 examples (95% interval 25.0 to 90.0%)"
+    assert wrong == "wrong by majority: 2 examples: wrong answer 1, ran on 1"
 
 
 def test_what_nobody_knows_is_left_out():
     unknown = [{"scores": {"exact": True}, "error": None, "stopped": None, "new_tokens": None}]
     summary = summarise(unknown, "exact")
     assert [summary[name] for name in ("ran_on", "gold_loss", "generated_tokens")] == [None, None, None]
-    table = format_summary({**summary, **ABOUT})
-    assert "gold" not in table
-    assert "model" not in table
+    table = format_summary({**summary, **ABOUT}, details=True)
+    assert not {"LM loss", "model", "stopped", "wrong", "generated:"} & {*table.split(), *table.splitlines()}
+    assert "LM loss" not in table and "model" not in table

@@ -10,7 +10,7 @@ from made_up_runs import make_run
 from stepjepa.base.errors import UserError
 from stepjepa.study.comparison import compare
 from stepjepa.study.plot import check_picture, draw, picture
-from stepjepa.study.tables import FORMATS, report, report_text, tables
+from stepjepa.study.tables import FORMATS, legend, overview, report, report_text, tables
 
 LLM = {"mode": "llm-jepa"}
 RIGHT = {
@@ -67,6 +67,26 @@ def test_tables_by_hand(runs):
     assert [tuple(row.values()) for row in examples] == [("llm-jepa", "6", "0", "0", "0.0625", "0.1250", "0.0625")]
 
 
+def test_the_first_table_has_six_columns_and_a_sentence_on_each(runs):
+    comparison = compare(runs)
+    table = overview(comparison)
+    assert [table.columns, *table.rows] == [
+        ("arm", "runs", "right by exact", "difference in points", "p", "same budget"),
+        ("regular", "3", "25.0% ± 12.5", "–", "–", "baseline"),
+        ("llm-jepa", "4", "* 62.5% ± 25.0", "+25.0 [-6.1, +56.1]", "0.0371", "steps"),
+    ]
+    explained = [line.partition(":")[0] for line in legend(comparison)]
+    assert explained == ["arm", "right by exact", "*", "difference", "p", "same budget"]
+    assert all(f"\n{line[:40]}" in str(comparison) for line in legend(comparison))
+
+
+def test_where_the_best_are_equal_none_has_a_star(tmp_path):
+    runs = [make_run(tmp_path / "a", "1100"), make_run(tmp_path / "b", "0011", jepa=LLM)]
+    comparison = compare(runs)
+    assert "*" not in str(comparison).replace("**", "") and "*" not in comparison.details
+    assert "* 50" not in report_text(report(runs))
+
+
 def test_the_best_run_of_a_report_is_named_and_marked(tmp_path):
     text = report_text(report([make_run(tmp_path / name, right) for name, right in (("a", "1100"), ("b", "1110"))]))
     assert text.startswith("best by exact (prefix): b with 75.0% [")
@@ -85,9 +105,11 @@ def test_every_format_says_what_is_equal(groups):
 
 
 def test_text_fits_80_columns_and_begins_with_the_verdict(runs):
-    text = FORMATS["text"](compare(runs))
-    assert max(map(len, text.splitlines())) <= 80
-    assert text.startswith("at equal steps, better than regular in exact: ")
+    comparison = compare(runs)
+    text = comparison.details
+    for each in (text, str(comparison)):
+        assert max(map(len, each.splitlines())) <= 80
+        assert each.startswith("at equal steps, better than regular in exact: ")
     # Every table is aligned, and names its row in each of its blocks.
     blocks = re.findall(r"(?m)^arm .*\n-.*\n(?:.+\n)+", text)
     assert len(blocks) > 4

@@ -33,6 +33,7 @@ class CompareFlags:
         False,
         "count runs resumed with another rate, optimizer, batch ...; else they are kept out of the statistics",
     )
+    details: bool = option(False, "every table: scores, losses, tests over seeds and over examples; else the first")
     format: Literal["text", "markdown", "json"] = option("text", "format of the tables")
     json: bool = option(False, "short for --format json")
     output_file: str | None = option(None, "write the tables to this file", metavar="FILE")
@@ -43,11 +44,15 @@ class CompareFlags:
 def compare(args: argparse.Namespace) -> JsonObject | int:
     """Compare the runs; print the tables or write them to a file; draw a picture."""
     from stepjepa.study.plot import check_picture, picture
-    from stepjepa.study.tables import FORMATS
+    from stepjepa.study.tables import FORMATS, as_text
 
     refuse_without_effect(vars(args), CompareFlags)
     if args.json and args.format not in ("text", "json"):
         raise UserError(f"--json means --format json, and --format {args.format} is named too; leave one out")
+    if args.json:
+        args.format = "json"
+    if args.details and args.format != "text":
+        raise UserError(f"--details does nothing with --format {args.format}, which has every table; leave it out")
     if args.plot is not None:
         check_picture(args.plot)
     if args.plot and args.output_file and Path(args.plot).resolve() == Path(args.output_file).resolve():
@@ -55,13 +60,15 @@ def compare(args: argparse.Namespace) -> JsonObject | int:
     for file in filter(None, (args.output_file, args.plot)):
         refuse_existing(file, args.overwrite)
     comparison = _comparison(args)
-    text = FORMATS["json" if args.json else args.format](comparison)
+    text = as_text(comparison, details=True) if args.details else FORMATS[args.format](comparison)
     if args.output_file is not None:
         with atomic_write(args.output_file) as stream:
             stream.write(text)
         print(f"written: {args.output_file}")
     elif not args.json:
         print(visible_lines(text), end="")
+        if args.format == "text" and not args.details:
+            print("more figures: the same command with --details", file=sys.stderr)
     if args.plot is not None:
         with atomic_write(args.plot, "wb") as stream:
             stream.write(picture(comparison, Path(args.plot).suffix.lower()[1:]))

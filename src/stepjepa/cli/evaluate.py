@@ -11,7 +11,7 @@ from stepjepa.base.json_object import JsonObject
 from stepjepa.base.signals import Stopped
 from stepjepa.base.terminal import visible_lines
 from stepjepa.cli.commands import Command
-from stepjepa.cli.flags import JsonFlags
+from stepjepa.cli.flags import DetailsFlags, JsonFlags
 from stepjepa.cli.parser import from_args, refuse_both
 from stepjepa.cli.published import translate_evaluate
 from stepjepa.config.option import option
@@ -38,11 +38,14 @@ class ModelFlags:
     load_in_8bit: bool = option(False, "load the weights in 8 bits; through bitsandbytes")
 
 
-def _tell_summary(summary: JsonObject, output: Path) -> JsonObject:
+def _tell_summary(summary: JsonObject, output: Path, *, details: bool) -> JsonObject:
     """Print the summary and the two files of an evaluation; return both for ``--json``."""
-    from stepjepa.evaluation.output import format_summary, summary_file
+    from stepjepa.evaluation.output import summary_file
+    from stepjepa.evaluation.summary_text import format_summary
 
-    print(visible_lines(format_summary(summary)))
+    print(visible_lines(format_summary(summary, details=details)))
+    if not details:
+        print("more figures: the same command with --details")
     print(f"written: {output}, {summary_file(output)}")
     return {**summary, "output_file": str(output), "summary_file": str(summary_file(output))}
 
@@ -52,9 +55,7 @@ def score(args: argparse.Namespace) -> JsonObject:
     from stepjepa.evaluation.run import score_predictions
 
     settings = from_args(ScoreSettings, args, task_options=from_args(TaskOptions, args))
-    summary = score_predictions(settings)
-    print(f"task: {summary['task']}")
-    return _tell_summary(summary, Path(args.output_file))
+    return _tell_summary(score_predictions(settings), Path(args.output_file), details=args.details)
 
 
 def evaluate(args: argparse.Namespace) -> JsonObject:
@@ -77,7 +78,6 @@ def evaluate(args: argparse.Namespace) -> JsonObject:
     evaluation = Evaluation(settings)
     evaluation.bad.tell()
     tell_unused(evaluation.records.values(), extra=users_source(evaluation.task) is None)
-    print(f"task: {evaluation.task.name}")
     if evaluation.system_prompt is not None:
         print(f"system prompt: that of training ({evaluation.system_prompt!r})")
     output, count = evaluation.output.path, len(evaluation.records)
@@ -88,23 +88,26 @@ def evaluate(args: argparse.Namespace) -> JsonObject:
     except Stopped as stop:
         there = f"{evaluation.finished} of {count} examples are in {output}"
         raise Stopped(stop.number, f"stopped; {there}; the same command without --overwrite goes on") from None
-    result = _tell_summary(summary, output)
+    written = _tell_summary(summary, output, details=args.details)
     if (output.parent / RUN_FILE).is_file():
-        run, page = shlex.quote(str(output.parent)), shlex.quote(str(output.parent / "report.html"))
-        print(f"next: stepjepa report {run} --output_file {page}; with other runs: stepjepa compare {run} OTHER ...")
-    return result
+        page = output.parent / "report.html"
+        command = ["stepjepa", "report", str(output.parent), "--output_file", str(page)]
+        print(f"next: {shlex.join(command + ['--overwrite'] * page.exists())}")
+    return written
 
 
 EVALUATE = Command(
     evaluate,
     flags=(
-        *((EvaluationSettings, "files"), (JsonFlags, "files"), (TaskOptions, "scoring")),
-        *((Sampling, "generation"), (ModelFlags, "generation")),
+        *((EvaluationSettings, "files"), (JsonFlags, "files"), (DetailsFlags, "files")),
+        *((TaskOptions, "scoring"), (Sampling, "generation"), (ModelFlags, "generation")),
     ),
-    common="model_path test_file output_file overwrite json task spider_path max_examples similarity "
+    common="model_path test_file output_file overwrite json details task spider_path max_examples similarity "
     "use_test_prompts max_new_tokens temperature num_samples batch_size dtype load_in_4bit workers",
     epilog=EPILOG,
     translate=translate_evaluate,
 )
 
-SCORE = Command(score, flags=((ScoreSettings, "files"), (JsonFlags, "files"), (TaskOptions, "scoring")))
+SCORE = Command(
+    score, flags=((ScoreSettings, "files"), (JsonFlags, "files"), (DetailsFlags, "files"), (TaskOptions, "scoring"))
+)

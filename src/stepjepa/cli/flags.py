@@ -34,6 +34,13 @@ class JsonFlags:
     json: bool = option(False, "one JSON document on standard output; lines go to standard error")
 
 
+@dataclass
+class DetailsFlags:
+    """How much of the results is printed."""
+
+    details: bool = option(False, "print every figure; else those that one reads first")
+
+
 def add_run(parser: Parser) -> None:
     """Add the flags of a whole run."""
     for group in GROUPS:

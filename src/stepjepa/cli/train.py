@@ -80,7 +80,8 @@ def train(args: argparse.Namespace) -> JsonObject | int:
     if not args.json and record.results is not None:
         print_rows(last_lines(Path(str(config.output_dir)), record.results))
         # On a line of its own, so that it can be copied from a terminal of any width.
-        print(f"next: {shlex.join(next_command(config))}", flush=True)
+        known = "next" if config.eval_file else "next, with your test records in TEST.jsonl"
+        print(f"{known}: {shlex.join(next_command(config))}", flush=True)
     return finished_json(config, record)
 
 

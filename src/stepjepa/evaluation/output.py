@@ -4,7 +4,7 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from stepjepa.base.errors import UserError
@@ -126,42 +126,3 @@ def summarise(lines: Sequence[Line], headline: str) -> JsonObject:
         "gold_tokens": gold_tokens,
         "generated_tokens": None if None in tokens else sum(tokens),
     }
-
-
-def format_summary(summary: JsonObject) -> str:
-    """A summary as a short table for the terminal."""
-    model = f", model {summary['model_path']}" if summary.get("model_path") else ""
-    lines = [f"{summary['n']} examples of {summary['test_file']}, task {summary['task']}{model}"]
-    width = max(map(len, summary["scores"])) + 2
-    for name, score in summary["scores"].items():
-        shown = f"{score['mean']:8.4f}"
-        if score["low"] is not None:
-            interval = f"95 % interval {100 * score['low']:.2f} .. {100 * score['high']:.2f}"
-            shown = f"{100 * score['mean']:7.2f}%   {interval}"
-        lines.append(f"  {name:<{width}}{shown}")
-    # With several samples the error is that of the majority answer.
-    decided = "majority" if "majority" in summary["scores"] else summary["headline"]
-    more = {"skipped": summary["left_out"], f"not right by {decided}": summary["errors"], **summary["details"]}
-    more |= summary.get("similarity") or {}
-    names = "gold_loss", "gold_tokens", "ran_on", "generated_tokens", "generated_now", "seconds", "tokens_per_second"
-    more |= {name: summary.get(name) for name in names}
-    for name, value in more.items():
-        if value not in ({}, None, 0):
-            lines.append(f"  {name.replace('_', ' ')}: {_short(value)}")
-    if seen := describe_trained_on(summary.get("trained_on")):
-        lines.append(f"  {seen}")
-    return "\n".join(lines)
-
-
-def describe_trained_on(shares: Mapping[str, float] | None) -> str | None:
-    """State the share of test prompts that was trained on (see ``data.prompts``); None if zero or unknown."""
-    if not shares or not shares["normalised"]:
-        return None
-    exact, others = shares["exact"], shares["normalised"]
-    return f"{exact:.1%} of the test prompts were trained on ({others:.1%} but for case and blanks)"
-
-
-def _short(value: object) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_short(each)}" for name, each in value.items())
-    return f"{value:.4f}" if isinstance(value, float) else str(value)

@@ -19,8 +19,9 @@ from stepjepa.base.json_object import JsonObject
 from stepjepa.data.records import BadRecords, Record, tell_unused
 from stepjepa.data.sources import read_records
 from stepjepa.evaluation.answering import Batcher, Question, judge
-from stepjepa.evaluation.output import OutputFile, format_summary, meta_file, summarise, summary_file
+from stepjepa.evaluation.output import OutputFile, meta_file, summarise, summary_file
 from stepjepa.evaluation.settings import EvaluationSettings, ScoreSettings, ScoringSettings
+from stepjepa.evaluation.summary_text import format_summary
 from stepjepa.models.sampling import Answer, Sampling
 from stepjepa.store.fingerprint import model_fingerprint
 from stepjepa.store.prompts import share_trained_on, training_system_prompt, with_system_prompt
@@ -339,7 +340,7 @@ class Scores:
         return f"Scores({self.headline} {self[self.headline]:.4f} of {self.summary['n']} records, '{self.file}')"
 
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(format_summary(self.summary))}</pre>"
+        return f"<pre>{html.escape(format_summary(self.summary, details=True))}</pre>"
 
 
 def evaluate(

@@ -52,6 +52,11 @@ class Comparison(ComparedArms):
         return as_text(self)
 
     @property
+    def details(self) -> str:
+        """All tables as text: means, losses and costs, tests over seeds and over examples."""
+        return as_text(self, details=True)
+
+    @property
     def table(self) -> "DataFrame":
         """One row for each arm: means and standard deviations over seeds, and the difference from the baseline."""
         from pandas import DataFrame

@@ -13,7 +13,7 @@ from stepjepa.base.files import read_json_object, read_jsonl
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.typed_json import Origin, at_least, from_json, read_json, to_json, unknown_fields
 from stepjepa.config.jepa import DEFAULTS, NEEDS_VIEWS
-from stepjepa.evaluation.output import describe_trained_on
+from stepjepa.evaluation.summary_text import describe_trained_on
 from stepjepa.store.fingerprint import model_fingerprint
 from stepjepa.store.folder import RUN_FILE
 from stepjepa.store.record import Fingerprints, RunRecord, origin_of, read_record, read_run

@@ -11,8 +11,9 @@ from typing import Any
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import finite
 from stepjepa.evaluation.output import mean_with_interval
-from stepjepa.study.arms import ComparedArms
+from stepjepa.study.arms import Arm, ComparedArms
 from stepjepa.study.evaluated_run import FIGURES, MEASURES, check_comparable, read_evaluated_run, run_names
+from stepjepa.study.statistics import Spread
 
 WIDTH = 80
 UNKNOWN = "–"
@@ -123,12 +124,59 @@ def report_text(rows: Sequence[JsonObject]) -> str:
     cells = [
         (
             *(names[row["run"]], row["mode"], str(row["K"])),
-            f"{'* ' if row['accuracy'] == best else ''}{row['accuracy']:.1%}{interval(row['low'], row['high'])}",
+            f"{'* ' if leading == [row] else ''}{row['accuracy']:.1%}{interval(row['low'], row['high'])}",
             *(form(row[name], pattern) for name, pattern in forms.items()),
         )
         for row in rows
     ]
     return f"{_wrap(sentence)}\n\n{listed}{_text_table(('run', 'mode', 'K', 'accuracy', *forms), cells)}"
+
+
+def overview(comparison: ComparedArms) -> Table:
+    """Return the first table of a comparison: six columns, which :func:`legend` explains."""
+    best = _best(comparison)
+    rows = []
+    for arm in comparison.arms:
+        spread, difference = arm.spread("headline"), comparison.differences.get(arm.name)
+        test = difference and difference.measures["headline"]
+        rows.append(
+            (
+                arm.name,
+                str(len(arm.runs)),
+                f"{'* ' * (arm is best)}{form(spread and spread.mean, '{:.1%}')}{_deviation(spread)}",
+                form(test and 100 * test.mean, "{:+.1f}") + (interval(test.low, test.high, "+.1f") if test else ""),
+                _p_text(difference and difference.holm),
+                "baseline" if difference is None else ", ".join(difference.equal) or "neither",
+            )
+        )
+    score = comparison.scores["headline"]
+    heads = ("arm", "runs", f"right by {score}", "difference in points", "p", "same budget")
+    return Table(f"Right by {score}, against {comparison.baseline.name}", heads, rows)
+
+
+def legend(comparison: ComparedArms) -> list[str]:
+    """Explain the heads of :func:`overview`, one sentence each."""
+    base = comparison.baseline.name
+    mark = ["*: the highest mean"] if _best(comparison) else []
+    return [
+        "arm: runs that differ only in their seed",
+        f"right by {comparison.scores['headline']}: mean over the runs ± their standard deviation",
+        *mark,
+        f"difference: to {base}, mean over the seeds that both have [95% interval]",
+        f"p: of a {comparison.tails}-tailed t-test over seeds, corrected for the number of arms; below .05 it is shown",
+        f"same budget: what the arm spent as {base} did, optimizer steps or training FLOPs",
+    ]
+
+
+def _best(comparison: ComparedArms) -> Arm | None:
+    """Return the arm whose mean headline score is highest; None if several are equal."""
+    means = {arm.name: spread.mean for arm in comparison.arms if (spread := arm.spread("headline")) is not None}
+    best = [arm for arm in comparison.arms if means.get(arm.name) == max(means.values(), default=None)]
+    return best[0] if len(best) == 1 else None
+
+
+def _deviation(spread: Spread | None, pattern: str = " ± {:.1f}") -> str:
+    return "" if spread is None or spread.std is None else pattern.format(100 * spread.std)
 
 
 def tables(comparison: ComparedArms) -> list[Table]:
@@ -138,18 +186,17 @@ def tables(comparison: ComparedArms) -> list[Table]:
 
 def _arms(comparison: ComparedArms) -> Table:
     names = comparison.measure_names()
-    best = max(spread.mean for arm in comparison.arms if (spread := arm.spread("headline")) is not None)
-    rows = []
+    best, rows = _best(comparison), []
     for arm in comparison.arms:
         cells = [arm.name, str(len(arm.runs))]
         for measure in names:
             spread = arm.spread(measure)
-            mark = "* " if measure == "headline" and spread and spread.mean == best else ""
-            deviation = "" if spread is None or spread.std is None else f" ± {100 * spread.std:.2f}"
-            cells.append(f"{mark}{form(spread and spread.mean, '{:.2%}')}{deviation}")
+            mark = "* " * (measure == "headline" and arm is best)
+            cells.append(f"{mark}{form(spread and spread.mean, '{:.2%}')}{_deviation(spread, ' ± {:.2f}')}")
         spreads = {head: arm.spread(figure) for head, figure in _HEADS.items()}
         rows.append([*cells, *(form(value and value.mean, _FORMS[head]) for head, value in spreads.items())])
-    return Table("Mean ± standard deviation over seeds; *: best", ("arm", "seeds", *names.values(), *_HEADS), rows)
+    mark = "; *: the highest" if best else ""
+    return Table(f"Mean ± standard deviation over seeds{mark}", ("arm", "seeds", *names.values(), *_HEADS), rows)
 
 
 def _over_seeds(comparison: ComparedArms) -> Table:
@@ -201,13 +248,19 @@ def _heading(comparison: ComparedArms) -> str:
     )
 
 
-def as_text(comparison: ComparedArms) -> str:
-    """Format a comparison for a terminal: the verdict in one sentence, then tables of at most 80 columns."""
+def as_text(comparison: ComparedArms, *, details: bool = False) -> str:
+    """Format a comparison for a terminal: the verdict in one sentence, then tables of at most 80 columns.
+
+    ``details`` replaces :func:`overview` and its legend by all :func:`tables`.
+    """
     names, listed = _numbered([arm.name for arm in comparison.arms])
     blocks = [_wrap(comparison.verdict), f"{_wrap(_heading(comparison))}\n\n{listed}".rstrip()]
-    for table in tables(comparison):
+    for table in tables(comparison) if details else [overview(comparison)]:
         rows = [(names[row[0]], *row[1:]) for row in table.rows]
-        blocks.append(f"{_wrap(table.title)}\n\n{_text_table(table.columns, rows)}")
+        title = f"{_wrap(table.title)}\n\n" * details
+        blocks.append(f"{title}{_text_table(table.columns, rows)}")
+    if not details:
+        blocks.append("\n".join(_wrap(line, "  ") for line in legend(comparison)))
     blocks.append("\n".join(_wrap(f"note: {note}", "  ") for note in comparison.notes))
     return "\n\n".join(blocks) + "\n"
 

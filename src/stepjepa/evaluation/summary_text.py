@@ -1,0 +1,134 @@
+"""The summary of an evaluation as text: first what a reader asks for first, then every other figure with its unit."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from stepjepa.base.json_object import JsonObject
+
+_DIRECTIONS = "directions (effective rank)"
+
+# Figure of ``similarity`` -> its name, and a format with its unit.
+_EMBEDDINGS = {
+    "matched_similarity": ("cosine of matched views", "{:.4f}, mean"),
+    "shuffled_similarity": ("cosine of shuffled views", "{:.4f}, mean"),
+    "source_rank": ("source embeddings span", f"{{:.1f}} {_DIRECTIONS}"),
+    "target_rank": ("target embeddings span", f"{{:.1f}} {_DIRECTIONS}"),
+    "source_rank_centred": ("source embeddings minus their mean span", f"{{:.1f}} {_DIRECTIONS}"),
+    "target_rank_centred": ("target embeddings minus their mean span", f"{{:.1f}} {_DIRECTIONS}"),
+    "retrieval_top1": ("sources whose nearest target is their own", "{:.1%}"),
+}
+
+
+def format_summary(summary: JsonObject, *, details: bool = False) -> str:
+    """Format a summary for a terminal.
+
+    Args:
+        summary: the content of ``NAME.summary.json``.
+        details: add every other figure: all scores with their intervals, embeddings, tokens, seconds.
+
+    Returns:
+        lines: the headline score with its interval, the share that stopped, wrong answers by kind, skipped records,
+        answers that could have been learnt by heart, and what was evaluated.
+    """
+    lines = [*_headline(summary)]
+    if details:
+        lines += [f"  {line}" for line in _details(summary)]
+    return "\n".join(lines)
+
+
+def describe_trained_on(shares: Mapping[str, float] | None) -> str | None:
+    """State the share of test prompts that was trained on (see ``data.prompts``); None if zero or unknown."""
+    if not shares or not shares["normalised"]:
+        return None
+    exact, others = shares["exact"], shares["normalised"]
+    return f"{exact:.1%} of the test prompts were trained on ({others:.1%} but for case and blanks)"
+
+
+def _headline(summary: JsonObject) -> Iterator[str]:
+    scores, n, headline = summary["scores"], summary["n"], summary["headline"]
+    # With several samples the error is that of the majority answer.
+    decided = "majority" if "majority" in scores else headline
+    for name in dict.fromkeys((headline, decided)):
+        yield f"{'' if scores[name]['low'] is None else 'right by '}{name}: {_score(scores[name], n)}"
+    if "stopped" in scores:
+        yield f"stopped by itself: {scores['stopped']['mean']:.1%} of the answers"
+    if summary["errors"]:
+        wrong = f"{_count(sum(summary['errors'].values()), 'example')}: {_counts(summary['errors'])}"
+        yield f"wrong by {decided}: {wrong}"
+    if summary["left_out"]:
+        yield f"skipped: {_count(sum(summary['left_out'].values()), 'record')}: {_counts(summary['left_out'])}"
+    similarity = summary.get("similarity") or {}
+    if "matched_similarity" in similarity:
+        shuffled = similarity.get("shuffled_similarity")
+        other = "" if shuffled is None else f", of shuffled ones {shuffled:.3f}"
+        yield f"mean cosine of matched views: {similarity['matched_similarity']:.3f}{other}"
+    if seen := describe_trained_on(summary.get("trained_on")):
+        yield seen
+    model = f", model {summary['model_path']}" if summary.get("model_path") else ""
+    yield f"evaluated: {_count(n, 'example')} of {summary['test_file']}, task {summary['task']}{model}"
+
+
+def _details(summary: JsonObject) -> Iterator[str]:
+    n = summary["n"]
+    for name, score in summary["scores"].items():
+        yield f"{'stopped by itself' if name == 'stopped' else name}: {_score(score, n)}"
+    for name, value in summary["details"].items():
+        if value not in ({}, None):
+            yield f"{name.replace('_', ' ')}: {_nested(value)}"
+    similarity = summary.get("similarity") or {}
+    if pairs := similarity.get("pairs"):
+        yield f"pairs of views: {pairs:.0f}"
+    for name, (words, pattern) in _EMBEDDINGS.items():
+        if similarity.get(name) is not None:
+            yield f"{words}: {pattern.format(similarity[name])}"
+    if ranked := similarity.get("rank_pairs"):
+        yield f"directions and nearest targets are of the last {_count(ranked, 'pair')}"
+    for side in ("right", "wrong"):
+        if (cosines := similarity.get(side) or {}).get("n"):
+            yield f"cosine of matched views where the answer is {side}: {_spread(cosines)}"
+    if summary.get("gold_loss") is not None:
+        tokens = _count(summary["gold_tokens"], "token")
+        yield f"LM loss on right answers: {summary['gold_loss']:.4f} nats a token, over {tokens}"
+    if summary.get("generated_tokens") is not None:
+        yield f"generated: {_count(summary['generated_tokens'], 'token')}"
+    if summary.get("generated_now") and summary.get("seconds"):
+        speed = summary.get("tokens_per_second")
+        rate = "" if speed is None else f", {speed:,.1f} tokens a second"
+        yield f"time: {_count(summary['generated_now'], 'example')} in {summary['seconds']:.1f} s{rate}"
+
+
+def _score(score: JsonObject, n: int) -> str:
+    if score["low"] is None:
+        return f"{score['mean']:.4f}, mean over {_count(n, 'example')}"
+    interval = f"95% interval {100 * score['low']:.1f} to {100 * score['high']:.1f}%"
+    return f"{score['mean']:.1%} of {_count(n, 'example')} ({interval})"
+
+
+def _spread(cosines: JsonObject) -> str:
+    quantiles = ", ".join(f"{float(share):.0%} {value:.3f}" for share, value in cosines["quantiles"].items())
+    over = _count(cosines["n"], "example")
+    return f"mean {cosines['mean']:.3f}, standard deviation {cosines['std']:.3f} over {over}; quantiles {quantiles}"
+
+
+def _count(number: float, noun: str) -> str:
+    return f"{number:,.0f} {noun}{'s' * (number != 1)}"
+
+
+def _counts(numbers: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {number:,}" for name, number in numbers.items())
+
+
+def _nested(value: object) -> str:
+    """Format a figure of a task: whole numbers count examples, others are shares or means, as their name says."""
+    unit = "examples: " if isinstance(value, Mapping) and all(isinstance(each, int) for each in _leaves(value)) else ""
+    return unit + (_count(value, "example") if isinstance(value, int) else _plain(value))
+
+
+def _leaves(value: object) -> list[object]:
+    parts: Sequence[object] = [*value.values()] if isinstance(value, Mapping) else []
+    return [leaf for part in parts for leaf in _leaves(part)] if isinstance(value, Mapping) else [value]
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_plain(each)}" for name, each in value.items())
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
