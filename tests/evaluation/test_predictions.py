@@ -42,7 +42,7 @@ def test_lines_and_summary_are_those_of_evaluate(files, capsys):
     assert [line["scores"]["prefix"] for line in lines] == [True, False, True]
     assert summary["scores"]["exact"]["mean"] == pytest.approx(1 / 3)
     assert summary["errors"] == {"wrong answer": 2}
-    assert "33.33%" in capsys.readouterr().out
+    assert "33.3% of 3 examples" in capsys.readouterr().out
 
 
 def test_stopping_and_samples_are_taken_where_they_are_given(files):
