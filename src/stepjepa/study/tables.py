@@ -138,14 +138,14 @@ def overview(comparison: ComparedArms) -> Table:
     rows = []
     for arm in comparison.arms:
         spread, difference = arm.spread("headline"), comparison.differences.get(arm.name)
-        test = difference and difference.measures["headline"]
+        test = difference.measures["headline"] if difference else None
         rows.append(
             (
                 arm.name,
                 str(len(arm.runs)),
                 f"{'* ' * (arm is best)}{form(spread and spread.mean, '{:.1%}')}{_deviation(spread)}",
-                form(test and 100 * test.mean, "{:+.1f}") + (interval(test.low, test.high, "+.1f") if test else ""),
-                _p_text(difference and difference.holm),
+                form(100 * test.mean if test else None, "{:+.1f}") + (interval(test.low, test.high, "+.1f") if test else ""),
+                _p_text(difference.holm if difference else None),
                 "baseline" if difference is None else ", ".join(difference.equal) or "neither",
             )
         )
