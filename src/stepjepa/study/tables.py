@@ -139,12 +139,13 @@ def overview(comparison: ComparedArms) -> Table:
     for arm in comparison.arms:
         spread, difference = arm.spread("headline"), comparison.differences.get(arm.name)
         test = difference.measures["headline"] if difference else None
+        ends = interval(test.low, test.high, "+.1f") if test else ""
         rows.append(
             (
                 arm.name,
                 str(len(arm.runs)),
                 f"{'* ' * (arm is best)}{form(spread and spread.mean, '{:.1%}')}{_deviation(spread)}",
-                form(100 * test.mean if test else None, "{:+.1f}") + (interval(test.low, test.high, "+.1f") if test else ""),
+                form(100 * test.mean if test else None, "{:+.1f}") + ends,
                 _p_text(difference.holm if difference else None),
                 "baseline" if difference is None else ", ".join(difference.equal) or "neither",
             )
