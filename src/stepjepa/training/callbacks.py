@@ -8,7 +8,7 @@ import math
 import sys
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from accelerate.utils import gather_object
@@ -24,6 +24,8 @@ from stepjepa.batch.micro_batch import Batch
 from stepjepa.objectives.monitors import REMEDIES, collapse
 from stepjepa.objectives.term import TERMS
 from stepjepa.store.folder import METRICS_FILE
+from stepjepa.training.interface import TrainerInterface
+from stepjepa.training.recording import Recorder
 from stepjepa.training.saving import resume_hint
 
 if TYPE_CHECKING:
@@ -97,7 +99,7 @@ def console_line(logs: dict[str, float]) -> str | None:
 class LogCallback(TrainerCallback):
     """Writes every line of logs to ``metrics.jsonl``, prints its losses, and warns once in a run of a collapse."""
 
-    def __init__(self, recorder: Any) -> None:
+    def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._warned = False
 
@@ -149,10 +151,11 @@ class BarCallback(ProgressCallback):
 class NonfiniteGuard(TrainerCallback):
     """Stops a ``JepaTrainer`` before an optimizer step on a gradient that is not finite, on all processes alike."""
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: TrainerInterface) -> None:
         self._trainer = trainer
         self.batches: list[Batch] = []  # of the step that is being computed
         self._parts: list[dict[str, Tensor]] = []
+        self.norm: Tensor | float | None = None  # of the step's gradient, as the Trainer measures it to clip it
 
     def begin_step(self) -> None:
         self.batches.clear()
@@ -171,12 +174,7 @@ class NonfiniteGuard(TrainerCallback):
     ) -> None:
         """Stop the run where the norm of the gradient, the same on every process, is not finite."""
         trainer = self._trainer
-        if trainer.is_deepspeed_enabled:
-            # Its step was taken inside the backward pass.
-            norm = trainer.model_wrapped.get_global_grad_norm() or 0.0
-        else:
-            norm = torch.nn.utils.get_total_norm([p.grad for p in trainer.model.parameters() if p.grad is not None])
-        if math.isfinite(float(norm.full_tensor() if isinstance(norm, DTensor) else norm)):
+        if math.isfinite(float(self.norm.full_tensor() if isinstance(self.norm, DTensor) else self.norm or 0.0)):
             return
         mine = [
             (batch.records.lines, {name: float(part) for name, part in parts.items()})

@@ -5,18 +5,17 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import inspect
-import os
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from transformers.trainer_pt_utils import AcceleratorConfig
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import fingerprint
 from stepjepa.base.json_object import JsonObject
+from stepjepa.batch.collate import Encoding
 from stepjepa.batch.dataset import Prepared
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.config.option import has_effect, options_of
@@ -26,9 +25,11 @@ from stepjepa.data.records import as_records, records_fingerprint
 from stepjepa.models.architecture import base_model
 from stepjepa.models.fingerprint import weights_fingerprint
 from stepjepa.models.weights import parameter_counts
+from stepjepa.objectives.objective import Objective
 from stepjepa.store.fingerprint import hub_commit, model_fingerprint
 from stepjepa.store.folder import CONFIG_FILE
 from stepjepa.store.record import Lora, Order, RunRecord, Source, Training, machine, versions
+from stepjepa.training.interface import TrainerInterface
 
 if TYPE_CHECKING:
     from torch import nn
@@ -42,39 +43,22 @@ NOT_WRITTEN = (
 )
 
 
-@dataclass(frozen=True)
-class Passed:
-    """What a ``JepaTrainer`` was passed by name, and which of its arguments were objects."""
+class DescribedTrainer(TrainerInterface, Protocol):
+    """What a description uses of a ``JepaTrainer`` beside :class:`TrainerInterface`."""
 
-    model: str | None  # a folder, hub id or preset; None for an object
-    train: str | None  # a file, folder or hub data set; None for records
-    held_out: str | None
-    tokenizer: bool
-    objective: bool
-    optimizer: bool
-    views: bool
+    jepa: JepaConfig
+    objective: Objective
+    encoding: Encoding
+    encoding_reason: str
 
-
-def passed(
-    model: Any, train: Any, held_out: Any, *, tokenizer: Any, objective: Any, optimizer: Any, views: Any
-) -> Passed:
-    """Note what a trainer is passed, before any of it is loaded."""
-    names = [os.fspath(each) if isinstance(each, str | os.PathLike) else None for each in (model, train, held_out)]
-    return Passed(
-        model=names[0],
-        train=names[1],
-        held_out=names[2],
-        tokenizer=tokenizer is not None,
-        objective=objective is not None,
-        optimizer=optimizer is not None,
-        views=views is not None,
-    )
+    @property
+    def tracker(self) -> object | None: ...
 
 
 # -- run.yaml ----------------------------------------------------------------------------------------------------------
 
 
-def describe_objects(trainer: Any, names: Collection[str]) -> dict[str, JsonObject]:
+def describe_objects(trainer: DescribedTrainer, names: Collection[str]) -> dict[str, JsonObject]:
     """Describe objects that a run was passed in Python, by their names in ``config.run.PASSED_OBJECTS``."""
     objects: dict[str, JsonObject] = {}
     if "model" in names:
@@ -91,7 +75,7 @@ def describe_objects(trainer: Any, names: Collection[str]) -> dict[str, JsonObje
     return objects
 
 
-def config_of(trainer: Any) -> RunConfig:
+def config_of(trainer: DescribedTrainer) -> RunConfig:
     """Describe the run of a trainer, with descriptions in the place of objects that it was passed."""
     passed, args = trainer.passed, trainer.args
     # Views that a function gives are parts of the records.
@@ -172,7 +156,7 @@ def _described_tokenizer(tokenizer: PreTrainedTokenizerBase) -> JsonObject:
     return {"object": type(tokenizer).__name__, "sha256": hashlib.sha256(text.encode()).hexdigest()}
 
 
-def describe_objective(objective: Any) -> JsonObject:
+def describe_objective(objective: Objective) -> JsonObject:
     """Describe an ``Objective`` that was passed in Python, with a hash of its settings and of the code of own terms."""
     terms = {name: re.sub(r" at 0x[0-9a-f]+", "", repr(term)) for name, term in objective.terms.items()}
     code = [_source(type(term)) for term in objective.terms.values()]
@@ -219,7 +203,7 @@ def _adapter(model: nn.Module) -> Lora | None:
     return Lora(rank=rank, alpha=config.lora_alpha, other=about)
 
 
-def describe(trainer: Any) -> tuple[RunRecord, RunConfig | None]:
+def describe(trainer: DescribedTrainer) -> tuple[RunRecord, RunConfig | None]:
     """Describe the run of a trainer by what it was passed; without a ``RunConfig`` where no file can describe it."""
     try:
         config = config_of(trainer)
@@ -233,7 +217,7 @@ def describe(trainer: Any) -> tuple[RunRecord, RunConfig | None]:
 
 def describe_run(
     config: RunConfig | None,
-    trainer: Any,
+    trainer: DescribedTrainer,
     *,
     command: list[str] | None = None,
     data: Mapping[str, Source] | None = None,

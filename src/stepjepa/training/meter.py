@@ -1,16 +1,14 @@
-"""What is measured: the columns of a line of training logs, and exact means over held-out records."""
+"""What is measured while training: the columns of a line of logs."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypedDict
 
 import torch
-from torch.utils.data import DataLoader
 
-from stepjepa.batch.dataset import Prepared, StepSampler
 from stepjepa.batch.micro_batch import Batch
-from stepjepa.objectives.monitors import MetricWindow, WindowState, ratio
+from stepjepa.objectives.monitors import MetricWindow, ratio
 from stepjepa.objectives.objective import Losses, Objective
+from stepjepa.training.interface import MeterState
 
 Total = Callable[[Sequence[float]], list[float]]
 """Numbers of this process to their sums over all processes."""
@@ -18,14 +16,6 @@ Total = Callable[[Sequence[float]], list[float]]
 # Running sums beside the terms, as they travel between processes.
 _SUMS = ["steps", "jepa_steps", "matched", "shuffled", "pairs", "crossings"]
 _SUMS += ["tokens", "records", "records_with_views", "records_without_pair"]
-
-
-class MeterState(TypedDict):
-    """What a :class:`Meter` has measured since the last line of logs."""
-
-    window: WindowState
-    num_tokens: float
-    seconds: float
 
 
 class Meter:
@@ -101,31 +91,3 @@ class Meter:
             }
         self.start()
         return line
-
-
-@torch.no_grad()
-def measure(trainer: Any, prepared: Prepared, run: Callable[[Batch], Losses]) -> tuple[dict[str, float], int]:
-    """Measure the objective of a ``JepaTrainer`` on all records, with its weights, whatever their schedules.
-
-    ``run`` gives the losses of a micro-batch. Returns the metrics, the same on every process, and how many records
-    they are of.
-    """
-    objective, size = trainer.objective, trainer.args.per_device_eval_batch_size
-    rank, together = trainer.accelerator.process_index, size * trainer.accelerator.num_processes
-    keys = list(StepSampler(prepared.dataset.lengths, together, strategy="sequential", multiple=together))
-    # Every process runs the same number of batches, empty ones if need be: FSDP waits for all of them.
-    batches = [keys[at : at + size] for at in range(rank * size, len(keys), together)]
-    window = MetricWindow()
-    for batch in DataLoader(prepared.dataset, batch_sampler=batches, collate_fn=trainer.data_collator):
-        losses = run(batch)
-        counts = {f"count_{name}": count for name, count in objective.counts([batch]).items()}
-        window.add(**losses.sums, **counts, records=batch.num_records)
-        if len(losses.source):
-            window.add_pairs(losses.source, losses.target)
-    names = [*objective.names, *(f"count_{name}" for name in objective.names)]
-    names += ["records", "matched", "shuffled", "pairs", "crossings"]
-    seen = dict(zip(names, trainer.total(window.totals(names)), strict=True))
-    sums = {name: torch.tensor(seen[name]) for name in objective.names}
-    means = objective.means(sums, {name: seen[f"count_{name}"] for name in objective.names})
-    metrics = {name: float(value) for name, value in means.items()}
-    return metrics | (window.monitors(seen) if objective.of_pairs else {}), int(seen["records"])

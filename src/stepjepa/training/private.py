@@ -77,6 +77,7 @@ PARTS = (
         "resume_from_checkpoint epochs_trained steps_trained_in_current_epoch",
         "a run that is resumed after its last step would train one more",
     ),
+    _overridden("_get_grad_norm", "model grad_norm", "the norm is looked at before a step; no hook is given it"),
     _overridden("_get_output_dir", "trial", "a checkpoint is written into a temporary folder, which is then renamed"),
     _overridden("_save_checkpoint", "model trial", "the same; `on_save` comes after old checkpoints are deleted"),
     _overridden("_save", "output_dir state_dict", "heads of terms are saved in files of their own"),

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 from transformers import TrainerCallback
@@ -27,6 +27,7 @@ from stepjepa.store.hub import write_card
 from stepjepa.store.prompts import system_prompts, write_trained_prompts
 from stepjepa.store.record import Change, Fingerprints, Launch, Results, RunRecord, remove_start, write_record
 from stepjepa.store.resume import launch_settings, resumed_launches
+from stepjepa.training.interface import TrainerInterface
 
 if TYPE_CHECKING:
     from transformers import TrainerControl, TrainerState, TrainingArguments
@@ -40,7 +41,7 @@ class Recorder(TrainerCallback):
         steps_before: optimizer steps of earlier calls of ``train`` by the same trainer.
     """
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: TrainerInterface) -> None:
         self._trainer = trainer
         self._described: RunRecord | None = None
         self._config: RunConfig | None = None

@@ -7,10 +7,12 @@ of the best checkpoint is that of the folder, and of the working directory, of t
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
+
+from stepjepa.training.interface import TrainerInterface
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -24,8 +26,8 @@ class ResumeCallback(TrainerCallback):
         first_step: the step from which the sum of losses runs, of which ``train_loss`` is the mean.
     """
 
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer  # a JepaTrainer, whose module imports this one
+    def __init__(self, trainer: TrainerInterface) -> None:
+        self._trainer = trainer
         self.checkpoint: Path | None = None
         self.first_step = 0
 

@@ -17,6 +17,7 @@ from stepjepa.models.architecture import load_heads, save_heads, split_state, wi
 from stepjepa.models.generation import save_generation_config
 from stepjepa.models.weights import missing_of_adapter
 from stepjepa.store.folder import CARD_FILE, PART, last_checkpoint, move_into_place, write_checksums
+from stepjepa.training.interface import TrainerInterface
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -33,7 +34,7 @@ def resume_hint(folder: str | Path | None, condition: str = "") -> str:
 
 
 @contextmanager
-def atomic_checkpoint(trainer: Any) -> Iterator[None]:
+def atomic_checkpoint(trainer: TrainerInterface) -> Iterator[None]:
     """Have a ``JepaTrainer`` write a checkpoint inside the block; it takes its name when all of it is there.
 
     Of a checkpoint that can't be written nothing is left.
@@ -77,7 +78,7 @@ def atomic_checkpoint(trainer: Any) -> Iterator[None]:
 
 
 def save_model(
-    trainer: Any, save: Callable[..., None], output_dir: str | None, state_dict: dict[str, Any] | None
+    trainer: TrainerInterface, save: Callable[..., None], output_dir: str | None, state_dict: dict[str, Any] | None
 ) -> None:
     """Save by Trainer's own method, with the heads of terms in files of their own, without a token or a drafted card.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -21,22 +20,22 @@ from stepjepa.batch.dataset import Prepared, StepSampler
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.batch.prepare import prepare
 from stepjepa.config.jepa import JepaConfig
-from stepjepa.data.records import Data, Views, as_records
-from stepjepa.data.sources import read_any
+from stepjepa.data.records import Data, Views
 from stepjepa.models.architecture import base_model, without_heads
 from stepjepa.models.attention import uses_flex
 from stepjepa.models.encode import EmaEncoder
-from stepjepa.models.loading import load_model, load_tokenizer
-from stepjepa.models.presets import PREFIX
 from stepjepa.objectives.jepa import Jepa
 from stepjepa.objectives.objective import Losses, Objective, jepa_loss
 from stepjepa.objectives.term import Context, gather_rows, no_gather
 from stepjepa.store.folder import save_whole
 from stepjepa.training import checks, saving
 from stepjepa.training.callbacks import BarCallback, LogCallback, NonfiniteGuard
-from stepjepa.training.description import describe, passed
+from stepjepa.training.description import describe
 from stepjepa.training.flops import FlopModel
-from stepjepa.training.meter import Meter, measure
+from stepjepa.training.held_out import measure, score_answers
+from stepjepa.training.meter import Meter
+from stepjepa.training.named import load_named
+from stepjepa.training.passed import passed
 from stepjepa.training.plan import FlopTracker, Plan
 from stepjepa.training.private import refuse_other_transformers
 from stepjepa.training.recording import Recorder
@@ -120,7 +119,7 @@ class JepaTrainer(Trainer):
         checks.refuse_contradictions(args)
         # Tried before a model is loaded.
         checks.refuse_data(self.jepa, args, (objective or Objective.from_config(self.jepa)).compares_pairs)
-        model, processing_class, train_dataset = _load_named(
+        model, processing_class, train_dataset = load_named(
             model, processing_class, train_dataset, predictors=self.jepa.used_predictors, seed=args.seed
         )
         self._views = views
@@ -259,6 +258,11 @@ class JepaTrainer(Trainer):
         """FLOPs of a micro-batch, forward and backward, padding and attention included."""
         return self.flops.of_batch(inputs)
 
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Tensor | float | None = None) -> Tensor | float | None:
+        """Private, since no hook is given the norm: computing it once more would read every gradient again."""
+        self.guard.norm = super()._get_grad_norm(model, grad_norm=grad_norm)
+        return self.guard.norm
+
     # -- the whole ----------------------------------------------------------------------------------------------------
 
     def train(
@@ -347,21 +351,10 @@ class JepaTrainer(Trainer):
             chosen = self._prepare(eval_dataset, self.processing_class, "evaluation data")
         if chosen is None:
             raise ValueError("evaluate: expected an eval_dataset, got none; pass one here or to JepaTrainer")
-        start, model = time.time(), self.model_wrapped if self.is_fsdp_enabled else self.model
-        context = self.context(training=False)
-
-        def run(batch: Batch) -> Losses:
-            with self.compute_loss_context_manager():
-                return jepa_loss(model, self._prepare_inputs(batch), self.objective, context=context)
-
-        model.eval()
-        metrics, records = measure(self, chosen, run)
-        if self.answer_scores is not None and chosen is self.prepared_eval:
-            sums = self.answer_scores(self.model, self.accelerator.process_index, self.accelerator.num_processes)
-            totals = dict(zip(sums, self.total(list(sums.values())), strict=True))
-            count = totals.pop("answers")
-            metrics |= {f"answer_{name}": total / count for name, total in totals.items()}
-        model.train()
+        start = time.time()
+        metrics, records = measure(self, chosen)
+        if chosen is self.prepared_eval:
+            metrics |= score_answers(self)
         self.meter.pause(time.time() - start)
         named = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
         named.update(speed_metrics(metric_key_prefix, start, num_samples=records))
@@ -428,21 +421,3 @@ class JepaTrainer(Trainer):
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Nothing: the folder has another name soon, and holds what is none of a hub's."""
-
-
-def _load_named(model: Any, tokenizer: Any, data: Any, *, predictors: int, seed: int) -> tuple[Any, Any, Any]:
-    """Load what a caller gave by name: a model, its tokenizer (None for the model's own), and records.
-
-    A preset's tokenizer is trained on the records. A model that is loaded here gets ``predictors`` predictor tokens.
-    """
-    if isinstance(data, str | os.PathLike):
-        data = read_any(data)
-    own, texts = tokenizer, []
-    if isinstance(model, str):
-        if model.startswith(PREFIX):
-            data = [*as_records(data)]
-            texts = [message["content"] for record in data for message in record.messages]
-        model, own = load_model(model, texts=texts, predictors=predictors, seed=seed)
-    elif tokenizer is None:
-        own = load_tokenizer(str(model.config.name_or_path))
-    return model, own if tokenizer is None else tokenizer, data

@@ -1,0 +1,78 @@
+"""Losses, monitors and scores of answers on held-out records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch.utils.data import DataLoader
+
+from stepjepa.batch.collate import Collator
+from stepjepa.batch.dataset import Prepared, StepSampler
+from stepjepa.objectives.monitors import MetricWindow
+from stepjepa.objectives.objective import Objective, jepa_loss
+from stepjepa.objectives.term import Context
+from stepjepa.training.interface import TrainerInterface
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class MeasuringTrainer(TrainerInterface, Protocol):
+    """What an evaluation uses of a ``JepaTrainer`` beside :class:`TrainerInterface`."""
+
+    objective: Objective
+    data_collator: Collator
+    answer_scores: Callable[[PreTrainedModel, int, int], dict[str, float]] | None
+
+    def context(self, *, training: bool = True) -> Context: ...
+
+
+@torch.no_grad()
+def measure(trainer: MeasuringTrainer, prepared: Prepared) -> tuple[dict[str, float], int]:
+    """Measure the objective of a ``JepaTrainer`` on all records, with its weights, whatever their schedules.
+
+    Returns the metrics, the same on every process, and how many records they are of.
+    """
+    objective, size = trainer.objective, trainer.args.per_device_eval_batch_size
+    model, context = (
+        trainer.model_wrapped if trainer.is_fsdp_enabled else trainer.model,
+        trainer.context(training=False),
+    )
+    rank, together = trainer.accelerator.process_index, size * trainer.accelerator.num_processes
+    keys = list(StepSampler(prepared.dataset.lengths, together, strategy="sequential", multiple=together))
+    # Every process runs the same number of batches, empty ones if need be: FSDP waits for all of them.
+    batches = [keys[at : at + size] for at in range(rank * size, len(keys), together)]
+    window = MetricWindow()
+    model.eval()
+    for batch in DataLoader(prepared.dataset, batch_sampler=batches, collate_fn=trainer.data_collator):
+        # The Trainer wraps the model for mixed precision when training begins, which may be later.
+        with trainer.accelerator.autocast():
+            losses = jepa_loss(model, batch.to(trainer.args.device), objective, context=context)
+        counts = {f"count_{name}": count for name, count in objective.counts([batch]).items()}
+        window.add(**losses.sums, **counts, records=batch.num_records)
+        if len(losses.source):
+            window.add_pairs(losses.source, losses.target)
+    model.train()
+    names = [*objective.names, *(f"count_{name}" for name in objective.names)]
+    names += ["records", "matched", "shuffled", "pairs", "crossings"]
+    seen = dict(zip(names, trainer.total(window.totals(names)), strict=True))
+    sums = {name: torch.tensor(seen[name]) for name in objective.names}
+    means = objective.means(sums, {name: seen[f"count_{name}"] for name in objective.names})
+    metrics = {name: float(value) for name, value in means.items()}
+    return metrics | (window.monitors(seen) if objective.of_pairs else {}), int(seen["records"])
+
+
+def score_answers(trainer: MeasuringTrainer) -> dict[str, float]:
+    """The mean scores of the answers that the trainer's ``answer_scores`` asks for, over all processes."""
+    if trainer.answer_scores is None:
+        return {}
+    trainer.model.eval()
+    accelerator = trainer.accelerator
+    with accelerator.autocast():
+        sums = trainer.answer_scores(trainer.model, accelerator.process_index, accelerator.num_processes)
+    trainer.model.train()
+    totals = dict(zip(sums, trainer.total(list(sums.values())), strict=True))
+    count = totals.pop("answers")
+    return {f"answer_{name}": total / count for name, total in totals.items()}

@@ -1,0 +1,83 @@
+"""What callbacks, checkpoints and the run record use of a ``JepaTrainer``, whose own module imports theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypedDict
+
+import torch
+from torch import Tensor, nn
+
+from stepjepa.batch.dataset import Prepared
+from stepjepa.objectives.monitors import WindowState
+from stepjepa.training.passed import Passed
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from torch.optim import Optimizer
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerState, TrainingArguments
+    from transformers.trainer_callback import CallbackHandler
+
+
+class MeterState(TypedDict):
+    """What a meter has measured since the last line of logs."""
+
+    window: WindowState
+    num_tokens: float
+    seconds: float
+
+
+class MeterInterface(Protocol):
+    """``meter.Meter``: the tokens that were computed, and the measurements of an open line of logs."""
+
+    num_tokens: float
+
+    def state(self) -> MeterState: ...
+
+    def restore(self, state: MeterState, device: torch.device) -> None: ...
+
+
+class SavedWithCheckpoint(Protocol):
+    """A part of training that has a file of its own in every checkpoint."""
+
+    def save(self, folder: Path) -> None: ...
+
+
+class TrainerInterface(Protocol):
+    """Attributes and methods of a ``JepaTrainer``, some of them those of transformers' ``Trainer``."""
+
+    args: TrainingArguments
+    state: TrainerState
+    accelerator: Accelerator
+    model: PreTrainedModel
+    model_wrapped: nn.Module
+    optimizer: Optimizer
+    processing_class: PreTrainedTokenizerBase
+    callback_handler: CallbackHandler
+    is_fsdp_enabled: bool
+    _tr_loss: Tensor
+    _total_loss_scalar: float
+    _globalstep_last_logged: int
+
+    passed: Passed
+    prepared: Prepared | None
+    prepared_eval: Prepared | None
+    source: str
+    evaluated: dict[int, dict[str, float]]
+    _part: Path | None
+
+    @property
+    def meter(self) -> MeterInterface: ...
+
+    @property
+    def ema(self) -> SavedWithCheckpoint | None: ...
+
+    @property
+    def resume(self) -> SavedWithCheckpoint: ...
+
+    def is_world_process_zero(self) -> bool: ...
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None: ...
+
+    def total(self, values: Sequence[float]) -> list[float]: ...

@@ -1,0 +1,29 @@
+"""Loads what a ``JepaTrainer`` was passed by name."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from stepjepa.data.records import as_records
+from stepjepa.data.sources import read_any
+from stepjepa.models.loading import load_model, load_tokenizer
+from stepjepa.models.presets import PREFIX
+
+
+def load_named(model: Any, tokenizer: Any, data: Any, *, predictors: int, seed: int) -> tuple[Any, Any, Any]:
+    """Load what a caller passed by name: a model, its tokenizer (None for the model's own), and records.
+
+    A preset's tokenizer is trained on the records. A model that is loaded here gets ``predictors`` predictor tokens.
+    """
+    if isinstance(data, str | os.PathLike):
+        data = read_any(data)
+    own, texts = tokenizer, []
+    if isinstance(model, str):
+        if model.startswith(PREFIX):
+            data = [*as_records(data)]
+            texts = [message["content"] for record in data for message in record.messages]
+        model, own = load_model(model, texts=texts, predictors=predictors, seed=seed)
+    elif tokenizer is None:
+        own = load_tokenizer(str(model.config.name_or_path))
+    return model, own if tokenizer is None else tokenizer, data

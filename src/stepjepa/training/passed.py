@@ -1,0 +1,42 @@
+"""What a ``JepaTrainer`` was passed, noted before anything is loaded."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Passed:
+    """What a ``JepaTrainer`` was passed by name, and which of its arguments were objects."""
+
+    model: str | None  # a folder, hub id or preset; None for an object
+    train: str | None  # a file, folder or hub data set; None for records
+    held_out: str | None
+    tokenizer: bool
+    objective: bool
+    optimizer: bool
+    views: bool
+
+
+def passed(
+    model: object,
+    train: object,
+    held_out: object,
+    *,
+    tokenizer: object,
+    objective: object,
+    optimizer: object,
+    views: object,
+) -> Passed:
+    """Note what a trainer is passed, before any of it is loaded."""
+    names = [os.fspath(each) if isinstance(each, str | os.PathLike) else None for each in (model, train, held_out)]
+    return Passed(
+        model=names[0],
+        train=names[1],
+        held_out=names[2],
+        tokenizer=tokenizer is not None,
+        objective=objective is not None,
+        optimizer=optimizer is not None,
+        views=views is not None,
+    )
