@@ -55,8 +55,17 @@ def private_names(tree: ast.AST) -> Iterator[str]:
 
 
 def own_names(tree: ast.AST) -> Iterator[str]:
-    """Names that a module defines: functions, classes, variables, and attributes that it sets on ``self``."""
+    """Names that a module defines: functions, classes, variables, and attributes that it sets on ``self``.
+
+    What a protocol declares is defined elsewhere.
+    """
+    protocols = [
+        node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and "Protocol" in map(ast.unparse, node.bases)
+    ]
+    declared = {id(node) for protocol in protocols for node in ast.walk(protocol)}
     for node in ast.walk(tree):
+        if id(node) in declared:
+            continue
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             yield node.name
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):

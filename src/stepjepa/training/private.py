@@ -91,9 +91,6 @@ PARTS = (
     ),
     _overridden("_push_from_checkpoint", "checkpoint_folder", "it would upload a folder that is about to be renamed"),
     PrivatePart(
-        "transformers:Trainer", "_prepare_inputs", "called", "moves a batch as training does", ("self", "inputs")
-    ),
-    PrivatePart(
         "transformers:Trainer", "_tr_loss", "written", "the loss since the last line of logs, for exact resume"
     ),
     PrivatePart("transformers:Trainer", "_total_loss_scalar", "written", "the same up to the last line of logs"),
