@@ -12,10 +12,10 @@ token more than plain training.
 from dataclasses import dataclass
 
 import torch
-from places import answers
+from places import answers, question_and_answer_keys
 from torch import Tensor
 
-from stepjepa import Batch, Context, Encoded, InfoNCE, Term, term
+from stepjepa import Batch, Context, Encoded, InfoNCE, Term, equal_partners, term
 
 
 @term("in_row_loss", "in-row InfoNCE")
@@ -42,4 +42,6 @@ class InRowInfoNCE(Term):
         means = [encoded.at(places, 0).float().mean(0) for places in tokens]
         own = torch.stack(means) if means else states
         choices, first_choice = context.gather(own.detach())
-        return InfoNCE(self.temperature)(states, choices, first_choice)
+        # Another record's answer is not wrong where it is the same, or its question is.
+        equal = equal_partners(question_and_answer_keys(batch).to(states.device), context)
+        return InfoNCE(self.temperature)(states, choices, first_choice, equal)

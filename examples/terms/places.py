@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stepjepa import Batch
+from stepjepa import Batch, hash_tokens
 
 
 def next_tokens(batch: Batch) -> tuple[Tensor, Tensor]:
@@ -26,3 +26,13 @@ def answers(batch: Batch) -> tuple[Tensor, list[Tensor]]:
     ends = torch.tensor([path[first] for path, first in firsts], dtype=torch.long)
     found = [torch.from_numpy(path[first + 1 :]).to(device) for path, first in firsts]
     return ends.to(device), found
+
+
+def question_and_answer_keys(batch: Batch) -> Tensor:
+    """``[records, 2]`` hashes of the tokens of each text's prompt and of its answer; texts without a label have none."""
+    ids, members = batch.token_ids.cpu().numpy(), batch.records
+    cut = [
+        (path, int(labels[0]) + 1) for path, labels in zip(members.paths, members.labels, strict=True) if len(labels)
+    ]
+    keys = [[hash_tokens(ids[path[:first]]), hash_tokens(ids[path[first:]])] for path, first in cut]
+    return torch.tensor(keys, dtype=torch.long).reshape(-1, 2)

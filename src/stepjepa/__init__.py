@@ -20,10 +20,11 @@ _NAMES = {
     "batch.layouts": "ReadoutOptions layout",
     "batch.micro_batch": "Batch BatchRecords",
     "batch.prepare": "prepare",
-    "batch.sequences": "Pair Readout TokenSequence TokenizedRecord View main_sequence",
+    "batch.sequences": "Pair Readout TokenSequence TokenizedRecord View hash_tokens main_sequence",
     "models.encoded": "Encoded",
     "models.loading": "add_lora load_for_inference load_model",
-    "objectives.alignment": "Alignment ContrastiveDistance Cosine Covariance Distance InfoNCE L2 MSE SIGReg Variance",
+    "objectives.alignment": "Alignment ContrastiveDistance Cosine Covariance Distance InfoNCE L2 MSE SIGReg Variance "
+    "equal_partners",
     "objectives.monitors": "effective_rank",
     "objectives.objective": "Objective jepa_loss",
     "objectives.router": "RouterLoss",
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from stepjepa.batch.layouts import ReadoutOptions, layout
     from stepjepa.batch.micro_batch import Batch, BatchRecords
     from stepjepa.batch.prepare import prepare
-    from stepjepa.batch.sequences import Pair, Readout, TokenizedRecord, TokenSequence, View, main_sequence
+    from stepjepa.batch.sequences import Pair, Readout, TokenizedRecord, TokenSequence, View, hash_tokens, main_sequence
     from stepjepa.config.jepa import JepaConfig
     from stepjepa.config.lora import LoraSettings
     from stepjepa.config.run import RunConfig
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
         InfoNCE,
         SIGReg,
         Variance,
+        equal_partners,
     )
     from stepjepa.objectives.jepa import Jepa, JepaLoss
     from stepjepa.objectives.monitors import effective_rank

@@ -32,6 +32,10 @@ FLAGS: list[tuple[str, dict[str, Any]]] = [
     ("--infonce", {"jepa_loss_type": "infonce", "infonce_temperature": 0.07}),
     ("--infonce --infonce_temperature 0.1", {"jepa_loss_type": "infonce", "infonce_temperature": 0.1}),
     ("--jepa_loss_type infonce --infonce_temperature 0.2", {"jepa_loss_type": "infonce", "infonce_temperature": 0.2}),
+    (
+        "--jepa_loss_type infonce --infonce_negatives all",
+        {"jepa_loss_type": "infonce", "infonce_negatives": "all"},
+    ),
     ("--jepa_ratio=-1.0", {"jepa_ratio": 1.0}),
     ("--step_jepa --pair_distance 2", {"pair_distance": 2}),
     ("--target_grad ema --ema_decay 0.5", {"target_grad": "ema", "ema_decay": 0.5}),

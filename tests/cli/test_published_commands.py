@@ -130,6 +130,9 @@ PRESET = [
     (["--config", "step.yaml"], {"mode": "step-jepa", "predictors": 1, "max_length": 700}),
     (["--plain", "--train_all"], {"labels": "all", "layout": "separate"}),
     (["--linear", "random_span"], {"mode": "regular", "labels": "reference"}),
+    (["--infonce"], {"jepa_loss_type": "infonce", "infonce_negatives": "all", "infonce_temperature": 0.07}),
+    (["--jepa_loss_type", "infonce", "--infonce_negatives=distinct"], {"infonce_negatives": "distinct"}),
+    (["--infonce", "--regular=false", "--step_jepa"], {"mode": "step-jepa", "infonce_negatives": "all"}),
     (["--predictors", "3", "--labels", "assistant"], {"labels": "assistant", "predictors": 3, "layout": "separate"}),
 ]
 

@@ -113,7 +113,19 @@ def test_the_value_from_each_text_by_itself(module: str, args: dict[str, Any], m
         ends = [each[-1][0, first] for each, first in zip(states, firsts, strict=True)]
         answers = [each[0][0, first + 1 :].mean(0) for each, first in zip(states, firsts, strict=True)]
         scores = [torch.stack([torch.cosine_similarity(end, one, dim=0) for one in answers]) / 0.07 for end in ends]
-        expected = torch.stack([-score.log_softmax(0)[place] for place, score in enumerate(scores)]).mean()
+        sides = [
+            (text[: first + 1].tolist(), text[first + 1 :].tolist()) for text, first in zip(texts, firsts, strict=True)
+        ]
+        kept = [
+            [
+                other
+                for other, pair in enumerate(sides)
+                if other == own or not (pair[0] == mine[0] or pair[1] == mine[1])
+            ]
+            for own, mine in enumerate(sides)
+        ]
+        losses = [-score[kept[own]].log_softmax(0)[kept[own].index(own)] for own, score in enumerate(scores)]
+        expected = torch.stack(losses).mean()
     assert found.item() == pytest.approx(expected.item(), rel=1e-5)
 
 

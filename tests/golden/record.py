@@ -102,7 +102,8 @@ def make_material(folder: Path) -> None:
 
 _CHAT = ["--train_file", "chat.jsonl"]
 _STEPS = ["--train_file", "steps.jsonl", "--step_jepa"]
-_INFONCE = ["--jepa_loss_type", "infonce", "--lbd", "0.02"]
+_DISTINCT = ["--jepa_loss_type", "infonce", "--lbd", "0.02"]
+_INFONCE = [*_DISTINCT, "--infonce_negatives", "all"]
 _SEPARATE = [*_CHAT, "--layout", "separate"]
 _BRANCHED = [*_CHAT, "--layout", "branched"]
 _INPLACE = [*_STEPS, "--layout", "inplace"]
@@ -139,6 +140,7 @@ CASES: dict[str, list[str]] = {
     "mse": [*_STEPS, "--jepa_loss_type", "mse"],
     "infonce": [*_STEPS, *_INFONCE],
     "infonce_uneven": [*_STEPS, *_INFONCE, *_UNEVEN],
+    "infonce_distinct": [*_STEPS, *_DISTINCT],
     "sigreg_accumulated": [*_STEPS, "--sigreg", "0.05", "--batch_size", "4", "--grad_accum", "2"],
     "variance_covariance": [*_STEPS, "--variance", "1", "--covariance", "0.04"],
     # Some gradients are so small here that rounding decides Adam's step, unless its epsilon is larger.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 import tiny
 from own_term import Margin
 from stepjepa.batch.micro_batch import Batch
+from stepjepa.batch.sequences import SampledRecord
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.models.attention import enable_trees
 from stepjepa.objectives.alignment import (
@@ -25,6 +28,7 @@ from stepjepa.objectives.alignment import (
     Regularizer,
     SIGReg,
     Variance,
+    equal_partners,
     make_distance,
 )
 from stepjepa.objectives.cosine import SHORTEST, cosine_distance, unit_vectors
@@ -57,6 +61,101 @@ def test_infonce_by_hand(temperature: float) -> None:
     second = math.log(math.exp(0.6 / temperature) + 1) - 0
     found = make_distance("infonce", temperature)(SOURCE, TARGET)
     assert found.item() == pytest.approx(first + second, rel=1e-5)
+
+
+# Unit vectors, so that the cosine of two is the cosine of the angle between them: 0, 60, 90 and 180 degrees.
+DIRECTIONS = torch.tensor([[1.0, 0.0], [0.5, math.sqrt(3) / 2], [0.0, 1.0], [-1.0, 0.0]])
+# Pairs 0 and 2 have one source, pairs 0 and 3 one target; pair 1 has nothing of the others.
+KEYS = torch.tensor([[11, 5], [12, 6], [11, 7], [13, 5]])
+
+
+def nce(own: float, *others: float) -> float:
+    """The loss of one source at temperature 1, of the cosines with its own target and with the negatives."""
+    return math.log(sum(math.exp(each) for each in (own, *others))) - own
+
+
+def test_equal_partners_by_hand() -> None:
+    rows = equal_partners(KEYS, Context()).tolist()
+    assert rows == [[False, False, True, True], [False] * 4, [True, False, False, False], [True, False, False, False]]
+
+
+def test_equal_partners_are_no_negatives_of_infonce_by_hand() -> None:
+    source = target = DIRECTIONS
+    # Cosines of each with 0, 60, 90 and 180 degrees.
+    half, root = 0.5, math.sqrt(3) / 2
+    distinct = nce(1, half) + nce(1, half, root, -half) + nce(1, root, -1 + 1) + nce(1, -half, 0)
+    everything = nce(1, half, 0, -1) + nce(1, half, root, -half) + nce(1, 0, root, 0) + nce(1, -1, -half, 0)
+    batch = Batch(source_key=KEYS[:, 0], target_key=KEYS[:, 1])
+    encoded: Any = SimpleNamespace(pairs=(source, target))
+    for distance, wanted in (
+        (make_distance("infonce", 1.0), distinct),
+        (make_distance("infonce", 1.0, "all"), everything),
+    ):
+        assert Alignment(1.0, distance)(encoded, batch, Context()).item() == pytest.approx(wanted, rel=1e-6)
+
+
+def test_equal_partners_of_other_processes_are_no_negatives_by_hand() -> None:
+    """Two processes of two pairs each, together as above: the sum of both is that of one process with all four."""
+    wanted = 0.0
+    for rank, own in enumerate((slice(0, 2), slice(2, 4))):
+        batch = Batch(source_key=KEYS[own, 0], target_key=KEYS[own, 1])
+        encoded: Any = SimpleNamespace(pairs=(DIRECTIONS[own], DIRECTIONS[own]))
+
+        def gather(rows: torch.Tensor, first: int = 2 * rank) -> tuple[torch.Tensor, int]:
+            return (DIRECTIONS if rows.is_floating_point() else KEYS), first
+
+        wanted += Alignment(1.0, InfoNCE(1.0))(encoded, batch, Context(gather=gather)).item()
+    whole: Any = SimpleNamespace(pairs=(DIRECTIONS, DIRECTIONS))
+    batch = Batch(source_key=KEYS[:, 0], target_key=KEYS[:, 1])
+    assert Alignment(1.0, InfoNCE(1.0))(whole, batch, Context()).item() == pytest.approx(wanted, rel=1e-6)
+
+
+def test_a_batch_of_equal_pairs_has_no_negatives() -> None:
+    """Neither a loss nor a gradient, where all that is left is the partner."""
+    batch = Batch(source_key=torch.tensor([4, 4, 4]), target_key=torch.tensor([1, 2, 3]))
+    source = DIRECTIONS[:3].clone().requires_grad_()
+    encoded: Any = SimpleNamespace(pairs=(source, DIRECTIONS[1:]))
+    loss = Alignment(1.0, InfoNCE(0.07))(encoded, batch, Context())
+    assert loss.item() == 0
+    assert not torch.autograd.grad(loss, source)[0].any()
+
+
+@pytest.mark.parametrize("encoding", ["tree", "rows"])
+@pytest.mark.parametrize("layout", ["separate", "branched", "inplace"])
+def test_pairs_have_equal_keys_where_their_readouts_see_equal_tokens(
+    layout: str, encoding: str, trained_tokenizer: Any
+) -> None:
+    if layout == "inplace" and encoding == "rows":
+        pytest.skip("rows can't express it")
+    config = JepaConfig(mode="llm-jepa" if layout == "separate" else "step-jepa", layout=layout)
+    first, second, *_ = tiny.records()
+
+    def answered(record: Any, content: str) -> Any:
+        return replace(record, messages=(*record.messages[:-1], {"role": "assistant", "content": content}))
+
+    # The first and the last have all in common, the first two the question, the second and the third the answer.
+    answers = ["2 + 3 = 5.\n\nSo 5.", "3 + 2 = 5.\n\nSo 5."]
+    records = [answered(first, answers[0]), answered(first, answers[1]), answered(second, answers[1])]
+    records.append(records[0])
+    collator = tiny.collator(trained_tokenizer, config, encoding=encoding)
+    samples = [SampledRecord(each) for each in tiny.tokenized(trained_tokenizer, config, records)]
+    keys = collator(samples).pair_keys.tolist()
+    seen: list[dict[str, tuple[int, ...]]] = []
+    for sample in samples:
+        sides: dict[str, tuple[int, ...]] = {}
+        for sequence in collator.sequences(sample):
+            for readout in sequence.readouts:
+                start = 0 if sequence.start is None else int(sequence.start[readout.end - 1])
+                sides[readout.kind] = tuple(sequence.ids[start : readout.end].tolist())
+        seen.append(sides)
+    assert len(keys) == len(records)
+    for one, other in itertools.product(range(len(records)), repeat=2):
+        for column, kind in enumerate(("source", "target")):
+            assert (keys[one][column] == keys[other][column]) == (seen[one][kind] == seen[other][kind]), (one, other)
+    targets = [key[1] for key in keys]
+    assert targets[1] == targets[2] and targets[0] == targets[3]
+    # Step-JEPA's source is a step of the answer, behind the question.
+    assert (keys[0][0] == keys[1][0]) == (layout == "separate")
 
 
 def test_a_constant_map_minimises_all_but_infonce() -> None:

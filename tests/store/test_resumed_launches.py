@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from stepjepa.base.errors import UserError
+from stepjepa.config.jepa import JepaConfig
 from stepjepa.store.record import (
     Change,
     Fingerprints,
@@ -147,6 +148,18 @@ def test_a_record_of_an_earlier_version_is_compared_by_its_settings(tmp_path: Pa
     write_record(tmp_path, old)
     now = make(learning_rate=1e-4, fingerprints=Fingerprints(records="1", weights="1"))
     assert [str(change) for change in resume(tmp_path, now)[0]] == ["learning_rate: 2e-05 -> 0.0001"]
+
+
+def test_options_that_an_earlier_version_lacked_have_the_values_that_it_acted_by(tmp_path: Path) -> None:
+    """All had defaults of today, but for InfoNCE, which had pairs with equal partners among its negatives."""
+    for loss, changes in (("cosine", []), ("infonce", ["jepa.infonce_negatives: all -> distinct"])):
+        jepa = JepaConfig(jepa_loss_type=loss).to_dict()
+        earlier = {name: value for name, value in jepa.items() if name not in ("infonce_negatives", "steps_from")}
+        write_record(tmp_path, make(jepa=earlier))
+        assert [str(change) for change in resume(tmp_path, make(jepa=jepa), allow_changes=True)[0]] == changes
+        if changes:
+            with pytest.raises(UserError, match=r"\(jepa, infonce_negatives\)"):
+                resume(tmp_path, make(jepa=jepa))
 
 
 def test_the_checkpoint_of_another_run_is_of_the_same_settings(tmp_path: Path) -> None:

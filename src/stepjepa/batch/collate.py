@@ -14,7 +14,7 @@ from stepjepa.base.errors import UserError
 from stepjepa.batch.layouts import LAYOUTS, ReadoutOptions
 from stepjepa.batch.micro_batch import Batch, BatchRecords
 from stepjepa.batch.pack import Rows, pack_passes
-from stepjepa.batch.sequences import Ids, Kind, Numbers, SampledRecord, TokenSequence, main_sequence
+from stepjepa.batch.sequences import Ids, Kind, Numbers, SampledRecord, TokenSequence, hash_tokens, main_sequence
 from stepjepa.config.jepa import JepaConfig
 
 Encoding = Literal["tree", "rows"]
@@ -144,18 +144,25 @@ def _readouts(owners: Sequence[int], sequences: Sequence[TokenSequence], paths: 
     batch = Batch()
     kinds: tuple[Kind, ...] = ("source", "target")
     for kind in kinds:
-        positions = {
-            (owner, readout.pair): path[readout.start : readout.end]
+        by_pair = {
+            (owner, readout.pair): (path[readout.start : readout.end], _hash_of_seen(sequence, readout.end))
             for owner, sequence, path in zip(owners, sequences, paths, strict=True)
             for readout in sequence.readouts
             if readout.kind == kind
         }
-        tokens = [positions[key] for key in sorted(positions)]
-        batch |= _tensors(**{f"{kind}_index": np.array([each[-1] for each in tokens], np.int64)})
+        tokens, hashes = [[by_pair[key][place] for key in sorted(by_pair)] for place in (0, 1)]
+        last = np.array([each[-1] for each in tokens], np.int64)
+        batch |= _tensors(**{f"{kind}_index": last, f"{kind}_key": np.array(hashes, np.int64)})
         if any(len(each) > 1 for each in tokens):
             pair = np.repeat(np.arange(len(tokens)), [len(each) for each in tokens])
             batch |= _tensors(**{f"{kind}_tokens": np.concatenate(tokens), f"{kind}_pair": pair})
     return batch
+
+
+def _hash_of_seen(sequence: TokenSequence, end: int) -> int:
+    """Hash the tokens that token ``end - 1`` of a sequence sees, itself included, to a signed 64-bit integer."""
+    start = 0 if sequence.start is None else int(sequence.start[end - 1])
+    return hash_tokens(sequence.ids[start:end])
 
 
 def _records(

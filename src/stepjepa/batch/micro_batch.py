@@ -145,6 +145,11 @@ class Batch(dict[str, BatchValue]):
         return self._get("target_index", Tensor)
 
     @property
+    def pair_keys(self) -> Tensor:
+        """``[P, 2]`` int64 hashes of the tokens that the source readout and the target readout of each pair see."""
+        return torch.stack([self._get("source_key", Tensor), self._get("target_key", Tensor)], dim=1)
+
+    @property
     def pairs(self) -> int:
         """P."""
         return len(self.source_index)

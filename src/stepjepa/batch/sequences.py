@@ -1,5 +1,6 @@
 """A record as tokens: its text and views as tokenised, and the token sequences that a layout makes of them."""
 
+import hashlib
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -8,6 +9,12 @@ from numpy.typing import NDArray
 
 Ids = NDArray[np.int32]
 Numbers = NDArray[np.int64]
+
+
+def hash_tokens(ids: NDArray[np.integer]) -> int:
+    """Hash token ids ``[N]`` to a signed 64-bit integer, the same on every machine."""
+    digest = hashlib.blake2b(np.ascontiguousarray(ids, "<i4").tobytes(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
 
 
 def _no_ids() -> Ids:

@@ -162,6 +162,8 @@ def _preset(line: CommandLine) -> None:
     line.remove("preset")
     defaults = {} if line.is_on("train_all", "trainall") else {"labels": "reference"}
     defaults["over_length"] = "truncate"
+    if not regular and (line.is_on("infonce") or line.value("jepa_loss_type") == "infonce"):
+        defaults["infonce_negatives"] = "all"
     if line.is_on("step_jepa"):
         defaults |= {"predictors": "1", "max_length": "1024"}
     elif not regular and not line.has("linear"):

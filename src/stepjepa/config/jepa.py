@@ -122,6 +122,11 @@ class JepaConfig:
     infonce_temperature: float = _loss(
         0.07, "temperature of infonce", only_with="jepa_loss_type infonce", allowed=POSITIVE
     )
+    infonce_negatives: Literal["distinct", "all"] = _loss(
+        "distinct",
+        "distinct: pairs whose source or target has the same tokens are no negatives of each other; all: as published",
+        only_with="jepa_loss_type infonce",
+    )
     jepa_ratio: float = _loss(
         1.0,
         "share of optimizer steps with the alignment loss; the others run without views, at the cost of regular "

@@ -41,14 +41,50 @@ class Distance(Protocol):
 
 
 class ContrastiveDistance(Distance, Protocol):
-    """A distance with ``compares_pairs`` True."""
+    """A distance with ``compares_pairs`` True.
+
+    One with an attribute ``excludes_equal`` that is True is passed a fourth argument, the candidates that are no
+    negatives of a source, see :func:`equal_partners`. Without it they all are.
+    """
 
     def __call__(self, source: Tensor, target: Tensor, first: int = 0, /) -> Tensor:
         """Sum over the sources ``[P, D]``; row ``first + i`` of the candidates ``[Q, D]`` is the target of source i."""
 
 
+class _ExcludingDistance(ContrastiveDistance, Protocol):
+    """A contrastive distance with ``excludes_equal`` True."""
+
+    def __call__(self, source: Tensor, target: Tensor, first: int = 0, excluded: Tensor | None = None, /) -> Tensor: ...
+
+
 def _is_contrastive(distance: Distance) -> TypeGuard[ContrastiveDistance]:
     return distance.compares_pairs
+
+
+def _excludes_equal(distance: ContrastiveDistance) -> TypeGuard[_ExcludingDistance]:
+    return bool(getattr(distance, "excludes_equal", False))
+
+
+def equal_partners(keys: Tensor, context: Context) -> Tensor:
+    """Find pairs that are no negatives of each other: those of which the source or the target has the same tokens.
+
+    Of two answers to one question, or of two questions with one answer, neither is wrong for the other. Every process
+    must call it as often, like ``context.gather``.
+
+    Args:
+        keys: ``[P, 2]`` int64, hashes of the tokens of each pair's source and target: ``Batch.pair_keys``, or those of
+            pairs of a term's own, by ``hash_tokens``.
+        context: it gathers the keys of all processes.
+
+    Returns:
+        ``[P, Q]`` bool: whether pair q of all processes, in the order of ``context.gather``, has the source or the
+        target of pair p of this process. False for the pair itself.
+    """
+    candidates, first = context.gather(keys)
+    equal = (keys[:, None] == candidates).any(dim=-1)
+    own = torch.arange(len(keys), device=keys.device)
+    equal[own, first + own] = False
+    return equal
 
 
 @dataclass(frozen=True)
@@ -95,26 +131,42 @@ class InfoNCE:
     """Cross-entropy of finding each source's target among all targets of the batch (van den Oord et al., 2018).
 
     Logits are cosines over ``temperature``. A constant does not minimise it. It depends on which pairs share a batch,
-    and is 0 for a batch of one pair.
+    and is 0 for a batch of one pair. With ``excludes_equal`` the targets of :func:`equal_partners` are not among the
+    negatives; without it the formula is the published one.
     """
 
     compares_pairs: ClassVar[bool] = True
 
     temperature: float = DEFAULTS["infonce_temperature"]
+    excludes_equal: bool = True
 
-    def __call__(self, source: Tensor, target: Tensor, first: int = 0) -> Tensor:
-        """Sum over the sources ``[P, D]``; row ``first + i`` of the candidates ``[Q, D]`` is the target of source i."""
+    def __call__(self, source: Tensor, target: Tensor, first: int = 0, excluded: Tensor | None = None) -> Tensor:
+        """Sum the losses of the sources, a float32 scalar.
+
+        Args:
+            source: ``[P, D]``.
+            target: ``[Q, D]`` candidates of all processes.
+            first: row ``first + i`` of the candidates is the target of source i.
+            excluded: ``[P, Q]`` bool, candidates that are no negatives of a source; never its own target.
+        """
         (source, source_valid), (target, target_valid) = unit_vectors(source), unit_vectors(target)
         with _without_autocast(source):
             logits = source @ target.T / self.temperature
+        if excluded is not None:
+            logits = logits.masked_fill(excluded, -math.inf)
         own = torch.arange(first, first + len(logits), device=logits.device)
         losses = torch.logsumexp(logits, dim=-1) - logits.gather(1, own[:, None])[:, 0]
         return losses.masked_fill(~(source_valid & target_valid[own]), 0).sum()
 
 
-def make_distance(name: str, temperature: float = DEFAULTS["infonce_temperature"]) -> Distance:
-    """Make the distance of a ``jepa_loss_type``; only ``infonce`` has a temperature."""
-    distances: dict[str, Distance] = {"cosine": Cosine(), "l2": L2(), "mse": MSE(), "infonce": InfoNCE(temperature)}
+def make_distance(
+    name: str,
+    temperature: float = DEFAULTS["infonce_temperature"],
+    negatives: str = DEFAULTS["infonce_negatives"],
+) -> Distance:
+    """Make the distance of a ``jepa_loss_type``; only ``infonce`` has a temperature and negatives."""
+    infonce = InfoNCE(temperature, excludes_equal=negatives == "distinct")
+    distances: dict[str, Distance] = {"cosine": Cosine(), "l2": L2(), "mse": MSE(), "infonce": infonce}
     return distances[name]
 
 
@@ -163,6 +215,8 @@ class Alignment(_OfPairs):
             target = target.detach()
         if _is_contrastive(self.distance):
             candidates, first = context.gather(target)
+            if _excludes_equal(self.distance):
+                return self.distance(source, candidates, first, equal_partners(batch.pair_keys, context))
             return self.distance(source, candidates, first)
         return self.distance(source, target)
 

@@ -31,7 +31,7 @@ def _terms(config: JepaConfig) -> Iterator[Term]:
     if config.uses_views:
         yield Alignment(
             config.lbd,
-            make_distance(config.jepa_loss_type, config.infonce_temperature),
+            make_distance(config.jepa_loss_type, config.infonce_temperature, config.infonce_negatives),
             through_target=config.target_grad == "on",
             schedule=config.lbd_schedule,
             warmup=config.lbd_warmup,

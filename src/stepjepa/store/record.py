@@ -205,6 +205,13 @@ def check_objective(jepa: JsonObject, origin: Origin) -> None:
             raise origin.inside("jepa").wrong(name, value, expected)
 
 
+def complete_objective(jepa: JsonObject) -> JsonObject:
+    """Add the options that a ``JepaConfig`` of an earlier version did not have, with what that version did."""
+    # Its InfoNCE had all other pairs as negatives.
+    negatives = "all" if jepa.get("jepa_loss_type") == "infonce" else DEFAULTS["infonce_negatives"]
+    return DEFAULTS | {"infonce_negatives": negatives} | jepa
+
+
 def record_of(model_path: str | os.PathLike[str]) -> RunRecord | None:
     """The record of the run that trained a model, a run folder or a checkpoint in one; None for other models."""
     folder = Path(model_path)

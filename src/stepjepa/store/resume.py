@@ -8,7 +8,7 @@ from stepjepa.base.errors import UserError
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.typed_json import to_json
 from stepjepa.store.folder import RUN_FILE
-from stepjepa.store.record import Change, Fingerprints, Launch, RunRecord, read_record, record_of
+from stepjepa.store.record import Change, Fingerprints, Launch, RunRecord, complete_objective, read_record, record_of
 
 INVARIANT = ("model", "jepa", "objective", "lora", "loaded", "data", "order")
 """Parts of the record that must not change when a run is resumed."""
@@ -99,7 +99,11 @@ def _length(record: RunRecord) -> tuple[float | None, int | None]:
 
 def _invariant_changes(before: RunRecord, now: RunRecord) -> Iterator[Change]:
     """The changes of what must not change; what an older record lacks is not compared."""
-    old, new = to_json(before), to_json(now)
+    # Of a record of an earlier version, all options that it lacks.
+    complete = (
+        each if each.jepa is None else replace(each, jepa=complete_objective(each.jepa)) for each in (before, now)
+    )
+    old, new = map(to_json, complete)
     for part in INVARIANT:
         flat = [_flat(part, each.get(part)) for each in (old, new)]
         for name in flat[0] | flat[1]:

@@ -12,11 +12,11 @@ from stepjepa.base.errors import UserError, shown
 from stepjepa.base.files import read_json_object, read_jsonl
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.typed_json import Origin, at_least, from_json, read_json, to_json, unknown_fields
-from stepjepa.config.jepa import DEFAULTS, NEEDS_VIEWS
+from stepjepa.config.jepa import NEEDS_VIEWS
 from stepjepa.evaluation.summary_text import describe_trained_on
 from stepjepa.store.fingerprint import model_fingerprint
 from stepjepa.store.folder import RUN_FILE
-from stepjepa.store.record import Fingerprints, RunRecord, origin_of, read_record, read_run
+from stepjepa.store.record import Fingerprints, RunRecord, complete_objective, origin_of, read_record, read_run
 
 SUMMARY = ".summary.json"
 SWEEP_FILE = "sweep.json"
@@ -269,12 +269,12 @@ def _summary_file(folder: Path, evaluation: str | None) -> Path:
 def _settings(folder: Path, record: RunRecord) -> JsonObject:
     """Return the settings of an arm as a flat dict, without those that do not apply: they must not distinguish arms."""
     own, lora, training = _required(folder, record, "jepa"), record.lora, _required(folder, record, "training")
-    # A run of an earlier version behaves like the default of an option that it did not have.
-    settings = DEFAULTS | own
+    settings = complete_objective(own)
     if own["mode"] == "regular":
         settings = {name: value for name, value in settings.items() if name not in NEEDS_VIEWS}
     if settings.get("jepa_loss_type") != "infonce":
         settings.pop("infonce_temperature", None)
+        settings.pop("infonce_negatives", None)
     settings |= {"model": _required(folder, record, "model"), "lora": lora is not None}
     if lora is not None:
         settings |= {f"lora_{name}": value for name, value in to_json(lora).items()}
