@@ -29,7 +29,7 @@ def answers(batch: Batch) -> tuple[Tensor, list[Tensor]]:
 
 
 def question_and_answer_keys(batch: Batch) -> Tensor:
-    """``[records, 2]`` hashes of the tokens of each text's prompt and of its answer; texts without a label have none."""
+    """``[records, 2]`` hashes of the tokens of each text's prompt and of its answer; only of texts with a label."""
     ids, members = batch.token_ids.cpu().numpy(), batch.records
     cut = [
         (path, int(labels[0]) + 1) for path, labels in zip(members.paths, members.labels, strict=True) if len(labels)
