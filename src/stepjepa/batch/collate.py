@@ -150,9 +150,10 @@ def _readouts(owners: Sequence[int], sequences: Sequence[TokenSequence], paths: 
             for readout in sequence.readouts
             if readout.kind == kind
         }
-        tokens, hashes = [[by_pair[key][place] for key in sorted(by_pair)] for place in (0, 1)]
+        in_order = [by_pair[key] for key in sorted(by_pair)]
+        tokens, hashes = [each for each, _ in in_order], np.array([each for _, each in in_order], np.int64)
         last = np.array([each[-1] for each in tokens], np.int64)
-        batch |= _tensors(**{f"{kind}_index": last, f"{kind}_key": np.array(hashes, np.int64)})
+        batch |= _tensors(**{f"{kind}_index": last, f"{kind}_key": hashes})
         if any(len(each) > 1 for each in tokens):
             pair = np.repeat(np.arange(len(tokens)), [len(each) for each in tokens])
             batch |= _tensors(**{f"{kind}_tokens": np.concatenate(tokens), f"{kind}_pair": pair})
