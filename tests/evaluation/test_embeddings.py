@@ -125,7 +125,7 @@ def test_what_can_not_be_embedded(tiny_model: Any, trained_tokenizer: Any) -> No
     with pytest.raises(UserError, match=r"memory.jsonl: none of 1 records has a pair of step-jepa views"):
         embed_views(model, trained_tokenizer, records[2:], JepaConfig(**STEPS))
     model.get_input_embeddings().weight.data[:] = float("nan")
-    with pytest.raises(UserError, match=r"not finite.*--dtype float32"):
+    with pytest.raises(UserError, match=r"not finite.*`dtype float32`"):
         embed_views(model, trained_tokenizer, records, config)
 
 

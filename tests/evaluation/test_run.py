@@ -243,7 +243,7 @@ def test_what_the_model_can_not_do_is_refused_with_the_line(model, tokenizer, te
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
     monkeypatch.setattr(Generator, "answer", fails)
-    with pytest.raises(UserError, match="out of memory with --batch_size 2; lower it"):
+    with pytest.raises(UserError, match="out of memory with `batch_size 2`; lower it"):
         run((model, tokenizer), test_file)
     assert not (test_file.parent / "out.jsonl").exists()
 

@@ -217,7 +217,7 @@ def test_batches_of_one_size_are_compiled_once(counted: Any, tiny_model: ModelFa
 
 def test_training_on_a_cpu_is_refused(tiny_model: ModelFactory, tiny_tokenizer: Any, tmp_path: Any) -> None:
     given = {"args": tiny.arguments(tmp_path), "processing_class": tiny_tokenizer}
-    with pytest.raises(ValueError, match="no backward pass on a CPU; train with --attn_implementation sdpa"):
+    with pytest.raises(ValueError, match="no backward pass on a CPU; train with `attn_implementation sdpa`"):
         JepaTrainer(tiny_model("llama", "flex_attention"), train_dataset=tiny.records(), **given)
     losses = []
     for kind in ("sdpa", "flex_attention"):

@@ -89,7 +89,7 @@ def with_code(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 def test_code_of_a_model_is_run_only_when_asked_for(with_code: Path, tmp_path: Path) -> None:
     for load in (load_model, load_for_inference):
-        with pytest.raises(UserError, match="pass --trust_remote_code if you trust it"):
+        with pytest.raises(UserError, match="pass `trust_remote_code` if you trust it"):
             load(str(with_code))
     load_tokenizer(str(with_code))
     assert not (tmp_path / "ran").exists()

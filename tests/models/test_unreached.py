@@ -81,7 +81,7 @@ def test_no_adapter_where_text_does_not_reach(targets: str) -> None:
 
 
 def test_targets_in_the_tower_alone_are_refused() -> None:
-    with pytest.raises(UserError, match="--lora_targets fc1"):
+    with pytest.raises(UserError, match="`lora_targets fc1`"):
         add_lora(tiny.make_model("gemma3"), LoraSettings(3, targets="fc1"), [])
 
 

@@ -203,7 +203,7 @@ def test_a_splitter_of_ones_own():
 
 @pytest.mark.parametrize(("result", "got"), [("a", "str"), (None, "NoneType"), (["a", 1], "list")])
 def test_what_a_splitter_gives_is_checked(result, got):
-    with pytest.raises(UserError, match=rf"raw.jsonl:1: --custom: the splitter gave {got}, expected a list"):
+    with pytest.raises(UserError, match=rf"raw.jsonl:1: custom: the splitter gave {got}, expected a list"):
         prepare(raw(), splitter=lambda response: result)
 
 

@@ -247,7 +247,9 @@ def test_the_baseline(runs, tmp_path):
 def test_one_of_several_evaluations_is_chosen(runs):
     for folder in runs:
         evaluate(folder, "10000001", name="long.v2")
-    with pytest.raises(UserError, match=r"holds several evaluations \(there is long.v2, test\); pass --evaluation"):
+    with pytest.raises(
+        UserError, match=r"holds several evaluations \(there is long.v2, test\); pass `evaluation NAME`"
+    ):
         compare(runs)
     for name in ("long.v2", "long.v2.jsonl", "long.v2.summary.json"):
         assert compare(runs, evaluation=name).arms[1].spread("headline").mean == 0.25

@@ -124,7 +124,7 @@ def test_what_is_refused_is_named_with_its_place(old: str, new: str, words: str,
 def test_seeds_of_the_command_line_are_refused_by_their_flag(tmp_path: Path) -> None:
     path = tmp_path / "grid.yaml"
     path.write_text(YAML, encoding="utf-8")
-    with pytest.raises(UserError, match=r"^--seeds: expected different whole numbers, 0 or more, got "):
+    with pytest.raises(UserError, match=r"^seeds: expected different whole numbers, 0 or more, got "):
         read_grid(path, [-1])
 
 
@@ -132,5 +132,5 @@ def test_only_chooses_by_arm_and_seed(tmp_path: Path) -> None:
     trials = trials_of(tmp_path, seeds=[82, 23], arms={"a": {"f": [1, 2]}})
     only = {None: 6, "a_f1": 2, "regular,82": 1, "82, regular, 23": 2, "a_f1/seed82,regular/seed23": 2}
     assert {names: len(select(trials, names)) for names in only} == only
-    with pytest.raises(UserError, match=r"--only: no arm, seed or trial is called 'b'; there are regular, a_f1"):
+    with pytest.raises(UserError, match=r"only: no arm, seed or trial is called 'b'; there are regular, a_f1"):
         select(trials, "82,b")

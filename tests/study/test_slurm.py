@@ -34,9 +34,9 @@ def test_options_go_by_the_names_of_submitit_and_of_sbatch() -> None:
 
 
 REFUSED = [
-    ([], "name the time limit of one trial in minutes, as in --slurm timeout_min=240"),
+    ([], "name the time limit of one trial in minutes, as in `slurm timeout_min=240`"),
     (["timeout_min=1", "partitoin=a"], "Unknown argument 'partitoin' for executor 'slurm'"),
-    (["nodes=3"], "nodes is set by the sweep; --jobs N says how many"),
+    (["nodes=3"], "nodes is set by the sweep; `jobs N` says how many"),
 ]
 
 
@@ -48,7 +48,7 @@ def test_a_wrong_option_is_named(
     with pytest.raises(UserError) as caught:
         Slurm(folder_of(tmp_path, []), read_options(arguments))
     assert message in str(caught.value)
-    assert str(caught.value).startswith("--slurm: ")
+    assert str(caught.value).startswith("slurm: ")
 
 
 def program(folder: Path, name: str, code: str) -> None:
@@ -109,7 +109,7 @@ def test_what_the_cluster_refuses_is_said(fake_slurm: Path, tmp_path: Path, monk
         sweep(folder, trials, Slurm(folder, read_options(["partition=gqu", "timeout_min=1"])))
     assert set(folder.states(trials).values()) == {"new"}
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
-    with pytest.raises(UserError, match='--slurm: Could not detect "srun"'):
+    with pytest.raises(UserError, match='slurm: Could not detect "srun"'):
         Slurm(folder, read_options(["timeout_min=1"]))
 
 

@@ -48,26 +48,26 @@ def test_auto_recognises_prompt_file_name_or_form_of_the_answer(name, answer, mo
 
 def test_auto_refuses_a_mixture_and_names_the_first_stranger():
     records = [record(r"\boxed{1}"), record("Good", line=2), record(r"\boxed{3}", line=3)]
-    with pytest.raises(UserError, match=r"test\.jsonl:2: .*2 of 3 records look like 'boxed'.*--task generic"):
+    with pytest.raises(UserError, match=r"test\.jsonl:2: .*2 of 3 records look like 'boxed'.*`task generic`"):
         choose_task("auto", records)
 
 
 def test_an_option_reaches_the_task_that_takes_it():
     options = TaskOptions(time_limit=3.0)
     assert choose_task("nl-rx", [record("dog")], options).options.time_limit == 3.0
-    with pytest.raises(UserError, match="--time_limit does nothing with task 'boxed'"):
+    with pytest.raises(UserError, match="`time_limit` does nothing with task 'boxed'"):
         choose_task("boxed", [record("#### 18")], options)
 
 
 @pytest.mark.parametrize(
     ("task", "answer", "more", "message"),
     [
-        (BoxedTask, "no mark", {}, "no answer to compare with.*ground_truth.*--task generic"),
+        (BoxedTask, "no mark", {}, "no answer to compare with.*ground_truth.*`task generic`"),
         (BoxedTask, "no mark", {"ground_truth": [18]}, r"'ground_truth' is \[18\]"),
-        (Gsm8kTask, "x", {"ground_truth": "Friday"}, "the right answer is 'Friday', no number; .*--task boxed"),
-        (SentimentTask, "positive", {}, "'positive', expected Very Bad, Bad.*--task generic"),
+        (Gsm8kTask, "x", {"ground_truth": "Friday"}, "the right answer is 'Friday', no number; .*`task boxed`"),
+        (SentimentTask, "positive", {}, "'positive', expected Very Bad, Bad.*`task generic`"),
         (NqOpenTask, "; ;", {}, "no answer in it"),
-        (NlRxTask, "(dog", {}, r"no regular expression of NL-RX \(no '\)' at character 5\); .*--task generic"),
+        (NlRxTask, "(dog", {}, r"no regular expression of NL-RX \(no '\)' at character 5\); .*`task generic`"),
         (HellaswagTask, "B", {"user": "no endings"}, "four endings on lines that begin"),
         (HellaswagTask, "AB", {"user": CHOICES}, "'AB', expected A, B, C or D"),
     ],

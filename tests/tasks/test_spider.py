@@ -182,7 +182,7 @@ def test_a_worker_that_dies_costs_one_answer(databases):
 
 
 def test_without_databases_there_is_no_task(tmp_path):
-    with pytest.raises(UserError, match=r"pass --spider_path DIR.*--task generic"):
+    with pytest.raises(UserError, match=r"pass `spider_path DIR`.*`task generic`"):
         choose_task("auto", [record(COUNT)])
 
 

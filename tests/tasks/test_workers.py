@@ -91,7 +91,7 @@ def test_processes_are_small_silent_used_again_and_ended(make_workers, capfd):
 
 
 def test_too_little_memory_to_start_is_said(make_workers, capfd):
-    with pytest.raises(UserError, match=r"raise --memory_limit \(it is 1 MiB\)"):
+    with pytest.raises(UserError, match=r"raise `memory_limit` \(it is 1 MiB\)"):
         make_workers(memory=1).map([("a",)])
 
 

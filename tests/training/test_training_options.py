@@ -33,7 +33,7 @@ def test_a_rate_far_too_high_ends_the_run_before_it_ruins_the_weights(tiny_token
         train_dataset=tiny.records() * 3,
         processing_class=tiny_tokenizer,
     )
-    with pytest.raises(UserError, match=r"step 2: .* not finite .*lower --learning_rate"):
+    with pytest.raises(UserError, match=r"step 2: .* not finite .*lower `learning_rate`"):
         trainer.train()
     assert all(bool(torch.isfinite(p).all()) for p in trainer.model.parameters())
 
@@ -47,7 +47,7 @@ def test_weights_that_are_not_finite_are_never_saved(save_steps: int, tiny_token
         train_dataset=tiny.records(),
         processing_class=tiny_tokenizer,
     )
-    with pytest.raises(UserError, match=r"step 1: the weights are not finite any more, .*lower --learning_rate"):
+    with pytest.raises(UserError, match=r"step 1: the weights are not finite any more, .*lower `learning_rate`"):
         trainer.train()
     assert not list(tmp_path.glob("**/*.safetensors"))
 

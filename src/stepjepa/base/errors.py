@@ -64,4 +64,4 @@ def naming_batch_size(batch_size: int) -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        raise UserError(f"out of memory with --batch_size {batch_size}; lower it") from None
+        raise UserError(f"out of memory with `batch_size {batch_size}`; lower it") from None

@@ -204,7 +204,7 @@ def refuse_existing(path: str | os.PathLike[str], overwrite: bool = False) -> Pa
     if target.is_dir():
         raise UserError("is a folder; name a file in it", path=target)
     if target.exists() and not overwrite:
-        raise UserError("is there already; name another file or pass --overwrite", path=target)
+        raise UserError("is there already; name another file or pass `overwrite`", path=target)
     return target
 
 

@@ -5,7 +5,9 @@ import json
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 from stepjepa.base.errors import visible
 
@@ -25,11 +27,35 @@ def escape_unencodable_output() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
+_SPELLING: ContextVar[Callable[[str], str] | None] = ContextVar("spelling", default=None)
+
+
+@contextmanager
+def spelling(spell: Callable[[str], str]) -> Iterator[None]:
+    """Print settings inside this context as ``spell`` writes them: the shell has flags where Python has arguments."""
+    token = _SPELLING.set(spell)
+    try:
+        yield
+    finally:
+        _SPELLING.reset(token)
+
+
+def spelled(text: str) -> str:
+    """Return a text that names settings in backticks in the spelling of the caller, see :func:`spelling`."""
+    spell = _SPELLING.get()
+    return text if spell is None else spell(text)
+
+
+def note(text: str) -> None:
+    """Print a note on standard error."""
+    print(f"note: {spelled(text)}", file=sys.stderr)
+
+
 def print_rows(rows: Sequence[tuple[str, str]]) -> None:
     """Print (name, text) rows: aligned and wrapped if standard output is a terminal, else as ``name: text``."""
     width = min(shutil.get_terminal_size().columns, 100)
     indent = max(len(name) for name, _ in rows) + 4
-    for name, text in rows:
+    for name, text in ((name, spelled(text)) for name, text in rows):
         if sys.stdout.isatty():
             first = f"  {visible(name)}".ljust(indent)
             print(textwrap.fill(visible(text), width, initial_indent=first, subsequent_indent=" " * indent), flush=True)

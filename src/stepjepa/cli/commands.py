@@ -2,11 +2,14 @@
 
 import argparse
 import importlib
-import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cache
 
-from stepjepa.cli.parser import Parser
+from stepjepa.base.terminal import note, spelling
+from stepjepa.cli.parser import Parser, with_dashes
+from stepjepa.config.run import FLAT
 
 COMMANDS = {
     "prepare": "make training files: from published data sets, raw responses, or generated",
@@ -71,10 +74,22 @@ def make_parser(name: str) -> Parser:
     return parser
 
 
+@cache
+def known_flags(name: str) -> frozenset[str]:
+    """Return the flags of a command and those of a run: notes on runs name the latter."""
+    return frozenset([*make_parser(name).flags(), *(f"--{each}" for each in FLAT)])
+
+
+def naming_flags(name: str) -> AbstractContextManager[None]:
+    """Print settings as flags while a command is parsed or run."""
+    return spelling(lambda text: with_dashes(text, known_flags(name)))
+
+
 def parse(name: str, arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the arguments behind the name of a command, with flags as ``cli.normalise`` writes them."""
     command = load(name)
-    translated, notes = command.translate(arguments)
-    for each in notes:
-        print(f"note: {each}", file=sys.stderr)
-    return command.parse(make_parser(name), translated)
+    with naming_flags(name):
+        translated, notes = command.translate(arguments)
+        for each in notes:
+            note(each)
+        return command.parse(make_parser(name), translated)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import atomic_write, refuse_existing
 from stepjepa.base.json_object import JsonObject
-from stepjepa.base.terminal import visible_lines
+from stepjepa.base.terminal import note, spelled, visible_lines
 from stepjepa.cli.commands import Command
 from stepjepa.cli.parser import refuse_both
 from stepjepa.config.option import option, refuse_without_effect
@@ -60,7 +60,7 @@ def compare(args: argparse.Namespace) -> JsonObject | int:
     for file in filter(None, (args.output_file, args.plot)):
         refuse_existing(file, args.overwrite)
     comparison = _comparison(args)
-    text = as_text(comparison, details=True) if args.details else FORMATS[args.format](comparison)
+    text = spelled(as_text(comparison, details=True) if args.details else FORMATS[args.format](comparison))
     if args.output_file is not None:
         with atomic_write(args.output_file) as stream:
             stream.write(text)
@@ -86,7 +86,7 @@ def _comparison(args: argparse.Namespace) -> Comparison:
     places = [place for place in places if place not in waiting]
     if waiting:
         names = visible_lines(", ".join(str(place.folder) for place in waiting))
-        print(f"note: {names}: not evaluated yet, skipped", file=sys.stderr)
+        note(f"{names}: not evaluated yet, skipped")
     if not places:
         raise UserError("none of its runs is evaluated yet; go on with the sweep", path=waiting[0].folder.parents[1])
     choices = {name: getattr(args, name) for name in ("evaluation", "baseline", "tails", "mixed_runs")}

@@ -1,14 +1,14 @@
 """Flags that describe a training run, and the file of ``--config``. Free of torch."""
 
 import argparse
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.json_object import JsonObject
-from stepjepa.cli.parser import Parser, as_arguments, with_dashes
+from stepjepa.base.terminal import note
+from stepjepa.cli.parser import Parser, as_arguments
 from stepjepa.cli.published import translate_train
 from stepjepa.config.option import Option, option
 from stepjepa.config.run import FLAT, GROUPS, PASSED_OBJECTS, WRITTEN, RunConfig, line_of, read_flat
@@ -76,11 +76,6 @@ def settings_of_earlier_run(arguments: Sequence[str], jepa: Mapping[str, object]
         name: value for name, value in named.items() if name not in objective and not FLAT[name].about.get("launch")
     }
     return {**named, **trainer_values(parser, rest), **flat_objective(jepa)}
-
-
-def note(text: str) -> None:
-    """Print a note on standard error."""
-    print(f"note: {with_dashes(text, [f'--{name}' for name in FLAT])}", file=sys.stderr)
 
 
 # -- a file of flags ---------------------------------------------------------------------------------------------------

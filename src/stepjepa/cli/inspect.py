@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from stepjepa.base.errors import UserError, visible
 from stepjepa.base.files import refuse_existing
 from stepjepa.base.json_object import JsonObject
+from stepjepa.base.terminal import note
 from stepjepa.chat.tokens import add_plain_tokens, add_predictor_tokens
 from stepjepa.cli.commands import Command
 from stepjepa.cli.flags import RECORDS_MODEL_OBJECTIVE, JsonFlags, add_records_model_objective, run_config
@@ -37,7 +38,7 @@ def _records(run: RunConfig) -> list[Record]:
     records = read_records(str(run.train_file), bad=bad, columns=run.columns)
     bad.tell()
     if (columns := describe_columns(records[0])) is not None:
-        print(f"note: columns: {columns}", file=sys.stderr)
+        note(f"columns: {columns}")
     tell_unused(records)
     return records
 
@@ -166,8 +167,8 @@ def analyze(args: argparse.Namespace) -> int:
         sides = f"source {source} read behind {model.config.predictors} predictor tokens, target {target}"
         print(f"{model.model_path}: {model.config.mode} views, {sides}")
     print(f"\n{analysis.as_table(models)}\n")
-    for note in analysis.notes(models):
-        print(f"note: {visible(note)}")
+    for remark in analysis.notes(models):
+        print(f"note: {visible(remark)}")
     print(f"written: {', '.join(map(str, analysis.output_files(args.output_dir)))}")
     return 0
 

@@ -15,10 +15,9 @@ from stepjepa.base.files import naming_disk_errors
 from stepjepa.base.offline import set_environment
 from stepjepa.base.signals import Stopped, raising
 from stepjepa.base.terminal import escape_unencodable_output, print_json
-from stepjepa.cli.commands import COMMANDS, load, make_parser, parse
+from stepjepa.cli.commands import COMMANDS, known_flags, load, make_parser, naming_flags, parse
 from stepjepa.cli.flags import trainer_flags
-from stepjepa.cli.parser import with_dashes
-from stepjepa.config.run import FLAT
+from stepjepa.cli.parser import error_with_dashes
 
 
 def normalise(arguments: Sequence[str]) -> list[str]:
@@ -68,7 +67,7 @@ def _run(name: str, words: Sequence[str]) -> Any:
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # a picture has a box instead
     args = parse(name, arguments)
     # Standard output then holds one JSON document.
-    with redirect_stdout(sys.stderr) if getattr(args, "json", False) else nullcontext():
+    with naming_flags(name), redirect_stdout(sys.stderr) if getattr(args, "json", False) else nullcontext():
         result = load(name).run(args)
     if isinstance(result, int):
         return result
@@ -77,14 +76,14 @@ def _run(name: str, words: Sequence[str]) -> Any:
     return int(isinstance(result, dict) and result.get("passed") is False)
 
 
-def _with_dashes(name: str, message: str) -> str:
-    """Return a message of the library, which names settings, with the command's flags in their place."""
+def _error_with_dashes(name: str, message: str) -> str:
+    """Return an error of the library, which names settings, with the command's flags in their place."""
     if name not in COMMANDS:
         return message
-    flags = [*make_parser(name).flags(), *(f"--{each}" for each in FLAT if name in ("rerun", "sweep"))]
+    flags = known_flags(name) if name in ("rerun", "sweep") else {*make_parser(name).flags()}
     if "transformers" in sys.modules and name in ("train", "estimate"):
-        flags += trainer_flags()
-    return with_dashes(message, flags)
+        flags = {*flags, *trainer_flags()}
+    return error_with_dashes(message, flags)
 
 
 def _reporting(name: str, words: Sequence[str]) -> Any:
@@ -99,7 +98,7 @@ def _reporting(name: str, words: Sequence[str]) -> Any:
             sys.stdout.flush()
         return code
     except UserError as error:
-        message, code = f"error: {_with_dashes(name, one_line(error))}", 2
+        message, code = f"error: {_error_with_dashes(name, one_line(error))}", 2
     except BrokenPipeError:
         # The reader of the output has closed the pipe, as ``head`` does.
         message, code = "", 1

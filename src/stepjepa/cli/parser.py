@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -86,8 +87,10 @@ class Parser(argparse.ArgumentParser):
         self.add_argument(f"--no_{name}", dest=name, action="store_false", default=argparse.SUPPRESS)
 
     def flags(self) -> list[str]:
-        """Return every flag, with its dashes."""
-        return [*self._option_string_actions]
+        """Return every flag, with its dashes; those of its sub-commands, too."""
+        inner = [each for each in self._actions if isinstance(each, argparse._SubParsersAction)]
+        parsers = [parser for each in inner for parser in each.choices.values()]
+        return [*self._option_string_actions, *(flag for parser in parsers for flag in parser._option_string_actions)]
 
     def destination(self, flag: str) -> str | None:
         """Return the name of the setting of a flag with dashes; None if there is no such flag."""
@@ -154,18 +157,22 @@ def argument_type(reader: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def with_dashes(text: str, flags: Collection[str]) -> str:
-    """Return a text that names settings in backticks, or as its first word before a colon, with flags in their place.
+    """Return a text that names settings in backticks with flags in their place.
 
     Args:
-        text: a help text or a message of the library.
+        text: a help text, a note or a message of the library.
         flags: the flags of a command, with their dashes; other words in backticks stay as they are.
     """
+    return re.sub(r"`([a-z]\w*(?: [^`]*)?)`", partial(_flag, flags), text)
 
-    def flag(quoted: re.Match[str]) -> str:
-        return f"--{quoted[1]}" if f"--{quoted[1].partition(' ')[0]}" in flags else quoted[0]
 
-    text = re.sub(r"`([a-z]\w*(?: [^`]*)?)`", flag, text)
-    return re.sub(r"(?:^|(?<=: ))([a-z]\w*)(?=: )", flag, text, count=1)
+def error_with_dashes(text: str, flags: Collection[str]) -> str:
+    """Return an error as :func:`with_dashes`; a setting may be the word before its first colon."""
+    return re.sub(r"(?:^|(?<=: ))([a-z]\w*)(?=: )", partial(_flag, flags), with_dashes(text, flags), count=1)
+
+
+def _flag(flags: Collection[str], quoted: re.Match[str]) -> str:
+    return f"--{quoted[1]}" if f"--{quoted[1].partition(' ')[0]}" in flags else quoted[0]
 
 
 def _add(group: argparse._ArgumentGroup, each: Option, named_only: bool) -> None:

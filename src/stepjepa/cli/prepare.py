@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Literal
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import atomic_write, existing_file, refuse_existing
-from stepjepa.base.terminal import print_rows
+from stepjepa.base.terminal import note, print_rows
 from stepjepa.cli.commands import Command
 from stepjepa.cli.parser import Parser, from_args, refuse_both
 from stepjepa.config.option import FROM_ONE, load, option
@@ -90,7 +89,7 @@ def _run_rows(args: argparse.Namespace) -> int:
         raise UserError(f"no record could be kept ({'; '.join(causes) or 'it is empty'}){hint}", path=name)
     bad.tell()
     if counts.unused:
-        print(f"note: not used: {named(counts.unused)}", file=sys.stderr)
+        note(f"not used: {named(counts.unused)}")
     rows_of_counts = [("read", counts.read), ("kept", len(records)), ("dropped", counts.dropped.total()), *reasons]
     rows_of_counts += [("bad, skipped", bad.count)] if bad.count else []
     print_rows([(name, str(count)) for name, count in rows_of_counts])
@@ -105,7 +104,7 @@ def _converter(args: argparse.Namespace) -> tuple[Convert, str]:
         about = {name: getattr(args, name) for name in ("columns", "system", "system_prompt")}
         return partial(convert_chat, **about), "--columns"
     if kind == "steps":
-        own = {} if args.custom is None else {"splitter": load("--custom", args.custom)}
+        own = {} if args.custom is None else {"splitter": load("custom", args.custom)}
         options = from_args(StepOptions, args, **own)
         expected = "--question_field and --response_field, steps divided by blank lines, or --custom"
         return partial(convert_response, options=options), expected

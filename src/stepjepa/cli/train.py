@@ -10,9 +10,9 @@ from typing import Literal
 
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.processes import is_main_process
-from stepjepa.base.terminal import print_rows
+from stepjepa.base.terminal import note, print_rows
 from stepjepa.cli.commands import Command
-from stepjepa.cli.flags import add_run, arguments_of_file, more_help, note, run_config, trainer_values
+from stepjepa.cli.flags import add_run, arguments_of_file, more_help, run_config, trainer_values
 from stepjepa.cli.parser import Parser
 from stepjepa.cli.published import CommandLine, translate_train
 from stepjepa.config.devices import DEVICES

@@ -174,7 +174,7 @@ class JepaConfig:
         self.encoding = "tree" if str(self.encoding) == "forest" else self.encoding
         check_values(self, sign="")
         if self.layout is not None and ":" in self.layout:
-            name_layout(load("--layout", self.layout), self.layout)
+            name_layout(load("layout", self.layout), self.layout)
         known = layouts_of(self.mode)
         if self.layout is None:
             self.layout = known[0]

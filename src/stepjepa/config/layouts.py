@@ -40,5 +40,5 @@ def name_layout(function: object, address: str) -> None:
     """Register a layout of the user's own under its address, too (``layout="module:function"``)."""
     rules = next((each for each in LAYOUTS.values() if getattr(each, "place", None) is function), None)
     if rules is None:
-        raise UserError(f"--layout: '{address}' is no layout; put @stepjepa.layout(...) above the function")
+        raise UserError(f"layout: '{address}' is no layout; put @stepjepa.layout(...) above the function")
     LAYOUTS[address] = replace(rules, name=address)

@@ -3,13 +3,13 @@
 import hashlib
 import os
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from stepjepa.base.errors import UserError, one_line, shown, visible
 from stepjepa.base.json_object import JsonObject
+from stepjepa.base.terminal import note
 from stepjepa.data.columns import MOST_NAMES, Columns, read_chat
 from stepjepa.data.messages import (
     MEDIA,
@@ -150,7 +150,7 @@ def named(columns: Iterable[str]) -> str:
 def tell_unused(records: Iterable[Record], *, extra: bool = True) -> None:
     """Say on standard error what :func:`describe_unused` finds."""
     for line in describe_unused(records, extra=extra):
-        print(f"note: {line}", file=sys.stderr)
+        note(line)
 
 
 def _check_views(
@@ -200,12 +200,12 @@ class BadRecords:
         rest = [f"and {self.count - 3:,} more"] if self.count > 3 else []
         reasons = "; ".join([reason for _, reason in self.first] + rest)
         lines = "line" if self.count == 1 else "lines"
-        return f"{self.count:,} bad {lines} skipped (--bad_records skip): {reasons}"
+        return f"{self.count:,} bad {lines} skipped (`bad_records skip`): {reasons}"
 
     def tell(self) -> None:
         """Say on standard error how many lines were skipped, and the first of them; nothing if none was."""
         if self.count:
-            print(f"note: {self.describe()}", file=sys.stderr)
+            note(self.describe())
 
     def to_dict(self) -> JsonObject:
         """For ``run.json``: nothing that depends on where the file lies."""

@@ -45,7 +45,7 @@ def read_rows(
     if path.is_dir() or not (path.exists() or _looks_like_a_path(name)):
         return _read_dataset(str(path) if path.is_dir() else name, split, subset)
     if split is not None or subset is not None:
-        raise UserError(f"--{'subset' if split is None else 'split'} does nothing with a file; leave it out", path=path)
+        raise UserError(f"`{'subset' if split is None else 'split'}` does nothing with a file; leave it out", path=path)
     file = existing_file(path, "raw file")
     if file.suffix.lower() not in FORMATS:
         raise UserError(f"a name that ends in {', '.join(FORMATS)} is expected; convert it", path=file)

@@ -204,7 +204,7 @@ class EmaEncoder(TrainerCallback):
         """Read the averaged weights from a checkpoint folder; ValueError if it has none, or those of another model."""
         path = Path(folder) / EMA_FILE
         if not path.is_file():
-            raise ValueError(f"expected {EMA_FILE} in {folder}; the checkpoint was made without --target_grad ema")
+            raise ValueError(f"expected {EMA_FILE} in {folder}; the checkpoint was made without `target_grad ema`")
         state = load_file(path)
         if state.keys() != self._average.keys():
             raise ValueError(f"expected the averages of {len(self._average)} weights in {path}, got {len(state)}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from stepjepa.base.errors import UserError
 from stepjepa.base.files import read_json_object
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.processes import is_main_process
+from stepjepa.base.terminal import note
 from stepjepa.chat.template import ChatTemplate
 from stepjepa.chat.tokens import add_plain_tokens
 from stepjepa.config.lora import LoraSettings
@@ -99,7 +99,7 @@ def _add_missing_rows(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
     known = len(model.get_input_embeddings().weight)
     if (new := add_missing_rows(model, tokenizer, seed)) and is_main_process():
         needed = f"its tokenizer needs {known + new:,} embedding rows, its weights have {known:,}"
-        print(f"note: {name}: {needed}; {new:,} untrained row{'s' * (new > 1)} added", file=sys.stderr)
+        note(f"{name}: {needed}; {new:,} untrained row{'s' * (new > 1)} added")
 
 
 def load_tokenizer(
@@ -172,7 +172,7 @@ def add_lora(model: PreTrainedModel, settings: LoraSettings, trainable_ids: Sequ
     try:
         wrapped = get_peft_model(model, config)
     except ValueError as error:
-        raise UserError(f"--lora_targets {settings.targets}: {error}") from None
+        raise UserError(f"`lora_targets {settings.targets}`: {error}") from None
     save_trained_rows_only(wrapped)
     # Gradient checkpointing needs a gradient at the frozen embedding's output. That is all that quantized weights need,
     # too: peft.prepare_model_for_kbit_training would also make a large embedding float32.
@@ -236,7 +236,7 @@ def as_user_error(what: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:  # a broken folder can raise any error, a truncated tokenizer a bare Exception
-        remedy = "; pass --trust_remote_code if you trust it" if "trust_remote_code" in str(error) else ""
+        remedy = "; pass `trust_remote_code` if you trust it" if "trust_remote_code" in str(error) else ""
         line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         if "couldn't connect to" in line or "outgoing traffic has been disabled" in line:
             # Not transformers' message: it sends a user who mistyped a folder, or set --offline, to look for a network.

@@ -1,9 +1,9 @@
 """Decoding settings, generated answers and scored token spans. Free of torch, so that ``--help`` is quick."""
 
-import sys
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from stepjepa.base.terminal import note
 from stepjepa.config.option import FROM_ONE, FROM_ZERO, PART, check_values, option, refuse_without_effect
 
 LONGEST = 512  # length of an answer in the published evaluation with --max_new_tokens -1
@@ -13,7 +13,7 @@ def _length(text: str) -> int:
     """Parse ``--max_new_tokens``; -1 has the effect that it has in the published evaluation."""
     if text != "-1":
         return int(text)
-    print(f"note: --max_new_tokens -1 is --max_new_tokens {LONGEST}", file=sys.stderr)
+    note(f"`max_new_tokens -1` is `max_new_tokens {LONGEST}`")
     return LONGEST
 
 

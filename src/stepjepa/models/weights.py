@@ -101,7 +101,7 @@ def quantization_options(
     float32 and the CPU where there is none.
     """
     if importlib.util.find_spec("bitsandbytes") is None:
-        raise UserError(f"--load_in_{kind} needs bitsandbytes, which is not installed; run 'pip install bitsandbytes'")
+        raise UserError(f"`load_in_{kind}` needs bitsandbytes, which is not installed; run 'pip install bitsandbytes'")
     from transformers import BitsAndBytesConfig
 
     accelerator = torch.accelerator.current_accelerator(check_available=True)

@@ -21,8 +21,8 @@ COLLAPSE_RANK = 1.5
 COLLAPSE_PAIRS = 16
 
 REMEDIES = (
-    "try --jepa_loss_type infonce with a small --lbd, --sigreg 0.05, or --variance 1 --covariance 0.04 (--target_grad "
-    "stop and ema only slow it down)"
+    "try `jepa_loss_type infonce` with a small `lbd`, `sigreg 0.05`, or `variance 1` `covariance 0.04` "
+    "(`target_grad stop` and `target_grad ema` only slow it down)"
 )
 
 

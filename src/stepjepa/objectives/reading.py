@@ -148,5 +148,5 @@ class ViewReader:
                 values = states.float().cpu().split([len(samples[index].record.all_pairs) for index in part])
                 embeddings.update(zip(part, (value.numpy() for value in values), strict=True))
         if not all(np.isfinite(each).all() for each in embeddings.values()):
-            raise UserError("some embeddings are not finite; the model's numbers overflow: try --dtype float32")
+            raise UserError("some embeddings are not finite; the model's numbers overflow: try `dtype float32`")
         return {index: embeddings[index] for index in samples}

@@ -153,16 +153,16 @@ def term(name: str, label: str | None = None) -> Callable[[type[AnyTerm]], type[
 
 def load_term(address: str, settings: JsonObject) -> Term:
     """Make a term of a user's class ``module:Class`` with these fields (``--term``, ``--term_args``)."""
-    kind = load_class("--term", address, Term)  # type: ignore[type-abstract]  # it refuses abstract classes
+    kind = load_class("term", address, Term)  # type: ignore[type-abstract]  # it refuses abstract classes
     if not hasattr(kind, "name"):
-        raise UserError(f"--term: '{address}' has no name; put @stepjepa.term('my_loss') above the class")
+        raise UserError(f"term: '{address}' has no name; put @stepjepa.term('my_loss') above the class")
     known = [each.name for each in fields(kind) if each.init]
     if unknown := settings.keys() - known:
-        raise UserError(f"--term_args: '{address}' has no setting '{min(unknown)}'; it has {', '.join(known)}")
+        raise UserError(f"term_args: '{address}' has no setting '{min(unknown)}'; it has {', '.join(known)}")
     try:
         made = kind(**settings)
         if not 0 <= made.weight < math.inf:
             raise ValueError(f"weight: expected 0 or more, got {made.weight}")
     except (TypeError, ValueError) as error:
-        raise UserError(f"--term_args: '{address}' does not take these settings: {error}") from None
+        raise UserError(f"term_args: '{address}' does not take these settings: {error}") from None
     return made

@@ -159,9 +159,9 @@ def convert_response(row: Row, options: StepOptions) -> JsonObject:
     try:
         steps: object = options.splitter(response)
     except Exception as error:  # the user's function may raise anything
-        raise UserError(f"--custom: the splitter failed ({type(error).__name__}: {error}); correct it") from error
+        raise UserError(f"custom: the splitter failed ({type(error).__name__}: {error}); correct it") from error
     if not isinstance(steps, list) or not all(isinstance(step, str) for step in steps):
-        raise UserError(f"--custom: the splitter gave {type(steps).__name__}, expected a list of strings")
+        raise UserError(f"custom: the splitter gave {type(steps).__name__}, expected a list of strings")
     tidied = [step for step in map(tidy_step, steps) if step]
     if len(tidied) < 2:
         raise Unusable("fewer than two steps")

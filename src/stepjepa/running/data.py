@@ -2,7 +2,6 @@
 
 import os
 import random
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import fingerprint
 from stepjepa.base.processes import is_main_process
+from stepjepa.base.terminal import note
 from stepjepa.base.typed_json import to_json
 from stepjepa.config.run import RunConfig
 from stepjepa.data.records import BadRecords, Data, Record, as_records, records_fingerprint, tell_unused
@@ -91,8 +91,7 @@ def _tell_overlap(train_records: list[Record], eval_records: list[Record]) -> No
     trained = {str(record.chat) for record in train_records}
     both = sum(str(record.chat) in trained for record in eval_records)
     if both and is_main_process():
-        print(
-            f"note: {both:,} of {len(eval_records):,} held-out records are among the training records, too, so what is "
-            "measured on them is no measure of new ones; take them out of one",
-            file=sys.stderr,
+        note(
+            f"{both:,} of {len(eval_records):,} held-out records are among the training records, too, so what is "
+            "measured on them is no measure of new ones; take them out of one"
         )

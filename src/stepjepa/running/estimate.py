@@ -36,7 +36,7 @@ from transformers import AutoModelForCausalLM, TrainingArguments
 from stepjepa.base.errors import UserError, unexpected
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.processes import is_main_process
-from stepjepa.base.terminal import print_rows
+from stepjepa.base.terminal import print_rows, spelled
 from stepjepa.batch.prepare import prepare
 from stepjepa.chat.tokens import add_predictor_tokens
 from stepjepa.config.run import RunConfig
@@ -134,7 +134,7 @@ def on_device(estimated: JsonObject, peak: float | None, mfu: float, memory: flo
     """
     flops, estimated["time"], estimated["device"] = estimated["flops"]["step"], None, None
     if peak is None or flops is None:
-        print("time: not estimated; name a --device, or its --peak_tflops")
+        print(spelled("time: not estimated; name a `device`, or its `peak_tflops`"))
     else:
         step = flops / (peak * mfu * estimated["processes"])
         run = step * estimated["steps"]
@@ -308,7 +308,7 @@ class Sharding(NamedTuple):
             try:
                 stage = HfDeepSpeedConfig(deepspeed).get_value("zero_optimization.stage", 0)
             except (ValueError, AttributeError, OSError) as error:
-                raise UserError(f"--deepspeed: can't be read as a JSON object ({error})") from None
+                raise UserError(f"deepspeed: can't be read as a JSON object ({error})") from None
             weights, gradients, states = (processes if stage >= least else 1 for least in (3, 2, 1))
             return cls(weights, gradients, states, "beside" if mixed else "")
         return cls(processes, processes, processes, "instead" if mixed else "") if args.fsdp else None

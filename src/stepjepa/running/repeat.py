@@ -84,9 +84,9 @@ def changes_since(old: JsonObject, config: RunConfig) -> tuple[list[str], list[s
         name, path = f"{part}_file", getattr(config, f"{part}_file")
         digest: str | None
         if part == "train" and config.dataset is not None:
-            path, digest = "--dataset", read_mixture(config)[1].sha256
+            path, digest = "`dataset`", read_mixture(config)[1].sha256
         elif path is None or not Path(path).is_file():
-            raise UserError(f"no such file; pass --{name} with where it is now", path=path or before["file"])
+            raise UserError(f"no such file; pass `{name}` with where it is now", path=path or before["file"])
         else:
             digest = fingerprint(path)
         changes += [f"{path} has changed since"] if digest != before.get("sha256") else []

@@ -25,7 +25,7 @@ from stepjepa.base.files import DISK_ERRORS, locked
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.processes import is_main_process
 from stepjepa.base.signals import Interruptions, Stopped
-from stepjepa.base.terminal import print_rows
+from stepjepa.base.terminal import print_rows, spelled
 from stepjepa.base.typed_json import Origin, from_json, to_json
 from stepjepa.batch.prepare import CacheDir, prepare
 from stepjepa.config.run import PLACES, RunConfig
@@ -266,7 +266,7 @@ def _run(config: RunConfig, passed: PassedObjects, command: list[str] | None) ->
 
 def _say(line: str) -> None:
     if is_main_process():
-        print(line, flush=True)
+        print(spelled(line), flush=True)
 
 
 # -- before the first step ---------------------------------------------------------------------------------------------
@@ -294,7 +294,7 @@ def _build(
             scores, rows["answers"] = _answer_scores(config, eval_records, train_records, model, tokenizer)
         except UserError as error:
             # Worded for 'stepjepa evaluate', whose settings have other names here.
-            raise UserError(re.sub(r"--(task|max_new_tokens)\b", r"--eval_\1", str(error))) from None
+            raise UserError(re.sub(r"`(task|max_new_tokens)\b", r"`eval_\1", str(error))) from None
     trainer = JepaTrainer(
         model,
         training,
@@ -386,7 +386,7 @@ def _train(trainer: JepaTrainer, folder: Path, checkpoint: str | None) -> dict[s
         # Those who report elsewhere close their files.
         trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
         saved = folder / f"checkpoint-{trainer.state.global_step}"
-        way = "it holds the model only" if trainer.args.save_only_model else "resume with --resume_from_checkpoint last"
+        way = "it holds the model only" if trainer.args.save_only_model else "resume with `resume_from_checkpoint last`"
         raise Stopped(stop.number, f"stopped; {saved} is saved; {way}") from None
 
 
@@ -404,4 +404,4 @@ def _explaining_failures(trainer: JepaTrainer, folder: Path, checkpoint: str | N
         message, trained = unexpected(error), trainer.recorder.trained
         if trained:
             message = f"the run failed after step {trainer.state.global_step} ({message}); {resume_hint(folder)}"
-        raise UserError(f"{message}; --debug 2 shows where it was", path=None if trained else checkpoint) from None
+        raise UserError(f"{message}; `debug 2` shows where it was", path=None if trained else checkpoint) from None

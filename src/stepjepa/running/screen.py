@@ -22,7 +22,7 @@ from stepjepa.store.record import Results, RunRecord
 from stepjepa.training.plan import EqualCompute
 
 COSINE_COLLAPSES = (
-    "cosine maps all texts to one direction in most runs, --jepa_loss_type infonce does not (docs/how-to/collapse.md)"
+    "cosine maps all texts to one direction in most runs, `jepa_loss_type infonce` does not (docs/how-to/collapse.md)"
 )
 
 

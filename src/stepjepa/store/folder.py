@@ -47,7 +47,7 @@ def open_run_folder(
     if wanted in ("last", "true") or (wanted == "auto" and is_run):
         checkpoint = last_checkpoint(folder, say, read_all=True)
         if checkpoint is None and wanted != "auto":
-            raise UserError("holds no complete checkpoint to resume from; name another --output_dir", path=folder)
+            raise UserError("holds no complete checkpoint to resume from; name another `output_dir`", path=folder)
     else:
         if resume is not None and wanted != "auto":
             checkpoint = Path(resume)
@@ -60,8 +60,8 @@ def open_run_folder(
                 raise UserError(f"is older than {names[0]}; move that elsewhere, or pass 'last'", path=checkpoint)
             is_run = is_run or own
         if is_main_process() and folder.exists() and not (checkpoint and is_run) and any(_contents(folder)):
-            way = "pass --resume_from_checkpoint last" if resumable and checkpoints(folder) else "empty it"
-            raise UserError(f"is not empty; name another --output_dir, or {way}", path=folder)
+            way = "pass `resume_from_checkpoint last`" if resumable and checkpoints(folder) else "empty it"
+            raise UserError(f"is not empty; name another `output_dir`, or {way}", path=folder)
     if is_main_process() and resume is not None and folder.exists():
         for remains in set(folder.iterdir()) - set(_contents(folder)):
             shutil.rmtree(remains) if remains.is_dir() else remains.unlink()

@@ -101,7 +101,7 @@ def _plain(text: object) -> str:
 def refuse_offline() -> None:
     """Refuse an upload where ``--offline`` or the environment allows no connection."""
     if os.environ.get(STAYS_OFFLINE) == "1" or constants.is_offline_mode():
-        raise UserError("--push_to_hub needs a connection, which --offline (or HF_HUB_OFFLINE) forbids; leave one out")
+        raise UserError("`push_to_hub` needs a connection, which `offline` (or HF_HUB_OFFLINE) forbids; leave one out")
 
 
 @contextmanager

@@ -274,7 +274,7 @@ def _notes(arms: Sequence[Arm], differences: dict[str, Difference]) -> Iterator[
     yield f"optimizer steps: {'; '.join(f'{name} {counts}' for name, counts in steps.items())}"
     if not any("FLOPs" in difference.equal for difference in differences.values()):
         share = f"within {SAME_FLOPS:.0%} of {baseline}"
-        yield f"nothing here is comparable at equal FLOPs ({share}); add runs trained with --same_flop"
+        yield f"nothing here is comparable at equal FLOPs ({share}); add runs trained with `same_flop`"
     if max(run.mean("headline") or 0 for run in runs) < 0.01:
         yield "no run is right on 1% of the examples, so their differences say nothing yet; train longer"
     for arm in arms[1:]:
@@ -295,7 +295,7 @@ def _notes_on_launches(arms: Sequence[Arm], kept_out: Sequence[KeptOut]) -> Iter
     for excluded in kept_out:
         name = f"{excluded.arm}: " if excluded.arm else ""
         reason = "; ".join(excluded.run.mixed)
-        yield f"{name}{excluded.run.folder} (seed {excluded.run.seed}) is kept out: {reason}; --mixed_runs lets it in"
+        yield f"{name}{excluded.run.folder} (seed {excluded.run.seed}) is kept out: {reason}; `mixed_runs` lets it in"
     for arm in arms:
         for run in arm.runs:
             for change in (*run.mixed, *run.noted):

@@ -47,7 +47,7 @@ _NO_PROTOCOL = (
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "adapter_model.bin")
 
-_EVALUATE_AGAIN = "evaluate the run again, with --overwrite"
+_EVALUATE_AGAIN = "evaluate the run again, with `overwrite`"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,7 +261,7 @@ def _summary_file(folder: Path, evaluation: str | None) -> Path:
     if len(matching) != 1:
         label = "" if evaluation is None else f" {shown(evaluation)}"
         contents = "several evaluations" if matching else f"no finished evaluation{label}"
-        remedy = "pass --evaluation NAME" if matching else "evaluate with an --output_file in the folder"
+        remedy = "pass `evaluation NAME`" if matching else "evaluate with an `output_file` in the folder"
         raise UserError(f"holds {contents} (there is {', '.join(names) or 'none'}); {remedy}", path=folder)
     return folder / f"{matching[0]}{SUMMARY}"
 

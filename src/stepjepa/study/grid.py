@@ -92,7 +92,7 @@ def read_grid(path: str | os.PathLike[str], seeds: Sequence[int] | None = None) 
     whole = isinstance(numbers, list | tuple) and all(type(seed) is int and seed >= 0 for seed in numbers)
     if not whole or not numbers or len(set(numbers)) < len(numbers):
         fault = f"expected different whole numbers, 0 or more, got {json.dumps(numbers, default=str)}"
-        raise _error(source, fault, "seeds") if seeds is None else UserError(f"--seeds: {fault}")
+        raise _error(source, fault, "seeds") if seeds is None else UserError(f"seeds: {fault}")
     shared = {name: _flags(source, name, values.get(name), name) for name in ("train", "evaluate")}
     return Grid(source, **shared, arms={baseline: {}, **own}, seeds=tuple(numbers), baseline=baseline)
 
@@ -204,6 +204,6 @@ def select(trials: Sequence[Trial], only: str | None) -> list[Trial]:
     arms, names_of = names - seeds, {trial: {trial.arm, trial.label, trial.name} for trial in trials}
     if unknown := arms.difference(*names_of.values()):
         choices = ", ".join(dict.fromkeys([*(t.label for t in trials), *(str(t.seed) for t in trials)]))
-        raise UserError(f"--only: no arm, seed or trial is called '{min(unknown)}'; there are {choices}")
+        raise UserError(f"only: no arm, seed or trial is called '{min(unknown)}'; there are {choices}")
     of_seed = [trial for trial in trials if not seeds or str(trial.seed) in seeds]
     return [trial for trial in of_seed if not arms or arms & names_of[trial]]

@@ -40,22 +40,22 @@ def read_options(arguments: Sequence[str]) -> JsonObject:
     try:
         from submitit import AutoExecutor
     except ImportError:
-        raise UserError("--engine slurm needs submitit, which is not installed; pip install submitit") from None
+        raise UserError("`engine slurm` needs submitit, which is not installed; pip install submitit") from None
     options: JsonObject = {}
     for argument in arguments:
         key, equals, text = argument.partition("=")
         name = key.replace("-", "_").removeprefix("slurm_")
         if not equals:
-            raise UserError(f"--slurm: expected KEY=VALUE, got '{argument}'; write partition=gpu, say")
+            raise UserError(f"slurm: expected KEY=VALUE, got '{argument}'; write partition=gpu, say")
         if name in _SET_HERE:
-            raise UserError(f"--slurm: {name} is set by the sweep; --jobs N says how many trials run at a time")
+            raise UserError(f"slurm: {name} is set by the sweep; `jobs N` says how many trials run at a time")
         try:
             value = json.loads(text)
         except ValueError:
             value = text
         options[name if name in AutoExecutor._typed_parameters() else f"slurm_{name}"] = value
     if "timeout_min" not in options:
-        raise UserError("--slurm: name the time limit of one trial in minutes, as in --slurm timeout_min=240")
+        raise UserError("slurm: name the time limit of one trial in minutes, as in `slurm timeout_min=240`")
     if "cpus_per_task" in options:
         # Since SLURM 22.05, srun does not inherit this from sbatch.
         options.setdefault("slurm_srun_args", [f"--cpus-per-task={options['cpus_per_task']}"])
@@ -112,7 +112,7 @@ class Slurm:
             self._executor = AutoExecutor(folder=self._files, cluster=cluster, **python)
             self._executor.update_parameters(**parameters)
         except (ValueError, TypeError, NameError, AssertionError, RuntimeError) as error:
-            raise UserError(f"--slurm: {one_line(error)}") from None
+            raise UserError(f"slurm: {one_line(error)}") from None
 
     def begin(self, folder: SweepFolder, trials: Sequence[Trial]) -> None:
         """Submit the trials; ``UserError`` if jobs of an earlier start may still run them."""
@@ -133,7 +133,7 @@ class Slurm:
         try:
             jobs = self._executor.submit_array([TrialJob(absolute, trial) for trial in trials])
         except (RuntimeError, OSError) as error:
-            raise UserError(f"the jobs were refused ({one_line(error)}); change --slurm") from None
+            raise UserError(f"the jobs were refused ({one_line(error)}); change `slurm`") from None
         self._watched = dict(zip(trials, jobs, strict=True))
         print(f"slurm: {len(jobs)} jobs submitted, from {jobs[0].job_id}; logs in {self._files}", flush=True)
 

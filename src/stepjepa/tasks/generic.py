@@ -69,7 +69,7 @@ class BoxedTask(Task):
         marked = marked_answers(record.answer if ground_truth is None else ground_truth)
         if ground_truth is None and not marked:
             fault = r"the assistant message has neither \boxed{...} nor a line '#### ...'"
-            remedy = f"add one, or a field '{_GROUND_TRUTH}', or pass --task generic"
+            remedy = f"add one, or a field '{_GROUND_TRUTH}', or pass `task generic`"
             raise record_error(record, f"no answer to compare with: {fault}; {remedy}")
         return marked[-1] if marked else str(ground_truth)
 
@@ -132,7 +132,7 @@ class Gsm8kTask(BoxedTask):
         truth = super().truth(record)
         number = first_number(truth)
         if number is None:
-            fault = f"the right answer is '{truth[:50]}', no number; pass --task boxed to compare it as text"
+            fault = f"the right answer is '{truth[:50]}', no number; pass `task boxed` to compare it as text"
             raise record_error(record, fault)
         return number
 

@@ -79,7 +79,7 @@ class NlRxTask(Task):
             parse(truth)
         except RegexSyntaxError as error:
             fault = f"the assistant message is no regular expression of NL-RX ({error})"
-            raise record_error(record, f"{fault}; correct it or pass --task generic") from None
+            raise record_error(record, f"{fault}; correct it or pass `task generic`") from None
         return truth
 
     def score(self, record: Record, response: Response) -> Scored:
@@ -243,7 +243,7 @@ def generate_split(size: int, test_size: int, seed: int) -> tuple[list[tuple[str
     def take(number: int, name: str, avoid: set[str]) -> list[tuple[str, str]]:
         taken = list(islice((pair for pair in pairs if pair[1] not in avoid), number))
         if len(taken) < number:
-            fault = f"--{name}: expected a size that the grammar has pairs for, got {number} and found {len(taken)}"
+            fault = f"{name}: expected a size that the grammar has pairs for, got {number} and found {len(taken)}"
             raise UserError(fault)
         return taken
 

@@ -11,6 +11,7 @@ from pkgutil import iter_modules
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import fingerprint
+from stepjepa.base.terminal import note
 from stepjepa.config.option import load_class
 from stepjepa.data.records import Record
 from stepjepa.tasks.base import WRONG, Response, Scored, Task, TaskOptions, record_error
@@ -39,12 +40,12 @@ def load_task(name: str) -> type[Task]:
     if task_name in TASKS:
         return TASKS[task_name]
     if ":" in name:
-        task = load_class("--task", name, Task)  # type: ignore[type-abstract]  # the loaded class is concrete
+        task = load_class("task", name, Task)  # type: ignore[type-abstract]  # the loaded class is concrete
         for attribute in ("name", "headline", "secondary_score"):
             if not hasattr(task, attribute):
-                raise UserError(f"--task: '{name}' lacks the attribute '{attribute}'; see docs/tasks.md")
+                raise UserError(f"task: '{name}' lacks the attribute '{attribute}'; see docs/tasks.md")
         return task
-    raise UserError(f"--task: no task '{name}'; expected {AUTO}, {', '.join(TASKS)} or module:Class")
+    raise UserError(f"task: no task '{name}'; expected {AUTO}, {', '.join(TASKS)} or module:Class")
 
 
 def users_source(task: Task) -> str | None:
@@ -67,9 +68,9 @@ def choose_task(name: str, records: Sequence[Record], options: TaskOptions = Tas
             continue
         if name == AUTO and field.name == "spider_path":
             # The published drivers pass it for every data set.
-            print(f"note: --spider_path does nothing with task '{kind.name}'", file=sys.stderr)
+            note(f"`spider_path` does nothing with task '{kind.name}'")
         else:
-            raise UserError(f"--{field.name} does nothing with task '{kind.name}'; leave it out or name another task")
+            raise UserError(f"`{field.name}` does nothing with task '{kind.name}'; leave it out or name another task")
     return kind.from_options(options)
 
 
@@ -80,7 +81,7 @@ def _recognise(records: Sequence[Record]) -> type[Task]:
             break
         if len(unrecognised) < len(records):
             fault = f"{len(records) - len(unrecognised)} of {len(records)} records look like '{name}', but not this one"
-            remedy = f"pass --task {name} or --task generic"
+            remedy = f"pass `task {name}` or `task generic`"
             raise record_error(unrecognised[0], f"task '{AUTO}' can't decide: {fault}; {remedy}")
     return kind
 
@@ -102,7 +103,7 @@ def keep(task: Task, records: Sequence[Record]) -> tuple[dict[int, Record], dict
             left_out[reason] += 1
     if not evaluated:
         reasons = "; ".join(f"{reason}: {count}" for reason, count in left_out.most_common())
-        raise UserError(f"no record is left ({reasons}); name another --test_file or --task", path=records[0].path)
+        raise UserError(f"no record is left ({reasons}); name another `test_file` or `task`", path=records[0].path)
     return evaluated, dict(left_out)
 
 

@@ -62,7 +62,7 @@ class SentimentTask(Task):
         label = record.answer.strip()
         if label not in STARS:
             fault = f"the assistant message is {record.answer[:40]!r}, expected {', '.join(STARS)}"
-            raise record_error(record, f"{fault}; for other labels pass --task generic")
+            raise record_error(record, f"{fault}; for other labels pass `task generic`")
         return label
 
     def score(self, record: Record, response: Response) -> Scored:

@@ -39,8 +39,8 @@ class SpiderTask(Task):
     def from_options(cls, options: TaskOptions) -> Self:
         folder = options.spider_path
         if folder is None or not Path(folder).is_dir():
-            fault = "task 'spider' runs queries; pass --spider_path DIR, the folder that holds <name>/<name>.sqlite"
-            raise UserError(f"{fault}, or --task generic to compare the text alone", path=folder)
+            fault = "task 'spider' runs queries; pass `spider_path DIR`, the folder that holds <name>/<name>.sqlite"
+            raise UserError(f"{fault}, or `task generic` to compare the text alone", path=folder)
         return super().from_options(options)
 
     @classmethod
@@ -51,8 +51,8 @@ class SpiderTask(Task):
     def truth(self, record: Record) -> str:
         database = self._database(record)
         if not database.is_file():
-            fault = f"the database '{database.parent.name}' is not at {database}; pass the --spider_path that has it"
-            raise record_error(record, f"{fault}, --missing_databases skip, or --task generic for the text")
+            fault = f"the database '{database.parent.name}' is not at {database}; pass the `spider_path` that has it"
+            raise record_error(record, f"{fault}, `missing_databases skip`, or `task generic` for the text")
         return record.answer
 
     def left_out(self, record: Record) -> str | None:
@@ -63,7 +63,7 @@ class SpiderTask(Task):
         match = _DATABASE.match(record.messages[-2]["content"])
         name = match[1] if match else ""
         if name in ("", ".", "..") or re.search(r"[/\\\0]", name):
-            remedy = "begin the question with 'For db_id:[NAME]', or pass --task generic to compare the text alone"
+            remedy = "begin the question with 'For db_id:[NAME]', or pass `task generic` to compare the text alone"
             raise record_error(record, f"'{name}' is no name of a database; {remedy}")
         return Path(str(self.options.spider_path)) / name / f"{name}.sqlite"
 

@@ -54,7 +54,7 @@ class Difficulty:
     def __post_init__(self) -> None:
         check_values(self)
         if not self.min_steps <= self.max_steps <= MAX_STEPS:
-            raise UserError(f"--max_steps: expected {self.min_steps} (min_steps) to {MAX_STEPS}, got {self.max_steps}")
+            raise UserError(f"max_steps: expected {self.min_steps} (min_steps) to {MAX_STEPS}, got {self.max_steps}")
 
 
 class _Move(NamedTuple):
@@ -160,7 +160,7 @@ def _draw_records(
         chains.add(chain)
         failures = 0
     if len(records) < size:
-        fault = f"--{name}: expected a size that this difficulty has problems for, got {size} and found {len(records)}"
+        fault = f"{name}: expected a size that this difficulty has problems for, got {size} and found {len(records)}"
         raise UserError(f"{fault}; ask for fewer, or allow more steps or larger numbers")
     return list(records.values()), chains
 

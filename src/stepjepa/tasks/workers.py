@@ -74,7 +74,7 @@ class Workers:
             return Outcome(future.result())
         except BrokenProcessPool:
             fault = (
-                f"a process ended before it got work, out of memory; raise --memory_limit (it is {self._memory} MiB)"
+                f"a process ended before it got work, out of memory; raise `memory_limit` (it is {self._memory} MiB)"
             )
             raise UserError(fault) from None
         except ProcessExpired as error:

@@ -20,6 +20,7 @@ from transformers.trainer_callback import ProgressCallback, TrainerCallback
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import write_jsonl
 from stepjepa.base.signals import Interruptions, Stopped
+from stepjepa.base.terminal import spelled
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.objectives.monitors import REMEDIES, collapse
 from stepjepa.objectives.term import TERMS
@@ -136,7 +137,7 @@ class LogCallback(TrainerCallback):
             sys.stdout.flush()
         if not self._warned and (found := collapse(logs)) is not None:
             self._warned = True
-            logger.warning("step %d: %s; %s", state.global_step, found, REMEDIES)
+            logger.warning("step %d: %s; %s", state.global_step, found, spelled(REMEDIES))
 
 
 class BarCallback(ProgressCallback):
@@ -193,7 +194,7 @@ class NonfiniteGuard(TrainerCallback):
         self.refuse_weights(state.global_step)
         raise UserError(
             f"step {state.global_step + 1}: {what}, with {named}; begin again without these records or with a lower "
-            f"--learning_rate; {resume_hint(args.output_dir)}"
+            f"`learning_rate`; {resume_hint(args.output_dir)}"
         )
 
     def refuse_weights(self, step: int) -> None:
@@ -204,5 +205,5 @@ class NonfiniteGuard(TrainerCallback):
         if trainer.total([float(not all(bool(torch.isfinite(part).all()) for part in here))])[0]:
             raise UserError(
                 f"step {step}: the weights are not finite any more, so they are not saved; begin again with a lower "
-                f"--learning_rate, or in another precision; {resume_hint(trainer.args.output_dir)}"
+                f"`learning_rate`, or in another precision; {resume_hint(trainer.args.output_dir)}"
             )

@@ -86,8 +86,8 @@ def refuse_data(config: JepaConfig, args: TrainingArguments, compares_pairs: boo
     """Raise a ``ValueError`` for terms that have one pair to compare."""
     if compares_pairs and config.pairs == "first" and args.train_batch_size * args.world_size == 1:
         raise ValueError(
-            "the loss compares the pairs of a micro-batch, and a batch of 1 has one; raise --batch_size (and lower "
-            "--grad_accum), or take another loss"
+            "the loss compares the pairs of a micro-batch, and a batch of 1 has one; raise `batch_size` (and lower "
+            "`grad_accum`), or take another loss"
         )
 
 

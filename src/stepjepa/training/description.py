@@ -15,6 +15,7 @@ from transformers.trainer_pt_utils import AcceleratorConfig
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import fingerprint
 from stepjepa.base.json_object import JsonObject
+from stepjepa.base.terminal import note
 from stepjepa.batch.collate import Encoding
 from stepjepa.batch.dataset import Prepared
 from stepjepa.config.jepa import JepaConfig
@@ -210,7 +211,7 @@ def describe(trainer: DescribedTrainer) -> tuple[RunRecord, RunConfig | None]:
     except UserError as error:
         # Settings that transformers takes, and a file of ours does not.
         if trainer.is_world_process_zero():
-            print(f"note: {CONFIG_FILE} is not written, since it can't describe this run: {error}")
+            note(f"{CONFIG_FILE} is not written, since it can't describe this run: {error}")
         config = None
     return describe_run(config, trainer), config
 

@@ -19,6 +19,7 @@ from stepjepa.base.files import atomic_write
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.processes import is_main_process
 from stepjepa.base.signals import Stopped
+from stepjepa.base.terminal import spelled
 from stepjepa.config.run import RunConfig
 from stepjepa.data.records import as_records
 from stepjepa.models.fingerprint import weights_fingerprint
@@ -192,7 +193,7 @@ class Recorder(TrainerCallback):
 
     def _say(self, line: str) -> None:
         if self._trainer.is_world_process_zero():
-            print(line, flush=True)
+            print(spelled(line), flush=True)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
 
+from stepjepa.base.terminal import note
 from stepjepa.training.interface import TrainerInterface
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class ResumeCallback(TrainerCallback):
             state.best_model_checkpoint = str(best)
             return
         if state.is_world_process_zero:
-            print(f"note: the best checkpoint so far, {name}, is gone; the best of the steps from here on counts")
+            note(f"the best checkpoint so far, {name}, is gone; the best of the steps from here on counts")
         state.best_model_checkpoint = state.best_metric = state.best_global_step = None
 
     def mean_loss(self) -> float:

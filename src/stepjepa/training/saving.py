@@ -29,8 +29,8 @@ def resume_hint(folder: str | Path | None, condition: str = "") -> str:
     """How a failed run can be resumed, for people."""
     last = last_checkpoint(Path(folder or "."))
     if last is None:
-        return "no checkpoint was saved before; begin again in another --output_dir"
-    return f"{last.name} is complete: {condition}resume with --resume_from_checkpoint last"
+        return "no checkpoint was saved before; begin again in another `output_dir`"
+    return f"{last.name} is complete: {condition}resume with `resume_from_checkpoint last`"
 
 
 @contextmanager

@@ -50,7 +50,7 @@ Sums = dict[str, float]  # by the names of terms
 
 # What to do where a step needs more memory than there is: first what a resumed run may be given.
 SMALLER_STEP = (
-    "pass --gradient_checkpointing true or --bf16 true, or begin again with a smaller --batch_size or --max_length"
+    "pass `gradient_checkpointing true` or `bf16 true`, or begin again with a smaller `batch_size` or `max_length`"
 )
 
 
@@ -137,7 +137,7 @@ class JepaTrainer(Trainer):
         self.objective = self.bound.objective
         self.encoding, self.encoding_reason = self.bound.encoding, self.bound.encoding_reason
         if train_dataset is not None and args.device.type == "cpu" and uses_flex(base_model(model)):
-            raise ValueError("FlexAttention has no backward pass on a CPU; train with --attn_implementation sdpa there")
+            raise ValueError("FlexAttention has no backward pass on a CPU; train with `attn_implementation sdpa` there")
         self.prepared = self._prepare(train_dataset, processing_class, "training data")
         self.source = self.prepared.source if self.prepared else "<memory>"  # what errors call its file
         self.prepared_eval = self._prepare(eval_dataset, processing_class, "evaluation data")

@@ -15,7 +15,7 @@ from markupsafe import Markup
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import read_jsonl
 from stepjepa.base.json_object import JsonObject
-from stepjepa.base.terminal import visible_lines
+from stepjepa.base.terminal import spelled, visible_lines
 from stepjepa.study.comparison import Comparison, compare
 from stepjepa.study.page.charts import DASHES, Look, curves, json_block, looks, read_template, render
 from stepjepa.study.page.logged_run import Run, is_number
@@ -131,7 +131,7 @@ def compare_runs(
                 raise
             comparisons.append((name, None, str(error)))
     if baseline is not None and not comparisons:
-        raise UserError("--baseline: no evaluation that two finished runs have; leave it out, or add runs")
+        raise UserError("baseline: no evaluation that two finished runs have; leave it out, or add runs")
     return comparisons
 
 
@@ -227,7 +227,7 @@ def steps_section(runs: Sequence[Run], look: Look) -> Section:
     for run in runs:
         logged = [line for line in run.metrics if is_number(line.get("shuffled_similarity"))]
         if logged and (fault := collapse({name: value for name, value in logged[-1].items() if is_number(value)})):
-            warnings.append(f"{run.name}: step {logged[-1]['step']:g}: {fault}; {REMEDIES}")
+            warnings.append(f"{run.name}: step {logged[-1]['step']:g}: {fault}; {spelled(REMEDIES)}")
     names = dict.fromkeys(name.removeprefix("eval_") for run in runs for line in run.metrics for name in line)
     columns = [f"eval_{name}" if name.startswith("answer_") else name for name in names]
     charted = dict.fromkeys(name for part in _CHARTED for name in columns if part in name and name[:6] != "train_")
