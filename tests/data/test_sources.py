@@ -167,7 +167,7 @@ def test_what_looks_like_a_path_is_never_asked_for_at_the_hub(name, monkeypatch)
     monkeypatch.setattr(datasets, "load_dataset", lambda *_: pytest.fail("the hub was asked"))
     with pytest.raises(UserError, match=r"no such raw file; check the path"):
         read_rows(name)
-    with pytest.raises(UserError, match=r"--split does nothing with a file"):
+    with pytest.raises(UserError, match=r"`split` does nothing with a file"):
         read_rows(name, split="train")
 
 

@@ -67,7 +67,7 @@ def test_once_in_a_run_that_is_resumed(tiny_tokenizer: Any, tmp_path: Path, capl
         (said,) = warnings(caplog)
         assert said.startswith("step 1: unrelated pairs have cosine 1.000: ")
         assert said.endswith(REMEDIES)
-        assert "--jepa_loss_type infonce" in said
+        assert "`jepa_loss_type infonce`" in said
         run(tmp_path / "a", str(tmp_path / "a" / "checkpoint-2"))
         assert len(warnings(caplog)) == 1
         # Another run is warned of again.
