@@ -65,11 +65,12 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "router loss": {"mode": "regular", "router_loss": 0.9},
     "beside a vision tower": {"mode": "llm-jepa"},
     "a contrastive distance of one's own": {"mode": "llm-jepa"},
+    "infonce, grouped by prompt": {"mode": "llm-jepa", "jepa_loss_type": "infonce"},
 }
 
 # Those that are run in a minute's tests: of labels and pairs, of some steps alone, of all pairs, with modules.
 FEW = ["regular with stp", "cosine, half of the steps", "infonce", "mlp head, stp", "a term with weights of its own"]
-FEW += ["a contrastive distance of one's own", "router loss", "beside a vision tower"]
+FEW += ["a contrastive distance of one's own", "router loss", "beside a vision tower", "infonce, grouped by prompt"]
 
 
 # Which model an objective is run on, where it is no Llama.
@@ -138,6 +139,7 @@ def trained(name: str, folder: Path, batch: int) -> tuple[dict[str, torch.Tensor
         eval_dataset=records[:7],
         processing_class=tokenizer(),
         objective=objective_of(name),
+        group_by="prompt" if "grouped" in name else None,
     )
     trainer.train()
     if name not in OF_MICRO_BATCHES:  # two processes cut held-out records into other batches

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from torch.utils.data import Dataset, Sampler
 
+from stepjepa.batch.groups import prompt_groups
 from stepjepa.batch.layouts import LAYOUTS
 from stepjepa.batch.sequences import Ids, Numbers, Pair, SampledRecord, TokenizedRecord, View
 from stepjepa.config.jepa import JepaConfig
@@ -46,6 +48,9 @@ class StepSampler(Sampler[SampleKey]):
     losses are normalised over the whole step, that changes no gradient, except where pairs are compared, see
     ``sort_by_length``. Loss dropout is drawn per step, the same on every process. The slots that the last step can't
     fill evenly over processes are padding slots: no record is repeated.
+
+    With ``groups`` the records of a group follow each other, and groups are in random order (``sequential``: in that of
+    their first records). A group that does not fit into a micro-batch, or into a step, is continued in the next one.
     """
 
     lengths: Sequence[int] | NDArray[np.integer]  # [records] number of tokens of its main texts
@@ -57,6 +62,7 @@ class StepSampler(Sampler[SampleKey]):
     jepa_epochs: float | None = None  # number of epochs, from the start, with such steps; None for all
     sort_by_length: bool = True  # within a step; False for losses that compare the pairs of a micro-batch
     multiple: int = 1  # the number of keys is padded to a multiple of this (batch size x processes)
+    groups: Numbers | None = None  # [records] group of each record, see ``groups.prompt_groups``
     epoch: int = 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -71,14 +77,30 @@ class StepSampler(Sampler[SampleKey]):
         count, size = len(self.lengths), self.records_per_step
         generator = np.random.default_rng([self.seed, self.epoch])
         order = list(range(count)) if self.strategy == "sequential" else generator.permutation(count).tolist()
+        if self.groups is not None:
+            order = self._by_group(order, self.groups, generator)
         for number, start in enumerate(range(0, count, size)):
             early = self.jepa_epochs is None or self.epoch + start / count < self.jepa_epochs
             with_views = early and hashed_uniform(self.seed, self.epoch, number) < self.jepa_ratio
             records = order[start : start + size]
             if self.sort_by_length:
-                records.sort(key=lambda index: (self.lengths[index], index))
+                records = self._by_length(records)
             keys += [SampleKey(index, with_views, self.epoch) for index in records]
         return iter(keys + [SampleKey(-1, False, self.epoch)] * (len(self) - len(keys)))
+
+    def _by_group(self, order: list[int], groups: Numbers, generator: np.random.Generator) -> list[int]:
+        """Bring the records of each group together; within a group they stay in their order."""
+        _, first, number = np.unique(groups, return_index=True, return_inverse=True)
+        rank = first if self.strategy == "sequential" else generator.permutation(len(first))
+        return sorted(order, key=rank[number].__getitem__)
+
+    def _by_length(self, records: list[int]) -> list[int]:
+        """Sort the records of a step by length; groups move as a whole, by their longest record."""
+        group = {index: index if self.groups is None else int(self.groups[index]) for index in records}
+        longest: dict[int, int] = {}
+        for index in records:
+            longest[group[index]] = max(longest.get(group[index], 0), int(self.lengths[index]))
+        return sorted(records, key=lambda index: (longest[group[index]], group[index], int(self.lengths[index]), index))
 
 
 # -- tokens of records -------------------------------------------------------------------------------------------------
@@ -111,6 +133,18 @@ class TokenizedDataset(Dataset[SampledRecord | None]):
         if number < 0:
             return None
         return SampledRecord(_unflattened(self._records[number].values.to_numpy()), with_views, (epoch, number))
+
+    @cached_property
+    def prompt_groups(self) -> Numbers:
+        """``[records]`` the group of each record by its prompt, see ``groups.prompt_groups``."""
+        return prompt_groups(self.prompts())
+
+    def prompts(self) -> list[Ids]:
+        """The prompt of each record: the tokens of its first text up to the first one that is trained.
+
+        Where the user's message is trained, too, they end with it.
+        """
+        return [_prompt(record.values.to_numpy()) for record in self._records]
 
     def fingerprints(self) -> tuple[str, str]:
         """Hash the records in their order, and token ids and order of their main texts alone.
@@ -158,6 +192,17 @@ def _flat_text(text: TokenizedRecord) -> Ids:
     alone = [view.ids for view in views if not view.in_main]
     head = np.array([text.line, *map(len, parts), sum(map(len, alone))], np.int32)
     return np.concatenate([head, *parts, *alone])
+
+
+def _prompt(flat: Ids) -> Ids:
+    """The prompt of a serialised record."""
+    ends = _HEADER + np.cumsum(flat[1 : _HEADER - 2])
+    ids, labels, asked = flat[_HEADER : ends[0]], flat[ends[0] : ends[1]], flat[ends[1] : ends[2]]
+    if len(asked) and asked[0] >= labels[0]:
+        # The user's first message: a token that continues it is one further than the last.
+        breaks = np.flatnonzero(np.diff(asked) > 1)
+        return ids[: int(asked[breaks[0] if len(breaks) else -1]) + 2]
+    return ids[: int(labels[0]) + 1]
 
 
 def _unflattened(flat: Ids) -> TokenizedRecord:

@@ -113,6 +113,10 @@ class RunConfig:
 
     output_dir: str | None = _run(None, "run folder; must be empty or new, unless resuming", metavar="DIR", moves=True)
     batch_size: int = _run(4, "records per micro-batch", names=("per_device_train_batch_size",), allowed=FROM_ONE)
+    group_by: Literal["prompt"] | None = _run(
+        None,
+        "draw records with one prompt, or a long beginning of it, together; it is computed once a micro-batch then",
+    )
     grad_accum: int = _run(4, "micro-batches a step", names=("gradient_accumulation_steps",), allowed=FROM_ONE)
     learning_rate: float = _run(2e-5, "peak learning rate", metavar="LR", allowed=FROM_ZERO)
     num_epochs: float = _run(3.0, "passes over the data", names=("num_train_epochs",), metavar="N", allowed=POSITIVE)
@@ -167,6 +171,8 @@ class RunConfig:
                 raise UserError(f"`{both[0]}` and `{both[1]}` exclude each other; leave one out")
         if self.lora is not None and (self.pretrain or str(self.model_name).startswith("preset:")):
             raise UserError("`lora` needs trained weights, and presets have random weights, as with `pretrain`")
+        if self.group_by is not None and not self.jepa.share_prefixes:
+            raise UserError("`group_by` saves nothing with `share_prefixes` false; leave one out")
         if self.same_flop and self.trainer.get("max_steps", -1) > 0:
             raise UserError("`same_flop` works out the number of steps, and `max_steps` names it; leave one out")
 

@@ -185,9 +185,15 @@ def _estimate(
         flops = FlopModel.of(model, gradient_checkpointing=again, ema=ema)
     except (RuntimeError, NotImplementedError):
         flops = FlopModel()  # experts, which need weights
-    compares = objective.compares_pairs
     plan = Plan.of(
-        flops, prepared.dataset, jepa.collator, config, training, compares_pairs=compares, processes=processes
+        flops,
+        prepared.dataset,
+        jepa.collator,
+        config,
+        training,
+        compares_pairs=objective.compares_pairs,
+        processes=processes,
+        group_by=run.group_by,
     )
 
     steps = [plan.micro_batches(step) for step in plan.keys(0)]

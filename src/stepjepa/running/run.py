@@ -306,6 +306,7 @@ def _build(
         callbacks=passed.callbacks,
         answer_scores=scores,
         track_flop=config.track_flop,
+        group_by=config.group_by,
     )
     return trainer, rows
 

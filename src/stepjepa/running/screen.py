@@ -19,7 +19,7 @@ from stepjepa.models.weights import parameter_counts
 from stepjepa.objectives.router import describe_router
 from stepjepa.store.folder import METRICS_FILE, RUN_FILE
 from stepjepa.store.record import Results, RunRecord
-from stepjepa.training.plan import EqualCompute
+from stepjepa.training.plan import EqualCompute, Plan
 
 COSINE_COLLAPSES = (
     "cosine maps all texts to one direction in most runs, `jepa_loss_type infonce` does not (docs/how-to/collapse.md)"
@@ -56,12 +56,21 @@ def first_screen(
         "held out": _words(held_out.counts) if held_out is not None else None,
         "each step": f"{plan.records_per_step} records ({plan.batch_size} a batch x {accumulated} accumulated x "
         f"{training.world_size} processes), learning rate {training.learning_rate:g}, seed {training.seed}",
+        "groups": describe_groups(plan),
         "steps": f"{steps:,}, {steps / epoch:.3g} epochs of {epoch:,}",
         "same FLOPs": None if equal is None else equal.describe(),
         "output": run.output_dir,
         **further_rows,
     }
     return [(name, text) for name, text in rows.items() if text is not None]
+
+
+def describe_groups(plan: Plan) -> str | None:
+    """How many groups of records are drawn together, and what that saves; None if each record is drawn by itself."""
+    if plan.sampler.groups is None:
+        return None
+    groups, records = len(set(plan.sampler.groups.tolist())), len(plan.records)
+    return f"{records:,} records in {groups:,} groups by prompt, which saves {plan.saved_by_groups():.1%} of the tokens"
 
 
 def _words(part: Mapping[str, object]) -> str:

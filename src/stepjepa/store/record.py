@@ -31,6 +31,7 @@ class Order:
     records_per_micro_step: int | None = at_least(1, default=None)
     gradient_accumulation_steps: int | None = None
     train_sampling_strategy: str | None = None
+    group_by: str | None = omitted_if_none()  # what the records have in common that are drawn together
     other: JsonObject = unknown_fields()
 
 

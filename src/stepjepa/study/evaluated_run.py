@@ -288,6 +288,7 @@ def _settings(folder: Path, record: RunRecord) -> JsonObject:
         if record.order.records_per_micro_step is None:
             raise origin_of(folder).missing("order.records_per_micro_step", "a whole number of at least 1")
         settings["batch_size"] = record.order.records_per_micro_step
+        settings["group_by"] = record.order.group_by
     if record.objective is not None:
         # Custom terms that were passed in Python replace those of ``jepa``.
         settings["objective"] = str(record.objective.get("sha256"))[:8]

@@ -91,6 +91,15 @@ def refuse_data(config: JepaConfig, args: TrainingArguments, compares_pairs: boo
         )
 
 
+def check_grouping(group_by: str | None, config: JepaConfig) -> str | None:
+    """Return ``group_by``; raise a ``ValueError`` for one that does not exist or would save nothing."""
+    if group_by not in (None, "prompt"):
+        raise ValueError(f"group_by: expected 'prompt' or None, got {group_by!r}")
+    if group_by is not None and not config.share_prefixes:
+        raise ValueError("group_by saves nothing with share_prefixes False; leave one out")
+    return group_by
+
+
 def refuse_sharding(config: JepaConfig, answer_scores: object | None) -> None:
     """Raise a ``ValueError`` for what can't be done where each process holds a part of the weights."""
     if answer_scores is not None:

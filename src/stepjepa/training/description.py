@@ -104,6 +104,7 @@ def config_of(trainer: DescribedTrainer) -> RunConfig:
         eval_steps=_eval_steps(args) if passed.held_out is not None else None,
         finetune_seed=args.seed,
         track_flop=trainer.tracker is not None,
+        group_by=trainer.group_by,
         trainer=_named_fields(args),
         objects=objects,
     )
@@ -269,6 +270,7 @@ def describe_run(
             records_per_micro_step=training.per_device_train_batch_size * training.world_size,
             gradient_accumulation_steps=training.gradient_accumulation_steps,
             train_sampling_strategy=str(training.train_sampling_strategy),
+            group_by=trainer.group_by,
         ),
         data=dict(data),
         counts=prepared.counts,

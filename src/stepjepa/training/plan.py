@@ -52,6 +52,7 @@ class Plan:
         *,
         compares_pairs: bool,
         processes: int,
+        group_by: str | None = None,
     ) -> Plan:
         """The plan of a run: one order of records for any accumulation and number of processes."""
         batch_size, accumulated = args.per_device_train_batch_size, args.gradient_accumulation_steps
@@ -65,6 +66,7 @@ class Plan:
             jepa_epochs=config.jepa_epochs,
             # What pairs are compared with must be drawn from all records, not from those of like length.
             sort_by_length=not compares_pairs,
+            groups=None if group_by is None else dataset.prompt_groups,
         )
         return cls(flops, dataset, sampler, collator, batch_size, config.plain)
 
@@ -92,6 +94,16 @@ class Plan:
     def micro_batches(self, keys: Sequence[SampleKey]) -> list[Batch]:
         """The collated micro-batches of a step: one for each process, then the next ones of the accumulation."""
         return [self.collator(self.records[key] for key in part) for part in _cut(keys, self.batch_size)]
+
+    def saved_by_groups(self, most: int = 32) -> float:
+        """Share of tokens that the sampler's groups save, measured on at most ``most`` micro-batches of an epoch."""
+
+        def relative(plan: Plan) -> float:
+            parts = [part for step in plan.keys(0) for part in _cut(step, self.batch_size)]
+            batches = [batch for part in parts[:: -(-len(parts) // most)] for batch in plan.micro_batches(part)]
+            return sum(each.num_tokens for each in batches) / sum(each.records.plain_tokens for each in batches)
+
+        return 1 - relative(self) / relative(replace(self, sampler=replace(self.sampler, groups=None)))
 
     def cost(self, keys: Sequence[SampleKey]) -> float:
         # A float, as all sums here: the FLOPs of whole runs of large models exceed 64-bit integers.

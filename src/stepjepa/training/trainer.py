@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -71,6 +71,7 @@ class JepaTrainer(Trainer):
         answer_scores: lets the model answer in ``evaluate``, see ``AnswerScores``: the sums of its scores over the
             records of a process, and ``answers``, how many they are.
         track_flop: measure the FLOPs of the first steps and print them beside the derived ones.
+        group_by: ``prompt`` draws records of one prompt, or a long beginning of it, together; None draws each alone.
 
     Raises:
         ValueError: the model can run no encoding, or an argument of Trainer contradicts this objective.
@@ -102,6 +103,7 @@ class JepaTrainer(Trainer):
         objective: Objective | None = None,
         answer_scores: Callable[[PreTrainedModel, int, int], dict[str, float]] | None = None,
         track_flop: bool = False,
+        group_by: Literal["prompt"] | None = None,
     ) -> None:
         refuse_other_transformers()
         self.jepa = jepa or JepaConfig()
@@ -118,6 +120,7 @@ class JepaTrainer(Trainer):
         self.recorder = Recorder(self)
         checks.refuse_contradictions(args)
         # Tried before a model is loaded.
+        self.group_by = checks.check_grouping(group_by, self.jepa)
         checks.refuse_data(self.jepa, args, (objective or Objective.from_config(self.jepa)).compares_pairs)
         model, processing_class, train_dataset = load_named(
             model, processing_class, train_dataset, predictors=self.jepa.used_predictors, seed=args.seed
@@ -252,6 +255,7 @@ class JepaTrainer(Trainer):
             self.args,
             compares_pairs=self.objective.compares_pairs,
             processes=self.args.world_size,
+            group_by=self.group_by,
         )
 
     def floating_point_ops(self, inputs: Batch) -> int:
