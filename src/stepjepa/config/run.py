@@ -33,6 +33,9 @@ from stepjepa.config.option import (
 from stepjepa.config.shortcuts import JEPA, SHORTCUTS, TERMS, read_objective
 from stepjepa.config.trainer import read_trainer_field, unknown_setting
 
+GroupBy = Literal["prompt"]
+"""What records have in common that are drawn together."""
+
 PASSED_OBJECTS = ("model", "tokenizer", "train_dataset", "eval_dataset", "objective")
 """Arguments of :func:`stepjepa.run` that take objects; in the file of a run folder a description stands for each."""
 
@@ -113,7 +116,7 @@ class RunConfig:
 
     output_dir: str | None = _run(None, "run folder; must be empty or new, unless resuming", metavar="DIR", moves=True)
     batch_size: int = _run(4, "records per micro-batch", names=("per_device_train_batch_size",), allowed=FROM_ONE)
-    group_by: Literal["prompt"] | None = _run(
+    group_by: GroupBy | None = _run(
         None,
         "draw records with one prompt, or a long beginning of it, together; it is computed once a micro-batch then",
     )

@@ -12,6 +12,7 @@ from stepjepa.batch.collate import Collator
 from stepjepa.batch.dataset import STRATEGIES, Prepared
 from stepjepa.batch.sequences import SampledRecord
 from stepjepa.config.jepa import JepaConfig
+from stepjepa.config.run import GroupBy
 from stepjepa.models.architecture import has_experts
 from stepjepa.models.probe import leaves_weights_unused
 
@@ -91,7 +92,7 @@ def refuse_data(config: JepaConfig, args: TrainingArguments, compares_pairs: boo
         )
 
 
-def check_grouping(group_by: str | None, config: JepaConfig) -> str | None:
+def check_grouping(group_by: GroupBy | None, config: JepaConfig) -> GroupBy | None:
     """Return ``group_by``; raise a ``ValueError`` for one that does not exist or would save nothing."""
     if group_by not in (None, "prompt"):
         raise ValueError(f"group_by: expected 'prompt' or None, got {group_by!r}")

@@ -20,7 +20,7 @@ from stepjepa.batch.collate import Encoding
 from stepjepa.batch.dataset import Prepared
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.config.option import has_effect, options_of
-from stepjepa.config.run import FLAT, RunConfig
+from stepjepa.config.run import FLAT, GroupBy, RunConfig
 from stepjepa.config.trainer import usual_fields
 from stepjepa.data.records import as_records, records_fingerprint
 from stepjepa.models.architecture import base_model
@@ -51,6 +51,7 @@ class DescribedTrainer(TrainerInterface, Protocol):
     objective: Objective
     encoding: Encoding
     encoding_reason: str
+    group_by: GroupBy | None
 
     @property
     def tracker(self) -> object | None: ...

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from stepjepa.batch.dataset import Prepared, StepSampler
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.batch.prepare import prepare
 from stepjepa.config.jepa import JepaConfig
+from stepjepa.config.run import GroupBy
 from stepjepa.data.records import Data, Views
 from stepjepa.models.architecture import base_model, without_heads
 from stepjepa.models.attention import uses_flex
@@ -103,7 +104,7 @@ class JepaTrainer(Trainer):
         objective: Objective | None = None,
         answer_scores: Callable[[PreTrainedModel, int, int], dict[str, float]] | None = None,
         track_flop: bool = False,
-        group_by: Literal["prompt"] | None = None,
+        group_by: GroupBy | None = None,
     ) -> None:
         refuse_other_transformers()
         self.jepa = jepa or JepaConfig()
