@@ -65,7 +65,8 @@ def evaluate(args: argparse.Namespace) -> JsonObject:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError("every process would write the same file; start one process, without torchrun")
     refuse_both(args, ("load_in_4bit", "load_in_8bit"))
-    if not args.plain and (trained_objective(args.model_path) or {}).get("plain"):
+    trained = None if args.model_path is None else trained_objective(args.model_path)
+    if not args.plain and (trained or {}).get("plain"):
         print("note: the model was trained without a chat format, so it is asked without one (--plain)")
         args.plain = True
     settings = from_args(
@@ -103,7 +104,7 @@ EVALUATE = Command(
         *((TaskOptions, "scoring"), (Sampling, "generation"), (ModelFlags, "generation")),
     ),
     common="model_path test_file output_file overwrite json details task spider_path max_examples similarity "
-    "use_test_prompts max_new_tokens temperature num_samples batch_size dtype load_in_4bit workers",
+    "server server_model use_test_prompts max_new_tokens temperature num_samples batch_size dtype load_in_4bit workers",
     epilog=EPILOG,
     translate=translate_evaluate,
 )

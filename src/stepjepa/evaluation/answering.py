@@ -1,15 +1,16 @@
-"""Let a model answer records batch by batch and score the answers: one line per record, also while it trains."""
+"""Answer records with a model and score the answers, one line per record; also during training."""
 
 from __future__ import annotations
 
+import collections.abc
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from stepjepa.base.errors import UserError
+from stepjepa.base.errors import UserError, naming_batch_size
 from stepjepa.base.json_object import JsonObject
 from stepjepa.chat.content import opens_thought
 from stepjepa.data.records import Record
@@ -103,9 +104,25 @@ def _combine(samples: Sequence[JsonObject], votes: Sequence[str | None], headlin
     }
 
 
+LineBatches: TypeAlias = "collections.abc.Generator[list[JsonObject], None, None]"
+"""Scored lines, some at a time; to be closed by whoever stops early."""
+
+
+class Engine(Protocol):
+    """Answers the records of an evaluation and scores the answers: :class:`Batcher`, or ``server.ServerEngine``."""
+
+    def answer_missing(self, done: Container[int]) -> LineBatches:
+        """Yield the scored lines of the records whose index is not in ``done``, as they are finished.
+
+        ``done`` may grow meanwhile by the lines that were yielded. Lines are those of :func:`judge` with ``gold_loss``,
+        the LM loss per token of the right answer (None without likelihoods), and ``gold_tokens``.
+        """
+        ...
+
+
 @dataclass
 class Batcher:
-    """Lets a model answer records, given by index, and scores the answers.
+    """The built-in engine: generates answers with a transformers model, batch by batch, and scores them.
 
     ``examples`` are the tokenised records, longest prompts first, so that the first batch needs the most memory.
     UserError if a record can't be rendered, or has more tokens than the model has positions.
@@ -130,6 +147,17 @@ class Batcher:
                 remedy = "positions; lower --max_new_tokens or remove the record"
                 raise record_error(self.records[example.index], f"{told} {remedy}")
         self.examples.sort(key=lambda example: (-len(example.prompt_ids), example.index))
+
+    def answer_missing(self, done: Container[int]) -> LineBatches:
+        """Yield the missing lines of each batch; see :class:`Engine`."""
+        for number, start in enumerate(range(0, len(self.examples), self.batch_size)):
+            # A batch with missing lines is run as a whole, since its padding affects the last bits of the results.
+            batch = self.examples[start : start + self.batch_size]
+            missing = {example.index for example in batch if example.index not in done}
+            if missing:
+                with naming_batch_size(self.batch_size):
+                    lines = self.lines(batch, number)
+                yield [line for line in lines if line["index"] in missing]
 
     def lines(self, batch: Sequence[Example], number: int) -> list[JsonObject]:
         """The scored lines of a batch of ``examples``, whose number seeds sampling; UserError if a loss is not finite.

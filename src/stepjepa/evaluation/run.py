@@ -7,18 +7,19 @@ import html
 import os
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tqdm import tqdm
 
-from stepjepa.base.errors import UserError, naming_batch_size
+from stepjepa.base.errors import UserError
 from stepjepa.base.files import fingerprint, read_jsonl, write_json, write_jsonl
 from stepjepa.base.json_object import JsonObject
 from stepjepa.data.records import BadRecords, Record, tell_unused
 from stepjepa.data.sources import read_records
-from stepjepa.evaluation.answering import Batcher, Question, judge
+from stepjepa.evaluation.answering import Batcher, Engine, Question, judge
 from stepjepa.evaluation.output import OutputFile, meta_file, summarise, summary_file
 from stepjepa.evaluation.settings import EvaluationSettings, ScoreSettings, ScoringSettings
 from stepjepa.evaluation.summary_text import format_summary
@@ -81,7 +82,7 @@ class Evaluation:
         if self.bad.count:
             self.selection.left_out["bad record"] = self.bad.count
         self.system_prompt = None
-        if not (settings.use_test_prompts or settings.plain):
+        if settings.model_path is not None and not (settings.use_test_prompts or settings.plain):
             self.system_prompt = training_system_prompt(settings.model_path)
         if self.system_prompt is not None:
             shown = with_system_prompt(list(self.records.values()), self.system_prompt)
@@ -99,10 +100,15 @@ class Evaluation:
         """The settings that must be equal for lines to belong to one evaluation."""
         settings, sampling = self.settings, asdict(self.settings.sampling)
         # Greedy answers do not depend on seed and batch size.
-        drawn = {"seed": sampling.pop("seed"), "batch_size": settings.batch_size}
+        drawn: JsonObject = {
+            "seed": sampling.pop("seed"),
+            "batch_size": None if settings.server else settings.batch_size,
+        }
         columns = {} if settings.columns is None else {"columns": settings.columns}
+        # Not the server's address: it changes where a server is started again.
+        served = {"server_model": settings.server_model, "completions": settings.completions}
         return {
-            "model": model_fingerprint(settings.model_path),
+            "model": None if settings.model_path is None else model_fingerprint(settings.model_path),
             "test_file": fingerprint(settings.test_file),
             "examples": len(self.records),
             "task": self.task.name,
@@ -111,8 +117,9 @@ class Evaluation:
             "headline": self.selection.headline,
             "prompt": {"system": self.system_prompt, "plain": settings.plain, **columns},
             **{name: getattr(settings, name) for name in ("scoring", "dtype", "quantization", "similarity")},
-            # Kept so that an evaluation of an earlier version is still recognised as the same.
-            "engine": "hf",
+            # "hf" is the built-in engine, under the name that it had in earlier versions.
+            "engine": "server" if settings.server else "hf",
+            **(served if settings.server else {}),
             **sampling,
             **(drawn if settings.sampling.temperature > 0 else dict.fromkeys(drawn)),
         }
@@ -133,11 +140,11 @@ class Evaluation:
         if self.settings.similarity:
             from stepjepa.evaluation.embeddings import similarity_config, similarity_quantiles
 
-            config = similarity_config(self.settings.model_path, self.settings.similarity)
+            config = similarity_config(str(self.settings.model_path), self.settings.similarity)
             config, size = replace(config, plain=self.settings.plain), self.settings.batch_size
             similarity, cosines = compare_views(*load(), list(self.records.values()), config, batch_size=size)
         try:
-            seconds = 0.0 if self.output.complete else self._generate(load)
+            seconds = 0.0 if self.output.complete else self._answer(self._engine(load))
         finally:
             self.task.close()
         if similarity is not None:
@@ -149,50 +156,68 @@ class Evaluation:
             similarity |= zip(("right", "wrong"), map(similarity_quantiles, parts.values()), strict=True)
         lines = self.output.finish()
         fresh = [line for line in lines if line["index"] not in kept]
+        tokens = [line["new_tokens"] for line in fresh]
+        known = fresh and seconds and None not in tokens
+        path, address = self.settings.model_path, self.settings.server
         summary = {
-            "model_path": self.settings.model_path,
+            "model_path": path,
+            **({"server": address, "not_measured": self._not_measured()} if address else {}),
             "test_file": str(self.settings.test_file),
             "test_fingerprint": self._identity["test_file"],
             **self.selection.summarise(lines),
             "similarity": similarity,
-            "trained_on": share_trained_on(self.settings.model_path, self.records.values()),
+            "trained_on": None if path is None else share_trained_on(path, self.records.values()),
             "settings": self._identity,
             "generated_now": len(fresh),
             "seconds": seconds,
-            "tokens_per_second": sum(line["new_tokens"] for line in fresh) / seconds if fresh else None,
+            "tokens_per_second": sum(tokens) / seconds if known else None,
         }
         write_json(self.output.summary_file, summary)
         return summary
+
+    def _not_measured(self) -> str:
+        """Name what needs likelihoods, which a server does not give."""
+        by_likelihood = any(self.task.continuations(record) for record in self.records.values())
+        choices = ", multiple choice by likelihood (an answer counts by what it says)" if by_likelihood else ""
+        return f"gold_loss{choices}; a server gives no likelihoods"
 
     def _load(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         from stepjepa.models.loading import load_for_inference
 
         names = ("dtype", "quantization", "trust_remote_code")
-        return load_for_inference(self.settings.model_path, **{name: getattr(self.settings, name) for name in names})
+        path = str(self.settings.model_path)
+        return load_for_inference(path, **{name: getattr(self.settings, name) for name in names})
 
-    def _generate(self, load: Loader) -> float:
-        """Write the missing lines, and return the seconds spent on generating and scoring them."""
+    def _answer(self, engine: Engine) -> float:
+        """Write the missing lines, and return the seconds spent on answering and scoring them."""
+        output, count, seconds = self.output, len(self.records), 0.0
+        bar = tqdm(total=count, initial=self.finished, desc="evaluate", unit="ex", disable=None)
+        with bar, closing(engine.answer_missing(output.done)) as parts:
+            while True:
+                began = time.perf_counter()
+                try:
+                    lines = next(parts, None)
+                except UserError as error:
+                    if not (self.settings.server and self.finished):
+                        raise
+                    there = f"{self.finished} of {count} answers are in {output.path}"
+                    raise UserError(f"{error}; {there}, and the same call asks for the others") from None
+                seconds += time.perf_counter() - began
+                if lines is None:
+                    return seconds
+                output.add(lines)
+                bar.update(len(lines))
+
+    def _engine(self, load: Loader) -> Engine:
+        settings, headline = self.settings, self.selection.headline
+        if settings.server:
+            from stepjepa.evaluation.server import ServerEngine
+
+            return ServerEngine(self.task, self.records, settings, headline=headline)
         from stepjepa.models.generation import Generator
 
-        settings, size, output = self.settings, self.settings.batch_size, self.output
         generator = Generator(*load(), settings.sampling, plain=settings.plain)
-        headline = self.selection.headline
-        batcher = Batcher(self.task, self.records, generator, batch_size=size, headline=headline)
-        examples, seconds = batcher.examples, 0.0
-        with tqdm(total=len(examples), initial=self.finished, desc="evaluate", unit="ex", disable=None) as bar:
-            for number, start in enumerate(range(0, len(examples), size)):
-                # A batch with missing lines is run as a whole, since its padding affects the last bits of the results.
-                batch = examples[start : start + size]
-                missing = {example.index for example in batch}.difference(output.done)
-                if not missing:
-                    continue
-                began = time.perf_counter()
-                with naming_batch_size(size):
-                    lines = batcher.lines(batch, number)
-                seconds += time.perf_counter() - began
-                output.add([line for line in lines if line["index"] in missing])
-                bar.update(len(missing))
-        return seconds
+        return Batcher(self.task, self.records, generator, batch_size=settings.batch_size, headline=headline)
 
 
 def embed_views(
@@ -344,7 +369,7 @@ class Scores:
 
 
 def evaluate(
-    model_path: str | os.PathLike[str],
+    model_path: str | os.PathLike[str] | None,
     test_file: str | os.PathLike[str],
     *,
     output_file: str | os.PathLike[str] | None = None,
@@ -352,19 +377,23 @@ def evaluate(
 ) -> Scores:
     """Answer the records of a test file with a trained model, score the answers, and write both.
 
-    A second call with the same settings goes on where the first was interrupted, and returns what a finished one wrote.
+    A second call with the same settings resumes an interrupted evaluation, and returns what a finished one wrote.
 
     Args:
-        model_path: run folder, checkpoint folder, adapter or hub id.
+        model_path: run folder, checkpoint folder, adapter or hub id; may be None where a ``server`` answers.
         test_file: records, as for training.
         output_file: JSON lines; None for ``NAME.jsonl`` in the run folder, by the name of the test file.
         settings: fields of ``EvaluationSettings``, ``Sampling`` and ``TaskOptions``, which are the flags of
-            ``stepjepa evaluate``, such as ``task``, ``max_new_tokens`` or ``overwrite=True``.
+            ``stepjepa evaluate``, such as ``task``, ``max_new_tokens`` or ``overwrite=True``. With
+            ``server="http://127.0.0.1:8000/v1"`` and ``server_model="NAME"`` a server answers.
 
     Raises:
         TypeError: there is no such setting.
-        UserError: a setting or a file is wrong, or the output file holds an evaluation with other settings.
+        UserError: a setting or a file is wrong, the output file holds an evaluation with other settings, or a server
+            does not answer.
     """
+    if model_path is None and output_file is None:
+        raise ValueError("evaluate: expected an output_file where model_path is None, got None")
     own = {each.name for each in fields(EvaluationSettings)} - {"task_options", "sampling", "quantization"}
     parts: dict[str, JsonObject] = {"own": {}, "task": {}, "sampling": {}}
     bits = [name for name in ("load_in_4bit", "load_in_8bit") if settings.pop(name, False)]
@@ -378,11 +407,12 @@ def evaluate(
     if len(bits) > 1:
         raise ValueError("load_in_4bit, load_in_8bit: expected one of them, got both")
     # As 'stepjepa evaluate' does: a model is asked in the form that it was trained in.
-    parts["own"].setdefault("plain", bool((trained_objective(model_path) or {}).get("plain")))
-    output = Path(output_file or Path(model_path) / f"{Path(test_file).stem}.jsonl")
+    trained = None if model_path is None else trained_objective(model_path)
+    parts["own"].setdefault("plain", bool((trained or {}).get("plain")))
+    output = Path(output_file or Path(model_path or "") / f"{Path(test_file).stem}.jsonl")
     evaluation = Evaluation(
         EvaluationSettings(
-            model_path=os.fspath(model_path),
+            model_path=None if model_path is None else os.fspath(model_path),
             test_file=os.fspath(test_file),
             output_file=os.fspath(output),
             task_options=TaskOptions(**parts["task"]),

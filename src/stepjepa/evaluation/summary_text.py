@@ -63,7 +63,11 @@ def _headline(summary: JsonObject) -> Iterator[str]:
         yield f"mean cosine of matched views: {similarity['matched_similarity']:.3f}{other}"
     if seen := describe_trained_on(summary.get("trained_on")):
         yield seen
+    if summary.get("not_measured"):
+        yield f"not measured: {summary['not_measured']}"
     model = f", model {summary['model_path']}" if summary.get("model_path") else ""
+    if summary.get("server"):
+        model = f", model {summary['settings']['server_model']} at {summary['server']}"
     yield f"evaluated: {_count(n, 'example')} of {summary['test_file']}, task {summary['task']}{model}"
 
 

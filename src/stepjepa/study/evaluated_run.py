@@ -42,7 +42,7 @@ _RENAMED = {"per_device_train_batch_size": "batch_size", "gradient_accumulation_
 # Settings of an evaluation in which runs may differ, or that are read from another field of the summary.
 _NO_PROTOCOL = (
     *("model", "base_model", "predictions", "similarity", "seed", "batch_size"),
-    *("test_file", "examples", "task", "headline"),
+    *("test_file", "examples", "task", "headline", "server_model"),
 )
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "adapter_model.bin")

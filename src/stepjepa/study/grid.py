@@ -27,7 +27,7 @@ KEYS = ("train", "evaluate", "arms", "seeds", "baseline")
 # Command -> flags that the sweep sets itself.
 SET_BY_SWEEP = {
     "train": ("output_dir", "finetune_seed", "seed", "resume_from_checkpoint", "config", "help_all", "dry_run"),
-    "evaluate": ("model_path", "model_name", "output_file", "overwrite"),
+    "evaluate": ("model_path", "model_name", "output_file", "overwrite", "server", "server_model"),
 }
 
 Flags = JsonObject

@@ -1,0 +1,368 @@
+"""Ask a server with OpenAI's chat completions for answers: vLLM, SGLang, llama.cpp, ``transformers serve``."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import deque
+from collections.abc import Container, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from stepjepa.base.errors import UserError, visible
+from stepjepa.base.json_object import JsonObject
+from stepjepa.data.records import Record
+from stepjepa.evaluation.answering import LineBatches, Question, judge
+from stepjepa.evaluation.prompts import make_examples
+from stepjepa.evaluation.settings import KEY_VARIABLE, EvaluationSettings
+from stepjepa.models.sampling import Answer, Sampling
+from stepjepa.tasks.base import Task, record_error
+
+if TYPE_CHECKING:
+    import httpx
+    from transformers import PreTrainedTokenizerBase
+
+    from stepjepa.chat.template import ChatTemplate, PlainTemplate
+
+CONTACT_SECONDS = 5.0
+"""A server that is alive answers a GET of its address within this time, whatever it is busy with."""
+
+_CONNECT_SECONDS = 10.0
+_FIRST_DELAY, _LONGEST_DELAY = 0.5, 60.0  # seconds before the second try, doubled for each further one
+_RETRIED_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_EXCERPT = 200  # characters of a server's words in a message
+
+
+class ServerError(Exception):
+    """A server answered a request wrongly or not at all; the message says what it did."""
+
+
+class ServerEngine:
+    """Asks a server for the answers of an evaluation and scores them; see :class:`answering.Engine`.
+
+    The server applies its own template and stop tokens to the messages of a record, or, with ``completions``, gets the
+    prompt that the template of ``settings.model_path`` renders. Of ``settings.sampling`` only what differs from a
+    server's own default is sent, since some servers refuse fields that they don't know. Several samples of a record
+    are several requests with a seed each. No likelihoods are computed: ``gold_loss`` of a line is None.
+
+    Args:
+        task: scores the answers.
+        records: the records by position in the test file.
+        settings: address and name of the model, limits, decoding.
+        headline: the score that decides what is an error.
+        transport: replaces the network, for tests.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        records: Mapping[int, Record],
+        settings: EvaluationSettings,
+        *,
+        headline: str,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        if settings.server is None or settings.server_model is None:
+            raise ValueError("expected settings with server and server_model, got None")
+        self.task, self.records, self.headline = task, records, headline
+        self.settings, self.concurrency = settings, settings.concurrency
+        self._client = Client(settings.server, timeout=settings.timeout, retries=settings.retries, transport=transport)
+        self._prompts = _rendered_prompts(records, settings) if settings.completions else {}
+
+    def answer_missing(self, done: Container[int]) -> LineBatches:
+        """Yield the scored lines of the records that are not in ``done``, as their answers arrive.
+
+        After a failure nothing more is asked; the answers to what was asked already are yielded before it is raised.
+
+        Raises:
+            UserError: the server can't be reached, or answers wrongly; the message names the record.
+        """
+        from anyio.from_thread import start_blocking_portal
+
+        waiting = deque(index for index in self.records if index not in done)
+        if not waiting:
+            return
+        # The loop runs in a thread of its own: a notebook has one in this thread already.
+        with start_blocking_portal() as portal, portal.wrap_async_context_manager(self._client):
+            portal.call(self._client.check_contact)
+            running: dict[Future[list[Answer]], int] = {}
+            failure: UserError | None = None
+            try:
+                while running or (waiting and failure is None):
+                    while waiting and failure is None and len(running) < self.concurrency:
+                        index = waiting.popleft()
+                        running[portal.start_task_soon(self._ask, index)] = index
+                    finished, _ = wait(running, return_when=FIRST_COMPLETED)
+                    answers: dict[int, list[Answer]] = {}
+                    for future in sorted(finished, key=running.__getitem__):
+                        index = running.pop(future)
+                        try:
+                            answers[index] = future.result()
+                        except ServerError as error:
+                            failure = failure or record_error(self.records[index], f"{self._client.address} {error}")
+                    if answers:
+                        yield self._judge(answers)
+            finally:
+                for future in running:
+                    future.cancel()
+            if failure is not None:
+                raise failure
+
+    async def _ask(self, index: int) -> list[Answer]:
+        """Ask for the samples of one record, one after the other."""
+        settings, record = self.settings, self.records[index]
+        sampling = settings.sampling
+        answers = []
+        for sample in range(sampling.num_samples):
+            body: JsonObject = {"model": settings.server_model, **decoding(sampling, index, sample)}
+            if settings.completions:
+                data = await self._client.post("completions", body | {"prompt": self._prompts[index]})
+                answers.append(read_completion(data))
+            else:
+                data = await self._client.post("chat/completions", body | chat_fields(record))
+                answers.append(read_chat_completion(data))
+        return answers
+
+    def _judge(self, answers: Mapping[int, Sequence[Answer]]) -> list[JsonObject]:
+        questions = [Question(index, self.records[index], self._prompts.get(index)) for index in answers]
+        lines = judge(self.task, questions, list(answers.values()), self.headline)
+        return [line | {"gold_loss": None, "gold_tokens": 0} for line in lines]
+
+
+class Client:
+    """Posts requests to one server, several times if need be; an asynchronous context manager.
+
+    Args:
+        address: the base address, with the version: ``http://127.0.0.1:8000/v1``.
+        timeout: seconds that the server may take for one answer; a request that takes longer is not sent again.
+        retries: further tries after a broken connection or a status that says *later* (429, 5xx), with growing pauses.
+        transport: replaces the network, for tests.
+    """
+
+    def __init__(
+        self, address: str, *, timeout: float, retries: int, transport: httpx.AsyncBaseTransport | None = None
+    ) -> None:
+        try:
+            import httpx
+        except ImportError:
+            raise UserError("server: needs httpx, which is not installed; pip install 'stepjepa[server]'") from None
+        self.address, self._timeout, self._retries = address.rstrip("/"), timeout, retries
+        key = os.environ.get(KEY_VARIABLE)
+        # A proxy of the environment is meant for other machines.
+        local = urlsplit(self.address).hostname in _LOOPBACK
+        self._client = httpx.AsyncClient(
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            # Reading has the limit of the whole answer, see `post`.
+            timeout=httpx.Timeout(None, connect=_CONNECT_SECONDS),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+            transport=transport,
+            trust_env=not local,
+        )
+
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._client.aclose()
+
+    async def check_contact(self) -> None:
+        """Raise ``UserError`` unless the server answers a GET of its address soon, with any status; one try."""
+        import httpx
+        from anyio import fail_after
+
+        try:
+            with fail_after(CONTACT_SECONDS):
+                async with self._client.stream("GET", self.address):
+                    return
+        except TimeoutError:
+            fault = f"accepts connections but gives no answer within {CONTACT_SECONDS:g} seconds"
+        except httpx.TransportError as error:
+            fault = f"can't be reached ({_describe(error)})"
+        remedy = "start it, or name the base address that it listens on, such as http://127.0.0.1:8000/v1"
+        raise UserError(f"server: {self.address} {fault}; {remedy}")
+
+    async def post(self, path: str, body: JsonObject) -> object:
+        """Send a request and return the JSON of the answer; ``ServerError`` where there is none."""
+        import anyio
+        import httpx
+
+        delay = 0.0
+        for attempt in range(self._retries + 1):
+            await anyio.sleep(delay)
+            delay = min(_FIRST_DELAY * 2**attempt, _LONGEST_DELAY)
+            try:
+                with anyio.fail_after(self._timeout):
+                    response = await self._client.post(f"{self.address}/{path}", json=body)
+            except TimeoutError:
+                raise ServerError(f"gave no answer within {self._timeout:g} seconds; raise `timeout`") from None
+            except httpx.TransportError as error:
+                fault = f"broke the connection or is gone ({_describe(error)})"
+                continue
+            if response.status_code not in _RETRIED_STATUS:
+                return _read_body(response, path)
+            fault = _describe_status(response)
+            delay = max(delay, _retry_after(response))
+        tries = f" at each of {self._retries + 1} tries" if self._retries else ""
+        raise ServerError(f"{fault}{tries}")
+
+
+# -- requests ----------------------------------------------------------------------------------------------------------
+
+
+def chat_fields(record: Record) -> JsonObject:
+    """Return the fields of a request that hold a record's chat without its answer, as OpenAI's API spells it."""
+    messages = []
+    for message in record.messages[:-1]:
+        sent = {name: value for name, value in message.items() if name != "weight"}
+        if calls := sent.get("tool_calls"):
+            # Records hold arguments as an object; the API has them as JSON text.
+            sent["tool_calls"] = [_with_arguments_as_text(call) for call in calls]
+        messages.append(sent)
+    optional = {"tools": record.tools, "chat_template_kwargs": record.chat_template_kwargs}
+    return {"messages": messages, **{name: value for name, value in optional.items() if value is not None}}
+
+
+def _with_arguments_as_text(call: JsonObject) -> JsonObject:
+    function = call["function"]
+    text = json.dumps(function["arguments"], ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": text}}
+
+
+def decoding(sampling: Sampling, index: int, sample: int) -> JsonObject:
+    """Return the fields of a request that say how to decode; those at a server's default are left out.
+
+    Args:
+        sampling: the settings.
+        index: the record's position in the test file.
+        sample: number of the sample of this record; each has a seed of its own.
+    """
+    fields: JsonObject = {"max_tokens": sampling.max_new_tokens, "temperature": sampling.temperature}
+    if sampling.temperature > 0:
+        digest = hashlib.sha256(f"{sampling.seed}:{index}:{sample}".encode()).digest()
+        fields["seed"] = int.from_bytes(digest[:4]) >> 1  # some servers read 31 bits
+        fields |= {"top_p": sampling.top_p} if sampling.top_p < 1 else {}
+        fields |= {"top_k": sampling.top_k} if sampling.top_k else {}
+    return fields
+
+
+def _rendered_prompts(records: Mapping[int, Record], settings: EvaluationSettings) -> dict[int, str]:
+    """Return the prompt of each record as text, rendered by the template of ``settings.model_path``.
+
+    UserError if a server that tokenises the text, and puts special tokens in front as its tokenizer does, would read
+    other tokens than training showed.
+    """
+    from stepjepa.chat.template import ChatTemplate, PlainTemplate
+    from stepjepa.models.loading import load_tokenizer
+
+    tokenizer = load_tokenizer(str(settings.model_path), trust_remote_code=settings.trust_remote_code)
+    template: ChatTemplate | PlainTemplate = PlainTemplate(tokenizer) if settings.plain else ChatTemplate(tokenizer)
+    prompts: dict[int, str] = {}
+    for example in make_examples(records.items(), tokenizer, template):
+        text = _text_for(example.prompt, example.prompt_ids, tokenizer)
+        if text is None:
+            fault = "a server would read other tokens from this prompt's text than training showed"
+            raise record_error(records[example.index], f"{fault}; leave `completions` out, so that messages are sent")
+        prompts[example.index] = text
+    return prompts
+
+
+def _text_for(prompt: str, ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """Return the prompt, or the prompt without its begin-of-text token, whose tokens are ``ids``; None for neither."""
+    # Most servers put the begin-of-text token in front by themselves.
+    candidates = prompt.removeprefix(tokenizer.bos_token or ""), prompt
+    return next((text for text in candidates if tokenizer(text)["input_ids"] == list(ids)), None)
+
+
+# -- answers -----------------------------------------------------------------------------------------------------------
+
+
+def read_chat_completion(data: object) -> Answer:
+    """Read the answer of ``/chat/completions``; ``ServerError`` if it has another form.
+
+    A thought that the server has taken out of the content is put in front of it again, in think tags. Tool calls follow
+    behind it as JSON, each in ``<tool_call>`` tags.
+    """
+    choice = _first_choice(data)
+    message = choice.get("message")
+    if not isinstance(message, dict):
+        raise ServerError(f"sent a choice without a message: {_excerpt(choice)}")
+    content, calls = message.get("content"), message.get("tool_calls") or []
+    thought = message.get("reasoning_content") or message.get("reasoning")
+    texts_or_none = all(isinstance(text, str | None) for text in (content, thought))
+    if not texts_or_none or not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        raise ServerError(f"sent a message that is no text: {_excerpt(message)}")
+    functions = [json.dumps(call.get("function"), ensure_ascii=False) for call in calls]
+    text = "\n".join([*([content] if content else []), *(f"<tool_call>\n{each}\n</tool_call>" for each in functions)])
+    if thought:
+        # Without a content and calls the answer was cut off inside the thought.
+        text = f"<think>\n{thought.strip()}\n</think>\n\n{text}" if text else f"<think>\n{thought}"
+    return _answer(text, choice, data)
+
+
+def read_completion(data: object) -> Answer:
+    """Read the answer of ``/completions``; ``ServerError`` if it has another form."""
+    choice = _first_choice(data)
+    text = choice.get("text")
+    if not isinstance(text, str):
+        raise ServerError(f"sent a choice without a text: {_excerpt(choice)}")
+    return _answer(text, choice, data)
+
+
+def _first_choice(data: object) -> JsonObject:
+    choices = data.get("choices") if isinstance(data, dict) else None
+    if not isinstance(choices, list):
+        raise ServerError(f"sent JSON without 'choices': {_excerpt(data)}")
+    if not choices:
+        raise ServerError("sent 0 choices where 1 was asked for")
+    if not isinstance(choices[0], dict):
+        raise ServerError(f"sent a choice that is no object: {_excerpt(choices[0])}")
+    return choices[0]
+
+
+def _answer(text: str, choice: JsonObject, data: object) -> Answer:
+    reason = choice.get("finish_reason")
+    usage = data.get("usage") if isinstance(data, dict) else None
+    tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
+    return Answer(
+        text,
+        stopped={"stop": True, "tool_calls": True, "length": False}.get(reason) if isinstance(reason, str) else None,
+        new_tokens=tokens if isinstance(tokens, int) and not isinstance(tokens, bool) else None,
+    )
+
+
+def _read_body(response: httpx.Response, path: str) -> object:
+    """Return the JSON of a response; ``ServerError`` for another status than success, or no JSON."""
+    if not response.is_success:
+        remedies = {
+            401: f"; set the environment variable {KEY_VARIABLE} to the server's key",
+            403: f"; set the environment variable {KEY_VARIABLE} to a key that may",
+            404: f" at /{path}; check `server`, which mostly ends in /v1, and `server_model`",
+        }
+        raise ServerError(f"{_describe_status(response)}{remedies.get(response.status_code, '')}")
+    try:
+        return response.json()
+    except ValueError:
+        raise ServerError(f"sent no JSON: {_excerpt(response.text)}") from None
+
+
+def _describe_status(response: httpx.Response) -> str:
+    return f"answered with status {response.status_code}: {_excerpt(response.text)}"
+
+
+def _describe(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def _excerpt(value: object) -> str:
+    """Return the beginning of a server's words on one line."""
+    text = " ".join((value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)).split())
+    return visible(f"{text[:_EXCERPT]}..." if len(text) > _EXCERPT else text) or "nothing"
+
+
+def _retry_after(response: httpx.Response) -> float:
+    """Return the seconds of the header ``Retry-After``, 0 where it is missing or a date."""
+    text = response.headers.get("retry-after", "")
+    return min(float(text), _LONGEST_DELAY) if text.isdecimal() else 0.0
