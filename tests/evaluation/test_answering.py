@@ -14,7 +14,8 @@ from stepjepa.chat.tokens import all_predictor_ids
 from stepjepa.cli.main import main
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.config.lora import LoraSettings
-from stepjepa.evaluation.answering import COUNT, AnswerScores, Question, judge, spread
+from stepjepa.evaluation.answering import COUNT, AnswerScores, spread
+from stepjepa.evaluation.judging import Question, judge
 from stepjepa.models.loading import add_lora
 from stepjepa.models.sampling import Answer
 from stepjepa.tasks.base import Likelihood

@@ -20,10 +20,12 @@ from stepjepa.base.errors import UserError
 from stepjepa.base.files import write_jsonl
 from stepjepa.chat.template import ChatTemplate
 from stepjepa.cli.main import main
+from stepjepa.config.server import KEY_VARIABLE
 from stepjepa.data.sources import read_records
+from stepjepa.evaluation import prompts
 from stepjepa.evaluation import server as servers
 from stepjepa.evaluation.run import Evaluation, evaluate
-from stepjepa.evaluation.settings import KEY_VARIABLE, EvaluationSettings
+from stepjepa.evaluation.settings import EvaluationSettings
 from stepjepa.models.sampling import Answer
 
 pytest.importorskip("httpx", reason="needs httpx: pip install 'stepjepa[server]'")
@@ -158,10 +160,10 @@ def test_the_begin_of_text_token_is_not_doubled(adds, sent, tokenizer):
     prompt = ChatTemplate(made).prompt([{"role": "user", "content": "Go"}])
     ids = made(prompt, add_special_tokens=False)["input_ids"]
     assert ids[0] == made.bos_token_id
-    text = servers._text_for(prompt, ids, made)
+    text = prompts._text_for(prompt, ids, made)
     assert text == {"with": prompt, "without": prompt.removeprefix("<|begin_of_text|>")}[sent]
     assert made(text)["input_ids"] == ids
-    assert servers._text_for(prompt, [*ids, 5], made) is None
+    assert prompts._text_for(prompt, [*ids, 5], made) is None
 
 
 @pytest.mark.parametrize(

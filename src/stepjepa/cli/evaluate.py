@@ -15,6 +15,7 @@ from stepjepa.cli.flags import DetailsFlags, JsonFlags
 from stepjepa.cli.parser import from_args, refuse_both
 from stepjepa.cli.published import translate_evaluate
 from stepjepa.config.option import option
+from stepjepa.config.server import ServerSettings
 from stepjepa.data.records import tell_unused
 from stepjepa.evaluation.settings import EvaluationSettings, ScoreSettings
 from stepjepa.models.sampling import Sampling
@@ -74,6 +75,7 @@ def evaluate(args: argparse.Namespace) -> JsonObject:
         args,
         task_options=from_args(TaskOptions, args),
         sampling=from_args(Sampling, args),
+        serving=from_args(ServerSettings, args),
         quantization="4bit" if args.load_in_4bit else "8bit" if args.load_in_8bit else None,
     )
     evaluation = Evaluation(settings)
@@ -102,6 +104,7 @@ EVALUATE = Command(
     flags=(
         *((EvaluationSettings, "files"), (JsonFlags, "files"), (DetailsFlags, "files")),
         *((TaskOptions, "scoring"), (Sampling, "generation"), (ModelFlags, "generation")),
+        (ServerSettings, "server"),
     ),
     common="model_path test_file output_file overwrite json details task spider_path max_examples similarity "
     "server server_model use_test_prompts max_new_tokens temperature num_samples batch_size dtype load_in_4bit workers",

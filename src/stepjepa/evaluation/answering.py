@@ -2,122 +2,26 @@
 
 from __future__ import annotations
 
-import collections.abc
 import math
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from statistics import fmean
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING
 
-from stepjepa.base.errors import UserError, naming_batch_size
+from stepjepa.base.errors import naming_batch_size
 from stepjepa.base.json_object import JsonObject
-from stepjepa.chat.content import opens_thought
 from stepjepa.data.records import Record
+from stepjepa.evaluation.judging import LineBatches, Question, judge
 from stepjepa.evaluation.prompts import Example, make_examples
-from stepjepa.models.sampling import Answer, Sampling, Span
-from stepjepa.tasks.base import WRONG, Likelihood, Response, Scored, Task, record_error
+from stepjepa.models.sampling import Sampling, Span
+from stepjepa.tasks.base import Likelihood, Task, record_error
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from stepjepa.models.generation import Generator
 
-RAN_ON = "ran on"
 COUNT = "answers"  # the name under which AnswerScores returns the number of records
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """A record that is answered."""
-
-    index: int  # position in the test file, from 0
-    record: Record
-    prompt: str | None = None  # as text; None if another program rendered it
-    # Of the task's continuations, by label; None if there are none or another program answered.
-    likelihoods: Mapping[str, Likelihood] | None = None
-
-
-def judge(
-    task: Task, questions: Sequence[Question], answers: Sequence[Sequence[Answer]], headline: str | None = None
-) -> list[JsonObject]:
-    """Score answers, equally many samples for each question, into one line per question.
-
-    ``headline`` is the score that decides what is an error, by default that of the task; UserError if it has none such.
-
-    A line has ``index``, ``prompt``, ``truth``, ``generated``, ``extracted``, ``scores``, ``error``, ``stopped``,
-    ``new_tokens`` and, if there are any, ``likelihoods``. With several samples ``scores`` are their means, beside
-    ``pass@1`` (the mean of the headline), ``pass@n`` (one sample is right) and ``majority`` (the majority answer is
-    right); ``generated``, ``extracted`` and ``error`` are those of the majority answer, ``samples`` holds all of them.
-    """
-    flat = [(question, answer) for question, given in zip(questions, answers, strict=True) for answer in given]
-    responses = [Response(answer.text, each.likelihoods, opens_thought(each.prompt)) for each, answer in flat]
-    verdicts = task.score_all([question.record for question, _ in flat], responses)
-    name = headline or task.headline
-    if missing := next((scored.scores for scored in verdicts if name not in scored.scores), None):
-        hint = "; leave --startswith out" if name == task.beginning != task.headline else ""
-        raise UserError(f"task '{task.name}' has no score '{name}', only {', '.join(missing)}{hint}")
-    judged = iter(zip(verdicts, responses, strict=True))
-    lines = []
-    for question, given in zip(questions, answers, strict=True):
-        samples, votes = [], []
-        for answer in given:
-            scored, response = next(judged)
-            # Where likelihoods decide, a text that was cut off is not the reason of an error.
-            samples.append(_sample(answer, scored, name, by_text=question.likelihoods is None))
-            votes.append(task.vote(scored, response) if len(given) > 1 else None)
-        truth = task.truth(question.record)
-        line: JsonObject = {"index": question.index, "prompt": question.prompt, "truth": truth}
-        line |= samples[0] if len(samples) == 1 else _combine(samples, votes, name)
-        if question.likelihoods is not None:
-            line["likelihoods"] = {label: list(found) for label, found in question.likelihoods.items()}
-        lines.append(line)
-    return lines
-
-
-def _sample(answer: Answer, scored: Scored, headline: str, *, by_text: bool) -> JsonObject:
-    reason = RAN_ON if by_text and answer.stopped is False else scored.error or WRONG
-    return {
-        "generated": answer.text,
-        "extracted": scored.extracted,
-        "scores": scored.scores,
-        "error": None if scored.scores[headline] else reason,
-        "stopped": answer.stopped,
-        "new_tokens": answer.new_tokens,
-    }
-
-
-def _combine(samples: Sequence[JsonObject], votes: Sequence[str | None], headline: str) -> JsonObject:
-    # The majority answer is the first sample with the most frequent vote; of equally frequent ones the first counts.
-    counts = Counter(vote for vote in votes if vote is not None)
-    chosen = samples[votes.index(counts.most_common(1)[0][0]) if counts else 0]
-    right = [sample["scores"][headline] for sample in samples]
-    scores = {name: fmean(sample["scores"][name] for sample in samples) for name in chosen["scores"]}
-    scores |= {"pass@1": fmean(right), f"pass@{len(samples)}": any(right), "majority": chosen["scores"][headline]}
-    stopped, tokens = ([sample[name] for sample in samples] for name in ("stopped", "new_tokens"))
-    return {
-        **chosen,
-        "scores": scores,
-        "stopped": None if None in stopped else fmean(stopped),
-        "new_tokens": None if None in tokens else sum(tokens),
-        "samples": list(samples),
-    }
-
-
-LineBatches: TypeAlias = "collections.abc.Generator[list[JsonObject], None, None]"
-"""Scored lines, some at a time; to be closed by whoever stops early."""
-
-
-class Engine(Protocol):
-    """Answers the records of an evaluation and scores the answers: :class:`Batcher`, or ``server.ServerEngine``."""
-
-    def answer_missing(self, done: Container[int]) -> LineBatches:
-        """Yield the scored lines of the records whose index is not in ``done``, as they are finished.
-
-        ``done`` may grow meanwhile by the lines that were yielded. Lines are those of :func:`judge` with ``gold_loss``,
-        the LM loss per token of the right answer (None without likelihoods), and ``gold_tokens``.
-        """
-        ...
 
 
 @dataclass
@@ -149,7 +53,7 @@ class Batcher:
         self.examples.sort(key=lambda example: (-len(example.prompt_ids), example.index))
 
     def answer_missing(self, done: Container[int]) -> LineBatches:
-        """Yield the missing lines of each batch; see :class:`Engine`."""
+        """Yield the missing lines of each batch; see ``judging.Engine``."""
         for number, start in enumerate(range(0, len(self.examples), self.batch_size)):
             # A batch with missing lines is run as a whole, since its padding affects the last bits of the results.
             batch = self.examples[start : start + self.batch_size]

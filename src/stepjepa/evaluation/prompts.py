@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -51,6 +51,32 @@ def make_examples(
         gold = Span(ids.tolist(), max(1, answer))
         examples.append(Example(index, turn.text[: turn.answer], gold.ids[:answer], gold, scored))
     return examples
+
+
+def rendered_prompts(
+    records: Mapping[int, Record], tokenizer: PreTrainedTokenizerBase, *, plain: bool = False
+) -> dict[int, str]:
+    """Return the prompt of each record as text, for a server that tokenises it with the same tokenizer.
+
+    UserError if such a server, which puts special tokens in front as the tokenizer does, would read other tokens than
+    training showed.
+    """
+    template: Template = PlainTemplate(tokenizer) if plain else ChatTemplate(tokenizer)
+    prompts: dict[int, str] = {}
+    for example in make_examples(records.items(), tokenizer, template):
+        text = _text_for(example.prompt, example.prompt_ids, tokenizer)
+        if text is None:
+            fault = "a server would read other tokens from this prompt's text than training showed"
+            raise record_error(records[example.index], f"{fault}; leave `completions` out, so that messages are sent")
+        prompts[example.index] = text
+    return prompts
+
+
+def _text_for(prompt: str, ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """Return the prompt, or the prompt without its begin-of-text token, whose tokens are ``ids``; None for neither."""
+    # Most servers put the begin-of-text token in front by themselves.
+    candidates = prompt.removeprefix(tokenizer.bos_token or ""), prompt
+    return next((text for text in candidates if tokenizer(text)["input_ids"] == list(ids)), None)
 
 
 def _continuation_span(record: Record, continuation: Continuation, texts: TextTokenizer, template: Template) -> Span:

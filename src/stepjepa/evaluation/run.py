@@ -17,9 +17,11 @@ from tqdm import tqdm
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import fingerprint, read_jsonl, write_json, write_jsonl
 from stepjepa.base.json_object import JsonObject
+from stepjepa.config.server import ServerSettings
 from stepjepa.data.records import BadRecords, Record, tell_unused
 from stepjepa.data.sources import read_records
-from stepjepa.evaluation.answering import Batcher, Engine, Question, judge
+from stepjepa.evaluation.answering import Batcher
+from stepjepa.evaluation.judging import Engine, Question, judge
 from stepjepa.evaluation.output import OutputFile, meta_file, summarise, summary_file
 from stepjepa.evaluation.settings import EvaluationSettings, ScoreSettings, ScoringSettings
 from stepjepa.evaluation.summary_text import format_summary
@@ -102,11 +104,11 @@ class Evaluation:
         # Greedy answers do not depend on seed and batch size.
         drawn: JsonObject = {
             "seed": sampling.pop("seed"),
-            "batch_size": None if settings.server else settings.batch_size,
+            "batch_size": None if settings.serving.server else settings.batch_size,
         }
         columns = {} if settings.columns is None else {"columns": settings.columns}
         # Not the server's address: it changes where a server is started again.
-        served = {"server_model": settings.server_model, "completions": settings.completions}
+        served = {name: getattr(settings.serving, name) for name in ("server_model", "completions")}
         return {
             "model": None if settings.model_path is None else model_fingerprint(settings.model_path),
             "test_file": fingerprint(settings.test_file),
@@ -118,8 +120,8 @@ class Evaluation:
             "prompt": {"system": self.system_prompt, "plain": settings.plain, **columns},
             **{name: getattr(settings, name) for name in ("scoring", "dtype", "quantization", "similarity")},
             # "hf" is the built-in engine, under the name that it had in earlier versions.
-            "engine": "server" if settings.server else "hf",
-            **(served if settings.server else {}),
+            "engine": "server" if settings.serving.server else "hf",
+            **(served if settings.serving.server else {}),
             **sampling,
             **(drawn if settings.sampling.temperature > 0 else dict.fromkeys(drawn)),
         }
@@ -158,7 +160,7 @@ class Evaluation:
         fresh = [line for line in lines if line["index"] not in kept]
         tokens = [line["new_tokens"] for line in fresh]
         known = fresh and seconds and None not in tokens
-        path, address = self.settings.model_path, self.settings.server
+        path, address = self.settings.model_path, self.settings.serving.server
         summary = {
             "model_path": path,
             **({"server": address, "not_measured": self._not_measured()} if address else {}),
@@ -198,7 +200,7 @@ class Evaluation:
                 try:
                     lines = next(parts, None)
                 except UserError as error:
-                    if not (self.settings.server and self.finished):
+                    if not (self.settings.serving.server and self.finished):
                         raise
                     there = f"{self.finished} of {count} answers are in {output.path}"
                     raise UserError(f"{error}; {there}, and the same call asks for the others") from None
@@ -208,12 +210,23 @@ class Evaluation:
                 output.add(lines)
                 bar.update(len(lines))
 
+    def _prompts_as_text(self) -> dict[int, str] | None:
+        settings = self.settings
+        if not settings.serving.completions:
+            return None
+        from stepjepa.evaluation.prompts import rendered_prompts
+        from stepjepa.models.loading import load_tokenizer
+
+        tokenizer = load_tokenizer(str(settings.model_path), trust_remote_code=settings.trust_remote_code)
+        return rendered_prompts(self.records, tokenizer, plain=settings.plain)
+
     def _engine(self, load: Loader) -> Engine:
         settings, headline = self.settings, self.selection.headline
-        if settings.server:
+        if settings.serving.server:
             from stepjepa.evaluation.server import ServerEngine
 
-            return ServerEngine(self.task, self.records, settings, headline=headline)
+            prompts, parts = self._prompts_as_text(), (settings.serving, settings.sampling)
+            return ServerEngine(self.task, self.records, *parts, headline=headline, prompts=prompts)
         from stepjepa.models.generation import Generator
 
         generator = Generator(*load(), settings.sampling, plain=settings.plain)
@@ -383,8 +396,8 @@ def evaluate(
         model_path: run folder, checkpoint folder, adapter or hub id; may be None where a ``server`` answers.
         test_file: records, as for training.
         output_file: JSON lines; None for ``NAME.jsonl`` in the run folder, by the name of the test file.
-        settings: fields of ``EvaluationSettings``, ``Sampling`` and ``TaskOptions``, which are the flags of
-            ``stepjepa evaluate``, such as ``task``, ``max_new_tokens`` or ``overwrite=True``. With
+        settings: fields of ``EvaluationSettings``, ``Sampling``, ``TaskOptions`` and ``ServerSettings``, which are the
+            flags of ``stepjepa evaluate``, such as ``task``, ``max_new_tokens`` or ``overwrite=True``. With
             ``server="http://127.0.0.1:8000/v1"`` and ``server_model="NAME"`` a server answers.
 
     Raises:
@@ -394,11 +407,12 @@ def evaluate(
     """
     if model_path is None and output_file is None:
         raise ValueError("evaluate: expected an output_file where model_path is None, got None")
-    own = {each.name for each in fields(EvaluationSettings)} - {"task_options", "sampling", "quantization"}
-    parts: dict[str, JsonObject] = {"own": {}, "task": {}, "sampling": {}}
+    own = {each.name for each in fields(EvaluationSettings)} - {"task_options", "sampling", "serving", "quantization"}
+    parts: dict[str, JsonObject] = {"own": {}, "task": {}, "sampling": {}, "serving": {}}
     bits = [name for name in ("load_in_4bit", "load_in_8bit") if settings.pop(name, False)]
     for name, value in settings.items():
         homes = {"own": own, "task": {*_names(TaskOptions)}, "sampling": {*_names(Sampling)}}
+        homes["serving"] = {*_names(ServerSettings)}
         home = next((home for home, names in homes.items() if name in names), None)
         if home is None:
             known = ", ".join(sorted(set().union(*homes.values(), {"load_in_4bit", "load_in_8bit"})))
@@ -417,6 +431,7 @@ def evaluate(
             output_file=os.fspath(output),
             task_options=TaskOptions(**parts["task"]),
             sampling=Sampling(**parts["sampling"]),
+            serving=ServerSettings(**parts["serving"]),
             quantization=bits[0].removeprefix("load_in_") if bits else None,  # type: ignore[arg-type]  # of two names
             **parts["own"],
         )

@@ -13,19 +13,14 @@ from urllib.parse import urlsplit
 
 from stepjepa.base.errors import UserError, visible
 from stepjepa.base.json_object import JsonObject
+from stepjepa.config.server import KEY_VARIABLE, ServerSettings
 from stepjepa.data.records import Record
-from stepjepa.evaluation.answering import LineBatches, Question, judge
-from stepjepa.evaluation.prompts import make_examples
-from stepjepa.evaluation.settings import KEY_VARIABLE, EvaluationSettings
+from stepjepa.evaluation.judging import LineBatches, Question, judge
 from stepjepa.models.sampling import Answer, Sampling
 from stepjepa.tasks.base import Task, record_error
 
 if TYPE_CHECKING:
     import httpx
-    from transformers import PreTrainedTokenizerBase
-
-    from stepjepa.chat.template import ChatTemplate, PlainTemplate
-
 CONTACT_SECONDS = 5.0
 """A server that is alive answers a GET of its address within this time, whatever it is busy with."""
 
@@ -41,36 +36,37 @@ class ServerError(Exception):
 
 
 class ServerEngine:
-    """Asks a server for the answers of an evaluation and scores them; see :class:`answering.Engine`.
+    """Asks a server for the answers of an evaluation and scores them; see ``judging.Engine``.
 
-    The server applies its own template and stop tokens to the messages of a record, or, with ``completions``, gets the
-    prompt that the template of ``settings.model_path`` renders. Of ``settings.sampling`` only what differs from a
-    server's own default is sent, since some servers refuse fields that they don't know. Several samples of a record
-    are several requests with a seed each. No likelihoods are computed: ``gold_loss`` of a line is None.
+    The server applies its own template and stop tokens to the messages of a record, or gets a prompt that is rendered
+    here. Of ``sampling`` only what differs from a server's own default is sent, since some servers refuse fields that
+    they don't know. Several samples of a record are several requests with a seed each. No likelihoods are computed:
+    ``gold_loss`` of a line is None.
 
     Args:
         task: scores the answers.
         records: the records by position in the test file.
-        settings: address and name of the model, limits, decoding.
+        settings: address and name of the model, and limits.
+        sampling: how the server decodes.
         headline: the score that decides what is an error.
-        transport: replaces the network, for tests.
+        prompts: the rendered prompt of each record, see ``prompts.rendered_prompts``; None to send messages.
     """
 
     def __init__(
         self,
         task: Task,
         records: Mapping[int, Record],
-        settings: EvaluationSettings,
+        settings: ServerSettings,
+        sampling: Sampling,
         *,
         headline: str,
-        transport: httpx.AsyncBaseTransport | None = None,
+        prompts: Mapping[int, str] | None = None,
     ) -> None:
-        if settings.server is None or settings.server_model is None:
-            raise ValueError("expected settings with server and server_model, got None")
+        if settings.server is None:
+            raise ValueError("settings: expected the address of a server, got None")
         self.task, self.records, self.headline = task, records, headline
-        self.settings, self.concurrency = settings, settings.concurrency
-        self._client = Client(settings.server, timeout=settings.timeout, retries=settings.retries, transport=transport)
-        self._prompts = _rendered_prompts(records, settings) if settings.completions else {}
+        self.settings, self.sampling, self.prompts = settings, sampling, prompts
+        self._client = Client(settings.server, timeout=settings.timeout, retries=settings.retries)
 
     def answer_missing(self, done: Container[int]) -> LineBatches:
         """Yield the scored lines of the records that are not in ``done``, as their answers arrive.
@@ -92,7 +88,7 @@ class ServerEngine:
             failure: UserError | None = None
             try:
                 while running or (waiting and failure is None):
-                    while waiting and failure is None and len(running) < self.concurrency:
+                    while waiting and failure is None and len(running) < self.settings.concurrency:
                         index = waiting.popleft()
                         running[portal.start_task_soon(self._ask, index)] = index
                     finished, _ = wait(running, return_when=FIRST_COMPLETED)
@@ -113,21 +109,20 @@ class ServerEngine:
 
     async def _ask(self, index: int) -> list[Answer]:
         """Ask for the samples of one record, one after the other."""
-        settings, record = self.settings, self.records[index]
-        sampling = settings.sampling
         answers = []
-        for sample in range(sampling.num_samples):
-            body: JsonObject = {"model": settings.server_model, **decoding(sampling, index, sample)}
-            if settings.completions:
-                data = await self._client.post("completions", body | {"prompt": self._prompts[index]})
-                answers.append(read_completion(data))
-            else:
-                data = await self._client.post("chat/completions", body | chat_fields(record))
+        for sample in range(self.sampling.num_samples):
+            body: JsonObject = {"model": self.settings.server_model, **decoding(self.sampling, index, sample)}
+            if self.prompts is None:
+                data = await self._client.post("chat/completions", body | chat_fields(self.records[index]))
                 answers.append(read_chat_completion(data))
+            else:
+                data = await self._client.post("completions", body | {"prompt": self.prompts[index]})
+                answers.append(read_completion(data))
         return answers
 
     def _judge(self, answers: Mapping[int, Sequence[Answer]]) -> list[JsonObject]:
-        questions = [Question(index, self.records[index], self._prompts.get(index)) for index in answers]
+        prompts = self.prompts or {}
+        questions = [Question(index, self.records[index], prompts.get(index)) for index in answers]
         lines = judge(self.task, questions, list(answers.values()), self.headline)
         return [line | {"gold_loss": None, "gold_tokens": 0} for line in lines]
 
@@ -139,12 +134,9 @@ class Client:
         address: the base address, with the version: ``http://127.0.0.1:8000/v1``.
         timeout: seconds that the server may take for one answer; a request that takes longer is not sent again.
         retries: further tries after a broken connection or a status that says *later* (429, 5xx), with growing pauses.
-        transport: replaces the network, for tests.
     """
 
-    def __init__(
-        self, address: str, *, timeout: float, retries: int, transport: httpx.AsyncBaseTransport | None = None
-    ) -> None:
+    def __init__(self, address: str, *, timeout: float, retries: int) -> None:
         try:
             import httpx
         except ImportError:
@@ -158,7 +150,6 @@ class Client:
             # Reading has the limit of the whole answer, see `post`.
             timeout=httpx.Timeout(None, connect=_CONNECT_SECONDS),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
-            transport=transport,
             trust_env=not local,
         )
 
@@ -246,34 +237,6 @@ def decoding(sampling: Sampling, index: int, sample: int) -> JsonObject:
         fields |= {"top_p": sampling.top_p} if sampling.top_p < 1 else {}
         fields |= {"top_k": sampling.top_k} if sampling.top_k else {}
     return fields
-
-
-def _rendered_prompts(records: Mapping[int, Record], settings: EvaluationSettings) -> dict[int, str]:
-    """Return the prompt of each record as text, rendered by the template of ``settings.model_path``.
-
-    UserError if a server that tokenises the text, and puts special tokens in front as its tokenizer does, would read
-    other tokens than training showed.
-    """
-    from stepjepa.chat.template import ChatTemplate, PlainTemplate
-    from stepjepa.models.loading import load_tokenizer
-
-    tokenizer = load_tokenizer(str(settings.model_path), trust_remote_code=settings.trust_remote_code)
-    template: ChatTemplate | PlainTemplate = PlainTemplate(tokenizer) if settings.plain else ChatTemplate(tokenizer)
-    prompts: dict[int, str] = {}
-    for example in make_examples(records.items(), tokenizer, template):
-        text = _text_for(example.prompt, example.prompt_ids, tokenizer)
-        if text is None:
-            fault = "a server would read other tokens from this prompt's text than training showed"
-            raise record_error(records[example.index], f"{fault}; leave `completions` out, so that messages are sent")
-        prompts[example.index] = text
-    return prompts
-
-
-def _text_for(prompt: str, ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """Return the prompt, or the prompt without its begin-of-text token, whose tokens are ``ids``; None for neither."""
-    # Most servers put the begin-of-text token in front by themselves.
-    candidates = prompt.removeprefix(tokenizer.bos_token or ""), prompt
-    return next((text for text in candidates if tokenizer(text)["input_ids"] == list(ids)), None)
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------

@@ -3,12 +3,12 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
-from urllib.parse import urlsplit
 
-from stepjepa.base.errors import UserError, shown
+from stepjepa.base.errors import UserError
 from stepjepa.base.files import File, refuse_existing
 from stepjepa.config.jepa import Dtype
-from stepjepa.config.option import FROM_ONE, FROM_ZERO, POSITIVE, check_values, option, refuse_without_effect
+from stepjepa.config.option import FROM_ONE, check_values, option
+from stepjepa.config.server import ServerSettings
 from stepjepa.models.sampling import Sampling
 from stepjepa.tasks.base import TaskOptions
 from stepjepa.tasks.registry import AUTO, TASKS, load_task
@@ -17,13 +17,9 @@ _SIMILARITY = "also measure how alike matched and shuffled views are; needs a ru
 _BAD = "lines that can't be read or are no record; skip: leave them out, and say how many"
 _TASK = f"how answers are scored; one of {', '.join(TASKS)}, or module:Class of your own; auto goes by the records"
 _SCORING = "the rules; reference: those of the published evaluation, slips included, beside our own"
-_SERVER = "ask a server with OpenAI's chat completions instead of loading the model; its address, http://HOST:PORT/v1"
 _PREDICTIONS = "JSON lines with 'index' (from 0), 'generated' (a text, or several), perhaps 'stopped' (it ended)"
 
 _BATCH_SIZE = 16
-
-KEY_VARIABLE = "STEPJEPA_SERVER_KEY"
-"""Environment variable of the key that a server asks for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,31 +77,7 @@ class EvaluationSettings(ScoringSettings):
     plain: bool = option(
         False, "for models trained without a chat format: question, <|perception|>, answer", group="prompt"
     )
-    server: str | None = option(None, _SERVER, group="server", metavar="URL")
-    server_model: str | None = option(
-        None,
-        "name of the model there; answers of one name belong together",
-        group="server",
-        metavar="NAME",
-        only_with="server",
-    )
-    completions: bool = option(
-        False,
-        "send rendered prompts instead of messages; needs `model_path` for the template",
-        group="server",
-        only_with="server",
-    )
-    concurrency: int = option(8, "records asked at a time", group="server", allowed=FROM_ONE, only_with="server")
-    timeout: float = option(
-        600.0, "seconds for one answer", group="server", metavar="SEC", allowed=POSITIVE, only_with="server"
-    )
-    retries: int = option(
-        5,
-        "further tries after status 429 or 5xx or a broken connection",
-        group="server",
-        allowed=FROM_ZERO,
-        only_with="server",
-    )
+    serving: ServerSettings = field(default_factory=ServerSettings)
     columns: list[str] | None = option(None, "of the user's and the assistant's text", metavar="NAME", group="files")
     bad_records: Literal["error", "skip"] = option("error", _BAD, group="files")
 
@@ -113,31 +85,23 @@ class EvaluationSettings(ScoringSettings):
         super().__post_init__()
         if self.plain and self.use_test_prompts:
             raise UserError("--use_test_prompts does nothing with --plain, which shows no system prompt; leave it out")
-        refuse_without_effect(vars(self), EvaluationSettings)
-        if self.server is not None:
-            self._check_server(self.server)
+        if self.serving.server:
+            self._check_server()
         elif self.model_path is None:
             raise UserError("model_path: name the run to evaluate, or a `server` that answers")
 
-    def _check_server(self, address: str) -> None:
-        """Raise ``UserError`` for a wrong address, a missing setting, or one that has no effect on a server."""
-        parts = urlsplit(address)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-            raise UserError(f"server: expected an address such as http://127.0.0.1:8000/v1, got {shown(address)}")
-        if "@" in parts.netloc:
-            fault = "the address holds a name or a password, and it is written into the summary"
-            raise UserError(f"server: {fault}; set the environment variable {KEY_VARIABLE} to the key instead")
-        if not self.server_model:
-            raise UserError("server_model: name the model as the server does; GET ADDRESS/models lists the names")
-        if self.completions and self.model_path is None:
+    def _check_server(self) -> None:
+        """Raise ``UserError`` for a setting that a server needs and that is missing, or that has no effect on one."""
+        completions = self.serving.completions
+        if completions and self.model_path is None:
             raise UserError("completions: needs `model_path`, whose chat template renders the prompts")
         unused = {
             "similarity": self.similarity,
             "batch_size": self.batch_size != _BATCH_SIZE,
             "dtype": self.dtype != "auto",
             "quantization": self.quantization,
-            "plain": self.plain and not self.completions,
-            "trust_remote_code": self.trust_remote_code and not self.completions,
+            "plain": self.plain and not completions,
+            "trust_remote_code": self.trust_remote_code and not completions,
         }
         for name in (name for name, value in unused.items() if value):
             remedy = {"batch_size": "set `concurrency`", "plain": "add `completions`"}.get(name, "leave it out")
