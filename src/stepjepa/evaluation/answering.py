@@ -48,7 +48,7 @@ class Batcher:
             longest = max(len(example.prompt_ids) + new, *(len(span.ids) for span in spans))
             if longest > positions:
                 told = f"prompt and answer (of {new} new tokens at most) have {longest} tokens, the model {positions}"
-                remedy = "positions; lower --max_new_tokens or remove the record"
+                remedy = "positions; lower `max_new_tokens` or remove the record"
                 raise record_error(self.records[example.index], f"{told} {remedy}")
         self.examples.sort(key=lambda example: (-len(example.prompt_ids), example.index))
 

@@ -294,7 +294,7 @@ def _build(
             scores, rows["answers"] = _answer_scores(config, eval_records, train_records, model, tokenizer)
         except UserError as error:
             # Worded for 'stepjepa evaluate', whose settings have other names here.
-            raise UserError(re.sub(r"`(task|max_new_tokens)\b", r"`eval_\1", str(error))) from None
+            raise UserError(re.sub(r"(`|\A(?=\w+: ))(task|max_new_tokens)\b", r"\1eval_\2", str(error))) from None
     trainer = JepaTrainer(
         model,
         training,
