@@ -30,7 +30,9 @@ _NAMES = {
     "objectives.router": "RouterLoss",
     "objectives.term": "Context Term term",
     "objectives.text": "LMLoss PromptLoss SemanticTube",
+    "objectives.index": "Hit TextIndex",
     "objectives.jepa": "Jepa JepaLoss",
+    "objectives.reading": "SideEmbeddings",
     "objectives.setup": "set_up",
     "training.trainer": "JepaTrainer",
     "evaluation.run": "Scores evaluate",
@@ -70,9 +72,11 @@ if TYPE_CHECKING:
         Variance,
         equal_partners,
     )
+    from stepjepa.objectives.index import Hit, TextIndex
     from stepjepa.objectives.jepa import Jepa, JepaLoss
     from stepjepa.objectives.monitors import effective_rank
     from stepjepa.objectives.objective import Objective, jepa_loss
+    from stepjepa.objectives.reading import SideEmbeddings
     from stepjepa.objectives.router import RouterLoss
     from stepjepa.objectives.setup import set_up
     from stepjepa.objectives.term import Context, Term, term

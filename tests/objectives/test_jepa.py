@@ -170,20 +170,31 @@ def test_embed_is_one_plain_pass_for_each_record(
         text = alone(tiny_tokenizer, "user", question + predictors)
         text = alone(tiny_tokenizer, "assistant", answer) if side == "target" else text
         slow.append(plain_state(plain, tiny_tokenizer, text, config.jepa_layer).numpy())
-    embeddings = jepa.embed([{"messages": list(record.messages)} for record in many], side, batch_size=3)  # type: ignore[arg-type]
+    layer = None if config.uses_views else -1  # no objective says where a plainly trained model is read
+    options: dict[str, Any] = {"batch_size": 3, "raw": True, "layer": layer}
+    embeddings = jepa.embed([{"messages": list(record.messages)} for record in many], side, **options)  # type: ignore[arg-type]
     assert embeddings.dtype == np.float32
     assert embeddings.shape == (4, plain.config.hidden_size)
     np.testing.assert_allclose(embeddings, slow, atol=1e-4 * np.abs(slow).max())
 
 
-def test_the_views_of_steps_are_those_of_the_first_pair(tiny_tokenizer: Any) -> None:
+def test_every_step_is_embedded_as_in_its_pairs(tiny_tokenizer: Any) -> None:
     _, jepa = prepared(tiny_tokenizer)
     some = records()[:2]
     pairs = jepa.embed_pairs(some)
     assert len(pairs.record) > len(some)
     for side in ("source", "target"):
-        rows = getattr(pairs, side)[pairs.pair == 1]
-        np.testing.assert_allclose(jepa.embed(some, side), rows, atol=1e-5 * np.abs(rows).max())  # type: ignore[arg-type]
+        # Step n predicts step n + 1; the last one predicts none, and is a row all the same.
+        rows = jepa.embed_steps(some, side, raw=True)  # type: ignore[arg-type]
+        places = [*zip(rows.index.tolist(), rows.step.tolist(), strict=True)]
+        steps = pairs.pair + (side == "target")
+        chosen = [places.index(place) for place in zip(pairs.record.tolist(), steps.tolist(), strict=True)]
+        expected = getattr(pairs, side)
+        np.testing.assert_allclose(rows.vectors[chosen], expected, atol=1e-5 * np.abs(expected).max())
+        assert len(places) == len(pairs.record) + len(some)
+        unit = jepa.embed(some, side)  # type: ignore[arg-type]
+        np.testing.assert_allclose(np.linalg.norm(unit, axis=1), 1, atol=1e-6)
+        np.testing.assert_allclose(unit * np.linalg.norm(rows.vectors, axis=1)[:, None], rows.vectors, atol=1e-5)
     assert jepa.embed([]).shape == (0, 33)
 
 
@@ -204,7 +215,6 @@ def test_embedding_leaves_a_model_in_training_as_it_is(tiny_tokenizer: Any) -> N
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"mode": "step-jepa"}, "memory.jsonl:3: the record has no two reasoning steps .* no source view to embed"),
         (
             {"max_length": 11, "over_length": "skip"},
             "memory.jsonl:1: the record has .*more than max_length 11",
@@ -214,6 +224,12 @@ def test_embedding_leaves_a_model_in_training_as_it_is(tiny_tokenizer: Any) -> N
 def test_a_record_without_the_view_is_named(settings: dict[str, Any], told: str, tiny_tokenizer: Any) -> None:
     with pytest.raises(UserError, match=told):
         Jepa(make_model("llama"), tiny_tokenizer, JepaConfig(**settings)).embed(records())
+
+
+def test_a_record_with_an_empty_view_is_named(tiny_tokenizer: Any) -> None:
+    some = [*records(), make_record("", "Why?", "So.", line=7, views=[["  ", "So."]])]
+    with pytest.raises(UserError, match=r"memory.jsonl:7: the record has no pair .* no source view to embed"):
+        Jepa(make_model("llama"), tiny_tokenizer, JepaConfig()).embed(some)
 
 
 def test_a_side_that_does_not_exist_is_refused(tiny_tokenizer: Any) -> None:
@@ -321,7 +337,9 @@ def test_an_objective_of_ones_own_is_not_replaced_by_another(tiny_tokenizer: Any
 def test_a_model_without_a_record_is_read_at_the_end_of_the_message(base: Path, tiny_tokenizer: Any) -> None:
     jepa = Jepa.from_pretrained(base / "base", device="cpu")
     slow = [plain_state(make_model("llama"), tiny_tokenizer, alone(tiny_tokenizer, "user", "Name a colour"))]
-    embeddings = jepa.embed(records()[2:])
+    with pytest.raises(UserError, match=r"without a JEPA objective, .*; name a `layer`"):
+        jepa.embed(records()[2:])
+    embeddings = jepa.embed(records()[2:], layer=-1, raw=True)
     np.testing.assert_allclose(embeddings, torch.stack(slow).numpy(), atol=1e-4 * np.abs(embeddings).max())
 
 

@@ -15,7 +15,7 @@ from stepjepa.base.errors import UserError
 from stepjepa.chat import source as sources
 from stepjepa.chat.marks import REASONING_KEYS, Message, Place, Span, locate
 from stepjepa.chat.source import PINNED_DATE
-from stepjepa.chat.thought import ends_in_thought, last_tag
+from stepjepa.chat.thought import ends_in_thought, last_tag, thought_in
 from stepjepa.chat.tokens import END_OF_TURN, PERCEPTION
 from stepjepa.chat.turns import Turn, make_turn
 
@@ -62,6 +62,7 @@ class ChatTemplate:
         self.has_date = "strftime_now" in own or "date_string" in own
         # Rendered without the tokenizer's method, which takes longer than the template.
         self._special_tokens: dict[str, Any] = dict(tokenizer.special_tokens_map)
+        self._alone: dict[str, tuple[str, str]] = {}  # role -> text before and behind the content of a lone message
         self._use(sources.with_defaults(sources.with_pinned_date(own), variables or {}))
         self.arguments_as_text = False
         self.has_developer_role = "developer" in own
@@ -139,7 +140,18 @@ class ChatTemplate:
     def render_alone(self, role: str, content: str) -> Rendered:
         """Render one message by itself, as a view that sees nothing else."""
         role = "user" if role == "assistant" and not self.lone_assistant else role
-        return self.render([{"role": role, "content": content}])
+        message = _message(role, content)
+        if role not in self._alone:
+            # What the template writes around a content: most templates write the same around all.
+            before, found, behind = (self._try([_message(role, _OTHER)]) or "").rpartition(_OTHER)
+            self._alone[role] = (before, behind) if found else ("", "")
+        if role == "user" or thought_in(content) is None:
+            before, behind = self._alone[role]
+            text = self._apply([message])
+            for part in filter(None, (content, content.strip())):
+                if text == f"{before}{part}{behind}":
+                    return Rendered(text, ((len(before), len(before) + len(part)),))
+        return self.render([message])
 
     def describe(self) -> dict[str, str]:
         """Properties derived from the template, for reports."""

@@ -150,11 +150,11 @@ class TextTokenizer:
                 tokens.append(TurnTokens(whole, count))
             else:
                 own = [(start - turn.answer, end - turn.answer) for start, end in turn.own]
-                (answer,) = self._without_dummy_blank([turn.text[turn.answer :]], [own])
+                (answer,) = self.without_dummy_blank([turn.text[turn.answer :]], [own])
                 tokens.append(TurnTokens(_joined([(prompt, 0), (answer, turn.answer)]), count))
         return tokens
 
-    def _without_dummy_blank(self, texts: Sequence[str], contents: Sequence[Spans]) -> list[Tokens]:
+    def without_dummy_blank(self, texts: Sequence[str], contents: Sequence[Spans]) -> list[Tokens]:
         """The same without the blank that some tokenizers put before every text."""
         if self._undecorated is None:
             self._undecorated = TextTokenizer(_without_dummy_blank(self.tokenizer))

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from stepjepa.base.errors import UserError, naming_batch_size
+from stepjepa.base.errors import UserError, naming_batch_size, shown
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.processes import is_main_process
 from stepjepa.batch.collate import Collator
@@ -26,12 +26,16 @@ from stepjepa.chat.tokens import predictor_ids
 from stepjepa.config.jepa import DEFAULTS, JepaConfig
 from stepjepa.data.records import Record, as_records
 from stepjepa.models.architecture import attach_heads, base_model, evaluating, find_heads, without_heads
+from stepjepa.models.encode import check_layer
 from stepjepa.models.generation import Generator, save_generation_config
 from stepjepa.models.loading import load_for_inference
 from stepjepa.models.sampling import Sampling
+from stepjepa.objectives.embedding import Embedder, ViewTokenizer, embedding_config
+from stepjepa.objectives.index import TextIndex
+from stepjepa.objectives.inputs import EmbedOptions, Inputs
 from stepjepa.objectives.objective import Counts, Losses, Objective, jepa_loss
 from stepjepa.objectives.packing import make_collator, packing
-from stepjepa.objectives.reading import SIDES, ViewEmbeddings, ViewReader, reading_config
+from stepjepa.objectives.reading import SIDES, SideEmbeddings, ViewEmbeddings, ViewReader, reading_config
 from stepjepa.objectives.setup import set_up, set_up_attention
 from stepjepa.objectives.term import Context, gather_rows, no_gather
 from stepjepa.store.folder import CARD_FILE, RUN_FILE, save_whole
@@ -96,6 +100,8 @@ class Jepa:
     ) -> None:
         self.model, self.tokenizer, self.config, self.seed = model, tokenizer, config or JepaConfig(), seed
         self.system_prompt: str | None = None
+        self._system_prompts: list[str | None] = []  # the most frequent ones of training; None for records without one
+        self._trained_views = self.config.uses_views
         self._calls, self._loss_checked, self._own_objective = 0, False, objective
         self._lacks_objective = False  # the run had an objective of its own, which no file describes
         base = base_model(model)
@@ -148,7 +154,9 @@ class Jepa:
             # Runs of other versions have settings that this one lacks.
             config = JepaConfig(**{name: value for name, value in record.jepa.items() if name in DEFAULTS})
         jepa = cls(model, tokenizer, config, device=base_model(model).device, rows=False, heads=False)
-        jepa.system_prompt = common_system_prompt(record.system_prompts or [])
+        jepa._system_prompts = record.system_prompts or []
+        jepa.system_prompt = common_system_prompt(jepa._system_prompts)
+        jepa._trained_views = record.jepa is not None and config.uses_views
         jepa._lacks_objective = record.objective is not None
         return jepa
 
@@ -264,36 +272,77 @@ class Jepa:
 
     # -- what the model makes of texts ---------------------------------------------------------------------------------
 
-    def embed(
-        self,
-        records: Iterable[Record | JsonObject],
-        side: Kind = "source",
-        *,
-        batch_size: int = 16,
-    ) -> NDArray[np.float32]:
-        """Embed one view of each record, where training reads it; without a predictor head, which is no part of Enc.
+    def embed(self, inputs: Inputs, side: Kind = "source", **options: Unpack[EmbedOptions]) -> NDArray[np.float32]:
+        """Embed one side of texts or records, where training reads it; without a predictor head, which is no part of
+        Enc.
 
-        Of several pairs of a record it is the first; :meth:`embed_pairs` gives all. The views of a model that was
-        trained without are those of LLM-JEPA, read at the end.
+        A text is a question or an answer of LLM-JEPA, in the model's own chat template. A question that training read
+        behind a system prompt (layout ``branched``) stands behind :attr:`system_prompt`. Of Step-JEPA a text alone can
+        only be the step that is predicted. A record gives a row for every question, answer or step, see
+        :meth:`embed_steps`; its chat may end with the question that is embedded.
 
         Args:
-            records: records, or dicts with ``messages``.
+            inputs: texts; or records, or dicts with ``messages``.
             side: ``source``, the view that predicts, or ``target``, the one that is predicted.
-            batch_size: records at a time; changes the last bits of the result at most.
+            options: see :meth:`embedder`.
 
         Returns:
-            float32 ``[N, D]``, rows in the order of the records.
+            float32 ``[R, D]`` in the order of the inputs, of length 1 unless ``raw``; R is the number of texts.
 
         Raises:
-            UserError: a record is wrong, too long for ``max_length``, or has no such view.
+            UserError: a text is empty or too long, a record is wrong or has no such view; the message names its line.
+                Or the model was trained without a JEPA objective, and neither ``layer`` nor ``pooling`` is named.
+        """
+        return self.embed_steps(inputs, side, **options).vectors
+
+    def embed_steps(self, inputs: Inputs, side: Kind = "source", **options: Unpack[EmbedOptions]) -> SideEmbeddings:
+        """The same with the index of the input and the number of the step, question or answer in it, for each row."""
+        return self.embedder(side, **options)(inputs)
+
+    def embedder(self, side: Kind = "source", **options: Unpack[EmbedOptions]) -> Embedder:
+        """What :meth:`embed` calls; made once for a stream of blocks of texts.
+
+        Args:
+            side: ``source`` or ``target``.
+            options: ``batch_size``: sequences at a time (32), which changes the last bits of the result at most.
+                ``raw``: vectors as they are read, instead of divided by their lengths (False).
+                ``layer``: index of ``hidden_states`` to read, instead of that of training.
+                ``pooling``: ``last`` or ``mean``, instead of that of training.
+                ``max_length``: most tokens of a text, instead of those of training.
         """
         if side not in SIDES:
             raise ValueError(f"side: expected 'source' or 'target', got {side!r}")
-        over_length = "error" if self.config.over_length == "skip" else self.config.over_length
-        config = replace(self._reading(), pairs="first", over_length=over_length)
-        parsed = [*as_records(records)]
-        tokenized = RecordTokenizer(self.tokenizer, config).tokenize_each(parsed)
-        return self._reader(config, batch_size).side(parsed, tokenized, side)
+        layer, pooling = options.get("layer"), options.get("pooling")
+        if not self._trained_views and layer is None and pooling is None:
+            told = "the model was trained without a JEPA objective, so nothing says where its embeddings are read"
+            raise UserError(f"{told}; name a `layer` (-1 is the last) or a `pooling` (last or mean)")
+        config = embedding_config(self._reading(), layer=layer, pooling=pooling, max_length=options.get("max_length"))
+        check_layer(int(base_model(self.model).config.get_text_config().num_hidden_layers), config.jepa_layer, "layer")
+        tokenizer = ViewTokenizer(self.tokenizer, config, side)
+        if tokenizer.behind_prompt:
+            tokenizer.system = self._system_message()
+        reader = self._reader(config, options.get("batch_size", 32))
+        return Embedder(tokenizer, reader, side, options.get("raw", False))
+
+    def index(self, texts: Inputs, side: Kind = "target", **options: Unpack[EmbedOptions]) -> TextIndex:
+        """Embed texts to be searched: ``jepa.index(answers).search(questions, k=10)``.
+
+        Args:
+            texts: those that are found; equal ones are one.
+            side: on which they are; queries are on the other one.
+            options: see :meth:`embedder`.
+        """
+        return TextIndex.of(self, texts, side, **options)
+
+    def _system_message(self) -> list[Message]:
+        """The system message that stood before the questions of training; UserError if there were several."""
+        prompts = self._system_prompts
+        if self.system_prompt is None and len(prompts) > 1:
+            some = ", ".join("none" if each is None else shown(each) for each in prompts[:3])
+            told = f"questions were trained behind several system prompts ({some})"
+            raise UserError(f"{told}; choose one by `system_prompt`, an empty text for none, or pass records")
+        prompt = prompts[0] if self.system_prompt is None and prompts else self.system_prompt or None
+        return [] if prompt is None else [{"role": "system", "content": prompt}]
 
     def embed_pairs(self, records: Iterable[Record | JsonObject], *, batch_size: int = 16) -> ViewEmbeddings:
         """Embed both views of all pairs of some records; those without a pair, or over length, have none.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from tqdm import tqdm
 from stepjepa.base.errors import UserError, naming_batch_size
 from stepjepa.base.json_object import JsonObject
 from stepjepa.batch.collate import Collator, Encoding, Packing
-from stepjepa.batch.sequences import Kind, SampledRecord, TokenizedRecord, TokenSequence
+from stepjepa.batch.sequences import Ids, Kind, Numbers, Readout, SampledRecord, TokenizedRecord, TokenSequence
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.config.layouts import changes_text
 from stepjepa.data.records import Record
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 SIDES: tuple[Kind, ...] = ("source", "target")
 """The two views of a pair: the source predicts the target."""
+
+WORTH_SHARING = 16
+"""Tokens at the beginning of two sequences from which on they are put into one micro-batch."""
 
 # Settings that say which text a view is, and those that say where the embedding of a view is read.
 _TEXT = ("step_separator", "max_length", "labels")
@@ -69,20 +72,30 @@ class ViewEmbeddings:
 
 
 @dataclass(frozen=True)
-class _ViewCollator(Collator):
-    """Collates only the sequences in which an embedding of one of ``sides`` is read."""
+class _ReadoutCollator(Collator):
+    """Collates sequences that are laid out already; the index in ``SampledRecord.rng_key`` says which one."""
 
-    sides: tuple[Kind, ...] = SIDES
+    laid_out: Sequence[TokenSequence] = ()
 
     def sequences(self, sample: SampledRecord) -> list[TokenSequence]:
-        return [each for each in super().sequences(sample) if any(part.kind in self.sides for part in each.readouts)]
+        return [self.laid_out[sample.rng_key[1]]]
+
+
+@dataclass(frozen=True)
+class SideEmbeddings:
+    """The embeddings of one side of R views, in the order of the inputs and of the views in each."""
+
+    vectors: NDArray[np.float32]  # [R, D]
+    index: NDArray[np.int64]  # [R], index of the input that a view is of
+    step: NDArray[np.int64]  # [R], number of the view in its input, from 1
 
 
 @dataclass(frozen=True)
 class ViewReader:
     """Embeds the views of tokenised records by a model that is set up for trees, see ``setup.set_up_attention``.
 
-    A predictor head is not applied: it is no part of the encoder, and inference never needs it.
+    Equal sequences are run once. A predictor head is not applied: it is no part of the encoder, and inference never
+    needs it.
     """
 
     model: PreTrainedModel
@@ -90,63 +103,100 @@ class ViewReader:
     predictors: Sequence[int]  # [K] ids of the predictor tokens
     encoding: Encoding
     packing: Packing
-    batch_size: int = 16  # records at a time
+    batch_size: int = 16  # sequences at a time
 
     def pairs(self, records: Sequence[Record], tokenized: Sequence[TokenizedRecord | None]) -> ViewEmbeddings:
         """Both embeddings of all pairs of some records; UserError if none of them has a pair."""
-        embeddings = self._embed(tokenized, SIDES)
-        if not embeddings:
+        places, vectors = self._embed(tokenized, SIDES)
+        if not places:
             config = self.config
             views = f"{config.mode} views (step_separator {config.step_separator!r}, max_length {config.max_length})"
             path = records[0].path if records else None
             raise UserError(f"none of {len(records)} records has a pair of {views}", path=path)
-        joined = np.concatenate([*embeddings.values()])  # [P, 2, D]
-        places = [(index, number + 1) for index, value in embeddings.items() for number in range(len(value))]
-        return ViewEmbeddings(joined[:, 0], joined[:, 1], *np.asarray(places).T)
+        index, step = _rows(places)
+        source, target = np.concatenate([*places.values()]).T
+        return ViewEmbeddings(vectors[source], vectors[target], index, step)
 
-    def side(
-        self, records: Sequence[Record], tokenized: Sequence[TokenizedRecord | None], side: Kind
-    ) -> NDArray[np.float32]:
-        """``[N, D]``: one view of the first pair of each of N records, in their order; UserError if one has none."""
-        embeddings = self._embed(tokenized, (side,))
-        for index, record in enumerate(records):
-            if index not in embeddings:
-                lacking = "two reasoning steps" if self.config.mode == "step-jepa" else "two views with text"
-                limit = f"within max_length {self.config.max_length}, so no {side} view to embed; leave it out"
-                raise UserError(f"the record has no {lacking} {limit}", path=record.path, line=record.line)
-        width = base_model(self.model).config.get_text_config().hidden_size
-        rows = [embeddings[index][0, 0] for index in range(len(records))]
-        return np.stack(rows) if rows else np.empty((0, width), np.float32)
+    def side(self, tokenized: Sequence[TokenizedRecord], side: Kind) -> SideEmbeddings:
+        """One embedding of each pair of some records."""
+        places, vectors = self._embed(tokenized, (side,))
+        rows = np.concatenate([np.empty((0, 1), np.int64), *places.values()])[:, 0]
+        return SideEmbeddings(vectors[rows], *_rows(places))
 
     def _embed(
         self, tokenized: Sequence[TokenizedRecord | None], sides: tuple[Kind, ...]
-    ) -> dict[int, NDArray[np.float32]]:
-        """Index of a record, ascending, to the embeddings ``[pairs, sides, D]`` of its pairs; without one it has none.
+    ) -> tuple[dict[int, Numbers], NDArray[np.float32]]:
+        """Distinct embeddings ``[U, D]``, and which of them the pairs of each record have.
 
-        UserError if an embedding is not finite.
+        The latter are ``[pairs, sides]`` indices by index of the record, ascending; a record without a pair has none.
         """
-        samples = {
-            index: SampledRecord(each) for index, each in enumerate(tokenized) if each is not None and each.all_pairs
-        }
-        collator = _ViewCollator.of(self.config, self.predictors, encoding=self.encoding, **self.packing)
-        collator = replace(collator, sides=sides)
+        collator = _ReadoutCollator.of(self.config, self.predictors, encoding=self.encoding, **self.packing)
+        placed = Collator.of(self.config, self.predictors, encoding=self.encoding, **self.packing)
+        numbers: dict[tuple[bytes, bytes, int, int], int] = {}
+        laid_out: list[TokenSequence] = []
+        places: dict[int, Numbers] = {}
+        for index, each in enumerate(tokenized):
+            if each is None or not (count := len(each.all_pairs)):
+                continue
+            places[index] = np.empty((count, len(sides)), np.int64)
+            for sequence in placed.sequences(SampledRecord(each)):
+                visible = b"" if sequence.start is None else sequence.start.tobytes()
+                for pair, kind, start, end in sequence.readouts:
+                    if kind in sides:
+                        key = (sequence.ids.tobytes(), visible, start, end)
+                        if (number := numbers.setdefault(key, len(numbers))) == len(laid_out):
+                            readout = Readout(0, "source", start, end)
+                            laid_out.append(TokenSequence(sequence.ids, start=sequence.start, readouts=(readout,)))
+                        places[index][pair, sides.index(kind)] = number
+        return places, self._states(replace(collator, laid_out=laid_out))
+
+    def _states(self, collator: _ReadoutCollator) -> NDArray[np.float32]:
+        """``[U, D]`` the embeddings of sequences, each read at its readout; UserError if one is not finite."""
 
         def views(encoded: Encoded) -> dict[str, Tensor]:
-            states = encoded.states[encoded.layer]
-            embeddings = [pool_readouts(states, encoded.batch, side) for side in sides]
-            return {"views": torch.stack(embeddings, 1)}  # [P, sides, D]
+            return {"views": pool_readouts(encoded.states[encoded.layer], encoded.batch, "source")}
 
-        # Long ones first, so that memory problems show at once; like lengths together, so that there is little padding.
-        order = sorted(samples, key=lambda index: -len(samples[index].record.ids))
-        embeddings: dict[int, NDArray[np.float32]] = {}
+        width = base_model(self.model).config.get_text_config().hidden_size
+        vectors = np.empty((len(collator.laid_out), width), np.float32)
+        record = TokenizedRecord(np.empty(0, np.int32), np.empty(0, np.int32))
         with torch.no_grad(), evaluating(self.model), naming_batch_size(self.batch_size):
-            starts = tqdm(range(0, len(order), self.batch_size), f"embed, {self.batch_size} at a time", disable=None)
-            for start in starts:
-                part = order[start : start + self.batch_size]
-                batch = collator(samples[index] for index in part).to(self.model.device)
+            groups = micro_batches(collator.laid_out, self.batch_size)
+            for group in tqdm(groups, f"embed, {self.batch_size} at a time", disable=None):
+                batch = collator(SampledRecord(record, rng_key=(0, number)) for number in group).to(self.model.device)
                 states = encode(self.model, batch, views, layer=self.config.jepa_layer)["views"]
-                values = states.float().cpu().split([len(samples[index].record.all_pairs) for index in part])
-                embeddings.update(zip(part, (value.numpy() for value in values), strict=True))
-        if not all(np.isfinite(each).all() for each in embeddings.values()):
+                vectors[group] = states.float().cpu().numpy()
+        if not np.isfinite(vectors).all():
             raise UserError("some embeddings are not finite; the model's numbers overflow: try `dtype float32`")
-        return {index: embeddings[index] for index in samples}
+        return vectors
+
+
+def micro_batches(sequences: Sequence[TokenSequence], size: int) -> list[list[int]]:
+    """Group sequences into micro-batches of ``size``: indices into ``sequences``, the longest first.
+
+    Sequences that share most of their tokens are neighbours, so that these are computed once. All others are sorted by
+    length, so that there is little padding; long ones come first, so that memory problems show at once.
+    """
+    order = sorted(range(len(sequences)), key=lambda index: sequences[index].ids.tobytes())
+    families: list[list[int]] = []
+    for place, index in enumerate(order):
+        if place and _shares_most(sequences[order[place - 1]].ids, sequences[index].ids):
+            families[-1].append(index)
+        else:
+            families.append([index])
+    families.sort(key=lambda family: -max(len(sequences[index]) for index in family))
+    flat = [index for family in families for index in family]
+    return [flat[start : start + size] for start in range(0, len(flat), size)]
+
+
+def _shares_most(first: Ids, second: Ids) -> bool:
+    """Whether two sequences begin with the same tokens, as many as are worth a mask, and half of the shorter one."""
+    size = min(len(first), len(second))
+    enough = max(WORTH_SHARING, (size + 1) // 2)
+    return enough <= size and np.array_equal(first[:enough], second[:enough])
+
+
+def _rows(places: Mapping[int, Numbers]) -> tuple[Numbers, Numbers]:
+    """Of each row, a pair of a record, the record's index and the number of the pair, from 1."""
+    counts = [len(each) for each in places.values()]
+    index = np.repeat(np.array([*places], np.int64), counts)
+    return index, np.concatenate([np.empty(0, np.int64), *(np.arange(1, count + 1) for count in counts)])

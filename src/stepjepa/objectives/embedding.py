@@ -1,0 +1,245 @@
+"""Embed bare texts and records, read as training reads one side of a pair."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepjepa.base.errors import UserError
+from stepjepa.base.json_object import JsonObject
+from stepjepa.batch.layouts import LAYOUTS
+from stepjepa.batch.sequences import Kind, Pair, TokenizedRecord, View
+from stepjepa.batch.tokenize import PairText, RecordTokenizer, step_views
+from stepjepa.chat.marks import locate
+from stepjepa.chat.template import Message, Rendered, contents
+from stepjepa.chat.thought import without_thought
+from stepjepa.chat.tokens import Tokens
+from stepjepa.chat.turns import Turn
+from stepjepa.config.jepa import JepaConfig
+from stepjepa.data.records import Record
+from stepjepa.objectives.inputs import Inputs, Text, as_inputs
+from stepjepa.objectives.reading import SideEmbeddings, ViewReader
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+BLOCK = 10_000
+"""Texts that are best embedded at once: equal beginnings are found among them."""
+
+_PROBE = "\ue000p\ue001"  # private-use characters: no template writes them and no ordinary text holds them
+_SEPARATORS = {"blank": "\n\n", "line": "\n"}
+
+
+class ViewTokenizer(RecordTokenizer):
+    """Tokenises what is embedded: bare texts as one view each, and of Step-JEPA's records every step.
+
+    Args:
+        tokenizer: as for ``RecordTokenizer``.
+        config: by which views are read, from ``reading_config``.
+        side: the side that is embedded.
+
+    Attributes:
+        system: the system message of training, if any: it precedes a question that is read behind its prompt.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, config: JepaConfig, side: Kind) -> None:
+        super().__init__(tokenizer, config)
+        self.system: list[Message] = []
+        self.place = int((side == "target") != config.reverse_pred)
+        """0 where the side is the first view of a pair, the question; 1 where it is the second one."""
+        self._frame: tuple[str, str] | None = None  # the prompt before and behind the user's text
+
+    @property
+    def behind_prompt(self) -> bool:
+        """Whether the view is read where it stands in a chat, behind what precedes it."""
+        return self.place == 0 and LAYOUTS[str(self.config.layout)].views_in_text
+
+    def pairs(self, record: Record, turns: Sequence[Turn]) -> list[PairText]:
+        if self.config.mode != "step-jepa":
+            return super().pairs(record, turns)
+        steps = step_views(turns[-1], self.config.step_separator, self.config.steps_from)
+        # Each step with itself, so that the last one, which predicts none, is embedded, too.
+        return [PairText(len(turns) - 1, step, step) for step in steps]
+
+    def texts(self, texts: Sequence[Text]) -> list[TokenizedRecord]:
+        """Tokenise bare texts; UserError names the file and line of one that is empty or needs a chat around it."""
+        if self.config.mode == "step-jepa" and self.place == 0:
+            side = "target" if self.config.reverse_pred else "source"
+            first = texts[0] if texts else Text("")
+            raise UserError(
+                f"a {side} view of step-jepa is a step behind its chat, so a text alone is none; pass records "
+                "('messages'), or embed the other side",
+                path=first.path,
+                line=first.line,
+            )
+        views = []
+        for each in texts:
+            content = without_thought(each.text) if self.place == 1 else each.text
+            if not content.strip():
+                raise UserError("the text is empty; leave it out", path=each.path, line=each.line)
+            views.append(content)
+        if self.config.mode == "step-jepa":
+            located = self._steps(views)
+        elif self.behind_prompt:
+            located = self._behind_prompt(texts, views)
+        else:
+            located = self._alone_in_template(texts, views)
+        return [
+            TokenizedRecord(view.ids, view.ids[:0], pairs=(self._pair(view),), line=each.line)
+            for each, view in zip(texts, located, strict=True)
+        ]
+
+    def _pair(self, view: View) -> Pair:
+        """A pair that holds a view on the side that is embedded; nothing reads the other one."""
+        other = view._replace(in_main=False)
+        return Pair(view, other) if self.place == 0 else Pair(other, view)
+
+    def _steps(self, texts: Sequence[str]) -> list[View]:
+        """Steps alone, each closed by a separator."""
+        separator = _SEPARATORS.get(self.config.step_separator, self.config.step_separator)
+        closed = [text if text.endswith(separator) else text + separator for text in texts]
+        # No blank before a step, which stands behind another text in training.
+        tokens = self._texts.without_dummy_blank(closed, [((0, len(text)),) for text in closed])
+        return [View(each.ids, 0, len(each.ids), in_main=True) for each in tokens]
+
+    def _alone_in_template(self, texts: Sequence[Text], contents: Sequence[str]) -> list[View]:
+        role = ("user", "assistant")[self.place]
+        views = [
+            self._naming(each, lambda content=content: self._alone(self.place, role, content))
+            for each, content in zip(texts, contents, strict=True)
+        ]
+        rendered = [view.text for view in views]
+        tokens = self._texts([text.text for text in rendered], [text.spans for text in rendered])
+        return [view.located(each, each.ids) for view, each in zip(views, tokens, strict=True)]
+
+    def _behind_prompt(self, texts: Sequence[Text], contents: Sequence[str]) -> list[View]:
+        prompts = [
+            self._naming(each, lambda content=content: self._prompt(content))
+            for each, content in zip(texts, contents, strict=True)
+        ]
+        owns = [self.template.prompt_own(self._chat(content)) for content in contents]
+        tokens = self._texts([prompt.text for prompt in prompts], owns)
+        return [_located(each, *prompt.spans[-1]) for prompt, each in zip(prompts, tokens, strict=True)]
+
+    def _chat(self, content: str) -> list[Message]:
+        system = [] if self.config.plain else self.system
+        return [*system, {"role": "user", "content": content}]
+
+    def _prompt(self, content: str) -> Rendered:
+        """The prompt of a question, and where the question stands in it."""
+        if self._frame is None:
+            probe = self.template.prompt(self._chat(_PROBE))
+            before, found, behind = probe.rpartition(_PROBE)
+            self._frame = (before, behind) if found else ("", "")
+        before, behind = self._frame
+        text = self.template.prompt(self._chat(content))
+        for part in (content, content.strip()):
+            if text == f"{before}{part}{behind}":
+                return Rendered(text, ((len(before), len(before) + len(part)),))
+        # What the template writes depends on the text.
+        chat = self._chat(content)
+        span = contents(locate(self.template.prompt, chat, text, [len(chat) - 1]), len(chat))[-1]
+        if span is None:
+            raise UserError(
+                "the chat template rewrites the text, so that it can't be found; train with `layout separate`"
+            )
+        return Rendered(text, (span,))
+
+    def _naming(self, each: Text, render: Any) -> Any:
+        """Render a text; an error of the template names its file and line."""
+        try:
+            return render()
+        except UserError as error:
+            raise UserError(str(error), path=each.path, line=each.line) from None
+
+
+def _located(tokens: Tokens, start: int, end: int) -> View:
+    return View(tokens.ids, tokens.first_overlapping(start), tokens.first_from(end), in_main=True)
+
+
+@dataclass(frozen=True)
+class Embedder:
+    """Embeds one side of pairs, from texts or records; made by :meth:`Jepa.embedder`, and fit for a stream of blocks.
+
+    Equal texts of one call are embedded once, and beginnings that several share.
+    """
+
+    tokenizer: ViewTokenizer
+    reader: ViewReader
+    side: Kind
+    raw: bool = False  # as read from the model, instead of divided by their lengths
+
+    def __call__(self, inputs: Inputs) -> SideEmbeddings:
+        """Embed texts, one row each, or records, one row for each view; see :meth:`Jepa.embed` for errors."""
+        values = as_inputs(inputs, open_chats=self.tokenizer.place == 0 and self.reader.config.mode == "llm-jepa")
+        texts = [value for value in values if isinstance(value, Text)]
+        records = [value for value in values if isinstance(value, Record)]
+        read = self._records(records) if records else self._texts(texts)
+        return read if self.raw else replace(read, vectors=normalised(read.vectors))
+
+    def _texts(self, texts: Sequence[Text]) -> SideEmbeddings:
+        numbers: dict[str, int] = {}
+        which = np.array([numbers.setdefault(each.text, len(numbers)) for each in texts], np.int64)
+        first = dict[str, Text]()
+        for each in texts:
+            first.setdefault(each.text, each)
+        distinct = [*first.values()]
+        tokenized = [
+            record
+            for start in range(0, len(distinct), BLOCK)
+            for record in self.tokenizer.texts(distinct[start : start + BLOCK])
+        ]
+        for each, record in zip(distinct, tokenized, strict=True):
+            self._check_length(each, record)
+        vectors = self.reader.side(tokenized, self.side).vectors[which]
+        return SideEmbeddings(vectors, np.arange(len(texts)), np.ones(len(texts), np.int64))
+
+    def _check_length(self, text: Text, record: TokenizedRecord) -> None:
+        """Raise ``UserError`` for a text longer than ``max_length``, or than the model's positions."""
+        view, config = record.pairs[0][self.tokenizer.place], self.reader.config
+        length, positions = view.end - view.predictors, self.reader.packing.get("positions")
+        whole = length + (config.used_predictors if self.side == "source" else 0)
+        fault = ""
+        if positions is not None and whole > positions:
+            fault = f"{whole} tokens, and the model has {positions} positions; shorten it"
+        elif length > config.max_length:
+            fault = f"{length} tokens, more than max_length {config.max_length}; shorten it or raise `max_length`"
+        if fault:
+            raise UserError(f"the text has {fault}", path=text.path, line=text.line)
+
+    def _records(self, records: Sequence[Record]) -> SideEmbeddings:
+        tokenized = [record for record in self.tokenizer.tokenize_each(records) if record is not None]
+        config = self.reader.config
+        for record, each in zip(records, tokenized, strict=True):
+            if not each.all_pairs:
+                lacking = "reasoning step" if config.mode == "step-jepa" else "pair of a question and an answer"
+                limit = f"with text within max_length {config.max_length}, so no {self.side} view to embed"
+                raise UserError(
+                    f"the record has no {lacking} {limit}; leave it out", path=record.path, line=record.line
+                )
+        return self.reader.side(tokenized, self.side)
+
+
+def normalised(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    """``[R, D]`` vectors divided by their lengths; a vector of zeros stays one."""
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    unit: NDArray[np.float32] = (vectors / np.maximum(lengths, np.finfo(np.float32).tiny)).astype(np.float32)
+    return unit
+
+
+def embedding_config(
+    reading: JepaConfig, *, layer: int | None, pooling: str | None, max_length: int | None
+) -> JepaConfig:
+    """The settings by which :class:`Embedder` reads views: all of a record, an error for one that is too long."""
+    changes: JsonObject = {"pairs": "all", "over_length": "error"}
+    if layer is not None:
+        changes["jepa_layer"] = layer
+    if pooling is not None:
+        changes |= {"pooling": pooling, "last_token": None} if pooling == "mean" else {"pooling": pooling}
+    if max_length is not None:
+        changes["max_length"] = max_length
+    return replace(reading, **changes)

@@ -1,0 +1,112 @@
+"""Exact search among embedded texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, Unpack
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from stepjepa.batch.sequences import Kind
+from stepjepa.objectives.inputs import EmbedOptions, Inputs, Text, as_inputs
+
+BLOCK = 2**16
+"""Vectors that are compared with the queries at once."""
+
+
+class Embeds(Protocol):
+    """What :class:`TextIndex` needs of a ``Jepa``."""
+
+    def embed(self, inputs: Inputs, side: Kind = ..., **options: Unpack[EmbedOptions]) -> NDArray[np.float32]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A text that was found."""
+
+    score: float  # cosine of query and text
+    text: str
+    index: int  # of the first text of the corpus that is equal to it
+
+
+@dataclass(frozen=True, eq=False)
+class TextIndex:
+    """Distinct texts with their vectors, to be searched by queries of the other side; made by ``Jepa.index``."""
+
+    jepa: Embeds
+    texts: Sequence[str]  # [N] distinct
+    first: NDArray[np.int64]  # [N] index in the corpus of the first text that is equal to each
+    vectors: NDArray[np.float32]  # [N, D] of length 1
+    side: Kind = "target"
+    options: EmbedOptions | None = None
+
+    @classmethod
+    def of(cls, jepa: Embeds, texts: Inputs, side: Kind = "target", **options: Unpack[EmbedOptions]) -> TextIndex:
+        """Embed a corpus; for the arguments see ``Jepa.index``."""
+        chosen, first = distinct(texts)
+        options["raw"] = False
+        return cls(jepa, [each.text for each in chosen], first, jepa.embed(chosen, side, **options), side, options)
+
+    def search(self, queries: Inputs, k: int = 10) -> list[list[Hit]]:
+        """Find the texts nearest to each query.
+
+        Args:
+            queries: texts, or records; one list of hits for each row of their embeddings.
+            k: most hits of a query.
+
+        Returns:
+            Hits of each query by falling cosine, equal ones in the corpus' order.
+        """
+        side: Kind = "source" if self.side == "target" else "target"
+        scores, indices = nearest(self.jepa.embed(queries, side, **(self.options or {})), self.vectors, k)
+        return [
+            [Hit(score, self.texts[index], int(self.first[index])) for score, index in zip(*row, strict=True)]
+            for row in zip(scores.tolist(), indices.tolist(), strict=True)
+        ]
+
+
+def distinct(texts: Inputs) -> tuple[list[Text], NDArray[np.int64]]:
+    """The distinct texts of a corpus, each in its first place, and the indices of these places.
+
+    ValueError if the corpus is of records.
+    """
+    places: dict[str, int] = {}
+    values = as_inputs(texts, open_chats=False)
+    for number, value in enumerate(values):
+        if not isinstance(value, Text):
+            raise ValueError("texts: expected a list of texts to be found, got records")
+        places.setdefault(value.text, number)
+    first = [*places.values()]
+    return [values[number] for number in first], np.array(first, np.int64)  # type: ignore[misc]  # checked above
+
+
+def nearest(
+    queries: NDArray[np.float32], vectors: NDArray[np.float32], k: int, *, block: int = BLOCK
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """The ``k`` largest inner products of each query, exactly, by blocks of ``vectors``.
+
+    Args:
+        queries: ``[Q, D]``.
+        vectors: ``[N, D]``.
+        k: number of results; all N if there are fewer.
+        block: vectors at a time.
+
+    Returns:
+        ``[Q, k]`` inner products, falling, and ``[Q, k]`` indices into ``vectors``; equal products by index.
+    """
+    if k < 1:
+        raise ValueError(f"k: expected 1 or more, got {k}")
+    best = torch.empty((len(queries), 0))
+    indices = torch.empty((len(queries), 0), dtype=torch.int64)
+    for start in range(0, len(vectors), block):
+        scores = torch.from_numpy(queries) @ torch.from_numpy(vectors[start : start + block]).T
+        found = scores.topk(min(k, scores.shape[1]), dim=1)
+        best, indices = torch.cat([best, found.values], 1), torch.cat([indices, found.indices + start], 1)
+        # By score, and of equal ones by index: a stable sort of what is sorted by index.
+        indices, by_index = indices.sort(dim=1)
+        best, by_score = best.gather(1, by_index).sort(dim=1, descending=True, stable=True)
+        best, indices = best[:, :k], indices.gather(1, by_score)[:, :k]
+    return best.numpy(), indices.numpy()

@@ -1,0 +1,69 @@
+"""What is embedded: bare texts, or records; and with which options."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict
+
+from stepjepa.base.json_object import JsonObject
+from stepjepa.data.records import Record, as_records
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A bare text to embed, and its place in a file, for errors."""
+
+    text: str
+    path: str = "<memory>"
+    line: int = 0  # counted from 1
+
+
+Inputs = Iterable[str | Text | Record | JsonObject]
+"""Texts, or records: ``Record``, dicts with ``messages``, a data frame, a ``datasets.Dataset``."""
+
+
+def as_inputs(values: Any, *, open_chats: bool) -> list[Text] | list[Record]:
+    """Texts or records from memory, as :data:`Inputs`.
+
+    With ``open_chats`` a chat may end in the user's turn, as a question does that has no answer yet.
+
+    Raises:
+        ValueError: a single text, or texts among records.
+        UserError: a record is wrong.
+    """
+    if isinstance(values, str):
+        raise ValueError("inputs: expected a list of texts or of records, got one text; put it into a list")
+    # Tables iterate over their columns.
+    is_table = hasattr(values, "columns") or hasattr(values, "column_names")
+    items: list[Any] = []
+    if not is_table:
+        items.extend(values)
+    texts = [isinstance(item, str | Text) for item in items]
+    if any(texts):
+        if not all(texts):
+            place = texts.index(False)
+            raise ValueError(f"inputs: expected texts alone or records alone, got no text at index {place}")
+        return [Text(item, line=line) if isinstance(item, str) else item for line, item in enumerate(items, start=1)]
+    if is_table:
+        return list(as_records(values))
+    return list(as_records([with_answer(item) if open_chats else item for item in items]))
+
+
+def with_answer(value: Any) -> Any:
+    """A row whose chat ends in a user's turn, with an answer behind it that nothing reads; any other row unchanged."""
+    messages = value.get("messages") if isinstance(value, dict) else None
+    if not isinstance(messages, list) or not messages or not isinstance(messages[-1], dict):
+        return value
+    is_open = messages[-1].get("role") == "user"
+    return {**value, "messages": [*messages, {"role": "assistant", "content": "."}]} if is_open else value
+
+
+class EmbedOptions(TypedDict, total=False):
+    """Options of :meth:`Jepa.embedder`, which describes them."""
+
+    batch_size: int
+    raw: bool
+    layer: int | None
+    pooling: Literal["last", "mean"] | None
+    max_length: int | None
