@@ -59,8 +59,8 @@ def test_everything_is_where_it_belongs(name: str, options: dict[str, Any], trai
     batch = collator([None, *items, None])
     parts = [collator.sequences(item) for item in items]
 
-    for kind, field in (("label", "labels"), ("prompt", "prompt")):
-        at = batch.head_index[batch[f"{kind}_row"]].tolist()
+    for kind, field, index in (("label", "labels", batch.head_index), ("prompt", "prompt", batch.prompt_index)):
+        at = index[batch[f"{kind}_row"]].tolist()
         found = Counter(
             (seen(batch, place), token) for place, token in zip(at, batch[f"{kind}_ids"].tolist(), strict=True)
         )
@@ -72,7 +72,7 @@ def test_everything_is_where_it_belongs(name: str, options: dict[str, Any], trai
         )
         assert found == wanted
         assert sum(found.values()) == sum(len(getattr(record, field)) for record in records)
-    assert len(set(batch.head_index.tolist())) == len(batch.head_index), "the head runs twice for a position"
+        assert len(set(index.tolist())) == len(index), "the head runs twice for a position"
 
     for kind in ("source", "target"):
         tokens = {

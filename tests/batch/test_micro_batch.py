@@ -71,6 +71,19 @@ def test_a_copy_to_the_device_waits_only_if_it_is_told_to(monkeypatch: pytest.Mo
     assert passed == [{"non_blocking": True}] * 2
 
 
+def test_a_copy_to_a_gpu_never_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    passed = []
+
+    def to(self: torch.Tensor, device: Any, non_blocking: bool) -> torch.Tensor:
+        passed.append((torch.device(device).type, non_blocking))
+        return self
+
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    for device in ("cuda", "cuda:1", torch.device("cuda"), "cpu"):
+        Batch(input_ids=torch.zeros(2, 3)).to(device)
+    assert passed == [("cuda", True)] * 3 + [("cpu", False)]
+
+
 def test_a_value_of_another_type_is_named() -> None:
     with pytest.raises(TypeError, match="label_ids: expected Tensor, got list"):
         _ = Batch(label_ids=[1, 2]).label_ids  # type: ignore[list-item]

@@ -47,7 +47,7 @@ def sums(model: Any, batch: Batch) -> dict[str, Tensor]:
         return {
             "states": encoded.at(torch.arange(batch.input_ids.numel())),
             "lm_loss": encoded.token_loss(index, batch.label_ids, batch.label_row),
-            "prompt_loss": encoded.token_loss(index, batch.prompt_ids, batch.prompt_row),
+            "prompt_loss": encoded.token_loss(batch.prompt_index, batch.prompt_ids, batch.prompt_row),
             "logits": encoded.logits(index),
             "source": source,
             "target": target,
@@ -120,7 +120,8 @@ def test_records_that_begin_alike(architecture: str, attention: str, tiny_model:
     """Equal ones, ones that are equal up to the middle of the answer, prefixes: each counts once a record."""
     collator = Collator("separate", np.empty(0, np.int32), row_length=43, prompt_labels=True)
     batch = compare(tiny_model, architecture, attention, collator, random_records(3))
-    assert len(batch.head_index) < len(batch.label_ids) + len(batch.prompt_ids)
+    assert len(batch.head_index) < len(batch.label_ids)
+    assert len(batch.prompt_index) < len(batch.prompt_ids)
     assert len(batch.input_ids) > 1
 
 

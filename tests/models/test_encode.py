@@ -18,6 +18,7 @@ from stepjepa.batch.micro_batch import Batch
 from stepjepa.chat.tokens import all_predictor_ids
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.config.lora import LoraSettings
+from stepjepa.models import encode as encode_module
 from stepjepa.models.architecture import (
     PredictorHead,
     attach_heads,
@@ -360,3 +361,24 @@ def test_heads_are_saved_and_loaded(tmp_path: Path) -> None:
     for other in (nn.Linear(7, 4), nn.Bilinear(7, 3, 3), nn.Linear(7, 3, bias=False)):
         with pytest.raises(RuntimeError, match="loading state_dict"):
             load_heads(nn.ModuleDict({"second": other}), tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_averages_in_groups_are_those_one_by_one(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups of several weights, of one, and one weight that is larger than a group."""
+    monkeypatch.setattr(encode_module, "UPDATED_TOGETHER", 40)
+    generator = torch.Generator().manual_seed(1)
+    model = torch.nn.ModuleList([torch.nn.Linear(wide, 3) for wide in (5, 17, 1, 2, 11)]).to(dtype)
+    model[2].weight.requires_grad_(False)
+    averages = {name: each.detach().float().clone() for name, each in model.named_parameters() if each.requires_grad}
+    encoder = EmaEncoder(model, 0.75)
+    for _ in range(3):
+        for name, each in model.named_parameters():
+            if each.requires_grad:
+                with torch.no_grad():
+                    each.copy_(torch.randn(each.shape, generator=generator))
+                averages[name] = 0.75 * averages[name] + 0.25 * each.detach().float()
+        encoder.update(model)
+    for name, average in averages.items():
+        tiny.assert_same(encoder._average[name], average)
+        assert torch.equal(encoder._weights[name], encoder._average[name].to(dtype))

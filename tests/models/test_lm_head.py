@@ -147,6 +147,19 @@ def test_tokens_that_are_impossible(chunk: int) -> None:
     assert math.isnan(summed_cross_entropy(states, of(head), labels, rows, chunk).item())
 
 
+@pytest.mark.parametrize(
+    ("vocabulary", "width", "on_gpu", "states"),
+    [
+        (1_000, 64, False, 1_048),  # 2^20 logits
+        (151_936, 896, False, 224),  # a quarter of the width
+        (151_936, 896, True, 441),  # 2^26 logits
+        (2**29, 3, True, 1),
+    ],
+)
+def test_states_in_a_chunk(vocabulary: int, width: int, on_gpu: bool, states: int) -> None:
+    assert lm_head.states_at_once(vocabulary, width, on_gpu=on_gpu) == states
+
+
 def test_logits_of_one_chunk_at_a_time(monkeypatch: Any) -> None:
     """Each state goes through the head once, however many labels are read at it."""
     states, head, labels, rows = drawn()

@@ -17,6 +17,7 @@ import tiny
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import write_json
 from stepjepa.chat.tokens import all_predictor_ids
+from stepjepa.models import weights
 from stepjepa.models.loading import (
     LoraSettings,
     add_lora,
@@ -168,3 +169,14 @@ def test_a_damaged_adapter_is_refused(damage: str, trained_tokenizer: Any, tmp_p
     change(adapter, how, "adapter_model.safetensors")
     with pytest.raises(UserError, match="the adapter lacks" if damage == "missing" else "not finite"):
         load_for_inference(str(adapter))
+
+
+@pytest.mark.parametrize("place", [0, 6, 7, 22])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_every_part_of_a_weight_is_looked_at(place: int, value: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "LOOKED_AT_TOGETHER", 7)
+    values = torch.zeros(23)
+    assert bool(weights.all_finite(values))
+    assert bool(weights.all_finite(values[:0]))
+    values[place] = value
+    assert not bool(weights.all_finite(values))

@@ -53,10 +53,11 @@ class ByHand:
 def batch(**changes: Any) -> Batch:
     """Two pairs, labels 1 and 0 at two places, of which the prompt has its own; one record of five tokens."""
     found = {
-        "head_index": torch.tensor([1, 2, 4]),
-        "label_row": torch.tensor([0, 2]),
+        "head_index": torch.tensor([1, 4]),
+        "label_row": torch.tensor([0, 1]),
         "label_ids": torch.tensor([1, 0]),
-        "prompt_row": torch.tensor([1, 1]),
+        "prompt_index": torch.tensor([2]),
+        "prompt_row": torch.tensor([0, 0]),
         "prompt_ids": torch.tensor([2, 2]),
         "source_index": torch.tensor([0, 1]),
         "target_index": torch.tensor([2, 3]),
@@ -191,6 +192,21 @@ def test_terms_that_can_not_be_loaded(address: str, settings: dict[str, Any], wo
     with pytest.raises(UserError, match=words) as raised:
         load_term(address, settings)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("centred", [False, True])
+@pytest.mark.parametrize("shape", [(3, 11), (256, 64), (61, 257), (37, 37)])
+def test_rank_is_that_of_singular_values(shape: tuple[int, int], centred: bool) -> None:
+    generator = torch.Generator().manual_seed(len(shape) + shape[0])
+    # From all alike to falling off steeply.
+    for decay in (0.0, 0.1, 1.0):
+        scales = torch.exp(-decay * torch.arange(shape[1], dtype=torch.float32))
+        values = torch.randn(shape, generator=generator) * scales + 0.3
+        matrix = values.double() - values.double().mean(0) if centred else values.double()
+        share = torch.linalg.svdvals(matrix)
+        share = share / share.sum()
+        expected = math.exp(-float((share * share.clamp_min(1e-300).log()).sum()))
+        assert effective_rank(values, centred=centred) == pytest.approx(expected, rel=1e-6)
 
 
 def test_rank_by_hand() -> None:

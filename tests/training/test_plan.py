@@ -159,7 +159,7 @@ LAYER = FlopModel(token=140)
 
 def tokens(length: int) -> Batch:
     none = torch.empty(0, dtype=torch.long)
-    return Batch(input_ids=torch.zeros(1, length), head_index=none, prompt_row=none, source_index=none)
+    return Batch(input_ids=torch.zeros(1, length), head_index=none, prompt_index=none, source_index=none)
 
 
 def work(tracker: FlopTracker, number: int, length: int) -> None:

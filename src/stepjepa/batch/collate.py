@@ -107,19 +107,20 @@ class Collator:
         return batch
 
     def _labels(self, sequences: Sequence[TokenSequence], paths: Sequence[Numbers]) -> Batch:
-        """The positions that predict a token, each once, and the tokens that they must predict."""
+        """The positions that predict a token, each once, and the tokens that they must predict; those of the prompt."""
         labels = [each.labels for each in sequences]
         prompt = [each.prompt for each in sequences] if self.prompt_labels else []
-        positions = [
-            _joined([path[table[:, 0]] for path, table in zip(paths, tables, strict=False)])
+        (head_index, label_row), (prompt_index, prompt_row) = (
+            np.unique(
+                _joined([path[table[:, 0]] for path, table in zip(paths, tables, strict=False)]), return_inverse=True
+            )
             for tables in (labels, prompt)
-        ]
-        head_index, row = np.unique(np.concatenate(positions), return_inverse=True)
-        label_row, prompt_row = np.split(row, [len(positions[0])])
+        )
         return _tensors(
             head_index=head_index,
             label_row=label_row,
             label_ids=_joined([table[:, 1] for table in labels]),
+            prompt_index=prompt_index,
             prompt_row=prompt_row,
             prompt_ids=_joined([table[:, 1] for table in prompt]),
         )

@@ -51,8 +51,12 @@ class Batch(dict[str, BatchValue]):
     """
 
     def to(self, device: torch.device | str | int, non_blocking: bool = False) -> Batch:
-        """Copy the batch, with its tensors on a device; the arguments are those of ``Tensor.to``."""
+        """Copy the batch, with its tensors on a device; the arguments are those of ``Tensor.to``.
+
+        A copy to a CUDA device never waits for it: whatever the device computes with a tensor comes after its copy.
+        """
         moved = Batch(self)
+        non_blocking = non_blocking or torch.device(device).type == "cuda"
         for name, value in self.items():
             if isinstance(value, Tensor):
                 moved[name] = value.to(device, non_blocking=non_blocking)
@@ -109,7 +113,7 @@ class Batch(dict[str, BatchValue]):
 
     @property
     def head_index(self) -> Tensor:
-        """``[U]`` flat positions that predict a token, each once."""
+        """``[U]`` flat positions that predict a label, each once."""
         return self._get("head_index", Tensor)
 
     @property
@@ -123,8 +127,13 @@ class Batch(dict[str, BatchValue]):
         return self._get("label_ids", Tensor)
 
     @property
+    def prompt_index(self) -> Tensor:
+        """Like :attr:`head_index`, for the tokens of user messages; empty without a loss on the prompt."""
+        return self._get("prompt_index", Tensor)
+
+    @property
     def prompt_row(self) -> Tensor:
-        """Like :attr:`label_row`, for the tokens of user messages; empty without a loss on the prompt."""
+        """``[M]`` index into :attr:`prompt_index` of the position that predicts each token of user messages."""
         return self._get("prompt_row", Tensor)
 
     @property

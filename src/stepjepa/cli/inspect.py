@@ -113,6 +113,8 @@ def verify(args: argparse.Namespace) -> JsonObject:
     """Print one line per check."""
     run = run_config(args, RECORDS_MODEL_OBJECTIVE)
     config = run.jepa
+    import torch
+
     from stepjepa.config.lora import LoraSettings
     from stepjepa.evaluation.answering import spread
     from stepjepa.inspection import verification
@@ -131,6 +133,7 @@ def verify(args: argparse.Namespace) -> JsonObject:
     print(f"{len(looked_at):,} of {len(records):,} records looked at, spread over all (--max_records)")
     loading = {"predictors": config.used_predictors, "seed": args.finetune_seed, "plain": config.plain, **_loading(run)}
     model, tokenizer = load_model(name, texts=_texts(records), **loading)
+    model = model.to(torch.accelerator.current_accelerator(check_available=True) or "cpu")
     try:
         trained = adapter_ids(model, tokenizer, plain=config.plain)
         lora = (lambda base: add_lora(base, LoraSettings(), trained)) if args.lora else None

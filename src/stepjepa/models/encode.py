@@ -6,7 +6,7 @@ Target embeddings may be encoded with an exponential moving average of the train
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from transformers.utils import ModelOutput
 
 EMA_FILE = "ema.safetensors"
+
+# Values of weights that are averaged in one launch.
+UPDATED_TOGETHER = 2**26
 
 
 def encode(
@@ -156,6 +159,20 @@ def check_layer(last: int, layer: int, setting: str = "jepa_layer") -> None:
         raise ValueError(f"{setting}: expected {-last - 1} to {last} for a model of {last} layers, got {layer}")
 
 
+def _groups(sizes: Mapping[str, int], most: int) -> Iterator[list[str]]:
+    """Cut names into lists of at most ``most`` values in all; a larger one gets a list of its own."""
+    names: list[str] = []
+    total = 0
+    for name, size in sizes.items():
+        if names and total + size > most:
+            yield names
+            names, total = [], 0
+        names.append(name)
+        total += size
+    if names:
+        yield names
+
+
 class EmaEncoder(TrainerCallback):
     """A copy of a model whose weights are an exponential moving average of the model's, updated after every step.
 
@@ -180,10 +197,12 @@ class EmaEncoder(TrainerCallback):
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
         """Set ``average = decay * average + (1 - decay) * weight``; call it after an optimizer step."""
-        for name, parameter in model.named_parameters():
-            if name in self._average:
-                self._average[name].lerp_(parameter.detach().float(), 1 - self.decay)
-                self._weights[name].copy_(self._average[name])
+        trained = {name: parameter.detach() for name, parameter in model.named_parameters() if name in self._average}
+        # A GPU updates many weights in one launch. Weights of 16 bits are converted, few enough to take little memory.
+        for names in _groups({name: each.numel() for name, each in trained.items()}, UPDATED_TOGETHER):
+            averages = [self._average[name] for name in names]
+            torch._foreach_lerp_(averages, [trained[name].float() for name in names], 1 - self.decay)
+            torch._foreach_copy_([self._weights[name] for name in names], averages)
 
     @torch.no_grad()
     def states(self, batch: Batch, layer: int = -1) -> Tensor:

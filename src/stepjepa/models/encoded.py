@@ -73,4 +73,6 @@ def pool_readouts(states: Tensor, batch: Batch, kind: Kind) -> Tensor:
         return states[last]
     summed = torch.zeros((len(last), states.shape[-1]), dtype=torch.float32, device=states.device)
     summed = summed.index_add(0, pair, states[tokens].float())
-    return (summed / torch.bincount(pair, minlength=len(last))[:, None]).to(states.dtype)
+    # Not bincount, whose result has a size that the device must be asked for.
+    counts = summed.new_zeros(len(last)).index_add(0, pair, torch.ones_like(pair, dtype=torch.float32))
+    return (summed / counts[:, None]).to(states.dtype)

@@ -27,6 +27,8 @@ Head = tuple[Tensor, Tensor | None]
 
 # Minimum number of logits in a chunk: matrix products of few rows are slow.
 FEWEST_LOGITS = 2**20
+# The same for a GPU, where every chunk costs some dozen launches. They take 0.4 GiB.
+FEWEST_GPU_LOGITS = 2**26
 
 
 def summed_cross_entropy(
@@ -36,15 +38,21 @@ def summed_cross_entropy(
 
     States ``[U, D]``, head ``[V, D]`` with a bias ``[V]``, labels ``[N]``, and ``rows`` ``[N]``, the state at which
     each label is read.
-    The default ``chunk`` is a quarter of D states, so that a chunk of logits is small beside the head's weight, but at
-    least ``FEWEST_LOGITS`` logits. The sum, a float32 scalar, can be differentiated once.
+    The default ``chunk`` is that of :func:`states_at_once`. The sum, a float32 scalar, can be differentiated once.
     """
     if chunk is None:
-        vocabulary, width = head[0].shape
-        chunk = max(width // 4, FEWEST_LOGITS // vocabulary, 1)
+        chunk = states_at_once(*head[0].shape, on_gpu=states.is_cuda)
     given = states, *head, label_ids, rows, chunk, torch.is_grad_enabled()
     found: Tensor = _SummedCrossEntropy.apply(*given)
     return found
+
+
+def states_at_once(vocabulary: int, width: int, *, on_gpu: bool) -> int:
+    """The number of states in a chunk: a quarter of the width D, so that its logits are small beside the head's weight.
+
+    But at least so many that there are ``FEWEST_LOGITS`` logits, or ``FEWEST_GPU_LOGITS`` on a GPU.
+    """
+    return max(width // 4, (FEWEST_GPU_LOGITS if on_gpu else FEWEST_LOGITS) // vocabulary, 1)
 
 
 class _SummedCrossEntropy(torch.autograd.Function):
@@ -76,13 +84,16 @@ class _SummedCrossEntropy(torch.autograd.Function):
                 # masked_fill, not a product: the loss of another chunk's label may be infinite here.
                 total += (norms[place[0], 0] - logits[place]).masked_fill(~own, 0).sum()
                 if not any(wanted):
+                    del logits
                     continue
                 # d loss / d logits = number of labels * softmax - their one-hot vectors, in the memory of the logits.
-                errors = logits.sub_(norms).exp_().mul_(shared[part])
-                errors.index_put_(place, -own.float(), accumulate=True)
+                logits.sub_(norms).exp_().mul_(shared[part])
+                # As index_put_ with accumulate, which sorts the places on a GPU.
+                logits.view(-1).scatter_add_(0, place[0] * logits.shape[1] + place[1], -own.float())
                 if by_bias is not None:
-                    by_bias += errors.sum(0)
-                errors = errors.to(dtype)
+                    by_bias += logits.sum(0)
+                errors = logits.to(dtype)
+                del logits
                 if by_state is not None:
                     torch.mm(errors, matrix, out=by_state[part])
                 if by_weight is not None and summed == dtype:
@@ -90,7 +101,7 @@ class _SummedCrossEntropy(torch.autograd.Function):
                     torch.addmm(by_weight, errors.T, values[part], out=by_weight)
                 elif by_weight is not None:
                     by_weight += errors.T @ values[part]
-                del logits, errors
+                del errors
         dtypes = states.dtype, weight.dtype, (weight if bias is None else bias).dtype
         found = zip((by_state, by_weight, by_bias), dtypes, strict=True)
         ctx.gradients = [None if gradient is None else gradient.to(own) for gradient, own in found]

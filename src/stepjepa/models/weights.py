@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from stepjepa.base.errors import UserError, shown
 from stepjepa.base.json_object import JsonObject
@@ -23,6 +23,10 @@ from stepjepa.base.json_object import JsonObject
 if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel
+
+
+# Values of a weight that are looked at in one go.
+LOOKED_AT_TOGETHER = 2**24
 
 
 def load_weights(name: str, **options: Any) -> PreTrainedModel:
@@ -80,10 +84,19 @@ def missing_of_adapter(model: PreTrainedModel, folder: Path) -> list[str]:
         return sorted(set(get_peft_model_state_dict(model, save_embedding_layers=False)) - set(weights.keys()))
 
 
+def all_finite(values: Tensor) -> Tensor:
+    """Whether all values of a tensor are finite, a boolean scalar on its device.
+
+    Looked at in parts, since ``isfinite`` makes several copies of what it is given.
+    """
+    parts = [torch.isfinite(part).all() for part in values.detach().flatten().split(LOOKED_AT_TOGETHER)]
+    return torch.stack(parts).all() if parts else torch.tensor(True, device=values.device)
+
+
 def _refuse_nonfinite(model: nn.Module, name: str) -> None:
     # A single one makes every answer meaningless.
     for key, value in model.named_parameters():
-        if value.is_floating_point() and not value.is_meta and not bool(torch.isfinite(value).all()):
+        if value.is_floating_point() and not value.is_meta and not bool(all_finite(value)):
             raise UserError(f"the weights of '{name}' are not finite ({key}); take an earlier checkpoint")
 
 

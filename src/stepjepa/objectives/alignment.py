@@ -83,8 +83,8 @@ def equal_partners(keys: Tensor, context: Context) -> Tensor:
     candidates, first = context.gather(keys)
     equal = (keys[:, None] == candidates).any(dim=-1)
     own = torch.arange(len(keys), device=keys.device)
-    equal[own, first + own] = False
-    return equal
+    # Not by indexing, which would copy a False to the device, and wait.
+    return equal & (own[:, None] + first != torch.arange(len(candidates), device=keys.device))
 
 
 @dataclass(frozen=True)
@@ -279,7 +279,7 @@ class SIGReg(Regularizer):
         count, width = values.shape
         # Drawn on the CPU: other devices have other generators.
         generator = torch.Generator().manual_seed(context.seed * 1_000_003 + context.step)
-        sketch = torch.randn((width, self.directions), generator=generator).to(values.device)
+        sketch = torch.randn((width, self.directions), generator=generator).to(values.device, non_blocking=True)
         projected = values @ F.normalize(sketch, dim=0)  # [P, M]
         # The integrand is even, so half the line will do.
         t = torch.linspace(0, 3, 17, device=values.device)

@@ -57,11 +57,15 @@ def effective_rank(embeddings: Tensor, *, centred: bool = False) -> float:
     """
     if len(embeddings) == 0:
         return 0.0
-    matrix = embeddings.float()
+    # Some devices have no float64.
+    matrix = embeddings.cpu().double() if embeddings.device.type == "mps" else embeddings.double()
     matrix = matrix - matrix.mean(0) if centred else matrix
-    if not bool(torch.isfinite(matrix).all()):
+    # The squares of the singular values are the eigenvalues of the smaller Gram matrix. In float64 their roots are as
+    # exact as float32 embeddings; the small matrix is decomposed on the CPU, which takes the one wait for the device.
+    gram = (matrix @ matrix.T if len(matrix) <= matrix.shape[1] else matrix.T @ matrix).cpu()
+    if not bool(torch.isfinite(gram).all()):
         return math.nan
-    values = torch.linalg.svdvals(matrix)
+    values = torch.linalg.eigvalsh(gram).clamp_min(0).sqrt()
     share = values / values.sum()
     return float(torch.exp(-torch.special.xlogy(share, share).sum())) if values.any() else 0.0
 

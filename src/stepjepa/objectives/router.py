@@ -106,7 +106,8 @@ class RouterLoss(Term):
         paths = [np.empty(0, np.int64), *batch.records.paths]
         uses = np.bincount(np.concatenate(paths), minlength=len(encoded.states[-1]))
         logits = encoded.router_logits
-        return load_balance(logits, torch.from_numpy(uses).to(logits[0].device, torch.float32), self.top_k)
+        weights = torch.from_numpy(uses).to(logits[0].device, torch.float32, non_blocking=True)
+        return load_balance(logits, weights, self.top_k)
 
 
 def load_balance(logits: tuple[Tensor, ...], uses: Tensor, top_k: int) -> Tensor:

@@ -23,31 +23,25 @@ if TYPE_CHECKING:
 class LMLoss(Term):
     """Mean cross-entropy of the labelled tokens (``JepaConfig.labels``)."""
 
-    def _labels(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """``[N]`` rows of ``batch.head_index`` that predict, and ``[N]`` token ids that they must predict."""
-        return batch.label_row, batch.label_ids
-
     def count(self, batch: Batch) -> int:
-        return len(self._labels(batch)[1])
+        return len(batch.label_ids)
 
     def __call__(self, encoded: Encoded, batch: Batch, context: Context) -> Tensor:
-        index, (rows, token_ids) = batch.head_index, self._labels(batch)
-        if len(batch.prompt_row):
-            # Positions of labels and of the prompt share head_index; the head runs once for each that is used here.
-            used, rows = rows.unique(return_inverse=True)
-            index = index[used]
-        return encoded.token_loss(index, token_ids, rows)
+        return encoded.token_loss(batch.head_index, batch.label_ids, batch.label_row)
 
 
 @term("prompt_loss", "prompt LM loss")
 @dataclass
-class PromptLoss(LMLoss):
+class PromptLoss(Term):
     """Mean cross-entropy of the tokens of user messages; system prompt and template are not counted."""
 
     weight: float = 0.1
 
-    def _labels(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        return batch.prompt_row, batch.prompt_ids
+    def count(self, batch: Batch) -> int:
+        return len(batch.prompt_ids)
+
+    def __call__(self, encoded: Encoded, batch: Batch, context: Context) -> Tensor:
+        return encoded.token_loss(batch.prompt_index, batch.prompt_ids, batch.prompt_row)
 
 
 @term("stp_loss", "STP")
@@ -76,7 +70,7 @@ class SemanticTube(Term):
                 # Uniform over all triples of positions.
                 chosen = np.random.default_rng((context.seed, *draw)).choice(len(text), 3, replace=False)
                 triples.append(text[np.sort(chosen)][None])
-        index = torch.from_numpy(np.concatenate(triples)).to(batch.label_ids.device)
+        index = torch.from_numpy(np.concatenate(triples)).to(batch.label_ids.device, non_blocking=True)
         return tube(encoded.at(index, self.layer))
 
 

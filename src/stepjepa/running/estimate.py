@@ -48,7 +48,7 @@ from stepjepa.models.token_rows import adapter_ids, resize_embedding, rows_of
 from stepjepa.models.weights import parameter_counts
 from stepjepa.objectives.jepa import Jepa
 from stepjepa.objectives.objective import Objective
-from stepjepa.running.transformers import training_arguments
+from stepjepa.running.transformers import bf16_by_default, training_arguments
 from stepjepa.training.checks import (
     check_positions,
     refuse_data,
@@ -102,6 +102,8 @@ def dry_run(
         training = training_arguments(run, bool(eval_records), deepspeed=None, use_cpu=use_cpu)
         needs_gpu = "use_cpu" not in run.trainer and (training.bf16 or training.fp16 or processes > 1)
         device = "cpu" if training.device.type == "cpu" and not needs_gpu and not on_gpu else "cuda"
+        if device == "cuda" and bf16_by_default(run):
+            training.bf16 = True
         sharding = Sharding.of(training, deepspeed, processes)
         try:
             estimated = _estimate(

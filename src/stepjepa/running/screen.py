@@ -1,10 +1,12 @@
 """What a run prints: the first screen, the last lines, its plot."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepjepa.base.files import atomic_write, read_jsonl
 from stepjepa.base.json_object import JsonObject
@@ -17,9 +19,13 @@ from stepjepa.models.lm_head import LMHead
 from stepjepa.models.probe import describe_unreached
 from stepjepa.models.weights import parameter_counts
 from stepjepa.objectives.router import describe_router
+from stepjepa.running.transformers import bf16_by_default
 from stepjepa.store.folder import METRICS_FILE, RUN_FILE
 from stepjepa.store.record import Results, RunRecord
 from stepjepa.training.plan import EqualCompute, Plan
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
 
 COSINE_COLLAPSES = (
     "cosine maps all texts to one direction in most runs, `jepa_loss_type infonce` does not (docs/how-to/collapse.md)"
@@ -29,6 +35,13 @@ COSINE_COLLAPSES = (
 def collapses(config: JepaConfig) -> bool:
     """Return whether an objective has the cosine without a term against its collapse."""
     return config.uses_views and config.jepa_loss_type == "cosine" and not (config.sigreg or config.variance)
+
+
+def _precision(run: RunConfig, training: TrainingArguments) -> str | None:
+    """The precision of matrix products, where the run names none; None for float32."""
+    if training.bf16 and bf16_by_default(run):
+        return "bfloat16 (autocast), the default on this device; --bf16 false trains in float32"
+    return None
 
 
 def first_screen(
@@ -46,6 +59,7 @@ def first_screen(
     steps = training.max_steps if training.max_steps > 0 else math.ceil(training.num_train_epochs * epoch)
     rows = {
         "model": f"{run.model_name} ({where}), {trainable:,} of {total:,} parameters trained",
+        "precision": _precision(run, training),
         "objective": _words(objective),
         "loss": COSINE_COLLAPSES if collapses(config) else None,
         "router loss": describe_router(config, trainer.model),

@@ -22,6 +22,7 @@ from stepjepa.base.files import write_jsonl
 from stepjepa.base.signals import Interruptions, Stopped
 from stepjepa.base.terminal import spelled
 from stepjepa.batch.micro_batch import Batch
+from stepjepa.models.weights import all_finite
 from stepjepa.objectives.monitors import REMEDIES, collapse
 from stepjepa.objectives.term import TERMS
 from stepjepa.store.folder import METRICS_FILE
@@ -202,7 +203,9 @@ class NonfiniteGuard(TrainerCallback):
         trainer = self._trainer
         # Of a weight that is sharded, the part that is here.
         here = (p.to_local() if isinstance(p, DTensor) else p for p in trainer.model.parameters())
-        if trainer.total([float(not all(bool(torch.isfinite(part).all()) for part in here))])[0]:
+        # One wait for the device, not one a weight.
+        finite = [all_finite(part).to(trainer.args.device) for part in here]
+        if trainer.total([float(bool(finite) and not bool(torch.stack(finite).all()))])[0]:
             raise UserError(
                 f"step {step}: the weights are not finite any more, so they are not saved; begin again with a lower "
                 f"`learning_rate`, or in another precision; {resume_hint(trainer.args.output_dir)}"

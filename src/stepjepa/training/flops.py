@@ -45,10 +45,9 @@ class Shape(NamedTuple):
     def of(cls, batch: Batch) -> Shape:
         """The shape of a micro-batch."""
         shapes = [each.input_ids.shape for each in batch.passes]
-        labels, squares = len(batch.head_index), sum(shape.numel() * shape[1] for shape in shapes)
-        if len(batch.prompt_row):
-            # The LM loss and the prompt loss call the head one after the other, each with its own positions.
-            labels = len(batch.label_row.unique()) + len(batch.prompt_row.unique())
+        # The LM loss and the prompt loss call the head one after the other, each with its own positions.
+        labels = len(batch.head_index) + len(batch.prompt_index)
+        squares = sum(shape.numel() * shape[1] for shape in shapes)
         return cls(sum(shape.numel() for shape in shapes), squares, labels, batch.pairs, len(shapes))
 
 

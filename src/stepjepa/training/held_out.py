@@ -46,7 +46,14 @@ def measure(trainer: MeasuringTrainer, prepared: Prepared) -> tuple[dict[str, fl
     batches = [keys[at : at + size] for at in range(rank * size, len(keys), together)]
     window = MetricWindow()
     model.eval()
-    for batch in DataLoader(prepared.dataset, batch_sampler=batches, collate_fn=trainer.data_collator):
+    loader = DataLoader(
+        prepared.dataset,
+        batch_sampler=batches,
+        collate_fn=trainer.data_collator,
+        num_workers=trainer.args.dataloader_num_workers,
+        pin_memory=trainer.args.dataloader_pin_memory,
+    )
+    for batch in loader:
         # The Trainer wraps the model for mixed precision when training begins, which may be later.
         with trainer.accelerator.autocast():
             losses = jepa_loss(model, batch.to(trainer.args.device), objective, context=context)

@@ -238,6 +238,8 @@ class JepaTrainer(Trainer):
 
     def total(self, values: Sequence[float]) -> list[float]:
         """Sums of some numbers over all processes."""
+        if self.accelerator.num_processes == 1:
+            return [float(value) for value in values]
         # Sums need more than the single precision that mps has.
         device = torch.device("cpu") if self.accelerator.device.type == "mps" else self.accelerator.device
         sums = self.accelerator.reduce(torch.tensor(values, dtype=torch.float64, device=device), "sum")
