@@ -61,6 +61,8 @@ def batch(**changes: Any) -> Batch:
         "prompt_ids": torch.tensor([2, 2]),
         "source_index": torch.tensor([0, 1]),
         "target_index": torch.tensor([2, 3]),
+        "source_key": torch.tensor([11, 12]),
+        "target_key": torch.tensor([13, 14]),
         "records": BatchRecords(
             rng_keys=((0, 0),),
             paths=(np.arange(5),),

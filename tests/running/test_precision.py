@@ -86,7 +86,7 @@ def test_it_is_said_and_recorded(cuda: None, tmp_path: Path, capsys: pytest.Capt
     config = described(tmp_path, max_steps=2, batch_size=3, save_strategy="no")
     trained = run(config)
     said = capsys.readouterr().out
-    assert "bfloat16 (autocast), the default on this device; --bf16 false trains in float32" in said
+    assert "bfloat16 (autocast), the default on this device; `bf16 false` trains in float32" in said
     (launch,) = trained.record.launches
     assert launch.settings["bf16"] is True
     # It is no setting of the run: elsewhere it trains in float32.

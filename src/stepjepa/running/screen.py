@@ -40,7 +40,7 @@ def collapses(config: JepaConfig) -> bool:
 def _precision(run: RunConfig, training: TrainingArguments) -> str | None:
     """The precision of matrix products, where the run names none; None for float32."""
     if training.bf16 and bf16_by_default(run):
-        return "bfloat16 (autocast), the default on this device; --bf16 false trains in float32"
+        return "bfloat16 (autocast), the default on this device; `bf16 false` trains in float32"
     return None
 
 
