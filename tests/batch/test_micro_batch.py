@@ -32,7 +32,7 @@ def test_every_property_is_a_key(trained_tokenizer: Any) -> None:
         assert getattr(made, name) is made[name]
     # The others are read through `trees` and `readouts`.
     assert set(made) - set(names) == {"start", "end", "isolates"} | {
-        f"{kind}_{part}" for kind in ("source", "target") for part in ("tokens", "pair")
+        f"{kind}_{part}" for kind in ("source", "target") for part in ("tokens", "pair", "key")
     }
     assert made.trees is not None
     assert (made.trees.start is made["start"], made.trees.end is made["end"]) == (True, True)
