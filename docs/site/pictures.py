@@ -78,7 +78,7 @@ def held_out_views(folder: Path, flags: str, name: str) -> tuple[Any, Any]:
     from sklearn.preprocessing import normalize
 
     from stepjepa.data.sources import read_records
-    from stepjepa.evaluation.embeddings import embed_views
+    from stepjepa.evaluation.run import embed_views
     from stepjepa.models.loading import load_for_inference
 
     _run(f"train --train_file {folder}/data/train.jsonl --output_dir {folder}/{name} {TRAINING} {flags}")

@@ -18,10 +18,9 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from languages import Languages
-
 from data import answer
 from stepjepa.base.files import existing_file, read_json_object, write_json
+from stepjepa.tasks.regex_languages import Languages
 
 FILE = Path(__file__).resolve().parent / "splits.json"
 SHARED, MADE = Path("../shared/data/llm_jepa"), Path("runs/experiment")

@@ -19,12 +19,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import quantiles
 
-from languages import Languages
 from splits import SETS, answers
 
 from data import answer, draw, write
 from stepjepa.base.files import fingerprint, read_json_object, write_json
 from stepjepa.cli.main import main as stepjepa
+from stepjepa.tasks.regex_languages import Languages
 
 RECORD = Path(__file__).resolve().with_suffix(".json")
 GENERATED, SEED, WANTED = 40_000, 20261123, 4_000

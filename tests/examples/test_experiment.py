@@ -18,6 +18,7 @@ from made_up_runs import make_run
 from stepjepa.base.errors import UserError
 from stepjepa.cli.main import main
 from stepjepa.tasks.regex import find_difference
+from stepjepa.tasks.regex_languages import Languages
 
 ROOT = Path(__file__).resolve().parents[2]
 EXPERIMENT = ROOT / "examples" / "experiment"
@@ -28,7 +29,7 @@ GRIDS = sorted(EXPERIMENT.glob("*.yaml"))
 def scripts(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(str(EXPERIMENT))
     # Names as common as these may be taken by other tests' modules.
-    names = ("data", "collect", "languages", "splits", "untouched", "frame", "pictures", "results")
+    names = ("data", "collect", "splits", "untouched", "frame", "pictures", "results")
     for name in names:
         monkeypatch.delitem(importlib.sys.modules, name, raising=False)
     yield {name: importlib.import_module(name) for name in names}
@@ -173,7 +174,7 @@ def test_weights_give_a_set_the_operators_of_another(scripts: dict[str, ModuleTy
 def test_languages_and_splits_are_those_of_the_data(scripts: dict[str, ModuleType], shared_data: Path) -> None:
     files = (shared_data / "llm_jepa" / f"synth_{name}.jsonl" for name in ("train", "test"))
     train, test = map(scripts["splits"].answers, files)
-    languages = scripts["languages"].Languages()
+    languages = Languages()
     found = [languages.of(text) for text in train[:97]]
     assert found == [next(other for other in train if find_difference(other, text) is None) for text in train[:97]]
     splits, shape = scripts["splits"].read_splits()["synth"], scripts["splits"].shape

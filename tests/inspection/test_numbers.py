@@ -20,7 +20,10 @@ def views(source: Any, target: Any, record: Any = None) -> ViewEmbeddings:
     count = len(source)
     record = np.arange(count) if record is None else np.asarray(record)
     return ViewEmbeddings(
-        np.asarray(source, np.float32), np.asarray(target, np.float32), record, np.ones(count, np.int64)
+        *(np.asarray(side, np.float32) for side in (source, target)),
+        record,
+        np.ones(count, np.int64),
+        np.arange(count),
     )
 
 

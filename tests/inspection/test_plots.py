@@ -28,7 +28,7 @@ from stepjepa.inspection.plots import (
 RECORD = np.asarray([0, 1, 1, 1, 2])
 PAIR = np.asarray([1, 1, 2, 3, 1])
 VALUES = (10 * RECORD + PAIR)[:, None].astype(np.float32)
-EMBEDDINGS = ViewEmbeddings(VALUES, -VALUES, RECORD, PAIR)
+EMBEDDINGS = ViewEmbeddings(VALUES, -VALUES, RECORD, PAIR, np.arange(5))
 RECORDS = [
     tiny.make_record("", "q", answer, group=group)
     for answer, group in (("Good", 3), (" Bad\nfilm ", "b"), ("x" * 50, 3))

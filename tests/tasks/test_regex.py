@@ -10,7 +10,8 @@ from greenery import fsm
 
 from slow_regex import matches
 from stepjepa.data.sources import read_records
-from stepjepa.tasks.regex import LONGEST, Node, RegexSyntaxError, find_difference, parse
+from stepjepa.tasks.regex import LONGEST, Matcher, Node, RegexSyntaxError, find_difference, parse
+from stepjepa.tasks.regex_languages import Languages
 
 ANY = parse(".")
 A, B, C = (Node("characters", text=character) for character in "abc")
@@ -184,3 +185,24 @@ def test_published_expressions_against_greenery(shared_data):
             assert greenery_of(parse(expression)).equivalent(greenery_of(parse(other))) == verdict, (expression, other)
             same += verdict
     assert len(expressions) <= same < 2 * len(expressions)
+
+
+def test_a_matcher_is_the_slow_one():
+    expressions = [r".*\bdog.*", "(a|b){2,3}&~(ab)", "[^a-c]+", r"\b[A-Z]\b", "~(.*dog.*)", r"\d+(\W)?", "()"]
+    lines = ["", "a", "ab", "ba", "bab", "dog", "a dog", "adog", "é", "Z", "12", "1!", "12 ", "~", "dogs 3"]
+    found = {(text, line): Matcher(text)(line) for text in expressions for line in lines}
+    assert found == {(text, line): matches(text, line) for text, line in found}
+    assert 0 < sum(found.values()) < len(found)
+
+
+def test_languages_are_those_of_all_comparisons():
+    generator = random.Random(3)
+    pieces = ["a", "b", ".", "(a|b)", "(b|a)", "a*", "(ab){2}", "abab", "~(a)", ".*", "(.*)*", "~(~(b))"]
+    texts = ["".join(generator.choices(pieces, k=generator.randint(1, 2))) for _ in range(61)]
+    languages = Languages()
+    firsts = [next(other for other in texts if find_difference(other, text) is None) for text in texts]
+    assert [languages.of(text) for text in texts] == firsts
+    assert len(set(firsts)) < len(set(texts))
+    # Where nothing can be compared, every text is its own language.
+    limited = Languages(most_states=0)
+    assert [limited.of(text) for text in ("ab*c", "ab*cc", "ab*ccc")] == ["ab*c", "ab*cc", "ab*ccc"]

@@ -215,3 +215,18 @@ def test_every_true_query_of_the_real_files_is_right_and_no_file_is_touched(shar
     task.close()
     assert all(all(each.scores.values()) and each.error is None for each in scored)
     assert {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()} == before
+
+
+def test_answers_have_the_names_of_their_results(task):
+    same = [COUNT, "SELECT 5", "SELECT 5.0", "SELECT count(id) FROM singer"]
+    names = task.answer_names([record(sql) for sql in same])
+    assert len(set(names)) == 1
+    others = [NAMES, BY_AGE, "SELECT name FROM singer ORDER BY age DESC", NONE, PAIRS, "SELECT missing FROM singer"]
+    different = task.answer_names([record(sql) for sql in others])
+    assert different[-1] is None
+    assert len({*names, *different}) == 1 + len(others)
+    # Without an ORDER BY the order of rows says nothing.
+    unions = ["SELECT 1 UNION ALL SELECT 2", "SELECT 2 UNION ALL SELECT 1"]
+    assert len(set(task.answer_names([record(sql) for sql in unions]))) == 1
+    assert len(set(task.answer_names([record(f"{sql} ORDER BY 1") for sql in unions]))) == 1
+    assert len(set(task.answer_names([record(f"{unions[0]} ORDER BY 1{end}") for end in ("", " DESC")]))) == 2

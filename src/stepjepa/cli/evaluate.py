@@ -53,7 +53,7 @@ def _tell_summary(summary: JsonObject, output: Path, *, details: bool) -> JsonOb
 
 def score(args: argparse.Namespace) -> JsonObject:
     """Score the answers of another program and print the summary."""
-    from stepjepa.evaluation.run import score_predictions
+    from stepjepa.evaluation.predictions import score_predictions
 
     settings = from_args(ScoreSettings, args, task_options=from_args(TaskOptions, args))
     return _tell_summary(score_predictions(settings), Path(args.output_file), details=args.details)

@@ -48,7 +48,7 @@ EXCLUSIVE = (
 
 _data = partial(option, group="data")
 _model = partial(option, group="model")
-_answers = partial(option, group="answers during training", only_with="eval_generate")
+_answers = partial(option, group="answers during training", only_with="eval_generate or eval_retrieval")
 _held_out = partial(option, only_with="eval_file or data_file")
 _run = partial(option, group="run")
 _launch = partial(option, group="run", launch=True)
@@ -107,8 +107,15 @@ class RunConfig:
         allowed=FROM_ONE,
         only_with="eval_file or data_file",
     )
+    eval_retrieval: bool = _answers(
+        False,
+        "find held-out answers by their embeddings at every evaluation; eval_retrieval_hits_at_1 and the like",
+        only_with="eval_file or data_file",
+    )
     eval_task: str = _answers("auto", "as `task` of 'stepjepa evaluate'", metavar="NAME")
-    eval_max_new_tokens: int = _answers(256, "tokens an answer", names=("max_new_tokens_eval",), allowed=FROM_ONE)
+    eval_max_new_tokens: int = _answers(
+        256, "tokens an answer", names=("max_new_tokens_eval",), allowed=FROM_ONE, only_with="eval_generate"
+    )
     spider_path: str | None = _answers(None, "folder of Spider's databases", metavar="DIR", moves=True)
     missing_databases: Literal["error", "skip"] = _answers(
         "error", "record without database: error; skip: leave it out"
@@ -167,6 +174,8 @@ class RunConfig:
             usual = vars(JepaConfig(mode="regular"))
             if idle := [name for name in NEEDS_VIEWS if getattr(self.jepa, name) != usual[name]]:
                 raise UserError(f"mode 'regular' has no views, so `{idle[0]}` does nothing with it; leave one out")
+            if self.eval_retrieval:
+                raise UserError("`eval_retrieval`: mode 'regular' has no views to embed; leave one out")
         values["plain"] = self.jepa.plain
         for names in EXCLUSIVE:
             both = [name for name in names if values[name] not in (None, False)]

@@ -126,3 +126,16 @@ def summarise(lines: Sequence[Line], headline: str) -> JsonObject:
         "gold_tokens": gold_tokens,
         "generated_tokens": None if None in tokens else sum(tokens),
     }
+
+
+RETRIEVAL = ("hits_at_1", "hits_at_10", "mrr", "ndcg_at_10")
+"""Metrics of retrieval, see ``evaluation.retrieval.metrics``."""
+
+
+def retrieval_scores(summary: JsonObject) -> dict[str, JsonObject]:
+    """Return ``mean``, ``low`` and ``high`` of each metric of retrieval, named ``retrieval_hits_at_1`` and so on.
+
+    Empty if retrieval was not measured.
+    """
+    retrieval = summary.get("retrieval") or {}
+    return {f"retrieval_{name}": retrieval[name] for name in RETRIEVAL if name in retrieval}

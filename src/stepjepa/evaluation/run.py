@@ -1,4 +1,4 @@
-"""Evaluate a model on a test file, or score the answers of another program. Torch is imported only to generate."""
+"""Evaluate a model on a test file. Torch is imported only to generate and to embed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 import html
 import os
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -15,52 +15,32 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from tqdm import tqdm
 
 from stepjepa.base.errors import UserError
-from stepjepa.base.files import fingerprint, read_jsonl, write_json, write_jsonl
+from stepjepa.base.files import fingerprint, read_jsonl, write_json
 from stepjepa.base.json_object import JsonObject
 from stepjepa.config.server import ServerSettings
-from stepjepa.data.records import BadRecords, Record, tell_unused
+from stepjepa.data.records import BadRecords, Record
 from stepjepa.data.sources import read_records
 from stepjepa.evaluation.answering import Batcher
-from stepjepa.evaluation.judging import Engine, Question, judge
-from stepjepa.evaluation.output import OutputFile, meta_file, summarise, summary_file
-from stepjepa.evaluation.settings import EvaluationSettings, ScoreSettings, ScoringSettings
+from stepjepa.evaluation.judging import Engine
+from stepjepa.evaluation.output import OutputFile, retrieval_scores
+from stepjepa.evaluation.selection import Selection
+from stepjepa.evaluation.settings import EvaluationSettings
 from stepjepa.evaluation.summary_text import format_summary
-from stepjepa.models.sampling import Answer, Sampling
+from stepjepa.models.sampling import Sampling
 from stepjepa.store.fingerprint import model_fingerprint
 from stepjepa.store.prompts import share_trained_on, training_system_prompt, with_system_prompt
 from stepjepa.store.record import trained_objective
 from stepjepa.tasks.base import TaskOptions
-from stepjepa.tasks.registry import choose_task, keep, users_source, with_published_rules
+from stepjepa.tasks.registry import users_source
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from stepjepa.config.jepa import JepaConfig
+    from stepjepa.evaluation.retrieval import Retrieval
     from stepjepa.objectives.reading import ViewEmbeddings
 
 Loader: TypeAlias = "Callable[[], tuple[PreTrainedModel, PreTrainedTokenizerBase]]"
-
-_CHUNK = 128  # records scored between two updates of the progress bar; a task may score them in parallel
-
-
-class Selection:
-    """The task of a test file and the records that it can score, by position; UserError if there are none.
-
-    ``headline`` is the score that decides what is an error, ``left_out`` the number of other records by reason, and
-    ``options`` are the task options that affect the scores.
-    """
-
-    def __init__(self, settings: ScoringSettings, records: Sequence[Record]) -> None:
-        task = choose_task(settings.task, records, settings.task_options)
-        self.task = with_published_rules(task) if settings.scoring == "reference" else task
-        self.headline = self.task.beginning if settings.startswith else self.task.headline
-        self.records, self.left_out = keep(self.task, records)
-        self.options = {name: getattr(settings.task_options, name) for name in task.used_options if name != "workers"}
-
-    def summarise(self, lines: Sequence[JsonObject]) -> JsonObject:
-        """The part of a summary that is computed from the lines."""
-        about = {"left_out": self.left_out, "task": self.task.name, "lenient": self.task.secondary_score}
-        return {**about, **summarise(lines, self.headline), "details": self.task.details(lines)}
 
 
 class Evaluation:
@@ -79,7 +59,7 @@ class Evaluation:
         self.settings = settings
         self.bad = BadRecords(settings.bad_records)
         records = read_records(settings.test_file, bad=self.bad, columns=settings.columns)
-        self.selection = Selection(settings, records[: settings.max_examples])
+        self.selection = Selection(records[: settings.max_examples], **settings.selection)
         self.task, self.records = self.selection.task, self.selection.records
         if self.bad.count:
             self.selection.left_out["bad record"] = self.bad.count
@@ -119,6 +99,8 @@ class Evaluation:
             "headline": self.selection.headline,
             "prompt": {"system": self.system_prompt, "plain": settings.plain, **columns},
             **{name: getattr(settings, name) for name in ("scoring", "dtype", "quantization", "similarity")},
+            # None where it is off, so that an evaluation of an earlier version is still recognised as the same.
+            "retrieval": {"layer": settings.layer, "pooling": settings.pooling} if settings.retrieval else None,
             # "hf" is the built-in engine, under the name that it had in earlier versions.
             "engine": "server" if settings.serving.server else "hf",
             **(served if settings.serving.server else {}),
@@ -138,24 +120,24 @@ class Evaluation:
         kept = set(self.output.done)
         load = functools.cache(load or self._load)
         # Before generating, so that records without views or a folder without run.json end the evaluation at once.
-        similarity: JsonObject | None = None
-        if self.settings.similarity:
-            from stepjepa.evaluation.embeddings import similarity_config, similarity_quantiles
-
-            config = similarity_config(str(self.settings.model_path), self.settings.similarity)
-            config, size = replace(config, plain=self.settings.plain), self.settings.batch_size
-            similarity, cosines = compare_views(*load(), list(self.records.values()), config, batch_size=size)
+        similarity, cosines = self._similarity(load) if self.settings.similarity else (None, [])
+        retrieval = self._retrieval(load) if self.settings.retrieval else None
         try:
             seconds = 0.0 if self.output.complete else self._answer(self._engine(load))
         finally:
             self.task.close()
         if similarity is not None:
+            from stepjepa.evaluation.embeddings import similarity_quantiles
+
             parts: dict[bool, list[float | None]] = {True: [], False: []}
             for index, value in zip(self.records, cosines, strict=True):
                 line = self.output.done[index]
                 line["similarity"] = value
                 parts[line["error"] is None].append(value)
             similarity |= zip(("right", "wrong"), map(similarity_quantiles, parts.values()), strict=True)
+        if retrieval is not None:
+            for index, ranks in zip(self.records, retrieval.of_records(len(self.records)), strict=True):
+                self.output.done[index]["ranks"] = ranks
         lines = self.output.finish()
         fresh = [line for line in lines if line["index"] not in kept]
         tokens = [line["new_tokens"] for line in fresh]
@@ -168,6 +150,7 @@ class Evaluation:
             "test_fingerprint": self._identity["test_file"],
             **self.selection.summarise(lines),
             "similarity": similarity,
+            "retrieval": retrieval and retrieval.summary(),
             "trained_on": None if path is None else share_trained_on(path, self.records.values()),
             "settings": self._identity,
             "generated_now": len(fresh),
@@ -182,6 +165,24 @@ class Evaluation:
         by_likelihood = any(self.task.continuations(record) for record in self.records.values())
         choices = ", multiple choice by likelihood (an answer counts by what it says)" if by_likelihood else ""
         return f"gold_loss{choices}; a server gives no likelihoods"
+
+    def _similarity(self, load: Loader) -> tuple[JsonObject, list[float | None]]:
+        """Similarities of matched and shuffled views, and the mean cosine of each record's pairs."""
+        from stepjepa.evaluation.embeddings import similarity_config
+
+        config = similarity_config(str(self.settings.model_path), str(self.settings.similarity))
+        config, size = replace(config, plain=self.settings.plain), self.settings.batch_size
+        return compare_views(*load(), list(self.records.values()), config, batch_size=size)
+
+    def _retrieval(self, load: Loader) -> Retrieval:
+        """Ranks of the distinct answers of the test file for each question."""
+        from stepjepa.evaluation.retrieval import answer_names, rank_targets, retrieval_config
+
+        settings, records = self.settings, list(self.records.values())
+        config = retrieval_config(str(settings.model_path), layer=settings.layer, pooling=settings.pooling)
+        config = replace(config, plain=settings.plain)
+        embeddings = embed_views(*load(), records, config, batch_size=settings.batch_size)
+        return rank_targets(embeddings, answer_names(self.task, records, config), config)
 
     def _load(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         from stepjepa.models.loading import load_for_inference
@@ -273,67 +274,6 @@ def compare_views(
     return similarity_totals(embeddings), per_record
 
 
-def score_predictions(settings: ScoreSettings) -> JsonObject:
-    """Score a file of answers, write lines and summary as ``stepjepa evaluate`` does, and return the summary."""
-    records = read_records(settings.test_file)
-    selection = Selection(settings, records)
-    tell_unused(selection.records.values(), extra=users_source(selection.task) is None)
-    found = _read_answers(settings, len(records), selection.records)
-    questions = [Question(index, record) for index, record in selection.records.items()]
-    lines: list[JsonObject] = []
-    try:
-        for start in tqdm(range(0, len(questions), _CHUNK), desc=f"score, {_CHUNK} at a time", disable=None):
-            chunk = questions[start : start + _CHUNK]
-            lines += judge(selection.task, chunk, [found[each.index] for each in chunk], selection.headline)
-    finally:
-        selection.task.close()
-    summary = {
-        "predictions": str(settings.predictions),
-        "test_file": str(settings.test_file),
-        "test_fingerprint": fingerprint(settings.test_file),
-        **selection.summarise(lines),
-        "settings": {"task_options": selection.options, "scoring": settings.scoring},
-    }
-    # Files of an earlier evaluation belong to the lines that are replaced.
-    for file in (summary_file(settings.output_file), meta_file(settings.output_file)):
-        file.unlink(missing_ok=True)
-    write_jsonl(settings.output_file, lines)
-    write_json(summary_file(settings.output_file), summary)
-    return summary
-
-
-def _read_answers(settings: ScoreSettings, size: int, wanted: Collection[int]) -> dict[int, list[Answer]]:
-    """Read the answers by position in a test file of ``size`` records; UserError if one is wrong or missing."""
-    path = Path(settings.predictions)
-    found: dict[int, list[Answer]] = {}
-    for number, line in read_jsonl(path, "file of predictions"):
-        index = line.get("index")
-        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < size or index in found:
-            told = f"'index' is {index!r}, expected a whole number from 0 to {size - 1} (the position in the test file)"
-            raise UserError(f"{told} that no other line has", path=path, line=number)
-        found[index] = samples = _read_samples(line)
-        wrong = [each for each in samples if not isinstance(each.text, str) or each.stopped not in (None, True, False)]
-        if wrong or not samples:
-            told = "'generated' must be a string, or a list of at least one; 'stopped' must be true, false or missing"
-            raise UserError(told, path=path, line=number)
-    counts = {len(samples) for samples in found.values()}
-    if len(counts) > 1:
-        raise UserError(f"{min(counts)} to {max(counts)} samples per record; give every record as many", path=path)
-    missing = [index for index in wanted if index not in found]
-    if missing:
-        told = f"no prediction for {len(missing)} of {len(wanted)} records (the first is index {missing[0]})"
-        raise UserError(f"{told}; add them", path=path)
-    return found
-
-
-def _read_samples(line: JsonObject) -> list[Answer]:
-    """The answers of a line, unchecked; ``stepjepa evaluate`` may have written it."""
-    given = line.get("samples") or line.get("generated")
-    parts = given if isinstance(given, list) else [given]
-    about = [each if isinstance(each, dict) else line | {"generated": each} for each in parts]
-    return [Answer(each.get("generated"), each.get("stopped")) for each in about]  # type: ignore[arg-type]  # checked next
-
-
 # -- from Python -------------------------------------------------------------------------------------------------------
 
 
@@ -360,8 +300,12 @@ class Scores:
 
     @property
     def names(self) -> list[str]:
-        """The names of all scores."""
-        return [*self.summary["scores"]]
+        """The names of all scores, and of the metrics of retrieval if they were measured."""
+        return [*self._scores]
+
+    @property
+    def _scores(self) -> dict[str, JsonObject]:
+        return self.summary["scores"] | retrieval_scores(self.summary)
 
     @property
     def lines(self) -> list[JsonObject]:
@@ -369,10 +313,13 @@ class Scores:
         return [line for _, line in read_jsonl(self.file)]
 
     def __getitem__(self, name: str) -> float:
-        """Return the mean of a score over all records; ``KeyError`` names those that there are."""
-        if name not in self.summary["scores"]:
+        """Return the mean of a score over all records, or of ``retrieval_hits_at_1`` and the like over all queries.
+
+        ``KeyError`` names the scores that there are.
+        """
+        if name not in self._scores:
             raise KeyError(f"no score '{name}'; there are {', '.join(self.names)}")
-        return float(self.summary["scores"][name]["mean"])
+        return float(self._scores[name]["mean"])
 
     def __repr__(self) -> str:
         return f"Scores({self.headline} {self[self.headline]:.4f} of {self.summary['n']} records, '{self.file}')"

@@ -6,14 +6,18 @@ from typing import Literal
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import File, refuse_existing
+from stepjepa.base.json_object import JsonObject
 from stepjepa.config.jepa import Dtype
-from stepjepa.config.option import FROM_ONE, check_values, option
+from stepjepa.config.option import FROM_ONE, check_values, option, refuse_without_effect
 from stepjepa.config.server import ServerSettings
 from stepjepa.models.sampling import Sampling
 from stepjepa.tasks.base import TaskOptions
 from stepjepa.tasks.registry import AUTO, TASKS, load_task
 
 _SIMILARITY = "also measure how alike matched and shuffled views are; needs a run folder"
+_RETRIEVAL = "also measure how often the nearest of all distinct answers is the right one, by cosine of embeddings"
+_LAYER = "of hidden_states, to read embeddings from; 0 is the input embeddings, -1 the last (that of training)"
+_POOLING = "embedding from the last token, or the mean as in training (that of training)"
 _BAD = "lines that can't be read or are no record; skip: leave them out, and say how many"
 _TASK = f"how answers are scored; one of {', '.join(TASKS)}, or module:Class of your own; auto goes by the records"
 _SCORING = "the rules; reference: those of the published evaluation, slips included, beside our own"
@@ -42,6 +46,12 @@ class ScoringSettings:
             load_task(self.task)
         self.check_output(self.test_file, "test file")
 
+    @property
+    def selection(self) -> JsonObject:
+        """The arguments of ``selection.Selection`` beside the records."""
+        same = {name: getattr(self, name) for name in ("task", "scoring", "startswith")}
+        return {**same, "options": self.task_options}
+
     def check_output(self, source: File, what: str) -> None:
         """Raise ``UserError`` if the output file is a folder or the source, which ``what`` names in the message."""
         output = refuse_existing(self.output_file, overwrite=True)  # a folder, that is
@@ -66,6 +76,9 @@ class EvaluationSettings(ScoringSettings):
         None, "the first N records only; beware of files sorted by label", group="scoring", allowed=FROM_ONE
     )
     similarity: Literal["llm-jepa", "step-jepa"] | None = option(None, _SIMILARITY, group="scoring", const="llm-jepa")
+    retrieval: bool = option(False, _RETRIEVAL, group="scoring")
+    layer: int | None = option(None, _LAYER, group="scoring", only_with="retrieval")
+    pooling: Literal["last", "mean"] | None = option(None, _POOLING, group="scoring", only_with="retrieval")
     batch_size: int = option(_BATCH_SIZE, "prompts at a time", group="generation", allowed=FROM_ONE)
     sampling: Sampling = field(default_factory=Sampling)
     dtype: Dtype = option("auto", "of the weights", group="generation")
@@ -83,6 +96,7 @@ class EvaluationSettings(ScoringSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        refuse_without_effect(vars(self), EvaluationSettings)
         if self.plain and self.use_test_prompts:
             raise UserError("--use_test_prompts does nothing with --plain, which shows no system prompt; leave it out")
         if self.serving.server:
@@ -97,6 +111,7 @@ class EvaluationSettings(ScoringSettings):
             raise UserError("completions: needs `model_path`, whose chat template renders the prompts")
         unused = {
             "similarity": self.similarity,
+            "retrieval": self.retrieval,
             "batch_size": self.batch_size != _BATCH_SIZE,
             "dtype": self.dtype != "auto",
             "quantization": self.quantization,
@@ -110,7 +125,7 @@ class EvaluationSettings(ScoringSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreSettings(ScoringSettings):
-    """Settings of ``run.score_predictions``; UserError if a value is not allowed or a file would be replaced."""
+    """Settings of ``score_predictions``; UserError if a value is not allowed or a file would be replaced."""
 
     predictions: File = option(help=_PREDICTIONS, group="files", metavar="FILE")
 

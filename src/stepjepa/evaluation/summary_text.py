@@ -17,6 +17,13 @@ _EMBEDDINGS = {
     "retrieval_top1": ("sources whose nearest target is their own", "{:.1%}"),
 }
 
+# Metric of ``retrieval`` -> its name; hits at 1 are shown first of all.
+_RETRIEVAL = {
+    "hits_at_10": "a right answer is among the ten nearest",
+    "mrr": "mean reciprocal rank of the nearest right answer",
+    "ndcg_at_10": "nDCG at 10",
+}
+
 
 def format_summary(summary: JsonObject, *, details: bool = False) -> str:
     """Format a summary for a terminal.
@@ -61,6 +68,9 @@ def _headline(summary: JsonObject) -> Iterator[str]:
         shuffled = similarity.get("shuffled_similarity")
         other = "" if shuffled is None else f", of shuffled ones {shuffled:.3f}"
         yield f"mean cosine of matched views: {similarity['matched_similarity']:.3f}{other}"
+    if retrieval := summary.get("retrieval"):
+        hits = _score(retrieval["hits_at_1"], retrieval["queries"], "question")
+        yield f"nearest answer is right by embeddings: {hits}, among {retrieval['candidates']:,} distinct answers"
     if seen := describe_trained_on(summary.get("trained_on")):
         yield seen
     if summary.get("not_measured"):
@@ -89,6 +99,7 @@ def _details(summary: JsonObject) -> Iterator[str]:
     for side in ("right", "wrong"):
         if (cosines := similarity.get(side) or {}).get("n"):
             yield f"cosine of matched views where the answer is {side}: {_spread(cosines)}"
+    yield from _retrieval(summary.get("retrieval") or {})
     if summary.get("gold_loss") is not None:
         tokens = _count(summary["gold_tokens"], "token")
         yield f"LM loss on right answers: {summary['gold_loss']:.4f} nats a token, over {tokens}"
@@ -100,11 +111,21 @@ def _details(summary: JsonObject) -> Iterator[str]:
         yield f"time: {_count(summary['generated_now'], 'example')} in {summary['seconds']:.1f} s{rate}"
 
 
-def _score(score: JsonObject, n: int) -> str:
+def _retrieval(retrieval: JsonObject) -> Iterator[str]:
+    for name, words in _RETRIEVAL.items():
+        if score := retrieval.get(name):
+            yield f"{words}: {score['mean']:.4f} (95% interval {score['low']:.4f} to {score['high']:.4f})"
+    if of_text := retrieval.get("equal_text_only"):
+        yield f"nearest answer is the right one in the same words: {of_text['hits_at_1']:.1%}"
+    if readout := retrieval.get("readout"):
+        yield f"embeddings of retrieval are read at: {_plain(readout)}"
+
+
+def _score(score: JsonObject, n: int, noun: str = "example") -> str:
     if score["low"] is None:
-        return f"{score['mean']:.4f}, mean over {_count(n, 'example')}"
+        return f"{score['mean']:.4f}, mean over {_count(n, noun)}"
     interval = f"95% interval {100 * score['low']:.1f} to {100 * score['high']:.1f}%"
-    return f"{score['mean']:.1%} of {_count(n, 'example')} ({interval})"
+    return f"{score['mean']:.1%} of {_count(n, noun)} ({interval})"
 
 
 def _spread(cosines: JsonObject) -> str:

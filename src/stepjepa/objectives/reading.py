@@ -69,6 +69,7 @@ class ViewEmbeddings:
     target: NDArray[np.float32]  # [P, D]
     record: NDArray[np.int64]  # [P], index of the record that a pair is of
     pair: NDArray[np.int64]  # [P], number of the pair in its record, from 1; for Step-JEPA that of the source step
+    same_target: NDArray[np.int64]  # [P], index of the first pair whose target has the same tokens
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,16 @@ class ViewReader:
             raise UserError(f"none of {len(records)} records has a pair of {views}", path=path)
         index, step = _rows(places)
         source, target = np.concatenate([*places.values()]).T
-        return ViewEmbeddings(vectors[source], vectors[target], index, step)
+        first: dict[bytes, int] = {}
+        contents = map(self._target, [tokenized[each] for each in index], step - 1)
+        same = [first.setdefault(content, place) for place, content in enumerate(contents)]
+        return ViewEmbeddings(vectors[source], vectors[target], index, step, np.asarray(same))
+
+    def _target(self, record: TokenizedRecord | None, number: int) -> bytes:
+        """The content of the target of a pair, as the bytes of its tokens."""
+        assert record is not None
+        pair = record.all_pairs[number]
+        return (pair.first if self.config.reverse_pred else pair.second).content.tobytes()
 
     def side(self, tokenized: Sequence[TokenizedRecord], side: Kind) -> SideEmbeddings:
         """One embedding of each pair of some records."""

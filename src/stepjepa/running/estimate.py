@@ -177,7 +177,7 @@ def _estimate(
     objective = Objective.from_config(config, model)
     refuse_data(config, training, objective.compares_pairs)
     if sharding:
-        refuse_sharding(config, run.eval_generate)
+        refuse_sharding(config, run.eval_generate, run.eval_retrieval or None)
     jepa = Jepa(model, tokenizer, config, objective=objective, device=device, processes=processes, rows=False)
     check_positions(jepa.collator, prepared, held_out)
     fsdp = training.fsdp_config if isinstance(training.fsdp_config, dict) else {}

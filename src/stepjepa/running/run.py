@@ -31,6 +31,7 @@ from stepjepa.batch.prepare import CacheDir, prepare
 from stepjepa.config.run import PLACES, RunConfig
 from stepjepa.data.records import Data, Record, describe_columns
 from stepjepa.evaluation.answering import AnswerScores, spread
+from stepjepa.evaluation.held_out import RetrievalScores
 from stepjepa.models.architecture import base_model
 from stepjepa.models.loading import add_lora, load_model, load_tokenizer
 from stepjepa.models.token_rows import adapter_ids, add_plain_rows, add_predictor_rows
@@ -45,7 +46,7 @@ from stepjepa.store.hub import refuse_lone_adapter, upload
 from stepjepa.store.prompts import common_system_prompt, system_prompts, with_system_prompt
 from stepjepa.store.record import Lora, RunRecord, read_record
 from stepjepa.store.resume import FinishedError
-from stepjepa.tasks.base import TaskOptions
+from stepjepa.tasks.base import Task, TaskOptions
 from stepjepa.tasks.registry import choose_task, keep
 from stepjepa.training.callbacks import StopCallback
 from stepjepa.training.description import describe_objects, describe_run
@@ -288,10 +289,17 @@ def _build(
         held_out = prepare(eval_records, tokenizer, jepa, what="evaluation data", cache_dir=cache, say=_say)
     if config.lora is not None:
         model = add_lora(model, config.lora, adapter_ids(model, tokenizer, plain=jepa.plain))
-    rows, scores = {"columns": describe_columns(train_records[0])}, None
-    if config.eval_generate is not None:
+    rows, scores, retrieval = {"columns": describe_columns(train_records[0])}, None, None
+    if config.eval_generate is not None or config.eval_retrieval:
         try:
-            scores, rows["answers"] = _answer_scores(config, eval_records, train_records, model, tokenizer)
+            task, records = _asked(config, eval_records, train_records)
+            if config.eval_generate is not None:
+                scores = _answer_scores(config, task, records, tokenizer)
+                scores.check(model)
+                rows["answers"] = f"to {len(scores.records):,} records at every evaluation, task {task.name}"
+            if config.eval_retrieval:
+                retrieval = RetrievalScores(records, task)
+                rows["retrieval"] = f"of the answers of {len(records):,} records at every evaluation, task {task.name}"
         except UserError as error:
             # Worded for 'stepjepa evaluate', whose settings have other names here.
             raise UserError(re.sub(r"(`|\A(?=\w+: ))(task|max_new_tokens)\b", r"\1eval_\2", str(error))) from None
@@ -305,6 +313,7 @@ def _build(
         objective=passed.objective,
         callbacks=passed.callbacks,
         answer_scores=scores,
+        retrieval_scores=retrieval,
         track_flop=config.track_flop,
         group_by=config.group_by,
     )
@@ -340,29 +349,26 @@ def _load(
     return model, tokenizer
 
 
-def _answer_scores(
-    config: RunConfig,
-    records: list[Record],
-    trained: list[Record],
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-) -> tuple[AnswerScores, str]:
-    """What answers and scores during training, checked on the model as it is before; and what to say of it."""
+def _asked(config: RunConfig, records: list[Record], trained: list[Record]) -> tuple[Task, list[Record]]:
+    """Return the task of the held-out records, and those that it can score, asked as ``stepjepa evaluate`` will ask."""
     task = choose_task(config.eval_task, records, TaskOptions(config.spider_path, config.missing_databases))
-    asked = spread(list(keep(task, records)[0].values()), config.eval_generate or 0)
-    # As 'stepjepa evaluate' will ask the trained model.
-    if (prompt := common_system_prompt(system_prompts(trained))) is not None:
-        asked = with_system_prompt(asked, prompt)
-    scores = AnswerScores(
-        asked,
+    asked = list(keep(task, records)[0].values())
+    prompt = common_system_prompt(system_prompts(trained))
+    return task, asked if prompt is None else with_system_prompt(asked, prompt)
+
+
+def _answer_scores(
+    config: RunConfig, task: Task, records: list[Record], tokenizer: PreTrainedTokenizerBase
+) -> AnswerScores:
+    """Return what answers and scores some of the held-out records during training."""
+    return AnswerScores(
+        spread(records, config.eval_generate or 0),
         task,
         tokenizer,
         max_new_tokens=config.eval_max_new_tokens,
         batch_size=config.batch_size,
         plain=config.jepa.plain,
     )
-    scores.check(model)
-    return scores, f"to {len(asked):,} records at every evaluation, task {task.name}"
 
 
 # -- training ----------------------------------------------------------------------------------------------------------

@@ -159,6 +159,13 @@ class Task(ABC):
         """Return the answer that a response votes for when samples decide by majority; None for no vote."""
         return scored.extracted.get("answer", response.content.strip()) or None
 
+    def answer_names(self, records: Sequence[Record]) -> list[str | None]:
+        """Return for each record a name that the records with an equal right answer share, for retrieval.
+
+        None where the task can't tell more than that equal texts are equal, which is the default.
+        """
+        return [None] * len(records)
+
     def details(self, lines: Sequence[JsonObject]) -> JsonObject:
         """Return further entries of the summary as JSON, such as tables by class or difficulty."""
         return {}

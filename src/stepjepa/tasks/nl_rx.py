@@ -25,6 +25,7 @@ from stepjepa.data.records import Record
 from stepjepa.tasks.answers import strip_code_fence, text_scores
 from stepjepa.tasks.base import NO_ANSWER, TIMED_OUT, WRONG, Response, Scored, Task, record_error
 from stepjepa.tasks.regex import RegexSyntaxError, TooManyStatesError, find_difference, parse
+from stepjepa.tasks.regex_languages import Languages
 
 _RIGHT = ("same text", "equivalent")
 _ERRORS = {"different": WRONG, "malformed": WRONG, "empty": NO_ANSWER, "undecided": TIMED_OUT}
@@ -100,6 +101,14 @@ class NlRxTask(Task):
             scores = {"equivalent": verdict in _RIGHT, **texts, "undecided": verdict == "undecided"}
             scored.append(Scored(scores, {"verdict": verdict, "reason": reason}, _ERRORS.get(verdict)))
         return scored
+
+    def answer_names(self, records: Sequence[Record]) -> list[str | None]:
+        """Return the language of each expression: the first expression that matches the same lines.
+
+        Expressions whose comparison needs too many states count as different.
+        """
+        languages = Languages(_MOST_STATES)
+        return [languages.of(self.truth(record)) for record in records]
 
     def details(self, lines: Sequence[JsonObject]) -> JsonObject:
         """Return counts of ``verdicts``, and of ``trivially_equivalent``: other text than a truth that is trivial."""

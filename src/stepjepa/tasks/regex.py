@@ -186,6 +186,34 @@ def find_difference(left: str, right: str, most_states: int | None = None) -> st
     return None
 
 
+class Matcher:
+    """Matches lines against one expression, which is parsed once.
+
+    Raises:
+        RegexSyntaxError: it is no expression.
+    """
+
+    def __init__(self, expression: str) -> None:
+        tree = parse(expression)
+        examples, self._blocks = _alphabet((expression,), _character_sets(tree))
+        self._is_word = [int(_WORD.holds(example)) for example in examples]
+        self._terms = _Terms(self._is_word)
+        self._term = self._terms.of(tree, self._blocks)
+        self._block_of = cache(self._find_block)
+
+    def __call__(self, line: str) -> bool:
+        """Return whether the expression matches the whole line."""
+        term, before = self._term, 0
+        for character in line:
+            block = self._block_of(character)
+            term, before = self._terms.derivative(term, before, block), self._is_word[block]
+        return bool(term.accepts >> (2 * before) & 1)
+
+    def _find_block(self, character: str) -> int:
+        held = [(bits, members.holds(character)) for members, bits in self._blocks.items()]
+        return next(n for n in range(len(self._is_word)) if all(bits >> n & 1 == inside for bits, inside in held))
+
+
 def _character_sets(node: Node) -> set[Node]:
     own = {"characters": {node}, "boundary": {_WORD}}.get(node.kind, set())
     return own.union(*map(_character_sets, node.parts))

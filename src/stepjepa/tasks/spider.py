@@ -12,8 +12,9 @@ from stepjepa.data.records import Record
 from stepjepa.tasks.answers import strip_code_fence, text_scores
 from stepjepa.tasks.base import FAILED, NO_ANSWER, TIMED_OUT, WRONG, Response, Scored, Task, TaskOptions, record_error
 from stepjepa.tasks.raw_values import chat_record, read_text_field
-from stepjepa.tasks.sql_execution import Verdict, judge
+from stepjepa.tasks.sql_execution import Verdict, judge, result_name
 from stepjepa.tasks.sql_order import QUOTES_AND_COMMENTS, orders_rows
+from stepjepa.tasks.workers import Workers
 
 _DATABASE = re.compile(r"For db_id:\[([^\[\]\n]*)\]")
 
@@ -93,6 +94,22 @@ class SpiderTask(Task):
             self._scored(response.content, whole, verdicts[whole], verdicts[first])
             for response, whole, first in zip(responses, calls[::2], calls[1::2], strict=True)
         ]
+
+    def answer_names(self, records: Sequence[Record]) -> list[str | None]:
+        """Return the result of each true query in its database; None for a query that fails."""
+        limits = self.options
+        memory = max(1, limits.memory_limit // 2)
+        calls = [
+            (str(self._database(each)), self.truth(each), orders_rows(each.answer), limits.time_limit, memory)
+            for each in records
+        ]
+        # The task's own processes run another function.
+        seconds = limits.time_limit + 5
+        workers = Workers(result_name, seconds=seconds, memory=limits.memory_limit, processes=limits.workers)
+        try:
+            return [outcome.value for outcome in workers.map(calls)]
+        finally:
+            workers.close()
 
     @staticmethod
     def _scored(text: str, call: Call, whole: Verdict, first: Verdict) -> Scored:

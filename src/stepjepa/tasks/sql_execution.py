@@ -222,6 +222,27 @@ def judge(  # noqa: PLR0917  # arguments are sent to another process by position
     return of_truth._replace(right=right, same_columns=same_columns, output=_printed(result.rows))
 
 
+def result_name(database: str, sql: str, ordered: bool, seconds: float, memory: int) -> str | None:
+    """Name the result of a query in a database: equal results have equal names, see :func:`compare`.
+
+    The order of columns counts, that of rows with ``ordered``. None for a query that fails.
+    """
+    try:
+        table = run_query(database, sql, seconds=seconds, memory=memory)
+    except QueryError:
+        return None
+    rows = [repr(tuple(map(_settled, row))) for row in table.rows]
+    content = "\n".join([database, str(table.columns), *(rows if ordered else sorted(rows))])
+    return hashlib.sha256(content.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _settled(value: object) -> object:
+    """Return a number such that equal ones have one form: a whole float as integer, others to twelve digits."""
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else float(f"{value:.12g}")
+    return value
+
+
 def _printed(rows: list[Row]) -> str:
     """Return rows as the sqlite3 shell prints them; shortened with a digest if long."""
     content = "\n".join("|".join(map(_cell, row)) for row in rows).encode("utf-8", "surrogateescape")

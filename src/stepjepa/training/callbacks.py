@@ -92,6 +92,7 @@ def console_line(logs: dict[str, float]) -> str | None:
         "source_rank": "rank: {:.1f}",
         "target_rank": "of targets: {:.1f}",
         **{f"answer_{score}": f"{score}: {{:.3f}}" for score in answers},
+        "retrieval_hits_at_1": "hits at 1: {:.3f}",
         "tokens_per_second": "{:,.0f} tok/s",
     }
     shown = [told.format(logs[prefix + name]) for name, told in words.items() if prefix + name in logs]

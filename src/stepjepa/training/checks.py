@@ -101,8 +101,10 @@ def check_grouping(group_by: GroupBy | None, config: JepaConfig) -> GroupBy | No
     return group_by
 
 
-def refuse_sharding(config: JepaConfig, answer_scores: object | None) -> None:
+def refuse_sharding(config: JepaConfig, answer_scores: object | None, retrieval_scores: object | None) -> None:
     """Raise a ``ValueError`` for what can't be done where each process holds a part of the weights."""
+    if retrieval_scores is not None:
+        raise ValueError("retrieval_scores: expected None, since sharded weights can't embed; evaluate afterwards")
     if answer_scores is not None:
         raise ValueError("answer_scores: expected None, since sharded weights can't generate; evaluate afterwards")
     if config.target_grad == "ema":

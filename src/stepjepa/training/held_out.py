@@ -1,4 +1,4 @@
-"""Losses, monitors and scores of answers on held-out records."""
+"""Losses, monitors, scores of answers and retrieval on held-out records."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ class MeasuringTrainer(TrainerInterface, Protocol):
     objective: Objective
     data_collator: Collator
     answer_scores: Callable[[PreTrainedModel, int, int], dict[str, float]] | None
+    retrieval_scores: Callable[[int], dict[str, float]] | None
 
     def context(self, *, training: bool = True) -> Context: ...
 
@@ -83,3 +84,12 @@ def score_answers(trainer: MeasuringTrainer) -> dict[str, float]:
     totals = dict(zip(sums, trainer.total(list(sums.values())), strict=True))
     count = totals.pop("answers")
     return {f"answer_{name}": total / count for name, total in totals.items()}
+
+
+def score_retrieval(trainer: MeasuringTrainer) -> dict[str, float]:
+    """The metrics of the trainer's ``retrieval_scores``."""
+    if trainer.retrieval_scores is None:
+        return {}
+    with trainer.accelerator.autocast():
+        metrics = trainer.retrieval_scores(trainer.args.per_device_eval_batch_size)
+    return {f"retrieval_{name}": value for name, value in metrics.items()}

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -33,7 +34,7 @@ from stepjepa.training import checks, saving
 from stepjepa.training.callbacks import BarCallback, LogCallback, NonfiniteGuard
 from stepjepa.training.description import describe
 from stepjepa.training.flops import FlopModel
-from stepjepa.training.held_out import measure, score_answers
+from stepjepa.training.held_out import measure, score_answers, score_retrieval
 from stepjepa.training.meter import Meter
 from stepjepa.training.named import load_named
 from stepjepa.training.passed import passed
@@ -71,6 +72,8 @@ class JepaTrainer(Trainer):
         objective: terms instead of those that ``jepa`` describes; mode, layout and readouts are still its.
         answer_scores: lets the model answer in ``evaluate``, see ``AnswerScores``: the sums of its scores over the
             records of a process, and ``answers``, how many they are.
+        retrieval_scores: ranks the targets of held-out records in ``evaluate``, see ``RetrievalScores``: takes the
+            ``Jepa`` and a batch size, and gives metrics by name, the same in every process.
         track_flop: measure the FLOPs of the first steps and print them beside the derived ones.
         group_by: ``prompt`` draws records of one prompt, or a long beginning of it, together; None draws each alone.
 
@@ -103,6 +106,7 @@ class JepaTrainer(Trainer):
         optimizers: tuple[Optimizer | None, LRScheduler | None] = (None, None),
         objective: Objective | None = None,
         answer_scores: Callable[[PreTrainedModel, int, int], dict[str, float]] | None = None,
+        retrieval_scores: Callable[[Jepa, int], dict[str, float]] | None = None,
         track_flop: bool = False,
         group_by: GroupBy | None = None,
     ) -> None:
@@ -158,8 +162,9 @@ class JepaTrainer(Trainer):
         )
         checks.refuse_processes(args, self.accelerator.num_processes)
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
-            checks.refuse_sharding(self.jepa, answer_scores)
+            checks.refuse_sharding(self.jepa, answer_scores, retrieval_scores)
         self.answer_scores = answer_scores
+        self.retrieval_scores = None if retrieval_scores is None else partial(retrieval_scores, self.bound)
         self.resume = ResumeCallback(self)
         self.add_callback(self.resume)
         self.evaluated: dict[int, dict[str, float]] = {}  # the last evaluation, by its step
@@ -361,7 +366,7 @@ class JepaTrainer(Trainer):
         start = time.time()
         metrics, records = measure(self, chosen)
         if chosen is self.prepared_eval:
-            metrics |= score_answers(self)
+            metrics |= score_answers(self) | score_retrieval(self)
         self.meter.pause(time.time() - start)
         named = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
         named.update(speed_metrics(metric_key_prefix, start, num_samples=records))

@@ -1,0 +1,31 @@
+"""Retrieval on held-out records while a model trains."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stepjepa.data.records import Record
+from stepjepa.evaluation.retrieval import answer_names, rank_targets
+from stepjepa.objectives.jepa import Jepa
+from stepjepa.tasks.base import Task
+
+
+class RetrievalScores:
+    """Retrieval on held-out records while a model trains.
+
+    Args:
+        records: held-out records.
+        task: tells which answers are equal; None where only equal texts are.
+    """
+
+    def __init__(self, records: Sequence[Record], task: Task | None = None) -> None:
+        self._records, self._task = list(records), task
+        self._names: list[str | None] | None = None
+
+    def __call__(self, jepa: Jepa, batch_size: int) -> dict[str, float]:
+        """The mean of each of ``output.RETRIEVAL``; every process embeds all records, so all have the same."""
+        if self._names is None:
+            named = self._task and answer_names(self._task, self._records, jepa.config)
+            self._names = named or [None] * len(self._records)
+        embeddings = jepa.embed_pairs(self._records, batch_size=batch_size)
+        return rank_targets(embeddings, self._names, jepa.config).means()

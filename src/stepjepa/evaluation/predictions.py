@@ -1,0 +1,83 @@
+"""Score the answers of another program as those of a model are scored."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+from tqdm import tqdm
+
+from stepjepa.base.errors import UserError
+from stepjepa.base.files import fingerprint, read_jsonl, write_json, write_jsonl
+from stepjepa.base.json_object import JsonObject
+from stepjepa.data.records import tell_unused
+from stepjepa.data.sources import read_records
+from stepjepa.evaluation.judging import Question, judge
+from stepjepa.evaluation.output import meta_file, summary_file
+from stepjepa.evaluation.selection import Selection
+from stepjepa.evaluation.settings import ScoreSettings
+from stepjepa.models.sampling import Answer
+from stepjepa.tasks.registry import users_source
+
+_CHUNK = 128  # records scored between two updates of the progress bar; a task may score them in parallel
+
+
+def score_predictions(settings: ScoreSettings) -> JsonObject:
+    """Score a file of answers, write lines and summary as ``stepjepa evaluate`` does, and return the summary."""
+    records = read_records(settings.test_file)
+    selection = Selection(records, **settings.selection)
+    tell_unused(selection.records.values(), extra=users_source(selection.task) is None)
+    found = _read_answers(settings, len(records), selection.records)
+    questions = [Question(index, record) for index, record in selection.records.items()]
+    lines: list[JsonObject] = []
+    try:
+        for start in tqdm(range(0, len(questions), _CHUNK), desc=f"score, {_CHUNK} at a time", disable=None):
+            chunk = questions[start : start + _CHUNK]
+            lines += judge(selection.task, chunk, [found[each.index] for each in chunk], selection.headline)
+    finally:
+        selection.task.close()
+    summary = {
+        "predictions": str(settings.predictions),
+        "test_file": str(settings.test_file),
+        "test_fingerprint": fingerprint(settings.test_file),
+        **selection.summarise(lines),
+        "settings": {"task_options": selection.options, "scoring": settings.scoring},
+    }
+    # Files of an earlier evaluation belong to the lines that are replaced.
+    for file in (summary_file(settings.output_file), meta_file(settings.output_file)):
+        file.unlink(missing_ok=True)
+    write_jsonl(settings.output_file, lines)
+    write_json(summary_file(settings.output_file), summary)
+    return summary
+
+
+def _read_answers(settings: ScoreSettings, size: int, wanted: Collection[int]) -> dict[int, list[Answer]]:
+    """Read the answers by position in a test file of ``size`` records; UserError if one is wrong or missing."""
+    path = Path(settings.predictions)
+    found: dict[int, list[Answer]] = {}
+    for number, line in read_jsonl(path, "file of predictions"):
+        index = line.get("index")
+        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < size or index in found:
+            told = f"'index' is {index!r}, expected a whole number from 0 to {size - 1} (the position in the test file)"
+            raise UserError(f"{told} that no other line has", path=path, line=number)
+        found[index] = samples = _read_samples(line)
+        wrong = [each for each in samples if not isinstance(each.text, str) or each.stopped not in (None, True, False)]
+        if wrong or not samples:
+            told = "'generated' must be a string, or a list of at least one; 'stopped' must be true, false or missing"
+            raise UserError(told, path=path, line=number)
+    counts = {len(samples) for samples in found.values()}
+    if len(counts) > 1:
+        raise UserError(f"{min(counts)} to {max(counts)} samples per record; give every record as many", path=path)
+    missing = [index for index in wanted if index not in found]
+    if missing:
+        told = f"no prediction for {len(missing)} of {len(wanted)} records (the first is index {missing[0]})"
+        raise UserError(f"{told}; add them", path=path)
+    return found
+
+
+def _read_samples(line: JsonObject) -> list[Answer]:
+    """The answers of a line, unchecked; ``stepjepa evaluate`` may have written it."""
+    given = line.get("samples") or line.get("generated")
+    parts = given if isinstance(given, list) else [given]
+    about = [each if isinstance(each, dict) else line | {"generated": each} for each in parts]
+    return [Answer(each.get("generated"), each.get("stopped")) for each in about]  # type: ignore[arg-type]  # checked next

@@ -1,0 +1,207 @@
+"""Retrieval: how often the target that belongs to a source is the nearest of all distinct targets.
+
+Each source embedding is a query, each distinct target a candidate, and the candidates are ranked by cosine. A candidate
+is right for a query if it has the text of the query's own target or, where the task can tell, an equal answer.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import ArrayLike, NDArray
+
+from stepjepa.base.errors import UserError
+from stepjepa.base.json_object import JsonObject
+from stepjepa.config.jepa import JepaConfig
+from stepjepa.data.records import Record
+from stepjepa.evaluation.output import RETRIEVAL
+from stepjepa.objectives.reading import ViewEmbeddings, reading_config
+from stepjepa.store.record import trained_objective
+from stepjepa.tasks.base import Task
+
+CUTOFF = 10
+"""Rank at which hits and nDCG are cut off."""
+
+RESAMPLES = 2000
+"""Bootstrap samples of an interval."""
+
+_COSINES = 2**24  # cosines that are held at once
+
+Ranks = Sequence[NDArray[np.int64]]
+"""For each query the ranks of its right candidates, from 1, ascending."""
+
+
+def retrieval_config(
+    model_path: str | os.PathLike[str], *, layer: int | None = None, pooling: str | None = None
+) -> JepaConfig:
+    """The settings by which a model's views are read for retrieval.
+
+    Args:
+        model_path: run, checkpoint or adapter folder, or hub id.
+        layer: index in transformers' ``hidden_states`` to read instead of the layer of training.
+        pooling: ``last`` or ``mean``, instead of that of training.
+
+    Returns:
+        The reading of training; of a model without a JEPA objective LLM-JEPA's views, read as named.
+
+    Raises:
+        UserError: the model has no JEPA objective, and neither ``layer`` nor ``pooling`` is named.
+    """
+    trained = trained_objective(model_path)
+    has_views = trained is not None and trained["mode"] != "regular"
+    named: dict[str, Any] = {
+        name: value for name, value in (("jepa_layer", layer), ("pooling", pooling)) if value is not None
+    }
+    if not has_views and not named:
+        raise UserError(
+            "the model has no JEPA objective that says where its embeddings are; name the readout, such as "
+            "`layer` -1 and `pooling` mean, for the best that such a model has",
+            path=Path(model_path),
+        )
+    views = str(trained["mode"]) if has_views and trained is not None else "llm-jepa"
+    try:
+        return replace(reading_config(trained, views), **named)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
+# -- metrics -----------------------------------------------------------------------------------------------------------
+
+
+def ranks_of_right(source: ArrayLike, candidates: ArrayLike, right: Sequence[Sequence[int]]) -> Ranks:
+    """Rank candidates by cosine, in float32, and return the ranks of the right ones.
+
+    A wrong candidate that is as near as a right one stands before it, so that equal embeddings find nothing.
+
+    Args:
+        source: ``[Q, D]`` embeddings of the queries.
+        candidates: ``[C, D]`` embeddings of the candidates.
+        right: for each query the indices of its right candidates, at least one.
+
+    Returns:
+        For each query the ranks of its right candidates, from 1, ascending.
+    """
+    queries = F.normalize(torch.as_tensor(np.asarray(source), dtype=torch.float32), dim=-1)
+    documents = F.normalize(torch.as_tensor(np.asarray(candidates), dtype=torch.float32), dim=-1)
+    ranks: list[NDArray[np.int64]] = []
+    block = max(1, _COSINES // max(1, len(documents)))
+    for start in range(0, len(queries), block):
+        cosines = (queries[start : start + block] @ documents.T).numpy()  # [block, C]
+        for row, indices in zip(cosines, right[start : start + block], strict=True):
+            of_right = np.sort(row[list(indices)])[::-1]
+            wrong = np.delete(row, list(indices))
+            nearer = (wrong[None, :] >= of_right[:, None]).sum(1)
+            ranks.append(nearer + np.arange(1, len(of_right) + 1))
+    return ranks
+
+
+def metrics(ranks: Ranks) -> dict[str, NDArray[np.float64]]:
+    """Each of ``output.RETRIEVAL`` for every query, ``[Q]``.
+
+    ``hits_at_k`` is 1 if a right candidate is among the first k; ``mrr`` the reciprocal rank of the first right one;
+    ``ndcg_at_10`` the gain ``sum 1 / log2(1 + rank)`` of the right ones among the first ten, divided by the largest
+    gain that they can have (Järvelin & Kekäläinen, 2002, with binary relevance).
+    """
+    first = np.asarray([each[0] for each in ranks], np.float64)
+    gain = np.asarray([(1 / np.log2(1 + each[each <= CUTOFF])).sum() for each in ranks])
+    ideal = np.cumsum(1 / np.log2(1 + np.arange(1, CUTOFF + 1)))
+    largest = np.asarray([ideal[min(len(each), CUTOFF) - 1] for each in ranks])
+    values = ((first <= 1), (first <= CUTOFF), 1 / first, gain / largest)
+    return {name: np.asarray(value, np.float64) for name, value in zip(RETRIEVAL, values, strict=True)}
+
+
+def bootstrap_interval(values: NDArray[np.float64], seed: int = 0) -> tuple[float, float]:
+    """The 95 % percentile interval of a mean, over :data:`RESAMPLES` bootstrap samples of the values ``[Q]``."""
+    generator = np.random.default_rng(seed)
+    means = [generator.choice(values, len(values)).mean() for _ in range(RESAMPLES)]
+    low, high = np.quantile(means, (0.025, 0.975))
+    return float(low), float(high)
+
+
+# -- queries and candidates --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Retrieval:
+    """The result of ranking the distinct targets for every source.
+
+    Attributes:
+        record: ``[Q]`` index of the record that a query is of.
+        ranks: for each query the ranks of its right candidates.
+        candidates: number of distinct targets.
+        config: by which the views were read.
+        of_text: the ranks where only equal texts are right; None where these are all that is known to be equal.
+    """
+
+    record: NDArray[np.int64]
+    ranks: Ranks
+    candidates: int
+    config: JepaConfig
+    of_text: Ranks | None = None
+
+    def means(self) -> dict[str, float]:
+        """The mean of each metric over the queries."""
+        return {name: float(values.mean()) for name, values in metrics(self.ranks).items()}
+
+    def summary(self) -> JsonObject:
+        """``queries``, ``candidates``, ``readout``; ``mean``, ``low`` and ``high`` (bootstrap) of each metric.
+
+        ``equal_text_only`` has the means of the metrics where an equal answer of another text counts as wrong; None if
+        there is no such answer.
+        """
+        readout = {"views": self.config.mode, "layer": self.config.jepa_layer, "pooling": self.config.pooling}
+        summary: JsonObject = {"queries": len(self.ranks), "candidates": self.candidates, "readout": readout}
+        for name, values in metrics(self.ranks).items():
+            low, high = bootstrap_interval(values)
+            summary[name] = {"mean": float(values.mean()), "low": low, "high": high}
+        of_text = None if self.of_text is None else metrics(self.of_text)
+        summary["equal_text_only"] = of_text and {name: float(values.mean()) for name, values in of_text.items()}
+        return summary
+
+    def of_records(self, count: int) -> list[list[int]]:
+        """For each of ``count`` records the rank of the first right candidate of each of its queries."""
+        lists: list[list[int]] = [[] for _ in range(count)]
+        for record, ranks in zip(self.record.tolist(), self.ranks, strict=True):
+            lists[record].append(int(ranks[0]))
+        return lists
+
+
+def rank_targets(embeddings: ViewEmbeddings, names: Sequence[str | None], config: JepaConfig) -> Retrieval:
+    """Rank the distinct targets of some pairs for each of their sources.
+
+    Args:
+        embeddings: of all pairs.
+        names: for each record a name that records with equal answers share, see :func:`answer_names`; None where only
+            equal texts are right. It counts for records with one pair, whose target is the answer.
+        config: by which the views were read.
+    """
+    # Pairs whose targets are the same text share the embedding of the first.
+    candidates, of_pair = np.unique(embeddings.same_target, return_inverse=True)
+    pairs = np.bincount(embeddings.record)
+    answers = [names[record] if pairs[record] == 1 else None for record in embeddings.record.tolist()]
+    equal: dict[str, set[int]] = {}
+    for name, candidate in zip(answers, of_pair.tolist(), strict=True):
+        if name is not None:
+            equal.setdefault(name, set()).add(candidate)
+    texts = [[candidate] for candidate in of_pair.tolist()]
+    right = [
+        text if name is None else sorted(equal[name].union(text)) for name, text in zip(answers, texts, strict=True)
+    ]
+    documents = embeddings.target[candidates]
+    ranks = ranks_of_right(embeddings.source, documents, right)
+    of_text = None if right == texts else ranks_of_right(embeddings.source, documents, texts)
+    return Retrieval(embeddings.record, ranks, len(candidates), config, of_text)
+
+
+def answer_names(task: Task, records: Sequence[Record], config: JepaConfig) -> list[str | None]:
+    """Names of the records' answers, equal for equal answers; none where the targets are no answers."""
+    if config.mode != "llm-jepa" or config.reverse_pred or any(record.views is not None for record in records):
+        return [None] * len(records)
+    return task.answer_names(records)

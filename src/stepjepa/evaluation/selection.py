@@ -1,0 +1,47 @@
+"""The records of a test file that its task can score."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stepjepa.base.json_object import JsonObject
+from stepjepa.data.records import Record
+from stepjepa.evaluation.output import summarise
+from stepjepa.tasks.base import TaskOptions
+from stepjepa.tasks.registry import choose_task, keep, with_published_rules
+
+
+class Selection:
+    """The task of a test file and the records that it can score.
+
+    Args:
+        records: of the test file.
+        task: name of the task, see ``registry.choose_task``.
+        options: settings of the task.
+        scoring: ``own`` rules, or ``reference`` for those of the published evaluation.
+        startswith: judge an answer by how it begins.
+
+    Attributes:
+        task: the task.
+        headline: the score that decides what is an error.
+        records: the records that the task can score, by position.
+        left_out: number of the other records, by reason.
+        options: the task options that affect the scores.
+
+    Raises:
+        UserError: the task can score none of the records.
+    """
+
+    def __init__(
+        self, records: Sequence[Record], *, task: str, options: TaskOptions, scoring: str, startswith: bool
+    ) -> None:
+        chosen = choose_task(task, records, options)
+        self.task = with_published_rules(chosen) if scoring == "reference" else chosen
+        self.headline = self.task.beginning if startswith else self.task.headline
+        self.records, self.left_out = keep(self.task, records)
+        self.options = {name: getattr(options, name) for name in chosen.used_options if name != "workers"}
+
+    def summarise(self, lines: Sequence[JsonObject]) -> JsonObject:
+        """The part of a summary that is computed from the lines."""
+        about = {"left_out": self.left_out, "task": self.task.name, "lenient": self.task.secondary_score}
+        return {**about, **summarise(lines, self.headline), "details": self.task.details(lines)}

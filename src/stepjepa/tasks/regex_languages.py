@@ -1,0 +1,62 @@
+"""Group regular expressions by the lines that they match, without comparing every pair of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stepjepa.tasks.regex import Matcher, TooManyStatesError, find_difference
+
+
+@dataclass
+class _Question:
+    """A line that an expression matches or not; for no and yes the next question, or the one language that is left."""
+
+    line: str
+    answers: list[_Question | str]
+
+
+class Languages:
+    """Expressions grouped by the lines that they match.
+
+    A decision tree asks a new expression about twenty lines, and the one language that answers alike is compared with
+    it. If the two differ, a line that only one of them matches becomes a new question.
+
+    Args:
+        most_states: limit of a comparison, see :func:`find_difference`; None for no limit. An expression that can't be
+            compared within it counts as a language of its own.
+    """
+
+    def __init__(self, most_states: int | None = None) -> None:
+        self._most_states = most_states
+        self._root: list[_Question | str] = []
+        self._known: dict[str, str] = {}
+
+    def of(self, expression: str) -> str:
+        """Return the first expression with the same lines: the name of the language.
+
+        Raises:
+            RegexSyntaxError: it is no expression.
+        """
+        if expression in self._known:
+            return self._known[expression]
+        matches = Matcher(expression)
+        place, branch = self._root, 0
+        while place and isinstance(question := place[branch], _Question):
+            place, branch = question.answers, int(matches(question.line))
+        name = expression
+        if not place:
+            place.append(expression)
+        else:
+            known = str(place[branch])
+            try:
+                line = find_difference(known, expression, self._most_states)
+            except TooManyStatesError:
+                pass  # not in the tree, so that no other expression is compared with it
+            else:
+                if line is None:
+                    name = known
+                else:
+                    both: list[_Question | str] = [expression, known] if Matcher(known)(line) else [known, expression]
+                    place[branch] = _Question(line, both)
+        self._known[expression] = name
+        return name
