@@ -180,10 +180,21 @@ def test_help_is_one_screen_and_help_all_has_every_flag(name: str, capsys: Any, 
         assert ("--torch_empty_cache_steps" in text) == (name in ("train", "estimate"))
 
 
+@pytest.mark.parametrize(("columns", "widest"), [(60, 60), (90, 90), (200, 100)])
+def test_a_help_text_is_as_wide_as_the_terminal_up_to_100(columns, widest, capsys: Any, monkeypatch: Any) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert main(["evaluate", "--help_all"]) == 0
+    flags = capsys.readouterr().out.partition("example:")[0].splitlines()[1:]
+    assert widest - 12 <= max(map(len, flags)) <= widest
+
+
 TRAIN = ["train", "--train_file", "t", "--model_name", "preset:tiny", "--output_dir", "run"]
 
 ERRORS = [
     (["xyz"], "unknown command 'xyz'; choose one of prepare, "),
+    (["trian"], "unknown command 'trian'; did you mean train?"),
+    (["prepare", "stepmaths"], "unknown KIND 'stepmaths'; did you mean stepmath?"),
+    (["prepare", "xyz"], "unknown KIND 'xyz'; choose one of "),
     (["train"], "are required: --model_name, --output_dir"),
     (["train", "--modle_name", "x"], "unknown argument '--modle_name'; did you mean --model_name?"),
     ([*TRAIN, "--xyzzy"], "unknown argument '--xyzzy'; stepjepa train --help_all names all"),

@@ -17,7 +17,7 @@ from stepjepa.base.signals import Stopped, raising
 from stepjepa.base.terminal import escape_unencodable_output, print_json
 from stepjepa.cli.commands import COMMANDS, known_flags, load, make_parser, naming_flags, parse
 from stepjepa.cli.flags import trainer_flags
-from stepjepa.cli.parser import error_with_dashes
+from stepjepa.cli.parser import error_with_dashes, suggestion
 
 
 def normalise(arguments: Sequence[str]) -> list[str]:
@@ -57,7 +57,7 @@ def _run(name: str, words: Sequence[str]) -> Any:
         print(OVERVIEW)
         return 0
     if name not in COMMANDS:
-        raise UserError(f"unknown command '{name}'; choose one of {', '.join(COMMANDS)}")
+        raise UserError(f"unknown command '{name}'; {suggestion(name, COMMANDS)}")
     arguments = normalise(words)
     # Before the import of libraries that read the environment.
     set_environment(arguments)

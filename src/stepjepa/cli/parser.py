@@ -4,6 +4,7 @@ import argparse
 import difflib
 import json
 import re
+import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING
 from functools import partial
@@ -50,6 +51,24 @@ def as_arguments(flags: Mapping[str, object]) -> list[str]:
     return result
 
 
+WIDEST = 100
+"""Maximum number of columns of a help text, where the terminal has as many."""
+
+
+def suggestion(name: str, known: Collection[str]) -> str:
+    """Return the remedy for an unknown name: the known name like it, or all of them."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]}?" if near else f"choose one of {', '.join(known)}"
+
+
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """The text of a help: as wide as the terminal, up to :data:`WIDEST` columns."""
+
+    def __init__(self, prog: str) -> None:
+        width = min(shutil.get_terminal_size().columns, WIDEST)
+        super().__init__(prog, width=width, max_help_position=32 if width == WIDEST else 24)
+
+
 class Parser(argparse.ArgumentParser):
     """A parser of typed settings with a short help, which raises ``UserError`` where a command line is wrong.
 
@@ -61,7 +80,7 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, *, common: Collection[str] = (), **more: Any) -> None:
-        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **more)
+        super().__init__(formatter_class=_HelpFormatter, allow_abbrev=False, **more)
         self.common, self.required = common, list[str]()
         self.more_help: Callable[[Parser], str] = lambda _: ""
         self.takes_others = False
@@ -121,6 +140,12 @@ class Parser(argparse.ArgumentParser):
         near = difflib.get_close_matches(name, [*self._option_string_actions, *known], n=1)
         remedy = f"did you mean {near[0]}?" if near else f"{self.prog} --help{'_all' if self.common else ''} names all"
         self.error(f"unknown argument {shown(unknown[0])}; {remedy}")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Raise an error for an unknown sub-command that names the one like it."""
+        if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
+            self.error(f"unknown {action.metavar} {shown(value)}; {suggestion(value, action.choices)}")
+        super()._check_value(action, value)
 
     def error(self, message: str) -> NoReturn:
         """Raise ``UserError``; it names a flag by its first name only."""
