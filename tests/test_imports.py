@@ -116,7 +116,6 @@ def test_what_every_command_imports_is_light(module: str) -> None:
         "datasets",
         "pandas",
         "scipy",
-        "plotly",
         "matplotlib",
         "sklearn",
         "jinja2",

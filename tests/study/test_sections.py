@@ -11,7 +11,7 @@ from made_up_runs import STEP_JEPA, change, evaluate, log, make_run
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import write_jsonl
 from stepjepa.base.terminal import PALETTE
-from stepjepa.study.page.charts import POINTS, chart_text, json_block, looks
+from stepjepa.study.page.charts import DASHES, POINTS, json_block, looks
 from stepjepa.study.page.logged_run import read_runs
 from stepjepa.study.page.page import (
     accuracy_section,
@@ -51,7 +51,6 @@ def test_data_for_scripts_ends_no_element():
     inner = re.fullmatch(r'<script type="application/json" id="x">(.*)</script>', block, re.DOTALL)[1]
     assert not set("<>&\u2028") & set(inner)
     assert json.loads(inner) == {"text": "</script><!-- &\u2028", "bad": None}
-    assert chart_text("<b>&amp;") == "&lt;b&gt;&amp;amp;"
 
 
 def test_the_overview_says_what_was_trained(tmp_path):
@@ -83,27 +82,28 @@ def test_losses_over_steps_of_one_run(tmp_path):
     runs = read_runs([folder])
     section = steps_section(runs, looks(runs, None))
     found = charts(section.html)
-    (total,) = found["steps-0"]["data"]
+    (total,) = found["steps-0"]["lines"]
     assert total["x"] == [7, 14, 21] and total["y"] == [13, 6.5, 4.33333]
-    lm, held_out = found["steps-1"]["data"]
-    assert (lm["name"], held_out["name"], held_out["line"]["dash"]) == ("a", "a, held-out", "dot")
+    lm, held_out = found["steps-1"]["lines"]
+    assert (lm["name"], held_out["name"], held_out["dash"]) == ("a", "a, held-out", DASHES["dot"])
+    assert (lm["heldOut"], held_out["heldOut"]) == (False, True)
     titles = ["loss", "lm loss", "jepa loss", "exact", "matched similarity", "shuffled similarity", "source rank"]
-    assert re.findall("<figcaption>(.*?)<", section.html) == [*titles, "grad norm"]
-    assert found["steps-3"]["layout"]["yaxis"]["tickformat"] == ".0%"
-    assert [each["y"] for each in found["steps-7"]["data"]] == [[1, 1, 1]]
+    assert re.findall("<figcaption>(.*?) <", section.html) == [*titles, "grad norm"]
+    assert [chart["percent"] for chart in found.values()] == [False] * 3 + [True] + [False] * 4
+    assert [each["y"] for each in found["steps-7"]["lines"]] == [[1, 1, 1]]
 
 
 def test_of_several_runs_each_column_has_a_chart(arms):
     runs = read_runs(arms)
     look = looks(runs, compare_runs(runs)[0][1])
     found = charts(steps_section(runs, look).html)
-    traces = found["steps-0"]["data"]
-    assert [trace["meta"]["run"] for trace in traces] == [run.name for run in runs]
+    lines = found["steps-0"]["lines"]
+    assert [line["run"] for line in lines] == [run.name for run in runs]
     # Arms have colours, seeds have line styles.
-    assert [trace["line"]["color"] for trace in traces] == [PALETTE[0]] * 3 + [PALETTE[1]] * 3
-    assert [trace["line"]["dash"] for trace in traces] == ["solid", "dash", "dot"] * 2
+    assert [line["colour"] for line in lines] == [PALETTE[0]] * 3 + [PALETTE[1]] * 3
+    assert [line["dash"] for line in lines] == [DASHES[name] for name in ("solid", "dash", "dot")] * 2
     # Regular training has no views.
-    assert [len(each["data"]) for each in found.values()] == [6, 6, 3, 3, 3, 3]
+    assert [len(each["lines"]) for each in found.values()] == [6, 6, 3, 3, 3, 3]
 
 
 def test_long_logs_are_thinned_and_values_that_are_no_numbers_skipped(tmp_path):
@@ -113,7 +113,7 @@ def test_long_logs_are_thinned_and_values_that_are_no_numbers_skipped(tmp_path):
     with (folder / "metrics.jsonl").open("a", encoding="utf-8") as stream:
         stream.write("\n".join(map(json.dumps, lines)))
     runs = read_runs([folder])
-    trace = charts(steps_section(runs, looks(runs, None)).html)["steps-0"]["data"][0]
+    trace = charts(steps_section(runs, looks(runs, None)).html)["steps-0"]["lines"][0]
     assert len(trace["x"]) <= POINTS + 1 and not {20_011, 20_021} & set(trace["x"])
     assert (trace["x"][-1], trace["y"][-1]) == (20_023, 1.0)
 
@@ -130,15 +130,26 @@ def test_a_collapse_is_reported(shuffled, warned, tmp_path):
 def test_scores_and_errors(tmp_path):
     first = make_run(tmp_path / "a", "1100", lenient="1110", stopped="1101")
     html = accuracy_section(read_runs([first, make_run(tmp_path / "b", "1000", seed=3)])).html
-    scores, a, _, errors, *counts = rows(html)
-    assert scores[:4] == ["run", "exact", "prefix", "stopped by itself"]
-    assert a[1:4] == ["50.0% [15.0, 85.0]", "75.0% [30.1, 95.4]", "75.0% [30.1, 95.4]"] and a[-2:] == ["0.75", "0.25"]
+    scores, a, _, errors, *counts, others, b, _ = rows(html)
+    assert scores == ["run", "exact", "prefix", "stopped by itself"]
+    assert a[1:] == ["50.0% [15.0, 85.0]", "75.0% [30.1, 95.4]", "75.0% [30.1, 95.4]"]
     assert [errors, *counts] == [["run", "wrong answer"], ["a", "2 (50.0%)"], ["b", "3 (75.0%)"]]
+    assert others == ["run", "LM loss on right answers", "cosine, matched", "cosine, shuffled"]
+    assert b == ["a", "0.5", "0.75", "0.25"]
+
+
+def test_a_column_in_which_nothing_is_known_is_not_shown(tmp_path):
+    folder = make_run(tmp_path / "a", "1100")
+    change(folder / "test.summary.json", "similarity", to=None)
+    html = accuracy_section(read_runs([folder])).html
+    assert "cosine" not in "".join(map("".join, rows(html))) and "–" not in html
 
 
 def test_arms_are_compared_over_seeds(arms):
     html = comparison_section(compare_runs(read_runs(arms))).html
     assert html.index("no arm is shown to be better than regular") < html.index("<table") < html.index("data:image/svg")
+    assert [len(row) for row in rows(html)[:3]] == [6, 6, 6]
+    assert all(f"<li>{text}" in html for text in ("arm: runs that differ only in their seed", "p: of a one-tailed"))
     # Differences of 25, 0 and 50 points: mean 25, standard error 14.43, t of 2 degrees of freedom 4.303.
     assert "+25.00 [-37.10, +87.10]" in html
 

@@ -164,7 +164,7 @@ def legend(comparison: ComparedArms) -> list[str]:
         f"right by {comparison.scores['headline']}: mean over the runs ± their standard deviation",
         *mark,
         f"difference: to {base}, mean over the seeds that both have [95% interval]",
-        f"p: of a {comparison.tails}-tailed t-test over seeds, corrected for the number of arms; below .05 it is shown",
+        f"p: of a {comparison.tails}-tailed t-test over seeds, corrected for the number of arms; below .05 it counts",
         f"same budget: what the arm spent as {base} did, optimizer steps or training FLOPs",
     ]
 

@@ -1,21 +1,20 @@
 """Render templates, data and charts as safe markup: text of users, models and files never becomes HTML."""
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from importlib.resources import files
-from typing import Any
 
 from jinja2 import Environment, PackageLoader
 from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
 from stepjepa.base import terminal
+from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import PALETTE
 from stepjepa.study.arms import ComparedArms
 from stepjepa.study.page.logged_run import Run, is_number
 
 DASHES = {"solid": "none", "dash": "8 4", "dot": "3 3", "dashdot": "8 3 3 3", "longdash": "12 4"}
-"""Plotly line style -> its SVG dash array. Line styles distinguish runs beside their colours."""
+"""Line style -> its SVG dash array. Line styles distinguish runs beside their colours."""
 
 POINTS = 1000
 """Maximum number of points of a line; longer lines are thinned."""
@@ -49,11 +48,6 @@ def json_block(name: str, value: object) -> Markup:
     return Markup('<script type="application/json" id="{}">{}</script>').format(name, text)
 
 
-def chart_text(text: object) -> str:
-    """Escape a text for Plotly, which reads ``<b>``, ``<a href>`` and entities in every label as markup."""
-    return escape(terminal.visible_lines(str(text)), quote=False)
-
-
 def looks(runs: Sequence[Run], comparison: ComparedArms | None) -> Look:
     """Assign a colour to each arm and a line style to each of its seeds; runs outside of arms get separate colours."""
     arms = comparison.arms if comparison else ()
@@ -68,52 +62,32 @@ def looks(runs: Sequence[Run], comparison: ComparedArms | None) -> Look:
 
 
 def curves(runs: Sequence[Run], columns: Sequence[str], look: Look) -> list[tuple[str, Markup]]:
-    """Return titles and charts of columns of ``metrics.jsonl`` over steps.
-
-    ``templates/charts.js`` draws them with Plotly when they come into view; the theme gives the colours.
-    """
-    from plotly import graph_objects as go
-
+    """Return titles and charts of columns of ``metrics.jsonl`` over steps, which ``templates/charts.js`` draws."""
     charts = []
     for place, column in enumerate(name for name in columns if any(_points(run, name)[0] for run in runs)):
-        percent = column.startswith(_SHARES)
         title = terminal.visible_lines(column.removeprefix("eval_answer_").replace("_", " "))
-        traces = [trace for run in runs for trace in _traces(run, column, *look[run.name], percent)]
-        layout = go.Layout(
-            hovermode="closest",
-            margin={"l": 48, "r": 12, "t": 8, "b": 40},
-            xaxis={"title": {"text": "step"}, "rangemode": "tozero"},
-            yaxis={"tickformat": ".0%"} if percent else {},
-            showlegend=False,
-        )
-        figure = {"data": [trace.to_plotly_json() for trace in traces], "layout": layout.to_plotly_json()}
-        element = '<div class="chart" id="{}" role="img" aria-label="{} over steps" style="height:280px"></div>{}'
+        lines = [line for run in runs for line in _lines(run, column, *look[run.name])]
+        data = {"percent": column.startswith(_SHARES), "lines": lines}
+        element = '<div class="chart" id="{}" role="img" aria-label="{} over steps" data-title="{}"></div>{}'
         name = f"steps-{place}"
-        charts.append((title, Markup(element).format(name, title, json_block(f"{name}-data", figure))))
+        charts.append((title, Markup(element).format(name, title, title, json_block(f"{name}-data", data))))
     return charts
 
 
-def _traces(run: Run, column: str, colour: str, dash: str, percent: bool) -> list[Any]:
-    """Return the line of a column, and a dotted line of its held-out values."""
-    from plotly import graph_objects as go
+def _lines(run: Run, column: str, colour: str, dash: str) -> list[JsonObject]:
+    """Return the line of a column, and a dotted line of its held-out values.
 
-    traces = []
+    ``run`` is the name by which the checkboxes of the legend hide a run in all charts.
+    """
+    lines: list[JsonObject] = []
     for name, held_out in ((column, False), (f"eval_{column}", True)):
         steps, values = _points(run, name)
         if steps:
-            trace = go.Scatter(
-                x=steps,
-                y=values,
-                name=chart_text(f"{run.name}, held-out" if held_out else run.name),
-                mode="lines+markers" if held_out or len(steps) < 3 else "lines",
-                line={"color": colour, "width": 2, "dash": "dot" if held_out else dash},
-                marker={"symbol": "diamond" if held_out else "circle", "size": 6, "color": colour},
-                # The checkboxes of the legend use this name to hide a run in all charts.
-                meta={"run": terminal.visible_lines(run.name)},
-                hovertemplate=f"step %{{x:,}}: %{{y:{'.1%' if percent else '.4g'}}}<extra>%{{fullData.name}}</extra>",
-            )
-            traces.append(trace)
-    return traces
+            shown = terminal.visible_lines(run.name)
+            line: JsonObject = {"run": shown, "name": f"{shown}, held-out" if held_out else shown, "heldOut": held_out}
+            line |= {"colour": colour, "dash": DASHES["dot" if held_out else dash], "x": steps, "y": values}
+            lines.append(line)
+    return lines
 
 
 def _points(run: Run, name: str) -> tuple[list[float], list[float]]:

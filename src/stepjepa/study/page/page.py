@@ -20,7 +20,7 @@ from stepjepa.study.comparison import Comparison, compare
 from stepjepa.study.page.charts import DASHES, Look, curves, json_block, looks, read_template, render
 from stepjepa.study.page.logged_run import Run, is_number
 from stepjepa.study.plot import picture
-from stepjepa.study.tables import UNKNOWN, Table, interval, tables
+from stepjepa.study.tables import UNKNOWN, Table, interval, legend, overview, tables
 
 LONGEST = 4000
 """Maximum number of characters shown of an answer."""
@@ -56,9 +56,9 @@ def make_page(
     look = looks(runs, next((comparison for _, comparison, _ in compared if comparison), None))
     makers: dict[str, Callable[[], Section]] = {
         "arms": lambda: comparison_section(compared),
-        "accuracy": lambda: accuracy_section(runs),
         "charts over steps": lambda: steps_section(runs, look),
         "answers": lambda: answers_section(runs),
+        "scores": lambda: accuracy_section(runs),
         "embeddings": lambda: embedding_section(runs, analysis),
         "overview": lambda: overview_section(runs),
     }
@@ -74,24 +74,18 @@ def make_page(
                 str(error) if isinstance(error, UserError) else f"a file is damaged ({type(error).__name__}: {error})"
             )
             notes.append(f"The section on {name} is missing: {fault}")
-    first, scripts, plotly = read_template("theme.js"), [read_template("charts.js")], None
+    first, scripts = read_template("theme.js"), [read_template("charts.js")]
     if any(section.anchor == "answers" for section, _ in sections):
         scripts.append(read_template("answers.js"))
-    if any('class="chart"' in html for _, html in sections):
-        from plotly.offline import get_plotlyjs
-
-        # Browsers normalise line ends before they hash scripts.
-        plotly = get_plotlyjs().replace("\r\n", "\n")
     return render(
         "page.html",
         title=f"Run {runs[0].name}" if len(runs) == 1 else f"{len(runs)} runs",
-        policy=_content_policy([first, *scripts, *filter(None, [plotly])]),
+        policy=_content_policy([first, *scripts]),
         version=importlib.metadata.version("stepjepa"),
         style=read_template("page.css"),
         first=first,
         sections=sections,
         notes=notes,
-        plotly=plotly,
         scripts=scripts,
     )
 
@@ -100,9 +94,8 @@ def _content_policy(scripts: Sequence[str]) -> str:
     """Return a Content-Security-Policy that forbids all requests, and all scripts except these."""
     hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     allowed = " ".join(f"'sha256-{digest}'" for digest in hashes)
-    # Plotly adds style elements, and saves a chart as a picture from a blob.
-    parts = ["default-src 'none'", f"script-src {allowed}", "style-src 'unsafe-inline'", "img-src data: blob:"]
-    return "; ".join([*parts, "font-src data:", "base-uri 'none'", "form-action 'none'"])
+    parts = ["default-src 'none'", f"script-src {allowed}", "style-src 'unsafe-inline'", "img-src data:"]
+    return "; ".join([*parts, "base-uri 'none'", "form-action 'none'"])
 
 
 def _by_evaluation(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -136,7 +129,7 @@ def compare_runs(
 
 
 def comparison_section(compared: Sequence[tuple[str, Comparison | None, str]]) -> Section:
-    """Make the section of verdict, tables and picture of each comparison."""
+    """Make the section of each comparison: its verdict, a table with its legend, a picture, and all other tables."""
     parts = []
     for name, comparison, reason in compared:
         part: Part = {"heading": f"Evaluation {name}" if len(compared) > 1 else ""}
@@ -145,11 +138,12 @@ def comparison_section(compared: Sequence[tuple[str, Comparison | None, str]]) -
         else:
             verdict = comparison.verdict
             part |= {"verdict": f"{verdict[0].upper()}{verdict[1:]}.", "notes": comparison.notes}
-            part |= {"tables": tables(comparison), "texts": ["Runs that differ in nothing but their seeds are an arm."]}
-            title = "Means of the arms with standard deviations over seeds, as in the first table"
+            part |= {"tables": [overview(comparison)], "legend_texts": legend(comparison)}
+            title = "Means of the arms with standard deviations over seeds"
             part["pictures"] = [(title, _embedded("svg+xml", picture(comparison, "svg")))]
+            part["more"] = ("All scores, losses, costs and tests of the arms", tables(comparison))
         parts.append(part)
-    return Section("arms", "Arms over seeds", parts)
+    return Section("arms", "Which arm is better", parts)
 
 
 def _embedded(kind: str, content: bytes) -> str:
@@ -160,14 +154,16 @@ def _embedded(kind: str, content: bytes) -> str:
 def accuracy_section(runs: Sequence[Run]) -> Section:
     """Make the section of all scores of every run with their intervals, and of the errors by kind."""
     evaluations = _by_evaluation(runs).items()
-    return Section("accuracy", "Accuracy", [{"tables": _scores_and_errors(name, group)} for name, group in evaluations])
+    return Section("accuracy", "Scores of every run", [_scores_and_errors(name, group) for name, group in evaluations])
 
 
-def _scores_and_errors(name: str, runs: Sequence[Run]) -> list[Table]:
-    """Return the table of scores of an evaluation and, if errors were classified, the table of errors by kind."""
+def _scores_and_errors(name: str, runs: Sequence[Run]) -> Part:
+    """Return the part of an evaluation: headline, lenient score and stopping; errors by kind; all other figures."""
     summaries = {run.name: run.evaluations[name] for run in runs}
     # Headline and lenient score first.
     scores = dict.fromkeys(summary[which] for summary in summaries.values() for which in ("headline", "lenient"))
+    scores["stopped"] = None
+    first = len(scores)
     scores |= dict.fromkeys(score for summary in summaries.values() for score in summary["scores"])
     kinds = dict.fromkeys(kind for summary in summaries.values() for kind in summary.get("errors") or ())
     descriptions = dict.fromkeys(
@@ -182,10 +178,21 @@ def _scores_and_errors(name: str, runs: Sequence[Run]) -> list[Table]:
         rows.append((run, *(_score(summary["scores"].get(score)) for score in scores), *map(_plain, figures)))
         numbers = [counts.get(kind, 0) for kind in kinds]
         errors.append((run, *(f"{_plain(count)} ({count / summary['n']:.1%})" for count in numbers)))
-    title = f"Evaluation {name}: {'; '.join(descriptions)}. Intervals are of 95 % (Wilson), for the choice of examples"
+    title = f"Evaluation {name}: {'; '.join(descriptions)}. Intervals are of 95% (Wilson), for the choice of examples"
     heads = ("run", *("stopped by itself" if score == "stopped" else score for score in scores))
-    table = Table(title, (*heads, "LM loss on right answers", "cosine, matched", "cosine, shuffled"), rows)
-    return [table, Table(f"Evaluation {name}: errors by kind", ("run", *kinds), errors)] if kinds else [table]
+    heads = (*heads, "LM loss on right answers", "cosine, matched", "cosine, shuffled")
+    part: Part = {"tables": [_known(title, heads[: first + 1], [row[: first + 1] for row in rows])]}
+    if kinds:
+        part["tables"].append(Table(f"Evaluation {name}: wrong answers by kind", ("run", *kinds), errors))
+    other = (heads[0], *heads[first + 1 :])
+    others = _known(f"Evaluation {name}: other figures", other, [(row[0], *row[first + 1 :]) for row in rows])
+    return part | ({"more": ("Other scores, losses and cosines", [others])} if len(others.columns) > 1 else {})
+
+
+def _known(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """Return a table without the columns in which nothing is known."""
+    places = [place for place in range(len(heads)) if any(row[place] != UNKNOWN for row in rows)]
+    return Table(title, [heads[place] for place in places], [[row[place] for place in places] for row in rows])
 
 
 def _score(score: JsonObject | None) -> str:
@@ -232,8 +239,9 @@ def steps_section(runs: Sequence[Run], look: Look) -> Section:
     columns = [f"eval_{name}" if name.startswith("answer_") else name for name in names]
     charted = dict.fromkeys(name for part in _CHARTED for name in columns if part in name and name[:6] != "train_")
     legend = [(run.name, look[run.name][0], DASHES[look[run.name][1]]) for run in runs if run.metrics]
-    texts = ["Dotted lines with diamonds are of held-out records. A falling alignment loss proves nothing."]
+    texts = ["Dotted lines with diamonds are of held-out records. A falling alignment loss alone shows no success."]
     texts += ["Embeddings are collapsing where shuffled pairs become as similar as matched ones, or a rank falls to 1."]
+    texts += ["Point at a line for its numbers; drag to zoom, double-click to see all."]
     charts = curves(runs, list(charted), look)
     part = {"warnings": warnings, "texts": texts, "charts": charts, "legend": legend if len(runs) > 1 else []}
     return Section("steps", "Over steps", [part] if charts else [])
@@ -269,7 +277,7 @@ def overview_section(runs: Sequence[Run]) -> Section:
     for run in runs:
         command = shlex.join(["stepjepa", *map(str, run.get("command") or ())])
         details.append((run.name, command, json.dumps(run.run, indent=2, ensure_ascii=False)))
-    part = {"tables": [Table("Runs", ("run", *_FACTS), facts)], "details": details}
+    part = {"tables": [_known("Runs", ("run", *_FACTS), facts)], "records": details}
     return Section("overview", "What was trained", [part])
 
 

@@ -1,59 +1,183 @@
-// Draws the elements that charts.py writes: when they come into view, in the colours of the page. Each tells when it
-// was drawn, by the event "drawn".
+// Draws the lines of charts.py as SVG, at once and in the colours of the page; a library for charts would be megabytes
+// in every page. A chart has axes, a tooltip at the nearest point, a zoom (drag;
+// double click shows all), and it is drawn again when a run is hidden, the theme changes or the window does.
 (() => {
   "use strict";
-  // Where there is no mouse a finger scrolls the page, and a tap tells the numbers.
-  const touch = matchMedia("(hover: none)").matches;
-  const unused = ["select2d", "lasso2d", "autoScale2d", "zoomIn2d", "zoomOut2d"];
-  const config = {responsive: true, displaylogo: false, modeBarButtonsToRemove: unused, ...(touch && {displayModeBar: false})};
+  const SPACE = "http://www.w3.org/2000/svg";
+  const MARGIN = {left: 58, right: 12, top: 10, bottom: 34};
+  const HEIGHT = 260;
   const hidden = new Set();
-  const all = () => document.querySelectorAll(".chart");
+  const charts = [];
 
-  const dressed = (element, layout) => {
-    const style = getComputedStyle(element);
-    const narrow = element.clientWidth < 480;
-    const axis = {gridcolor: style.borderTopColor, zerolinecolor: style.borderTopColor, linecolor: style.borderTopColor};
-    const result = {...layout, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)"};
-    result.font = {size: 12, ...layout.font, color: style.color, family: style.fontFamily};
-    result.hoverlabel = {align: "left", namelength: -1, ...layout.hoverlabel, bgcolor: style.backgroundColor,
-                         bordercolor: style.borderTopColor, font: {color: style.color}};
-    if (touch) result.dragmode = false;
-    result.modebar = {bgcolor: "rgba(0,0,0,0)", color: style.borderTopColor, activecolor: style.color};
-    for (const name of new Set(["xaxis", "yaxis", ...Object.keys(layout).filter((key) => /^[xy]axis\d*$/.test(key))])) {
-      result[name] = {automargin: true, ...layout[name], ...axis};
-      // On a phone long names would leave no room.
-      if (narrow) result[name].ticktext = result[name].ticktext?.map((text) => text.length <= 18 || text.includes("&") ? text : `…${text.slice(-17)}`);
-    }
-    return result;
+  const element = (name, attributes, parent, text) => {
+    const made = document.createElementNS(SPACE, name);
+    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+    if (text !== undefined) made.textContent = text;
+    parent?.append(made);
+    return made;
   };
 
-  // The library is large: it stands in the page as text, and becomes a script once the page is there to be read.
-  const load = () => {
-    if (typeof Plotly !== "undefined") return;
-    const script = document.createElement("script");
-    script.textContent = document.getElementById("plotly").textContent;
-    document.head.append(script);
+  // The smallest of 1, 2 and 5 times a power of ten that divides a range into no more than so many parts.
+  const stepOf = (range, parts) => {
+    const power = 10 ** Math.floor(Math.log10(range / parts));
+    return power * ([1, 2, 5, 10].find((factor) => power * factor * parts >= range * (1 - 1e-9)) ?? 10);
   };
 
-  const draw = (element) => {
-    load();
-    const {data, layout} = JSON.parse(document.getElementById(`${element.id}-data`).textContent);
-    for (const trace of data) {
-      if (trace.meta?.run !== undefined) trace.visible = !hidden.has(trace.meta.run);
+  // Values that differ by rounding alone are one value, with room above and below.
+  const rangeOf = (values) => {
+    let low = Infinity, high = -Infinity;
+    for (const value of values) { low = Math.min(low, value); high = Math.max(high, value); }
+    const size = Math.max(Math.abs(low), Math.abs(high));
+    if (!(high - low > 1e-6 * size) || size < 1e-12) {
+      const middle = size < 1e-12 ? 0 : (low + high) / 2;
+      const room = Math.abs(middle) / 10 || 1;
+      return [middle - room, middle + room];
     }
-    element.dataset.drawn = "yes";
-    Plotly.react(element, data, dressed(element, layout), config);
-    element.dispatchEvent(new Event("drawn"));
+    const room = (high - low) * 0.04;
+    return [low - room, high + room];
   };
-  const again = () => all().forEach((element) => element.dataset.drawn && draw(element));
 
-  const seen = new IntersectionObserver((entries) => {
-    for (const entry of entries) {
-      if (entry.isIntersecting && !entry.target.dataset.drawn) draw(entry.target);
+  const ticksOf = ([low, high], parts) => {
+    const step = stepOf(high - low, parts);
+    const ticks = [];
+    for (let place = Math.ceil(low / step - 1e-9); place * step <= high + step * 1e-9; place++) ticks.push(place * step);
+    return {ticks, step};
+  };
+
+  // As many digits as neighbours on an axis need to differ.
+  const label = (value, step, percent) => {
+    if (percent) return `${label(value * 100, step * 100, false)}%`;
+    if (Math.abs(value) < step * 1e-6) return "0";
+    if (step < 1e-4 || Math.abs(value) >= 1e7) return value.toExponential(Math.max(0, Math.floor(Math.log10(Math.abs(value))) - Math.floor(Math.log10(step))));
+    return value.toLocaleString("en", {maximumFractionDigits: Math.max(0, -Math.floor(Math.log10(step) + 1e-9))});
+  };
+  const exact = (value, percent) => percent ? `${(100 * value).toFixed(1)}%` : String(Number(value.toPrecision(4)));
+
+  const marker = (line, x, y, parent) => {
+    const path = line.heldOut ? `M${x - 4} ${y}L${x} ${y - 4}L${x + 4} ${y}L${x} ${y + 4}Z` : `M${x - 3} ${y}a3 3 0 1 0 6 0a3 3 0 1 0 -6 0`;
+    element("path", {d: path, fill: line.colour}, parent);
+  };
+
+  class Chart {
+    constructor(holder) {
+      this.holder = holder;
+      ({lines: this.lines, percent: this.percent} = JSON.parse(document.getElementById(`${holder.id}-data`).textContent));
+      this.tooltip = document.createElement("div");
+      this.tooltip.className = "tooltip";
+      this.tooltip.hidden = true;
+      this.svg = element("svg", {xmlns: SPACE, height: HEIGHT, "aria-hidden": "true"});
+      holder.append(this.svg, this.tooltip);
+      this.zoom = null;
+      this.svg.addEventListener("pointermove", (event) => this.move(event));
+      this.svg.addEventListener("pointerdown", (event) => this.press(event));
+      this.svg.addEventListener("pointerup", (event) => this.release(event));
+      this.svg.addEventListener("pointerleave", () => { this.tooltip.hidden = true; this.point?.setAttribute("visibility", "hidden"); });
+      this.svg.addEventListener("dblclick", () => { this.zoom = null; this.draw(); });
+      holder.closest("figure").querySelector("button")?.addEventListener("click", () => this.save());
+      this.draw();
     }
-  }, {rootMargin: "400px"});
-  const watch = () => setTimeout(() => all().forEach((element) => seen.observe(element)));
-  if (document.readyState === "complete") watch(); else addEventListener("load", watch);
+
+    draw() {
+      const {svg, holder, percent} = this;
+      const style = getComputedStyle(holder);
+      const width = Math.max(holder.clientWidth, 200);
+      const ink = {fill: style.color, "font-size": 12, "font-family": "system-ui, sans-serif"};
+      svg.replaceChildren();
+      svg.setAttribute("width", width);
+      svg.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
+      this.shown = this.lines.filter((line) => !hidden.has(line.run));
+      const steps = this.shown.flatMap((line) => line.x);
+      const across = this.zoom ?? (steps.length ? [0, steps.reduce((most, step) => Math.max(most, step), 1)] : [0, 1]);
+      const inside = (step) => step >= across[0] && step <= across[1];
+      const values = this.shown.flatMap((line) => line.y.filter((_, place) => inside(line.x[place])));
+      const up = rangeOf(values.length ? values : [0, 1]);
+      const [left, right, top, bottom] = [MARGIN.left, width - MARGIN.right, MARGIN.top, HEIGHT - MARGIN.bottom];
+      this.across = across;
+      this.toX = (step) => left + (right - left) * (step - across[0]) / (across[1] - across[0]);
+      this.toStep = (x) => across[0] + (across[1] - across[0]) * (Math.min(Math.max(x, left), right) - left) / (right - left);
+      this.toY = (value) => bottom - (bottom - top) * (value - up[0]) / (up[1] - up[0]);
+      const grid = element("g", {stroke: style.borderTopColor}, svg);
+      const words = element("g", ink, svg);
+      const vertical = ticksOf(up, 5), horizontal = ticksOf(across, Math.max(2, Math.min(6, width / 90)));
+      for (const value of vertical.ticks) {
+        element("line", {x1: left, x2: right, y1: this.toY(value), y2: this.toY(value)}, grid);
+        element("text", {x: left - 6, y: this.toY(value) + 4, "text-anchor": "end"}, words, label(value, vertical.step, percent)).classList.add("tick");
+      }
+      for (const step of horizontal.ticks) {
+        element("line", {x1: this.toX(step), x2: this.toX(step), y1: top, y2: bottom}, grid);
+        element("text", {x: this.toX(step), y: bottom + 15, "text-anchor": "middle"}, words, label(step, horizontal.step, false));
+      }
+      element("text", {x: (left + right) / 2, y: HEIGHT - 3, "text-anchor": "middle"}, words, "step");
+      const clip = `${holder.id}-clip`;
+      element("rect", {x: left, y: top - 5, width: right - left, height: bottom - top + 10}, element("clipPath", {id: clip}, element("defs", {}, svg)));
+      const lines = element("g", {"clip-path": `url(#${clip})`}, svg);
+      for (const line of this.shown) {
+        const group = element("g", {class: "line"}, lines);
+        const path = line.x.map((step, place) => `${place ? "L" : "M"}${this.toX(step).toFixed(1)} ${this.toY(line.y[place]).toFixed(1)}`).join("");
+        element("path", {d: path, fill: "none", stroke: line.colour, "stroke-width": 2, "stroke-linejoin": "round", "stroke-dasharray": line.dash}, group);
+        if (line.heldOut || line.x.length < 3) line.x.forEach((step, place) => marker(line, this.toX(step), this.toY(line.y[place]), group));
+      }
+      this.band = element("rect", {y: top, height: bottom - top, fill: style.color, opacity: .12, visibility: "hidden"}, svg);
+      this.point = element("circle", {r: 4.5, fill: "none", stroke: style.color, "stroke-width": 2, visibility: "hidden"}, svg);
+    }
+
+    place(event) {
+      const box = this.svg.getBoundingClientRect();
+      return [event.clientX - box.left, event.clientY - box.top];
+    }
+
+    move(event) {
+      const [x, y] = this.place(event);
+      if (this.from !== undefined) {
+        this.band.setAttribute("x", Math.min(x, this.from));
+        this.band.setAttribute("width", Math.abs(x - this.from));
+        this.band.setAttribute("visibility", "visible");
+      }
+      let near = null, least = Infinity;
+      for (const line of this.shown) {
+        line.x.forEach((step, place) => {
+          if (step < this.across[0] || step > this.across[1]) return;
+          const distance = (this.toX(step) - x) ** 2 + (this.toY(line.y[place]) - y) ** 2;
+          if (distance < least) [near, least] = [{line, step, value: line.y[place]}, distance];
+        });
+      }
+      if (!near) return;
+      const [atX, atY] = [this.toX(near.step), this.toY(near.value)];
+      this.point.setAttribute("cx", atX);
+      this.point.setAttribute("cy", atY);
+      this.point.setAttribute("visibility", "visible");
+      this.tooltip.textContent = `${near.line.name}\nstep ${near.step.toLocaleString("en")}: ${exact(near.value, this.percent)}`;
+      this.tooltip.hidden = false;
+      const room = this.holder.clientWidth - this.tooltip.offsetWidth;
+      this.tooltip.style.left = `${Math.max(0, Math.min(room, atX + 10))}px`;
+      this.tooltip.style.top = `${Math.max(0, atY - this.tooltip.offsetHeight - 10)}px`;
+    }
+
+    press(event) {
+      if (event.pointerType === "mouse") this.from = this.place(event)[0];
+      else this.move(event);
+    }
+
+    release(event) {
+      const [from, to] = [this.from, this.place(event)[0]];
+      this.from = undefined;
+      this.band.setAttribute("visibility", "hidden");
+      if (from === undefined || Math.abs(to - from) < 8) return;
+      this.zoom = [Math.min(from, to), Math.max(from, to)].map(this.toStep);
+      this.draw();
+    }
+
+    save() {
+      const link = document.createElement("a");
+      link.href = URL.createObjectURL(new Blob([new XMLSerializer().serializeToString(this.svg)], {type: "image/svg+xml"}));
+      link.download = `${this.holder.dataset.title}.svg`;
+      link.click();
+      setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+    }
+  }
+
+  document.querySelectorAll(".chart").forEach((holder) => charts.push(new Chart(holder)));
+  const again = () => charts.forEach((chart) => chart.draw());
 
   // The boxes of runs in every section stand for the same choice.
   const boxes = document.querySelectorAll("[data-legend] input");
@@ -63,8 +187,10 @@
     again();
   }));
 
+  let width = innerWidth;
+  addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; again(); } });
+  addEventListener("beforeprint", again);
+  addEventListener("afterprint", again);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
   document.addEventListener("themechange", again);
-  // What has not been in view would be missing on paper.
-  addEventListener("beforeprint", () => all().forEach((element) => element.dataset.drawn || draw(element)));
 })();
