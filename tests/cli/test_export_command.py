@@ -87,6 +87,27 @@ def test_to_a_hub(material: Path, hub: FakeHub, tmp_path: Path, capsys: pytest.C
     assert "A causal language model, trained from `base`" in card
 
 
+def test_a_dry_run_lists_what_an_upload_sends(material: Path, hub: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
+    run = ["--model_path", material / "run", "--push_to_hub", "me/mine"]
+    before = sorted((material / "run").iterdir())
+    assert export(*run, "--dry_run") == 0
+    *files, total = capsys.readouterr().out.splitlines()
+    assert total.startswith(f"dry run: {len(files)} files, ") and "would go to me/mine" in total
+    assert hub.requests == [] and sorted((material / "run").iterdir()) == before
+    assert export(*run) == 0
+    assert hub.names("me/mine") == {line.partition("  ")[0] for line in files} | {"README.md"}
+
+
+def test_saved_files_have_the_permissions_of_the_umask(material: Path, tmp_path: Path) -> None:
+    """safetensors makes files that only their owner can read."""
+    (tmp_path / "plain file").write_text("")
+    usual = (tmp_path / "plain file").stat().st_mode
+    assert export("--model_path", material / "run", "--output_dir", tmp_path / "plain") == 0
+    for folder in (tmp_path / "plain", material / "run"):
+        modes = {file.name: file.stat().st_mode for file in folder.iterdir() if file.is_file()}
+        assert {*modes.values()} == {usual} and "model.safetensors" in modes
+
+
 @pytest.mark.parametrize("step", ["create", "commit"])
 def test_a_hub_that_refuses_costs_nothing(
     step: str, material: Path, hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -111,6 +132,7 @@ def test_a_hub_that_refuses_costs_nothing(
         ([], "--output_dir is missing"),
         (["--hub_revision", "dev", "--output_dir", "x"], "--hub_revision does nothing without --push_to_hub"),
         (["--push_to_hub", "me/mine", "--dtype", "float16"], "--dtype does nothing without --output_dir"),
+        (["--output_dir", "x", "--dry_run"], "--dry_run does nothing without --push_to_hub"),
         (["--push_to_hub", "me/mine"], "the adapter's base model is a folder of this machine"),
         (["--push_to_hub", "me/mi ne", "--output_dir", "x"], "can't make the repository 'me/mi ne' on the hub"),
     ],

@@ -198,6 +198,16 @@ def write_jsonl(path: str | os.PathLike[str], values: Iterable[JsonObject]) -> N
         stream.writelines(json.dumps(value, ensure_ascii=False) + "\n" for value in values)
 
 
+def apply_umask(folder: Path) -> None:
+    """Give all files in a folder the permissions of the umask; safetensors writes files that only their owner can read.
+
+    The folder was made under the umask, so that its own permissions say what that is; reading the umask would set it.
+    """
+    for file in folder.rglob("*"):
+        if file.is_file():
+            file.chmod(folder.stat().st_mode & 0o666)
+
+
 def refuse_existing(path: str | os.PathLike[str], overwrite: bool = False) -> Path:
     """Return the path of an output file; raise ``UserError`` if it is a folder, or exists and ``overwrite`` is off."""
     target = Path(path)

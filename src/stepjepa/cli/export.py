@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stepjepa.base.errors import UserError, visible
-from stepjepa.base.files import naming_disk_errors
+from stepjepa.base.files import apply_umask, naming_disk_errors
 from stepjepa.cli.commands import Command
 from stepjepa.config.jepa import Dtype
 from stepjepa.config.option import option, refuse_without_effect
@@ -37,6 +37,7 @@ class ExportFlags:
     push_to_hub: str | None = option(None, "upload to this hub repository, created if missing", metavar="ID")
     hub_private_repo: bool = option(False, "make the repository private", only_with="push_to_hub")
     hub_revision: str | None = option(None, "branch (main)", metavar="NAME", only_with="push_to_hub")
+    dry_run: bool = option(False, "list the files that would be uploaded, and ask no hub", only_with="push_to_hub")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -51,6 +52,8 @@ def run(args: argparse.Namespace) -> int:
         if not any(folder.glob("*config.json")):
             raise UserError("holds no model; a run that was stopped has its models in checkpoint-N", path=folder)
         hub.refuse_lone_adapter(folder)
+    if args.dry_run:
+        return _list_files(folder, args.push_to_hub, whole=args.output_dir is None)
     if args.push_to_hub is not None:
         # Before the model is loaded: the hub may refuse it.
         name = hub.create_repository(args.push_to_hub, private=args.hub_private_repo or None)
@@ -61,6 +64,20 @@ def run(args: argparse.Namespace) -> int:
     if name is not None:
         address = hub.upload(folder, name, revision=args.hub_revision)
         print(f"uploaded: {visible(address)}")
+    return 0
+
+
+def _list_files(folder: Path, name: str, *, whole: bool) -> int:
+    """Print the files that an upload of a model folder would send, with their sizes, without a request."""
+    from stepjepa.store import hub
+
+    if not whole:
+        raise UserError("--dry_run lists the files of --model_path; leave --output_dir out, or export first")
+    files = {path.relative_to(folder).as_posix(): path.stat().st_size for path in hub.uploaded_files(folder)}
+    for file, size in files.items():
+        print(f"{visible(file)}  {size / 1e6:,.2f} MB")
+    card = "" if hub.CARD_FILE in files else f", and a {hub.CARD_FILE} that is written first"
+    print(f"dry run: {len(files)} files, {sum(files.values()) / 1e6:,.2f} MB, would go to {visible(name)}{card}")
     return 0
 
 
@@ -90,6 +107,7 @@ def _export(args: argparse.Namespace, name: str | None) -> None:
                 write_record(part, replace(run, exported_from=str(args.model_path)))
             if (prompts := prompts_file(args.model_path)).is_file():
                 shutil.copy(prompts, part)
+        apply_umask(part)
         # All files appear at once.
         part.replace(target)
     except BaseException:

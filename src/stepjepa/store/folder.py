@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from stepjepa.base.errors import UserError
-from stepjepa.base.files import fingerprint, naming_disk_errors, write_json
+from stepjepa.base.files import apply_umask, fingerprint, naming_disk_errors, write_json
 from stepjepa.base.processes import is_main_process
 
 RUN_FILE = "run.json"
@@ -122,7 +122,11 @@ def checksum_fault(folder: Path, *, read_all: bool = True, complete: bool = Fals
 
 
 def write_checksums(folder: Path) -> None:
-    """Write the checksums of all files in a folder, before the folder or its files get their final names."""
+    """Write the checksums of all files in a folder, before the folder or its files get their final names.
+
+    The files get the permissions of the umask, so that a group that may read the folder may read the weights.
+    """
+    apply_umask(folder)
     # Without the model card, which an upload rewrites.
     files = (file for file in sorted(folder.rglob("*")) if file.is_file() and file.name != CARD_FILE)
     write_json(folder / CHECKSUMS_FILE, {file.relative_to(folder).as_posix(): fingerprint(file) for file in files})

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from huggingface_hub import HfApi, ModelCardData, constants
+from huggingface_hub.utils import filter_repo_objects
 
 from stepjepa.base.errors import UserError, one_line, visible
 from stepjepa.base.files import atomic_write, read_json_object
@@ -133,6 +134,13 @@ def refuse_lone_adapter(folder: str | os.PathLike[str]) -> None:
             "the adapter's base model is a folder of this machine, so that nobody could load the adapter from a hub; "
             "upload it merged: stepjepa export --model_path RUN --output_dir DIR --push_to_hub ID"
         )
+
+
+def uploaded_files(folder: str | os.PathLike[str]) -> list[Path]:
+    """Return the files of a model folder that :func:`upload` sends, sorted by name."""
+    root = Path(folder)
+    files = [file for file in sorted(root.rglob("*")) if file.is_file()]
+    return list(filter_repo_objects(files, allow_patterns=UPLOADED, key=lambda file: file.relative_to(root).as_posix()))
 
 
 def upload(folder: str | os.PathLike[str], name: str, *, revision: str | None = None) -> str:
