@@ -105,7 +105,7 @@ def test_compute_is_compared_by_seed(tmp_path):
     assert found.notes[0] == f"optimizer steps: {steps}"
     assert not any("nothing here is comparable" in note for note in found.notes)
     without = compare([folder for name in "rac" for folder in folders[name]]).notes
-    remedy = "nothing here is comparable at equal FLOPs (within 2% of regular); add runs trained with --same_flop"
+    remedy = "nothing here is comparable at equal FLOPs (within 2% of regular); add runs trained with `same_flop`"
     assert any(note.startswith(remedy) for note in without)
     assert all(each.token_ratio == 1 for each in differences)
     change(folders["b"][0] / "run.json", "results", "tokens", to=None)

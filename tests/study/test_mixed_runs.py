@@ -49,7 +49,7 @@ def test_a_run_resumed_with_another_rate_is_kept_out_and_named(arms: list[Path],
     (note,) = [note for note in mixed.notes if "kept out" in note]
     assert note == (
         f"llm-jepa: {arms[4]} (seed 5) is kept out: resumed at step 5 with another learning_rate: 2e-05 -> 0.0001; "
-        "--mixed_runs lets it in"
+        "`mixed_runs` lets it in"
     )
     assert compare(arms, mixed_runs=True).differences == clean.differences
     assert any("learning_rate: 2e-05 -> 0.0001" in note for note in compare(arms, mixed_runs=True).notes)

@@ -50,8 +50,35 @@ WITHOUT_EFFECT = (
 """Options of Trainer that this trainer does not use."""
 
 
+REMEDIES = {
+    "max_length": "set it in JepaConfig(max_length=...)",
+    "packing": "leave it out: rows are packed without contamination anyway, see JepaConfig(row_length=...)",
+    "padding_free": "leave it out: rows are packed without padding anyway",
+    "assistant_only_loss": "leave it out: the assistant's tokens alone are trained anyway, see JepaConfig(labels=...)",
+    "completion_only_loss": "leave it out: the assistant's tokens alone are trained anyway, see JepaConfig(labels=...)",
+    "chat_template_path": "set tokenizer.chat_template before you pass the tokenizer",
+    "router_aux_loss_coef": "set JepaConfig(router_loss=...)",
+    "loss_type": "leave it out; JepaConfig and objective= choose the loss",
+}
+"""Field of a subclass of ``TrainingArguments``, such as TRL's ``SFTConfig`` -> what to do instead."""
+
+
+def refuse_fields_of_others(args: TrainingArguments) -> None:
+    """Raise a ``ValueError`` for a field that a subclass of ``TrainingArguments`` adds, and that nothing here reads."""
+    known, name = {field.name for field in dataclasses.fields(TrainingArguments)}, type(args).__name__
+    for field in dataclasses.fields(args):
+        if field.name in known:
+            continue
+        usual = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        # SFTConfig itself sets some to None.
+        if (value := getattr(args, field.name)) not in (usual, None):
+            remedy = REMEDIES.get(field.name, "leave it out, or pass transformers.TrainingArguments")
+            raise ValueError(f"{name}.{field.name}: this trainer does not read it, got {value!r}; {remedy}")
+
+
 def refuse_contradictions(args: TrainingArguments) -> None:
     """Raise a ``ValueError`` for options of Trainer that would be ignored or wrong here."""
+    refuse_fields_of_others(args)
     strategy = str(args.train_sampling_strategy)
     if strategy not in STRATEGIES:
         raise ValueError(f"train_sampling_strategy: expected one of {', '.join(STRATEGIES)}, got '{strategy}'")

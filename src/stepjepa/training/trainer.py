@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import torch
 from torch import Tensor, nn
@@ -374,6 +374,10 @@ class JepaTrainer(Trainer):
         self.evaluated = {self.state.global_step: named}
         self.control: TrainerControl = self.callback_handler.on_evaluate(self.args, self.state, self.control, named)
         return named
+
+    def predict(self, *args: object, **kwargs: object) -> NoReturn:
+        """Raise a ``ValueError``: Trainer would return logits of packed rows, not of records."""
+        raise ValueError("predict: expected evaluate() for losses, or stepjepa.evaluate(folder, file) for answers")
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """As in Trainer; atomically, with checksums."""

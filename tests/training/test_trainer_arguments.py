@@ -1,0 +1,47 @@
+"""What ``JepaTrainer`` refuses of what other trainers do."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import TrainingArguments
+
+from stepjepa import JepaTrainer
+from stepjepa.training.checks import REMEDIES, refuse_contradictions
+from tiny import make_model
+
+
+# TRL sets a field that transformers has renamed.
+pytestmark = pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated:FutureWarning")
+
+
+def sft_config(folder: Path, **fields: Any) -> TrainingArguments:
+    trl = pytest.importorskip("trl")
+    return trl.SFTConfig(str(folder), use_cpu=True, bf16=False, report_to="none", **fields)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "remedy"),
+    [
+        ("packing", True, "rows are packed without contamination anyway"),
+        ("max_length", 77, r"set it in JepaConfig\(max_length=...\)"),
+        ("assistant_only_loss", True, "the assistant's tokens alone are trained anyway"),
+        ("dataset_text_field", "body", "leave it out, or pass transformers.TrainingArguments"),
+    ],
+)
+def test_fields_of_trl_that_nothing_reads_are_refused(field: str, value: object, remedy: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=rf"SFTConfig\.{field}: this trainer does not read it, got .*; .*{remedy}"):
+        refuse_contradictions(sft_config(tmp_path, **{field: value}))
+
+
+def test_every_remedy_is_for_a_field_of_trl(tmp_path: Path) -> None:
+    refuse_contradictions(args := sft_config(tmp_path))
+    assert [name for name in REMEDIES if not hasattr(args, name)] == []
+
+
+def test_predict_says_what_to_call_instead(tmp_path: Path, tiny_tokenizer: Any) -> None:
+    model = make_model("llama", vocab_size=len(tiny_tokenizer))
+    arguments = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
+    trainer = JepaTrainer(model, arguments, processing_class=tiny_tokenizer)
+    with pytest.raises(ValueError, match=r"predict: expected evaluate\(\) for losses"):
+        trainer.predict([])
