@@ -10,7 +10,6 @@ from stepjepa import JepaTrainer
 from stepjepa.training.checks import REMEDIES, refuse_contradictions
 from tiny import make_model
 
-
 # TRL sets a field that transformers has renamed.
 pytestmark = pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated:FutureWarning")
 
