@@ -10,7 +10,7 @@ from stepjepa.base.files import apply_umask, naming_disk_errors
 from stepjepa.cli.commands import Command
 from stepjepa.config.jepa import Dtype
 from stepjepa.config.option import option, refuse_without_effect
-from stepjepa.store.folder import PART, checksum_fault, open_run_folder
+from stepjepa.store.folder import CARD_FILE, PART, checksum_fault, open_run_folder
 from stepjepa.store.prompts import prompts_file
 from stepjepa.store.record import RunRecord, record_of, write_record
 
@@ -76,7 +76,7 @@ def _list_files(folder: Path, name: str, *, whole: bool) -> int:
     files = {path.relative_to(folder).as_posix(): path.stat().st_size for path in hub.uploaded_files(folder)}
     for file, size in files.items():
         print(f"{visible(file)}  {size / 1e6:,.2f} MB")
-    card = "" if hub.CARD_FILE in files else f", and a {hub.CARD_FILE} that is written first"
+    card = "" if CARD_FILE in files else f", and a {CARD_FILE} that is written first"
     print(f"dry run: {len(files)} files, {sum(files.values()) / 1e6:,.2f} MB, would go to {visible(name)}{card}")
     return 0
 
