@@ -4,7 +4,7 @@ BIN := .venv/bin
 # A file's tests share what they set up, so they stay on one worker.
 PARALLEL := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup quickstart test test-slow test-all test-oldest soak check format bench wheel-test audit docs pictures
+.PHONY: help setup quickstart test test-slow test-all test-oldest soak check format bench wheel-test release-check audit docs pictures
 
 # A half-made environment is made again: the stamp is written last.
 .venv/.made: pyproject.toml constraints.txt
@@ -62,6 +62,17 @@ soak: setup  ## minutes of kills at random moments and of damaged files
 
 wheel-test: setup  ## build the wheel, install it with all that it needs into an empty environment, use it from there
 	STEPJEPA_WHEEL_TEST=full $(BIN)/python -m pytest tests/soak/test_wheel.py
+
+.release/.made:
+	$(PYTHON) -m venv .release
+	.release/bin/pip install --quiet --disable-pip-version-check 'build>=1.2' 'twine>=6'
+	touch .release/.made
+
+release-check: setup .release/.made  ## versions, links, sdist and wheel of a release, into dist/
+	rm -rf dist
+	.release/bin/python -m build --outdir dist .
+	.release/bin/twine check --strict dist/*
+	$(BIN)/python tests/release.py dist
 
 # In an environment of its own, so that what it needs does not mix with what is audited. Strict: a package that could not
 # be looked up is a failure.
