@@ -7,6 +7,8 @@ import importlib
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from stepjepa.base.moved import REMOVED, RENAMED, find_old_modules
+
 __version__ = "0.2.0"
 
 _NAMES = {
@@ -40,7 +42,7 @@ _NAMES = {
     "study.comparison": "compare",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
-_RENAMED = {"Sequence": "TokenSequence", "Tube": "SemanticTube"}
+find_old_modules()
 
 __all__ = ["__version__", *_HOME]  # noqa: PLE0604  # the names are strings, from the table above
 
@@ -87,9 +89,11 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name in _RENAMED:
-        warnings.warn(f"stepjepa.{name} is now stepjepa.{_RENAMED[name]}", DeprecationWarning, stacklevel=2)
-        name = _RENAMED[name]
+    if name in RENAMED:
+        warnings.warn(f"stepjepa.{name} is now stepjepa.{RENAMED[name]}", DeprecationWarning, stacklevel=2)
+        name = RENAMED[name]
+    if name in REMOVED:
+        raise AttributeError(f"stepjepa.{name} is gone since 0.3.0: {REMOVED[name]}")
     if name not in _HOME:
         raise AttributeError(f"module 'stepjepa' has no attribute '{name}'")
     return getattr(importlib.import_module(f"stepjepa.{_HOME[name]}"), name)
