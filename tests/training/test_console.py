@@ -12,7 +12,7 @@ from stepjepa.base.files import write_jsonl
 from stepjepa.cli.commands import parse
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.config.run import RunConfig
-from stepjepa.running.screen import draw_metrics, finished_json, first_screen, last_lines, next_command
+from stepjepa.running.screen import adapter_rate, draw_metrics, finished_json, first_screen, last_lines, next_command
 from stepjepa.store.record import Results, RunRecord
 from stepjepa.training.callbacks import LogCallback, console_line
 from stepjepa.training.trainer import JepaTrainer
@@ -54,6 +54,18 @@ def test_rows_say_what_was_chosen_and_why(tiny_tokenizer: Any, tmp_path: Path) -
     assert (rows["output"], rows["resumed from"]) == (str(tmp_path / "run"), checkpoint)
     regular = trainer(tiny_tokenizer, tmp_path, JepaConfig(mode="regular"))
     assert not {"encoding", "held out"} & set(dict(first_screen(arguments(tmp_path), regular, None, {})))
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--lora"], "2e-05 is the rate of full fine-tuning; adapters mostly want `learning_rate 2e-4`"),
+        (["--lora", "--learning_rate", "2e-4"], None),
+        ([], None),
+    ],
+)
+def test_an_adapter_at_the_rate_of_full_fine_tuning_is_noted(flags: list[str], told: str | None) -> None:
+    assert adapter_rate(arguments("runs/a", *flags)) == told
 
 
 @pytest.mark.parametrize("first", [True, False])

@@ -44,6 +44,13 @@ def _precision(run: RunConfig, training: TrainingArguments) -> str | None:
     return None
 
 
+def adapter_rate(run: RunConfig) -> str | None:
+    """Return a note on an adapter that is trained at the default learning rate, which is full fine-tuning's."""
+    if run.lora is None or run.learning_rate != RunConfig.learning_rate:
+        return None
+    return f"{run.learning_rate:g} is the rate of full fine-tuning; adapters mostly want `learning_rate 2e-4`"
+
+
 def first_screen(
     run: RunConfig, trainer: Any, equal: EqualCompute | None, further_rows: Mapping[str, str | None]
 ) -> list[tuple[str, str]]:
@@ -62,6 +69,7 @@ def first_screen(
         "precision": _precision(run, training),
         "objective": _words(objective),
         "loss": COSINE_COLLAPSES if collapses(config) else None,
+        "adapter": adapter_rate(run),
         "router loss": describe_router(config, trainer.model),
         "frozen": describe_unreached(trainer.model),
         "encoding": f"{trainer.encoding} ({trainer.encoding_reason})" if config.uses_views else None,
