@@ -25,7 +25,9 @@ quickstart: setup  ## train plainly, with cosine, with InfoNCE; one table and on
 test: setup  ## the test suite, without the slow tests
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow"
 
+# lm-eval is needed by one file of slow tests and takes half a minute to install.
 test-slow: setup  ## the slow tests alone, but for those of make soak
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[harness]'
 	$(BIN)/python -m pytest $(PARALLEL) -m slow --ignore tests/soak
 
 test-all: setup  ## every test

@@ -78,7 +78,7 @@ def test_the_headline_decides_what_is_an_error():
 
 
 def test_a_score_that_is_not_there_is_refused_with_the_flag_that_asks_for_it():
-    words = r"task 'last-word' has no score 'prefix', only last, anywhere; leave --startswith out$"
+    words = r"task 'last-word' has no score 'prefix', only last, anywhere; leave `startswith` out$"
     with pytest.raises(UserError, match=words):
         judge(LastWord(), [question()], [[Answer("four")]], LastWord.beginning)
     with pytest.raises(UserError, match=r"no score 'other', only last, anywhere$"):

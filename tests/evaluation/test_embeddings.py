@@ -120,7 +120,7 @@ def test_what_can_not_be_embedded(tiny_model: Any, trained_tokenizer: Any) -> No
     model, records = tiny_model("llama"), tiny.records()
     config = JepaConfig(mode="llm-jepa", predictors=1)
     for layer in (3, -4):
-        with pytest.raises(UserError, match=rf"--layer: expected -3 to 2 for a model of 2 layers, got {layer}"):
+        with pytest.raises(UserError, match=rf"layer: expected -3 to 2 for a model of 2 layers, got {layer}"):
             embed_views(model, trained_tokenizer, records, replace(config, jepa_layer=layer))
     with pytest.raises(UserError, match=r"memory.jsonl: none of 1 records has a pair of step-jepa views"):
         embed_views(model, trained_tokenizer, records[2:], JepaConfig(**STEPS))

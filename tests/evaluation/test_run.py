@@ -131,7 +131,7 @@ def test_what_does_not_belong_together_is_not_mixed(loaded, test_file):
     run(loaded, test_file)
     before = (test_file.parent / "out.jsonl").read_bytes()
     for changes, words in (
-        ({"max_new_tokens": 3}, r"out\.jsonl: was begun with another max_new_tokens;.*--overwrite"),
+        ({"max_new_tokens": 3}, r"out\.jsonl: was begun with another max_new_tokens;.*`overwrite`"),
         ({"temperature": 1.0}, r"another temperature, seed, batch_size;"),
         ({"max_examples": 2}, "another examples;"),
         ({"model_path": "other"}, "another model;"),
@@ -172,7 +172,7 @@ def test_overwrite_starts_anew_but_only_once_there_are_answers(loaded, test_file
     with pytest.raises(UserError, match="no such model"):
         Evaluation(changed).run(missing)
     # Which scores a task has shows at the first answers.
-    with pytest.raises(UserError, match=r"no score 'prefix'.*leave --startswith out"):
+    with pytest.raises(UserError, match=r"no score 'prefix'.*leave `startswith` out"):
         run(loaded, test_file, task="user_task:LastWord", startswith=True, overwrite=True)
     assert {file.name: file.read_bytes() for file in test_file.parent.iterdir()} == before
     with killed_before(2):
@@ -187,7 +187,7 @@ def test_overwrite_starts_anew_but_only_once_there_are_answers(loaded, test_file
 def test_a_file_of_another_kind_or_with_a_damaged_line_is_left_alone(loaded, test_file):
     path = test_file.parent / "out.jsonl"
     path.write_text("mine\n", encoding="utf-8")
-    with pytest.raises(UserError, match=r"out\.jsonl: is no output of an evaluation.*--overwrite"):
+    with pytest.raises(UserError, match=r"out\.jsonl: is no output of an evaluation.*`overwrite`"):
         Evaluation(settings(test_file))
     path.unlink()
     run(loaded, test_file)
@@ -251,10 +251,10 @@ def test_what_the_model_can_not_do_is_refused_with_the_line(model, tokenizer, te
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"temperature": math.nan}, "--temperature: expected 0 or more"),
+        ({"temperature": math.nan}, "temperature: expected 0 or more"),
         ({"num_samples": 2}, "`num_samples` does nothing without `temperature`"),
-        ({"similarity": "jepa"}, "--similarity: expected one of llm-jepa, step-jepa, got 'jepa'"),
-        ({"name": "questions.jsonl"}, "--output_file is the test file"),
+        ({"similarity": "jepa"}, "similarity: expected one of llm-jepa, step-jepa, got 'jepa'"),
+        ({"name": "questions.jsonl"}, "`output_file` is the test file"),
         ({"name": ""}, "is a folder"),
     ],
 )

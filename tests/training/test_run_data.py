@@ -23,7 +23,7 @@ def write(path: Path, *questions: int) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize(("held_out", "said"), [((7, 8), ""), ((2, 7, 3), "note: 2 of 3 held-out records are among")])
+@pytest.mark.parametrize(("held_out", "said"), [((7, 8), ""), ((2, 7, 3), "note: 2 of 3 held-out records are also")])
 def test_held_out_records_that_are_trained_on_are_counted(
     held_out: tuple[int, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

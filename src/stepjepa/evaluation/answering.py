@@ -28,8 +28,11 @@ COUNT = "answers"  # the name under which AnswerScores returns the number of rec
 class Batcher:
     """The built-in engine: generates answers with a transformers model, batch by batch, and scores them.
 
-    ``examples`` are the tokenised records, longest prompts first, so that the first batch needs the most memory.
-    UserError if a record can't be rendered, or has more tokens than the model has positions.
+    Attributes:
+        examples: the tokenised records, longest prompts first, so that the first batch needs the most memory.
+
+    Raises:
+        UserError: a record can't be rendered, or has more tokens than the model has positions.
     """
 
     task: Task
@@ -47,9 +50,9 @@ class Batcher:
             spans = example.gold, *example.continuations.values()
             longest = max(len(example.prompt_ids) + new, *(len(span.ids) for span in spans))
             if longest > positions:
-                told = f"prompt and answer (of {new} new tokens at most) have {longest} tokens, the model {positions}"
+                fault = f"prompt and answer (of {new} new tokens at most) have {longest} tokens, the model {positions}"
                 remedy = "positions; lower `max_new_tokens` or remove the record"
-                raise record_error(self.records[example.index], f"{told} {remedy}")
+                raise record_error(self.records[example.index], f"{fault} {remedy}")
         self.examples.sort(key=lambda example: (-len(example.prompt_ids), example.index))
 
     def answer_missing(self, done: Container[int]) -> LineBatches:
@@ -64,16 +67,21 @@ class Batcher:
                 yield [line for line in lines if line["index"] in missing]
 
     def lines(self, batch: Sequence[Example], number: int) -> list[JsonObject]:
-        """The scored lines of a batch of ``examples``, whose number seeds sampling; UserError if a loss is not finite.
+        """Answer and score a batch of ``examples``; UserError if a loss is not finite.
 
-        They are the lines of :func:`judge` with ``gold_loss``, the LM loss per token of the right answer, and
-        ``gold_tokens``.
+        Args:
+            batch: the examples.
+            number: of the batch; it seeds sampling.
+
+        Returns:
+            the lines of :func:`judge` with ``gold_loss``, the LM loss per token of the right answer, and
+            ``gold_tokens``, the number of its tokens.
         """
         # Computed first: sampling from logits that overflow fails without naming the record.
         gold = self._log_probabilities([example.gold for example in batch])
         for example, value in zip(batch, gold, strict=True):
             if not math.isfinite(value):
-                message = f"the model's loss on this record is {-value}; its numbers overflow: try --dtype float32"
+                message = f"the model's loss on this record is {-value}; its numbers overflow: try `dtype float32`"
                 raise record_error(self.records[example.index], message)
         answers = self.generator.answer([example.prompt_ids for example in batch], number)
         questions = [
@@ -86,8 +94,8 @@ class Batcher:
 
     def _likelihoods(self, example: Example) -> dict[str, Likelihood] | None:
         values = self._log_probabilities(list(example.continuations.values()))
-        found = zip(example.continuations.items(), values, strict=True)
-        return {label: Likelihood(value, span.tokens) for (label, span), value in found} or None
+        scored = zip(example.continuations.items(), values, strict=True)
+        return {label: Likelihood(value, span.tokens) for (label, span), value in scored} or None
 
     def _log_probabilities(self, spans: Sequence[Span]) -> list[float]:
         size = self.batch_size
@@ -96,14 +104,14 @@ class Batcher:
 
 
 def spread(records: Sequence[Record], count: int) -> list[Record]:
-    """At most ``count`` records at even distances, since a file may be sorted by label."""
+    """Return at most ``count`` records at even distances, since a file may be sorted by label."""
     count = min(count, len(records))
     return [records[at * len(records) // count] for at in range(count)]
 
 
 @dataclass
 class AnswerScores:
-    """Lets a model answer held-out records, all of which the task can score, greedily while it trains."""
+    """Scores of greedy answers to held-out records during training; the task must be able to score all of them."""
 
     records: Sequence[Record]
     task: Task
@@ -121,9 +129,9 @@ class AnswerScores:
         return Batcher(self.task, dict(enumerate(self.records)), generator, batch_size=self.batch_size)
 
     def __call__(self, model: PreTrainedModel, rank: int, world: int) -> dict[str, float]:
-        """Sums of the scores, of ``stopped`` and of :data:`COUNT` over the records of process ``rank`` of ``world``.
+        """Return the sums of the scores and of ``stopped`` over this process's share, and its size as :data:`COUNT`.
 
-        The names are the same in every process.
+        The share of process ``rank`` is every ``world``-th record; the names are the same in every process.
         """
         batcher = self.check(model)
         # A process without records scores the first one to learn the names, and counts it as 0.
@@ -132,8 +140,8 @@ class AnswerScores:
         for number, start in enumerate(range(0, max(len(share), 1), self.batch_size)):
             batch = share[start : start + self.batch_size] or batcher.examples[:1]
             for line in batcher.lines(batch, number):
-                found = {**line["scores"], "stopped": line["stopped"], COUNT: 1}
-                sums.update({name: float(value) if share else 0.0 for name, value in found.items()})
+                values = {**line["scores"], "stopped": line["stopped"], COUNT: 1}
+                sums.update({name: float(value) if share else 0.0 for name, value in values.items()})
         return dict(sums)
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ from stepjepa.models.sampling import Answer
 from stepjepa.tasks.base import WRONG, Likelihood, Response, Scored, Task
 
 RAN_ON = "ran on"
+"""The error of an answer that was cut off at the most tokens that it may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,43 +25,47 @@ class Question:
     index: int  # position in the test file, from 0
     record: Record
     prompt: str | None = None  # as text; None if another program rendered it
-    # Of the task's continuations, by label; None if there are none or another program answered.
+    # Likelihoods of the task's continuations, by label; None without continuations or where another program answered.
     likelihoods: Mapping[str, Likelihood] | None = None
 
 
 def judge(
     task: Task, questions: Sequence[Question], answers: Sequence[Sequence[Answer]], headline: str | None = None
 ) -> list[JsonObject]:
-    """Score answers, equally many samples for each question, into one line per question.
+    """Score the answers to questions, equally many samples to each, and return one line per question.
 
-    ``headline`` is the score that decides what is an error, by default that of the task; UserError if it has none such.
+    Args:
+        task: scores them.
+        questions: the records.
+        answers: the samples of each record.
+        headline: the score that decides what is an error, by default that of the task; UserError if the task lacks it.
 
     A line has ``index``, ``prompt``, ``truth``, ``generated``, ``extracted``, ``scores``, ``error``, ``stopped``,
     ``new_tokens`` and, if there are any, ``likelihoods``. With several samples ``scores`` are their means, beside
     ``pass@1`` (the mean of the headline), ``pass@n`` (one sample is right) and ``majority`` (the majority answer is
     right); ``generated``, ``extracted`` and ``error`` are those of the majority answer, ``samples`` holds all of them.
     """
-    flat = [(question, answer) for question, given in zip(questions, answers, strict=True) for answer in given]
+    flat = [(question, answer) for question, texts in zip(questions, answers, strict=True) for answer in texts]
     responses = [Response(answer.text, each.likelihoods, opens_thought(each.prompt)) for each, answer in flat]
     verdicts = task.score_all([question.record for question, _ in flat], responses)
     name = headline or task.headline
     if missing := next((scored.scores for scored in verdicts if name not in scored.scores), None):
-        hint = "; leave --startswith out" if name == task.beginning != task.headline else ""
+        hint = "; leave `startswith` out" if name == task.beginning != task.headline else ""
         raise UserError(f"task '{task.name}' has no score '{name}', only {', '.join(missing)}{hint}")
     judged = iter(zip(verdicts, responses, strict=True))
     lines = []
-    for question, given in zip(questions, answers, strict=True):
+    for question, texts in zip(questions, answers, strict=True):
         samples, votes = [], []
-        for answer in given:
+        for answer in texts:
             scored, response = next(judged)
             # Where likelihoods decide, a text that was cut off is not the reason of an error.
             samples.append(_sample(answer, scored, name, by_text=question.likelihoods is None))
-            votes.append(task.vote(scored, response) if len(given) > 1 else None)
+            votes.append(task.vote(scored, response) if len(texts) > 1 else None)
         truth = task.truth(question.record)
         line: JsonObject = {"index": question.index, "prompt": question.prompt, "truth": truth}
         line |= samples[0] if len(samples) == 1 else _combine(samples, votes, name)
         if question.likelihoods is not None:
-            line["likelihoods"] = {label: list(found) for label, found in question.likelihoods.items()}
+            line["likelihoods"] = {label: list(value) for label, value in question.likelihoods.items()}
         lines.append(line)
     return lines
 

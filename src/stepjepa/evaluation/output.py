@@ -15,16 +15,16 @@ Line = JsonObject
 
 _FIELDS = {"index", "truth", "generated", "extracted", "scores", "error", "stopped", "new_tokens"}
 _FIELDS |= {"gold_loss", "gold_tokens"}
-_ANEW = "name another --output_file, or pass --overwrite to start anew"
+_ANEW = "name another `output_file`, or pass `overwrite` to start anew"
 
 
 def summary_file(output: File) -> Path:
-    """The path of the summary of a file of lines."""
+    """Return the path of the summary of a file of lines."""
     return Path(output).with_suffix(".summary.json")
 
 
 def meta_file(output: File) -> Path:
-    """The path of the identity of a file of lines."""
+    """Return the path of the file that identifies the evaluation of a file of lines."""
     return Path(output).with_name(f"{Path(output).name}.meta.json")
 
 
@@ -45,8 +45,8 @@ class OutputFile:
 
     def _read(self) -> None:
         if not self._meta_file.is_file():
-            told = f"is no output of an evaluation: {self._meta_file.name} is missing; {_ANEW}"
-            raise UserError(told, path=self.path)
+            fault = f"is no output of an evaluation: {self._meta_file.name} is missing"
+            raise UserError(f"{fault}; {_ANEW}", path=self.path)
         begun = read_json_object(self._meta_file, "file", _ANEW).get("identity") or {}
         if changed := [name for name, value in self._identity.items() if begun.get(name) != value]:
             raise UserError(f"was begun with another {', '.join(changed)}; {_ANEW}", path=self.path)
@@ -56,8 +56,8 @@ class OutputFile:
             os.truncate(self.path, content.rfind(b"\n") + 1)
         for number, line in read_jsonl(self.path):
             index = line.get("index")
-            known = isinstance(index, int) and index in self._indices and index not in self.done
-            if not known or not line.keys() >= _FIELDS:
+            expected = isinstance(index, int) and index in self._indices and index not in self.done
+            if not expected or not line.keys() >= _FIELDS:
                 raise UserError(f"is no line of this evaluation; remove it, or {_ANEW}", path=self.path, line=number)
             self.done[line["index"]] = line
 
@@ -67,9 +67,9 @@ class OutputFile:
         return len(self.done) == len(self._indices)
 
     def summary(self) -> JsonObject | None:
-        """The summary of a complete file; None if there is none yet."""
-        found = json_at(self.summary_file) if self.complete else {}
-        return found if found.get("settings") == self._identity else None
+        """Return the summary of a complete file; None if there is none yet."""
+        summary = json_at(self.summary_file) if self.complete else {}
+        return summary if summary.get("settings") == self._identity else None
 
     def add(self, lines: Sequence[Line]) -> None:
         """Append lines; the first ones of this run replace what ``overwrite`` allows, and the summary."""
@@ -106,7 +106,7 @@ def mean_with_interval(values: Sequence[bool | float]) -> dict[str, float | None
 
 
 def summarise(lines: Sequence[Line], headline: str) -> JsonObject:
-    """The means of at least one line of an evaluation; values that can't be computed from the lines are None.
+    """Return the means of at least one line; values that can't be computed from the lines are None.
 
     ``ran_on`` is the share of answers cut off at ``max_new_tokens``, ``gold_loss`` that of right answers per token.
     """

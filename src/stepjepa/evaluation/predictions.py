@@ -27,13 +27,13 @@ def score_predictions(settings: ScoreSettings) -> JsonObject:
     records = read_records(settings.test_file)
     selection = Selection(records, **settings.selection)
     tell_unused(selection.records.values(), extra=users_source(selection.task) is None)
-    found = _read_answers(settings, len(records), selection.records)
+    answers = _read_answers(settings, len(records), selection.records)
     questions = [Question(index, record) for index, record in selection.records.items()]
     lines: list[JsonObject] = []
     try:
         for start in tqdm(range(0, len(questions), _CHUNK), desc=f"score, {_CHUNK} at a time", disable=None):
             chunk = questions[start : start + _CHUNK]
-            lines += judge(selection.task, chunk, [found[each.index] for each in chunk], selection.headline)
+            lines += judge(selection.task, chunk, [answers[each.index] for each in chunk], selection.headline)
     finally:
         selection.task.close()
     summary = {
@@ -54,30 +54,32 @@ def score_predictions(settings: ScoreSettings) -> JsonObject:
 def _read_answers(settings: ScoreSettings, size: int, wanted: Collection[int]) -> dict[int, list[Answer]]:
     """Read the answers by position in a test file of ``size`` records; UserError if one is wrong or missing."""
     path = Path(settings.predictions)
-    found: dict[int, list[Answer]] = {}
+    answers: dict[int, list[Answer]] = {}
     for number, line in read_jsonl(path, "file of predictions"):
         index = line.get("index")
-        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < size or index in found:
-            told = f"'index' is {index!r}, expected a whole number from 0 to {size - 1} (the position in the test file)"
-            raise UserError(f"{told} that no other line has", path=path, line=number)
-        found[index] = samples = _read_samples(line)
+        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < size or index in answers:
+            fault = (
+                f"'index' is {index!r}, expected a whole number from 0 to {size - 1} (the position in the test file)"
+            )
+            raise UserError(f"{fault} that no other line has", path=path, line=number)
+        answers[index] = samples = _read_samples(line)
         wrong = [each for each in samples if not isinstance(each.text, str) or each.stopped not in (None, True, False)]
         if wrong or not samples:
-            told = "'generated' must be a string, or a list of at least one; 'stopped' must be true, false or missing"
-            raise UserError(told, path=path, line=number)
-    counts = {len(samples) for samples in found.values()}
+            fault = "'generated' must be a string, or a list of at least one; 'stopped' must be true, false or missing"
+            raise UserError(fault, path=path, line=number)
+    counts = {len(samples) for samples in answers.values()}
     if len(counts) > 1:
         raise UserError(f"{min(counts)} to {max(counts)} samples per record; give every record as many", path=path)
-    missing = [index for index in wanted if index not in found]
+    missing = [index for index in wanted if index not in answers]
     if missing:
-        told = f"no prediction for {len(missing)} of {len(wanted)} records (the first is index {missing[0]})"
-        raise UserError(f"{told}; add them", path=path)
-    return found
+        fault = f"no prediction for {len(missing)} of {len(wanted)} records (the first is index {missing[0]})"
+        raise UserError(f"{fault}; add them", path=path)
+    return answers
 
 
 def _read_samples(line: JsonObject) -> list[Answer]:
-    """The answers of a line, unchecked; ``stepjepa evaluate`` may have written it."""
-    given = line.get("samples") or line.get("generated")
-    parts = given if isinstance(given, list) else [given]
+    """Return the answers of a line, unchecked; ``stepjepa evaluate`` may have written it."""
+    content = line.get("samples") or line.get("generated")
+    parts = content if isinstance(content, list) else [content]
     about = [each if isinstance(each, dict) else line | {"generated": each} for each in parts]
     return [Answer(each.get("generated"), each.get("stopped")) for each in about]  # type: ignore[arg-type]  # checked next

@@ -117,7 +117,7 @@ class Evaluation:
         written = self.output.summary()
         if written is not None:
             return written
-        kept = set(self.output.done)
+        before = set(self.output.done)
         load = functools.cache(load or self._load)
         # Before generating, so that records without views or a folder without run.json end the evaluation at once.
         similarity, cosines = self._similarity(load) if self.settings.similarity else (None, [])
@@ -139,7 +139,7 @@ class Evaluation:
             for index, ranks in zip(self.records, retrieval.of_records(len(self.records)), strict=True):
                 self.output.done[index]["ranks"] = ranks
         lines = self.output.finish()
-        fresh = [line for line in lines if line["index"] not in kept]
+        fresh = [line for line in lines if line["index"] not in before]
         tokens = [line["new_tokens"] for line in fresh]
         known = fresh and seconds and None not in tokens
         path, address = self.settings.model_path, self.settings.serving.server
@@ -251,7 +251,7 @@ def embed_views(
     try:
         jepa = Jepa(model, tokenizer, config, device=model.device, processes=1, rows=False, heads=False)
     except ValueError as error:
-        raise UserError(str(error).replace("jepa_layer:", "--layer:")) from None
+        raise UserError(str(error).replace("jepa_layer:", "layer:")) from None
     return jepa.embed_pairs(records, batch_size=batch_size)
 
 

@@ -14,14 +14,14 @@ from stepjepa.models.sampling import Sampling
 from stepjepa.tasks.base import TaskOptions
 from stepjepa.tasks.registry import AUTO, TASKS, load_task
 
-_SIMILARITY = "also measure how alike matched and shuffled views are; needs a run folder"
+_SIMILARITY = "add the cosines of matched and shuffled views; needs a run folder"
 _RETRIEVAL = "also measure how often the nearest of all distinct answers is the right one, by cosine of embeddings"
 _LAYER = "of hidden_states, to read embeddings from; 0 is the input embeddings, -1 the last (that of training)"
 _POOLING = "embedding from the last token, or the mean as in training (that of training)"
-_BAD = "lines that can't be read or are no record; skip: leave them out, and say how many"
-_TASK = f"how answers are scored; one of {', '.join(TASKS)}, or module:Class of your own; auto goes by the records"
-_SCORING = "the rules; reference: those of the published evaluation, slips included, beside our own"
-_PREDICTIONS = "JSON lines with 'index' (from 0), 'generated' (a text, or several), perhaps 'stopped' (it ended)"
+_BAD = "lines that are no valid record: error, or skip them and report how many"
+_TASK = f"how answers are scored; {', '.join(TASKS)}, your module:Class, or auto, which recognises the records"
+_SCORING = "rules of scoring; reference adds those of the published evaluation, mistakes included"
+_PREDICTIONS = "JSON lines with 'index' (from 0), 'generated' (a text, or a list of samples), optionally 'stopped'"
 
 _BATCH_SIZE = 16
 
@@ -30,18 +30,20 @@ _BATCH_SIZE = 16
 class ScoringSettings:
     """What ``stepjepa evaluate`` and ``stepjepa score`` share; UserError if a value is not allowed."""
 
-    test_file: File = option(help="JSON lines with 'messages'", group="files", names=("input_file",), metavar="FILE")
-    output_file: File = option(help="JSON lines, one per example", group="files", metavar="FILE")
-    overwrite: bool = option(False, "throw away what --output_file holds", group="files", names=("no_skip_existing",))
+    test_file: File = option(
+        help="records to evaluate; JSON lines with 'messages'", group="files", names=("input_file",), metavar="FILE"
+    )
+    output_file: File = option(help="JSON lines of answers and scores, one per example", group="files", metavar="FILE")
+    overwrite: bool = option(False, "replace what `output_file` holds", group="files", names=("no_skip_existing",))
     task: str = option(AUTO, _TASK, group="scoring", metavar="NAME")
     task_options: TaskOptions = field(default_factory=TaskOptions)
     scoring: Literal["own", "reference"] = option("own", _SCORING, group="scoring")
     startswith: bool = option(
-        False, "count an answer by how it begins: prefix is the headline", group="scoring", names=("statswith",)
+        False, "make the score of answers that begin right (prefix) the headline", group="scoring", names=("statswith",)
     )
 
     def __post_init__(self) -> None:
-        check_values(self)
+        check_values(self, "")
         if self.task != AUTO:
             load_task(self.task)
         self.check_output(self.test_file, "test file")
@@ -56,9 +58,9 @@ class ScoringSettings:
         """Raise ``UserError`` if the output file is a folder or the source, which ``what`` names in the message."""
         output = refuse_existing(self.output_file, overwrite=True)  # a folder, that is
         if output.suffix != ".jsonl":
-            raise UserError("--output_file is of JSON lines; end its name in .jsonl", path=self.output_file)
+            raise UserError("`output_file` holds JSON lines; end its name in .jsonl", path=self.output_file)
         if output.resolve() == Path(source).resolve():
-            raise UserError(f"--output_file is the {what}; name another", path=self.output_file)
+            raise UserError(f"`output_file` is the {what}; name another", path=self.output_file)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +75,10 @@ class EvaluationSettings(ScoringSettings):
         metavar="PATH",
     )
     max_examples: int | None = option(
-        None, "the first N records only; beware of files sorted by label", group="scoring", allowed=FROM_ONE
+        None,
+        "evaluate only the first N records; misleading where a file is sorted by label",
+        group="scoring",
+        allowed=FROM_ONE,
     )
     similarity: Literal["llm-jepa", "step-jepa"] | None = option(None, _SIMILARITY, group="scoring", const="llm-jepa")
     retrieval: bool = option(False, _RETRIEVAL, group="scoring")
@@ -81,24 +86,28 @@ class EvaluationSettings(ScoringSettings):
     pooling: Literal["last", "mean"] | None = option(None, _POOLING, group="scoring", only_with="retrieval")
     batch_size: int = option(_BATCH_SIZE, "prompts at a time", group="generation", allowed=FROM_ONE)
     sampling: Sampling = field(default_factory=Sampling)
-    dtype: Dtype = option("auto", "of the weights", group="generation")
+    dtype: Dtype = option("auto", "precision of the weights", group="generation")
     quantization: Literal["4bit", "8bit"] | None = None  # of the weights, by bitsandbytes
     trust_remote_code: bool = option(False, "run code that comes with the model", group="generation")
     use_test_prompts: bool = option(
-        False, "the test file's own system prompt; else that of training, where it is known", group="prompt"
+        False,
+        "keep the system prompt of the test file; otherwise that of training replaces it, where it is known",
+        group="prompt",
     )
     plain: bool = option(
-        False, "for models trained without a chat format: question, <|perception|>, answer", group="prompt"
+        False,
+        "prompt without a chat template, as a model trained with `plain`: question, <|perception|>, answer",
+        group="prompt",
     )
     serving: ServerSettings = field(default_factory=ServerSettings)
-    columns: list[str] | None = option(None, "of the user's and the assistant's text", metavar="NAME", group="files")
+    columns: list[str] | None = option(None, "column names of prompt and answer", metavar="NAME", group="files")
     bad_records: Literal["error", "skip"] = option("error", _BAD, group="files")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         refuse_without_effect(vars(self), EvaluationSettings)
         if self.plain and self.use_test_prompts:
-            raise UserError("--use_test_prompts does nothing with --plain, which shows no system prompt; leave it out")
+            raise UserError("`use_test_prompts` does nothing with `plain`, which shows no system prompt; leave it out")
         if self.serving.server:
             self._check_server()
         elif self.model_path is None:

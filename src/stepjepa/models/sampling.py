@@ -21,15 +21,25 @@ def _length(text: str) -> int:
 class Sampling:
     """Settings of decoding; UserError if one is out of range or has no effect on greedy answers."""
 
-    max_new_tokens: int = option(256, "cut answers off there", allowed=FROM_ONE, parse=_length)
-    temperature: float = option(0.0, "0 is greedy", metavar="T", allowed=FROM_ZERO)
-    top_p: float = option(1.0, "of sampling", metavar="P", allowed=PART, only_with="temperature")
-    top_k: int = option(0, "of sampling; 0 for all tokens", metavar="K", allowed=FROM_ZERO, only_with="temperature")
-    seed: int = option(42, "of sampling", allowed=FROM_ZERO)
-    num_samples: int = option(1, "answers a prompt: pass@N, majority", allowed=FROM_ONE, only_with="temperature")
+    max_new_tokens: int = option(256, "longest answer in tokens", allowed=FROM_ONE, parse=_length)
+    temperature: float = option(0.0, "of sampling; 0 answers greedily", metavar="T", allowed=FROM_ZERO)
+    top_p: float = option(
+        1.0,
+        "sample from the likeliest tokens of this total probability",
+        metavar="P",
+        allowed=PART,
+        only_with="temperature",
+    )
+    top_k: int = option(
+        0, "sample from the K likeliest tokens; 0 for all", metavar="K", allowed=FROM_ZERO, only_with="temperature"
+    )
+    seed: int = option(42, "seed of sampling", allowed=FROM_ZERO)
+    num_samples: int = option(
+        1, "samples of each prompt; adds pass@N and the majority answer", allowed=FROM_ONE, only_with="temperature"
+    )
 
     def __post_init__(self) -> None:
-        check_values(self)
+        check_values(self, "")
         refuse_without_effect(vars(self), Sampling)
 
 

@@ -1,4 +1,4 @@
-"""Read the records of a run: of files, of a file that is split, of a mixture of data sets."""
+"""Read the records of a run: from files, from one file that is split, or from a mixture of data sets."""
 
 import os
 import random
@@ -62,11 +62,11 @@ def _in_memory(data: Data) -> tuple[list[Record], Source]:
 
 
 def read_mixture(run: RunConfig) -> tuple[list[Record], Source]:
-    """The records of ``dataset``, and what identifies them."""
+    """Return the records of ``dataset``, and what identifies them."""
     parts, sources = zip(*(_read(run, source, read_any) for source in run.dataset or ()), strict=True)
     taken = mix(list(parts), run.dataset_weights, run.split_seed)
     records = [record for part in taken for record in part]
-    shares = [{**to_json(source), "taken": len(some)} for source, some in zip(sources, taken, strict=True)]
+    shares = [{**to_json(source), "taken": len(part)} for source, part in zip(sources, taken, strict=True)]
     names = " + ".join(str(source.file) for source in sources)
     more = {"datasets": shares}
     return records, Source(file=names, records=len(records), sha256=records_fingerprint(records), other=more)
@@ -87,11 +87,11 @@ def _read(run: RunConfig, source: str, read: Callable[..., list[Record]] = read_
 
 
 def _tell_overlap(train_records: list[Record], eval_records: list[Record]) -> None:
-    """Say on standard error how many held-out records are trained on, too."""
+    """Print a note if held-out records are also training records."""
     trained = {str(record.chat) for record in train_records}
     both = sum(str(record.chat) in trained for record in eval_records)
     if both and is_main_process():
         note(
-            f"{both:,} of {len(eval_records):,} held-out records are among the training records, too, so what is "
-            "measured on them is no measure of new ones; take them out of one"
+            f"{both:,} of {len(eval_records):,} held-out records are also training records, so figures on them don't "
+            "say how the model does on new ones; remove them from one of the files"
         )

@@ -1,4 +1,4 @@
-"""The processes of a run: what it changes in its own and puts back; whether several are given the same."""
+"""Restore the state of a process after a run; check that all processes of a run were started alike."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from stepjepa.base.signals import Stopped
 
 @contextmanager
 def restored_process() -> Iterator[None]:
-    """Put back how loud transformers is, and end the process group unless it was there before.
+    """Restore transformers' verbosity and progress bars afterwards, and end a process group that the run began.
 
-    Signal handlers are put back by who sets them (``base.signals``); nothing here touches Python's own logging.
+    ``base.signals`` restores signal handlers; Python's own logging is not changed.
     """
     verbosity, bars = transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()
     grouped = torch.distributed.is_initialized()
@@ -31,7 +31,7 @@ def restored_process() -> Iterator[None]:
             _destroy_process_group()
         raise
     except BaseException:
-        # Others may wait in vain for this process to leave.
+        # Others may wait for this process in vain.
         _wait_for_gloo()
         raise
     else:

@@ -1,4 +1,4 @@
-"""Repeat a run from its record: what is set anew, what runs code of others, what has changed since. Free of torch."""
+"""Repeat a run from its record: its settings, a check of the code that they run, changes since. Free of torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from stepjepa.config.run import RunConfig
 
 SILENT = {"report_to": "none", "push_to_hub": False}
-"""Settings of a repeated run, which reports and uploads nothing unless it is told to."""
+"""Settings of a repeated run that differ from the record: it reports and uploads nothing unless asked to."""
 
 
 def is_record(file: str | Path) -> bool:
@@ -29,7 +29,7 @@ def is_record(file: str | Path) -> bool:
 def recorded_settings(file: str | Path, *, trusted: bool) -> JsonObject:
     """Return the settings in a run folder's configuration, fit to repeat the run from any directory.
 
-    Relative paths are meant from where the run was started, if that is still there; the run folder itself is left out.
+    Relative paths are resolved against the directory of the run, if it still exists; ``output_dir`` is left out.
 
     Raises:
         UserError: they name code to run, and the folder, which may come from a stranger, is not ``trusted``.
@@ -66,7 +66,7 @@ def refuse_code(settings: JsonObject, *, trusted: bool) -> None:
 
 
 def changes_since(old: JsonObject, config: RunConfig) -> tuple[list[str], list[str]]:
-    """Return what has changed since a run: first what makes other weights; then what may change their last digits.
+    """Return the changes since a run: those that change the weights, then those that may change their last digits.
 
     Args:
         old: the ``run.json`` of the run.

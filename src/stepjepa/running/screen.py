@@ -54,7 +54,7 @@ def adapter_rate(run: RunConfig) -> str | None:
 def first_screen(
     run: RunConfig, trainer: Any, equal: EqualCompute | None, further_rows: Mapping[str, str | None]
 ) -> list[tuple[str, str]]:
-    """The rows to print before the first step of a ``JepaTrainer``; ``further_rows`` come after these."""
+    """Return the rows to print before the first step of a ``JepaTrainer``; ``further_rows`` come after these."""
     config, held_out, training = trainer.jepa, trainer.prepared_eval, trainer.args
     trainable, total = parameter_counts(trainer.model)
     where = f"{type(base_model(trainer.model)).__name__}, {run.quantized or run.dtype} on {training.device.type}"
@@ -88,7 +88,7 @@ def first_screen(
 
 
 def describe_groups(plan: Plan) -> str | None:
-    """How many groups of records are drawn together, and what that saves; None if each record is drawn by itself."""
+    """Describe groups of records that are drawn together and the tokens that this saves; None without groups."""
     if plan.sampler.groups is None:
         return None
     groups, records = len(set(plan.sampler.groups.tolist())), len(plan.records)
@@ -104,7 +104,7 @@ def next_command(run: RunConfig) -> list[str]:
     folder = str(run.output_dir)
     command = ["stepjepa", "evaluate", "--model_path", folder, "--test_file", run.eval_file or "TEST.jsonl"]
     command += ["--output_file", str(Path(folder) / "test.jsonl")]
-    # Flags that ``evaluate`` has too, where they were given.
+    # Settings that ``evaluate`` shares, where they differ from the default.
     same = {"eval_max_new_tokens": 256, "eval_task": "auto", "spider_path": None, "missing_databases": "error"}
     for name, default in same.items():
         if getattr(run, name) != default:
@@ -115,7 +115,7 @@ def next_command(run: RunConfig) -> list[str]:
 
 
 def last_lines(folder: Path, results: Results) -> list[tuple[str, str]]:
-    """The rows to print after the last step."""
+    """Return the rows to print after the last step."""
     losses = [("LM loss", results.last_log.get("lm_loss")), ("held out", results.evaluation.get("eval_lm_loss"))]
     shown_losses = [f"{name} {value:.4f}" for name, value in losses if value is not None]
     steps = f"{results.steps:,} step{'s' * (results.steps != 1)}"
@@ -125,7 +125,7 @@ def last_lines(folder: Path, results: Results) -> list[tuple[str, str]]:
 
 
 def finished_json(run: RunConfig, record: RunRecord) -> JsonObject:
-    """The same for programs: run folder, parts of ``run.json``, and ``next``, the command that evaluates the run."""
+    """Return what ``--json`` prints: run folder, parts of ``run.json``, and ``next``, the command that evaluates it."""
     same = ("status", "model", "jepa", "encoding", "parameters", "counts", "eval_counts", "results")
     parts = {name: to_json(getattr(record, name)) for name in same}
     return {"run_folder": str(run.output_dir), **parts, "next": next_command(run)}
