@@ -56,6 +56,14 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
+_ROLE = re.compile(r":(?:attr|class|data|func|meth|mod):(<code>|<span[^>]*><code>)~?")
+
+
+def on_page_content(html: str, **_: object) -> str:
+    """Show names in docstrings, such as those of ``:class:``, as code without the role in front."""
+    return _ROLE.sub(r"\1", html)
+
+
 def _relinked(text: str, folder: Path, place: str, files: Files, config: MkDocsConfig) -> str:
     """A page's text with links that hold on the site.
 

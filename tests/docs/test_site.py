@@ -37,6 +37,12 @@ def test_every_page_is_in_the_navigation_and_every_entry_is_a_page() -> None:
     assert named == there | made
 
 
+def test_roles_of_docstrings_are_not_shown() -> None:
+    html = "see :class:<code>Jepa</code>, :func:<code>~stepjepa.run</code>; 12:<code>x</code>"
+    shown = "see <code>Jepa</code>, <code>stepjepa.run</code>; 12:<code>x</code>"
+    assert load("hooks").on_page_content(html) == shown
+
+
 def test_the_reference_has_every_command_every_flag_and_every_name() -> None:
     import stepjepa
 
