@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from made_up_runs import STEP_JEPA, change, evaluate, log, make_run
+from made_up_runs import STEP_JEPA, change, evaluate, log, make_run, retrieve
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import write_jsonl
 from stepjepa.base.terminal import PALETTE
@@ -202,3 +202,16 @@ def test_pictures_of_an_analysis(tmp_path):
     assert re.findall("<figcaption>(.*?)<", html) == ["projection", "a"]
     assert 'src="data:image/png;base64,cHJvamVjdGlvbi5wbmc="' in html
     assert not embedding_section(read_runs([folder]), str(tmp_path)).parts
+
+
+def test_retrieval_has_a_table_where_a_run_has_it(tmp_path):
+    folders = [
+        make_run(tmp_path / name, "110", jepa={"mode": "llm-jepa", "predictors": k}) for k, name in enumerate("ab")
+    ]
+    assert len(accuracy_section(read_runs(folders)).parts[0]["tables"]) == 2
+    retrieve(folders[1], 0.125)
+    table = accuracy_section(read_runs(folders)).parts[0]["tables"][1]
+    assert "(bootstrap over queries)" in table.title
+    readout = '{"views": "llm-jepa", "layer": -1, "pooling": "last"}'
+    cells = ("12.5% [7.5, 17.5]", "22.5% [17.5, 27.5]", "32.5% [27.5, 37.5]", "42.5% [37.5, 47.5]", "11", "7", readout)
+    assert table.rows == [("a", *["–"] * 7), ("b", *cells)]

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from made_up_runs import make_run
+from made_up_runs import make_run, retrieve
 from stepjepa.base.errors import UserError
 from stepjepa.study.comparison import compare
 from stepjepa.study.plot import check_picture, draw, picture
@@ -190,3 +190,40 @@ def test_the_picture_shows_means_deviations_seeds_and_the_baseline(runs, tmp_pat
     assert ElementTree.parse(tmp_path / "1.svg").getroot().tag.endswith("svg")
     with pytest.raises(UserError, match=r"a\.pdf: --plot draws \.png or \.svg"):
         check_picture("a.pdf")
+
+
+def test_retrieval_is_compared_over_seeds(runs):
+    assert len(tables(compare(runs))) == 3
+    hits = dict(zip(runs, (0.1, 0.2, 0.3, 0.5, 0.5, 0.6, 0.25), strict=True))
+    for run, value in hits.items():
+        retrieve(run, value, layer=2 if "regular" in run.name else -1)
+    comparison = compare(runs)
+    regular, views = rows_of(tables(comparison)[3])
+    # jepa has a fourth seed, .25: mean 1.85 / 4. Paired by seed (23, 37, 82): .4, .3, .3; std .0577, half the interval
+    # 4.3027 * .0577 / sqrt(3) = .1434.
+    assert regular == {
+        "arm": "regular",
+        "seeds": "3",
+        "hits at 1": "20.00% ± 10.00",
+        "hits at 10": "30.00% ± 10.00",
+        "MRR": "40.00% ± 10.00",
+        "nDCG@10": "50.00% ± 10.00",
+        "Δ hits at 1": "–",
+        "Δ MRR": "–",
+    }
+    assert (views["hits at 1"], views["Δ hits at 1"]) == ("46.25% ± 14.93", "+33.33 [+18.99, +47.68]")
+    text = str(comparison)
+    assert "+33.33 [+18.99, +47.68]" in text and max(map(len, text.splitlines())) <= 80
+    assert any("readout of retrieval" in note for note in comparison.notes)
+    value = json.loads(FORMATS["json"](comparison))["arms"][1]
+    assert value["retrieval_hits_at_1"]["mean"] == 0.4625
+    assert value["difference"]["retrieval_mrr"]["mean"] == pytest.approx(1 / 3)
+    assert comparison.table["retrieval_hits_at_1"].tolist() == pytest.approx([0.2, 0.4625])
+
+
+def test_a_run_without_retrieval_leaves_its_arm_without(runs):
+    for run in runs[1:]:
+        retrieve(run, 0.5)
+    regular, views = rows_of(tables(compare(runs))[3])
+    assert regular["hits at 1"] == views["Δ hits at 1"] == "–"
+    assert views["hits at 1"] == "50.00% ± 0.00"

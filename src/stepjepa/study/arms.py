@@ -1,7 +1,7 @@
 """Arms, one for each method: their runs, their differences from the baseline, and what these show."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from stepjepa.base.json_object import JsonObject
@@ -34,7 +34,7 @@ class Arm:
     runs: tuple[EvaluatedRun, ...]
 
     def spread(self, measure: str) -> Spread | None:
-        """Return the spread over seeds of one of ``MEASURES`` or ``FIGURES``; None if a run lacks it."""
+        """Return the spread over seeds of a measure, see ``EvaluatedRun.mean``; None if a run lacks it."""
         means = all_known(run.mean(measure) for run in self.runs)
         return statistics.spread(means) if means else None
 
@@ -51,6 +51,7 @@ class Difference:
     token_ratio: float | None  # training tokens divided by those of the baseline
     flops_ratio: float | None  # mean over seeds of training FLOPs divided by those of the baseline
     equal: tuple[str, ...]  # the budgets of EQUAL that match the baseline for every seed
+    retrieval: dict[str, PairedT] = field(default_factory=dict)  # the same of each of OF_RETRIEVAL that both have
     holm: float | None = None  # p value of the headline score over seeds, Holm-corrected for the number of arms
     by_example_holm: float | None = None  # p value of by_example, Holm-corrected
 

@@ -12,12 +12,13 @@ from stepjepa.base.errors import UserError
 from stepjepa.base.json_object import JsonObject
 from stepjepa.study import statistics
 from stepjepa.study.arms import EQUAL, SAME_FLOPS, TAILS, Arm, ComparedArms, Difference, KeptOut, all_known
+from stepjepa.study.comparable import check_comparable
 from stepjepa.study.evaluated_run import (
     FIGURES,
     MEASURES,
+    OF_RETRIEVAL,
     EvaluatedRun,
     RunFolder,
-    check_comparable,
     find_run_folders,
     read_evaluated_run,
 )
@@ -69,6 +70,7 @@ class Comparison(ComparedArms):
             spread = arm.spread(key)
             row |= {name: spread and spread.mean, f"{name} std": spread and spread.std}
         row |= {name: spread and spread.mean for name in FIGURES for spread in (arm.spread(name),)}
+        row |= {name: spread.mean for name in OF_RETRIEVAL if (spread := arm.spread(name)) is not None}
         difference = self.differences.get(arm.name)
         test = difference and difference.measures["headline"]
         row["pairs"] = difference and len(difference.seeds)
@@ -192,9 +194,10 @@ def _difference(arm: Arm, baseline: Arm) -> Difference:
     pairs = [(run, theirs[run.seed]) for run in arm.runs if run.seed in theirs]
     sides = list(zip(*pairs, strict=True)) or [(), ()]
     measures: dict[str, PairedT | None] = {}
-    for measure in MEASURES:
+    for measure in (*MEASURES, *OF_RETRIEVAL):
         ours, others = (all_known(run.mean(measure) for run in side) for side in sides)
         measures[measure] = statistics.paired_t(ours, others) if ours and others else None
+    retrieval = {name: test for name in OF_RETRIEVAL if (test := measures.pop(name)) is not None}
     ours, others = (all_known(run.verdicts("headline") for run in side) for side in sides)
     judged = list(zip(ours, others, strict=True)) if ours and others else []
     lenient = all_known(run.verdicts("lenient") for run in sides[1])
@@ -208,6 +211,7 @@ def _difference(arm: Arm, baseline: Arm) -> Difference:
     return Difference(
         seeds=tuple(run.seed for run, _ in pairs),
         measures=measures,
+        retrieval=retrieval,
         by_seed={run.seed: statistics.sign_flip([both]) for (run, _), both in zip(pairs, judged, strict=bool(judged))},
         by_example=statistics.sign_flip(judged) if judged else None,
         gained_lenient_before=sum(
@@ -307,4 +311,6 @@ def _circumstances(run: EvaluatedRun) -> dict[str, str]:
     facts = {f"version of {name}": version for name, version in run.versions.items() if name != "platform"}
     loaded = ("dtype", "chat_template", "attn_implementation")
     facts |= {name: " ".join(str(run.loaded[name]).split()) for name in loaded if name in run.loaded}
+    if run.readout is not None:
+        facts["readout of retrieval"] = run.readout
     return facts | ({} if run.views is None else {"views in matched and shuffled similarity": run.views})

@@ -1,4 +1,4 @@
-"""Locate run folders, read an evaluated run, and check that runs are comparable."""
+"""Locate run folders, and read an evaluated run."""
 
 import json
 import math
@@ -13,6 +13,7 @@ from stepjepa.base.files import read_json_object, read_jsonl
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.typed_json import Origin, at_least, from_json, read_json, to_json, unknown_fields
 from stepjepa.config.jepa import NEEDS_VIEWS
+from stepjepa.evaluation.output import RETRIEVAL
 from stepjepa.evaluation.summary_text import describe_trained_on
 from stepjepa.store.fingerprint import model_fingerprint
 from stepjepa.store.folder import RUN_FILE
@@ -28,6 +29,9 @@ FIGURES = ("gold_loss", "matched", "shuffled", "tokens", "seconds", "flops")
 """Measures of a whole run: LM loss on the gold answers, similarity of matched and of shuffled views; tokens, seconds
 and FLOPs of training."""
 
+OF_RETRIEVAL = tuple(f"retrieval_{name}" for name in RETRIEVAL)
+"""Measures of a whole run that were measured with ``evaluate --retrieval``: hits at 1 and 10, MRR, nDCG at 10."""
+
 # Fields of TrainingArguments that do not affect the trained weights, and the seeds.
 _NO_SETTING = (
     *("seed", "data_seed", "output_dir", "run_name", "project", "disable_tqdm", "report_to", "debug", "local_rank"),
@@ -41,7 +45,7 @@ _RENAMED = {"per_device_train_batch_size": "batch_size", "gradient_accumulation_
 
 # Settings of an evaluation in which runs may differ, or that are read from another field of the summary.
 _NO_PROTOCOL = (
-    *("model", "base_model", "predictions", "similarity", "seed", "batch_size"),
+    *("model", "base_model", "predictions", "similarity", "retrieval", "seed", "batch_size"),
     *("test_file", "examples", "task", "headline", "server_model"),
 )
 
@@ -77,6 +81,20 @@ class _Similarity:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _RetrievalScore:
+    mean: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Retrieval:
+    hits_at_1: _RetrievalScore
+    hits_at_10: _RetrievalScore
+    mrr: _RetrievalScore
+    ndcg_at_10: _RetrievalScore
+    readout: JsonObject
+
+
+@dataclass(frozen=True, kw_only=True)
 class _EvaluationSettings:
     model: str | None = None
     similarity: str | None = None
@@ -94,6 +112,7 @@ class _Summary:
     lenient: str
     gold_loss: float | None = None
     similarity: _Similarity = field(default_factory=_Similarity)
+    retrieval: _Retrieval | None = None
     trained_on: dict[str, float] | None = None
     settings: _EvaluationSettings = field(default_factory=_EvaluationSettings)
 
@@ -161,7 +180,7 @@ class EvaluatedRun:
     steps: int
     indices: list[int]  # of the evaluated examples, from 0 in the test file
     examples: dict[str, list[float] | None]  # each of MEASURES -> one number per example
-    figures: dict[str, float | None]  # each of FIGURES -> its value
+    figures: dict[str, float | None]  # each of FIGURES and OF_RETRIEVAL -> its value
     model: str | None  # fingerprint of the evaluated model
     views: str | None  # mode of the views whose similarity was measured: llm-jepa or step-jepa
     loaded: JsonObject  # how the model was loaded for training: dtype, chat template, attention
@@ -169,11 +188,13 @@ class EvaluatedRun:
     fingerprints: Fingerprints = field(default_factory=Fingerprints)
     mixed: tuple[str, ...] = ()  # changes between launches that affect the weights: no clean seed of its arm
     noted: tuple[str, ...] = ()  # other changes between launches: versions, machines, processes
+    readout: str | None = None  # where the embeddings of retrieval were read
 
     def mean(self, measure: str) -> float | None:
-        """Return the mean over examples of one of ``MEASURES``, or the value of one of ``FIGURES``."""
-        if measure in FIGURES:
-            return self.figures[measure]
+        """Return the mean over examples of one of ``MEASURES``, or the value of one of the ``figures``."""
+        if measure not in MEASURES:
+            # Figures that were kept by an earlier version have no retrieval.
+            return self.figures.get(measure)
         values = self.examples[measure]
         return None if values is None else math.fsum(values) / len(values)
 
@@ -220,15 +241,23 @@ def read_evaluated_run(folder: str | os.PathLike[str], evaluation: str | None = 
             "seconds": results.train_seconds,
             # None in runs of 0.1, which did not count FLOPs.
             "flops": results.flops,
+            **_retrieval_figures(summary.retrieval),
         },
         model=summary.settings.model,
         views=summary.settings.similarity,
         loaded=record.loaded,
         trained_on=_describe_trained_on(file, summary),
+        readout=None if summary.retrieval is None else json.dumps(summary.retrieval.readout),
         fingerprints=record.fingerprints or Fingerprints(),
         mixed=tuple(_changes(record, mixed=True)),
         noted=tuple(_changes(record, mixed=False)),
     )
+
+
+def _retrieval_figures(retrieval: _Retrieval | None) -> dict[str, float | None]:
+    """Return each of :data:`OF_RETRIEVAL`; None if retrieval was not measured."""
+    scores = [None if retrieval is None else getattr(retrieval, name) for name in RETRIEVAL]
+    return {name: score and score.mean for name, score in zip(OF_RETRIEVAL, scores, strict=True)}
 
 
 def _required(folder: Path, record: RunRecord, name: str) -> Any:
@@ -351,74 +380,3 @@ def _examples(file: Path, summary: _Summary) -> tuple[list[int], dict[str, list[
     if None not in stopped:
         examples["stopped"] = [value for value in stopped if value is not None]
     return [answer.index for answer in answers], examples
-
-
-DATA = ("training data (sha256)", "eval_split", "split_seed", "bytes")
-"""Parts of the protocol that identify the files of the training data."""
-
-_TEXT_SETTINGS = ("model", "pretrain", "plain", "labels", "max_length", "over_length")
-"""Settings that affect the tokens of a record's main text."""
-
-
-def check_comparable(runs: Sequence[EvaluatedRun], only: Sequence[str] = ()) -> None:
-    """Raise ``UserError`` if runs differ in training data, test set, generation or scoring.
-
-    Two runs of the same seed must have equal tokens of the main texts and equal base weights, if both record them. If
-    the tokens are equal, the data files may differ. With ``only``, compare just these keys of the protocol and the
-    examples, ignoring runs that do not record them (e.g. external predictions).
-    """
-    first = runs[0]
-    recorded = {key: value for run in reversed(runs) for key, value in run.protocol.items() if value is not None}
-    for run in runs[1:]:
-        same_texts = (
-            not only and run.fingerprints.texts is not None and run.fingerprints.texts == first.fingerprints.texts
-        )
-        differences = [
-            f"{key.replace('_', ' ')} is {_short(ours)} instead of {_short(theirs)}"
-            for key in only or first.protocol | run.protocol
-            if (ours := run.protocol.get(key)) != (theirs := (recorded if only else first.protocol).get(key))
-            if not (only and ours is None) and not (same_texts and key in DATA)
-        ]
-        if not differences and run.indices != first.indices:
-            differences = ["they were not asked the same examples"]
-        if differences:
-            raise _incomparable(run, first, differences[0])
-    if not only:
-        _check_same_start(runs)
-
-
-def _check_same_start(runs: Sequence[EvaluatedRun]) -> None:
-    """Raise ``UserError`` if runs of the same seed started from different training texts or base weights."""
-    for number, run in enumerate(runs):
-        for other in runs[:number]:
-            if other.seed != run.seed:
-                continue
-            if _differ(run.fingerprints.texts, other.fingerprints.texts) and _alike(run, other, _TEXT_SETTINGS):
-                raise _incomparable(run, other, "its training texts are others, by columns, template, records or order")
-            if _differ(run.fingerprints.weights, other.fingerprints.weights) and _alike(run, other, _WEIGHT_SETTINGS):
-                raise _incomparable(run, other, "the weights that it began with are others")
-
-
-_WEIGHT_SETTINGS = ("model", "pretrain", "quantized")
-"""Settings that affect the base weights."""
-
-
-def _differ(ours: str | None, theirs: str | None) -> bool:
-    """Return whether two fingerprints are both recorded, and differ."""
-    return None not in (ours, theirs) and ours != theirs
-
-
-def _alike(run: EvaluatedRun, other: EvaluatedRun, settings: Sequence[str]) -> bool:
-    """Return whether two runs should have equal texts or weights: these settings and the loading are equal."""
-    loaded = all(run.loaded.get(name) == other.loaded.get(name) for name in ("dtype", "chat_template"))
-    return loaded and all(run.settings.get(name) == other.settings.get(name) for name in settings)
-
-
-def _incomparable(run: EvaluatedRun, other: EvaluatedRun, difference: str) -> UserError:
-    fault = f"can't be compared with {other.folder}: {difference}"
-    return UserError(f"{fault}; train and evaluate all alike, or leave this one out", path=run.folder)
-
-
-def _short(value: object) -> str:
-    text = "unknown" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -12,7 +12,8 @@ from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import finite
 from stepjepa.evaluation.output import mean_with_interval
 from stepjepa.study.arms import Arm, ComparedArms
-from stepjepa.study.evaluated_run import FIGURES, MEASURES, check_comparable, read_evaluated_run, run_names
+from stepjepa.study.comparable import check_comparable
+from stepjepa.study.evaluated_run import FIGURES, MEASURES, OF_RETRIEVAL, read_evaluated_run, run_names
 from stepjepa.study.statistics import Spread
 
 WIDTH = 80
@@ -26,6 +27,8 @@ _SAME_QUESTIONS = (
     *("test file (sha256)", "task", "headline", "lenient"),
     *("max_new_tokens", "temperature", "top_p", "top_k", "num_samples"),
 )
+
+_RETRIEVAL_HEADS = ("hits at 1", "hits at 10", "MRR", "nDCG@10")
 
 # Column heads of the figures, and their number formats.
 _HEADS = dict(zip(("LM loss", "matched", "shuffled", "tokens", "seconds", "FLOPs"), FIGURES, strict=True))
@@ -181,8 +184,8 @@ def _deviation(spread: Spread | None, pattern: str = " ± {:.1f}") -> str:
 
 
 def tables(comparison: ComparedArms) -> list[Table]:
-    """Return the tables of a comparison: means of the arms, differences over seeds and over examples."""
-    return [_arms(comparison), _over_seeds(comparison), _over_examples(comparison)]
+    """Return the tables of a comparison: means of the arms, differences over seeds and over examples, retrieval."""
+    return [_arms(comparison), _over_seeds(comparison), _over_examples(comparison), *_retrieval(comparison)]
 
 
 def _arms(comparison: ComparedArms) -> Table:
@@ -236,6 +239,32 @@ def _over_examples(comparison: ComparedArms) -> Table:
     )
 
 
+def _retrieval(comparison: ComparedArms) -> list[Table]:
+    """Return the table of retrieval; none if no arm was evaluated with it."""
+    if all(arm.spread(name) is None for arm in comparison.arms for name in OF_RETRIEVAL):
+        return []
+    rows = []
+    for arm in comparison.arms:
+        cells = [arm.name, str(len(arm.runs))]
+        for name in OF_RETRIEVAL:
+            spread = arm.spread(name)
+            cells.append(form(spread and spread.mean, "{:.2%}") + _deviation(spread, " ± {:.2f}"))
+        difference = comparison.differences.get(arm.name)
+        for name in OF_RETRIEVAL[::2]:
+            test = difference.retrieval.get(name) if difference else None
+            ends = interval(test.low, test.high, "+.2f") if test else ""
+            cells.append(form(test and 100 * test.mean, "{:+.2f}") + ends)
+        rows.append(cells)
+    return [
+        Table(
+            "Retrieval: a right answer is the nearest of all distinct ones, or among ten; mean reciprocal rank, nDCG "
+            f"at 10; Δ: against {comparison.baseline.name}, paired by seed, percentage points [95% interval]",
+            ("arm", "seeds", *_RETRIEVAL_HEADS, *(f"Δ {head}" for head in _RETRIEVAL_HEADS[::2])),
+            rows,
+        )
+    ]
+
+
 def _p_text(value: float | None) -> str:
     return "< 0.0001" if value is not None and value < 0.0001 else form(value, "{:.4f}")
 
@@ -252,13 +281,14 @@ def _heading(comparison: ComparedArms) -> str:
 def as_text(comparison: ComparedArms, *, details: bool = False) -> str:
     """Format a comparison for a terminal: the verdict in one sentence, then tables of at most 80 columns.
 
-    ``details`` replaces :func:`overview` and its legend by all :func:`tables`.
+    ``details`` replaces :func:`overview`, its legend and the table of retrieval by all :func:`tables`.
     """
     names, listed = _numbered([arm.name for arm in comparison.arms])
     blocks = [_wrap(comparison.verdict), f"{_wrap(_heading(comparison))}\n\n{listed}".rstrip()]
-    for table in tables(comparison) if details else [overview(comparison)]:
+    first = overview(comparison)
+    for table in tables(comparison) if details else [first, *_retrieval(comparison)]:
         rows = [(names[row[0]], *row[1:]) for row in table.rows]
-        title = f"{_wrap(table.title)}\n\n" * details
+        title = f"{_wrap(table.title)}\n\n" * (table is not first)
         blocks.append(f"{title}{_text_table(table.columns, rows)}")
     if not details:
         blocks.append("\n".join(_wrap(line, "  ") for line in legend(comparison)))
@@ -286,14 +316,16 @@ def as_json(comparison: ComparedArms) -> str:
     arms = []
     for arm in comparison.arms:
         difference = comparison.differences.get(arm.name)
-        tests = {**vars(difference), **difference.measures} if difference else {}
-        values = {name: _plain(test) for name, test in tests.items() if name not in ("measures", "by_seed")}
+        tests = {**vars(difference), **difference.measures, **difference.retrieval} if difference else {}
+        values = {
+            name: _plain(test) for name, test in tests.items() if name not in ("measures", "retrieval", "by_seed")
+        }
         runs = [
             {
                 "folder": str(run.folder),
                 "seed": run.seed,
                 "steps": run.steps,
-                **{name: run.mean(name) for name in (*MEASURES, *FIGURES)},
+                **{name: run.mean(name) for name in (*MEASURES, *FIGURES, *OF_RETRIEVAL)},
                 "mcnemar": _plain(difference.by_seed.get(run.seed)) if difference else None,
             }
             for run in arm.runs
@@ -303,7 +335,7 @@ def as_json(comparison: ComparedArms) -> str:
                 "name": arm.name,
                 "settings": arm.settings,
                 "seeds": [run.seed for run in arm.runs],
-                **{name: _plain(arm.spread(name)) for name in (*MEASURES, *FIGURES)},
+                **{name: _plain(arm.spread(name)) for name in (*MEASURES, *FIGURES, *OF_RETRIEVAL)},
                 "difference": values or None,
                 "runs": runs,
             }

@@ -6,7 +6,7 @@ import importlib.metadata
 import json
 import os
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from stepjepa.base.errors import UserError
 from stepjepa.base.files import read_jsonl
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import spelled, visible_lines
+from stepjepa.evaluation.output import RETRIEVAL, retrieval_scores
 from stepjepa.study.comparison import Comparison, compare
 from stepjepa.study.page.charts import DASHES, Look, curves, json_block, looks, read_template, render
 from stepjepa.study.page.logged_run import Run, is_number
@@ -182,6 +183,7 @@ def _scores_and_errors(name: str, runs: Sequence[Run]) -> Part:
     heads = ("run", *("stopped by itself" if score == "stopped" else score for score in scores))
     heads = (*heads, "LM loss on right answers", "cosine, matched", "cosine, shuffled")
     part: Part = {"tables": [_known(title, heads[: first + 1], [row[: first + 1] for row in rows])]}
+    part["tables"] += _retrieval(name, summaries)
     if kinds:
         part["tables"].append(Table(f"Evaluation {name}: wrong answers by kind", ("run", *kinds), errors))
     other = (heads[0], *heads[first + 1 :])
@@ -193,6 +195,19 @@ def _known(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> T
     """Return a table without the columns in which nothing is known."""
     places = [place for place in range(len(heads)) if any(row[place] != UNKNOWN for row in rows)]
     return Table(title, [heads[place] for place in places], [[row[place] for place in places] for row in rows])
+
+
+def _retrieval(name: str, summaries: Mapping[str, JsonObject]) -> list[Table]:
+    """Return the table of retrieval in an evaluation; none if no run has it."""
+    scores = {run: retrieval_scores(summary) for run, summary in summaries.items()}
+    rows = []
+    for run, found in scores.items():
+        about = summaries[run].get("retrieval") or {}
+        counts = (about.get("queries"), about.get("candidates"), about.get("readout"))
+        rows.append((run, *(_score(found.get(f"retrieval_{metric}")) for metric in RETRIEVAL), *map(_plain, counts)))
+    heads = ("run", "hits at 1", "hits at 10", "MRR", "nDCG@10", "queries", "candidates", "read at")
+    title = f"Evaluation {name}: right answers by embeddings. Intervals are of 95% (bootstrap over queries)"
+    return [Table(title, heads, rows)] if any(scores.values()) else []
 
 
 def _score(score: JsonObject | None) -> str:

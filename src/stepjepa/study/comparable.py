@@ -1,0 +1,77 @@
+"""Check that runs are comparable: the same data, test set, generation, scoring and starting point."""
+
+import json
+from collections.abc import Sequence
+
+from stepjepa.base.errors import UserError
+from stepjepa.study.evaluated_run import EvaluatedRun
+
+DATA = ("training data (sha256)", "eval_split", "split_seed", "bytes")
+"""Parts of the protocol that identify the files of the training data."""
+
+_TEXT_SETTINGS = ("model", "pretrain", "plain", "labels", "max_length", "over_length")
+"""Settings that affect the tokens of a record's main text."""
+
+
+def check_comparable(runs: Sequence[EvaluatedRun], only: Sequence[str] = ()) -> None:
+    """Raise ``UserError`` if runs differ in training data, test set, generation or scoring.
+
+    Two runs of the same seed must have equal tokens of the main texts and equal base weights, if both record them. If
+    the tokens are equal, the data files may differ. With ``only``, compare just these keys of the protocol and the
+    examples, ignoring runs that do not record them (e.g. external predictions).
+    """
+    first = runs[0]
+    recorded = {key: value for run in reversed(runs) for key, value in run.protocol.items() if value is not None}
+    for run in runs[1:]:
+        same_texts = (
+            not only and run.fingerprints.texts is not None and run.fingerprints.texts == first.fingerprints.texts
+        )
+        differences = [
+            f"{key.replace('_', ' ')} is {_short(ours)} instead of {_short(theirs)}"
+            for key in only or first.protocol | run.protocol
+            if (ours := run.protocol.get(key)) != (theirs := (recorded if only else first.protocol).get(key))
+            if not (only and ours is None) and not (same_texts and key in DATA)
+        ]
+        if not differences and run.indices != first.indices:
+            differences = ["they were not asked the same examples"]
+        if differences:
+            raise _incomparable(run, first, differences[0])
+    if not only:
+        _check_same_start(runs)
+
+
+def _check_same_start(runs: Sequence[EvaluatedRun]) -> None:
+    """Raise ``UserError`` if runs of the same seed started from different training texts or base weights."""
+    for number, run in enumerate(runs):
+        for other in runs[:number]:
+            if other.seed != run.seed:
+                continue
+            if _differ(run.fingerprints.texts, other.fingerprints.texts) and _alike(run, other, _TEXT_SETTINGS):
+                raise _incomparable(run, other, "its training texts are others, by columns, template, records or order")
+            if _differ(run.fingerprints.weights, other.fingerprints.weights) and _alike(run, other, _WEIGHT_SETTINGS):
+                raise _incomparable(run, other, "the weights that it began with are others")
+
+
+_WEIGHT_SETTINGS = ("model", "pretrain", "quantized")
+"""Settings that affect the base weights."""
+
+
+def _differ(ours: str | None, theirs: str | None) -> bool:
+    """Return whether two fingerprints are both recorded, and differ."""
+    return None not in (ours, theirs) and ours != theirs
+
+
+def _alike(run: EvaluatedRun, other: EvaluatedRun, settings: Sequence[str]) -> bool:
+    """Return whether two runs should have equal texts or weights: these settings and the loading are equal."""
+    loaded = all(run.loaded.get(name) == other.loaded.get(name) for name in ("dtype", "chat_template"))
+    return loaded and all(run.settings.get(name) == other.settings.get(name) for name in settings)
+
+
+def _incomparable(run: EvaluatedRun, other: EvaluatedRun, difference: str) -> UserError:
+    fault = f"can't be compared with {other.folder}: {difference}"
+    return UserError(f"{fault}; train and evaluate all alike, or leave this one out", path=run.folder)
+
+
+def _short(value: object) -> str:
+    text = "unknown" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:57]}..."
