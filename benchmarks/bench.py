@@ -6,7 +6,11 @@ those of a whole epoch, the second one, and ratios are taken within a round. The
 and a loaded model; preparation, on all records of the file, ends when the trainer is made. Peak memory is that of a
 process of its own for each arm (``--memory``).
 
+Two suites are measured at several points: ``answers`` with 1 to 16 answers to a question, ours with ``group_by``, and
+``prefix`` with a system prompt of 100 to 2,000 tokens before every record. ``plots.py`` draws them.
+
     python benchmarks/bench.py --rounds 5 --memory
+    python benchmarks/bench.py --suite answers prefix --rounds 5 --memory
     python benchmarks/bench.py --suite smollm2 --model FOLDER --records 96 --rounds 5
 """
 
@@ -23,22 +27,43 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+from shared_beginnings import Messages, described_tables, with_answers, with_prefix
 
 HERE = Path(__file__).resolve().parent
-DATA = HERE.parents[1] / "shared" / "data" / "llm_jepa"
+DATA = HERE.parents[1] / "shared" / "data"
 
-SUITES = {"synth": "synth_train.jsonl", "spider": "spider_train.jsonl", "gsm8k": "gsm8k_train.jsonl"}
-"""Suite -> its records; ``smollm2`` has those of ``synth``, and a model of ``--model``."""
+
+@dataclass(frozen=True)
+class Suite:
+    """The records of a suite, and the points at which it is measured."""
+
+    file: str
+    points: tuple[int, ...] = ()  # answers to a question, or tokens of the prefix; none for the records as they are
+    records: int = 256  # of an epoch
+    batch_size: int = 16
+    group_by: Literal["prompt"] | None = None  # of our arms
+
+
+SUITES = {
+    "synth": Suite("synth_train.jsonl"),
+    "spider": Suite("spider_train.jsonl"),
+    "gsm8k": Suite("gsm8k_train.jsonl"),
+    "answers": Suite("gsm8k_train.jsonl", (1, 2, 4, 8, 16), records=128, group_by="prompt"),
+    "prefix": Suite("spider_train.jsonl", (100, 500, 2000), records=48, batch_size=8),
+    "smollm2": Suite("synth_train.jsonl"),  # a model of --model
+}
 
 TRL: dict[str, dict[str, Any]] = {
     "trl padded": {},
     "trl grouped": {"train_sampling_strategy": "group_by_length"},
     "trl grouped 4x": {"train_sampling_strategy": "group_by_length", "micro": 4},
-    "trl packed 512": {"packing": 512},
+    "trl packed": {"packing": 512},  # or the longest record, where it is longer
 }
 OURS: dict[str, dict[str, Any]] = {
     "regular": {"mode": "regular"},
@@ -46,6 +71,7 @@ OURS: dict[str, dict[str, Any]] = {
     "separate": {"mode": "llm-jepa", "layout": "separate"},
 }
 SETTINGS = {"learning_rate": 1e-3, "lr_scheduler_type": "constant", "use_cpu": True, "bf16": False, "report_to": "none"}
+MAX_LENGTH = 4096
 QUIET = {"logging_strategy": "no", "save_strategy": "no", "disable_tqdm": True, "dataloader_pin_memory": False}
 
 
@@ -72,14 +98,16 @@ def parser() -> argparse.ArgumentParser:
     """The options."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = options.add_argument
-    add("--suite", nargs="+", default=list(SUITES), help="what to measure (synth spider gsm8k)")
+    usual = [name for name in SUITES if name != "smollm2"]
+    add("--suite", nargs="+", default=usual, choices=list(SUITES), help=f"what to measure ({' '.join(usual)})")
     add("--model", default="preset:tiny", help="folder or preset (preset:tiny)")
-    add("--records", type=int, default=256, help="of an epoch (256)")
-    add("--batch_size", type=int, default=16, help="records of a step (16)")
+    add("--records", type=int, help="of an epoch (256; answers 128, prefix 48)")
+    add("--batch_size", type=int, help="records of a step (16; prefix 8)")
+    add("--points", type=int, nargs="+", help="answers a question, or tokens of the prefix (all of the suite)")
     add("--rounds", type=int, default=5, help="runs of every arm (5)")
     add("--threads", type=int, default=os.cpu_count() or 1, help="(all cores)")
     add("--memory", action="store_true", help="also run every arm once in a process of its own, for its peak memory")
-    add("--output", type=Path, help="results file (benchmarks/results/DATE-cpu-THREADS.json)")
+    add("--output", type=Path, help="results file, for one suite (benchmarks/results/DATE-cpu-THREADS-SUITE.json)")
     return options
 
 
@@ -102,17 +130,28 @@ def train(arm: str, task: dict[str, Any]) -> dict[str, float]:
 
     class Stopwatch(TrainerCallback):
         epochs: list[float] = []  # noqa: RUF012  # of this one run
+        tokens: list[int] = [0]  # noqa: RUF012  # that the model had computed by then
 
         def on_epoch_end(self, *args: Any, **kwargs: Any) -> None:
             self.epochs.append(time.perf_counter())
+            self.tokens.append(self.tokens[-1])
+
+    def count(module: Any, inputs: Any) -> None:
+        Stopwatch.tokens[-1] += inputs[0].numel()
 
     records = read_records(Path(task["folder"]) / "records.jsonl")
     trainer = make_trainer(arm, task, records)
     trainer.add_callback(Stopwatch)
+    trainer.model.get_input_embeddings().register_forward_pre_hook(count)
     trainer.train()
     first, second = Stopwatch.epochs[:2]
+    tokens = Stopwatch.tokens[1] - Stopwatch.tokens[0]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
-    return {"examples_per_second": len(records) / (second - first), "peak_mib": peak}
+    return {
+        "examples_per_second": len(records) / (second - first),
+        "tokens_per_example": tokens / len(records),
+        "peak_mib": peak,
+    }
 
 
 def beginning(arm: str, task: dict[str, Any]) -> dict[str, float]:
@@ -143,7 +182,8 @@ def make_trainer(arm: str, task: dict[str, Any], records: list[Any]) -> Any:
         **SETTINGS,
         **QUIET,
         **extra,
-        "output_dir": str(Path(task["folder"]) / "out"),
+        # A run folder holds one run.
+        "output_dir": tempfile.mkdtemp(dir=task["folder"]),
         "per_device_train_batch_size": micro,
         "gradient_accumulation_steps": task["batch_size"] // micro,
         "num_train_epochs": 2,
@@ -154,9 +194,14 @@ def make_trainer(arm: str, task: dict[str, Any], records: list[Any]) -> Any:
     model, tokenizer = load_model(str(Path(task["folder"]) / "model"), predictors=1 if arm in OURS else 0)
     loaded = time.perf_counter() - start
     if arm in OURS:
-        config = JepaConfig(max_length=1024, **OURS[arm])
+        config = JepaConfig(max_length=MAX_LENGTH, **OURS[arm])
         trainer: Any = JepaTrainer(
-            model, TrainingArguments(**common), config, train_dataset=records, processing_class=tokenizer
+            model,
+            TrainingArguments(**common),
+            config,
+            train_dataset=records,
+            processing_class=tokenizer,
+            group_by=task["group_by"],
         )
     else:
         from datasets import Dataset
@@ -168,14 +213,15 @@ def make_trainer(arm: str, task: dict[str, Any], records: list[Any]) -> Any:
             ]
         else:
             # The same tokens with the same labels as ours: the assistant's content and end of turn.
-            prepared = prepare(records, tokenizer, JepaConfig(mode="regular", max_length=1024))
+            prepared = prepare(records, tokenizer, JepaConfig(mode="regular", max_length=MAX_LENGTH))
             items = [prepared.dataset[index] for index in range(len(prepared.dataset))]
             rows = [labelled(item.record) for item in items if item is not None]
         if packing:
-            tokens = sum(len(row["input_ids"]) for row in rows)
+            lengths = [len(row["input_ids"]) for row in rows]
+            tokens, packing = sum(lengths), max(packing, *lengths)
             common["per_device_train_batch_size"] = 1
             common["gradient_accumulation_steps"] = max(1, round(task["batch_size"] * tokens / len(rows) / packing))
-        settings = SFTConfig(**common, max_length=packing or 1024, packing=bool(packing))
+        settings = SFTConfig(**common, max_length=packing or MAX_LENGTH, packing=bool(packing))
         trainer = SFTTrainer(model, settings, train_dataset=Dataset.from_list(rows), processing_class=tokenizer)
     trainer.load_seconds = loaded
     return trainer
@@ -210,50 +256,82 @@ def child(task: Mapping[str, Any]) -> Any:
         return json.loads(result.read_text(encoding="utf-8"))
 
 
-def bench(args: argparse.Namespace) -> Path:
-    """Measure, print the tables, write the results; returns their file."""
-    from stepjepa import load_model, read_records
-    from stepjepa.base.files import write_json, write_jsonl
+def bench(args: argparse.Namespace) -> list[Path]:
+    """Measure, print the tables, write the results; returns their files, one a suite."""
+    from stepjepa import read_records
+    from stepjepa.base.files import write_json
 
-    results: dict[str, Any] = {}
-    for suite in args.suite:
-        with tempfile.TemporaryDirectory(prefix="stepjepa-bench-") as folder:
-            print(f"{suite}: data and model", file=sys.stderr, flush=True)
-            everything = read_records(DATA / SUITES.get(suite, SUITES["synth"]))
-            records = everything[: args.records]
-            for name, those in (("all", everything), ("records", records)):
-                write_jsonl(Path(folder) / f"{name}.jsonl", ({"messages": list(each.messages)} for each in those))
-            texts = (message["content"] for record in records for message in record.messages)
-            model, tokenizer = load_model(args.model, texts=texts)
-            model.save_pretrained(Path(folder) / "model")
-            tokenizer.save_pretrained(Path(folder) / "model")
-            task = {"folder": folder, "batch_size": args.batch_size, "threads": args.threads}
-            arms = [*TRL, *OURS]
-            rounds = []
-            for number in range(args.rounds):
-                order = arms if number % 2 == 0 else arms[::-1]
-                rounds.append(child({**task, "run": "train", "arms": order, "round": number}))
-                told = ", ".join(f"{arm} {rounds[-1][arm]['examples_per_second']:.1f}" for arm in arms)
-                print(f"{suite} [{number + 1}/{args.rounds}] {told}", file=sys.stderr, flush=True)
-            found: dict[str, Any] = {"rounds": rounds, "summary": summarise(rounds)}
+    if args.output and len(args.suite) > 1:
+        raise SystemExit(
+            "error: --output: expected one --suite beside it; the results of each have a file of their own"
+        )
+    paths = []
+    for name in args.suite:
+        suite, everything = SUITES[name], read_records(DATA / "llm_jepa" / SUITES[name].file)
+        size = args.records or suite.records
+        results: dict[str, Any] = {}
+        for point in args.points or suite.points:
+            found = measure(args, name, everything[:size], point=point)
+            results.setdefault("points", {})[str(point)] = found
+            print(table(f"{name} {point}", found), flush=True)
+        if not suite.points:
+            results = measure(args, name, everything[:size], everything=everything)
+            print(table(name, results), flush=True)
+        file = f"{date.today().isoformat()}-cpu-{args.threads}-{name}.json"
+        path = free_name(args.output or HERE / "results" / file)
+        versions = {each: version(each) for each in ("torch", "transformers", "trl")} | {
+            "python": platform.python_version()
+        }
+        settings = {each: value for each, value in vars(args).items() if each not in ("output", "model")}
+        settings |= {"model": Path(args.model).name, "records": size, "batch_size": args.batch_size or suite.batch_size}
+        write_json(path, {"settings": settings, "versions": versions, "suites": {name: results}})
+        paths.append(path)
+    return paths
+
+
+def measure(
+    args: argparse.Namespace, name: str, records: list[Any], *, point: int | None = None, everything: Any = None
+) -> dict[str, Any]:
+    """The figures of a suite, at one of its points; of preparation and the first step, too, with ``everything``."""
+    from stepjepa import load_model
+    from stepjepa.base.files import write_jsonl
+
+    suite = SUITES[name]
+    with tempfile.TemporaryDirectory(prefix="stepjepa-bench-") as folder:
+        told = name if point is None else f"{name} {point}"
+        print(f"{told}: data and model", file=sys.stderr, flush=True)
+        tables = described_tables(DATA / "spider" / "tables.json") if name == "prefix" else ""
+        texts = (message["content"] for record in records for message in record.messages)
+        model, tokenizer = load_model(args.model, texts=[*texts, *tables.splitlines()])
+        model.save_pretrained(Path(folder) / "model")
+        tokenizer.save_pretrained(Path(folder) / "model")
+        rows: list[Messages] = [list(each.messages) for each in records]
+        if name == "answers":
+            rows = with_answers(records, len(records), point or 1)
+        elif name == "prefix":
+            rows = with_prefix(records, tables, point or 0, tokenizer)
+        write_jsonl(Path(folder) / "records.jsonl", ({"messages": each} for each in rows))
+        batch_size = args.batch_size or suite.batch_size
+        task = {"folder": folder, "batch_size": batch_size, "threads": args.threads, "group_by": suite.group_by}
+        arms = [*TRL, *OURS]
+        rounds = []
+        for number in range(args.rounds):
+            order = arms if number % 2 == 0 else arms[::-1]
+            rounds.append(child({**task, "run": "train", "arms": order, "round": number}))
+            speeds = ", ".join(f"{arm} {rounds[-1][arm]['examples_per_second']:.1f}" for arm in arms)
+            print(f"{told} [{number + 1}/{args.rounds}] {speeds}", file=sys.stderr, flush=True)
+        found: dict[str, Any] = {"rounds": rounds, "summary": summarise(rounds)}
+        if everything is not None:
+            write_jsonl(Path(folder) / "all.jsonl", ({"messages": list(each.messages)} for each in everything))
             starts = [child({**task, "run": "first", "round": number}) for number in range(args.rounds)]
             for what in ("first_step", "preparation"):
                 ratios = [one["regular"][what] / one["trl padded"][what] for one in starts]
                 found[f"{what}_over_trl"] = Spread.of(ratios)._asdict()
-            if args.memory:
-                found["peak_mib"] = {
-                    arm: child({**task, "run": "train", "arms": [arm], "round": 0})[arm]["peak_mib"] for arm in arms
-                }
-            results[suite] = found
-            print(table(suite, found), flush=True)
-    path = free_name(args.output or HERE / "results" / f"{date.today().isoformat()}-cpu-{args.threads}.json")
-    versions = {name: version(name) for name in ("torch", "transformers", "trl")} | {
-        "python": platform.python_version()
-    }
-    settings = {name: value for name, value in vars(args).items() if name not in ("output", "model")}
-    settings["model"] = Path(args.model).name
-    write_json(path, {"settings": settings, "versions": versions, "suites": results})
-    return path
+        if args.memory:
+            found["peak_mib"] = {
+                arm: child({**task, "run": "train", "arms": [arm], "round": 0})[arm]["peak_mib"] for arm in arms
+            }
+    return found
 
 
 def summarise(rounds: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, Any]]:
@@ -264,7 +342,11 @@ def summarise(rounds: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, 
         over = [
             one[arm]["examples_per_second"] / max(one[name]["examples_per_second"] for name in TRL) for one in rounds
         ]
-        summary[arm] = {"speed": Spread.of(speeds)._asdict(), "over_trl": Spread.of(over)._asdict()}
+        summary[arm] = {
+            "speed": Spread.of(speeds)._asdict(),
+            "over_trl": Spread.of(over)._asdict(),
+            "tokens": statistics.median(one[arm]["tokens_per_example"] for one in rounds),
+        }
     return summary
 
 
@@ -275,15 +357,17 @@ def table(suite: str, found: Mapping[str, Any]) -> str:
     lines = [
         f"{suite}: times TRL's best ({best})",
         "",
-        "| arm | over TRL's best | lowest, highest | peak memory over TRL's |",
+        "| arm | over TRL's best | lowest, highest | tokens an example | peak memory over TRL's |",
     ]
-    lines.append("| --- | --- | --- | --- |")
+    lines.append("| --- | --- | --- | --- | --- |")
     for arm, figures in found["summary"].items():
         over = figures["over_trl"]
         peak = f"{peaks[arm] / peaks[best]:.2f}" if peaks else "–"
-        lines.append(f"| {arm} | {over['median']:.2f} | {over['low']:.2f}, {over['high']:.2f} | {peak} |")
+        spread = f"{over['low']:.2f}, {over['high']:.2f}"
+        lines.append(f"| {arm} | {over['median']:.2f} | {spread} | {figures['tokens']:.1f} | {peak} |")
     for name, what in (("time to the first step", "first_step"), ("preparation of the whole file", "preparation")):
-        one = found[f"{what}_over_trl"]
+        if (one := found.get(f"{what}_over_trl")) is None:
+            continue
         lines += ["", f"{name} over TRL's: {one['median']:.2f} [{one['low']:.2f}, {one['high']:.2f}]"]
     return "\n".join(lines)
 
@@ -306,7 +390,7 @@ def main() -> int:
     if not DATA.is_dir():
         print(f"error: {DATA}: missing; the benchmark's records are those of the authors of LLM-JEPA", file=sys.stderr)
         return 2
-    print(f"\nresults: {os.path.relpath(bench(args))}")
+    print(f"\nresults: {' '.join(os.path.relpath(path) for path in bench(args))}")
     return 0
 
 

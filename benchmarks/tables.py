@@ -1,4 +1,4 @@
-"""The table of docs/performance.md, from the newest results of every suite.
+"""The tables of docs/performance.md, from the newest results of every suite.
 
 python benchmarks/tables.py            # write it
 python benchmarks/tables.py --check    # exit 1 where the page says something else
@@ -20,7 +20,8 @@ AIMS = {
     "branched": (1.2, 1.1, 0.85, 1.5),
     "separate": (1.0, 1.0, 0.75, 1.1),
 }
-BLOCK = re.compile(r"(?<=<!-- tables.py -->\n)[\s\S]*?(?=<!-- end -->)")
+BLOCK = r"(?<=<!-- {} -->\n)[\s\S]*?(?=<!-- end -->)"
+POINTS = {"answers": "answers to a question", "prefix": "tokens of the shared prefix"}
 
 
 def table() -> str:
@@ -41,11 +42,39 @@ def table() -> str:
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
+def table_of_points() -> str:
+    """Markdown: a row for each point of the suites that are measured at several."""
+    ours = [f"{arm}, {what}" for what in ("speed", "tokens", "memory") for arm in AIMS]
+    rows = [["over TRL's best plain setting", *ours], ["---"] * (len(ours) + 1)]
+    for suite, unit in POINTS.items():
+        for point, found in points(suite).items():
+            best = fastest(found)
+            tokens = {arm: figures["tokens"] for arm, figures in found["summary"].items()}
+            speeds = [f"{found['summary'][arm]['over_trl']['median']:.2f}" for arm in AIMS]
+            rows.append([f"{point:,} {unit}", *speeds, *(f"{tokens[arm] / tokens[best]:.2f}" for arm in AIMS)])
+            rows[-1] += [peak(found, arm) for arm in AIMS]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def newest_file(suite: str) -> Path:
+    """The newest results file of a suite."""
+    files = [path for path in (HERE / "results").glob("*.json") if re.search(rf"-{suite}(-\d+)?$", path.stem)]
+    if not files:
+        sys.exit(f"error: there are no results of the suite {suite}; run bench.py --suite {suite}")
+    return max(files, key=lambda path: (path.stem[:10], len(path.stem), path.stem))
+
+
 def newest(suite: str) -> dict[str, Any]:
     """What the newest results file of a suite says of it."""
-    path = max((HERE / "results").glob(f"*-{suite}.json"))
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["suites"][suite]
+    found: dict[str, Any] = json.loads(newest_file(suite).read_text(encoding="utf-8"))["suites"][suite]
     return found
+
+
+def points(suite: str) -> dict[int, dict[str, Any]]:
+    """The figures of a suite at each point, in ascending order."""
+    return {
+        int(point): found for point, found in sorted(newest(suite)["points"].items(), key=lambda each: int(each[0]))
+    }
 
 
 def spread(figure: dict[str, float]) -> str:
@@ -75,7 +104,8 @@ def fastest(suite: dict[str, Any]) -> str:
 
 if __name__ == "__main__":
     text = PAGE.read_text(encoding="utf-8")
-    made = BLOCK.sub(lambda _: table(), text)
+    made = re.sub(BLOCK.format("tables.py"), lambda _: table(), text)
+    made = re.sub(BLOCK.format("tables.py, points"), lambda _: table_of_points(), made)
     if "--check" in sys.argv[1:]:
         sys.exit(f"{PAGE.name}: the table is not that of benchmarks/results" if made != text else 0)
     PAGE.write_text(made, encoding="utf-8")

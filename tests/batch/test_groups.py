@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 import tiny
 from stepjepa.base.errors import UserError
@@ -18,7 +20,8 @@ from stepjepa.batch.groups import prompt_groups
 from stepjepa.batch.prepare import prepare
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.config.run import RunConfig
-from stepjepa.running.screen import describe_groups
+from stepjepa.objectives.objective import jepa_loss
+from stepjepa.running.screen import describe_groups, first_screen
 from stepjepa.training.trainer import JepaTrainer
 
 
@@ -197,6 +200,28 @@ def test_a_grouped_run_that_is_resumed_within_an_epoch_is_the_same(
         make_trainer(trained_tokenizer, tmp_path / "run", config, None, **saved).train(resume_from_checkpoint=True)
 
 
+@pytest.mark.parametrize("group_by", [None, "prompt"])
+def test_infonce_of_both_orders_against_a_slow_loop(group_by: Any, trained_tokenizer: Any, tmp_path: Path) -> None:
+    """Answers to one question are no negatives of each other, so a micro-batch of one question has none."""
+    config = JepaConfig(jepa_loss_type="infonce", infonce_temperature=0.5)
+    run = make_trainer(trained_tokenizer, tmp_path, config, group_by)
+    for keys in run.plan.keys(0):
+        (batch,) = run.plan.micro_batches(keys)
+        losses = jepa_loss(run.model, batch, run.objective)
+        source, target = (F.normalize(side, dim=-1) for side in (losses.source, losses.target))
+        expected = 0.0
+        for own, key in enumerate(keys):
+            negatives = [
+                math.exp(float(source[own] @ target[other]) / 0.5)
+                for other, another in enumerate(keys)
+                if another.record % 3 != key.record % 3
+            ]
+            matched = math.exp(float(source[own] @ target[own]) / 0.5)
+            expected += math.log((matched + sum(negatives)) / matched)
+        assert losses.parts["jepa_loss"].item() == pytest.approx(expected / len(keys), rel=1e-4, abs=1e-6)
+        assert (expected == 0) == (group_by == "prompt")
+
+
 def test_what_is_saved_is_said(trained_tokenizer: Any, tmp_path: Path) -> None:
     config = JepaConfig(mode="regular", row_length=512)
     plain = make_trainer(trained_tokenizer, tmp_path, config, None)
@@ -208,7 +233,9 @@ def test_what_is_saved_is_said(trained_tokenizer: Any, tmp_path: Path) -> None:
 
     saved = 1 - tokens(grouped) / tokens(plain)
     assert saved > 0.1
-    assert describe_groups(grouped.plan) == f"12 records in 3 groups by prompt, which saves {saved:.1%} of the tokens"
+    row = f"12 records in 3 groups by prompt, which saves {saved:.1%} of the tokens"
+    run = RunConfig(model_name="m", train_file="t.jsonl", output_dir=str(tmp_path), group_by="prompt")
+    assert dict(first_screen(run, grouped, None, {}))["groups"] == row
 
 
 def test_grouping_that_saves_nothing_is_refused(trained_tokenizer: Any, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -18,7 +19,9 @@ from safetensors.torch import load_file
 import tiny
 from stepjepa.base.files import write_jsonl
 from stepjepa.cli.commands import parse
-from stepjepa.cli.main import normalise
+from stepjepa.cli.main import main, normalise
+from stepjepa.store.record import read_record
+from stepjepa.study.comparison import compare
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = sorted((ROOT / "examples" / "slurm").glob("*.sh"))
@@ -87,3 +90,39 @@ def test_two_processes_of_accelerate(tmp_path: Path) -> None:
         assert (value - weights[1][name]).abs().max() <= 1e-5, name
     # One process writes: one curve, one card.
     assert len(list((tmp_path / "two" / "tensorboard").iterdir())) == 1
+
+
+SCRIPT = """
+from transformers import TrainingArguments
+from stepjepa import JepaConfig, JepaTrainer
+
+fixed = {"max_steps": 2, "per_device_train_batch_size": 2, "use_cpu": True, "report_to": "none", "seed": 7}
+trainer = JepaTrainer("preset:tiny", TrainingArguments("jepa", **fixed), JepaConfig(), train_dataset="data.jsonl")
+trainer.train()
+"""
+
+
+@pytest.mark.slow
+def test_a_script_that_accelerate_launches_writes_a_run_that_compare_reads(tmp_path: Path) -> None:
+    """A trainer in two processes, compared with a run of the command line; a second launch is refused by both."""
+    write_jsonl(tmp_path / "data.jsonl", [{"messages": list(record.messages)} for record in tiny.records() * 5])
+    (tmp_path / "script.py").write_text(SCRIPT, encoding="utf-8")
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file"]
+    launch += [str(ROOT / "examples" / "accelerate" / "two-cpus.yaml"), "--main_process_port", "0", "script.py"]
+    environment: Any = {**os.environ, "OMP_NUM_THREADS": "1"}
+    options: Any = {"cwd": tmp_path, "env": environment, "capture_output": True, "timeout": 400, "text": True}
+    subprocess.run(launch, check=True, **options)
+    record = read_record(tmp_path / "jepa")
+    assert (record.status, record.machine["processes"], record.launches[0].to_step) == ("finished", 2, 2)
+    with contextlib.chdir(tmp_path):
+        train = "train --train_file data.jsonl --model_name preset:tiny --regular --max_steps 2 --batch_size 4"
+        assert main([*train.split(), "--grad_accum", "1", "--seed", "7", "--use_cpu", "--output_dir", "plain"]) == 0
+        for name in ("jepa", "plain"):
+            evaluate = ["evaluate", "--model_path", name, "--test_file", "data.jsonl", "--max_new_tokens", "3"]
+            assert main([*evaluate, "--output_file", f"{name}/test.jsonl"]) == 0
+        compared = compare(["jepa", "plain"])
+    assert {arm.settings["mode"] for arm in compared.arms} == {"llm-jepa", "regular"}
+    again = subprocess.run(launch, check=False, **options)
+    assert again.returncode != 0
+    assert again.stderr.count("UserError: jepa: holds the record of a run; ") == 2
+    assert "Connection" not in again.stderr

@@ -22,6 +22,7 @@ from stepjepa.models.loading import LoraSettings, add_lora
 from stepjepa.models.probe import choose_encoding
 from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.objectives.router import RouterLoss, describe_router, load_balance, router_loss
+from stepjepa.store.record import read_run
 from stepjepa.training.trainer import JepaTrainer
 
 # Without deepseek_v3, which has no router loss of its own.
@@ -270,6 +271,8 @@ def test_the_first_screen_and_the_log(trained_tokenizer: Any, tmp_path: Path, ca
     assert "weight 0.001, the model's own (router_aux_loss_coef)" in " ".join(capsys.readouterr().out.split())
     (line, *_) = [line for _, line in read_jsonl(tmp_path / "a" / "metrics.jsonl")]
     assert 1.9 < line["router_loss"] < 2.3
+    # The weight that was the model's own is in the record, as a number.
+    assert read_run(tmp_path / "a")["jepa"]["router_loss"] == 0.001
     assert main([*run, "--output_dir", f"{tmp_path}/b", "--router_loss", "0"]) == 0
     assert "router loss: none, as asked for" in " ".join(capsys.readouterr().out.split())
     tiny.make_model("llama").save_pretrained(tmp_path / "base")

@@ -15,7 +15,7 @@ from stepjepa.base.files import write_jsonl
 from stepjepa.base.typed_json import Origin, from_json
 from stepjepa.cli.main import main
 from stepjepa.store.folder import CARD_FILE
-from stepjepa.store.hub import MARK, base_on_hub, write_card
+from stepjepa.store.hub import MARK, MARKS, base_on_hub, write_card
 from stepjepa.store.record import RunRecord
 
 RUN: dict[str, Any] = {
@@ -60,6 +60,12 @@ def test_somebodys_own_card_is_kept(tmp_path: Path) -> None:
     assert card_of(tmp_path, model="gpt2")[1] != text
     (tmp_path / CARD_FILE).write_text(text.replace(MARK, "My words."), encoding="utf-8")
     assert "My words." in card_of(tmp_path, model="gpt3")[1]
+
+
+def test_a_card_of_an_earlier_version_is_written_again(tmp_path: Path) -> None:
+    _, text = card_of(tmp_path)
+    (tmp_path / CARD_FILE).write_text(text.replace(MARK, MARKS[1]), encoding="utf-8")
+    assert MARK in card_of(tmp_path, model="gpt2")[1]
 
 
 @pytest.mark.parametrize(

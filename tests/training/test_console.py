@@ -52,6 +52,7 @@ def test_rows_say_what_was_chosen_and_why(tiny_tokenizer: Any, tmp_path: Path) -
     assert rows["each step"].startswith("6 records (2 a batch x 3 accumulated x 1 processes), learning rate ")
     assert rows["steps"] == "3, 0.75 epochs of 4"
     assert (rows["output"], rows["resumed from"]) == (str(tmp_path / "run"), checkpoint)
+    assert "LM head" not in rows
     regular = trainer(tiny_tokenizer, tmp_path, JepaConfig(mode="regular"))
     assert not {"encoding", "held out"} & set(dict(first_screen(arguments(tmp_path), regular, None, {})))
 
@@ -66,6 +67,23 @@ def test_rows_say_what_was_chosen_and_why(tiny_tokenizer: Any, tmp_path: Path) -
 )
 def test_an_adapter_at_the_rate_of_full_fine_tuning_is_noted(flags: list[str], told: str | None) -> None:
     assert adapter_rate(arguments("runs/a", *flags)) == told
+
+
+@pytest.mark.parametrize(("name", "kind"), [("minicpm3", "MiniCPM3ForCausalLM"), ("bert", "BertLMHeadModel")])
+def test_a_head_that_is_not_given_the_decoders_states_is_said(
+    name: str, kind: str, tiny_tokenizer: Any, tmp_path: Path
+) -> None:
+    made = JepaTrainer(
+        tiny.make_model(name),
+        tiny.arguments(tmp_path),
+        JepaConfig(mode="regular"),
+        train_dataset=tiny.records(),
+        processing_class=tiny_tokenizer,
+    )
+    row = dict(first_screen(arguments(tmp_path / "run"), made, None, {}))["LM head"]
+    assert row == (
+        f"{kind} changes the decoder's states before its LM head reads them; its own code does so in the LM loss"
+    )
 
 
 @pytest.mark.parametrize("first", [True, False])

@@ -38,10 +38,10 @@ _READOUT = ("layout", "predictors", "pairs", "front_pred", "reverse_pred", "last
 
 
 def reading_config(trained: JsonObject | None, views: str) -> JepaConfig:
-    """The settings by which the views of a model are read, whose records without a usable pair are skipped.
+    """Return the settings for reading the views of a model; records without a usable pair are skipped.
 
-    A model trained on these views is read where it was trained to be read; any other, ``regular`` runs among them, at
-    the end of the source view, with no predictor token, which it has never seen.
+    A model trained on these views is read at its trained readouts. Any other model, such as one of a ``regular`` run,
+    is read at the end of the source view, without predictor tokens, which it has never seen.
 
     Args:
         trained: the ``JepaConfig`` of training as a dict, see ``store.record.trained_objective``; None if not known.
@@ -107,7 +107,7 @@ class ViewReader:
     batch_size: int = 16  # sequences at a time
 
     def pairs(self, records: Sequence[Record], tokenized: Sequence[TokenizedRecord | None]) -> ViewEmbeddings:
-        """Both embeddings of all pairs of some records; UserError if none of them has a pair."""
+        """Embed both views of all pairs of some records; UserError if none of them has a pair."""
         places, vectors = self._embed(tokenized, SIDES)
         if not places:
             config = self.config
@@ -128,7 +128,7 @@ class ViewReader:
         return (pair.first if self.config.reverse_pred else pair.second).content.tobytes()
 
     def side(self, tokenized: Sequence[TokenizedRecord], side: Kind) -> SideEmbeddings:
-        """One embedding of each pair of some records."""
+        """Embed one view of each pair of some records."""
         places, vectors = self._embed(tokenized, (side,))
         rows = np.concatenate([np.empty((0, 1), np.int64), *places.values()])[:, 0]
         return SideEmbeddings(vectors[rows], *_rows(places))

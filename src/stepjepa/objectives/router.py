@@ -1,4 +1,4 @@
-"""The auxiliary loss of a mixture of experts, which keeps its router from sending all tokens to a few of them."""
+"""The load-balancing loss of a mixture of experts: keeps the router from sending all tokens to a few experts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef")
 
 
 class Router(NamedTuple):
-    """The auxiliary loss that a model type has of its own."""
+    """The load-balancing loss of a model type."""
 
     coefficient: float  # its weight beside the LM loss
     name: str  # of the coefficient in the configuration
@@ -30,16 +30,16 @@ class Router(NamedTuple):
 
 
 def router_of(model: nn.Module) -> Router | None:
-    """The auxiliary loss of a causal language model, or a PEFT wrapper of one; None where its type has none.
+    """Return the load-balancing loss of a causal language model or its PEFT wrapper; None if its type has none.
 
-    Its type has one where its configuration has a coefficient, and asks for router logits (``output_router_logits``).
+    A type has one if its configuration has a coefficient and can ask for router logits (``output_router_logits``).
     """
     base = base_model(model)
     config = base.config.get_text_config()
     if not has_experts(base) or not hasattr(config, "output_router_logits"):
         return None
     for name in COEFFICIENTS:
-        # DBRX has its coefficient in a part of the configuration, and under this name in the model.
+        # DBRX has its coefficient in a nested configuration, and under this name in the model.
         coefficient = getattr(config, name, None)
         coefficient = getattr(base, name, None) if coefficient is None else coefficient
         top_k = getattr(base, "num_experts_per_tok", None) or getattr(config, "num_experts_per_tok", None)
@@ -49,9 +49,9 @@ def router_of(model: nn.Module) -> Router | None:
 
 
 def router_loss(config: JepaConfig, model: nn.Module) -> RouterLoss | None:
-    """The term for a model, weighted by ``config.router_loss``, or else by the model's own coefficient; None for none.
+    """Make the term of a model, weighted by ``config.router_loss``, by default by the model's own coefficient.
 
-    ValueError if a weight is set and the model's type has no such loss.
+    None if the weight is 0 or the model's type has no such loss; ValueError if a weight is set for such a type.
     """
     router = router_of(model)
     if router is None:
@@ -67,7 +67,7 @@ def router_loss(config: JepaConfig, model: nn.Module) -> RouterLoss | None:
 
 
 def describe_router(config: JepaConfig, model: nn.Module) -> str | None:
-    """One line on the router loss of a run, for its first screen; None for a model without experts."""
+    """Describe the router loss of a run on one line, for its first screen; None for a model without experts."""
     if not has_experts(base_model(model)):
         return None
     router = router_of(model)
@@ -111,7 +111,7 @@ class RouterLoss(Term):
 
 
 def load_balance(logits: tuple[Tensor, ...], uses: Tensor, top_k: int) -> Tensor:
-    """``E * sum over e of f_e * p_e`` of each layer's router logits ``[N, E]``, positions weighted by ``uses`` ``[N]``.
+    """Compute ``E * sum over e of f_e * p_e`` of each layer's router logits ``[N, E]``, weighted by ``uses`` ``[N]``.
 
     A float32 scalar; 0 with a gradient of 0 where all weights are 0.
     """

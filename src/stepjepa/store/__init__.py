@@ -1,1 +1,1 @@
-"""What lies in a run folder: its record, checkpoints, prompts, card."""
+"""The files of a run folder: record, checkpoints, prompts, model card."""

@@ -18,7 +18,7 @@ _CHUNK, _CHUNKS = 2**16, 256
 
 
 def model_fingerprint(path: File) -> str:
-    """A hash of the files of a model folder and of an adapter's base model; a hub id is returned as it is.
+    """Hash the files of a model folder and of an adapter's base model; return a hub id unchanged.
 
     Of files above 16 MiB only 256 evenly spaced chunks are hashed, which is enough since training changes all weights.
     """
@@ -44,7 +44,7 @@ def model_fingerprint(path: File) -> str:
 
 
 def hub_commit(name: str) -> str | None:
-    """The commit of a model that was loaded from the hub by its id, as the hub's cache has it; None for other names."""
+    """Look up the commit of a model that was loaded by its hub id, in the hub's cache; None for other names."""
     try:
         path = try_to_load_from_cache(name, "config.json")
     except HFValidationError:  # a preset, a folder

@@ -55,7 +55,7 @@ def open_run_folder(
                 raise UserError(f"is not a complete checkpoint ({fault}); name another one, or 'last'", path=checkpoint)
             own = checkpoint.resolve().parent == folder.resolve()
             names = [path.name for path in checkpoints(folder)] if own else []
-            # Kept there, 'last' would return to what is left behind now.
+            # A newer checkpoint left in the folder would be the one that 'last' resumes.
             if is_main_process() and checkpoint.name in names[1:]:
                 raise UserError(f"is older than {names[0]}; move that elsewhere, or pass 'last'", path=checkpoint)
             is_run = is_run or own
@@ -69,12 +69,12 @@ def open_run_folder(
 
 
 def _contents(folder: Path) -> list[Path]:
-    """What a folder holds, without the remains of interrupted writes."""
+    """List the contents of a folder, without the remains of interrupted writes."""
     return [path for path in folder.iterdir() if path.name != PART and not path.name.startswith(f".{RUN_FILE}.")]
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The folders ``checkpoint-N`` of a run, complete or not, newest first."""
+    """List the folders ``checkpoint-N`` of a run, complete or not, newest first."""
     numbered = [path for path in folder.glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdecimal()]
     return sorted(numbered, key=lambda path: -int(path.name.removeprefix("checkpoint-")))
 
@@ -82,7 +82,7 @@ def checkpoints(folder: Path) -> list[Path]:
 def last_checkpoint(
     folder: Path, say: Callable[[str], None] = lambda line: None, *, read_all: bool = False
 ) -> Path | None:
-    """The newest complete checkpoint of a run, or None; arguments as in :func:`open_run_folder` and below."""
+    """Find the newest complete checkpoint of a run, or None; arguments as in :func:`open_run_folder` and below."""
     for path in checkpoints(folder):
         fault = checkpoint_fault(path, read_all=read_all)
         if fault is None:
@@ -92,7 +92,7 @@ def last_checkpoint(
 
 
 def checkpoint_fault(folder: Path, *, read_all: bool = False) -> str | None:
-    """Why a checkpoint can't be resumed, or None; see :func:`checksum_fault`."""
+    """Say why a checkpoint can't be resumed; None if it can. See :func:`checksum_fault`."""
     if not (folder / "trainer_state.json").is_file():
         return "trainer_state.json is missing"
     # Transformers would resume without the optimizer's states, as --save_only_model leaves it, and say nothing.
@@ -102,7 +102,7 @@ def checkpoint_fault(folder: Path, *, read_all: bool = False) -> str | None:
 
 
 def checksum_fault(folder: Path, *, read_all: bool = True, complete: bool = False) -> str | None:
-    """Why the files of a folder are not those that were saved; None if they are, or if no checksums were saved.
+    """Say which file of a folder differs from the one that was saved; None for none, or if no checksums were saved.
 
     ``read_all`` compares the checksum of every file; where the folder must be ``complete``, a missing file is a fault.
     """
@@ -127,7 +127,7 @@ def write_checksums(folder: Path) -> None:
     The files get the permissions of the umask, so that a group that may read the folder may read the weights.
     """
     apply_umask(folder)
-    # Without the model card, which an upload rewrites.
+    # The model card has no checksum: an upload rewrites it.
     files = (file for file in sorted(folder.rglob("*")) if file.is_file() and file.name != CARD_FILE)
     write_json(folder / CHECKSUMS_FILE, {file.relative_to(folder).as_posix(): fingerprint(file) for file in files})
 
@@ -161,7 +161,7 @@ def save_whole(folder: Path, save: Callable[[str], None]) -> None:
         for file in sorted(part.iterdir()):
             target = folder / file.name
             if target.is_dir():
-                # From an earlier save (some tokenizers have a folder of templates); a rename needs an empty target.
+                # A folder of an earlier save, such as a tokenizer's templates: a rename needs an empty target.
                 shutil.rmtree(target)
             file.replace(target)
         part.rmdir()

@@ -18,31 +18,31 @@ FORMS: dict[str, Callable[[str], str]] = {
     "exact": lambda text: text,
     "normalised": lambda text: " ".join(text.casefold().split()),
 }
-"""What counts as the same question: every character, or all but case and blanks."""
+"""Ways to compare questions: exactly, or without case and white space."""
 
 
 def system_prompts(records: Sequence[Record]) -> list[str | None]:
-    """The ten most frequent system prompts of some records; None stands for having none. More are parts of records."""
+    """Return the ten most frequent system prompts of records; None stands for records without one."""
     first = (record.messages[0] for record in records)
     counts = Counter(message["content"] if message["role"] in SYSTEM_ROLES else None for message in first)
     return [prompt for prompt, _ in counts.most_common(10)]
 
 
 def common_system_prompt(prompts: Sequence[str | None]) -> str | None:
-    """The only one of the distinct system prompts of some records, an empty text for no prompt; otherwise None."""
-    # An empty system message switches a template's default prompt off; such records are left as they are.
+    """Return the system prompt if all records have the same, an empty text if none has one; otherwise None."""
+    # An empty system message switches a template's default prompt off; such records must stay unchanged.
     return (prompts[0] or "") if len(prompts) == 1 and prompts[0] != "" else None
 
 
 def training_system_prompt(model_path: str | os.PathLike[str]) -> str | None:
-    """The system prompt that all training records of a run or checkpoint folder had; None if there was no such one."""
+    """Return the system prompt that all training records of a run or checkpoint folder had; None if they differ."""
     record = record_of(model_path)
     # Runs of earlier versions do not record their system prompts.
     return common_system_prompt(record.system_prompts or [] if record is not None else [])
 
 
 def with_system_prompt(records: Sequence[Record], prompt: str) -> list[Record]:
-    """The records with this system prompt instead of their own; without any if it is empty."""
+    """Replace the system prompt of records; an empty one removes it."""
     system = ({"role": "system", "content": prompt},) if prompt else ()
     return [
         replace(record, messages=(*system, *(m for m in record.messages if m["role"] not in SYSTEM_ROLES)))
@@ -59,13 +59,13 @@ def write_trained_prompts(folder: Path, records: Iterable[Record]) -> None:
 
 
 def prompts_file(model_path: str) -> Path:
-    """Where the hashes are that belong to a model, which may be a checkpoint of the run."""
+    """Return the file of hashes of a run folder, or of the run that a checkpoint folder belongs to."""
     folder = Path(model_path)
     return (folder.parent if folder.name.startswith("checkpoint-") else folder) / PROMPTS_FILE
 
 
 def share_trained_on(model_path: str, records: Iterable[Record]) -> dict[str, float] | None:
-    """The share of test records whose question was trained on, by each of ``FORMS``; None if that is not known.
+    """Compute the share of test records whose question was trained on, by each of ``FORMS``; None without hashes.
 
     ``model_path`` is a run folder, or a checkpoint folder in one.
     """
@@ -82,7 +82,7 @@ def share_trained_on(model_path: str, records: Iterable[Record]) -> dict[str, fl
 
 
 def _question(record: Record) -> str:
-    """All that is said before the last answer, but for the system prompt."""
+    """Join all messages before the last answer, except for the system prompt."""
     return json.dumps([message["content"] for message in record.messages[:-1] if message["role"] not in SYSTEM_ROLES])
 
 

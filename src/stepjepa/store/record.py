@@ -24,14 +24,14 @@ REMEDY = "restore it, or train again into another folder"
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """What decides which record is trained when."""
+    """Settings that determine the order in which records are trained."""
 
     seed: int | None = None
     data_seed: int | None = None
     records_per_micro_step: int | None = at_least(1, default=None)
     gradient_accumulation_steps: int | None = None
     train_sampling_strategy: str | None = None
-    group_by: str | None = omitted_if_none()  # what the records have in common that are drawn together
+    group_by: str | None = omitted_if_none()  # the field by which records are grouped
     other: JsonObject = unknown_fields()
 
 
@@ -71,14 +71,14 @@ class Training:
 
     @classmethod
     def of(cls, arguments: Any) -> "Training":
-        """The record of ``transformers.TrainingArguments``."""
+        """Make the record of ``transformers.TrainingArguments``."""
         values = json.loads(json.dumps(arguments.to_dict(), default=str))
         return from_json(cls, values, Origin("TrainingArguments", "pass another value"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fingerprints:
-    """What identifies the data and the weights that a run began with, whatever files they were read from."""
+    """Hashes of the data and of the base weights of a run, whatever files they were read from."""
 
     records: str | None = None  # the tokenised training records in order: tokens, labels, views
     eval_records: str | None = None  # the same of the held-out records
@@ -93,7 +93,7 @@ class Change:
     name: str
     before: Any = None
     now: Any = None
-    mixed: bool = False  # the steps before were trained in another way, so the run is no clean seed of its arm
+    mixed: bool = False  # it affects the weights, so the run is no clean seed of its arm
 
     def __str__(self) -> str:
         # Shortened, control characters escaped: ``learning_rate: 2e-05 -> 0.0001``.
@@ -119,7 +119,7 @@ class Launch:
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """What a finished run came to."""
+    """Results of a finished run."""
 
     steps: int = at_least(0)
     tokens: float | None = None
@@ -132,13 +132,13 @@ class Results:
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """What ``run.json`` says of a run."""
+    """Contents of ``run.json``."""
 
     status: str | None = None  # running, finished, interrupted or failed
     error: str | None = omitted_if_none()  # of a run that failed
     command: list[str] | None = None  # as it was typed; None for a run from Python
-    arguments: list[str] | None = None  # the same with configuration files written out, without what one launch is
-    directory: str | None = None  # that relative paths in ``arguments`` are meant from
+    arguments: list[str] | None = None  # the same with configuration files expanded, without flags of a single launch
+    directory: str | None = None  # relative paths in ``arguments`` start from it
     model: str | None = None
     model_fingerprint: str | None = None  # of a folder the hash of its files, of a hub id the commit
     machine: JsonObject = field(default_factory=dict)
@@ -165,12 +165,12 @@ class RunRecord:
     other: JsonObject = unknown_fields()
 
     def finished(self, results: Results) -> "RunRecord":
-        """The record of the same run with its results."""
+        """Return the record of the same run, finished, with its results."""
         return replace(self, status="finished", error=None, results=results)
 
 
 def read_run(folder: str | os.PathLike[str]) -> JsonObject:
-    """The JSON object in ``run.json``, unchecked; ``UserError`` if the folder has none, or it is not valid JSON."""
+    """Read the JSON object in ``run.json``, unchecked; ``UserError`` if there is none, or no valid JSON."""
     path = Path(folder) / RUN_FILE
     if not path.is_file():
         raise UserError(f"is no run folder (no {RUN_FILE} in it); check the path", path=Path(folder))
@@ -187,7 +187,7 @@ def read_record(folder: str | os.PathLike[str]) -> RunRecord:
 
 
 def origin_of(folder: str | os.PathLike[str]) -> Origin:
-    """Where a run's record is, for errors about its fields."""
+    """Return the origin that errors about fields of a run's record name."""
     return Origin(Path(folder) / RUN_FILE, REMEDY)
 
 
@@ -214,14 +214,14 @@ def complete_objective(jepa: JsonObject) -> JsonObject:
 
 
 def record_of(model_path: str | os.PathLike[str]) -> RunRecord | None:
-    """The record of the run that trained a model, a run folder or a checkpoint in one; None for other models."""
+    """Read the record of the run that trained a model (a run folder, or a checkpoint in one); None for other models."""
     folder = Path(model_path)
     places = (folder, folder.parent) if folder.name.startswith("checkpoint-") else (folder,)
     return next((read_record(place) for place in places if (place / RUN_FILE).is_file()), None)
 
 
 def trained_objective(model_path: str | os.PathLike[str]) -> JsonObject | None:
-    """The ``JepaConfig`` that a model was trained with, as a dict; None if no record says it."""
+    """Read the ``JepaConfig`` that a model was trained with, as a dict; None if there is no record of it."""
     record = record_of(model_path)
     return None if record is None else record.jepa
 
@@ -233,7 +233,7 @@ def write_record(folder: Path, record: RunRecord) -> None:
 
 
 def remove_start(folder: Path) -> None:
-    """Remove what a launch that trained nothing has written, so that the folder can be used again."""
+    """Remove the files of a launch that trained nothing, so that the folder can be used again."""
     if is_main_process():
         (folder / RUN_FILE).unlink(missing_ok=True)
         (folder / CONFIG_FILE).unlink(missing_ok=True)
@@ -246,18 +246,18 @@ def remove_start(folder: Path) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python, the platform and the packages that affect the results."""
+    """Return the versions of Python, the platform and the packages that affect the results."""
     packages = ("stepjepa", "torch", "transformers", "accelerate", "peft", "tokenizers", "numpy")
     installed = {name: importlib.metadata.version(name) for name in packages}
     return {"python": platform.python_version(), "platform": platform.platform(), **installed}
 
 
 def machine(*, use_cpu: bool = False) -> JsonObject:
-    """Processes, threads and device, which the last digits of sums depend on; ``use_cpu`` ignores accelerators."""
+    """Return the hardware facts that affect rounding: processes, threads, device; ``use_cpu`` ignores accelerators."""
     import torch
 
     accelerator = None if use_cpu else torch.accelerator.current_accelerator(check_available=True)
-    # The backend of Apple's has no names for its devices.
+    # torch.mps has no get_device_name.
     name = None if accelerator is None else getattr(torch.get_device_module(accelerator), "get_device_name", None)
     kind = "cpu" if accelerator is None else accelerator.type
     return {

@@ -1,4 +1,4 @@
-"""Resuming a run: the check that it goes on with the settings that it was begun with, and what has changed."""
+"""Resuming a run: check that its settings are those it was begun with, and list what has changed."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
@@ -25,7 +25,7 @@ LAUNCH_SETTINGS = (
     *("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "weight_decay"),
     *("bf16", "fp16", "tf32"),
 )
-"""Fields of ``TrainingArguments`` that a launch may change, and that make it train in another way."""
+"""Fields of ``TrainingArguments`` that a launch may change, and that affect the weights."""
 
 
 class FinishedError(UserError):
@@ -33,7 +33,7 @@ class FinishedError(UserError):
 
 
 def launch_settings(record: RunRecord) -> JsonObject:
-    """The settings of a record's launch that matter, by the names of ``TrainingArguments`` and of our flags."""
+    """Return the settings of a launch that affect the weights, by the names of ``TrainingArguments`` and of ours."""
     if record.training is None:
         return {}
     training, values, processes = record.training, record.training.other, int(record.machine.get("processes") or 1)
@@ -57,12 +57,20 @@ def resumed_launches(
     say: Callable[[str], None],
     refuse_finished: bool = True,
 ) -> list[Launch]:
-    """The launches of a run that is resumed, the one that begins now at the end, with what has changed.
+    """Return the launches of a run that is resumed, with that of ``now`` at the end and its changes in it.
 
-    The checkpoint may be that of another run, whose settings are compared then. UserError if the model, the data, their
-    order or the objective have changed, unless with ``allow_changes``. These and other changes, such as that of the
-    learning rate, are said, one line each. FinishedError with ``refuse_finished`` for a finished run that is to be no
-    longer.
+    Args:
+        folder: the run folder.
+        checkpoint: the checkpoint to resume from; that of another run is compared with the settings of that run. None
+            if the run was stopped before its first one: then it begins anew.
+        now: the record of the launch that begins.
+        allow_changes: resume although the model, the data, their order or the objective have changed.
+        say: is called with one line for each change.
+        refuse_finished: raise an error for a finished run that would not become longer.
+
+    Raises:
+        UserError: the model, the data, their order or the objective have changed.
+        FinishedError: the run is finished.
     """
     *_, launch = now.launches
     own = (folder / RUN_FILE).is_file()
@@ -81,7 +89,6 @@ def resumed_launches(
     if refuse_finished and own and before.status == "finished" and _length(before) == _length(now):
         raise FinishedError("the run is finished; there is nothing to resume", path=folder)
     if checkpoint is None:
-        # It was stopped before its first checkpoint, and begins anew.
         return [launch]
     changes += launch_changes(before, now)
     for change in changes:
@@ -98,8 +105,8 @@ def _length(record: RunRecord) -> tuple[float | None, int | None]:
 
 
 def _invariant_changes(before: RunRecord, now: RunRecord) -> Iterator[Change]:
-    """The changes of what must not change; what an older record lacks is not compared."""
-    # Of a record of an earlier version, all options that it lacks.
+    """Yield the changes of :data:`INVARIANT` parts and of fingerprints; what an older record lacks is not compared."""
+    # A record of an earlier version lacks some options.
     complete = (
         each if each.jepa is None else replace(each, jepa=complete_objective(each.jepa)) for each in (before, now)
     )
@@ -108,7 +115,8 @@ def _invariant_changes(before: RunRecord, now: RunRecord) -> Iterator[Change]:
         flat = [_flat(part, each.get(part)) for each in (old, new)]
         for name in flat[0] | flat[1]:
             first, second = (each.get(name) for each in flat)
-            if first != second:
+            # Version 0.2.0 wrote no number where the weight of the router loss is the model's own.
+            if first != second and not (name == "jepa.router_loss" and first is None):
                 yield Change(name=name, before=first, now=second, mixed=True)
     known = [each.fingerprints or Fingerprints() for each in (before, now)]
     for each in fields(Fingerprints):
@@ -118,18 +126,18 @@ def _invariant_changes(before: RunRecord, now: RunRecord) -> Iterator[Change]:
 
 
 def _flat(name: str, value: object) -> JsonObject:
-    """A JSON value as one level of dotted names."""
+    """Flatten a JSON value to one level of dotted names."""
     if not isinstance(value, Mapping):
         return {name: value}
     return {key: each for inner, part in value.items() for key, each in _flat(f"{name}.{inner}", part).items()}
 
 
 def launch_changes(before: RunRecord, now: RunRecord) -> list[Change]:
-    """In what the launch that begins now differs from the last one, whose record is ``before``."""
+    """List the differences of the launch in ``now`` from the last one in ``before``."""
     *_, launch = now.launches
     last = before.launches[-1] if before.launches and before.launches[-1].settings else None
     if last is None:
-        # Of version 0.2.0, or killed before its first step: the record has the settings of the last launch.
+        # Version 0.2.0 recorded no launches: the settings of the last one are those of the record.
         last = Launch(settings=launch_settings(before), versions=before.versions, machine=before.machine)
     changes = [
         Change(name=name, before=last.settings[name], now=value, mixed=_mixed(name, launch, now))
@@ -143,14 +151,14 @@ def launch_changes(before: RunRecord, now: RunRecord) -> list[Change]:
 
 
 def _mixed(name: str, launch: Launch, now: RunRecord) -> bool:
-    """Whether steps after a change of a setting are trained in another way than those before it."""
+    """Return whether a change of a setting affects the weights."""
     if name in ("batch_size", "grad_accum"):
-        # The same records make a step as long as their product with the number of processes stays.
+        # A step has the same records as long as the product with the number of processes is the same.
         return False
     if name not in ("max_steps", "num_train_epochs"):
         return True
     if name == "num_train_epochs" and (launch.settings.get("max_steps") or 0) > 0:
         return False
-    # Only under a constant rate and constant weights is a longer run the same as one that was as long from the start.
+    # A longer run equals one that was as long from the start only if rate and term weights are constant.
     constant = launch.settings.get("lr_scheduler_type") == "constant"
     return not (constant and (now.jepa or {}).get("lbd_schedule", "constant") == "constant")

@@ -96,7 +96,7 @@ class SweepFolder:
         run, record = self.run_folder(trial), self.read_record(trial)
         if not record:
             if run.exists() and (not run.is_dir() or any(run.iterdir())):
-                raise UserError("is no run of this sweep; move it or name another --output_dir", path=run)
+                raise UserError("is no run of this sweep; move it or name another `output_dir`", path=run)
             return NEW
         same = {
             "train": self._trained_settings(record, run) in (None, trial.train),
@@ -104,7 +104,7 @@ class SweepFolder:
         }
         if changed := [stage for stage, is_same in same.items() if not is_same]:
             fault = f"was begun with other flags of 'stepjepa {changed[0]}' (they are in {run.name}.trial.json)"
-            raise UserError(f"{fault}; change the grid back, or name another --output_dir", path=run)
+            raise UserError(f"{fault}; change the grid back, or name another `output_dir`", path=run)
         if self.is_evaluated(trial):
             return FINISHED
         return FAILED if record.get("status") == FAILED else BEGUN

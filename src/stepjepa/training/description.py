@@ -1,4 +1,4 @@
-"""A training run as its folder describes it, made of a ``JepaTrainer`` and what it was passed."""
+"""Describe a training run for ``run.yaml`` and ``run.json``, from a ``JepaTrainer`` and the arguments it was passed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ NOT_WRITTEN = (
 
 
 class DescribedTrainer(TrainerInterface, Protocol):
-    """What a description uses of a ``JepaTrainer`` beside :class:`TrainerInterface`."""
+    """Attributes of a ``JepaTrainer`` that a description uses, beside those of :class:`TrainerInterface`."""
 
     jepa: JepaConfig
     objective: Objective
@@ -78,9 +78,9 @@ def describe_objects(trainer: DescribedTrainer, names: Collection[str]) -> dict[
 
 
 def config_of(trainer: DescribedTrainer) -> RunConfig:
-    """Describe the run of a trainer, with descriptions in the place of objects that it was passed."""
+    """Make the ``RunConfig`` of a trainer's run; objects that it was passed are replaced by descriptions."""
     passed, args = trainer.passed, trainer.args
-    # Views that a function gives are parts of the records.
+    # A function changed the views of the records, so the file alone does not describe them.
     train = None if passed.views else passed.train
     is_object = {
         "model": passed.model is None,
@@ -116,7 +116,7 @@ def _eval_steps(args: TrainingArguments) -> int | None:
 
 
 def _with_effect(jepa: JepaConfig) -> JepaConfig:
-    """The same objective, in which every option without effect has its default."""
+    """Return the same objective with every option that has no effect set to its default."""
     values, usual = vars(jepa), vars(JepaConfig(mode=jepa.mode))
     idle = [
         each.name
@@ -127,7 +127,7 @@ def _with_effect(jepa: JepaConfig) -> JepaConfig:
 
 
 def _named_fields(args: TrainingArguments) -> JsonObject:
-    """The fields of ``TrainingArguments`` in which a run differs from one of ``stepjepa train`` that names none."""
+    """Return the fields of ``TrainingArguments`` that differ from the defaults of ``stepjepa train``."""
     usual = {each.name: _plain(each.default) for each in dataclasses.fields(args) if each.init}
     usual |= {name: _plain(value) for name, value in usual_fields().items()}
     usual["accelerator_config"] = AcceleratorConfig().to_dict()
@@ -139,7 +139,7 @@ def _named_fields(args: TrainingArguments) -> JsonObject:
         if value == default or (value is False and default is None):
             continue
         if value is None:
-            # A file has no word for no value, but for no reports.
+            # A file can't express None, except that of report_to.
             named |= {name: "none"} if name == "report_to" else {}
         else:
             named[name] = value
@@ -147,7 +147,7 @@ def _named_fields(args: TrainingArguments) -> JsonObject:
 
 
 def _plain(value: object) -> object:
-    """A value or a default as a file has it: of an enum its text, and None for what is empty."""
+    """Convert a value to the form of a file: an enum to its text, an empty value to None."""
     value = getattr(value, "value", value)
     is_empty = value is dataclasses.MISSING or value == "none" or (isinstance(value, str | list | dict) and not value)
     return None if is_empty else value
@@ -168,7 +168,7 @@ def describe_objective(objective: Objective) -> JsonObject:
 
 
 def _source(kind: type) -> str:
-    """The code of a class of the user; empty for ours, which have a version, and for code that is in no file."""
+    """Return the source code of a user's class; empty for classes of this package, and for code without a file."""
     if kind.__module__.partition(".")[0] == "stepjepa":
         return ""
     try:
@@ -211,11 +211,17 @@ def describe(trainer: DescribedTrainer) -> tuple[RunRecord, RunConfig | None]:
     try:
         config = config_of(trainer)
     except UserError as error:
-        # Settings that transformers takes, and a file of ours does not.
+        # transformers accepts settings that our file format does not.
         if trainer.is_world_process_zero():
             note(f"{CONFIG_FILE} is not written, since it can't describe this run: {error}")
         config = None
     return describe_run(config, trainer), config
+
+
+def _jepa_as_trained(trainer: DescribedTrainer) -> JsonObject:
+    """Return the settings of the objective, with the weight of the router loss that is used as a number."""
+    settings, router = trainer.jepa.to_dict(), trainer.objective.terms.get("router_loss")
+    return settings | ({} if router is None else {"router_loss": router.weight})
 
 
 def describe_run(
@@ -252,7 +258,7 @@ def describe_run(
         model_fingerprint=model_fingerprint(name) if Path(name).is_dir() else hub_commit(name),
         machine=machine(use_cpu=training.use_cpu),
         versions=versions(),
-        jepa=trainer.jepa.to_dict(),
+        jepa=_jepa_as_trained(trainer),
         objective=describe_objective(trainer.objective) if passed.objective else None,
         loaded={
             "dtype": config.dtype if config.model_name else str(base.dtype).removeprefix("torch."),

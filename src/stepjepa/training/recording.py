@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch.distributed as dist
 from transformers import TrainerCallback
@@ -32,6 +32,17 @@ from stepjepa.training.interface import TrainerInterface
 
 if TYPE_CHECKING:
     from transformers import TrainerControl, TrainerState, TrainingArguments
+
+
+Value = TypeVar("Value")
+
+
+def _of_main_process(value: Value) -> Value:
+    """Return the value that the main process has; every process must call it."""
+    values = [value]
+    if dist.is_available() and dist.is_initialized():
+        dist.broadcast_object_list(values)
+    return values[0]
 
 
 class Recorder(TrainerCallback):
@@ -58,7 +69,7 @@ class Recorder(TrainerCallback):
         return Path(str(self._trainer.args.output_dir))
 
     def describe(self, record: RunRecord, config: RunConfig | None, started: float | None = None) -> None:
-        """Take the description of the run whose launch is to be recorded.
+        """Set the description of the run whose launch will be recorded.
 
         Args:
             record: the run record, without launches and results.
@@ -80,7 +91,8 @@ class Recorder(TrainerCallback):
             UserError: the folder holds the record of another run, or no checkpoint to resume from.
         """
         if resume in (None, False):
-            if self.record is None and is_main_process() and (self.folder / RUN_FILE).is_file():
+            # Other processes may look at another disk, or later, when the record of this run is there.
+            if _of_main_process(self.record is None and (self.folder / RUN_FILE).is_file()):
                 raise UserError(
                     "holds the record of a run; train(resume_from_checkpoint=True) resumes it, or name another "
                     "output_dir",
@@ -89,7 +101,7 @@ class Recorder(TrainerCallback):
             return None
         if resume is True or str(resume).lower() in ("last", "true", "auto"):
             return open_run_folder(str(self.folder), "last" if resume is True else str(resume), self._say)[1]
-        # As in Trainer, it may be older than others.
+        # As in Trainer, newer checkpoints may exist.
         if fault := checkpoint_fault(Path(str(resume)), read_all=True):
             raise UserError(f"is not a complete checkpoint ({fault}); name another one, or 'last'", path=str(resume))
         return str(resume)
@@ -135,19 +147,19 @@ class Recorder(TrainerCallback):
             raise
 
     def _describe(self) -> RunRecord:
-        """The record of the run that begins, without its launches."""
+        """Return the record of the run that begins, without its launches."""
         if self._described is None:
             raise ValueError("expected a described run; call Recorder.describe first")
         prepared = self._trainer.prepared
         if self._fingerprints is None:
             self._fingerprints = self._fingerprint()
-        # Of what is tokenised already the records may not be known.
+        # Data that were passed as tokens may have no records.
         rows = None if prepared is None or prepared.rows is None else list(as_records(prepared.rows))
         prompts = self._described.system_prompts if rows is None else system_prompts(rows)
         return replace(self._described, status="running", fingerprints=self._fingerprints, system_prompts=prompts)
 
     def _passed_optimizer(self) -> JsonObject:
-        """The settings of an optimizer that the trainer was passed, which its arguments don't name."""
+        """Return the settings of an optimizer that was passed to the trainer; its arguments don't have them."""
         if not self._trainer.passed.optimizer:
             return {}
         optimizer = self._trainer.optimizer
@@ -158,26 +170,22 @@ class Recorder(TrainerCallback):
         return {"optim": type(getattr(optimizer, "optimizer", optimizer)).__name__, **values}
 
     def _fingerprint(self) -> Fingerprints:
-        """The fingerprints of data and base weights, as the main process has them."""
-        trainer, values = self._trainer, [Fingerprints()]
+        """Compute the fingerprints of data and base weights on the main process, and broadcast them."""
+        trainer, own = self._trainer, Fingerprints()
         if is_main_process():
             held_out = trainer.prepared_eval
             records, texts = trainer.prepared.dataset.fingerprints() if trainer.prepared else (None, None)
-            values = [
-                Fingerprints(
-                    records=records,
-                    texts=texts,
-                    eval_records=None if held_out is None else held_out.dataset.fingerprints()[0],
-                    weights=weights_fingerprint(trainer.model, trainer.processing_class),
-                )
-            ]
-        if dist.is_available() and dist.is_initialized():
-            # Others may hold no weights yet, and all must agree whether a run may be resumed.
-            dist.broadcast_object_list(values)
-        return values[0]
+            own = Fingerprints(
+                records=records,
+                texts=texts,
+                eval_records=None if held_out is None else held_out.dataset.fingerprints()[0],
+                weights=weights_fingerprint(trainer.model, trainer.processing_class),
+            )
+        # Other processes may hold no weights yet, and all must agree whether the run may be resumed.
+        return _of_main_process(own)
 
     def _further(self, now: RunRecord) -> RunRecord:
-        """The record of a further call of ``train``, which goes on with the weights and begins a schedule anew."""
+        """Return the record of a further call of ``train``: it continues with the weights and restarts the schedule."""
         assert self.record is not None
         *_, launch = now.launches
         self.steps_before = self.record.launches[-1].to_step
@@ -198,7 +206,7 @@ class Recorder(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        """Write down from which step the launch goes on, and the files that belong to the record."""
+        """Record the first step of the launch, and write the files that belong to the record."""
         self._launched = time.time()
         self._cover(state.global_step, begins=True)
         if self.record is None or self._config is None:
@@ -213,7 +221,7 @@ class Recorder(TrainerCallback):
             write_trained_prompts(self.folder, as_records(prepared.rows))
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
-        """Write down how far the launch has come, since it may be killed."""
+        """Record the steps of the launch so far: it may be killed."""
         if self.record is not None:
             self._cover(state.global_step)
             self._write(self.record)
@@ -256,15 +264,15 @@ class Recorder(TrainerCallback):
         )
         if save and is_main_process():
             write_card(self.folder, run=record)
-        # Last: a run that is marked as finished is not begun again, whatever is missing.
+        # Written last: a run that is marked as finished is not resumed, even if files are missing.
         self._write(record)
         return record
 
     def _fail(self, error: Exception, before: bytes | None) -> None:
-        """Record that the run failed; put back what the folder held ``before`` where this launch took no step."""
+        """Record that the run failed; if this launch took no step, restore ``before``, the earlier run.json."""
         trainer, folder = self._trainer, self.folder
         for callback in trainer.callback_handler.callbacks:
-            # The thread of TensorBoard's writer would go on writing into a folder that is removed.
+            # TensorBoard's writer thread would write on into a folder that is removed.
             if getattr(callback, "tb_writer", None) is not None:
                 callback.tb_writer.close()
         with suppress(OSError):
@@ -284,5 +292,5 @@ class Recorder(TrainerCallback):
 
     @property
     def trained(self) -> bool:
-        """Whether this launch has taken a step."""
+        """Whether this launch has taken an optimizer step."""
         return bool(self._trainer.state.global_step > getattr(self._trainer, "_initial_global_step", math.inf))

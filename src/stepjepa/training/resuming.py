@@ -1,7 +1,7 @@
-"""What a resumed run takes up beside weights and optimizer: the measurements of an open log line, the best checkpoint.
+"""Restore the state of a resumed run that transformers loses: the sums of an open log line, the best checkpoint.
 
-Transformers starts both anew: after a resume between two log lines the next line would cover fewer steps, and the path
-of the best checkpoint is that of the folder, and of the working directory, of the launch that saved it.
+Without it the next log line would cover only the steps since the resume, and the path of the best checkpoint would be
+relative to the folder and the working directory of the launch that saved it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 class ResumeCallback(TrainerCallback):
-    """Saves with a checkpoint, and restores when training begins, what transformers does not.
+    """Saves the sums of an open log line with each checkpoint, and restores them when training begins.
 
     Attributes:
         checkpoint: the checkpoint that this launch resumes; None for a new run.
-        first_step: the step from which the sum of losses runs, of which ``train_loss`` is the mean.
+        first_step: the step after which ``train_loss`` is averaged.
     """
 
     def __init__(self, trainer: TrainerInterface) -> None:
@@ -33,11 +33,11 @@ class ResumeCallback(TrainerCallback):
         self.first_step = 0
 
     def _file(self, folder: Path) -> Path:
-        """One file for each process, whose measurements are its own."""
+        """Return the file of this process in a checkpoint folder."""
         return folder / f"log_line_{self._trainer.args.process_index}.pt"
 
     def save(self, folder: Path) -> None:
-        """Save what was measured since the last log line, on every process; ``folder`` is the checkpoint's."""
+        """Save the sums since the last log line into a checkpoint folder; every process saves its own."""
         trainer = self._trainer
         folder.mkdir(parents=True, exist_ok=True)
         state = {
@@ -53,7 +53,7 @@ class ResumeCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        """Restore the open log line, and find the best checkpoint where it is now."""
+        """Restore the open log line and the path of the best checkpoint."""
         self.first_step = state.global_step
         if self.checkpoint is None:
             return
@@ -63,7 +63,10 @@ class ResumeCallback(TrainerCallback):
             self._find_best(state, (folder, self.checkpoint.parent))
 
     def _restore_log_line(self, file: Path) -> None:
-        """Checkpoints of earlier versions have no such file; with another number of processes it says nothing."""
+        """Restore the sums of the open log line from a checkpoint's file.
+
+        Checkpoints of earlier versions have none; one of another number of processes is ignored.
+        """
         trainer = self._trainer
         if not file.is_file():
             return
@@ -77,7 +80,7 @@ class ResumeCallback(TrainerCallback):
         trainer.meter.restore(saved["meter"], trainer.args.device)
 
     def _find_best(self, state: TrainerState, folders: tuple[Path, ...]) -> None:
-        """The run's own folder counts first: a copied or moved run has its best checkpoint with it."""
+        """Set the path of the best checkpoint to the first folder that has it; the run's own folder comes first."""
         name = f"checkpoint-{state.best_global_step}"
         best = next((folder / name for folder in folders if (folder / name).is_dir()), None)
         if best is not None:
@@ -88,6 +91,6 @@ class ResumeCallback(TrainerCallback):
         state.best_model_checkpoint = state.best_metric = state.best_global_step = None
 
     def mean_loss(self) -> float:
-        """The mean loss of all steps, those of earlier launches among them; at the end of training."""
+        """Return the mean loss of all steps, including those of earlier launches; for the end of training."""
         trainer = self._trainer
         return trainer._total_loss_scalar / max(trainer.state.global_step - self.first_step, 1)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def resume_hint(folder: str | Path | None, condition: str = "") -> str:
-    """How a failed run can be resumed, for people."""
+    """Return a hint for error messages: how a failed run is resumed."""
     last = last_checkpoint(Path(folder or "."))
     if last is None:
         return "no checkpoint was saved before; begin again in another `output_dir`"
@@ -35,9 +35,9 @@ def resume_hint(folder: str | Path | None, condition: str = "") -> str:
 
 @contextmanager
 def atomic_checkpoint(trainer: TrainerInterface) -> Iterator[None]:
-    """Have a ``JepaTrainer`` write a checkpoint inside the block; it takes its name when all of it is there.
+    """Write a checkpoint of a ``JepaTrainer`` inside the block; it gets its final name when it is complete.
 
-    Of a checkpoint that can't be written nothing is left.
+    A checkpoint that can't be written is removed.
     """
     args, state, wait = trainer.args, trainer.state, trainer.accelerator.wait_for_everyone
     run = Path(str(args.output_dir))
@@ -69,46 +69,52 @@ def atomic_checkpoint(trainer: TrainerInterface) -> Iterator[None]:
             write_checksums(part)
         move_into_place(part, final)
         # By step: a clock that was ahead would make every new checkpoint the oldest.
-        kept = {"save_total_limit": args.save_total_limit, "best_model_checkpoint": state.best_model_checkpoint}
-        rotate_checkpoints(output_dir=str(run), use_mtime=False, **kept)
+        options = {"save_total_limit": args.save_total_limit, "best_model_checkpoint": state.best_model_checkpoint}
+        rotate_checkpoints(output_dir=str(run), use_mtime=False, **options)
     wait()
     if args.local_process_index == 0 and part.is_dir():
-        # Of a machine that shares no disk with the first: what its own processes resume from.
+        # On a machine that shares no disk with the first, its own processes resume from this copy.
         move_into_place(part, final)
 
 
 def save_model(
     trainer: TrainerInterface, save: Callable[..., None], output_dir: str | None, state_dict: dict[str, Any] | None
 ) -> None:
-    """Save by Trainer's own method, with the heads of terms in files of their own, without a token or a drafted card.
+    """Save the model by Trainer's own method, and the heads of terms in separate files.
 
-    ``state_dict`` is of sharded weights, heads among them.
+    Neither a hub token nor the draft of a model card is saved.
+
+    Args:
+        trainer: the ``JepaTrainer``.
+        save: Trainer's own method, called with folder and state dict.
+        output_dir: the folder; None for the run folder.
+        state_dict: the full weights of a sharded model, heads among them; None for a model that is not sharded.
     """
     args = trainer.args
     rest, own = (None, {}) if state_dict is None else split_state(state_dict)
     folder = Path(output_dir or str(args.output_dir))
     had_card = (folder / CARD_FILE).is_file()
-    # Trainer pickles its arguments beside the model, and a token is nothing to be kept there.
+    # Trainer pickles its arguments beside the model; the token must not be in them.
     token, args.hub_token = args.hub_token, None
     try:
         with without_heads(trainer.model) as heads:
             save(output_dir, rest)
     finally:
         args.hub_token = token
-    # Trainer calls this on every process, and saves on one.
+    # Trainer calls this on every process, but saves on one.
     if not args.should_save:
         return
     save_generation_config(trainer.model, folder)
     if heads is not None:
         save_heads(own or heads.state_dict(), folder)
     if not had_card:
-        # A draft that PEFT leaves beside an adapter.
+        # PEFT writes a draft of a card beside an adapter.
         (folder / CARD_FILE).unlink(missing_ok=True)
 
 
 @contextmanager
 def loading_heads(model: PreTrainedModel, folder: str) -> Iterator[None]:
-    """Load a model without its heads inside the block, and these from their own files after it."""
+    """Detach the heads of terms while Trainer loads the model inside the block; then load them from their own files."""
     with without_heads(model) as heads:
         yield
     if heads is not None:
@@ -131,23 +137,30 @@ def refuse_other_weights(model: PreTrainedModel, load_result: Any) -> None:
 
 def refuse_other_adapter(model: PreTrainedModel, checkpoint: Path) -> None:
     """Raise a ``ValueError`` for missing weights of an adapter, of which PEFT only warns."""
-    # Sharded weights are in other files.
+    # Sharded weights have other file names.
     known = hasattr(model, "peft_config") and (checkpoint / "adapter_model.safetensors").is_file()
     if known and (lost := missing_of_adapter(model, checkpoint)):
         raise ValueError(f"its weights are those of another adapter: {lost[0]} is missing")
 
 
 def settings_of(optimizer: Optimizer | None) -> list[JsonObject]:
-    """What each parameter group of an optimizer is set to, without its parameters."""
+    """Return the hyperparameters of each parameter group of an optimizer."""
     groups = getattr(optimizer, "param_groups", ())
     return [{name: value for name, value in group.items() if name != "params"} for group in groups]
 
 
 def apply_settings(wanted: list[JsonObject], optimizer: Optimizer | None, schedule: LRScheduler | None) -> None:
-    """Set an optimizer and its schedule, whose states were loaded, to what this launch asks for.
+    """Override the hyperparameters that an optimizer and its schedule loaded from a checkpoint by those of this launch.
 
-    The checkpoint's values stand in both states, so that without this a changed learning rate would do nothing;
-    ``wanted`` are the :func:`settings_of` from before. ValueError if the schedule is of a kind that can't change it.
+    Without this a changed learning rate would have no effect.
+
+    Args:
+        wanted: :func:`settings_of` the optimizer before the checkpoint was loaded.
+        optimizer: the optimizer with the loaded state.
+        schedule: the schedule with the loaded state.
+
+    Raises:
+        ValueError: the learning rate changes, and the schedule is of a class whose rate can't be changed.
     """
     groups = getattr(optimizer, "param_groups", ())
     old, rates = ([float(group.get("initial_lr", group["lr"])) for group in each] for each in (groups, wanted))
