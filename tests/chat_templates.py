@@ -90,6 +90,17 @@ DEEPSEEK_LIKE = (
 )
 
 
+# Qwen3's form in short: only the last answer has a thought, an empty one where there is none; tools in a system turn.
+THINKING = (
+    "{%- if tools %}{{- '<|im_start|>system\n' + tools | tojson + '<|im_end|>\n' }}{% endif %}"
+    "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\n' }}"
+    "{%- if message.role == 'assistant' and loop.last %}"
+    "{{- '<think>\n' + (message.reasoning_content or '') + '\n</think>\n\n' }}{% endif %}"
+    "{{- message.content + '<|im_end|>\n' }}{% endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
 @dataclass(frozen=True)
 class Form:
     """A chat template with the special tokens that it takes.

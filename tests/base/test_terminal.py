@@ -82,3 +82,19 @@ def test_standard_output_is_one_json_document(capsys: pytest.CaptureFixture[str]
 )
 def test_durations(seconds: float, shown: str) -> None:
     assert duration(seconds) == shown
+
+
+def test_marked_parts_are_green_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [("example", "who? ⟦me⟧")]
+    print_rows(rows)
+    assert capsys.readouterr().out == "example: who? ⟦me⟧\n"
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr(sys, "stdout", terminal := Terminal())
+    print_rows(rows)
+    assert terminal.getvalue() == "  example  who? \x1b[32mme\x1b[0m\n"
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr(sys, "stdout", terminal := Terminal())
+    print_rows(rows)
+    assert terminal.getvalue() == "  example  who? ⟦me⟧\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ import tiny
 from fake_hub import FakeHub
 from stepjepa.base.files import write_jsonl
 from stepjepa.cli.main import main
+from stepjepa.models import generation
+from stepjepa.models.presets import CHAT_TEMPLATE
+from stepjepa.store.folder import CHECKSUMS_FILE
 
 # The hub's library sends large files in an old way of its HTTP client.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
@@ -52,7 +56,10 @@ def export(*flags: object) -> int:
 @pytest.mark.parametrize("name", ["run", "adapter"])
 def test_a_plain_folder(name: str, material: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert export("--model_path", material / name, "--output_dir", tmp_path / "plain") == 0
-    assert "needs transformers 5" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "needs transformers 5" in said
+    assert "served: 3 turns: their prompts are those of plain apply_chat_template, and generation" in said
+    assert "(records of data.jsonl)" in said
     assert {path.name for path in (tmp_path / "plain").iterdir()} == PLAIN | {"run.json", "trained_prompts.json"}
     base = AutoConfig.from_pretrained(material / "base")
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "plain")
@@ -143,3 +150,77 @@ def test_flags_that_can_not_be(
     assert export("--model_path", material / "adapter", *flags) == 2
     assert words in capsys.readouterr().err
     assert hub.requests == []
+
+
+@pytest.fixture
+def dated(material: Path, tmp_path: Path) -> Path:
+    """A run whose template writes today's date, as runs of 0.2.0 may have it."""
+    run = shutil.copytree(material / "run", tmp_path / "run")
+    (run / CHECKSUMS_FILE).unlink()
+    template = run / "chat_template.jinja"
+    template.write_text("{{ strftime_now('%Y') }}" + template.read_text(encoding="utf-8"), encoding="utf-8")
+    return run
+
+
+def test_what_an_earlier_version_did_not_save_is_exported(dated: Path, tmp_path: Path) -> None:
+    assert export("--model_path", dated, "--output_dir", tmp_path / "plain") == 0
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "plain")
+    asked = tokenizer.apply_chat_template([{"role": "user", "content": "q"}], tokenize=False)
+    assert asked.startswith("2024<|im_start|>")
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "value", "fault"),
+    [
+        (
+            1,
+            "chat_template",
+            "{{ strftime_now('%Y') }}" + CHAT_TEMPLATE,
+            "line 1, message 3: plain apply_chat_template",
+        ),
+        (0, "eos_token_id", 5, "lacks '<|im_end|>'"),
+    ],
+    ids=["template", "stop"],
+)
+def test_a_folder_that_would_be_asked_otherwise_is_not_exported(
+    owner: int,
+    name: str,
+    value: Any,
+    fault: str,
+    material: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def as_it_came(model: Any, tokenizer: Any, **settings: Any) -> None:
+        setattr((model.generation_config, tokenizer)[owner], name, value)
+
+    monkeypatch.setattr(generation, "serve_as_trained", as_it_came)
+    assert export("--model_path", material / "run", "--output_dir", tmp_path / "plain") == 2
+    said = capsys.readouterr().err
+    assert "it would not be served as it was trained (records of data.jsonl, " in said
+    assert fault in said
+    assert not [*tmp_path.iterdir()]
+
+
+def test_without_the_training_file_chats_are_made_up(
+    material: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = shutil.copytree(material / "run", tmp_path / "run")
+    text = (run / "run.yaml").read_text(encoding="utf-8")
+    (run / "run.yaml").write_text(text.replace("data.jsonl", "gone.jsonl"), encoding="utf-8")
+    assert export("--model_path", run, "--output_dir", tmp_path / "plain") == 0
+    assert "served: 2 turns: " in (said := capsys.readouterr().out)
+    assert "(made-up chats, since the training file is not here)" in said
+
+
+def test_a_folder_that_is_uploaded_as_it_is_is_compared_too(
+    material: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], hub: FakeHub
+) -> None:
+    run = shutil.copytree(material / "run", tmp_path / "run")
+    assert export("--model_path", run, "--push_to_hub", "someone/model") == 0
+    assert "served: 3 turns" in capsys.readouterr().out
+    template = "{{ strftime_now('%Y') }}" + CHAT_TEMPLATE
+    (run / "chat_template.jinja").write_text(template, encoding="utf-8")
+    assert export("--model_path", run, "--push_to_hub", "someone/model") == 0
+    assert "would not be served as it was trained" in capsys.readouterr().err

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import chat_templates
 from stepjepa.cli.main import main
 
 ANSWERS = ("3+4=7.\n\n7+5=12\n\nSo it is\n\n12", "Red\n\nBlue")
@@ -87,3 +88,46 @@ def test_other_tokenizers(shared_data: Path, capsys: pytest.CaptureFixture[str],
         shown = "".join(value["tokens"][place]["text"] for place in main)
         question = json.loads(data.read_text(encoding="utf-8").splitlines()[0])["messages"][-2]["content"]
         assert question.strip() in shown
+
+
+@pytest.fixture
+def thinking(tmp_path: Path) -> tuple[Path, Path]:
+    """A template whose prompt depends on a variable, and a chat with a thought of two steps."""
+    template = tmp_path / "thinking.jinja"
+    closed = "{{- '<think>\n\n</think>\n\n' if enable_thinking is defined and not enable_thinking }}"
+    template.write_text(chat_templates.THINKING.removesuffix("{% endif %}") + closed + "{% endif %}", encoding="utf-8")
+    chat = [
+        {"role": "user", "content": "What is 3+4+5?"},
+        {"role": "assistant", "content": "12", "reasoning_content": "3+4=7.\n\n7+5=12"},
+    ]
+    path = tmp_path / "thoughts.jsonl"
+    path.write_text(json.dumps({"messages": chat}), encoding="utf-8")
+    return template, path
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_steps_of_a_thought(command: str, thinking: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    template, path = thinking
+    flags = ["--train_file", str(path), "--model_name", "preset:tiny", "--chat_template", str(template), "--step_jepa"]
+    assert main([command, *flags, "--steps_from", "reasoning", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    if command == "inspect":
+        assert [step["text"] for step in found["records"][0]["steps"]] == ["3+4=7.\n\n", "7+5=12"]
+    else:
+        assert (
+            "1 of 1 records have pairs" in {each["name"]: each["detail"] for each in found["checks"]}["pairs of views"]
+        )
+    # The content has one step.
+    assert main([command, *flags, "--json"]) == (0 if command == "inspect" else 1)
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_variables_of_the_template(
+    command: str, thinking: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    template, path = thinking
+    flags = ["--train_file", str(path), "--model_name", "preset:tiny", "--chat_template", str(template), "--regular"]
+    assert main([command, *flags, "--chat_template_kwargs", '{"enable_thinking": true}']) == 0
+    capsys.readouterr()
+    assert main([command, *flags, "--chat_template_kwargs", '{"enable_thinking": false}']) == 2
+    assert "the prompt closes the thought already" in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """The prompt of training, the form without a chat."""
 
 import json
+import shutil
 
 import pytest
 
@@ -84,3 +85,19 @@ def test_evaluation_shows_the_prompt_of_training_unless_told_otherwise(flags, sh
     assert ("system prompt: that of training ('Do it.')" in capsys.readouterr().out) == (shown == "Do it.")
     lines = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
     assert all(f"system\n{shown}<|im_end|>" in line["prompt"] for line in lines)
+
+
+def test_a_folder_that_servers_would_ask_otherwise_is_named(run, tmp_path, capsys):
+    """Here one whose template writes today's date, which the evaluation pins, as training does."""
+    given = ["--test_file", run / "test.jsonl", "--task", "generic", "--max_new_tokens", "2"]
+    output = ["--output_file", tmp_path / "a.jsonl"]
+    assert main(["evaluate", *map(str, ["--model_path", run / "run", *given, *output])]) == 0
+    assert "note: programs" not in capsys.readouterr().err
+    dated = shutil.copytree(run / "run", tmp_path / "dated")
+    template = dated / "chat_template.jinja"
+    template.write_text("{{ strftime_now('%Y') }}" + template.read_text(encoding="utf-8"), encoding="utf-8")
+    output = ["--output_file", tmp_path / "b.jsonl"]
+    assert main(["evaluate", *map(str, ["--model_path", dated, *given, *output])]) == 0
+    said = capsys.readouterr().err
+    assert "note: programs that serve this folder ask otherwise (line 1: plain apply_chat_template gives '" in said
+    assert "'2024<|im_start|>" in said

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import shutil
 import sys
 import textwrap
@@ -13,6 +14,12 @@ from stepjepa.base.errors import visible
 
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a8577")
 """Colours of series that colour-blind readers can distinguish (Okabe and Ito, without black and yellow, and a grey)."""
+
+
+MARKED = ("⟦", "⟧")
+"""What stands around a part of a text that is marked; on a terminal it is green instead, unless NO_COLOR is set."""
+
+_GREEN, _PLAIN = "\x1b[32m", "\x1b[0m"
 
 
 def visible_lines(text: str) -> str:
@@ -58,7 +65,10 @@ def print_rows(rows: Sequence[tuple[str, str]]) -> None:
     for name, text in ((name, spelled(text)) for name, text in rows):
         if sys.stdout.isatty():
             first = f"  {visible(name)}".ljust(indent)
-            print(textwrap.fill(visible(text), width, initial_indent=first, subsequent_indent=" " * indent), flush=True)
+            filled = textwrap.fill(visible(text), width, initial_indent=first, subsequent_indent=" " * indent)
+            if not os.environ.get("NO_COLOR"):
+                filled = filled.replace(MARKED[0], _GREEN).replace(MARKED[1], _PLAIN)
+            print(filled, flush=True)
         else:
             print(f"{visible(name)}: {visible(text)}", flush=True)
 

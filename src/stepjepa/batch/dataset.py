@@ -233,16 +233,47 @@ class Prepared:
 
 
 def count_tokens(records: Iterable[TokenizedRecord], config: JepaConfig) -> dict[str, int]:
-    """Count tokens: ``main`` texts alone, and ``all``, with the tokens of views that main texts do not share."""
-    main = views = 0
+    """Count tokens of records by what is run.
+
+    Returns:
+        ``main``: of main texts alone. ``all``: with the tokens of views that main texts do not share. ``tree``: of main
+        texts, what several texts of a record begin with counted once. ``chat``: of each record's last text, in which a
+        trainer that has one row a chat would train all turns. ``turns``: with a row for each trained turn.
+    """
+    counts = dict.fromkeys(("main", "all", "tree", "chat", "turns"), 0)
     changes_text = LAYOUTS[str(config.layout)].changes_text
-    for text in (text for record in records for text in record.texts):
-        main += len(text.ids)
-        for pair in text.pairs:
-            source, target = pair[::-1] if config.reverse_pred else pair
-            views += source.end if not source.in_main else (config.predictors or 0)
-            if not target.in_main:
-                views += target.end
-            elif not (changes_text or config.reverse_pred):
-                views += target.end - target.start
-    return {"main": main, "all": main + views}
+    for record in records:
+        counts["tree"] += _distinct_tokens(record)
+        counts["chat"] += len(record.texts[-1].ids)
+        for text in record.texts:
+            counts["main"] += len(text.ids)
+            counts["turns"] += sum(_turn_lengths(text)) if config.labels == "assistant" else len(text.ids)
+            for pair in text.pairs:
+                source, target = pair[::-1] if config.reverse_pred else pair
+                counts["all"] += source.end if not source.in_main else (config.predictors or 0)
+                if not target.in_main:
+                    counts["all"] += target.end
+                elif not (changes_text or config.reverse_pred):
+                    counts["all"] += target.end - target.start
+    counts["all"] += counts["main"]
+    return counts
+
+
+def _distinct_tokens(record: TokenizedRecord) -> int:
+    """Number of tokens of a record's main texts as a prefix tree."""
+    count = len(record.ids)
+    for number, text in enumerate(record.texts[1:], start=1):
+        count += len(text.ids) - max(_common_prefix(text.ids, before.ids) for before in record.texts[:number])
+    return count
+
+
+def _common_prefix(first: Ids, second: Ids) -> int:
+    shorter = min(len(first), len(second))
+    different = np.flatnonzero(first[:shorter] != second[:shorter])
+    return int(different[0]) if len(different) else shorter
+
+
+def _turn_lengths(text: TokenizedRecord) -> list[int]:
+    """The length of each trained turn of a text, its prompt included: where its run of labels ends."""
+    last = np.flatnonzero(np.diff(text.labels, append=-1) != 1)
+    return [int(end) + 2 for end in text.labels[last]]

@@ -87,7 +87,7 @@ def prepare(
             gc.enable()
         dataset = TokenizedDataset(sink.getvalue() if file is None else str(file))
         counts = {name: made.counts[name] for name in COUNTS}
-        return Prepared(dataset, counts, dict(tokens), made.template.describe(), source, rows)
+        return Prepared(dataset, counts, dict(tokens), made.describe(), source, rows)
 
     if cache_dir is False:
         return make(None)

@@ -16,7 +16,7 @@ import numpy as np
 from stepjepa.base.errors import UserError, shown
 from stepjepa.batch.layouts import LAYOUTS
 from stepjepa.batch.sequences import Ids, Pair, TokenizedRecord, View
-from stepjepa.chat.template import ChatTemplate, PlainTemplate, Rendered
+from stepjepa.chat.template import NOT_USED, ChatTemplate, PlainTemplate, Rendered
 from stepjepa.chat.thought import without_thought
 from stepjepa.chat.tokens import TextTokenizer, Tokens, TurnTokens, predictor_ids, predictor_token
 from stepjepa.chat.turns import Turn
@@ -119,6 +119,7 @@ class RecordTokenizer:
         else:
             self.template = ChatTemplate(tokenizer, config.chat_template_kwargs)
         self.predictors: Ids = np.asarray(predictor_ids(tokenizer, config.used_predictors), np.int32)  # [K]
+        self._lacks_tools = False
         self.counts: Counter[str] = Counter()  # what was met so far, by the names of ``COUNTS``
         self._predictor_text = "".join(predictor_token(number) for number in range(1, len(self.predictors) + 1))
         self._texts = TextTokenizer(tokenizer)
@@ -162,11 +163,17 @@ class RecordTokenizer:
     def turns(self, record: Record) -> list[Turn]:
         """The texts that a record is trained by: its turns, or for the published labels the whole chat as one."""
         chat, template = record.chat, self.template
+        self._lacks_tools |= bool(record.tools) and not template.writes_tools
         if self.config.labels == "assistant" and (isinstance(template, ChatTemplate) or template.answers):
             return template.turns(*chat)
         whole = template.render(*chat)
         own = tuple(span for span in whole.spans if span[0] < span[1])
         return [Turn(len(record.messages) - 1, whole.text, 0, whole.spans, (0, 0), own, "")]
+
+    def describe(self) -> dict[str, str]:
+        """Facts derived from the chat template, and what of the records so far it does not write."""
+        unused = {NOT_USED: "tools; the template writes none"} if self._lacks_tools else {}
+        return self.template.describe() | unused
 
     def pairs(self, record: Record, turns: Sequence[Turn]) -> list[PairText]:
         """The pairs of a record, the first view of each predicts the second (before ``reverse_pred``).

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,9 @@ PINNED_DATE = datetime.date(2024, 7, 26)
 
 _DIRECTIVES = "aAbBcdeFHIjmMpSuUwWxXyY"
 _MACRO = "macro strftime_now("
+
+_DEFAULT = r"\{%- if (\w+) is not defined %\}\{%- set \1 = .* %\}\{%- endif %\}"
+_DEFAULTS = rf"\A(?:{_DEFAULT}\n)*"
 
 
 def with_pinned_date(source: str) -> str:
@@ -26,19 +30,19 @@ def with_pinned_date(source: str) -> str:
         values += [(f"%{each}", day.strftime(f"%{each}")) for each in _DIRECTIVES]
         replaced = "".join(f" | replace('{directive}', '{value}')" for directive, value in values)
         source = _before(source, f"{{%- {_MACRO}format) -%}}{{{{- format{replaced} -}}}}{{%- endmacro %}}")
-    pinned = "{%- if date_string is not defined %}{%- set date_string = '" + PINNED_DATE.strftime("%d %b %Y") + "' %}"
+    pinned = _default("date_string", PINNED_DATE.strftime("%d %b %Y"))
     if "date_string" in source and pinned not in source:
-        source = _before(source, pinned + "{%- endif %}")
+        source = _before(source, pinned)
     return source
 
 
 def with_defaults(source: str, variables: Mapping[str, Any]) -> str:
-    """A template with values for variables that a caller leaves out."""
-    defaults = "".join(
-        f"{{%- if {name} is not defined %}}{{%- set {name} = {_literal(value)} %}}{{%- endif %}}"
-        for name, value in variables.items()
-    )
-    return source if not defaults or source.startswith(defaults) else _before(source, defaults)
+    """A template with values for variables that a caller leaves out, in place of those of an earlier run."""
+    lines = {name: _default(name, value) for name, value in variables.items()}
+    # The first value of a variable wins, so what an earlier run has written for the same one has no effect any more.
+    before, behind = re.match(_DEFAULTS, source)[0], re.sub(_DEFAULTS, "", source, count=1)  # type: ignore[index]
+    others = [line for line in before.splitlines() if re.match(_DEFAULT, line)[1] not in lines]  # type: ignore[index]
+    return "".join(f"{line}\n" for line in [*lines.values(), *others]) + behind
 
 
 def with_folded_system(source: str) -> str:
@@ -58,6 +62,11 @@ def with_header(source: str, header: str) -> str:
     """A template that begins the assistant's turn where ``add_generation_prompt`` asks for it."""
     # Jinja drops one line end at the end of a template.
     return source.removesuffix("\n") + f"{{{{ {_literal(header)} if add_generation_prompt else '' }}}}"
+
+
+def _default(name: str, value: Any) -> str:
+    """A line that gives a variable a value unless the caller has set it."""
+    return f"{{%- if {name} is not defined %}}{{%- set {name} = {_literal(value)} %}}{{%- endif %}}"
 
 
 def _before(source: str, prologue: str) -> str:

@@ -31,6 +31,10 @@ _TOOL: dict[str, Any] = {
 }
 
 
+NOT_USED = "not used"
+"""The name under which a description of a template says what it leaves out."""
+
+
 class Rendered(NamedTuple):
     """A chat as text."""
 
@@ -63,12 +67,13 @@ class ChatTemplate:
         # Rendered without the tokenizer's method, which takes longer than the template.
         self._special_tokens: dict[str, Any] = dict(tokenizer.special_tokens_map)
         self._alone: dict[str, tuple[str, str]] = {}  # role -> text before and behind the content of a lone message
-        self._use(sources.with_defaults(sources.with_pinned_date(own), variables or {}))
+        pinned, defaults = sources.with_pinned_date(own), variables or {}
+        self._use(sources.with_defaults(pinned, defaults))
         self.arguments_as_text = False
         self.has_developer_role = "developer" in own
         self.has_system_role = _OTHER in (self._try([_message("system", _OTHER), _message("user", _ASKED)], True) or "")
         if not self.has_system_role:
-            self._use(sources.with_folded_system(self.source))
+            self._use(sources.with_defaults(sources.with_folded_system(pinned), defaults))
         asked, answered = _message("user", _ASKED), _message("assistant", _ANSWER)
         pair = self._apply([asked, answered])
         if not -1 < pair.find(_ASKED) < pair.find(_ANSWER):
@@ -324,6 +329,7 @@ class PlainTemplate:
             told = f"--plain is for models without a chat format, and this tokenizer has no token '{min(lacking)}'"
             raise UserError(f"{told}; leave --plain out")
         self.answers = answers
+        self.writes_tools = False
         self.stop_tokens = [END_OF_TURN]
         self.stop_ids = [int(known[END_OF_TURN])]
         # Where the tokenizer itself puts its begin-of-text token before every text, so does the format.

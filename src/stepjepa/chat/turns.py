@@ -44,6 +44,7 @@ class Turn(NamedTuple):
     own: tuple[Span, ...]  # the texts of this message: special tokens that they spell are text
     stop: str  # the token that ends the turn
     prompt_own: tuple[Span, ...] = ()  # the same of the prompt; empty where a server takes them for tokens, too
+    untrained: str = ""  # what the template writes behind the stop token, up to the next turn
 
 
 class _Answer(NamedTuple):
@@ -94,7 +95,10 @@ def make_turn(template: Rules, chat: Sequence[Message], index: int, render: Rend
     for part, span in earlier:
         if part.kind == "content" and span is not None:
             spans[part.message] = span
-    return Turn(index, text, len(prompt), tuple(spans), reasoning, tuple(texts), stop)
+    written = prompt + answer.text
+    # A stop token that the template does not write is no part of it.
+    untrained = written[len(text) if written.startswith(text) else len(text) - len(stop) :]
+    return Turn(index, text, len(prompt), tuple(spans), reasoning, tuple(texts), stop, untrained=untrained)
 
 
 class _Both(NamedTuple):

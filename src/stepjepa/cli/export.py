@@ -7,6 +7,7 @@ from pathlib import Path
 
 from stepjepa.base.errors import UserError, visible
 from stepjepa.base.files import apply_umask, naming_disk_errors
+from stepjepa.base.terminal import note
 from stepjepa.cli.commands import Command
 from stepjepa.config.jepa import Dtype
 from stepjepa.config.option import option, refuse_without_effect
@@ -58,6 +59,12 @@ def run(args: argparse.Namespace) -> int:
         # Before the model is loaded: the hub may refuse it.
         name = hub.create_repository(args.push_to_hub, private=args.hub_private_repo or None)
     if args.output_dir is None:
+        from stepjepa.inspection.served import check_export
+
+        try:
+            print(f"served: {check_export(folder, folder, trust_remote_code=args.trust_remote_code)}")
+        except UserError as error:
+            note(visible(str(error)))
         hub.write_card(folder, name=name)
     else:
         _export(args, name)
@@ -85,14 +92,20 @@ def _export(args: argparse.Namespace, name: str | None) -> None:
     """Load the model, merging an adapter into its base, and save it as a plain model folder."""
     if fault := checksum_fault(Path(args.model_path)):
         raise UserError(f"{fault}; export an earlier checkpoint, or train again", path=args.model_path)
+    from stepjepa.inspection.served import check_export
+    from stepjepa.models.generation import serve_as_trained
     from stepjepa.models.loading import load_for_inference
     from stepjepa.store.hub import write_card
 
     folder, _ = open_run_folder(args.output_dir, None, resumable=False)
     run, options = record_of(args.model_path), {"dtype": args.dtype, "trust_remote_code": args.trust_remote_code}
     model, tokenizer = load_for_inference(args.model_path, device="cpu", **options)
+    if run is not None and run.jepa is not None:
+        # A run of an earlier version has the template as it came.
+        variables = run.jepa.get("chat_template_kwargs")
+        serve_as_trained(model, tokenizer, plain=bool(run.jepa.get("plain")), variables=variables)
 
-    target = folder.resolve()
+    target, served = folder.resolve(), None
     part = target.with_name(f".{target.name}{PART}")
     shutil.rmtree(part, ignore_errors=True)
     try:
@@ -105,6 +118,7 @@ def _export(args: argparse.Namespace, name: str | None) -> None:
             if run is not None:
                 # Evaluation reads from run.json how the model was trained, and prompts it in the same way.
                 write_record(part, replace(run, exported_from=str(args.model_path)))
+                served = check_export(part, args.model_path, trust_remote_code=args.trust_remote_code)
             if (prompts := prompts_file(args.model_path)).is_file():
                 shutil.copy(prompts, part)
         apply_umask(part)
@@ -114,6 +128,8 @@ def _export(args: argparse.Namespace, name: str | None) -> None:
         shutil.rmtree(part, ignore_errors=True)
         raise
     print(f"exported to {folder}: load it with AutoModelForCausalLM.from_pretrained")
+    if served is not None:
+        print(f"served: {visible(served)}")
     print(TRANSFORMERS_5)
 
 

@@ -9,6 +9,7 @@ from stepjepa.base.errors import UserError, visible
 from stepjepa.base.files import refuse_existing
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import note
+from stepjepa.chat.template import NOT_USED
 from stepjepa.chat.tokens import add_plain_tokens, add_predictor_tokens
 from stepjepa.cli.commands import Command
 from stepjepa.cli.flags import RECORDS_MODEL_OBJECTIVE, JsonFlags, add_records_model_objective, run_config
@@ -140,6 +141,8 @@ def verify(args: argparse.Namespace) -> JsonObject:
         subject = verification.Subject(model.eval(), tokenizer, config, looked_at, lora=lora)
     except ValueError as error:
         raise UserError(str(error)) from None
+    if (unused := subject.jepa.record_tokenizer.describe().get(NOT_USED)) is not None:
+        note(f"{NOT_USED}: {unused}")
     checks = []
     for check in verification.verify(subject):
         checks.append(check)

@@ -9,6 +9,7 @@ import random
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,11 @@ def read_rows(
 
 
 def read_records(
-    path: str | os.PathLike[str], *, bad: BadRecords | None = None, columns: Columns = None
+    path: str | os.PathLike[str],
+    *,
+    bad: BadRecords | None = None,
+    columns: Columns = None,
+    limit: int | None = None,
 ) -> list[Record]:
     """Read the records of a file, at least one: a table of :data:`FORMATS`, otherwise JSON lines.
 
@@ -61,10 +66,11 @@ def read_records(
         path: the file.
         bad: collects invalid lines; None raises an error for the first of them.
         columns: names of the columns of the user's and the assistant's message; None recognises them.
+        limit: read only so many records from the start; None for all.
     """
     file, bad = existing_file(path, "data file"), bad or BadRecords()
     reader = FORMATS.get(file.suffix.lower(), _read_json)
-    records = list(_parse_each(reader(file, bad.note), path, bad, columns))
+    records = list(islice(_parse_each(reader(file, bad.note), path, bad, columns), limit))
     if not records:
         rest = bad.describe() if bad.count else "add at least one"
         raise UserError(f"holds no records; {rest}", path=path)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stepjepa.base.errors import UserError
+from stepjepa.chat.served import difference, served_prompt
 from stepjepa.chat.template import ChatTemplate, PlainTemplate
 from stepjepa.chat.tokens import TextTokenizer
 from stepjepa.data.records import Record
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Template = ChatTemplate | PlainTemplate
+
+_COMPARED = 32  # records whose prompts are held against those of plain transformers
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,35 @@ def _text_for(prompt: str, ids: Sequence[int], tokenizer: PreTrainedTokenizerBas
     # Most servers put the begin-of-text token in front by themselves.
     candidates = prompt.removeprefix(tokenizer.bos_token or ""), prompt
     return next((text for text in candidates if tokenizer(text)["input_ids"] == list(ids)), None)
+
+
+def notes_on_prompts(
+    examples: Sequence[Example], records: Mapping[int, Record], tokenizer: PreTrainedTokenizerBase, template: Template
+) -> list[str]:
+    """Say that programs that serve the evaluated folder would ask otherwise, and what the template leaves out.
+
+    Args:
+        examples: tokenised records; a few are compared.
+        records: as read, by their position in the test file.
+        tokenizer: as plain transformers loads it from the folder.
+        template: by which the examples were made.
+    """
+    lacks_tools = not template.writes_tools and any(record.tools for record in records.values())
+    notes = ["not used: tools; the template writes none"] if lacks_tools else []
+    first = sorted(examples, key=lambda example: example.index)[:_COMPARED]
+    if not isinstance(template, ChatTemplate):
+        return notes
+    for example in first:
+        record = records[example.index]
+        messages, (_, tools, variables) = template.normalise(record.messages[:-1]), record.chat
+        try:
+            fault = difference(tokenizer, served_prompt(tokenizer, messages, tools, variables), example.prompt_ids)
+        except UserError as error:
+            fault = str(error)
+        if fault is not None:
+            remedy = "'stepjepa export' of a run writes a folder whose template gives the prompts of training"
+            return [*notes, f"programs that serve this folder ask otherwise (line {record.line}: {fault}); {remedy}"]
+    return notes
 
 
 def _continuation_span(record: Record, continuation: Continuation, texts: TextTokenizer, template: Template) -> Span:

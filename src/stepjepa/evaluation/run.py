@@ -17,12 +17,14 @@ from tqdm import tqdm
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import fingerprint, read_jsonl, write_json
 from stepjepa.base.json_object import JsonObject
+from stepjepa.base.terminal import note
 from stepjepa.config.server import ServerSettings
 from stepjepa.data.records import BadRecords, Record
 from stepjepa.data.sources import read_records
 from stepjepa.evaluation.answering import Batcher
 from stepjepa.evaluation.judging import Engine
 from stepjepa.evaluation.output import OutputFile, retrieval_scores
+from stepjepa.evaluation.prompts import notes_on_prompts
 from stepjepa.evaluation.selection import Selection
 from stepjepa.evaluation.settings import EvaluationSettings
 from stepjepa.evaluation.summary_text import format_summary
@@ -231,7 +233,10 @@ class Evaluation:
         from stepjepa.models.generation import Generator
 
         generator = Generator(*load(), settings.sampling, plain=settings.plain)
-        return Batcher(self.task, self.records, generator, batch_size=settings.batch_size, headline=headline)
+        engine = Batcher(self.task, self.records, generator, batch_size=settings.batch_size, headline=headline)
+        for line in notes_on_prompts(engine.examples, self.records, generator.tokenizer, generator.template):
+            note(line)
+        return engine
 
 
 def embed_views(

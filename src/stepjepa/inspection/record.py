@@ -123,7 +123,7 @@ def inspect_records(
     tokens, branches, sequences = _describe_tree(parts, [info["line"] for info in infos], config, tokenizer)
     counted = count_tokens(filter(None, tokenized), lenient)
     file = {"lines": len(records), "counts": {name: made.counts[name] for name in COUNTS}, "tokens": counted}
-    template = made.template.describe()
+    template = made.describe()
     return Inspection(records[index].path, index, config, tokens, branches, sequences, infos, file, template)
 
 

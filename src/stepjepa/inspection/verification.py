@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +19,7 @@ from stepjepa.batch.micro_batch import Batch
 from stepjepa.batch.sequences import SampledRecord, TokenSequence
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record
+from stepjepa.inspection.served import check_served, decoded, squeezed
 from stepjepa.models.architecture import find_decoder
 from stepjepa.models.encode import encode, flat_states
 from stepjepa.objectives.jepa import Jepa
@@ -39,7 +41,7 @@ def _require(condition: bool, message: str) -> None:
 
 @dataclass
 class Subject:
-    """What is verified."""
+    """What is verified; model and tokenizer are set up for training, in place."""
 
     model: PreTrainedModel  # float32, in evaluation mode, with predictor tokens
     tokenizer: PreTrainedTokenizerBase  # with predictor tokens
@@ -49,7 +51,7 @@ class Subject:
 
     def __post_init__(self) -> None:
         config, device = replace(self.config, over_length="truncate"), self.model.device
-        self.jepa = Jepa(self.model, self.tokenizer, config, device=device, processes=1, rows=False, heads=False)
+        self.jepa = Jepa(self.model, self.tokenizer, config, device=device, processes=1, heads=False)
         self.collator = self.jepa.collator
         self.predictors: list[int] = self.jepa.record_tokenizer.predictors.tolist()
         self.tokenized = self.jepa.record_tokenizer.tokenize(self.records)
@@ -102,12 +104,21 @@ def check_end_of_turn(subject: Subject) -> str:
         labels = [int(each) for text in tokenized.texts for each in text.ids[text.labels + 1]]
         _require(labels[-1] in template.stop_ids, f"line {record.line}: the last label is not the end of turn")
         answers = "".join(turn.text[turn.answer :] for turn in subject.jepa.record_tokenizer.turns(record))
-        taught = subject.tokenizer.decode(labels, clean_up_tokenization_spaces=False)
+        taught = decoded(subject.tokenizer, np.array(labels))
         told = f"line {record.line}: the labels read {taught[:60]!r}, the turns are {answers[:60]!r}"
-        _require("".join(taught.split()) == "".join(answers.split()), told)
+        _require(squeezed(subject.tokenizer, taught) == squeezed(subject.tokenizer, answers), told)
     _require(compared > 0, "every record looked at is cut by max_length, so no end of turn is left; raise it")
     ends = " or ".join(map(repr, template.stop_tokens))
     return f"{compared} records: the assistant's turns up to {ends} are trained, nothing else"
+
+
+def check_served_folder(subject: Subject) -> str:
+    """Plain transformers makes the prompts of training of a saved folder, and stops where its turns end."""
+    with TemporaryDirectory() as folder:
+        subject.tokenizer.save_pretrained(folder)
+        if subject.model.generation_config is not None:
+            subject.model.generation_config.save_pretrained(folder)
+        return check_served(folder, subject.jepa.record_tokenizer, subject.records, subject.tokenized)
 
 
 @torch.no_grad()
@@ -203,6 +214,7 @@ CHECKS: tuple[tuple[str, Callable[[Subject], str]], ...] = (
     ("data format", check_format),
     ("pairs of views", check_pairs),
     ("end of turn is trained", check_end_of_turn),
+    ("served", check_served_folder),
     ("batch against separate passes", check_batch),
     ("LM loss against transformers", check_lm_loss),
     ("one optimisation step", check_step),

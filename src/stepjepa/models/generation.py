@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -138,6 +138,35 @@ def set_generation_defaults(model: PreTrainedModel, tokenizer: PreTrainedTokeniz
         suppressed.remove(last)
         last -= 1
     settings.suppress_tokens = sorted(suppressed.union(never_generated(model, tokenizer)).difference(ends)) or None
+
+
+def serve_as_trained(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    plain: bool,
+    variables: Mapping[str, object] | None = None,
+) -> None:
+    """Have every folder that model and tokenizer are saved to be asked as they are trained, by any program.
+
+    Writes into the chat template what training fixes (see ``ChatTemplate``), and the tokens that end a turn into the
+    generation settings.
+
+    Args:
+        model: whose ``generation_config`` gets the stop tokens; changed in place.
+        tokenizer: whose ``chat_template`` is replaced by the one that is served.
+        plain: the format without a chat template.
+        variables: of the chat template, ``JepaConfig.chat_template_kwargs``.
+
+    Raises:
+        UserError: the template can't be used.
+    """
+    if plain:
+        stop_ids = PlainTemplate(tokenizer).stop_ids
+    else:
+        template = ChatTemplate(tokenizer, variables)
+        tokenizer.chat_template, stop_ids = template.source, template.stop_ids
+    set_generation_defaults(model, tokenizer, stop_ids)
 
 
 def save_generation_config(model: PreTrainedModel, folder: str | Path) -> None:

@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING
 
 from stepjepa.batch.collate import Encoding
 from stepjepa.batch.layouts import LAYOUTS
-from stepjepa.chat.template import ChatTemplate, PlainTemplate
 from stepjepa.chat.tokens import predictor_ids
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.models.architecture import base_model
 from stepjepa.models.attention import enable_trees, uses_flex
 from stepjepa.models.encode import check_layer
-from stepjepa.models.generation import set_generation_defaults
+from stepjepa.models.generation import serve_as_trained
 from stepjepa.models.lm_head import LMHead
 from stepjepa.models.probe import choose_encoding, freeze_unreached
 from stepjepa.models.token_rows import add_plain_rows, add_predictor_rows, added_rows, train_rows
@@ -44,13 +43,7 @@ def set_up(
         # Also the rows of tokens that the base lacked, whichever they are.
         new = [*predictor_ids(tokenizer, config.used_predictors), *new, *added_rows(base)]
         train_rows(model, sorted({*new}))
-    if config.plain:
-        stop_ids = PlainTemplate(tokenizer).stop_ids
-    else:
-        template = ChatTemplate(tokenizer, config.chat_template_kwargs)
-        # Saved with the model, it renders the prompts of training.
-        tokenizer.chat_template, stop_ids = template.source, template.stop_ids
-    set_generation_defaults(base, tokenizer, stop_ids)
+    serve_as_trained(base, tokenizer, plain=config.plain, variables=config.chat_template_kwargs)
     chosen = set_up_attention(model, config)
     LMHead(model)  # runs the model on a few tokens, which must happen before it is wrapped
     return chosen

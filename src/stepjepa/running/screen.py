@@ -12,6 +12,9 @@ from stepjepa.base.files import atomic_write, read_jsonl
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import PALETTE, duration
 from stepjepa.base.typed_json import to_json
+from stepjepa.batch.dataset import Prepared
+from stepjepa.batch.trained_text import trained_text
+from stepjepa.chat.template import NOT_USED
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.config.run import RunConfig
 from stepjepa.models.architecture import base_model
@@ -75,6 +78,10 @@ def first_screen(
         "encoding": f"{trainer.encoding} ({trainer.encoding_reason})" if config.uses_views else None,
         "LM head": LMHead(trainer.model).describe(),
         "data": f"{Path(trainer.source).name}: {_words(trainer.prepared.counts)}",
+        "not used": trainer.prepared.template.get(NOT_USED),
+        "chat template": describe_template(trainer.prepared.template),
+        "turns": describe_turns(trainer.prepared, shares=trainer.encoding == "tree"),
+        "example": trained_text(trainer.prepared.dataset[0].record, trainer.processing_class),
         "held out": _words(held_out.counts) if held_out is not None else None,
         "each step": f"{plan.records_per_step} records ({plan.batch_size} a batch x {accumulated} accumulated x "
         f"{training.world_size} processes), learning rate {training.learning_rate:g}, seed {training.seed}",
@@ -93,6 +100,30 @@ def describe_groups(plan: Plan) -> str | None:
         return None
     groups, records = len(set(plan.sampler.groups.tolist())), len(plan.records)
     return f"{records:,} records in {groups:,} groups by prompt, which saves {plan.saved_by_groups():.1%} of the tokens"
+
+
+def describe_template(facts: Mapping[str, str]) -> str:
+    """What ends a turn, and what the saved chat template does beside the model's own."""
+    own = {"system role": "yes", "date": "none", "answer begins with": None}
+    told = {name: facts[name] for name, usual in own.items() if facts.get(name, usual) != usual}
+    return "; ".join(f"{name} {text}" for name, text in {"end of turn": facts["end of turn"], **told}.items())
+
+
+def describe_turns(prepared: Prepared, *, shares: bool) -> str | None:
+    """What it costs to train each turn behind its own prompt; None where every chat has one turn.
+
+    Args:
+        prepared: the data, as tokens.
+        shares: whether the turns of a chat share what they begin with.
+    """
+    turns, records, tokens = prepared.counts["turns"], prepared.counts["records"], prepared.tokens
+    if turns <= records:
+        return None
+    run = tokens["tree" if shares else "main"]
+    return (
+        f"{turns:,} of {records:,} chats, each behind the prompt that a server sends: {run:,} tokens, "
+        f"{run / tokens['chat']:.2f} times one row a chat, {run / tokens['turns']:.2f} times a row a turn"
+    )
 
 
 def _words(part: Mapping[str, object]) -> str:

@@ -1,0 +1,75 @@
+"""The prompts that a server makes of a saved folder: by plain ``apply_chat_template``, with nothing of ours in between.
+
+Training, evaluation and export are held against them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from stepjepa.base.errors import UserError, one_line, shown
+from stepjepa.chat.marks import Message
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_AROUND = 8  # tokens that a message shows in front of the place where two prompts part
+
+
+def trained_turns(messages: Sequence[Message]) -> list[int]:
+    """The indices of the messages of a chat that are to be trained."""
+    return [
+        index
+        for index, message in enumerate(messages)
+        if message["role"] == "assistant" and message.get("weight", 1) != 0
+    ]
+
+
+def served_prompt(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    variables: Mapping[str, Any] | None = None,
+) -> list[int]:
+    """The token ids that transformers, and the servers that use it, make of a chat for its next turn.
+
+    Args:
+        tokenizer: as plain transformers loads it.
+        messages: the chat so far, in the form that its template reads (``ChatTemplate.normalise``).
+        tools: descriptions of functions.
+        variables: of the template, ``chat_template_kwargs`` of a request.
+
+    Raises:
+        UserError: the template refuses the chat.
+    """
+    try:
+        found: Any = tokenizer.apply_chat_template(
+            [dict(message) for message in messages],
+            tools=None if tools is None else list(tools),
+            add_generation_prompt=True,
+            tokenize=True,
+            return_dict=False,
+            **(variables or {}),
+        )
+    except Exception as error:  # a template is a program and can raise any error
+        raise UserError(f"plain apply_chat_template refuses the chat ({one_line(error)})") from None
+    return [int(index) for index in found]
+
+
+def difference(tokenizer: PreTrainedTokenizerBase, served: Sequence[int], asked: Sequence[int]) -> str | None:
+    """Say where the prompt of a server and that of training or evaluation part; None if they are equal."""
+    if list(served) == list(asked):
+        return None
+    same = next((at for at, (a, b) in enumerate(zip(served, asked, strict=False)) if a != b), None)
+    begin = max((min(len(served), len(asked)) if same is None else same) - _AROUND, 0)
+    ends = [_text(tokenizer, ids[begin : begin + 2 * _AROUND]) for ids in (served, asked)]
+    if ends[0] == ends[1]:
+        ends = [
+            f"{end} as {list(ids[begin : begin + 2 * _AROUND])}" for end, ids in zip(ends, (served, asked), strict=True)
+        ]
+    return f"plain apply_chat_template gives {ends[0]}, where {ends[1]} is asked"
+
+
+def _text(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
+    return shown(str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)))

@@ -1,0 +1,251 @@
+"""Whether a saved folder is served as it was trained: its prompts, its stop tokens, the texts of its answers."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from transformers import AutoTokenizer, GenerationConfig
+
+from stepjepa.base.errors import UserError, shown
+from stepjepa.batch.sequences import Ids, TokenizedRecord
+from stepjepa.batch.tokenize import RecordTokenizer
+from stepjepa.chat.marks import REASONING_KEYS
+from stepjepa.chat.served import difference, served_prompt, trained_turns
+from stepjepa.chat.template import ChatTemplate
+from stepjepa.chat.thought import thought_in
+from stepjepa.config.jepa import DEFAULTS, JepaConfig
+from stepjepa.config.run import RunConfig
+from stepjepa.data.records import BadRecords, Record, parse_record
+from stepjepa.data.sources import read_records
+from stepjepa.models.loading import load_tokenizer
+from stepjepa.store.folder import CONFIG_FILE
+from stepjepa.store.record import RunRecord, record_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+_COMPARED = 32  # records that an export is held against
+_CHAT = [
+    {"role": role, "content": text}
+    for role, text in (("user", "One?"), ("assistant", "Two."), ("user", "And then?"), ("assistant", "Three."))
+]
+
+
+class ShownTurn(NamedTuple):
+    """A turn as training shows it."""
+
+    prompt: Ids  # what stands in front of the first label
+    answer: Ids  # what is trained
+    is_cut: bool  # it may go on behind ``max_length``
+
+
+def shown_turns(record: TokenizedRecord, max_length: int) -> Iterator[ShownTurn]:
+    """The turns of a tokenised record, each a run of labels of neighbouring tokens."""
+    for text in record.texts:
+        for run in np.split(text.labels, np.flatnonzero(np.diff(text.labels) != 1) + 1):
+            if len(run):
+                start, end = int(run[0]) + 1, int(run[-1]) + 2
+                yield ShownTurn(text.ids[:start], text.ids[start:end], end >= max_length)
+
+
+def check_served(
+    folder: str | os.PathLike[str],
+    made: RecordTokenizer,
+    records: Sequence[Record],
+    tokenized: Sequence[TokenizedRecord],
+    *,
+    trust_remote_code: bool = False,
+) -> str:
+    """Hold a folder with tokenizer and generation settings against what training shows of some records.
+
+    * For every trained turn the ids in front of its first label are those of plain ``apply_chat_template``.
+    * Its last label is a token at which plain ``generate`` stops.
+    * All texts of its message stand in what is trained: content, thought, arguments of tool calls.
+
+    Args:
+        folder: as saved; read with plain transformers.
+        made: what tokenised the records.
+        records: as read.
+        tokenized: the same as tokens, without skipped ones; matched by their lines.
+        trust_remote_code: run code that comes with the tokenizer.
+
+    Returns:
+        One line that says what was compared, and what the template writes that is neither prompt nor trained.
+
+    Raises:
+        ValueError: something differs; line, message and difference are named.
+    """
+    template, config = made.template, made.config
+    if config.labels != "assistant":
+        return f"labels '{config.labels}' were asked for, so no turn stands behind a prompt"
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    stops = _stop_ids(folder)
+    if missing := [
+        token for token, index in zip(template.stop_tokens, template.stop_ids, strict=True) if index not in stops
+    ]:
+        raise ValueError(f"generation_config.json lacks {shown(missing[0])}, which ends a turn: generation would go on")
+    if not isinstance(template, ChatTemplate):
+        return f"no chat format, so no server has a prompt; generation stops at {_named(template.stop_tokens)}"
+    known = {record.line: record for record in tokenized}
+    compared, untrained = 0, Counter[str]()
+    for record in records:
+        if record.line not in known:
+            continue
+        where = f"line {record.line}, message"
+        turns = list(shown_turns(known[record.line], config.max_length))
+        expected = [
+            (index, prompt)
+            for index, prompt in _served(tokenizer, template, record)
+            # Of a longer one nothing is left behind its prompt.
+            if len(prompt) < config.max_length
+        ]
+        if len(turns) != len(expected):
+            raise ValueError(
+                f"line {record.line}: {len(turns)} turns are trained, its messages ask for {len(expected)}"
+            )
+        for (index, prompt), turn in zip(expected, turns, strict=True):
+            if (told := difference(tokenizer, prompt, turn.prompt.tolist())) is not None:
+                raise ValueError(f"{where} {index + 1}: {told}")
+            compared += 1
+            if turn.is_cut:
+                continue
+            if int(turn.answer[-1]) not in stops:
+                told = shown(decoded(tokenizer, turn.answer[-1:]))
+                raise ValueError(f"{where} {index + 1}: it is trained up to {told}, at which generation does not stop")
+            _check_texts(tokenizer, record.messages[index], turn, f"{where} {index + 1}")
+        untrained.update(turn.untrained for turn in made.turns(record) if turn.untrained)
+    if not compared:
+        raise ValueError("no turn is left to compare: max_length cuts every record in its prompt; raise it")
+    line = f"{compared} turns: their prompts are those of plain apply_chat_template, and generation stops at "
+    rest = "; ".join(f"{shown(text)} behind {count}" for text, count in untrained.most_common(3))
+    return line + _named(template.stop_tokens) + (f"; rendered, and neither prompt nor trained: {rest}" if rest else "")
+
+
+def check_export(
+    folder: str | os.PathLike[str], model_path: str | os.PathLike[str], *, trust_remote_code: bool = False
+) -> str:
+    """Hold a folder that is exported or uploaded against the run that it comes from.
+
+    It is asked with the first records of the run's training file or, where that is not here any more, with chats behind
+    the run's system prompts.
+
+    Args:
+        folder: the exported one.
+        model_path: run or checkpoint folder.
+        trust_remote_code: run code that comes with the tokenizer.
+
+    Returns:
+        One line that says what was compared.
+
+    Raises:
+        UserError: the folder is not served as the model was trained.
+    """
+    run = record_of(model_path) or RunRecord()
+    recorded = JepaConfig(**{name: value for name, value in (run.jepa or {}).items() if name in DEFAULTS})
+    same = {name: getattr(recorded, name) for name in ("labels", "plain", "max_length", "chat_template_kwargs")}
+    config = JepaConfig(mode="regular", over_length="truncate", **same)
+    made = RecordTokenizer(load_tokenizer(str(model_path), trust_remote_code=trust_remote_code), config)
+    records, source = _records_of_run(Path(model_path), run)
+    try:
+        tokenized = made.tokenize(records)
+        told = check_served(folder, made, records, tokenized, trust_remote_code=trust_remote_code)
+    except ValueError as error:
+        remedy = "restore chat_template.jinja and generation_config.json of the run"
+        raise UserError(
+            f"it would not be served as it was trained ({source}, {error}); {remedy}", path=folder
+        ) from None
+    return f"{told} ({source})"
+
+
+def _records_of_run(model_path: Path, run: RunRecord) -> tuple[list[Record], str]:
+    """Some records that a run was trained on, or made up ones; and what they are."""
+    folder = model_path.parent if model_path.name.startswith("checkpoint-") else model_path
+    try:
+        config = RunConfig.read(folder / CONFIG_FILE)
+        file = Path(str(config.train_file or config.data_file))
+        # A pipe could be read only once, and a table of the hub is not here.
+        if file.is_file():
+            bad = BadRecords("skip")
+            return read_records(file, bad=bad, columns=config.columns, limit=_COMPARED), f"records of {file.name}"
+    except (UserError, OSError):
+        pass  # a folder of another program, or of another machine: it can still be asked with chats of our own
+    system = run.system_prompts or [None]
+    chats = [[*([{"role": "system", "content": text}] if text else []), *_CHAT] for text in system]
+    made = [parse_record({"messages": chat}, "made-up chats", line) for line, chat in enumerate(chats, start=1)]
+    return made, "made-up chats, since the training file is not here"
+
+
+def _served(
+    tokenizer: PreTrainedTokenizerBase, template: ChatTemplate, record: Record
+) -> Iterator[tuple[int, list[int]]]:
+    """The trained turns of a record: index of the message, and prompt as a server makes it."""
+    chat = template.normalise(record.messages)
+    for index in trained_turns(record.messages):
+        try:
+            yield index, served_prompt(tokenizer, chat[:index], record.tools, record.chat_template_kwargs)
+        except UserError as error:
+            raise ValueError(f"line {record.line}, message {index + 1}: {error}") from None
+
+
+def _stop_ids(folder: str | os.PathLike[str]) -> set[int]:
+    """The tokens at which plain ``generate`` of a folder stops."""
+    try:
+        ends = GenerationConfig.from_pretrained(folder).eos_token_id
+    except OSError:
+        raise ValueError("the folder has no generation_config.json, so that generation would not stop") from None
+    return {*ends} if isinstance(ends, list) else {ends} - {None}
+
+
+def _check_texts(tokenizer: PreTrainedTokenizerBase, message: Mapping[str, Any], turn: ShownTurn, where: str) -> None:
+    """Raise a ``ValueError`` for a text of a message that its answer does not hold."""
+    if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in turn.answer:
+        return  # the tokenizer can't spell all of it
+    answer = squeezed(tokenizer, decoded(tokenizer, turn.answer))
+    for key, text in _texts(message):
+        spellings = (text, json.dumps(text, ensure_ascii=False)[1:-1], json.dumps(text)[1:-1])
+        if not any(squeezed(tokenizer, each) in answer for each in spellings):
+            raise ValueError(f"{where}: '{key}' ({shown(text)}) is not trained")
+
+
+def _texts(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """All that a message says, by the names of its keys."""
+    for key in REASONING_KEYS:
+        if isinstance(message.get(key), str):
+            yield key, message[key]
+    content = str(message.get("content") or "")
+    # A template may write other white space between a thought and what follows it.
+    thought = thought_in(content, opened=True)
+    for part in (content,) if thought is None else (content[thought.start : thought.end], content[thought.answer :]):
+        yield "content", part
+    waiting: list[object] = [call["function"] for call in message.get("tool_calls") or ()]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            yield "tool_calls", value
+        elif isinstance(value, Mapping):
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
+
+
+def decoded(tokenizer: PreTrainedTokenizerBase, ids: Ids) -> str:
+    """Some tokens as text, special ones included."""
+    return str(tokenizer.decode(ids.tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+def squeezed(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
+    """A text as its tokens spell it (many tokenizers compose characters, NFC), without white space."""
+    backend: Any = tokenizer.backend_tokenizer
+    normalised = text if backend.normalizer is None else str(backend.normalizer.normalize_str(text))
+    return "".join(normalised.replace("\u2581", " ").split())
+
+
+def _named(tokens: Sequence[str]) -> str:
+    return " or ".join(map(repr, tokens))

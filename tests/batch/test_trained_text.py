@@ -1,0 +1,141 @@
+"""What is trained of an example, as people see it before the first step; what several turns of a chat cost."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import chat_templates
+import tiny
+from stepjepa.base.files import write_jsonl
+from stepjepa.batch.dataset import count_tokens
+from stepjepa.batch.prepare import prepare
+from stepjepa.batch.tokenize import RecordTokenizer
+from stepjepa.batch.trained_text import trained_text
+from stepjepa.cli.main import main
+from stepjepa.config.jepa import JepaConfig
+from stepjepa.data.records import Record, parse_record
+from stepjepa.running.screen import describe_template, describe_turns
+
+CONFIG = JepaConfig(mode="regular")
+TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {}}}
+ASKED = "<|im_start|>user⏎{}<|im_end|>⏎<|im_start|>assistant⏎"
+
+
+def reasoned(turns: int, question: str = "{}?") -> Record:
+    messages = []
+    for number in range(turns):
+        messages += [
+            {"role": "user", "content": question.format(number)},
+            {"role": "assistant", "content": f"{number}.", "reasoning_content": f"It is {number}."},
+        ]
+    return parse_record({"messages": messages}, "memory.jsonl", 1)
+
+
+@pytest.fixture
+def thinking(plain_tokenizer: Any) -> Any:
+    tokenizer = copy.deepcopy(plain_tokenizer)
+    tokenizer.chat_template = chat_templates.THINKING
+    return tokenizer
+
+
+def test_the_trained_part_of_each_turn_is_marked(plain_tokenizer: Any) -> None:
+    (record,) = RecordTokenizer(plain_tokenizer, CONFIG).tokenize([tiny.make_record("", "a?", "b.", "c?", "d\ne")])
+    first, second = ASKED.format("a?"), ASKED.format("c?")
+    assert trained_text(record, plain_tokenizer) == f"{first}⟦b.<|im_end|>⟧⏎{second}⟦d⏎e<|im_end|>⟧"
+
+
+def test_a_rewritten_chat_is_shown_turn_by_turn_and_cut(thinking: Any) -> None:
+    made = RecordTokenizer(thinking, CONFIG)
+    (record,) = made.tokenize([reasoned(5, "Which is number {}, please?")])
+    first, second, third, more = trained_text(record, thinking).split(" / ")
+    asked = ASKED.format("Which is number 0, please?")
+    assert first == f"{asked}⟦<think>⏎It is 0.⏎</think>⏎⏎0.<|im_end|>⟧"
+    assert second.startswith(f"{asked}0.<|im_end|>⏎")
+    assert third.count(" … ") == 1
+    assert third.endswith("⏎</think>⏎⏎2.<|im_end|>⟧")
+    assert more == "and 2 more"
+
+
+def test_tokens_of_turns_by_hand(thinking: Any, plain_tokenizer: Any) -> None:
+    record = reasoned(3)
+    for tokenizer, shares in ((thinking, False), (plain_tokenizer, True)):
+        # ChatML writes no thoughts.
+        plain = parse_record(
+            {"messages": [{key: m[key] for key in ("role", "content")} for m in record.messages]}, "memory.jsonl", 1
+        )
+        chat = plain if shares else record
+        made = RecordTokenizer(tokenizer, CONFIG)
+        found = count_tokens(made.tokenize([chat]), CONFIG)
+        rows = [made._texts([turn.text], [turn.own])[0].ids.tolist() for turn in made.turns(chat)]
+        prefixes = {tuple(row[: end + 1]) for row in rows for end in range(len(row))}
+        assert found["turns"] == sum(map(len, rows))
+        assert found["tree"] == len(prefixes)
+        assert found["chat"] == len(rows[-1])
+        assert found["main"] == found["all"] == (len(rows[-1]) if shares else sum(map(len, rows)))
+
+
+def test_the_factor_is_said_where_chats_have_several_turns(thinking: Any) -> None:
+    prepared = prepare([reasoned(2), reasoned(1)], thinking, CONFIG)
+    tokens = prepared.tokens
+    told = describe_turns(prepared, shares=True)
+    assert told is not None
+    assert told.startswith("3 of 2 chats, each behind the prompt that a server sends: ")
+    assert f"{tokens['tree']:,} tokens, {tokens['tree'] / tokens['chat']:.2f} times one row a chat" in told
+    assert f"{tokens['tree'] / tokens['turns']:.2f} times a row a turn" in told
+    assert f": {tokens['main']:,} tokens, " in str(describe_turns(prepared, shares=False))
+    assert describe_turns(prepare([reasoned(1)], thinking, CONFIG), shares=True) is None
+
+
+def test_the_first_screen(thinking: Any, tmp_path: Path, capsys: Any) -> None:
+    """All that a reader must know of the text that is trained, from the shell."""
+    thinking.save_pretrained(tmp_path / "base")
+    tiny.make_model("llama").save_pretrained(tmp_path / "base")
+    write_jsonl(tmp_path / "data.jsonl", [{"messages": list(reasoned(2).messages)}])
+    flags = ["--model_name", tmp_path / "base", "--train_file", tmp_path / "data.jsonl", "--use_cpu", "--no_cache"]
+    flags += ["--output_dir", tmp_path / "run", "--max_steps", "1", "--regular", "--save_strategy", "no"]
+    assert main(["train", *map(str, flags)]) == 0
+    said = capsys.readouterr().out
+    assert "\nturns: 2 of 1 chats, each behind the prompt that a server sends: " in said
+    assert f"\nexample: {ASKED.format('0?')}⟦<think>⏎It is 0.⏎</think>⏎⏎0.<|im_end|>⟧ / " in said
+    assert "\nchat template: end of turn '<|im_end|>'\n" in said
+    assert "not used" not in said
+
+
+@pytest.mark.parametrize("command", ["train", "inspect", "verify", "evaluate"])
+def test_tools_that_a_template_does_not_write_are_said_once(
+    command: str, plain_tokenizer: Any, tmp_path: Path, capsys: Any
+) -> None:
+    plain_tokenizer.save_pretrained(tmp_path / "base")
+    tiny.make_model("llama").save_pretrained(tmp_path / "base")
+    rows = [{"messages": list(tiny.make_record("", "q", word).messages), "tools": [TOOL]} for word in ("a", "b")]
+    write_jsonl(tmp_path / "data.jsonl", rows)
+    data, model = str(tmp_path / "data.jsonl"), str(tmp_path / "base")
+    flags = ["--train_file", data, "--model_name", model, "--regular"]
+    if command == "train":
+        flags += ["--output_dir", str(tmp_path / "run"), "--max_steps", "1", "--use_cpu", "--no_cache"]
+    if command == "evaluate":
+        flags = ["--test_file", data, "--model_path", model, "--output_file", str(tmp_path / "out.jsonl")]
+        flags += ["--task", "generic", "--max_new_tokens", "2"]
+    assert main([command, *flags]) == 0
+    said = "".join(capsys.readouterr())
+    assert said.count("not used: tools; the template writes none") == 1
+
+
+def test_what_the_saved_template_does_beside_the_own(plain_tokenizer: Any) -> None:
+    tokenizer = copy.deepcopy(plain_tokenizer)
+    tokens = [*chat_templates.GEMMA_TOKENS, *chat_templates.LLAMA_TOKENS]
+    tokenizer.add_special_tokens({"extra_special_tokens": tokens}, replace_extra_special_tokens=False)
+    described = {}
+    for name in ("GEMMA_LIKE", "LLAMA_LIKE", "HALF_TRIMMING"):
+        tokenizer.chat_template = getattr(chat_templates, name)
+        described[name] = describe_template(RecordTokenizer(tokenizer, CONFIG).describe())
+    assert described == {
+        "GEMMA_LIKE": "end of turn '<end_of_turn>'; system role no: put before the first user message",
+        "LLAMA_LIKE": "end of turn '<|eot_id|>'; date pinned to 2024-07-26",
+        "HALF_TRIMMING": "end of turn '<|im_end|>'; "
+        "answer begins with '<|im_start|>assistant\\n' (written into the saved template)",
+    }

@@ -1,0 +1,240 @@
+"""Check "served": a saved folder is asked as it was trained. Each fault that it was made for is put in, and noticed."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+import chat_templates
+import tiny
+from stepjepa.chat import turns
+from stepjepa.chat.served import difference
+from stepjepa.chat.template import ChatTemplate
+from stepjepa.chat.tokens import TextTokenizer, TurnTokens
+from stepjepa.config.jepa import JepaConfig
+from stepjepa.data.records import Record, parse_record
+from stepjepa.inspection.served import shown_turns
+from stepjepa.inspection.verification import Subject, check_served_folder, verify
+
+# A blank in front of an answer, which many tokenizers make one token with its first word.
+WITH_BLANK = (
+    "{% for message in messages %}{{ message['role'] | upper + ': ' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'ASSISTANT: ' }}{% endif %}"
+)
+TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {}}}
+
+
+def chat(*pairs: tuple[str, str], line: int = 1, **fields: Any) -> Record:
+    messages = [{"role": role, "content": content} for role, content in pairs]
+    return parse_record({"messages": messages, **fields}, "memory.jsonl", line)
+
+
+TWO_TURNS = chat(("user", "a fish?"), ("assistant", "Cod."), ("user", "a bird?"), ("assistant", "Owl."))
+THOUGHT = parse_record(
+    {
+        "messages": [
+            {"role": "user", "content": "2+3?"},
+            {"role": "assistant", "content": "5", "reasoning_content": "Two and three make five."},
+            {"role": "user", "content": "And 1?"},
+            {"role": "assistant", "content": "6", "thinking": "Five and one."},
+        ]
+    },
+    "memory.jsonl",
+    1,
+)
+CONTEXT = parse_record(
+    {
+        "messages": [
+            {"role": "user", "content": "A planet?"},
+            {"role": "assistant", "content": "The Moon.", "weight": 0},
+            {"role": "user", "content": "No."},
+            {"role": "assistant", "content": "Mars."},
+        ]
+    },
+    "memory.jsonl",
+    2,
+)
+
+
+@pytest.fixture
+def subject(plain_tokenizer: Any) -> Callable[..., Subject]:
+    """Makes what is verified, of a template and records."""
+
+    def make(template: str | None, *records: Record, tokens: Sequence[str] = (), **settings: Any) -> Subject:
+        tokenizer = copy.deepcopy(plain_tokenizer)
+        tokenizer.add_special_tokens({"extra_special_tokens": [*tokens]}, replace_extra_special_tokens=False)
+        tokenizer.chat_template = template or tokenizer.chat_template
+        return Subject(tiny.make_model("llama"), tokenizer, JepaConfig(mode="regular", **settings), records)
+
+    return make
+
+
+def test_what_it_says(subject: Any) -> None:
+    told = check_served_folder(subject(None, TWO_TURNS, CONTEXT))
+    assert told.startswith("3 turns: their prompts are those of plain apply_chat_template, and generation stops at ")
+    # The template's line end behind a turn is no label, and only in the middle of a chat a part of a prompt.
+    assert told.endswith("'<|im_end|>'; rendered, and neither prompt nor trained: '\\n' behind 3")
+
+
+@pytest.mark.parametrize(
+    ("template", "record", "tokens"),
+    [
+        (None, TWO_TURNS, ()),
+        (WITH_BLANK, TWO_TURNS, ()),
+        (chat_templates.THINKING, THOUGHT, ("<think>", "</think>")),
+        (chat_templates.THINKING, chat(("user", "Hi"), ("assistant", "Ho"), tools=[TOOL]), ()),
+        (chat_templates.LLAMA_LIKE, TWO_TURNS, chat_templates.LLAMA_TOKENS),
+        (
+            chat_templates.GEMMA_LIKE,
+            chat(("system", "S"), ("user", "q"), ("assistant", "a")),
+            chat_templates.GEMMA_TOKENS,
+        ),
+        (chat_templates.OPEN_ENDED, TWO_TURNS, ()),
+        # NFD, which some tokenizers compose; special tokens that are text in an answer.
+        (None, chat(("user", "Cafe\u0301?"), ("assistant", "cafe\u0301 <|im_start|> \n")), ()),
+    ],
+    ids=["ChatML", "blank", "thought", "tools", "Llama-3", "Gemma", "open end", "odd"],
+)
+def test_what_is_right_passes(template: str | None, record: Record, tokens: Sequence[str], subject: Any) -> None:
+    found = {each["name"]: each for each in verify(subject(template, record, tokens=tokens))}
+    assert found["served"]["passed"], found["served"]["detail"]
+    assert found["end of turn is trained"]["passed"], found["end of turn is trained"]["detail"]
+
+
+def test_a_cut_turn_is_compared_as_far_as_it_goes(subject: Any) -> None:
+    whole = subject(None, TWO_TURNS)
+    length = len(whole.tokenized[0].ids)
+    assert check_served_folder(subject(None, TWO_TURNS, max_length=length - 1)).startswith("2 turns")
+    # The second prompt fills all that is left.
+    prompt = len(list(shown_turns(whole.tokenized[0], length))[1].prompt)
+    assert check_served_folder(subject(None, TWO_TURNS, max_length=prompt)).startswith("1 turns")
+    with pytest.raises(ValueError, match="cuts every record in its prompt; raise it"):
+        check_served_folder(subject(None, TWO_TURNS, max_length=5))
+
+
+def fails(subject: Subject, message: str) -> None:
+    (found,) = (each for each in verify(subject) if each["name"] == "served")
+    assert not found["passed"]
+    assert message in found["detail"], found["detail"]
+
+
+# -- faults ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_that_is_tokenised_with_its_answer(subject: Any, monkeypatch: Any) -> None:
+    def together(self: TextTokenizer, given: Any) -> list[TurnTokens]:
+        texts = self([turn.text for turn in given], [turn.own for turn in given])
+        return [TurnTokens(text, text.first_overlapping(turn.answer)) for text, turn in zip(texts, given, strict=True)]
+
+    monkeypatch.setattr(TextTokenizer, "turns", together)
+    fails(
+        subject(WITH_BLANK, chat(("user", "q"), ("assistant", "is"))),
+        "line 1, message 2: plain apply_chat_template gives",
+    )
+
+
+@pytest.mark.parametrize(
+    ("template", "tokens"),
+    [
+        (chat_templates.LLAMA_LIKE, chat_templates.LLAMA_TOKENS),  # the date of today
+        (chat_templates.GEMMA_LIKE, chat_templates.GEMMA_TOKENS),  # refuses a system message
+        (chat_templates.OPEN_ENDED, ()),  # no header for the answer
+    ],
+    ids=["date", "system", "header"],
+)
+def test_a_template_that_is_saved_as_it_came(template: str, tokens: Sequence[str], subject: Any) -> None:
+    made = subject(template, chat(("system", "S"), ("user", "q"), ("assistant", "a")), tokens=tokens)
+    made.tokenizer.chat_template = template
+    fails(made, "line 1, message 3: plain apply_chat_template ")
+
+
+def test_variables_of_the_run_that_are_not_saved(subject: Any) -> None:
+    template = (
+        chat_templates.THINKING.removesuffix("{% endif %}")
+        + "{{- '<think>\n\n</think>\n\n' if quick is defined }}{% endif %}"
+    )
+    made = subject(template, TWO_TURNS, chat_template_kwargs={"quick": True})
+    assert check_served_folder(made).startswith("2 turns")
+    made.tokenizer.chat_template = template
+    fails(made, "assistant\\n', where '")
+
+
+def test_a_stop_token_that_is_not_saved(subject: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr("stepjepa.models.generation.add_stop_tokens", lambda model, ends: None)
+    template = chat_templates.GEMMA_LIKE.replace("model", "assistant")
+    fails(subject(template, TWO_TURNS, tokens=chat_templates.GEMMA_TOKENS), "lacks '<end_of_turn>'")
+
+
+def test_an_end_of_turn_that_is_cut_off(subject: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(ChatTemplate, "turn_end", lambda self, text, end, role: (text[:end], self.stop_tokens[0]))
+    fails(subject(None, TWO_TURNS), "line 1, message 2: it is trained up to '.', at which generation does not stop")
+
+
+def test_a_turn_with_weight_0_that_is_trained(subject: Any, monkeypatch: Any) -> None:
+    kept = ChatTemplate.turns
+
+    def all_of_them(self: ChatTemplate, messages: Any, *rest: Any) -> Any:
+        return kept(self, [{**message, "weight": 1} for message in messages], *rest)
+
+    monkeypatch.setattr(ChatTemplate, "turns", all_of_them)
+    fails(subject(None, CONTEXT), "line 2: 2 turns are trained, its messages ask for 1")
+
+
+def test_a_thought_that_is_left_out(subject: Any, monkeypatch: Any) -> None:
+    kept = ChatTemplate._normalised
+
+    def without(self: ChatTemplate, message: Any) -> Any:
+        return {key: text for key, text in kept(self, message).items() if key != "reasoning_content"}
+
+    monkeypatch.setattr(ChatTemplate, "_normalised", without)
+    fails(
+        subject(chat_templates.THINKING, THOUGHT),
+        "line 1, message 2: 'reasoning_content' ('Two and three make five.') is not trained",
+    )
+
+
+def test_tools_that_are_left_out(subject: Any, monkeypatch: Any) -> None:
+    kept = ChatTemplate._apply
+
+    def without(
+        self: ChatTemplate, messages: Any, prompt: bool = False, tools: Any = None, variables: Any = None
+    ) -> str:
+        return kept(self, messages, prompt, None, variables)
+
+    monkeypatch.setattr(ChatTemplate, "_apply", without)
+    fails(
+        subject(chat_templates.THINKING, chat(("user", "Hi"), ("assistant", "Ho"), tools=[TOOL])),
+        "gives '<|im_start|>system\\n[{",
+    )
+
+
+def test_tool_calls_that_are_left_out(subject: Any, monkeypatch: Any) -> None:
+    """A template that writes no calls is refused; were it not, the check would notice."""
+    call = {"type": "function", "function": {"name": "look_up", "arguments": {"word": "cod"}}}
+    record = parse_record(
+        {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "tool_calls": [call]}]},
+        "memory.jsonl",
+        1,
+    )
+    with pytest.raises(ValueError, match="writes no 'tool_calls'"):
+        subject(None, record)
+    located = turns.locate
+
+    def without_calls(*given: Any, **options: Any) -> Any:
+        return [place for place in located(*given, **options) if place.part.kind != "call"]
+
+    monkeypatch.setattr(turns, "locate", without_calls)
+    fails(subject(None, record), "'tool_calls' ('cod') is not trained")
+
+
+def test_prompts_of_other_ids_and_the_same_text(plain_tokenizer: Any) -> None:
+    ids = plain_tokenizer("Add.", add_special_tokens=False)["input_ids"]
+    apart = [index for char in "Add." for index in plain_tokenizer(char, add_special_tokens=False)["input_ids"]]
+    assert ids != apart
+    assert difference(plain_tokenizer, ids, ids) is None
+    assert f"'Add.' as {apart}" in str(difference(plain_tokenizer, ids, apart))
+    assert "gives 'A', where 'Add.' is asked" in str(difference(plain_tokenizer, apart[:1], apart))
