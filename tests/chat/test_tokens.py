@@ -159,3 +159,43 @@ def test_a_token_that_reaches_over_an_end_of_a_content_is_none(trained_tokenizer
     made = TextTokenizer(trained_tokenizer)
     spans = [(0, 1), (0, 2), (1, 11), (10, 11), (3, 4)]
     assert [made.spelt("a<|im_end|>", [span]) for span in spans] == [False, True, True, True, True]
+
+
+def test_a_prompt_is_tokenised_once_whatever_follows(trained_tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Characters that reach the tokenizer grow with the chat, not with its square, though each turn has its prompt."""
+    from stepjepa.chat import tokens
+
+    kept, seen = tokens._tokenize, list[int]()
+
+    def counting(tokenizer: Any, texts: list[str], **options: Any) -> Any:
+        seen.append(sum(map(len, texts)))
+        return kept(tokenizer, texts, **options)
+
+    monkeypatch.setattr(tokens, "_tokenize", counting)
+    cost = {}
+    for turns in (4, 16):
+        seen.clear()
+        contents = [f"number {number} of many" for number in range(2 * turns)]
+        made = RecordTokenizer(trained_tokenizer, JepaConfig(mode="regular", max_length=4096))
+        (record,) = made.tokenize([tiny.make_record("", *contents)])
+        assert sum(np.diff(record.labels) != 1) + 1 == turns
+        cost[turns] = sum(seen)
+    assert cost[16] < 4.5 * cost[4]
+
+
+@pytest.mark.parametrize(
+    ("contents", "wanted"),
+    [
+        ([(0, 2)], False),
+        ([(0, 4)], True),
+        ([(2, 4), (0, 1)], True),
+        ([(12, 15)], True),
+        ([(13, 15)], False),
+        ([(0, 20), (14, 15)], True),
+        ([(5, 5)], False),
+        ([], False),
+    ],
+)
+def test_a_special_token_in_a_content(contents: list[tuple[int, int]], wanted: bool, trained_tokenizer: Any) -> None:
+    # Characters 3 to 12 are a token.
+    assert TextTokenizer(trained_tokenizer).spelt("ab <|im_end|> cd", contents) is wanted

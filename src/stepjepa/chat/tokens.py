@@ -11,8 +11,9 @@ import copy
 import json
 import random
 import re
+from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -178,11 +179,13 @@ class TextTokenizer:
 
     def spelt(self, text: str, contents: Spans) -> bool:
         """Whether a content of a text contains a special token or part of one."""
-        return any(
-            found.start() < stop and start < found.end()
-            for found in self._pattern.finditer(text)
-            for start, stop in contents
-        )
+        spans = sorted(span for span in contents if span[0] < span[1])
+        starts, ends = [start for start, _ in spans], list(accumulate((end for _, end in spans), max))
+        for token in self._pattern.finditer(text) if spans else ():
+            before = bisect_left(starts, token.end())  # as many contents begin in front of the token's end
+            if before and ends[before - 1] > token.start():
+                return True
+        return False
 
     def _with_stand_ins(self, texts: Sequence[tuple[str, Spans]]) -> list[Tokens]:
         if texts and self._copy is None:
