@@ -14,6 +14,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+import stepjepa
 from stepjepa.data.sources import read_records
 from stepjepa.store.record import trained_objective
 
@@ -48,6 +49,24 @@ def test_quickstart(load: Load, tmp_path: Path, capsys: pytest.CaptureFixture[st
         assert re.search(rf"^{arm}( +[\d.]+){{6}}$", table, re.MULTILINE)
         assert table.count(f"  {arm}: ") == 3
     assert (tmp_path / "a" / "report.html").exists()
+
+
+def test_one_model_answers_and_retrieves(load: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    example = load("answer_or_retrieve")
+    shown = example.run(tmp_path / "a", tiny=True)
+    known, test = (read_records(tmp_path / "a" / f"nl-rx-{name}.jsonl") for name in ("train", "test"))
+    answers = {record.answer for record in known}
+    # Three questions with five known expressions each, and one screen in all.
+    assert len(shown.splitlines()) < 40
+    hits = re.findall(r"^    finds (-?[\d.]+): +(\S+)(  <- right)?$", shown, re.MULTILINE)
+    assert len(hits) == 15 and {text for _, text, _ in hits} <= answers
+    for number, (_, text, mark) in enumerate(hits):
+        assert bool(mark) == example.is_right(text, test[number // 5].answer)
+    scores = [float(score) for score, *_ in hits]
+    assert all(scores[at : at + 5] == sorted(scores[at : at + 5], reverse=True) for at in (0, 5, 10))
+    jepa = stepjepa.Jepa.from_pretrained(tmp_path / "a" / "model")
+    example.draw({"a": jepa, "b": jepa}, known[:7], tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.slow
