@@ -11,6 +11,7 @@ from accelerate.utils import send_to_device
 import stepjepa
 import tiny
 from stepjepa import Batch, JepaConfig
+from stepjepa.batch.costs import Costs
 from stepjepa.batch.sequences import SampledRecord
 
 
@@ -44,7 +45,7 @@ def test_every_property_is_a_key(trained_tokenizer: Any) -> None:
 
 @pytest.mark.parametrize("move", [send_to_device, Batch.to])
 def test_only_tensors_are_moved_and_numbers_of_the_host_stay(move: Any, trained_tokenizer: Any) -> None:
-    made = batch(trained_tokenizer, attention_length=1)
+    made = batch(trained_tokenizer, costs=Costs(1, 1))
     assert len(made.passes) > 1
     # 'non_blocking' is what Accelerate passes; without it a batch would be moved tensor by tensor by waiting copies.
     moved = move(made, torch.device("meta"), non_blocking=True)

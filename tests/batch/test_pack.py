@@ -14,8 +14,10 @@ from torch import Tensor
 import tiny
 from slow_trees import random_records, random_sequences
 from stepjepa.batch.collate import Collator
+from stepjepa.batch.costs import Costs
+from stepjepa.batch.cutting import balanced_cut
 from stepjepa.batch.mask import Trees, dense
-from stepjepa.batch.pack import Rows, cut, pack, pack_passes
+from stepjepa.batch.pack import Rows, pack, pack_passes
 from stepjepa.batch.sequences import SampledRecord, TokenSequence
 from stepjepa.models.attention import enable_trees
 from stepjepa.objectives.alignment import Alignment, InfoNCE
@@ -53,10 +55,10 @@ def seen(rows: Rows) -> list[set[int]]:
 WAYS: list[dict[str, Any]] = [
     {"row_length": 7},
     {"row_length": NEVER},
-    {"row_length": 13, "attention_length": 5},
-    {"row_length": 13, "attention_length": 19},
+    {"row_length": 13, "costs": Costs(1, 1 / 5, forward=64)},
+    {"row_length": 13, "costs": Costs(1, 1 / 19, forward=64)},
     {"row_length": 5, "one_each": True},
-    {"row_length": 5, "one_each": True, "attention_length": 5},
+    {"row_length": 5, "one_each": True, "costs": Costs(1, 1 / 5, forward=64)},
     {"row_length": NEVER, "groups": True},
 ]
 
@@ -156,7 +158,7 @@ def test_one_pass_has_the_fewest_cells_of_all_cuts(seed: int) -> None:
 
     allowed = max(row_length, int(lengths.max()))
     cells = [len(bounds[1:]) * max(sizes(bounds)) for bounds in every_cut(count) if max(sizes(bounds)) <= allowed]
-    bounds = cut(lengths, shared, row_length)
+    bounds = balanced_cut(lengths, shared, row_length)
     assert bounds in every_cut(count)
     assert max(sizes(bounds)) <= allowed
     assert len(bounds[1:]) * max(sizes(bounds)) == min(cells)
@@ -168,20 +170,22 @@ def test_several_passes_cost_least_of_all_cuts(seed: int) -> None:
     sequences = random_sequences(seed, vocabulary=2, longest=6)[:7]
 
     def cost(rows: Rows) -> float:
-        return float((rows.lengths * (1 + rows.lengths / 11 * (1.0 if rows.branches else 0.5))).sum())
+        return float((rows.lengths * (1 + rows.lengths / 11)).sum())
 
     ordered = sorted(sequences, key=lambda each: each.ids.astype(np.int64).tobytes())
     every = [
         sum(cost(pack(ordered[a:b], row_length=NEVER)) for a, b in itertools.pairwise(bounds))
         for bounds in every_cut(len(ordered))
     ]
-    assert sum(map(cost, pack_passes(sequences, row_length=NEVER, attention_length=11))) == pytest.approx(min(every))
+    assert sum(
+        map(cost, pack_passes(sequences, row_length=NEVER, costs=Costs(1, 1 / 11, forward=64)))
+    ) == pytest.approx(min(every))
 
 
 def test_rows_that_share_much_are_joined_and_others_stand_alone_by_length() -> None:
     """By hand: two sequences with 40 tokens in common are one tree; two strangers of 300 run without a mask."""
     ids = [[*range(40), 50], [*range(40), 51], list(range(60, 360)), list(range(400, 700))]
-    passes = pack_passes([sequence(*each) for each in ids], row_length=1000, attention_length=400)
+    passes = pack_passes([sequence(*each) for each in ids], row_length=1000, costs=Costs(1, 1 / 400, forward=64))
     assert [(rows.ids.shape, rows.branches) for rows in passes] == [((2, 300), False), ((1, 42), True)]
 
 
@@ -192,13 +196,13 @@ def test_losses_and_gradients_of_several_passes_are_those_of_one(encoding: Any) 
     objective = Objective([LMLoss(), PromptLoss(0.3), Alignment(0.7, InfoNCE()), SemanticTube(0.1)])
     items = [SampledRecord(record, True, (0, index)) for index, record in enumerate(random_records(3, vocabulary=60))]
 
-    def run(attention_length: int | None) -> tuple[Tensor, dict[str, Tensor], int]:
-        how = {"encoding": encoding, "row_length": 97, "attention_length": attention_length, "prompt_labels": True}
+    def run(costs: Costs | None) -> tuple[Tensor, dict[str, Tensor], int]:
+        how = {"encoding": encoding, "row_length": 97, "costs": costs, "prompt_labels": True}
         batch = Collator("branched", np.array([61, 62], np.int32), **how)([*items, None])
         loss = jepa_loss(model, batch, objective).loss
         return loss.detach(), tiny.gradients(model, loss), len(batch.passes)
 
-    one, several = run(None), run(1)
+    one, several = run(None), run(Costs(1, 1, forward=64))
     assert one[2] == 1 < several[2]
     tiny.assert_same(one[0], several[0])
     tiny.assert_same_gradients(one[1], several[1])

@@ -19,6 +19,7 @@ import tiny
 from slow_trees import random_records
 from stepjepa.base.files import write_jsonl
 from stepjepa.batch.collate import Collator
+from stepjepa.batch.costs import Costs
 from stepjepa.batch.micro_batch import Batch, BatchRecords
 from stepjepa.batch.sequences import SampledRecord, TokenizedRecord
 from stepjepa.cli.main import main
@@ -35,7 +36,7 @@ PACKINGS: list[dict[str, Any]] = [
     {"row_length": 500},
     {"row_length": 13},
     {"row_length": 61, "share_prefixes": False},
-    {"row_length": 61, "attention_length": 1},
+    {"row_length": 61, "costs": Costs(1, 1)},
     {"encoding": "rows"},
 ]
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import tiny
+from stepjepa.batch import segments
 from stepjepa.chat.tokens import all_predictor_ids
 from stepjepa.cli.main import main
 from stepjepa.config.jepa import JepaConfig
@@ -15,6 +16,8 @@ from stepjepa.inspection import verification
 from stepjepa.inspection.verification import Subject, verify
 from stepjepa.models.encoded import Encoded
 from stepjepa.models.loading import add_lora
+from stepjepa.models.probe import probe
+from stepjepa.objectives import packing
 
 CONFIGS = {
     "regular": JepaConfig(mode="regular"),
@@ -47,18 +50,49 @@ def test_lora(tiny_tokenizer: Any) -> None:
     assert "2 predictor rows" in found["one optimisation step"]["detail"]
 
 
+@pytest.fixture
+def tokens_cost_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in larger models: what records share is worth a mask, or calls of attention."""
+    monkeypatch.setattr(packing, "NS_WEIGHT", 1e4)
+    monkeypatch.setattr(packing, "NS_CALL", 0.0)
+    for attention in ("sdpa", "eager"):
+        probe(tiny.make_model("llama", attention))  # before a test breaks attention
+
+
+@pytest.mark.usefixtures("tokens_cost_most")
 def test_a_leaking_mask_fails(tiny_tokenizer: Any, monkeypatch: Any) -> None:
     def all_earlier(trees: Any, rule: Any = None) -> Any:
         rows, size = trees.start.shape
         return torch.ones(rows, 1, size, size, dtype=torch.bool).tril()
 
     monkeypatch.setattr("stepjepa.models.attention.dense", all_earlier)
+    found = results(tiny.make_model("llama", "eager"), tiny_tokenizer, CONFIGS["branched"])
+    assert not found["batch against separate passes"]["passed"]
+
+
+@pytest.mark.usefixtures("tokens_cost_most")
+def test_a_leaking_segment_fails(tiny_tokenizer: Any, monkeypatch: Any) -> None:
+    def whole_path(call: Any, *_: Any) -> Any:
+        return torch.zeros(call.shape.segments, 1, call.shape.queries, call.shape.keys)
+
+    monkeypatch.setattr("stepjepa.models.segment_attention._call_mask", whole_path)
     found = results(tiny.make_model("llama"), tiny_tokenizer, CONFIGS["branched"])
     assert not found["batch against separate passes"]["passed"]
 
 
+@pytest.mark.usefixtures("tokens_cost_most")
 def test_a_step_that_sees_what_is_before_it_fails(tiny_tokenizer: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr("stepjepa.batch.mask.Trees.isolates", False)
+    found = results(tiny.make_model("llama", "eager"), tiny_tokenizer, CONFIGS["inplace"])
+    assert not found["batch against separate passes"]["passed"]
+
+
+@pytest.mark.usefixtures("tokens_cost_most")
+def test_a_segment_that_sees_what_is_before_it_fails(tiny_tokenizer: Any, monkeypatch: Any) -> None:
+    def not_isolated(place: int, path: Any, shared: int, _start: Any) -> Any:
+        return segments.added_segments(place, path, shared, None)
+
+    monkeypatch.setattr("stepjepa.batch.pack.added_segments", not_isolated)
     found = results(tiny.make_model("llama"), tiny_tokenizer, CONFIGS["inplace"])
     assert not found["batch against separate passes"]["passed"]
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import tiny
+from stepjepa.batch.costs import Costs
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.batch.sequences import SampledRecord
 from stepjepa.config.jepa import JepaConfig
@@ -38,6 +39,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "shortest rows": {"row_length": 2, "pad_id": 7},
     "nothing shared": {"row_length": 150, "share_prefixes": False},
     "plain rows": {"encoding": "rows"},
+    "segments": {"kernel": "calls", "costs": Costs(1.0, 1.0)},
+    "segments in short passes": {"kernel": "calls", "costs": Costs(1.0, 0.1, call=100.0), "pass_length": 83},
 }
 TERMS = Objective([LMLoss(), PromptLoss(0.3), Alignment(0.7, L2()), SemanticTube(0.2)])
 
@@ -51,7 +54,7 @@ def collated(tokenizer: Any, config: JepaConfig, order: Sequence[int] = (0, 1, 2
 
 def ready(factory: ModelFactory, architecture: str = "llama") -> Any:
     model = factory(architecture).double()
-    enable_trees(model)
+    enable_trees(model, segments=True)
     return model
 
 
@@ -69,7 +72,7 @@ def test_rows_of_any_kind_in_any_order(
 ) -> None:
     model, config = ready(tiny_model, architecture), CONFIGURATIONS[name]
     expected, shapes = collated(trained_tokenizer, config), set()
-    orders = [(0, 1, 2), (2, 1, 0), (1, 2, 0), (2, 0, 1), (0, 2, 1)]
+    orders = [(0, 1, 2), (2, 1, 0), (1, 2, 0), (2, 0, 1), (0, 2, 1), (1, 0, 2), (2, 0, 1)]
     for (way, options), order in zip(WAYS.items(), orders, strict=True):
         if name == "step inplace" and way == "plain rows":
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,13 @@ from torch import Tensor
 import tiny
 from slow_trees import Slow, logits_of, probe, random_records, random_sequences, separately
 from stepjepa.batch.collate import Collator
+from stepjepa.batch.costs import Costs
 from stepjepa.batch.layouts import LAYOUTS, Layout, ReadoutOptions
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.batch.pack import pack
 from stepjepa.batch.sequences import SampledRecord, TokenizedRecord, TokenSequence
 from stepjepa.config.jepa import JepaConfig
-from stepjepa.models.attention import EAGER, SDPA, enable_trees
+from stepjepa.models.attention import EAGER, SDPA, SEGMENTS, enable_trees
 from stepjepa.models.encode import encode
 from stepjepa.models.encoded import Encoded
 
@@ -30,10 +32,20 @@ CONFIGURATIONS = {
     "llm separate": JepaConfig(mode="llm-jepa", layout="separate", predictors=1),
     "llm branched": JepaConfig(mode="llm-jepa", layout="branched", predictors=1, pooling="mean"),
 }
+# Calls that cost nothing are one for each segment, most of them under a mask; dear ones are one for all. Where queries
+# and keys cost nothing to gather, and pairs do not either, all segments run as whole paths.
+SEGMENTED: dict[str, dict[str, Any]] = {
+    "calls": {"kernel": "calls", "costs": Costs(1.0, 1.0)},
+    "one call": {"kernel": "calls", "costs": Costs(1.0, 1.0, call=1e9)},
+    "whole paths": {"kernel": "calls", "costs": Costs(1.0, 0.0, call=1.0)},
+    "ragged": {"kernel": "ragged"},
+}
+# Plain and grouped keys, a window, values of another size than keys; the others run one form.
+EVERY_FORM = ("llama", "gpt2", "gemma3_window", "minicpm3")
 MODELS = [
     pytest.param(name, attention, id=f"{name}-{attention}")
     for name in tiny.ATTENTION_ONLY
-    for attention in ("eager", "sdpa")
+    for attention in ("eager", "sdpa", *(SEGMENTED if name in EVERY_FORM else ["calls"]))
     if not (name == "gemma2_window" and attention != "eager")  # transformers refuses it: soft cap
 ]
 
@@ -83,6 +95,17 @@ def check(model: Any, plain: Any, batch: Batch, parts: Parts, paths: Sequence[An
     tiny.assert_same_gradients(tiny.gradients(model, fast), tiny.gradients(plain, scalar(slow, torch.cat(slow.states))))
 
 
+def segmented(model: Any, attention: str, collator: Collator) -> Collator:
+    """Switch a model to trees, by the segments of one row if ``attention`` is a key of ``SEGMENTED``."""
+    if attention not in SEGMENTED:
+        enable_trees(model)
+        assert model.config._attn_implementation == (EAGER if attention == "eager" else SDPA)
+        return collator
+    enable_trees(model, segments=True)
+    assert model.config._attn_implementation == SEGMENTS
+    return replace(collator, row_length=10**6, **SEGMENTED[attention])
+
+
 def paths_of(collator: Collator, records: Sequence[TokenizedRecord]) -> tuple[Parts, list[Any]]:
     """The sequences of all records, and where packing puts them."""
     parts = [collator.sequences(SampledRecord(record)) for record in records]
@@ -93,11 +116,14 @@ def paths_of(collator: Collator, records: Sequence[TokenizedRecord]) -> tuple[Pa
 
 
 def compare(factory: ModelFactory, architecture: str, attention: str, collator: Collator, records: Any) -> Batch:
-    plain, model = factory(architecture, attention), factory(architecture, attention)
+    loaded = "sdpa" if attention in SEGMENTED else attention
+    plain, model = factory(architecture, loaded), factory(architecture, loaded)
     if collator.encoding == "tree":
-        enable_trees(model)
-        assert model.config._attn_implementation == (EAGER if attention == "eager" else SDPA)
+        collator = segmented(model, attention, collator)
     batch = collator(map(SampledRecord, records))
+    if attention in SEGMENTED:
+        assert batch.trees is not None
+        assert batch.trees.segments is not None
     check(model, plain, batch, *paths_of(collator, records))
     return batch
 
@@ -122,7 +148,7 @@ def test_records_that_begin_alike(architecture: str, attention: str, tiny_model:
     batch = compare(tiny_model, architecture, attention, collator, random_records(3))
     assert len(batch.head_index) < len(batch.label_ids)
     assert len(batch.prompt_index) < len(batch.prompt_ids)
-    assert len(batch.input_ids) > 1
+    assert (len(batch.input_ids) > 1) == (attention not in SEGMENTED)
 
 
 @pytest.fixture
@@ -139,12 +165,15 @@ def as_they_are(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[list[TokenSeq
 
 
 @pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("attention", ["sdpa", *SEGMENTED])
 @pytest.mark.parametrize("architecture", ["llama", "gpt2", "gemma3_window"])
-def test_any_sequences(architecture: str, seed: int, tiny_model: ModelFactory, as_they_are: Any) -> None:
+def test_any_sequences(
+    architecture: str, attention: str, seed: int, tiny_model: ModelFactory, as_they_are: Any
+) -> None:
     """Branches on branches, several trees in a row, labels and readouts anywhere."""
     records = as_they_are([random_sequences(2 * seed + part, vocabulary=tiny.VOCABULARY) for part in range(2)])
     collator = Collator("given", np.empty(0, np.int32), ReadoutOptions(mean=True), row_length=29)
-    compare(tiny_model, architecture, "sdpa", collator, records)
+    compare(tiny_model, architecture, attention, collator, records)
 
 
 @pytest.mark.parametrize("architecture", tiny.WITH_WINDOW)
@@ -177,7 +206,10 @@ def test_every_option_equals_separate_passes(
 
 
 @pytest.mark.parametrize("pairs", ["first", "all"])
-@pytest.mark.parametrize(("architecture", "attention"), [("llama", "eager"), ("qwen3", "sdpa"), ("gpt2", "sdpa")])
+@pytest.mark.parametrize(
+    ("architecture", "attention"),
+    [("llama", "eager"), ("qwen3", "sdpa"), ("gpt2", "sdpa"), *(("qwen3", name) for name in SEGMENTED)],
+)
 def test_in_place_equals_a_dense_mask(
     architecture: str, attention: str, pairs: Any, tiny_model: ModelFactory, trained_tokenizer: Any
 ) -> None:
@@ -185,8 +217,9 @@ def test_in_place_equals_a_dense_mask(
     config = JepaConfig(mode="step-jepa", layout="inplace", predictors=2, pairs=pairs, pooling="mean")
     records = (tiny.tokenized(trained_tokenizer, config) * 2)[:4]
     collator = tiny.collator(trained_tokenizer, config, prompt_labels=True)
-    plain, model = tiny_model(architecture, "eager"), tiny_model(architecture, attention)
-    enable_trees(model)
+    plain = tiny_model(architecture, "eager")
+    model = tiny_model(architecture, "sdpa" if attention in SEGMENTED else attention)
+    collator = segmented(model, attention, collator)
     batch = collator(map(SampledRecord, records))
     assert batch["isolates"]
     check(model, plain, batch, *paths_of(collator, records))

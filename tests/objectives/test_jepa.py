@@ -62,9 +62,9 @@ def test_a_call_is_a_step_counted_from_0_unless_it_names_one(name: str, tiny_tok
 def test_rows_are_packed_for_the_accelerator_that_the_model_will_move_to(
     tiny_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert prepared(tiny_tokenizer)[1].collator.attention_length is not None
+    assert prepared(tiny_tokenizer)[1].collator.costs is not None
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda"))
-    assert prepared(tiny_tokenizer)[1].collator.attention_length is None
+    assert prepared(tiny_tokenizer)[1].collator.costs is None
 
 
 def test_without_views_a_batch_trains_the_lm_loss_alone(tiny_tokenizer: Any) -> None:

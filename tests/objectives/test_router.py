@@ -13,6 +13,7 @@ from torch import Tensor
 
 import tiny
 from stepjepa.base.files import read_jsonl
+from stepjepa.batch.costs import Costs
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.cli.main import main
 from stepjepa.config.jepa import JepaConfig
@@ -95,7 +96,7 @@ def test_several_passes_and_plain_rows(trained_tokenizer: Any) -> None:
     rows = tiny.batch_of(trained_tokenizer, config, encoding="rows")
     tiny.assert_same(jepa_loss(model, rows, only_router(model)).loss, expected, 2e-6)
     enable_trees(model)
-    passes = tiny.batch_of(trained_tokenizer, config, attention_length=20)
+    passes = tiny.batch_of(trained_tokenizer, config, costs=Costs(1, 1 / 20))
     assert len(passes.passes) > 1
     tiny.assert_same(jepa_loss(model, passes, only_router(model)).loss, expected, 2e-6)
 

@@ -12,6 +12,7 @@ from torch import nn
 
 import tiny
 from stepjepa.batch.collate import Collator
+from stepjepa.batch.costs import Costs
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.batch.sequences import Pair, SampledRecord, TokenizedRecord, View
 from stepjepa.config.lora import LoraSettings
@@ -61,7 +62,9 @@ RECORDS = [random_record(seed) for seed in range(5)]
 
 def batch(encoding: Any = "tree", *, views: bool = True, layout: str = "separate", prompt: bool = False) -> Batch:
     predictors = np.array([386, 387], np.int32)
-    collator = Collator(layout, predictors, encoding=encoding, row_length=97, prompt_labels=prompt)
+    segments = {"kernel": "calls", "costs": Costs(1.0, 1.0, call=300.0)} if encoding == "segments" else {}
+    encoding = "rows" if encoding == "rows" else "tree"
+    collator = Collator(layout, predictors, encoding=encoding, row_length=97, prompt_labels=prompt, **segments)
     return collator(SampledRecord(record, views) for record in RECORDS)
 
 
@@ -72,8 +75,8 @@ def run(model: Any, given: Batch, objective: Objective = OBJECTIVE, context: Con
 def prepared(name: str, attention: str = "sdpa", adapter: str = "none", encoding: str = "tree") -> Any:
     """A model that has been tried out as its first pass does it, which is not to be counted."""
     model = tiny.make_model(name, attention)
-    if encoding == "tree":
-        enable_trees(model)
+    if encoding != "rows":
+        enable_trees(model, segments=encoding == "segments")
     if adapter != "none":
         model = add_lora(model, LoraSettings(3), [7, 11] if adapter == "with token rows" else [])
     LMHead(model)
@@ -140,6 +143,7 @@ CASES = [
     *(("qwen3", "sdpa", "none", "rows"), ("gpt2", "eager", BOTH[1], "tree"), ("gpt2", "sdpa", "none", "rows")),
     *(("gemma2_window", "eager", "none", "tree"), ("qwen3_moe", "sdpa", BOTH[1], "tree")),
     *(("qwen3_moe", "eager", "none", "rows"),),
+    *((name, "sdpa", BOTH[1], "segments") for name in ("llama", "gpt2", "gemma3_window")),
 ]
 
 

@@ -146,7 +146,8 @@ def test_same_compute_as_the_regular_run_measured(trained_tokenizer: Any, tmp_pa
         # The loss and the monitors are counted, but not derived.
         assert measured[-1] == pytest.approx(predicted, rel=0.01)
     assert (len(measured[0]), len(measured[1])) == (20, equal.steps)
-    assert sum(measured[1]) == pytest.approx(sum(measured[0]), rel=0.02)
+    # A run has whole steps, so it may be half a step away.
+    assert sum(measured[1]) == pytest.approx(sum(measured[0]), abs=0.6 * max(measured[1]))
     assert equal.regular_flops == pytest.approx(sum(measured[0]), rel=0.01)
     assert equal.checkpoints[-1] == equal.steps
 

@@ -11,9 +11,12 @@ import torch
 from numpy.typing import NDArray
 
 from stepjepa.base.errors import UserError
+from stepjepa.batch.costs import Costs
 from stepjepa.batch.layouts import LAYOUTS, ReadoutOptions
+from stepjepa.batch.mask import CallShapes, Kernel
 from stepjepa.batch.micro_batch import Batch, BatchRecords
 from stepjepa.batch.pack import Rows, pack_passes
+from stepjepa.batch.segments import calls, ragged
 from stepjepa.batch.sequences import Ids, Kind, Numbers, SampledRecord, TokenSequence, hash_tokens, main_sequence
 from stepjepa.config.jepa import JepaConfig
 
@@ -25,7 +28,10 @@ class Packing(TypedDict, total=False):
     """How sequences are packed into rows: fields of :class:`Collator` that depend on model and device."""
 
     row_length: int
-    attention_length: int | None
+    pass_length: int | None
+    costs: Costs | None
+    kernel: Kernel
+    one_pass: bool
     share_prefixes: bool
     positions: int | None
 
@@ -38,8 +44,11 @@ class Collator:
     predictors: Ids  # [K] ids of the predictor tokens
     reading: ReadoutOptions = field(default_factory=ReadoutOptions)
     encoding: Encoding = "tree"
-    row_length: int = 512  # maximum tokens of a row of trees
-    attention_length: int | None = None  # run a micro-batch in several passes, see ``pack.pack_passes``
+    row_length: int = 512  # maximum tokens of a row of trees under a mask
+    pass_length: int | None = None  # maximum tokens of a pass by segments; None for no limit
+    costs: Costs | None = None  # of a layer on a CPU: they choose how a micro-batch runs, see ``pack.pack_passes``
+    kernel: Kernel = "mask"  # what the model runs trees by
+    one_pass: bool = False  # never cut a micro-batch into several passes
     share_prefixes: bool = True  # over the whole micro-batch, not only within a record
     prompt_labels: bool = False  # also label the tokens of user messages
     positions: int | None = None  # maximum length of a sequence, by the model's positions
@@ -90,13 +99,16 @@ class Collator:
         passes = pack_passes(
             sequences,
             row_length=self.row_length,
-            attention_length=self.attention_length,
+            pass_length=self.pass_length,
+            costs=self.costs,
+            kernel=self.kernel,
+            one_pass=self.one_pass,
             groups=None if self.share_prefixes else owners,
             one_each=self.encoding != "tree",
             pad_id=self.pad_id,
         )
         paths = passes[0].paths
-        batch, *further = map(_inputs, passes)
+        batch, *further = (_inputs(rows, self.costs) for rows in passes)
         batch.update(self._labels(sequences, paths) | _readouts(owners, sequences, paths))
         if further:
             batch["further"] = further
@@ -187,12 +199,18 @@ def _records(
     )
 
 
-def _inputs(rows: Rows) -> Batch:
+def _inputs(rows: Rows, costs: Costs | None) -> Batch:
     """The model's input."""
     batch = _tensors(input_ids=rows.ids, attention_mask=np.ones_like(rows.ids))
-    if rows.branches:
-        batch |= _tensors(position_ids=rows.positions, start=rows.start, end=rows.end)
-        batch["isolates"] = bool(rows.start.any())
+    if not rows.branches:
+        return batch
+    batch |= _tensors(position_ids=rows.positions, start=rows.start, end=rows.end)
+    batch["isolates"] = bool(rows.start.any())
+    if rows.segments is not None and costs is not None:
+        found = vars(calls(rows.segments, costs))
+        batch |= Batch(found, shapes=CallShapes(found["shapes"]))
+    elif rows.segments is not None:
+        batch |= ragged(rows.segments)._asdict()
     return batch
 
 

@@ -1,17 +1,95 @@
-"""Attention masks of rows of prefix trees: one rule over two integers a token, in each form that attention takes."""
+"""Attention masks of rows of prefix trees: one rule over two integers a token, in each form that attention takes.
 
-from collections.abc import Callable
-from typing import NamedTuple
+The forms are a dense mask, blocks for FlexAttention, and the segments of a row (see ``segments``), which need no mask.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+Kernel = Literal["mask", "calls", "ragged", "cheapest"]
+"""What attention on trees is run by: a mask of the whole row, a few calls of segments, one variable-length call, or
+whichever of mask and calls takes less time for a micro-batch."""
 
 BLOCK = 128
 """Number of queries, and of keys, in a block of FlexAttention."""
 
 Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """(batch, head, query, key) -> whether the query may see the key; broadcasts."""
+
+
+class CallShape(NamedTuple):
+    """One call: N segments, padded to Q queries and K keys. ``causal``: the queries are whole paths, and Q is K."""
+
+    segments: int
+    queries: int
+    keys: int
+    causal: bool
+
+
+class Call(NamedTuple):
+    """The index tensors of one call: views of those of :class:`Calls`."""
+
+    shape: CallShape
+    query: Tensor  # [N, Q] column of each query
+    key: Tensor  # [N, K] column of each key
+    query_count: Tensor  # [N] queries without padding
+    key_count: Tensor  # [N] keys without padding
+
+
+@dataclass(frozen=True)
+class Calls:
+    """The calls of attention of one row of T tokens; index tensors hold the calls behind each other.
+
+    A padded query repeats the segment's last one, so it sees a key under any window; nothing reads its result.
+    """
+
+    shapes: tuple[CallShape, ...]
+    query_index: Tensor  # [sum N Q] column of each query
+    key_index: Tensor  # [sum N K] column of each key
+    query_count: Tensor  # [S] tokens of each segment, without padding; of its whole path in a causal call
+    key_count: Tensor  # [S] tokens of its path, without padding
+    output_index: Tensor  # [T] place of each token's result among all queries
+
+    @property
+    def pairs(self) -> int:
+        """Number of queries against keys that are computed, padding included."""
+        return sum(each.segments * each.queries * each.keys for each in self.shapes)
+
+    def each(self) -> Iterator[Call]:
+        """Yield the calls in order."""
+        numbers = [shape.segments for shape in self.shapes]
+        queries = self.query_index.split([shape.segments * shape.queries for shape in self.shapes])
+        keys = self.key_index.split([shape.segments * shape.keys for shape in self.shapes])
+        counts = zip(self.query_count.split(numbers), self.key_count.split(numbers), strict=True)
+        for shape, query, key, count in zip(self.shapes, queries, keys, counts, strict=True):
+            yield Call(shape, query.view(shape.segments, -1), key.view(shape.segments, -1), *count)
+
+
+@dataclass(frozen=True)
+class CallShapes:
+    """The shapes of calls as a value of a batch; no sequence, so that libraries copy it to no device."""
+
+    shapes: tuple[CallShape, ...]
+
+
+class Ragged(NamedTuple):
+    """All segments of a row as one variable-length call; the queries of all segments are the row itself."""
+
+    query_bounds: Tensor  # [S + 1] int32: where the queries of each segment begin, and T
+    key_bounds: Tensor  # [S + 1] int32: the same in ``key_index``
+    key_index: Tensor  # [sum of keys] columns of the keys of each segment
+    most_queries: int
+    most_keys: int
+
+    @property
+    def pairs(self) -> int:
+        """Number of queries against keys."""
+        return int((self.query_bounds.diff().long() * self.key_bounds.diff()).sum())
 
 
 class Trees(NamedTuple):
@@ -21,6 +99,7 @@ class Trees(NamedTuple):
     end: Tensor
     position_ids: Tensor  # for rules that count distance, such as sliding windows
     isolates: bool = False  # some `start` is not 0
+    segments: Calls | Ragged | None = None  # of a single row whose attention runs by segments
 
 
 def sees(trees: Trees) -> Rule:

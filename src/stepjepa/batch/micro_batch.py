@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias, TypeVar, Union
 import torch
 from torch import Tensor
 
-from stepjepa.batch.mask import Trees
+from stepjepa.batch.mask import Calls, CallShapes, Ragged, Trees
 from stepjepa.batch.sequences import Ids, Kind, Numbers
 
 
@@ -39,7 +39,7 @@ class ReadoutIndex(NamedTuple):
 
 
 Value = TypeVar("Value")
-BatchValue: TypeAlias = Union[Tensor, int, bool, BatchRecords, list["Batch"]]  # noqa: UP007  # a string has no |
+BatchValue: TypeAlias = Union[Tensor, int, bool, BatchRecords, CallShapes, list["Batch"]]  # noqa: UP007  # a string has no |
 
 
 class Batch(dict[str, BatchValue]):
@@ -89,11 +89,25 @@ class Batch(dict[str, BatchValue]):
 
     @property
     def trees(self) -> Trees | None:
-        """Which token sees which, from the keys ``start``, ``end`` and ``isolates``; None for plain causal text."""
+        """Which token sees which, from the keys ``start``, ``end`` and ``isolates``; None for plain causal text.
+
+        A batch that runs by segments has their index tensors, too, under the names of the fields of ``segments.Calls``
+        or ``segments.Ragged``.
+        """
         if "end" not in self:
             return None
         start, end, positions = (self._get(name, Tensor) for name in ("start", "end", "position_ids"))
-        return Trees(start, end, positions, self._get("isolates", bool))
+        return Trees(start, end, positions, self._get("isolates", bool), self._segments)
+
+    @property
+    def _segments(self) -> Calls | Ragged | None:
+        if "shapes" in self:
+            names = ("query_index", "key_index", "query_count", "key_count", "output_index")
+            return Calls(self._get("shapes", CallShapes).shapes, *(self._get(name, Tensor) for name in names))
+        if "query_bounds" in self:
+            queries, keys, index = (self._get(name, Tensor) for name in ("query_bounds", "key_bounds", "key_index"))
+            return Ragged(queries, keys, index, self._get("most_queries", int), self._get("most_keys", int))
+        return None
 
     @property
     def passes(self) -> list[Batch]:

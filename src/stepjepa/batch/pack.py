@@ -5,17 +5,21 @@ out in that order, the tokens of a row are prefix trees in preorder, and two int
 mask (see ``mask``): the subtree of token k ends at ``end[k]``, and token q sees nothing before ``start[q]``.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stepjepa.batch.costs import Costs
+from stepjepa.batch.cutting import balanced_cut, cheapest_parts
+from stepjepa.batch.mask import Kernel
+from stepjepa.batch.segments import Segments, added_segments, cheapest_calls
 from stepjepa.batch.sequences import Numbers, TokenSequence
 
-PASS_COST = 64
-"""Cost of one more forward pass on a CPU, in tokens (measured on tiny models, where it matters most)."""
+Range = tuple[int, int]
+"""The first and one past the last of some consecutive sequences."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,7 @@ class Rows:
     paths: list[Numbers]
     lengths: Numbers  # [R] number of tokens of each row, without padding
     branches: bool  # some token does not see all tokens before it; False for ordinary causal text
+    segments: Segments | None = None  # of a single row whose attention runs by segments; None: under a mask, or plain
 
 
 def pack(
@@ -49,22 +54,30 @@ def pack_passes(
     sequences: Sequence[TokenSequence],
     *,
     row_length: int,
-    attention_length: int | None = None,
+    pass_length: int | None = None,
+    costs: Costs | None = None,
+    kernel: Kernel = "mask",
+    one_pass: bool = False,
     groups: Sequence[int] | None = None,
     one_each: bool = False,
     pad_id: int = 0,
 ) -> list[Rows]:
     """Pack the sequences of a micro-batch, in any order, for one or several forward passes.
 
-    A single pass minimises number of rows x length of the longest row. Several passes, each of rows of similar length,
-    are for CPUs, where padding and masked keys cost as much as other tokens and one more pass costs little. There a row
-    of n tokens costs ``n (1 + n / attention_length)``, with half the quadratic part if it needs no mask. First the
-    sorted sequences are cut into rows, then the rows, sorted by length, into passes; either cut has the least cost.
+    On a CPU ``costs`` choose what takes the least time: the whole micro-batch as one row whose attention runs by
+    segments, or rows of at most ``row_length`` tokens under a mask or, where it needs none, as plain causal text. Rows
+    run in several passes, each of rows of similar length, since padding and masked keys cost as much as other tokens
+    and one more pass costs little. First the sorted sequences are cut into rows, then the rows, sorted by length, into
+    passes; either cut takes the least time. Without ``costs`` there is one pass, and rows are cut so that number of
+    rows x length of the longest row is least.
 
     Args:
         sequences: those of the micro-batch.
-        row_length: maximum tokens of a row; a longer sequence makes rows of its own length.
-        attention_length: row length at which masked attention costs as much as the rest of a layer; None for one pass.
+        row_length: maximum tokens of a row under a mask; a longer sequence makes rows of its own length.
+        pass_length: the same of a pass by segments; None for no limit.
+        costs: of a layer on this device; None where they are unknown.
+        kernel: what the model runs trees by; ``calls`` and ``cheapest`` need ``costs``.
+        one_pass: never make several passes.
         groups: a group for each sequence, its record; only sequences of one group share prefixes. None shares all.
         one_each: one row per sequence that is not a prefix of another, for models that can't run trees.
         pad_id: token id of padding.
@@ -73,22 +86,13 @@ def pack_passes(
         none = np.zeros((1, 1), np.int64)
         return [Rows(none + pad_id, none, none, none + 1, [], np.zeros(1, np.int64), False)]
     laid = _Sorted(sequences, groups, pad_id)
-    if one_each:
-        last = np.append(np.flatnonzero(laid.shared[1:] < laid.lengths[:-1]) + 1, len(sequences))
-        rows = list(pairwise([0, *last.tolist()]))
-    elif attention_length is None:
-        rows = list(pairwise(cut(laid.lengths, laid.shared, row_length)))
-    else:
-        rows = laid.cheapest_rows(row_length, attention_length)
-    if attention_length is None:
-        return [laid.lay_out(rows)]
-    passes: list[Rows] = []
-    for masked in (False, True):
-        own = sorted((row for row in rows if laid.is_masked(*row) == masked), key=lambda row: laid.size(*row))
-        sizes = np.array([laid.size(*row) for row in own], np.int64)
-        weight = (1 if masked else 0.5) / attention_length
-        passes += [laid.lay_out(own[first:last]) for first, last in _cheapest_passes(sizes, weight)]
-    return passes
+    passes = laid.passes_of_rows(row_length, None if one_pass else costs, one_each=one_each)
+    if not one_each and kernel != "mask":
+        by_segments = laid.passes_of_segments(None if one_pass else pass_length)
+        faster = costs is not None and laid.time_of_segments(by_segments, costs) < laid.time_of_rows(passes, costs)
+        if kernel != "cheapest" or faster:
+            return [laid.lay_out([row], by_segments=True) for row in by_segments]
+    return [laid.lay_out(rows) for rows in passes]
 
 
 class _Sorted:
@@ -127,24 +131,70 @@ class _Sorted:
         """Whether one row needs a mask, see :meth:`masked`."""
         return bool(self.masked(np.array([first]), last)[0])
 
-    def cheapest_rows(self, row_length: int, attention_length: int) -> list[tuple[int, int]]:
-        """Cut the sequences into the rows of least cost, not counting padding."""
+    def passes_of_rows(self, row_length: int, costs: Costs | None, *, one_each: bool) -> list[list[Range]]:
+        """The rows of each pass; without ``costs`` of a single pass."""
+        if one_each:
+            last = np.append(np.flatnonzero(self.shared[1:] < self.lengths[:-1]) + 1, len(self.lengths))
+            rows = list(pairwise([0, *last.tolist()]))
+        elif costs is None:
+            rows = list(pairwise(balanced_cut(self.lengths, self.shared, row_length)))
+        else:
+            rows = self._cheapest_rows(row_length, costs)
+        if costs is None:
+            return [rows]
+        passes: list[list[Range]] = []
+        for masked in (False, True):
+            own = sorted((row for row in rows if self.is_masked(*row) == masked), key=lambda row: self.size(*row))
+            sizes = np.array([self.size(*row) for row in own], np.int64)
+            passes += [own[first:last] for first, last in _cheapest_passes(sizes, masked, costs)]
+        return passes
 
-        def costs(first: Numbers, last: int) -> NDArray[np.float64]:
+    def _cheapest_rows(self, row_length: int, costs: Costs) -> list[Range]:
+        """Cut the sequences into the rows that take the least time, not counting padding."""
+
+        def times(first: Numbers, last: int) -> NDArray[np.float64]:
             sizes = self.sizes(first, last)
-            weights = np.where(self.masked(first, last), 1.0, 0.5) / attention_length
-            return np.where((sizes > row_length) & (first < last - 1), np.inf, sizes * (1 + sizes * weights))
+            too_long = (sizes > row_length) & (first < last - 1)
+            return np.where(too_long, np.inf, costs.rows(sizes, self.masked(first, last)))
 
-        return _cheapest_parts(len(self.lengths), costs)
+        return cheapest_parts(len(self.lengths), times)
 
-    def lay_out(self, rows: list[tuple[int, int]]) -> Rows:
-        """Write the tokens of rows; each row is a range (first, last) of sequences."""
+    def time_of_rows(self, passes: list[list[Range]], costs: Costs) -> float:
+        """Time of a layer on these passes."""
+        total = 0.0
+        for rows in passes:
+            width, masked = max(self.size(*row) for row in rows), any(self.is_masked(*row) for row in rows)
+            total += len(rows) * float(costs.rows(np.array(width), masked)) + costs.forward
+        return total
+
+    def passes_of_segments(self, pass_length: int | None) -> list[Range]:
+        """The row of each pass, one in all if there is no limit to its length."""
+        if pass_length is None:
+            return [(0, len(self.lengths))]
+        return list(pairwise(balanced_cut(self.lengths, self.shared, pass_length)))
+
+    def time_of_segments(self, rows: list[Range], costs: Costs) -> float:
+        """Time of a layer on passes of one row each, by segments."""
+        total = 0.0
+        for first, last in rows:
+            lengths, shared = self.lengths[first:last], self.shared[first:last].copy()
+            shared[0] = 0
+            # A sequence that continues the one before, or equals it, belongs to its segment.
+            begin = np.append(True, shared[1:] < lengths[:-1]).nonzero()[0]
+            queries, keys = np.add.reduceat(lengths - shared, begin), lengths[np.append(begin[1:], last - first) - 1]
+            _, time = cheapest_calls(Segments(begin, queries, keys, []), costs)
+            total += time + self.size(first, last) * costs.token + costs.forward
+        return total
+
+    def lay_out(self, rows: list[Range], *, by_segments: bool = False) -> Rows:
+        """Write the tokens of rows; ``by_segments`` with the segments of the only one."""
         sizes = np.array([self.size(*row) for row in rows], np.int64)
         width = int(sizes.max())
         cells = len(rows) * width
         # Padding is causal text of its own, so that every query has a key: its subtrees end with the row.
         ids, positions, start, end = (np.full(cells, value) for value in (self._pad_id, 0, 0, width))
         path = np.empty(int(self.lengths.max()), np.int64)  # flat positions of the latest sequence
+        segments: list[tuple[int, int, Numbers]] = []
         for number, (first, last) in enumerate(rows):
             place = begin = number * width
             before = 0
@@ -158,12 +208,22 @@ class _Sorted:
                 if sequence.start is not None:
                     start[own] = path[sequence.start[shared:]] - begin
                 self._paths[self._order[index]] = path[:length] + self._cells
+                if by_segments:
+                    own_path = path[:length].copy()
+                    if shared and sequence.start is None and path[shared - 1] == place - 1:
+                        # The sequence continues the one before.
+                        begun, size, _ = segments.pop()
+                        segments.append((begun, size + length - shared, own_path))
+                    else:
+                        segments += added_segments(place, own_path, shared, sequence.start)
                 place, before = place + length - shared, length
             end[path[:before]] = place - begin
         self._cells += cells
         shape, branches = (-1, width), any(self.is_masked(*row) for row in rows)
         ids, positions = ids.reshape(shape), positions.reshape(shape)
-        return Rows(ids, positions, start.reshape(shape), end.reshape(shape), self._paths, sizes, branches)
+        trees = start.reshape(shape), end.reshape(shape)
+        found = Segments.of(segments) if by_segments and branches else None
+        return Rows(ids, positions, *trees, self._paths, sizes, branches, found)
 
 
 def _sorted(sequences: Sequence[TokenSequence], groups: Sequence[int] | None) -> tuple[list[int], Numbers]:
@@ -186,60 +246,10 @@ def _sorted(sequences: Sequence[TokenSequence], groups: Sequence[int] | None) ->
     return order, shared
 
 
-def cut(lengths: Numbers, shared: Numbers, row_length: int) -> list[int]:
-    """Cut sorted sequences into rows so that number of rows x length of the longest row is least.
+def _cheapest_passes(sizes: Numbers, masked: bool, costs: Costs) -> list[tuple[int, int]]:
+    """Cut rows of ascending sizes into the passes that take the least time, padding included."""
 
-    Args:
-        lengths: ``[S]`` tokens of each sequence.
-        shared: ``[S]`` length of the prefix that it shares with the previous one.
-        row_length: maximum tokens of a row, unless a single sequence is longer.
+    def times(first: Numbers, last: int) -> NDArray[np.float64]:
+        return (last - first) * costs.rows(sizes[last - 1], masked) + costs.forward
 
-    Returns:
-        The index of the first sequence of every row, and S.
-    """
-    added = np.concatenate([[0], np.cumsum(lengths - shared)])
-
-    def rows_within(cap: int) -> list[int]:
-        bounds = [0]
-        while (first := bounds[-1]) < len(lengths):
-            # A row holds its first sequence in full, and the tokens that the others add.
-            limit = added[first + 1] + cap - lengths[first]
-            bounds.append(int(np.searchsorted(added, limit, "right")) - 1)
-        return bounds
-
-    def cells(bounds: list[int]) -> int:
-        firsts, lasts = np.array(bounds[:-1]), np.array(bounds[1:])
-        return int((added[lasts] - added[firsts + 1] + lengths[firsts]).max()) * len(firsts)
-
-    longest = int(lengths.max())
-    caps = np.unique(np.linspace(longest, max(longest, row_length), 24).astype(int)).tolist()
-    return min(map(rows_within, caps), key=cells)
-
-
-def _cheapest_passes(sizes: Numbers, weight: float) -> list[tuple[int, int]]:
-    """Cut rows of ascending sizes into passes of least cost; a row of n tokens costs ``n (1 + weight n)``."""
-
-    def costs(first: Numbers, last: int) -> NDArray[np.float64]:
-        longest = sizes[last - 1]
-        total: NDArray[np.float64] = (last - first) * longest * (1 + weight * longest) + PASS_COST
-        return total
-
-    return _cheapest_parts(len(sizes), costs)
-
-
-def _cheapest_parts(count: int, costs: Callable[[Numbers, int], NDArray[np.float64]]) -> list[tuple[int, int]]:
-    """Cut ``range(count)`` into consecutive parts of least total cost, by dynamic programming.
-
-    ``costs(first, last)`` are the costs of the parts ``range(first[i], last)``.
-    """
-    # best[j]: least cost of cutting range(j); before[j]: start of the last part of that solution.
-    best, before = np.zeros(count + 1), [0] * (count + 1)
-    for last in range(1, count + 1):
-        totals = best[:last] + costs(np.arange(last), last)
-        before[last] = int(totals.argmin())
-        best[last] = totals[before[last]]
-    parts, last = [], count
-    while last:
-        parts.append((before[last], last))
-        last = before[last]
-    return parts[::-1]
+    return cheapest_parts(len(sizes), times)

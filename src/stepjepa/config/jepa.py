@@ -109,7 +109,9 @@ class JepaConfig:
         "tree: rows in which a common beginning stands once; rows: a plain row a sequence; auto tries the model out",
     )
     row_length: int | None = _rows(
-        None, "most tokens of a row of trees (by device and attention); one for a longer sequence", allowed=FROM_ONE
+        None,
+        "most tokens of a row of trees, or of a pass by segments (by device and attention); one for a longer sequence",
+        allowed=FROM_ONE,
     )
     share_prefixes: bool = _rows(True, "compute common beginnings of different records once; off: of one record alone")
     lbd: float = _loss(0.1, "weight of the alignment loss", allowed=FROM_ZERO)

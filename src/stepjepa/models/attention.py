@@ -2,9 +2,10 @@
 
 Registers ``tree_sdpa``, ``tree_eager`` and ``tree_flex``. They compute what ``sdpa``, ``eager`` and ``flex_attention``
 compute, under a mask that combines the model's own rule (causal, sliding window, chunked; distances counted in
-``position_ids``) with the rule of the trees. Outside :func:`tree_mask` the first two behave as the originals;
-``tree_flex`` runs sdpa (plain rows need no block mask), and ``tree_flex_unfused``, for models that refuse sdpa or have
-soft caps, eager.
+``position_ids``) with the rule of the trees. ``tree_segments`` and ``tree_varlen`` are ``tree_sdpa`` for rows under a
+mask, and run a row with segments by these, see :mod:`stepjepa.models.segment_attention`. Outside :func:`tree_mask` all
+behave as the originals; ``tree_flex`` runs sdpa (plain rows need no block mask), and ``tree_flex_unfused``, for models
+that refuse sdpa or have soft caps, eager.
 """
 
 import sys
@@ -23,9 +24,17 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_mask
 
-from stepjepa.batch.mask import BLOCK, Rule, Trees, blocks, dense, padded, sees, static_length, under
+from stepjepa.batch.mask import BLOCK, Kernel, Rule, Trees, blocks, dense, padded, sees, static_length, under
+from stepjepa.models.segment_attention import (
+    RaggedMask,
+    SegmentMask,
+    ragged_forward,
+    segment_forward,
+    segment_mask,
+)
 
 SDPA, EAGER = "tree_sdpa", "tree_eager"
+SEGMENTS, VARLEN = "tree_segments", "tree_varlen"
 FLEX, FLEX_UNFUSED = "tree_flex", "tree_flex_unfused"
 
 # Most shapes that FlexAttention is compiled for; beyond torch's default of 8 it would silently run uncompiled.
@@ -48,25 +57,37 @@ def tree_mask(trees: Trees | None) -> Iterator[None]:
         _current.reset(token)
 
 
-def enable_trees(model: PreTrainedModel) -> None:
+def enable_trees(model: PreTrainedModel, *, segments: bool = False) -> None:
     """Switch a model to the registered attention implementation that suits it.
 
     FlexAttention if the model was loaded with it; otherwise sdpa, or eager if the model was loaded with eager or
-    refuses sdpa. Whether the model can run trees at all is tested by :mod:`stepjepa.models.probe`.
+    refuses sdpa. ``segments`` lets a model that takes sdpa run segments, too, on a GPU if it was loaded with
+    ``tree_varlen``. Whether a model can run trees, and segments, is tested by :mod:`stepjepa.models.probe`.
     """
     if uses_flex(model):
         sdpa = getattr(model, "_supports_sdpa", False)
         # Releases of transformers that run Gemma-2 with sdpa omit its soft cap there; FlexAttention applies it.
         caps = getattr(model.config.get_text_config(), "attn_logit_softcapping", None) is not None
         model.set_attn_implementation(FLEX if sdpa and not caps else FLEX_UNFUSED)
+    elif plain_attention(model) == "sdpa":
+        kept = model.config._attn_implementation == VARLEN
+        model.set_attn_implementation(SDPA if not segments else VARLEN if kept else SEGMENTS)
     else:
-        model.set_attn_implementation(SDPA if plain_attention(model) == "sdpa" else EAGER)
+        model.set_attn_implementation(EAGER)
 
 
 def plain_attention(model: PreTrainedModel) -> str:
     """The attention of plain rows: sdpa, or eager if the model uses eager or refuses sdpa; both run on any device."""
     eager = "eager" in (model.config._attn_implementation or "")
     return "sdpa" if getattr(model, "_supports_sdpa", False) and not eager else "eager"
+
+
+def segment_kernel(model: PreTrainedModel, device_type: str) -> Kernel:
+    """What a model that :func:`enable_trees` has switched runs trees by on a device."""
+    attention = model.config._attn_implementation
+    if attention == VARLEN:
+        return "cheapest" if device_type == "cpu" else "ragged"
+    return "cheapest" if attention == SEGMENTS and device_type == "cpu" else "mask"
 
 
 # -- Dense masks -------------------------------------------------------------------------------------------------------
@@ -216,7 +237,23 @@ def _flex_or(plain: Any, module: nn.Module, *states_and_mask: Any, **kwargs: Any
     return forward(module, *states_and_mask, **kwargs)
 
 
+def _additive_or_segments(trees: Trees, rule: Rule | None, dtype: torch.dtype) -> Tensor | SegmentMask | RaggedMask:
+    given = trees, rule, dtype
+    return _additive(given, -torch.inf) if trees.segments is None else segment_mask(*given)
+
+
+def _sdpa_or_segments(module: nn.Module, *states_and_mask: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+    mask = states_and_mask[-1]
+    if isinstance(mask, SegmentMask):
+        return segment_forward(module, *states_and_mask, **kwargs)
+    if isinstance(mask, RaggedMask):
+        return ragged_forward(module, *states_and_mask, **kwargs)
+    return _sdpa(module, *states_and_mask, **kwargs)
+
+
 _register(SDPA, _sdpa, sdpa_mask, lambda *given: _additive(given, -torch.inf))
+for _name in (SEGMENTS, VARLEN):
+    _register(_name, _sdpa_or_segments, sdpa_mask, _additive_or_segments)
 _register(EAGER, _eager, eager_mask, lambda *given: _additive(given, torch.finfo(given[2]).min))
 _register(FLEX, partial(_flex_or, sdpa_attention_forward), sdpa_mask, lambda trees, rule, _: block_mask(trees, rule))
 _register(FLEX_UNFUSED, partial(_flex_or, _eager), eager_mask, lambda trees, rule, _: block_mask(trees, rule))

@@ -21,6 +21,8 @@ from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging
 
 from stepjepa.batch.collate import Collator, Encoding
+from stepjepa.batch.costs import Costs
+from stepjepa.batch.mask import Kernel
 from stepjepa.batch.sequences import Ids, SampledRecord, TokenizedRecord
 from stepjepa.models.architecture import HEADS, base_model
 from stepjepa.models.attention import enable_trees, plain_attention
@@ -57,6 +59,7 @@ class Findings(NamedTuple):
     no_tree: str | None = None  # why not on trees; None: it can
     unreached: frozenset[str] = frozenset()  # parameter_pattern of weights that get no gradient from a text
     partly: bool = False  # some weights of a pattern get one, and others do not
+    segments: bool = False  # trees also run by segments, without a mask of the row
 
 
 _found: dict[str, Findings] = {}  # by class and configuration
@@ -120,14 +123,26 @@ def _check(model: PreTrainedModel) -> Findings:
     if not getattr(model, "_supports_attention_backend", False):
         reason = f"{name} does not use transformers' attention interface, which brings masks to layers"
         return Findings(None, reason, unreached, partly)
-    no_tree = None
+    no_tree, segments = None, False
     try:
         enable_trees(small)
         if (parted := _difference(_states(small, sequences, "tree"), alone)) > ROUNDING:
             no_tree = f"{name} computes other hidden states for a prefix tree than for plain rows ({parted:.1%} apart)"
     except Exception as error:  # the same; the model then runs plain rows, and the reason is shown
         no_tree = f"{name} fails on prefix trees ({type(error).__name__}: {error})"
-    return Findings(None, no_tree, unreached, partly)
+    if no_tree is None and plain_attention(small) == "sdpa":
+        segments = _runs_segments(small, sequences, alone)
+    return Findings(None, no_tree, unreached, partly, segments)
+
+
+def _runs_segments(model: PreTrainedModel, sequences: Sequence[Ids], alone: Sequence[Tensor]) -> bool:
+    """Whether a small copy that runs trees gives the states of sequences alone by segments, too."""
+    try:
+        enable_trees(model, segments=True)
+        # Calls that cost nothing are one for each segment: the first one as a whole path, the others under a mask.
+        return _difference(_states(model, sequences, "tree", Costs(token=1.0, pair=1.0)), alone) <= ROUNDING
+    except Exception:  # an unknown architecture may raise anything; it then runs trees under a mask
+        return False
 
 
 def parameter_pattern(name: str) -> str:
@@ -158,11 +173,14 @@ def _sequences() -> list[Ids]:
     return [ids[:19], np.r_[ids[:8], ids[19:28]], np.r_[ids[:3], ids[28:39]], ids[39:]]
 
 
-def _states(model: PreTrainedModel, sequences: Sequence[Ids], encoding: Encoding) -> list[Tensor]:
-    """Last hidden states of each sequence, ``[N, D]``, computed as in training."""
+def _states(
+    model: PreTrainedModel, sequences: Sequence[Ids], encoding: Encoding, costs: Costs | None = None
+) -> list[Tensor]:
+    """Last hidden states of each sequence, ``[N, D]``, computed as in training; with ``costs`` by segments."""
     pad = max(getattr(model.config.get_text_config(), "pad_token_id", None) or 0, 0)
     none = np.empty(0, np.int32)
-    collator = Collator("separate", none, encoding=encoding, row_length=10**6, pad_id=pad)
+    kernel: Kernel = "mask" if costs is None else "calls"
+    collator = Collator("separate", none, encoding=encoding, row_length=10**6, costs=costs, kernel=kernel, pad_id=pad)
     batch = collator(SampledRecord(TokenizedRecord(ids, none)) for ids in sequences)
     every = torch.arange(batch.input_ids.numel())
     with torch.no_grad():

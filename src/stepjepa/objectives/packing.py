@@ -5,19 +5,54 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stepjepa.batch.collate import Collator, Encoding, Packing
+from stepjepa.batch.costs import Costs
 from stepjepa.chat.tokens import predictor_ids
 from stepjepa.config.jepa import JepaConfig
-from stepjepa.models.architecture import base_model
-from stepjepa.models.attention import uses_flex
+from stepjepa.models.architecture import base_model, find_decoder
+from stepjepa.models.attention import segment_kernel, uses_flex
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 # Default tokens per row: under a dense mask the cost of attention grows with the square of a row's length.
 CPU_ROW, DENSE_ROW, FLEX_ROW = 1024, 2048, 8192
-# Row length, divided by the model's width, at which masked attention costs as much on a CPU as the rest of a layer
-# (measured on ``preset:tiny``: attention takes a quarter of a step at 250 tokens without a mask).
-CPU_ATTENTION = 2.8
+
+# Nanoseconds of the forward and backward pass of a layer on one CPU core, float32. Only their ratios matter: they
+# choose between rows and segments. ``python benchmarks/fit_costs.py`` measures them again, and prints these lines.
+NS_WEIGHT = 0.054  # a token through one weight of a linear layer
+NS_FEATURE = 66.0  # a token through norms, activations and residual connections, for each feature of the width
+NS_SCORE = 3.0  # a query against a key of one head, whatever the size of the head
+NS_HEAD_FEATURE = 0.156  # the same, for each feature of the head
+NS_GATHER = 1.0  # one number that is gathered for attention by segments
+NS_CALL = 150_000.0  # one more call of attention
+NS_FORWARD = 1_500_000.0  # one more pass
+
+
+def cpu_costs(model: PreTrainedModel) -> Costs:
+    """What a layer of a model costs on a CPU; of layers that differ the mean, of experts those that a token meets."""
+    decoder = find_decoder(model)
+    config = base_model(model).config.get_text_config()
+    layers, width, heads = (
+        int(getattr(config, name)) for name in ("num_hidden_layers", "hidden_size", "num_attention_heads")
+    )
+    groups = getattr(config, "num_key_value_heads", None) or heads
+    size = getattr(config, "head_dim", None) or width // heads
+    chosen, experts = (
+        next((int(value) for name in names.split() if isinstance(value := getattr(config, name, None), int)), 1)
+        for names in ("num_experts_per_tok moe_topk top_k_experts", "num_experts num_local_experts n_routed_experts")
+    )
+    weights = 0.0
+    for name, parameter in decoder.named_parameters():
+        if parameter.ndim > 1 and "embed" not in name:
+            weights += parameter.numel() * (min(1.0, chosen / experts) if ".experts." in name else 1.0)
+    return Costs(
+        token=weights / layers * NS_WEIGHT + width * NS_FEATURE,
+        pair=heads * (NS_SCORE + size * NS_HEAD_FEATURE),
+        query=heads * size * NS_GATHER,
+        key=2 * groups * size * NS_GATHER,
+        call=NS_CALL,
+        forward=NS_FORWARD,
+    )
 
 
 def packing(model: PreTrainedModel, config: JepaConfig, device_type: str, processes: int = 1) -> Packing:
@@ -26,8 +61,11 @@ def packing(model: PreTrainedModel, config: JepaConfig, device_type: str, proces
     decoder, on_cpu = base.config.get_text_config(), device_type == "cpu"
     return {
         "row_length": config.row_length or (CPU_ROW if on_cpu else FLEX_ROW if uses_flex(base) else DENSE_ROW),
+        "pass_length": config.row_length,
+        "costs": cpu_costs(base) if on_cpu else None,
+        "kernel": segment_kernel(base, device_type),
         # Processes that train together must all run equally many passes, so if there are several, each runs one.
-        "attention_length": round(CPU_ATTENTION * decoder.hidden_size) if on_cpu and processes == 1 else None,
+        "one_pass": processes > 1,
         "share_prefixes": config.share_prefixes,
         "positions": getattr(decoder, "max_position_embeddings", None),
     }

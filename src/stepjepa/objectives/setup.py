@@ -13,7 +13,7 @@ from stepjepa.models.attention import enable_trees, uses_flex
 from stepjepa.models.encode import check_layer
 from stepjepa.models.generation import serve_as_trained
 from stepjepa.models.lm_head import LMHead
-from stepjepa.models.probe import choose_encoding, freeze_unreached
+from stepjepa.models.probe import choose_encoding, freeze_unreached, probe
 from stepjepa.models.token_rows import add_plain_rows, add_predictor_rows, added_rows, train_rows
 
 if TYPE_CHECKING:
@@ -62,6 +62,6 @@ def set_up_attention(model: PreTrainedModel, config: JepaConfig) -> tuple[Encodi
         raise ValueError(f"layout '{config.layout}' needs encoding 'tree', but {reason}; use 'branched'")
     # Plain rows run better under sdpa than under FlexAttention, and ``tree_flex`` runs them under sdpa.
     if encoding == "tree" or uses_flex(base):
-        enable_trees(base)
+        enable_trees(base, segments=encoding == "tree" and probe(base).segments)
     check_layer(int(base.config.get_text_config().num_hidden_layers), config.jepa_layer)
     return encoding, reason

@@ -2,8 +2,9 @@
 
 Counted are the multiplications and additions of matrix products (``[m, k]`` by ``[k, n]`` is ``2 m k n``): projections,
 attention, LM head, and their backward passes. As in torch, attention counts as dense, every query of a row against
-every key, even for trees, where FlexAttention skips blocks. Not counted: rotary angles and the loss, about a thousandth
-of the whole, and the modules of a user's own terms, whose inputs are unknown here.
+every key, even for trees, where FlexAttention skips blocks; by segments every query of a call against every key of it.
+Not counted: rotary angles and the loss, about a thousandth of the whole, and the modules of a user's own terms, whose
+inputs are unknown here.
 """
 
 from __future__ import annotations
@@ -47,8 +48,17 @@ class Shape(NamedTuple):
         shapes = [each.input_ids.shape for each in batch.passes]
         # The LM loss and the prompt loss call the head one after the other, each with its own positions.
         labels = len(batch.head_index) + len(batch.prompt_index)
-        squares = sum(shape.numel() * shape[1] for shape in shapes)
+        squares = sum(map(_squares, batch.passes))
         return cls(sum(shape.numel() for shape in shapes), squares, labels, batch.pairs, len(shapes))
+
+
+def _squares(batch: Batch) -> int:
+    """(query, key) pairs of attention of one pass: those of every call by segments, or of whole rows."""
+    segments = batch.trees and batch.trees.segments
+    if segments:
+        return segments.pairs
+    rows, length = batch.input_ids.shape
+    return rows * length * length
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,121 @@
+"""Attention on prefix trees without a mask of the whole row: every segment against the keys of its path.
+
+In preorder a row falls into **segments**, runs of tokens each of which is the child of the one before: what each
+sequence adds to the tree. The queries of a segment see the keys of their root path and, causally, themselves. That is
+ordinary attention of n queries over m >= n keys, aligned at the end. Segments of like size are one call on a CPU
+(``Calls``); a GPU runs all of them as one variable-length call (``Ragged``).
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from stepjepa.batch.costs import Costs
+from stepjepa.batch.cutting import cheapest_parts
+from stepjepa.batch.mask import Calls, CallShape, Ragged
+from stepjepa.batch.sequences import Ids, Numbers
+
+
+class Segments(NamedTuple):
+    """The S segments of one row, in preorder; together they have every token of the row once."""
+
+    first: Numbers  # [S] column of the first token
+    queries: Numbers  # [S] number of tokens
+    keys: Numbers  # [S] number of tokens that the last one sees, itself included
+    paths: list[Numbers]  # [keys] columns of these, in order; the segment's own are the last ones
+
+    @classmethod
+    def of(cls, parts: list[tuple[int, int, Numbers]]) -> Segments:
+        """Of (first column, number of tokens, path) of each segment."""
+        first, queries, paths = zip(*parts, strict=True)
+        return cls(np.array(first), np.array(queries), np.array([*map(len, paths)]), list(paths))
+
+
+def added_segments(place: int, path: Numbers, shared: int, start: Ids | None) -> list[tuple[int, int, Numbers]]:
+    """The segments that a sequence adds to a row: one, or in layout ``inplace`` one for each run with the same start.
+
+    Args:
+        place: column of the first token that it adds.
+        path: ``[N]`` columns of all its tokens.
+        shared: number of tokens that it shares with sequences before it.
+        start: ``[N]`` index into the sequence of the first token that each token sees; None for the very first.
+    """
+    if shared == len(path):
+        return []
+    if start is None or not start[shared:].any():
+        return [(place, len(path) - shared, path)]
+    changes = np.flatnonzero(np.diff(start[shared:])) + 1 + shared
+    bounds = [shared, *changes.tolist(), len(path)]
+    return [(place + a - shared, b - a, path[int(start[a]) : b]) for a, b in pairwise(bounds)]
+
+
+# -- On a CPU: few calls, each of segments of like size ----------------------------------------------------------------
+
+
+def cheapest_calls(segments: Segments, costs: Costs) -> tuple[list[tuple[Numbers, bool]], float]:
+    """Cut the segments, sorted by number of keys and queries, into the calls that take the least time in all.
+
+    Returns:
+        For each call the segments and whether they run as whole paths; and the time of all calls.
+    """
+    order = np.lexsort((segments.queries, segments.keys))
+    queries, keys = segments.queries[order], segments.keys[order]
+
+    def both(first: Numbers, last: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        count, most = last - first, int(keys[last - 1])
+        # The most queries of each range first..last-1.
+        longest = np.maximum.accumulate(queries[:last][::-1])[::-1][first]
+        return costs.whole_paths(count, most), costs.queries_by_keys(count, longest, most)
+
+    parts = cheapest_parts(len(order), lambda first, last: np.minimum(*both(first, last)))
+    chosen: list[tuple[Numbers, bool]] = []
+    total = 0.0
+    for first, last in parts:
+        whole, masked = (float(each[0]) for each in both(np.array([first]), last))
+        chosen.append((order[first:last], whole <= masked))
+        total += min(whole, masked)
+    return chosen, total
+
+
+def calls(segments: Segments, costs: Costs) -> Calls:
+    """The calls of least time, as index tensors."""
+    flat, begin = np.concatenate(segments.paths), np.cumsum(segments.keys) - segments.keys
+    output = np.empty(int(segments.queries.sum()), np.int64)
+    shapes: list[CallShape] = []
+    parts: tuple[list[Numbers], ...] = ([], [], [], [])  # of the four index tensors of all calls
+    before = 0
+    for chosen, causal in cheapest_calls(segments, costs)[0]:
+        keys, own = segments.keys[chosen], segments.queries[chosen]
+        queries, width = (keys if causal else own), int(keys.max())
+        height = int(queries.max())
+        key = flat[begin[chosen][:, None] + np.minimum(np.arange(width), keys[:, None] - 1)]  # [N, K]
+        query = key if causal else segments.first[chosen][:, None] + np.minimum(np.arange(height), own[:, None] - 1)
+        # The tokens of each segment, and the places of their results: the last `own` of its queries.
+        inside = np.arange(int(own.sum())) - np.repeat(np.cumsum(own) - own, own)
+        place = before + np.arange(len(chosen)) * height + (queries - own)
+        output[np.repeat(segments.first[chosen], own) + inside] = np.repeat(place, own) + inside
+        shapes.append(CallShape(len(chosen), height, width, causal))
+        for part, values in zip(parts, (query.ravel(), key.ravel(), queries, keys), strict=True):
+            part.append(values)
+        before += query.size
+    return Calls(tuple(shapes), *map(torch.from_numpy, [*map(np.concatenate, parts), output]))
+
+
+# -- On a GPU: one call ------------------------------------------------------------------------------------------------
+
+
+def ragged(segments: Segments) -> Ragged:
+    """The bounds and keys of a variable-length call, in preorder."""
+
+    def bounds(sizes: Numbers) -> Tensor:
+        return torch.from_numpy(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32))
+
+    queries, keys = segments.queries, segments.keys
+    index = torch.from_numpy(np.concatenate(segments.paths))
+    return Ragged(bounds(queries), bounds(keys), index, int(queries.max()), int(keys.max()))

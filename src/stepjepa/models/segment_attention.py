@@ -1,0 +1,240 @@
+"""Attention on prefix trees by segments: a few fused calls on a CPU, one variable-length call on a GPU.
+
+Each computes exactly what attention under the mask of the whole row does, see ``batch/segments.py``. A rule of the
+model (sliding window, chunks) is over positions, which are consecutive along a path, so it is one over the keys of a
+path.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd import Function
+
+from stepjepa.batch.mask import Call, Calls, CallShape, Ragged, Rule, Trees
+
+
+class CallMask(NamedTuple):
+    """What the queries of one call see."""
+
+    shape: CallShape
+    mask: Tensor | None  # additive, [N or 1, 1, Q, K]; None for plain causal attention
+
+
+class SegmentMask:
+    """The mask argument of layers whose attention runs by the segments of a row; no tensor, so libraries pass it on."""
+
+    def __init__(self, calls: Calls, masks: list[CallMask]) -> None:
+        self.calls, self._masks = calls, masks
+
+    def of_dtype(self, dtype: torch.dtype) -> list[CallMask]:
+        """The masks in the dtype of the queries, which under autocast differs from the model's; converted once."""
+        if any(each.mask is not None and each.mask.dtype != dtype for each in self._masks):
+            self._masks = [CallMask(shape, None if mask is None else mask.to(dtype)) for shape, mask in self._masks]
+        return self._masks
+
+
+def segment_mask(trees: Trees, rule: Rule | None, dtype: torch.dtype) -> SegmentMask | RaggedMask:
+    """The mask of a row that runs by segments; ``rule`` is the model's own, None for the ordinary causal one."""
+    segments = trees.segments
+    if isinstance(segments, Ragged):
+        return RaggedMask(trees, segments, rule)
+    assert segments is not None
+    return SegmentMask(
+        segments, [CallMask(call.shape, _call_mask(call, trees, rule, dtype)) for call in segments.each()]
+    )
+
+
+def _call_mask(call: Call, trees: Trees, rule: Rule | None, dtype: torch.dtype) -> Tensor | None:
+    """The additive mask of a call, ``[N or 1, 1, Q, K]``; None where it is the plain causal one."""
+    causal, (at_query, at_key, query_count, key_count) = call.shape.causal, call[1:]
+    if causal and rule is None:
+        return None
+    if causal and not trees.isolates:
+        # All paths begin at position 0, so the longest one shows what each sees.
+        one = slice(longest := int(key_count.argmax()), longest + 1)
+        at_query, at_key, query_count, key_count = at_query[one], at_key[one], query_count[one], key_count[one]
+    query, key = (torch.arange(indices.shape[1], device=indices.device) for indices in (at_query, at_key))
+    # A padded query stands for the last one of its segment.
+    query = torch.minimum(query, query_count[:, None] - 1) + (key_count - query_count)[:, None]
+    allowed = key <= query[:, :, None]
+    if rule is not None:
+        position, zero = trees.position_ids[0], torch.zeros((), dtype=torch.long, device=at_query.device)
+        seen = rule(zero, zero, position[at_query][:, :, None], position[at_key][:, None, :])
+        if causal and bool((seen | ~allowed).all()):
+            return None  # no path is as long as the window
+        allowed = allowed & seen
+    return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, -torch.inf)[:, None]
+
+
+class _Gather(Function):
+    """``states[index]`` for states ``[T, F]``; on a CPU ``index_add_`` would add its gradient up row by row."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, index: Tensor) -> Tensor:
+        ctx.save_for_backward(index)
+        ctx.rows = len(states)
+        return states.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (index,) = ctx.saved_tensors
+        return torch.ops.aten.embedding_dense_backward(gradient.contiguous(), index, ctx.rows, -1, False), None
+
+
+def gather(states: Tensor, index: Tensor) -> Tensor:
+    """Rows of states ``[T, F]`` at an index ``[M]``, to ``[M, F]``."""
+    gathered: Tensor = _Gather.apply(states, index)
+    return gathered
+
+
+def segment_forward(
+    _module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: SegmentMask,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Attention with the signature that transformers calls, on one row, by the calls of :func:`segment_mask`.
+
+    Query ``[1, H, T, d]``, key ``[1, G, T, d]`` and value ``[1, G, T, e]``, H a multiple of G, to ``[1, T, H, e]``.
+    """
+    refuse_scores(others)
+    heads, groups = query.shape[1], key.shape[1]
+    calls = attention_mask.calls
+    queries = gather(_rows(query), calls.query_index)
+    keys = gather(torch.cat([_rows(key), _rows(value)], 1), calls.key_index)
+    width = groups * key.shape[3]
+    masks = attention_mask.of_dtype(query.dtype)
+    some_queries = queries.split([shape.segments * shape.queries for shape, _ in masks])
+    some_keys = keys.split([shape.segments * shape.keys for shape, _ in masks])
+    results = []
+    for (shape, mask), own_queries, own_keys in zip(masks, some_queries, some_keys, strict=True):
+        result = F.scaled_dot_product_attention(
+            own_queries.view(shape.segments, shape.queries, heads, -1).transpose(1, 2),
+            own_keys[:, :width].unflatten(0, (shape.segments, shape.keys)).unflatten(2, (groups, -1)).transpose(1, 2),
+            own_keys[:, width:].unflatten(0, (shape.segments, shape.keys)).unflatten(2, (groups, -1)).transpose(1, 2),
+            attn_mask=mask,
+            dropout_p=dropout,
+            is_causal=mask is None,
+            scale=scaling,
+            enable_gqa=heads != groups,
+        )
+        results.append(result.transpose(1, 2).reshape(-1, heads * value.shape[3]))
+    output = gather(torch.cat(results), calls.output_index)
+    return output.view(1, -1, heads, value.shape[3]), None
+
+
+def _rows(states: Tensor) -> Tensor:
+    """``[1, H, T, d]`` to ``[T, H * d]``; no copy where the layer computed one row a token."""
+    return states[0].transpose(0, 1).flatten(1)
+
+
+def refuse_scores(others: dict[str, Any]) -> None:
+    """ValueError if a layer changes its scores, which fused attention does not do: caps, sinks, biases."""
+    for name in ("softcap", "s_aux", "position_bias"):
+        if others.get(name) is not None:
+            raise ValueError(f"attention by segments has no {name}; load the model with attn_implementation 'eager'")
+
+
+# -- On a GPU ----------------------------------------------------------------------------------------------------------
+
+
+class RaggedMask:
+    """The mask argument of layers whose attention is one variable-length call."""
+
+    def __init__(self, trees: Trees, segments: Ragged, rule: Rule | None) -> None:
+        self.positions, self.segments, self.rule = trees.position_ids[0], segments, rule
+
+    def window(self, wanted: int | None) -> int | None:
+        """Most keys that a query sees, itself included: -1 for all, None if the rule is no sliding window."""
+        if self.rule is None:
+            return -1
+        if wanted is None:
+            return None
+        query, key = torch.tensor(2 * wanted + 1), torch.arange(2 * wanted + 2)
+        try:
+            seen = self.rule(torch.tensor(0), torch.tensor(0), query, key)
+        except (RuntimeError, IndexError):  # it reads tensors of another device, as chunks do
+            return None
+        return wanted if torch.equal(seen, query - key < wanted) else None
+
+
+def ragged_forward(
+    _module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: RaggedMask,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Attention with the signature that transformers calls, on one row, as one variable-length call.
+
+    Shapes are those of :func:`segment_forward`. What FlashAttention does not take (float32, chunks, dropout, a CPU)
+    runs as a call for each segment, which is slow.
+    """
+    refuse_scores(others)
+    segments, heads, groups = attention_mask.segments, query.shape[1], key.shape[1]
+    window = attention_mask.window(sliding_window)
+    if not _takes_varlen(query) or dropout or window is None or key.shape[3] != value.shape[3]:
+        return segment_by_segment(query, key, value, attention_mask, scaling=scaling, dropout=dropout), None
+    from torch.nn.attention.varlen import varlen_attn
+
+    keys = gather(torch.cat([_rows(key), _rows(value)], 1), segments.key_index).unflatten(1, (2, groups, -1))
+    output = varlen_attn(
+        query[0].transpose(0, 1),  # [T, H, d]: the segments stand behind each other
+        keys[:, 0],
+        keys[:, 1],
+        segments.query_bounds,
+        segments.key_bounds,
+        segments.most_queries,
+        segments.most_keys,
+        scale=scaling,
+        # Causal, aligned at the end: a query sees as many keys before itself as the window has.
+        window_size=(window - 1 if window > 0 else -1, 0),
+        enable_gqa=heads != groups,
+    )
+    assert isinstance(output, Tensor)
+    return output[None], None
+
+
+def _takes_varlen(query: Tensor) -> bool:
+    return query.is_cuda and query.dtype in (torch.bfloat16, torch.float16)
+
+
+def segment_by_segment(
+    query: Tensor, key: Tensor, value: Tensor, mask: RaggedMask, *, scaling: float | None = None, dropout: float = 0.0
+) -> Tensor:
+    """``[1, T, H, e]``: attention of one segment after the other."""
+    segments, results, zero = mask.segments, [], torch.zeros((), dtype=torch.long, device=query.device)
+    bounds, key_bounds = segments.query_bounds.tolist(), segments.key_bounds.tolist()
+    for first, last, begin, end in zip(bounds, bounds[1:], key_bounds, key_bounds[1:], strict=False):
+        index = segments.key_index[begin:end]
+        number, count = last - first, len(index)
+        place = torch.arange(count, device=query.device)
+        seen = place <= place[count - number :, None]
+        if mask.rule is not None:
+            at_query, at_key = mask.positions[first:last, None], mask.positions[index]
+            seen = seen & mask.rule(zero, zero, at_query, at_key)
+        result = F.scaled_dot_product_attention(
+            query[:, :, first:last],
+            key[:, :, index],
+            value[:, :, index],
+            attn_mask=seen,
+            dropout_p=dropout,
+            scale=scaling,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+        results.append(result.transpose(1, 2))
+    return torch.cat(results, 1)
