@@ -30,26 +30,27 @@ NS_FORWARD = 1_500_000.0  # one more pass
 
 def cpu_costs(model: PreTrainedModel) -> Costs:
     """What a layer of a model costs on a CPU; of layers that differ the mean, of experts those that a token meets."""
-    decoder = find_decoder(model)
     config = base_model(model).config.get_text_config()
-    layers, width, heads = (
-        int(getattr(config, name)) for name in ("num_hidden_layers", "hidden_size", "num_attention_heads")
-    )
-    groups = getattr(config, "num_key_value_heads", None) or heads
-    size = getattr(config, "head_dim", None) or width // heads
-    chosen, experts = (
-        next((int(value) for name in names.split() if isinstance(value := getattr(config, name, None), int)), 1)
-        for names in ("num_experts_per_tok moe_topk top_k_experts", "num_experts num_local_experts n_routed_experts")
-    )
+
+    def size(names: str, default: int) -> int:
+        values = (getattr(config, name, None) for name in names.split())
+        return next((value for value in values if isinstance(value, int) and value > 0), default)
+
+    width, heads = size("hidden_size", 1), size("num_attention_heads", 1)
+    groups, head = size("num_key_value_heads", heads), size("head_dim", width // heads)
+    experts = size("num_experts num_local_experts n_routed_experts", 1)
+    met = min(1.0, size("num_experts_per_tok moe_topk top_k_experts", 1) / experts)  # share of a token's experts
     weights = 0.0
-    for name, parameter in decoder.named_parameters():
+    for name, parameter in find_decoder(model).named_parameters():
         if parameter.ndim > 1 and "embed" not in name:
-            weights += parameter.numel() * (min(1.0, chosen / experts) if ".experts." in name else 1.0)
+            # A weight that is not trained needs no gradient of its own: one of the three products of a step.
+            share = 1.0 if parameter.requires_grad else 2 / 3
+            weights += parameter.numel() * share * (met if ".experts." in name else 1.0)
     return Costs(
-        token=weights / layers * NS_WEIGHT + width * NS_FEATURE,
-        pair=heads * (NS_SCORE + size * NS_HEAD_FEATURE),
-        query=heads * size * NS_GATHER,
-        key=2 * groups * size * NS_GATHER,
+        token=weights / size("num_hidden_layers", 1) * NS_WEIGHT + width * NS_FEATURE,
+        pair=heads * (NS_SCORE + head * NS_HEAD_FEATURE),
+        query=heads * head * NS_GATHER,
+        key=2 * groups * head * NS_GATHER,
         call=NS_CALL,
         forward=NS_FORWARD,
     )
@@ -62,7 +63,7 @@ def packing(model: PreTrainedModel, config: JepaConfig, device_type: str, proces
     return {
         "row_length": config.row_length or (CPU_ROW if on_cpu else FLEX_ROW if uses_flex(base) else DENSE_ROW),
         "pass_length": config.row_length,
-        "costs": cpu_costs(base) if on_cpu else None,
+        "costs": cpu_costs(model) if on_cpu else None,
         "kernel": segment_kernel(base, device_type),
         # Processes that train together must all run equally many passes, so if there are several, each runs one.
         "one_pass": processes > 1,
