@@ -68,7 +68,7 @@ def evaluate(args: argparse.Namespace) -> JsonObject:
     refuse_both(args, ("load_in_4bit", "load_in_8bit"))
     trained = None if args.model_path is None else trained_objective(args.model_path)
     if not args.plain and (trained or {}).get("plain"):
-        print("note: the model was trained without a chat format, so it is asked without one (--plain)")
+        print("note: trained without a chat template, so prompts have none (--plain)")
         args.plain = True
     settings = from_args(
         EvaluationSettings,
@@ -90,7 +90,7 @@ def evaluate(args: argparse.Namespace) -> JsonObject:
         summary = evaluation.run()
     except Stopped as stop:
         there = f"{evaluation.finished} of {count} examples are in {output}"
-        raise Stopped(stop.number, f"stopped; {there}; the same command without --overwrite goes on") from None
+        raise Stopped(stop.number, f"stopped; {there}; the same command without --overwrite resumes it") from None
     written = _tell_summary(summary, output, details=args.details)
     if (output.parent / RUN_FILE).is_file():
         page = output.parent / "report.html"

@@ -1,4 +1,4 @@
-"""``stepjepa train --dry_run``: what a run would cost, from its real data and the shapes of its model alone.
+"""Estimate the cost of a run from its real data and the shapes of its model (``stepjepa train --dry_run``).
 
 No weights are read, drawn or kept, and nothing is written. The data is prepared for real, so all its errors come to
 light here, too. FLOPs are those of ``flops.py``. The memory of a process is estimated in bytes, part by part, from
@@ -72,7 +72,7 @@ OPTIMIZERS: dict[str, tuple[int, int | None]] = {
 }
 """Optimizer -> number of values per trained weight, and bytes per value (None: those of the weight)."""
 
-# What torchrun tells a process of the others; a dry run needs their number alone.
+# Variables by which torchrun describes the other processes; a dry run needs only their number.
 _LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -85,18 +85,25 @@ def dry_run(
     on_gpu: bool = False,
     all_records: int | None = None,
 ) -> JsonObject | None:
-    """Print what a run would cost; None from all processes but the first.
+    """Print and return the estimated cost of a run; None from all processes but the first.
 
-    UserError for whatever the run itself would refuse before its first step. ``processes`` are by default torchrun's,
-    or ``WORLD_SIZE`` where there are no such devices; ``on_gpu`` plans for a GPU also where there is none;
-    ``all_records`` is the size of the data set that ``records`` are a sample of.
+    Args:
+        run: the configuration.
+        records: the training records, or a sample of them.
+        eval_records: the held-out records.
+        processes: their number; by default torchrun's ``WORLD_SIZE``, or 1.
+        on_gpu: estimate for a GPU also on a machine without one.
+        all_records: size of the data set, where ``records`` are a sample of it.
+
+    Raises:
+        UserError: the run itself would be refused before its first step.
     """
     if not is_main_process():
         return None
     processes = processes or int(os.environ.get("WORLD_SIZE", "1"))
     with _alone():
-        # The package of DeepSpeed need not be there to read its configuration. Without use_cpu, 16 bits would be
-        # refused on a machine that is only asked.
+        # DeepSpeed's configuration is read without its package. use_cpu, because TrainingArguments refuses 16 bits on a
+        # machine without a GPU, where the run is only estimated.
         deepspeed = run.trainer.get("deepspeed")
         use_cpu = run.trainer.get("use_cpu", not torch.accelerator.is_available())
         training = training_arguments(run, bool(eval_records), deepspeed=None, use_cpu=use_cpu)
@@ -118,7 +125,7 @@ def dry_run(
             )
         except (UserError, OSError):
             raise
-        except Exception as error:  # of whatever kind: one line says what is wrong
+        except Exception as error:  # any error becomes one line
             raise UserError(unexpected(error)) from None
     print("dry run: no weights are read or made, and nothing is written")
     print_rows(describe(estimated))
@@ -150,7 +157,7 @@ def on_device(estimated: JsonObject, peak: float | None, mfu: float, memory: flo
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Hide from libraries that there are other processes, so that they do not wait for them."""
+    """Unset torchrun's variables, so that libraries behave as in a single process."""
     hidden = {name: os.environ.pop(name) for name in _LAUNCHED if name in os.environ}
     try:
         yield
@@ -169,7 +176,7 @@ def _estimate(
     sharding: Sharding | None,
     all_records: int | None,
 ) -> JsonObject:
-    """Prepare the data, set a model of shapes up as ``JepaTrainer`` does, and estimate everything, by name."""
+    """Prepare the data, set up the model on the meta device as ``JepaTrainer`` does, and return the estimate."""
     config = run.jepa
     model, tokenizer = _empty_model(run, records)
     prepared = prepare(records, tokenizer, config)
@@ -186,7 +193,7 @@ def _estimate(
     try:
         flops = FlopModel.of(model, gradient_checkpointing=again, ema=ema)
     except (RuntimeError, NotImplementedError):
-        flops = FlopModel()  # experts, which need weights
+        flops = FlopModel()  # unknown: a mixture of experts routes by its weights
     plan = Plan.of(
         flops,
         prepared.dataset,
@@ -209,7 +216,7 @@ def _estimate(
     mixed = training.bf16 or training.fp16
     if (saved := activations(model, Shape.of(largest).tokens, mixed=mixed, checkpointing=again)) is not None:
         parts["activations"] = saved
-    # The data may be a sample of a larger set.
+    # The records may be a sample of the data set.
     epoch = math.ceil((all_records or len(prepared.dataset)) / plan.records_per_step)
     total_steps = int(training.max_steps) if training.max_steps > 0 else math.ceil(training.num_train_epochs * epoch)
     if run.same_flop and flops.token:
@@ -249,7 +256,7 @@ def _estimate(
             "step": sum(map(flops.of_batch, chain(*steps))) / len(steps) if flops.token else None,
             "regular_step": plan.regular.budgets(1)[0] / len(steps) if flops.token else None,
         },
-        # What is trained of the weights, and the optimizer's states.
+        # Trained weights and the optimizer's states.
         "checkpoint": {
             "bytes": whole["gradients" if adapter else "weights"] + whole.get("optimizer states", 0),
             "kept": min(saves, training.save_total_limit or saves),
@@ -259,7 +266,7 @@ def _estimate(
 
 
 def describe(estimated: JsonObject) -> list[tuple[str, str]]:
-    """Rows of an estimate, as ``print_rows`` takes them."""
+    """Return the rows of an estimate for ``print_rows``."""
 
     def words(part: JsonObject) -> str:
         named = [(key.replace("_", " "), "not known" if each is None else each) for key, each in part.items()]
@@ -280,7 +287,7 @@ def describe(estimated: JsonObject) -> list[tuple[str, str]]:
 
 
 def _empty_model(run: RunConfig, records: Sequence[Record]) -> tuple[nn.Module, PreTrainedTokenizerBase]:
-    """What ``load_model`` and ``add_lora`` give, on the meta device, with its real tokenizer."""
+    """Build the model of ``load_model`` and ``add_lora`` on the meta device; return it with its real tokenizer."""
     name, config, lora = str(run.model_name), run.jepa, run.lora
     trust: dict[str, bool] = {"trust_remote_code": run.trust_remote_code}
     shared: dict[str, Any] = {"chat_template": run.chat_template, "plain": config.plain, **trust}
@@ -305,12 +312,12 @@ class Sharding(NamedTuple):
     weights: int
     gradients: int
     states: int
-    # How float32 weights are kept for mixed precision: "instead" of those of 16 bits (FSDP), or "beside" (DeepSpeed).
+    # Float32 master weights in mixed precision: "instead" of 16-bit weights (FSDP) or "beside" them (DeepSpeed).
     master: str = ""
 
     @classmethod
     def of(cls, args: TrainingArguments, deepspeed: str | JsonObject | None, processes: int) -> Sharding | None:
-        """What the arguments configure, and ``deepspeed``, a file or a JSON object; None for no sharding."""
+        """Return the sharding that the arguments or ``deepspeed`` (a file or an object) configure; None without."""
         mixed = args.bf16 or args.fp16
         if deepspeed is not None:
             try:
@@ -331,9 +338,10 @@ def kept_bytes(
     quantized: str | None = None,
     ema: bool = False,
 ) -> dict[str, int]:
-    """Bytes that a process keeps between steps, by part; without the states of an optimizer not in :data:`OPTIMIZERS`.
+    """Return the bytes that a process keeps between steps, by part.
 
-    The model is on any device, meta included, and neither sharded nor quantized (``4bit`` or ``8bit``) yet.
+    The states of an optimizer that is not in :data:`OPTIMIZERS` are left out. The model is on any device, meta
+    included, and neither sharded nor quantized yet (``quantized``: ``4bit`` or ``8bit``).
     """
     shards = sharding or Sharding(1, 1, 1)
     head = model.get_output_embeddings()  # type: ignore[operator]  # a method of every PreTrainedModel
@@ -363,10 +371,13 @@ def kept_bytes(
 
 
 def activations(model: nn.Module, tokens: int, *, mixed: bool = False, checkpointing: bool = False) -> int | None:
-    """Bytes kept between the forward and the backward pass of a micro-batch of so many ``tokens``, padding included.
+    """Return the bytes kept between forward and backward pass of a micro-batch; None for a mixture of experts.
 
-    ``mixed`` where the pass runs in 16 bits, whatever the weights' dtype. None for a mixture of experts, of which it is
-    not known which token meets which.
+    Args:
+        model: on any device.
+        tokens: of the micro-batch, padding included.
+        mixed: the pass runs in 16 bits, whatever the dtype of the weights.
+        checkpointing: layers are recomputed in the backward pass.
     """
     if has_experts(model):
         return None

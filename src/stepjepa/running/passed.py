@@ -1,4 +1,4 @@
-"""Objects that a run is passed beside its configuration."""
+"""Objects that are passed to a run beside its configuration."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REPLACED = {
     "train_dataset": ("train_file", "data_file", "dataset", "dataset_weights"),
     "eval_dataset": ("eval_file", "data_file"),
 }
-"""Object -> settings that do nothing beside it."""
+"""Object -> settings that have no effect when it is passed."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class PassedObjects:
         return [name for name in described if getattr(self, name) is not None]
 
     def check(self, config: RunConfig) -> None:
-        """Raise an error if the configuration lacks something, or names what an object replaces."""
+        """Raise an error if the configuration lacks a setting, or names one that an object replaces."""
         usual = {each.name: each.default for each in OPTIONS}
         for name in self.names:
             for setting in REPLACED.get(name, ()):

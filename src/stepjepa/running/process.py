@@ -49,7 +49,7 @@ def _destroy_process_group() -> None:
             torch.distributed.barrier()
         _wait_for_gloo()
         torch.distributed.destroy_process_group()
-        # Accelerate remembers the group; the next run in this process makes one anew.
+        # Accelerate caches the group; the next run in this process starts a new one.
         AcceleratorState._reset_state(reset_partial_state=True)
         PartialState._reset_state()
 

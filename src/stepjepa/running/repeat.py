@@ -39,7 +39,7 @@ def recorded_settings(file: str | Path, *, trusted: bool) -> JsonObject:
     start = Path(str(read_run(Path(file).parent).get("directory", "")))
 
     def moved(value: object) -> object:
-        # Hub ids and presets stay.
+        # Hub ids and presets are no paths and stay.
         return str(start / str(value)) if (start / str(value)).exists() else value
 
     for name in {*PLACES, "model_name", "dataset"} & settings.keys():

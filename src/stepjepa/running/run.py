@@ -134,7 +134,7 @@ class Run:
         return f"<table>{''.join(cells)}</table>"
 
     def _facts(self) -> JsonObject:
-        """Return what a person wants to know of a run first."""
+        """Return status, model, mode, steps and losses, as far as they are known."""
         record, results = self.record, self.record.results
         facts: JsonObject = {
             "status": record.status,
@@ -191,7 +191,7 @@ def run(
     with restored_process():
         if not logging.getLogger().isEnabledFor(logging.INFO):
             transformers.logging.set_verbosity_error()
-        # Before anything is drawn, an adapter's weights among it.
+        # Before any random draw: an adapter's weights are drawn in set-up.
         transformers.set_seed(config.finetune_seed)
         alone = locked(Path(str(config.output_dir))) if is_main_process() else nullcontext()
         trainer = None
@@ -199,16 +199,16 @@ def run(
             with alone:
                 trainer = _run(config, passed, None if command is None else list(command))
         except FinishedError as finished:
-            # A scheduler may start its job again, and a notebook its cell.
+            # A restarted job or cell names `auto`: a finished run is no error then.
             if str(config.resume_from_checkpoint).lower() != "auto":
                 raise
             if is_main_process():
                 print(finished, file=sys.stderr)
         except (UserError, OSError):
             raise
-        except Exception as error:  # of whatever kind: one line says what is wrong
+        except Exception as error:  # any error becomes one line
             raise UserError(unexpected(error)) from None
-    # The other processes need not wait for it.
+    # After the process group has ended: other processes don't wait for the upload.
     if trainer is not None and trainer.args.push_to_hub and is_main_process():
         _upload(trainer)
     return Run(str(config.output_dir))
@@ -225,11 +225,11 @@ def _run(config: RunConfig, passed: PassedObjects, command: list[str] | None) ->
     folder, checkpoint = run_folder.open_run_folder(str(config.output_dir), config.resume_from_checkpoint, _say)
     train_records, eval_records, files = read_data(config, passed.train_dataset, passed.eval_dataset)
     trainer, further_rows = _build(config, passed, train_records, eval_records)
-    # Weights are read by now; a bar whenever they are written would tear that of the training.
+    # Weights are loaded; further bars, when weights are saved, would break the bar of the training.
     transformers.logging.disable_progress_bar()
     equal = None
     if config.same_flop:
-        # As long as its compute allows, with a checkpoint wherever a regular epoch's compute is spent.
+        # Stop when the compute is spent, and save whenever the compute of a regular epoch is.
         equal = equal_compute(trainer.plan, trainer.args.num_train_epochs)
         trainer.args.max_steps = equal.steps
         if "save_strategy" not in config.trainer:
@@ -242,7 +242,7 @@ def _run(config: RunConfig, passed: PassedObjects, command: list[str] | None) ->
         lora=None if config.lora is None else from_json(Lora, vars(config.lora), Origin("lora", "pass another value")),
         same_flop=asdict(equal) if equal else None,
     )
-    # Files may lie elsewhere on another machine; what is in them is compared.
+    # Paths may differ between machines; the contents of the files are compared.
     settings = {name: value for name, value in config.to_flat().items() if name not in PLACES}
     started = checkpoint and Path(checkpoint).name
     refuse_disagreement({"data": to_json(files), "settings": settings, "checkpoints": started})
@@ -255,12 +255,12 @@ def _run(config: RunConfig, passed: PassedObjects, command: list[str] | None) ->
         with closing(scores) if isinstance(scores, AnswerScores) else nullcontext():
             metrics = _train(trainer, folder, checkpoint)
             if trainer.prepared_eval is not None:
-                # Unless it was after the last step, and of these weights.
+                # Reuse the evaluation after the last step, unless the best weights were loaded since.
                 last = not trainer.args.load_best_model_at_end and trainer.evaluated.get(trainer.state.global_step)
                 metrics |= last or trainer.evaluate()
         if is_main_process():
             draw_metrics(folder)
-        # What --push_to_hub uploads is the run folder, once all of it is there.
+        # `push_to_hub` uploads the run folder later, when it is complete.
         recorder.finish(save=True, evaluation=metrics)
     return trainer
 
@@ -350,7 +350,7 @@ def _load(
 
 
 def _asked(config: RunConfig, records: list[Record], trained: list[Record]) -> tuple[Task, list[Record]]:
-    """Return the task of the held-out records, and those that it can score, asked as ``stepjepa evaluate`` will ask."""
+    """Return the task of the held-out records, and those that it can score, prompted as in ``stepjepa evaluate``."""
     task = choose_task(config.eval_task, records, TaskOptions(config.spider_path, config.missing_databases))
     asked = list(keep(task, records)[0].values())
     prompt = common_system_prompt(system_prompts(trained))
@@ -360,7 +360,7 @@ def _asked(config: RunConfig, records: list[Record], trained: list[Record]) -> t
 def _answer_scores(
     config: RunConfig, task: Task, records: list[Record], tokenizer: PreTrainedTokenizerBase
 ) -> AnswerScores:
-    """Return what answers and scores some of the held-out records during training."""
+    """Return the object that answers and scores some held-out records during training."""
     return AnswerScores(
         spread(records, config.eval_generate or 0),
         task,
@@ -390,7 +390,7 @@ def _train(trainer: JepaTrainer, folder: Path, checkpoint: str | None) -> dict[s
         with request:
             return dict(trainer.train_steps(checkpoint).metrics)
     except Stopped as stop:
-        # Those who report elsewhere close their files.
+        # Callbacks of trackers close their files.
         trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
         saved = folder / f"checkpoint-{trainer.state.global_step}"
         way = "it holds the model only" if trainer.args.save_only_model else "resume with `resume_from_checkpoint last`"
@@ -407,7 +407,7 @@ def _explaining_failures(trainer: JepaTrainer, folder: Path, checkpoint: str | N
             raise
         way = resume_hint(folder, "once it can be written to, ")
         raise UserError(f"{error.strerror}; {way}", path=error.filename or folder) from None
-    except Exception as error:  # of whatever kind: one line says what is wrong
+    except Exception as error:  # any error becomes one line
         message, trained = unexpected(error), trainer.recorder.trained
         if trained:
             message = f"the run failed after step {trainer.state.global_step} ({message}); {resume_hint(folder)}"
