@@ -108,7 +108,7 @@ def _reporting(name: str, words: Sequence[str]) -> Any:
     except MemoryError:
         message, code = "error: out of memory; give it less at a time, or a larger machine", 2
     except KeyboardInterrupt as stop:
-        message = visible(str(stop) or "interrupted")
+        message = _error_with_dashes(name, visible(str(stop) or "interrupted"))
         code = 128 + (stop.number if isinstance(stop, Stopped) else signal.SIGINT)
     if message:
         print(f"stepjepa {name}: {message}" if name in COMMANDS else f"stepjepa: {message}", file=sys.stderr)
