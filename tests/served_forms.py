@@ -63,12 +63,14 @@ QWEN3 = (
     "{%- if tools %}{{- '<|im_start|>system\n' + tools | tojson + '<|im_end|>\n' }}{%- endif %}"
     "{%- set last = namespace(index=0) %}{%- for message in messages %}"
     "{%- if message.role == 'user' %}{%- set last.index = loop.index0 %}{%- endif %}{%- endfor %}"
-    "{%- for message in messages %}{%- set content = message.content or '' %}"
+    "{%- for message in messages %}{%- set content, thought = message.content or '', message.reasoning_content or '' %}"
+    "{%- if message.role == 'assistant' and '</think>' in content and not thought %}"
+    "{%- set thought = content.split('</think>')[0].split('<think>')[-1] %}"
+    "{%- set content = content.split('</think>')[-1].lstrip('\n') %}{%- endif %}"
     "{%- if message.role == 'tool' %}{{- '<|im_start|>user\n<tool_response>\n' + content + '\n</tool_response>' }}"
     "{%- else %}{{- '<|im_start|>' + message.role + '\n' }}"
     "{%- if message.role == 'assistant' and loop.index0 > last.index %}"
-    "{%- if loop.last or message.reasoning_content %}"
-    "{{- '<think>\n' + (message.reasoning_content or '').strip('\n') + '\n</think>\n\n' }}{%- endif %}"
+    "{%- if loop.last or thought %}{{- '<think>\n' + thought.strip('\n') + '\n</think>\n\n' }}{%- endif %}"
     "{{- content.lstrip('\n') }}{%- else %}{{- content }}{%- endif %}"
     "{%- for call in message.tool_calls or [] %}"
     '{{- \'<tool_call>\n{"name": "\' + call.function.name + \'", "arguments": \' }}'
@@ -142,6 +144,7 @@ GLM = by_role(
 )
 # Channels; the end of the last answer is another than that of earlier ones, and of a call; thoughts go once answered.
 HARMONY = (
+    "{%- set answered = messages[-1].role == 'assistant' and not messages[-1].tool_calls %}"
     "{%- for message in messages %}"
     "{%- if message.role == 'tool' %}"
     "{{- '<|start|>functions.look_up to=assistant<|message|>' + message.content + '<|end|>' }}"
@@ -149,7 +152,8 @@ HARMONY = (
     "{{- '<|start|>' + message.role + '<|message|>' + message.content }}"
     "{%- if loop.first and tools %}{{- tools | tojson }}{%- endif %}{{- '<|end|>' }}"
     "{%- elif message.tool_calls %}{%- set call = message.tool_calls[0].function %}"
-    "{%- if message.thinking %}{{- '<|start|>assistant<|channel|>analysis<|message|>' + message.thinking + '<|end|>' }}"
+    "{%- if message.thinking and not answered %}"
+    "{{- '<|start|>assistant<|channel|>analysis<|message|>' + message.thinking + '<|end|>' }}"
     "{%- endif %}{{- '<|start|>assistant to=functions.' + call.name + '<|channel|>commentary json<|message|>' }}"
     "{{- (call.arguments | tojson) + '<|call|>' }}"
     "{%- else %}{%- if loop.last and message.thinking %}"

@@ -301,7 +301,7 @@ def test_one_model_says_every_turn_of_every_form(
     for prompt, answer in (turn for record in records for turn in runs(record)):
         assert answers.setdefault(tuple(prompt), answer) == answer, "the same prompt has two answers"
     jepa = Jepa(model, tokenizers["ChatML"], config["ChatML"])
-    steps, order = 300, torch.Generator().manual_seed(1)
+    steps, order = 400, torch.Generator().manual_seed(1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 5e-3, total_steps=steps)
     model.train()

@@ -167,6 +167,6 @@ def _lost(message: Message, kind: Kind) -> str:
     if kind == "content":
         beside = " beside tool calls" if message.get("tool_calls") else ""
         return f"the chat template leaves out or rewrites 'content'{beside}, so that it can't be trained; change it"
-    key = next((key for key in REASONING_KEYS if message.get(key)), None)
-    named = f"'{key}'" if key else "the thought in 'content'"
+    in_field = any(message.get(key) for key in REASONING_KEYS)
+    named = "'reasoning_content' (or 'thinking')" if in_field else "the thought in 'content'"
     return f"the chat template does not write {named}, so that it can't be trained; remove it, or use another template"

@@ -1,0 +1,205 @@
+"""A trained turn behind its served prompt: the five rules, what ends it, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import served_forms
+from served_forms import FORMS, TOOLS, chat, with_call, with_thoughts
+from stepjepa.base.errors import UserError
+from stepjepa.batch.tokenize import RecordTokenizer
+from stepjepa.chat.template import ChatTemplate
+from stepjepa.config.jepa import JepaConfig
+from stepjepa.data.records import parse_record
+
+ASK = "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.fixture(scope="module")
+def markers(plain_tokenizer: Any) -> Any:
+    return served_forms.with_all_markers(plain_tokenizer)
+
+
+@pytest.fixture(scope="module")
+def template(markers: Any) -> Callable[..., ChatTemplate]:
+    """A form by its name, or a template of its own on the same tokenizer."""
+
+    def make(name: str, source: str | None = None, **variables: Any) -> ChatTemplate:
+        tokenizer = served_forms.in_form(markers, name)
+        tokenizer.chat_template = source or tokenizer.chat_template
+        return ChatTemplate(tokenizer, variables)
+
+    return make
+
+
+def parts(made: ChatTemplate, messages: Any, tools: Any = None) -> list[tuple[str, str]]:
+    """Prompt and answer of each trained turn."""
+    return [(turn.text[: turn.answer], turn.text[turn.answer :]) for turn in made.turns(messages, tools)]
+
+
+# -- the five rules ----------------------------------------------------------------------------------------------------
+
+
+def test_1_the_answer_is_the_rest_of_the_chat(template: Any) -> None:
+    assert parts(template("ChatML"), chat("q", "a\n")) == [(ASK, "a\n<|im_end|>")]
+    # An empty thought that the template writes is part of the answer.
+    assert parts(template("Qwen3"), chat("q", "a")) == [(ASK, "<think>\n\n</think>\n\na<|im_end|>")]
+
+
+def test_2_a_text_that_moves_to_the_last_question(template: Any) -> None:
+    made = template("Mistral-Nemo")
+    assert parts(made, chat("q", "a", "r", "b", system="S")) == [
+        ("<s>[INST]S\n\nq[/INST]", "a</s>"),
+        ("<s>[INST]q[/INST]a</s>[INST]S\n\nr[/INST]", "b</s>"),
+    ]
+
+
+def test_2_a_thought_that_goes_once_there_is_an_answer(template: Any) -> None:
+    """As gpt-oss and Kimi do with the thought of a call: prompt and chat differ in front of the last content."""
+    messages = with_call("q", "cod", "a fish", "Yes.")
+    messages[1]["thinking"] = "Look."
+    (_, call), (prompt, answer) = parts(template("harmony"), messages, TOOLS)
+    assert call.startswith("<|channel|>analysis<|message|>Look.<|end|><|start|>assistant to=functions.look_up")
+    assert "<|channel|>analysis<|message|>Look.<|end|>" in prompt
+    assert prompt.endswith("<|message|>a fish<|end|><|start|>assistant")
+    assert answer == "<|channel|>final<|message|>Yes.<|return|>"
+
+
+@pytest.mark.parametrize(
+    ("message", "answer"),
+    [
+        ({"content": "a"}, "\n</think>\n\na<|end_of_sentence|>"),
+        ({"content": "a", "reasoning_content": "b"}, "b\n</think>\n\na<|end_of_sentence|>"),
+        ({"content": "a", "thinking": "b"}, "b\n</think>\n\na<|end_of_sentence|>"),
+        ({"content": "b</think>a"}, "b\n</think>\n\na<|end_of_sentence|>"),
+        ({"content": "<think>b</think>\n\na"}, "b\n</think>\n\na<|end_of_sentence|>"),
+    ],
+)
+def test_3_a_prompt_that_opens_the_thought(message: Any, answer: str, template: Any) -> None:
+    """The template leaves thoughts out of the chat: they are put behind the prompt."""
+    made = template("DeepSeek-R1")
+    messages = [{"role": "user", "content": "q"}, {"role": "assistant", **message}]
+    (turn,) = made.turns(messages)
+    assert turn.text[: turn.answer] == "<|begin_of_sentence|><|User|>q<|Assistant|><think>\n"
+    assert turn.text[turn.answer :] == answer
+    assert turn.text[slice(*turn.spans[-1])] == "a"
+    assert turn.text[slice(*turn.reasoning)] == answer.partition("\n</think>")[0]
+
+
+def test_3_the_template_closes_the_thought_in_its_own_way(template: Any) -> None:
+    assert parts(template("QwQ"), with_thoughts("q", "b", "a")) == [(f"{ASK}<think>\n", "b\n</think>\n\na<|im_end|>")]
+
+
+def test_4_a_prompt_that_closes_the_thought_and_a_message_with_one(template: Any) -> None:
+    made = template("Qwen3, no thinking", enable_thinking=False)
+    assert parts(made, chat("q", "a")) == [(f"{ASK}<think>\n\n</think>\n\n", "a<|im_end|>")]
+    for message in ({"content": "a", "reasoning_content": "b"}, {"content": "<think>b</think>a"}):
+        with pytest.raises(UserError, match=r"the prompt closes the thought already .*, and the message") as raised:
+            made.turns([{"role": "user", "content": "q"}, {"role": "assistant", **message}])
+        assert "<think>" in str(raised.value)
+
+
+def test_5_a_prompt_that_does_not_begin_the_answer(template: Any) -> None:
+    source = FORMS["ChatML"].template.replace(
+        '{% if add_generation_prompt %}{{ "<|im_start|>assistant', '{% if add_generation_prompt %}{{ "<|im_start|>bot'
+    )
+    assert source != FORMS["ChatML"].template
+    with pytest.raises(UserError) as raised:
+        template("ChatML", source).turns(chat("q", "a"))
+    message = str(raised.value)
+    assert "the prompt that a server will send ends in '" in message
+    assert "bot" in message
+    assert "the chat goes on with '" in message
+
+
+# -- where a turn ends -------------------------------------------------------------------------------------------------
+
+
+def test_two_ends(template: Any) -> None:
+    made = template("harmony")
+    assert made.stop_tokens == ["<|return|>", "<|call|>"]
+    messages = with_call("q", "cod", "a fish", "Yes.")
+    assert [turn.stop for turn in made.turns(messages, TOOLS)] == ["<|call|>", "<|return|>"]
+    # Earlier answers end in <|end|> where they are history, and in <|return|> where they are trained.
+    assert [answer.rpartition("<|")[2] for _, answer in parts(made, chat("q", "a", "r", "b"))] == ["return|>"] * 2
+
+
+def test_no_end(template: Any) -> None:
+    """GLM's form: the marker of the next role ends a turn, of the last one the user's; it is a label alone."""
+    made = template("GLM")
+    source = made.source
+    messages = [*with_call("q", "cod", "a fish", "Yes."), *chat("r", "b")]
+    messages[1] = {"role": "assistant", "content": "look"}
+    found = made.turns(messages)
+    assert [turn.stop for turn in found] == ["<|observation|>", "<|user|>", "<|user|>"]
+    assert [turn.text[turn.answer :] for turn in found] == ["look<|observation|>", "Yes.<|user|>", "b<|user|>"]
+    assert made.source == source
+
+
+def test_a_stop_inside_an_answer_is_refused(markers: Any) -> None:
+    """Here by a template that ends a thought and the answer with the same token."""
+    source = (
+        "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' }}"
+        "{% if message.thinking %}{{ message.thinking + '<|im_end|>' }}{% endif %}{{ message.content + '<|im_end|>' }}"
+        "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+    tokenizer = served_forms.in_form(markers, "ChatML")
+    tokenizer.chat_template = source
+    made = RecordTokenizer(tokenizer, JepaConfig(mode="regular"))
+    record = parse_record({"messages": with_thoughts("q", "b", "a")}, "data.jsonl", 7)
+    with pytest.raises(UserError, match=r"data.jsonl:7: the answer holds '<\|im_end\|>', at which generation stops"):
+        made.tokenize([record])
+    # Spelt by the record itself it is text.
+    made.tokenize([parse_record({"messages": chat("q", "a <|im_end|> b")}, "data.jsonl", 7)])
+
+
+# -- what never reaches the text ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["ChatML", "Llama-3", "Gemma-2", "Mistral-Nemo"])
+def test_a_thought_that_is_not_written(name: str, template: Any) -> None:
+    for key in ("reasoning_content", "thinking"):
+        messages = chat("q", "a")
+        messages[1][key] = "b"
+        with pytest.raises(UserError, match=r"does not write 'reasoning_content' \(or 'thinking'\), so that"):
+            template(name).turns(messages)
+        # Of a turn that is context it may be missing.
+        messages[1]["weight"] = 0
+        (turn,) = template(name).turns([*messages, *chat("r", "c")])
+        assert turn.text.endswith(turn.stop)
+
+
+@pytest.mark.parametrize("name", ["Mistral-Nemo", "Llama-3.1"])
+def test_content_beside_a_call_that_is_not_written(name: str, template: Any) -> None:
+    messages = with_call("q", "cod", "a fish", "Yes.")
+    messages[1]["content"] = "Let me look."
+    with pytest.raises(UserError, match="leaves out or rewrites 'content' beside tool calls"):
+        template(name).turns(messages, TOOLS)
+
+
+def test_calls_that_are_not_written(template: Any) -> None:
+    with pytest.raises(UserError, match="writes no 'tool_calls', so that they can't be trained"):
+        template("ChatML").turns(with_call("q", "cod", "a fish", "Yes."), TOOLS)
+
+
+def test_arguments_are_passed_as_the_template_reads_them(template: Any) -> None:
+    as_text = (
+        "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content }}"
+        "{% for call in message.tool_calls or [] %}{{ call.function.name + call.function.arguments }}{% endfor %}"
+        "{{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+    made = template("ChatML", as_text)
+    assert made.arguments_as_text
+    messages = with_call("q", 'cod "x" é', "a fish", "Yes.")
+    assert parts(made, messages, TOOLS)[0] == (ASK, 'look_up{"word": "cod \\"x\\" é"}<|im_end|>')
+    assert not template("Qwen3").arguments_as_text
+
+
+def test_a_developer_is_a_system_where_the_template_lacks_the_role(template: Any) -> None:
+    messages = [{"role": "developer", "content": "S"}, *chat("q", "a")]
+    assert parts(template("Llama-2"), messages)[0][0] == "<s>[INST] <<SYS>>\nS\n<</SYS>>\n\nq [/INST]"
+    known = FORMS["ChatML"].template + "{# developer #}"
+    assert parts(template("ChatML", known), messages)[0][0].startswith("<|im_start|>developer\nS")
