@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
 import chat_templates
+import served_forms
 import tiny
 from stepjepa.base.files import write_jsonl
 from stepjepa.batch.dataset import count_tokens
@@ -18,6 +20,7 @@ from stepjepa.batch.trained_text import trained_text
 from stepjepa.cli.main import main
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record, parse_record
+from stepjepa.data.sources import read_records
 from stepjepa.running.screen import describe_template, describe_turns
 
 CONFIG = JepaConfig(mode="regular")
@@ -139,3 +142,32 @@ def test_what_the_saved_template_does_beside_the_own(plain_tokenizer: Any) -> No
         "HALF_TRIMMING": "end of turn '<|im_end|>'; "
         "answer begins with '<|im_start|>assistant\\n' (written into the saved template)",
     }
+
+
+@pytest.mark.parametrize(
+    ("form", "reasoned", "over_chat", "over_turns"),
+    # The figures of docs/templates.md.
+    [("ChatML", False, 1.0, 0.41), ("Qwen3", False, 1.5, 0.61), ("Qwen3", True, 1.91, 0.66), ("GLM", False, 1.0, 0.41)],
+)
+def test_what_chats_of_four_turns_cost(
+    form: str, reasoned: bool, over_chat: float, over_turns: float, shared_data: Path
+) -> None:
+    """GSM8K, four questions a chat, with Qwen2.5's tokenizer: tokens over one row a chat, and over a row a turn."""
+    tokenizer = AutoTokenizer.from_pretrained(shared_data / "tokenizers" / "qwen2.5")
+    markers = ["<|user|>", "<|assistant|>", "<|system|>", "<|observation|>", "[gMASK]", "<sop>"]
+    tokenizer.add_special_tokens({"extra_special_tokens": markers}, replace_extra_special_tokens=False)
+    tokenizer.chat_template = served_forms.FORMS[form].template
+    source = read_records(shared_data / "llm_jepa" / "gsm8k_train.jsonl", limit=400)
+    texts = [(record.messages[-2]["content"], record.answer) for record in source]
+    chats = []
+    for first in range(0, len(texts), 4):
+        messages: list[dict[str, Any]] = []
+        for question, solution in texts[first : first + 4]:
+            thought, _, number = solution.rpartition("\n####")
+            reasons = served_forms.with_thoughts(question, thought, number.strip())
+            messages += reasons if reasoned else served_forms.chat(question, solution)
+        chats.append(parse_record({"messages": messages}))
+    config = JepaConfig(mode="regular", max_length=4096)
+    found = count_tokens(RecordTokenizer(tokenizer, config).tokenize(chats), config)
+    assert found["tree"] / found["chat"] == pytest.approx(over_chat, abs=0.005)
+    assert found["tree"] / found["turns"] == pytest.approx(over_turns, abs=0.005)
