@@ -73,26 +73,31 @@ class StepSampler(Sampler[SampleKey]):
         return -(-len(self.lengths) // self.multiple) * self.multiple
 
     def __iter__(self) -> Iterator[SampleKey]:
-        keys: list[SampleKey] = []
+        # The epoch is that of now, whatever is selected while the keys are taken.
+        return self._keys(self.epoch)
+
+    def _keys(self, epoch: int) -> Iterator[SampleKey]:
+        """The keys of one epoch, made a step at a time."""
         count, size = len(self.lengths), self.records_per_step
-        generator = np.random.default_rng([self.seed, self.epoch])
-        order = list(range(count)) if self.strategy == "sequential" else generator.permutation(count).tolist()
+        generator = np.random.default_rng([self.seed, epoch])
+        in_file = np.arange(count)
+        order: Ids = (in_file if self.strategy == "sequential" else generator.permutation(in_file)).astype(np.int32)
         if self.groups is not None:
             order = self._by_group(order, self.groups, generator)
         for number, start in enumerate(range(0, count, size)):
-            early = self.jepa_epochs is None or self.epoch + start / count < self.jepa_epochs
-            with_views = early and hashed_uniform(self.seed, self.epoch, number) < self.jepa_ratio
-            records = order[start : start + size]
+            early = self.jepa_epochs is None or epoch + start / count < self.jepa_epochs
+            with_views = early and hashed_uniform(self.seed, epoch, number) < self.jepa_ratio
+            records: list[int] = order[start : start + size].tolist()
             if self.sort_by_length:
                 records = self._by_length(records)
-            keys += [SampleKey(index, with_views, self.epoch) for index in records]
-        return iter(keys + [SampleKey(-1, False, self.epoch)] * (len(self) - len(keys)))
+            yield from (SampleKey(index, with_views, epoch) for index in records)
+        yield from [SampleKey(-1, False, epoch)] * (len(self) - count)
 
-    def _by_group(self, order: list[int], groups: Numbers, generator: np.random.Generator) -> list[int]:
+    def _by_group(self, order: Ids, groups: Numbers, generator: np.random.Generator) -> Ids:
         """Bring the records of each group together; within a group they stay in their order."""
         _, first, number = np.unique(groups, return_index=True, return_inverse=True)
         rank = first if self.strategy == "sequential" else generator.permutation(len(first))
-        return sorted(order, key=rank[number].__getitem__)
+        return order[np.argsort(rank[number[order]], kind="stable")]
 
     def _by_length(self, records: list[int]) -> list[int]:
         """Sort the records of a step by length; groups move as a whole, by their longest record."""

@@ -26,10 +26,11 @@ from stepjepa.base.json_object import JsonObject
 from stepjepa.base.processes import is_main_process
 from stepjepa.batch.dataset import SCHEMA, Prepared, TokenizedDataset, count_tokens, flattened
 from stepjepa.batch.layouts import LAYOUTS
-from stepjepa.batch.tokenize import BLOCK, COUNTS, RecordTokenizer
+from stepjepa.batch.tokenize import COUNTS, RecordTokenizer
 from stepjepa.config.jepa import JepaConfig, affecting
 from stepjepa.data.records import Data, Record, Views, as_records
-from stepjepa.data.sources import read_any
+from stepjepa.data.sources import each_of_any
+from stepjepa.data.spool import BLOCK, SpooledRecords
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -56,14 +57,12 @@ def prepare(
     """
     if views is not None and config.mode != "llm-jepa":
         raise ValueError(f"views: expected mode 'llm-jepa', got '{config.mode}', which finds its views itself")
-    rows: Any = read_any(data) if isinstance(data, str | os.PathLike) else data
-    if not isinstance(rows, datasets.Dataset):
-        rows = list(as_records(rows))
+    rows = _without_memory(data)
     # A record knows its line, and not in which of several files.
     paths = {"<memory>"} if isinstance(rows, datasets.Dataset) else {record.path for record in rows}
     source = paths.pop() if len(paths) == 1 else "<several files>"
     if views is not None:
-        rows = [replace(record, views=tuple(views(record))) for record in as_records(rows)]
+        rows = SpooledRecords(replace(record, views=tuple(views(record))) for record in as_records(rows))
 
     def make(file: Path | None) -> Prepared:
         made, tokens, waiting = RecordTokenizer(tokenizer, config), Counter(all=0, main=0), as_records(rows)
@@ -112,6 +111,13 @@ def prepare(
         except OSError as error:
             say(f"cache: nothing stored ({error}); --cache_dir names another folder, --no_cache does without")
     return make(None)
+
+
+def _without_memory(data: Data) -> Any:
+    """Data that can be read again and take no memory: a ``datasets.Dataset``, or records in a temporary file."""
+    if isinstance(data, str | os.PathLike):
+        return SpooledRecords(each_of_any(data))
+    return data if isinstance(data, datasets.Dataset | SpooledRecords) else SpooledRecords(as_records(data))
 
 
 def _checksum(file: Path, about: JsonObject) -> str:

@@ -22,6 +22,7 @@ from stepjepa.chat.tokens import TextTokenizer, Tokens, TurnTokens, predictor_id
 from stepjepa.chat.turns import Turn
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record, find_steps
+from stepjepa.data.spool import BLOCK
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -40,9 +41,6 @@ COUNTS = (
     "turns that spell special tokens",
 )
 """What is counted while records are tokenised."""
-
-BLOCK = 1000
-"""Records that are best tokenised at once."""
 
 
 class ViewText(NamedTuple):

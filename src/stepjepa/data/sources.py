@@ -68,46 +68,64 @@ def read_records(
         columns: names of the columns of the user's and the assistant's message; None recognises them.
         limit: read only so many records from the start; None for all.
     """
+    return list(islice(each_record(path, bad=bad, columns=columns), limit))
+
+
+def each_record(
+    path: str | os.PathLike[str], *, bad: BadRecords | None = None, columns: Columns = None
+) -> Iterator[Record]:
+    """:func:`read_records` one by one."""
     file, bad = existing_file(path, "data file"), bad or BadRecords()
     reader = FORMATS.get(file.suffix.lower(), _read_json)
-    records = list(islice(_parse_each(reader(file, bad.note), path, bad, columns), limit))
-    if not records:
+    number = 0
+    for number, record in enumerate(_parse_each(reader(file, bad.note), path, bad, columns), start=1):  # noqa: B007
+        yield record
+    if not number:
         rest = bad.describe() if bad.count else "add at least one"
         raise UserError(f"holds no records; {rest}", path=path)
-    return records
 
 
-def read_any(source: str | os.PathLike[str], *, bad: BadRecords | None = None, columns: Columns = None) -> list[Record]:
-    """Read the records of a file, of a folder that ``datasets`` can load, or of a data set on the hub.
+def each_of_any(
+    source: str | os.PathLike[str], *, bad: BadRecords | None = None, columns: Columns = None
+) -> Iterator[Record]:
+    """Yield the records of a file, of a folder that ``datasets`` can load, or of a data set on the hub.
 
     Subset and split may follow the name of a data set: ``openai/gsm8k:main:train``. See :func:`read_records`.
     """
     path, name = Path(source).expanduser(), os.fspath(source)
     if path.is_file() or (_looks_like_a_path(name) and not path.is_dir()):
-        return read_records(path, bad=bad, columns=columns)
+        yield from each_record(path, bad=bad, columns=columns)
+        return
     dataset, subset, split, *rest = (name, "", "") if path.is_dir() else (*name.split(":"), "", "")
     if any(rest):
         raise UserError(f"'{name}': expected NAME:SUBSET:SPLIT, got {name.count(':') + 1} parts")
     rows = read_rows(dataset, subset=subset or None, split=split or None)
-    if not (records := list(_parse_each(rows, name, bad or BadRecords(), columns))):
+    number = 0
+    for number, record in enumerate(_parse_each(rows, name, bad or BadRecords(), columns), start=1):  # noqa: B007
+        yield record
+    if not number:
         raise UserError("holds no records; name another subset or split", path=name)
-    return records
 
 
-def mix(parts: Sequence[Sequence[Record]], weights: Sequence[float] | None, seed: int) -> list[list[Record]]:
+def mix(sizes: Sequence[int], weights: Sequence[float] | None, seed: int) -> list[list[int]]:
     """Draw the largest mixture of several data sets with these relative sizes and no repetition.
 
-    ``weights`` are relative; None takes all records. The records drawn from each (by the seed) keep their order.
+    Args:
+        sizes: number of records of each.
+        weights: relative; None takes all records.
+        seed: of what is drawn.
+
+    Returns:
+        For each data set the indices of the records that are taken, in order.
     """
     if weights is None:
-        return [list(part) for part in parts]
-    if len(weights) != len(parts) or not all(0 < weight < float("inf") for weight in weights):
-        raise UserError(f"--dataset_weights: expected {len(parts)} positive numbers, one for each --dataset")
-    scale = min(len(part) / weight for part, weight in zip(parts, weights, strict=True))
-    draw, taken = random.Random(seed), list[list[Record]]()
-    for part, weight in zip(parts, weights, strict=True):
-        indices = draw.sample(range(len(part)), min(round(scale * weight), len(part)))
-        taken.append([part[index] for index in sorted(indices)])
+        return [list(range(size)) for size in sizes]
+    if len(weights) != len(sizes) or not all(0 < weight < float("inf") for weight in weights):
+        raise UserError(f"--dataset_weights: expected {len(sizes)} positive numbers, one for each --dataset")
+    scale = min(size / weight for size, weight in zip(sizes, weights, strict=True))
+    draw, taken = random.Random(seed), list[list[int]]()
+    for size, weight in zip(sizes, weights, strict=True):
+        taken.append(sorted(draw.sample(range(size), min(round(scale * weight), size))))
     if not all(taken):
         raise UserError(f"--dataset_weights: no record of data set {taken.index([]) + 1} is taken; raise its weight")
     return taken

@@ -76,24 +76,25 @@ class _SummedCrossEntropy(torch.autograd.Function):
             by_bias = torch.zeros(len(weight), dtype=torch.float32, device=weight.device) if wanted[2] else None
             for start in range(0, len(states), chunk):
                 part = slice(start, start + chunk)
-                logits = F.linear(values[part], matrix, None if bias is None else bias.to(dtype)).float()
-                # Mask the labels of other chunks: selecting the chunk's own would need a device synchronisation.
-                place = (rows - start).clamp(0, len(logits) - 1), label_ids
-                own = (rows >= start) & (rows < start + chunk)
-                norms = logits.logsumexp(-1, keepdim=True)
-                # masked_fill, not a product: the loss of another chunk's label may be infinite here.
-                total += (norms[place[0], 0] - logits[place]).masked_fill(~own, 0).sum()
-                if not any(wanted):
-                    del logits
-                    continue
-                # d loss / d logits = number of labels * softmax - their one-hot vectors, in the memory of the logits.
-                logits.sub_(norms).exp_().mul_(shared[part])
-                # As index_put_ with accumulate, which sorts the places on a GPU.
-                logits.view(-1).scatter_add_(0, place[0] * logits.shape[1] + place[1], -own.float())
-                if by_bias is not None:
-                    by_bias += logits.sum(0)
-                errors = logits.to(dtype)
+                logits = F.linear(values[part], matrix, None if bias is None else bias.to(dtype))
+                # In one launch, and without a copy of the logits in float32.
+                log_shares = logits.log_softmax(-1, dtype=torch.float32)
                 del logits
+                # Mask the labels of other chunks: selecting the chunk's own would need a device synchronisation.
+                place = (rows - start).clamp(0, len(log_shares) - 1) * log_shares.shape[1] + label_ids
+                own = (rows >= start) & (rows < start + chunk)
+                # masked_fill, not a product: the loss of another chunk's label may be infinite here.
+                total -= log_shares.view(-1)[place].masked_fill(~own, 0).sum()
+                if not any(wanted):
+                    continue
+                # d loss / d logits = number of labels * softmax - their one-hot vectors, in the same memory.
+                errors = log_shares.exp_().mul_(shared[part])
+                # As index_put_ with accumulate, which sorts the places on a GPU.
+                errors.view(-1).scatter_add_(0, place, -own.float())
+                del log_shares
+                if by_bias is not None:
+                    by_bias += errors.sum(0)
+                errors = errors.to(dtype)
                 if by_state is not None:
                     torch.mm(errors, matrix, out=by_state[part])
                 if by_weight is not None and summed == dtype:

@@ -1,9 +1,11 @@
 """Read the records of a run: from files, from one file that is split, or from a mixture of data sets."""
 
+import hashlib
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 from stepjepa.base.errors import UserError
@@ -13,14 +15,17 @@ from stepjepa.base.terminal import note
 from stepjepa.base.typed_json import to_json
 from stepjepa.config.run import RunConfig
 from stepjepa.data.records import BadRecords, Data, Record, as_records, records_fingerprint, tell_unused
-from stepjepa.data.sources import mix, read_any, read_records
+from stepjepa.data.sources import each_of_any, each_record, mix
+from stepjepa.data.spool import SpooledRecords
 from stepjepa.store.record import Source
 
 
 def read_data(
     run: RunConfig, train: Data | None = None, held_out: Data | None = None
-) -> tuple[list[Record], list[Record], dict[str, Source]]:
+) -> tuple[Sequence[Record], Sequence[Record], dict[str, Source]]:
     """Return training records, held-out records and what identifies their files.
+
+    Neither list is in memory: records are written to temporary files as they are read.
 
     Args:
         run: names the files.
@@ -36,15 +41,15 @@ def read_data(
                 f"{len(records)} records can't be split with `eval_split {run.eval_split}`; one part would be empty"
             )
             raise UserError(message, path=run.data_file)
-        train_records = [records[index] for index in sorted(order[count:])]
-        eval_records = [records[index] for index in sorted(order[:count])]
+        train_records = SpooledRecords(records[index] for index in sorted(order[count:]))
+        eval_records = SpooledRecords(records[index] for index in sorted(order[:count]))
         files = {"data": replace(about, eval_split=run.eval_split, split_seed=run.split_seed)}
     else:
         if train is not None:
             train_records, about = _in_memory(train)
         else:
             train_records, about = read_mixture(run) if run.dataset is not None else _read(run, str(run.train_file))
-        eval_records, files = [], {"train": about}
+        eval_records, files = SpooledRecords([]), {"train": about}
         if held_out is not None:
             eval_records, files["eval"] = _in_memory(held_out)
         elif run.eval_file is not None:
@@ -53,45 +58,54 @@ def read_data(
     return train_records, eval_records, files
 
 
-def _in_memory(data: Data) -> tuple[list[Record], Source]:
+def _in_memory(data: Data) -> tuple[SpooledRecords, Source]:
     """Return records that were passed in Python, or those of a file that was named in their place."""
-    records = [*(read_any(data) if isinstance(data, str | os.PathLike) else as_records(data))]
+    records = SpooledRecords(each_of_any(data) if isinstance(data, str | os.PathLike) else as_records(data))
     if not records:
         raise UserError("the data set holds no records; add at least one")
     return records, Source(records=len(records), sha256=records_fingerprint(records))
 
 
-def read_mixture(run: RunConfig) -> tuple[list[Record], Source]:
+def read_mixture(run: RunConfig) -> tuple[SpooledRecords, Source]:
     """Return the records of ``dataset``, and what identifies them."""
-    parts, sources = zip(*(_read(run, source, read_any) for source in run.dataset or ()), strict=True)
-    taken = mix(list(parts), run.dataset_weights, run.split_seed)
-    records = [record for part in taken for record in part]
-    shares = [{**to_json(source), "taken": len(part)} for source, part in zip(sources, taken, strict=True)]
+    parts, sources = zip(*(_read(run, source, each_of_any) for source in run.dataset or ()), strict=True)
+    taken = mix([len(part) for part in parts], run.dataset_weights, run.split_seed)
+    drawn = ((part[index] for index in indices) for part, indices in zip(parts, taken, strict=True))
+    records = SpooledRecords(chain.from_iterable(drawn))
+    shares = [{**to_json(source), "taken": len(some)} for source, some in zip(sources, taken, strict=True)]
     names = " + ".join(str(source.file) for source in sources)
     more = {"datasets": shares}
     return records, Source(file=names, records=len(records), sha256=records_fingerprint(records), other=more)
 
 
-def _read(run: RunConfig, source: str, read: Callable[..., list[Record]] = read_records) -> tuple[list[Record], Source]:
+def _read(
+    run: RunConfig, source: str, read: Callable[..., Iterator[Record]] = each_record
+) -> tuple[SpooledRecords, Source]:
     bad = BadRecords(run.bad_records)
-    records = read(source, bad=bad, columns=run.columns)
+    records = SpooledRecords(read(source, bad=bad, columns=run.columns))
     if is_main_process():
         bad.tell()
         tell_unused(records)
     return records, Source(
         file=Path(source).name if Path(source).exists() else source,
         records=len(records),
-        sha256=fingerprint(source) if read is read_records else None,
+        sha256=fingerprint(source) if read is each_record else None,
         other={"bad_records": bad.to_dict()} if bad.count else {},
     )
 
 
-def _tell_overlap(train_records: list[Record], eval_records: list[Record]) -> None:
+def _tell_overlap(train_records: Sequence[Record], eval_records: Sequence[Record]) -> None:
     """Print a note if held-out records are also training records."""
-    trained = {str(record.chat) for record in train_records}
-    both = sum(str(record.chat) in trained for record in eval_records)
+    held_out = [_chat_hash(record) for record in eval_records]
+    known = set(held_out)
+    trained = known and known.intersection(map(_chat_hash, train_records))
+    both = sum(each in trained for each in held_out)
     if both and is_main_process():
         note(
             f"{both:,} of {len(eval_records):,} held-out records are also training records, so figures on them don't "
             "say how the model does on new ones; remove them from one of the files"
         )
+
+
+def _chat_hash(record: Record) -> bytes:
+    return hashlib.blake2b(str(record.chat).encode("utf-8", "surrogatepass"), digest_size=16).digest()

@@ -276,8 +276,8 @@ def _say(line: str) -> None:
 def _build(
     config: RunConfig,
     passed: PassedObjects,
-    train_records: list[Record],
-    eval_records: list[Record],
+    train_records: Sequence[Record],
+    eval_records: Sequence[Record],
 ) -> tuple[JepaTrainer, dict[str, str | None]]:
     """Return the trainer of a run, and rows for ``first_screen``."""
     jepa, training = config.jepa, training_arguments(config, bool(eval_records))
@@ -349,7 +349,7 @@ def _load(
     return model, tokenizer
 
 
-def _asked(config: RunConfig, records: list[Record], trained: list[Record]) -> tuple[Task, list[Record]]:
+def _asked(config: RunConfig, records: Sequence[Record], trained: Sequence[Record]) -> tuple[Task, list[Record]]:
     """Return the task of the held-out records, and those that it can score, prompted as in ``stepjepa evaluate``."""
     task = choose_task(config.eval_task, records, TaskOptions(config.spider_path, config.missing_databases))
     asked = list(keep(task, records)[0].values())

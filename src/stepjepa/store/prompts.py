@@ -3,10 +3,13 @@
 import hashlib
 import json
 import os
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
 
 from stepjepa.base.files import atomic_write
 from stepjepa.data.messages import SYSTEM_ROLES
@@ -21,7 +24,7 @@ FORMS: dict[str, Callable[[str], str]] = {
 """Ways to compare questions: exactly, or without case and white space."""
 
 
-def system_prompts(records: Sequence[Record]) -> list[str | None]:
+def system_prompts(records: Iterable[Record]) -> list[str | None]:
     """Return the ten most frequent system prompts of records; None stands for records without one."""
     first = (record.messages[0] for record in records)
     counts = Counter(message["content"] if message["role"] in SYSTEM_ROLES else None for message in first)
@@ -52,10 +55,14 @@ def with_system_prompt(records: Sequence[Record], prompt: str) -> list[Record]:
 
 def write_trained_prompts(folder: Path, records: Iterable[Record]) -> None:
     """Write the hashes of the questions of training records into a run folder."""
-    questions = [_question(record) for record in records]
-    hashes = {form: sorted({_hash(change(text)) for text in questions}) for form, change in FORMS.items()}
+    # As integers: a set of texts takes a hundred bytes for each.
+    hashes = {form: array("Q") for form in FORMS}
+    for record in records:
+        question = _question(record)
+        for form, change in FORMS.items():
+            hashes[form].append(int(_hash(change(question)), 16))
     with atomic_write(folder / PROMPTS_FILE) as stream:
-        json.dump(hashes, stream)
+        json.dump({form: [f"{each:016x}" for each in np.unique(values)] for form, values in hashes.items()}, stream)
 
 
 def prompts_file(model_path: str) -> Path:

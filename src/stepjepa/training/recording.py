@@ -154,7 +154,7 @@ class Recorder(TrainerCallback):
         if self._fingerprints is None:
             self._fingerprints = self._fingerprint()
         # Data that were passed as tokens may have no records.
-        rows = None if prepared is None or prepared.rows is None else list(as_records(prepared.rows))
+        rows = None if prepared is None or prepared.rows is None else as_records(prepared.rows)
         prompts = self._described.system_prompts if rows is None else system_prompts(rows)
         return replace(self._described, status="running", fingerprints=self._fingerprints, system_prompts=prompts)
 
