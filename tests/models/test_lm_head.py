@@ -211,7 +211,9 @@ def test_wrappers_keep_the_chunks(wrapped: str, tiny_tokenizer: Any, monkeypatch
         model.forward = lambda *args, **kwargs: convert_to_fp32(forward(*args, **kwargs))
     calls: list[Any] = []
     monkeypatch.setattr(
-        lm_head, "summed_cross_entropy", lambda *given: calls.append(given) or summed_cross_entropy(*given)
+        lm_head,
+        "summed_cross_entropy",
+        lambda *given, **more: calls.append(given) or summed_cross_entropy(*given, **more),
     )
     head, labels = LMHead(model), torch.arange(11, 18)
     states = torch.randn(7, 33, generator=torch.Generator().manual_seed(3)).to(model.dtype)
@@ -227,7 +229,7 @@ def test_half_precision_keeps_the_logits(monkeypatch: pytest.MonkeyPatch) -> Non
     model, labels = tiny.make_model("llama"), torch.arange(11, 18)
     states = torch.randn(7, 33, generator=torch.Generator().manual_seed(3))
     calls: list[int] = []
-    monkeypatch.setattr(lm_head, "summed_cross_entropy", lambda *_: calls.append(1) or torch.zeros(()))
+    monkeypatch.setattr(lm_head, "summed_cross_entropy", lambda *_, **__: calls.append(1) or torch.zeros(()))
     head = LMHead(model)
     head.cross_entropy(states, labels)
     assert calls == [1]

@@ -226,10 +226,10 @@ def test_averaged_decoder_runs_where_there_are_pairs() -> None:
 
 
 def test_regular_training_trains_no_token_rows() -> None:
-    # Tied weights: the rows are in the head, too, and autograd takes its whole gradient for them.
+    # Tied weights: the two rows of width 33 are in the head, too, with a forward product and two backward ones.
     flops = FlopModel.of(prepared("llama", "sdpa", "with token rows"))
     regular = FlopModel.of(prepared("llama", "sdpa", "plain"))
-    assert flops.token_rows == 2 * 33 * 389
+    assert flops.token_rows == 3 * 2 * 33 * 2
     assert flops.regular() == regular
     assert flops.regular(trains_rows=True) == flops
     # Untied ones leave the head alone.

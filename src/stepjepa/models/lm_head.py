@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from stepjepa.models.architecture import base_model, causal_model, find_decoder
+from stepjepa.models.trained_rows import TrainedRows, trained_rows
 
 if TYPE_CHECKING:
     from transformers.utils import ModelOutput
@@ -32,17 +33,24 @@ FEWEST_GPU_LOGITS = 2**26
 
 
 def summed_cross_entropy(
-    states: Tensor, head: Head, label_ids: Tensor, rows: Tensor, chunk: int | None = None
+    states: Tensor,
+    head: Head,
+    label_ids: Tensor,
+    rows: Tensor,
+    chunk: int | None = None,
+    *,
+    trained: TrainedRows | None = None,
 ) -> Tensor:
     """``cross_entropy(linear(states, *head)[rows], label_ids, reduction="sum")`` in float32, in chunks of states.
 
     States ``[U, D]``, head ``[V, D]`` with a bias ``[V]``, labels ``[N]``, and ``rows`` ``[N]``, the state at which
-    each label is read.
+    each label is read. ``trained`` are rows that stand in the place of the head's own ones.
     The default ``chunk`` is that of :func:`states_at_once`. The sum, a float32 scalar, can be differentiated once.
     """
     if chunk is None:
         chunk = states_at_once(*head[0].shape, on_gpu=states.is_cuda)
-    given = states, *head, label_ids, rows, chunk, torch.is_grad_enabled()
+    index, values = (None, None) if trained is None else trained
+    given = states, *head, values, index, label_ids, rows, chunk, torch.is_grad_enabled()
     found: Tensor = _SummedCrossEntropy.apply(*given)
     return found
 
@@ -59,9 +67,11 @@ class _SummedCrossEntropy(torch.autograd.Function):
     """Computes the gradients of the sum in the forward pass; the backward pass scales them by the upstream gradient."""
 
     @staticmethod
-    def forward(ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, *labels: Any) -> Tensor:
-        label_ids, rows, chunk, differentiate = labels
-        wanted = [differentiate and needed for needed in ctx.needs_input_grad[:3]]
+    def forward(
+        ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, trained: Tensor | None, *labels: Any
+    ) -> Tensor:
+        trained_index, label_ids, rows, chunk, differentiate = labels
+        wanted = [differentiate and needed for needed in ctx.needs_input_grad[:4]]
         dtype = multiplies_in(states)
         # Not bincount: the shape of its result depends on values, which a dry run does not have.
         ones = torch.ones_like(rows, dtype=torch.float32)
@@ -74,9 +84,13 @@ class _SummedCrossEntropy(torch.autograd.Function):
             by_state = torch.empty_like(values) if wanted[0] else None
             by_weight = torch.zeros(weight.shape, dtype=summed, device=weight.device) if wanted[1] else None
             by_bias = torch.zeros(len(weight), dtype=torch.float32, device=weight.device) if wanted[2] else None
+            own_rows = None if trained is None else trained.to(dtype)
+            by_trained = None if trained is None or not wanted[3] else torch.zeros_like(trained, dtype=torch.float32)
             for start in range(0, len(states), chunk):
                 part = slice(start, start + chunk)
                 logits = F.linear(values[part], matrix, None if bias is None else bias.to(dtype))
+                if own_rows is not None:
+                    logits.index_copy_(1, trained_index, F.linear(values[part], own_rows))
                 # In one launch, and without a copy of the logits in float32.
                 log_shares = logits.log_softmax(-1, dtype=torch.float32)
                 del logits
@@ -95,16 +109,23 @@ class _SummedCrossEntropy(torch.autograd.Function):
                 if by_bias is not None:
                     by_bias += errors.sum(0)
                 errors = errors.to(dtype)
+                if own_rows is not None:
+                    of_trained = errors[:, trained_index]
+                    errors.index_fill_(1, trained_index, 0)
+                    if by_trained is not None:
+                        by_trained += of_trained.T @ values[part]
                 if by_state is not None:
                     torch.mm(errors, matrix, out=by_state[part])
+                    if own_rows is not None:
+                        torch.addmm(by_state[part], of_trained, own_rows, out=by_state[part])
                 if by_weight is not None and summed == dtype:
                     # torch's FLOP counter knows addmm, but not addmm_.
                     torch.addmm(by_weight, errors.T, values[part], out=by_weight)
                 elif by_weight is not None:
                     by_weight += errors.T @ values[part]
                 del errors
-        dtypes = states.dtype, weight.dtype, (weight if bias is None else bias).dtype
-        found = zip((by_state, by_weight, by_bias), dtypes, strict=True)
+        dtypes = [each.dtype if each is not None else None for each in (states, weight, bias, trained)]
+        found = zip((by_state, by_weight, by_bias, by_trained), dtypes, strict=True)
         ctx.gradients = [None if gradient is None else gradient.to(own) for gradient, own in found]
         return total
 
@@ -114,7 +135,7 @@ class _SummedCrossEntropy(torch.autograd.Function):
         if gradients is None:
             raise RuntimeError("expected one backward pass through the LM loss, got a second one")
         # In place: one of the gradients is as large as the head's weight.
-        return (*(None if gradient is None else gradient.mul_(upstream[0]) for gradient in gradients), *[None] * 4)
+        return (*(None if gradient is None else gradient.mul_(upstream[0]) for gradient in gradients), *[None] * 5)
 
 
 def multiplies_in(states: Tensor) -> torch.dtype:
@@ -195,7 +216,7 @@ class LMHead:
         half = multiplies_in(states) == torch.float16
         parameters = None if half or self.around.after else self._parameters()
         if parameters is not None:
-            return summed_cross_entropy(self._inputs(states), parameters, label_ids, rows)
+            return summed_cross_entropy(self._inputs(states), parameters, label_ids, rows, trained=self._trained_rows())
         logits = self.logits(states).float()
         return (logits.logsumexp(-1)[rows] - logits[rows, label_ids]).sum()
 
@@ -219,7 +240,12 @@ class LMHead:
         adapter: Any = getattr(self.module, "token_adapter", None)
         if type(_base_of_tied(self.module)) is not nn.Linear or adapter.disable_adapters or adapter.merged:
             return None
-        return adapter.get_merged_weights(adapter.active_adapters), None
+        return adapter.get_base_layer().weight, None
+
+    def _trained_rows(self) -> TrainedRows | None:
+        """Rows of a tied head that an adapter trains; None if there are none."""
+        adapter = getattr(self.module, "token_adapter", None)
+        return None if adapter is None else trained_rows(adapter)
 
     def _run_model(self, states: Tensor, before_head: Callable[..., tuple[Tensor, ...]] | None = None) -> Tensor:
         """``[1, U, V]``: the model's own forward pass, its decoder replaced by the last hidden states ``[1, U, D]``.

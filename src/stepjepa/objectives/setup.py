@@ -15,6 +15,7 @@ from stepjepa.models.generation import serve_as_trained
 from stepjepa.models.lm_head import LMHead
 from stepjepa.models.probe import choose_encoding, freeze_unreached, probe
 from stepjepa.models.token_rows import add_plain_rows, add_predictor_rows, added_rows, train_rows
+from stepjepa.models.trained_rows import replace_token_layers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -43,6 +44,7 @@ def set_up(
         # Also the rows of tokens that the base lacked, whichever they are.
         new = [*predictor_ids(tokenizer, config.used_predictors), *new, *added_rows(base)]
         train_rows(model, sorted({*new}))
+        replace_token_layers(model)
     serve_as_trained(base, tokenizer, plain=config.plain, variables=config.chat_template_kwargs)
     chosen = set_up_attention(model, config)
     LMHead(model)  # runs the model on a few tokens, which must happen before it is wrapped

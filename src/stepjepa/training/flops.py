@@ -185,10 +185,12 @@ def _head(model: PreTrainedModel) -> tuple[int, int]:
     vocabulary, width = model.get_input_embeddings().weight.shape
     flops = 2 * vocabulary * width
     trained = [each for each in (head or nn.Module()).parameters() if each.requires_grad and each.ndim > 1]
-    # PEFT writes trained rows into a copy of the weight, and autograd computes the gradient of the whole copy.
-    rows_only = bool(trained) and all(each.numel() < vocabulary * width for each in trained)
     below = any(parameter.requires_grad for parameter in find_decoder(model).parameters())
-    return flops * (1 + below + bool(trained)), flops if rows_only else 0
+    if trained and all(each.numel() < vocabulary * width for each in trained):
+        # Rows that an adapter trains are multiplied by themselves, beside the frozen weight.
+        rows = sum(2 * each.numel() for each in trained) * (2 + below)
+        return flops * (1 + below) + rows, rows
+    return flops * (1 + below + bool(trained)), 0
 
 
 def _predictor_head(model: nn.Module) -> int:

@@ -1,0 +1,77 @@
+"""Embedding rows that an adapter trains: computed, and their gradients with them, without a copy of the embedding.
+
+PEFT writes the trained rows into a copy of the whole weight in every pass, and autograd computes the gradient of the
+whole copy. Here the frozen weight is used as it is, and what belongs to the trained rows is replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import MethodType
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class TrainedRows(NamedTuple):
+    """Rows of an embedding, or of an LM head that is tied to it, which an adapter trains."""
+
+    ids: Tensor  # [K] of the tokens
+    values: Tensor  # [K, D]
+
+
+def replace_token_layers(model: nn.Module) -> None:
+    """Have the layers with which PEFT trains embedding rows compute these rows alone, in place.
+
+    Results are the same to rounding; names and contents of what is saved, too.
+    """
+    for module in model.modules():
+        kind = type(module)
+        if kind.__name__ == "TrainableTokensLayer" and kind.__module__.startswith("peft."):
+            layer: Any = module
+            # Of the object alone: PEFT's class stays as it is. A copy of the model gets a method of its own.
+            layer.forward_adapters = MethodType(_forward_adapters, layer)
+
+
+def trained_rows(layer: Any) -> TrainedRows | None:
+    """The trained rows of a ``TrainableTokensLayer`` that is in use; None where its weight is the base's, or is merged.
+
+    ValueError if several adapters are active at once.
+    """
+    if layer.disable_adapters or layer.merged or not layer.active_adapters:
+        return None
+    if len(layer.active_adapters) > 1:
+        raise ValueError(f"expected one active adapter, got {', '.join(layer.active_adapters)}; activate one of them")
+    (name,) = layer.active_adapters
+    values = layer.trainable_tokens_delta[name]
+    return TrainedRows(_index_of(layer, name, values.device), values)
+
+
+def _index_of(layer: Any, name: str, device: torch.device) -> Tensor:
+    """Token ids on a device, copied there once: a copy waits for the device."""
+    known: dict[tuple[str, torch.device], Tensor] = layer.__dict__.setdefault("_index_on_device", {})
+    if (name, device) not in known:
+        known[name, device] = torch.tensor(layer.token_indices[name], device=device)
+    return known[name, device]
+
+
+def _forward_adapters(self: Any, x: Tensor, active_adapters: Sequence[str], *args: Any, **kwargs: Any) -> Tensor:
+    """``TrainableTokensLayer.forward_adapters`` for a single adapter; otherwise PEFT's own."""
+    if list(active_adapters) != list(self.active_adapters) or len(active_adapters) != 1:
+        return type(self).forward_adapters(self, x, active_adapters, *args, **kwargs)
+    rows = trained_rows(self)
+    if rows is None:
+        return type(self).forward_adapters(self, x, active_adapters, *args, **kwargs)
+    found: Tensor = self.base_layer(x)
+    values = rows.values.to(self.base_layer.weight.dtype)
+    if isinstance(self.base_layer, nn.Embedding):
+        # [..., K]: which of the trained tokens each one is, if any.
+        matches = x[..., None] == rows.ids
+        own = F.embedding(matches.int().argmax(-1), values)
+        if (scale := self._get_embed_scale()) is not None:
+            own = own * scale.to(own.dtype)
+        return torch.where(matches.any(-1, keepdim=True), own.to(found.dtype), found)
+    own = F.linear(x, values)
+    return found.index_copy(-1, rows.ids, own.to(found.dtype))
