@@ -152,7 +152,7 @@ def test_tokens_that_are_impossible(chunk: int) -> None:
     [
         (1_000, 64, False, 1_048),  # 2^20 logits
         (151_936, 896, False, 224),  # a quarter of the width
-        (151_936, 896, True, 441),  # 2^26 logits
+        (151_936, 896, True, 331),  # 3 * 2^24 logits
         (2**29, 3, True, 1),
     ],
 )

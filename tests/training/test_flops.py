@@ -172,6 +172,26 @@ def test_passes_with_and_without_values_give_the_same(name: str, monkeypatch: py
     assert FlopModel.of(model) == small
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2"])
+@pytest.mark.parametrize("kind", ["none", "with token rows", "frozen below"])
+def test_a_few_layers_say_what_all_of_them_cost(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exactly; where layers differ, or have another name, all are run."""
+
+    model = tiny.make_model(name, "eager", num_hidden_layers=7)
+    if kind == "with token rows":
+        model = add_lora(model, LoraSettings(3), [7, 11])
+    elif kind == "frozen below":
+        for parameter in [*model.parameters()][:30]:
+            parameter.requires_grad_(False)
+    passes: list[int] = []
+    count = flops._count
+    monkeypatch.setattr(flops, "_count", lambda *given: passes.append(1) or count(*given))
+    few = FlopModel.of(model)
+    assert len(passes) == (6 if name in ("llama", "qwen3") and kind != "frozen below" else 3)
+    monkeypatch.setattr(flops, "_FEW", (99, 100))
+    assert FlopModel.of(model) == few
+
+
 def test_labels_of_the_prompt() -> None:
     model = prepared("qwen3")
     given = batch(prompt=True)

@@ -29,7 +29,7 @@ Head = tuple[Tensor, Tensor | None]
 # Minimum number of logits in a chunk: matrix products of few rows are slow.
 FEWEST_LOGITS = 2**20
 # The same for a GPU, where every chunk costs some dozen launches. They take 0.4 GiB.
-FEWEST_GPU_LOGITS = 2**26
+FEWEST_GPU_LOGITS = 3 * 2**24
 
 
 def summed_cross_entropy(
@@ -91,8 +91,9 @@ class _SummedCrossEntropy(torch.autograd.Function):
                 logits = F.linear(values[part], matrix, None if bias is None else bias.to(dtype))
                 if own_rows is not None:
                     logits.index_copy_(1, trained_index, F.linear(values[part], own_rows))
-                # In one launch, and without a copy of the logits in float32.
-                log_shares = logits.log_softmax(-1, dtype=torch.float32)
+                # One launch. Not with its argument `dtype`, for which bfloat16 is copied while the logits are there.
+                logits = logits.float()
+                log_shares = logits.log_softmax(-1)
                 del logits
                 # Mask the labels of other chunks: selecting the chunk's own would need a device synchronisation.
                 place = (rows - start).clamp(0, len(log_shares) - 1) * log_shares.shape[1] + label_ids

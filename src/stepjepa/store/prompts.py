@@ -14,6 +14,7 @@ import numpy as np
 from stepjepa.base.files import atomic_write
 from stepjepa.data.messages import SYSTEM_ROLES
 from stepjepa.data.records import Record
+from stepjepa.data.spool import BLOCK
 from stepjepa.store.folder import PROMPTS_FILE
 from stepjepa.store.record import record_of
 
@@ -62,7 +63,15 @@ def write_trained_prompts(folder: Path, records: Iterable[Record]) -> None:
         for form, change in FORMS.items():
             hashes[form].append(int(_hash(change(question)), 16))
     with atomic_write(folder / PROMPTS_FILE) as stream:
-        json.dump({form: [f"{each:016x}" for each in np.unique(values)] for form, values in hashes.items()}, stream)
+        # A million texts at once would take a hundred megabytes.
+        for number, (form, values) in enumerate(hashes.items()):
+            stream.write(f"{', ' if number else '{'}{json.dumps(form)}: [")
+            distinct = np.unique(values)
+            for start in range(0, len(distinct), BLOCK):
+                block = (f'"{each:016x}"' for each in distinct[start : start + BLOCK])
+                stream.write((", " if start else "") + ", ".join(block))
+            stream.write("]")
+        stream.write("}")
 
 
 def prompts_file(model_path: str) -> Path:

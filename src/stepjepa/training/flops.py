@@ -120,7 +120,7 @@ def _fit(model: nn.Module, checkpoint_fn: Callable[..., Tensor] | None) -> list[
 
     def fit(model: nn.Module) -> list[list[int]]:
         _set_to_train(model, checkpoint_fn)
-        counted = np.array([_count(model, length) for length in lengths], float)  # [3, 2]
+        counted = np.array([_count_layers(model, length) for length in lengths], float)  # [3, 2]
         fitted: list[list[int]] = np.linalg.solve(terms, counted).round().astype(int).T.tolist()
         return fitted
 
@@ -166,6 +166,39 @@ def _set_to_train(model: PreTrainedModel, checkpoint_fn: Callable[..., Tensor] |
 def _unpacked(layer: nn.Linear, values: Tensor) -> Tensor:
     """A dense product of the size of a quantized layer's product."""
     return F.linear(values, values.new_zeros(layer.out_features, layer.in_features))
+
+
+# Layers that are all alike are counted in models of so many layers. The first layer's input may need no gradient.
+_FEW = (2, 3)
+
+
+def _count_layers(model: PreTrainedModel, length: int) -> list[int]:
+    """:func:`_count`; where all layers are alike, of models of two and of three of them, carried on to all layers."""
+    decoder = find_decoder(model)
+    layers = getattr(decoder, "layers", None)
+    if not isinstance(layers, nn.ModuleList) or len(layers) <= sum(_FEW) or not _alike(decoder, layers):
+        return _count(model, length)
+    config, few = decoder.config, []
+    try:
+        for number in _FEW:
+            decoder.layers, config.num_hidden_layers = nn.ModuleList(layers[:number]), number
+            few.append(_count(model, length))
+    finally:
+        decoder.layers, config.num_hidden_layers = layers, len(layers)
+    return [two + (len(layers) - _FEW[0]) * (three - two) for two, three in zip(*few, strict=True)]
+
+
+def _alike(decoder: PreTrainedModel, layers: nn.ModuleList) -> bool:
+    """Whether layers have the same modules, of the same sizes, trained alike, and none has a kind of its own."""
+    parts = [
+        (
+            [(name, type(module)) for name, module in layer.named_modules()],
+            [(name, each.shape, each.requires_grad) for name, each in layer.named_parameters()],
+        )
+        for layer in layers
+    ]
+    kinds = getattr(decoder.config, "layer_types", None) or ()
+    return all(part == parts[0] for part in parts) and len({*kinds}) <= 1
 
 
 def _count(model: nn.Module, length: int) -> list[int]:
