@@ -35,6 +35,7 @@ from stepjepa.training.callbacks import BarCallback, LogCallback, NonfiniteGuard
 from stepjepa.training.description import describe
 from stepjepa.training.flops import FlopModel
 from stepjepa.training.held_out import measure, score_answers, score_retrieval
+from stepjepa.training.kernels import without_cudnn_attention
 from stepjepa.training.meter import Meter
 from stepjepa.training.named import load_named
 from stepjepa.training.passed import passed
@@ -310,7 +311,8 @@ class JepaTrainer(Trainer):
     def train_steps(self, checkpoint: str | None, *args: Any, **kwargs: Any) -> Any:
         """Train without a record of it; arguments and errors as for :meth:`train`."""
         try:
-            result = super().train(checkpoint, *args, **kwargs)
+            with without_cudnn_attention():
+                result = super().train(checkpoint, *args, **kwargs)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
