@@ -24,13 +24,13 @@ from stepjepa.base.errors import UserError
 from stepjepa.base.files import atomic_write, write_json
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.processes import is_main_process
+from stepjepa.base.spool import BLOCK, Spooled
 from stepjepa.batch.dataset import SCHEMA, Prepared, TokenizedDataset, count_tokens, flattened
 from stepjepa.batch.layouts import LAYOUTS
 from stepjepa.batch.tokenize import COUNTS, RecordTokenizer
 from stepjepa.config.jepa import JepaConfig, affecting
 from stepjepa.data.records import Data, Record, Views, as_records
 from stepjepa.data.sources import each_of_any
-from stepjepa.data.spool import BLOCK, SpooledRecords
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -62,7 +62,7 @@ def prepare(
     paths = {"<memory>"} if isinstance(rows, datasets.Dataset) else {record.path for record in rows}
     source = paths.pop() if len(paths) == 1 else "<several files>"
     if views is not None:
-        rows = SpooledRecords(replace(record, views=tuple(views(record))) for record in as_records(rows))
+        rows = Spooled(replace(record, views=tuple(views(record))) for record in as_records(rows))
 
     def make(file: Path | None) -> Prepared:
         made, tokens, waiting = RecordTokenizer(tokenizer, config), Counter(all=0, main=0), as_records(rows)
@@ -116,8 +116,8 @@ def prepare(
 def _without_memory(data: Data) -> Any:
     """Data that can be read again and take no memory: a ``datasets.Dataset``, or records in a temporary file."""
     if isinstance(data, str | os.PathLike):
-        return SpooledRecords(each_of_any(data))
-    return data if isinstance(data, datasets.Dataset | SpooledRecords) else SpooledRecords(as_records(data))
+        return Spooled(each_of_any(data))
+    return data if isinstance(data, datasets.Dataset | Spooled) else Spooled(as_records(data))
 
 
 def _checksum(file: Path, about: JsonObject) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from stepjepa.base.errors import UserError, shown
+from stepjepa.base.spool import BLOCK
 from stepjepa.batch.layouts import LAYOUTS
 from stepjepa.batch.sequences import Ids, Pair, TokenizedRecord, View
 from stepjepa.chat.template import NOT_USED, ChatTemplate, PlainTemplate, Rendered
@@ -22,7 +23,6 @@ from stepjepa.chat.tokens import TextTokenizer, Tokens, TurnTokens, predictor_id
 from stepjepa.chat.turns import Turn
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record, find_steps
-from stepjepa.data.spool import BLOCK
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

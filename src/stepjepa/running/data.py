@@ -11,12 +11,12 @@ from pathlib import Path
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import fingerprint
 from stepjepa.base.processes import is_main_process
+from stepjepa.base.spool import Spooled
 from stepjepa.base.terminal import note
 from stepjepa.base.typed_json import to_json
 from stepjepa.config.run import RunConfig
 from stepjepa.data.records import BadRecords, Data, Record, as_records, records_fingerprint, tell_unused
 from stepjepa.data.sources import each_of_any, each_record, mix
-from stepjepa.data.spool import SpooledRecords
 from stepjepa.store.record import Source
 
 
@@ -41,15 +41,15 @@ def read_data(
                 f"{len(records)} records can't be split with `eval_split {run.eval_split}`; one part would be empty"
             )
             raise UserError(message, path=run.data_file)
-        train_records = SpooledRecords(records[index] for index in sorted(order[count:]))
-        eval_records = SpooledRecords(records[index] for index in sorted(order[:count]))
+        train_records = Spooled(records[index] for index in sorted(order[count:]))
+        eval_records = Spooled(records[index] for index in sorted(order[:count]))
         files = {"data": replace(about, eval_split=run.eval_split, split_seed=run.split_seed)}
     else:
         if train is not None:
             train_records, about = _in_memory(train)
         else:
             train_records, about = read_mixture(run) if run.dataset is not None else _read(run, str(run.train_file))
-        eval_records, files = SpooledRecords([]), {"train": about}
+        eval_records, files = Spooled[Record]([]), {"train": about}
         if held_out is not None:
             eval_records, files["eval"] = _in_memory(held_out)
         elif run.eval_file is not None:
@@ -58,20 +58,20 @@ def read_data(
     return train_records, eval_records, files
 
 
-def _in_memory(data: Data) -> tuple[SpooledRecords, Source]:
+def _in_memory(data: Data) -> tuple[Spooled[Record], Source]:
     """Return records that were passed in Python, or those of a file that was named in their place."""
-    records = SpooledRecords(each_of_any(data) if isinstance(data, str | os.PathLike) else as_records(data))
+    records = Spooled(each_of_any(data) if isinstance(data, str | os.PathLike) else as_records(data))
     if not records:
         raise UserError("the data set holds no records; add at least one")
     return records, Source(records=len(records), sha256=records_fingerprint(records))
 
 
-def read_mixture(run: RunConfig) -> tuple[SpooledRecords, Source]:
+def read_mixture(run: RunConfig) -> tuple[Spooled[Record], Source]:
     """Return the records of ``dataset``, and what identifies them."""
     parts, sources = zip(*(_read(run, source, each_of_any) for source in run.dataset or ()), strict=True)
     taken = mix([len(part) for part in parts], run.dataset_weights, run.split_seed)
     drawn = ((part[index] for index in indices) for part, indices in zip(parts, taken, strict=True))
-    records = SpooledRecords(chain.from_iterable(drawn))
+    records = Spooled(chain.from_iterable(drawn))
     shares = [{**to_json(source), "taken": len(some)} for source, some in zip(sources, taken, strict=True)]
     names = " + ".join(str(source.file) for source in sources)
     more = {"datasets": shares}
@@ -80,9 +80,9 @@ def read_mixture(run: RunConfig) -> tuple[SpooledRecords, Source]:
 
 def _read(
     run: RunConfig, source: str, read: Callable[..., Iterator[Record]] = each_record
-) -> tuple[SpooledRecords, Source]:
+) -> tuple[Spooled[Record], Source]:
     bad = BadRecords(run.bad_records)
-    records = SpooledRecords(read(source, bad=bad, columns=run.columns))
+    records = Spooled(read(source, bad=bad, columns=run.columns))
     if is_main_process():
         bad.tell()
         tell_unused(records)

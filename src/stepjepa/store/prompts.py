@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from stepjepa.base.files import atomic_write
+from stepjepa.base.spool import BLOCK
 from stepjepa.data.messages import SYSTEM_ROLES
 from stepjepa.data.records import Record
-from stepjepa.data.spool import BLOCK
 from stepjepa.store.folder import PROMPTS_FILE
 from stepjepa.store.record import record_of
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from stepjepa.base.spool import Spooled
 from stepjepa.data.records import as_records
 from stepjepa.data.sources import each_of_any
-from stepjepa.data.spool import SpooledRecords
 from stepjepa.models.loading import load_model, load_tokenizer
 from stepjepa.models.presets import PREFIX
 
@@ -18,11 +18,11 @@ def load_named(model: Any, tokenizer: Any, data: Any, *, predictors: int, seed: 
     A preset's tokenizer is trained on the records. A model that is loaded here gets ``predictors`` predictor tokens.
     """
     if isinstance(data, str | os.PathLike):
-        data = SpooledRecords(each_of_any(data))
+        data = Spooled(each_of_any(data))
     own, texts = tokenizer, iter(())
     if isinstance(model, str):
         if model.startswith(PREFIX):
-            data = SpooledRecords(as_records(data))
+            data = Spooled(as_records(data))
             texts = (message["content"] for record in data for message in record.messages)
         model, own = load_model(model, texts=texts, predictors=predictors, seed=seed)
     elif tokenizer is None:

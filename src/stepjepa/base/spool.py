@@ -1,4 +1,4 @@
-"""Records kept in a temporary file, so that a data set of any size takes next to no memory."""
+"""Records in a temporary file, so that a data set of any size takes next to no memory."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ import pickle
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import overload
+from typing import TypeVar, overload
 
-from stepjepa.data.records import Record
+Item = TypeVar("Item")
 
 BLOCK = 1000
 """Records that are written, read, and tokenised together."""
 
 
-class SpooledRecords(Sequence[Record]):
-    """A sequence of records in a temporary file that has no name and goes with it.
+class Spooled(Sequence[Item]):
+    """A sequence, of records for example, in a temporary file that has no name and goes with it.
 
     A block of records is read into memory where one of them is asked for, and stays until one of another block is: fast
     in the order of the records. The file lies in the folder for temporary files (``TMPDIR``).
     """
 
-    def __init__(self, records: Iterable[Record]) -> None:
+    def __init__(self, records: Iterable[Item]) -> None:
         """Write the records, a block in memory at a time."""
         waiting = iter(records)
         self._places: list[tuple[int, int]] = []  # of each block: where it begins and ends
         self._count = end = 0
-        self._latest: tuple[int, list[Record]] = (-1, [])  # number and records of the block that was read last
+        self._latest: tuple[int, list[Item]] = (-1, [])  # number and records of the block that was read last
         # Unbuffered, since it is read through a memory map.
         with tempfile.TemporaryFile(buffering=0) as file:
             while block := list(islice(waiting, BLOCK)):
@@ -43,7 +43,7 @@ class SpooledRecords(Sequence[Record]):
     def __len__(self) -> int:
         return self._count
 
-    def _block(self, number: int) -> list[Record]:
+    def _block(self, number: int) -> list[Item]:
         if self._latest[0] != number:
             assert self._map is not None
             start, end = self._places[number]
@@ -51,18 +51,18 @@ class SpooledRecords(Sequence[Record]):
         return self._latest[1]
 
     @overload
-    def __getitem__(self, index: int) -> Record: ...
+    def __getitem__(self, index: int) -> Item: ...
 
     @overload
-    def __getitem__(self, index: slice) -> list[Record]: ...
+    def __getitem__(self, index: slice) -> list[Item]: ...
 
-    def __getitem__(self, index: int | slice) -> Record | list[Record]:
+    def __getitem__(self, index: int | slice) -> Item | list[Item]:
         if isinstance(index, slice):
             return [self[each] for each in range(*index.indices(self._count))]
         place = range(self._count)[index]
         return self._block(place // BLOCK)[place % BLOCK]
 
-    def __iter__(self) -> Iterator[Record]:
+    def __iter__(self) -> Iterator[Item]:
         for number in range(len(self._places)):
             yield from self._block(number)
         self._latest = (-1, [])
@@ -76,4 +76,4 @@ class SpooledRecords(Sequence[Record]):
     __hash__ = None  # type: ignore[assignment]  # as of a list
 
     def __repr__(self) -> str:
-        return f"SpooledRecords({len(self):,} records)"
+        return f"Spooled({len(self):,} items)"

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 import tiny
+from stepjepa.base import spool
 from stepjepa.base.files import write_jsonl
-from stepjepa.data import spool
+from stepjepa.base.spool import Spooled
 from stepjepa.data.records import Record, parse_record
 from stepjepa.data.sources import read_records
-from stepjepa.data.spool import SpooledRecords
 
 
 def made(count: int) -> list[Record]:
@@ -37,7 +37,7 @@ def made(count: int) -> list[Record]:
 def test_it_is_the_list_that_was_written(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spool, "BLOCK", 3)
     records = made(count)
-    spooled = SpooledRecords(iter(records))
+    spooled = Spooled(iter(records))
     assert len(spooled) == count
     assert list(spooled) == records == list(spooled)
     assert spooled == records
@@ -53,7 +53,7 @@ def test_it_is_the_list_that_was_written(count: int, monkeypatch: pytest.MonkeyP
 def test_two_may_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spool, "BLOCK", 2)
     records = made(7)
-    spooled = SpooledRecords(records)
+    spooled = Spooled(records)
     assert [*zip(spooled, spooled, strict=True)] == [*zip(records, records, strict=True)]
 
 
@@ -63,12 +63,12 @@ def test_an_error_of_a_record_is_that_of_reading(tmp_path: Path) -> None:
         raise ValueError("line 3")
 
     with pytest.raises(ValueError, match="line 3"):
-        SpooledRecords(broken())  # type: ignore[arg-type]
+        Spooled(broken())  # type: ignore[arg-type]
 
 
 def test_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    spooled = SpooledRecords(made(3))
+    spooled = Spooled(made(3))
     assert len(spooled) == 3
     assert not [*tmp_path.iterdir()]
 
@@ -77,7 +77,7 @@ def test_a_file_is_read_as_by_read_records(tmp_path: Path) -> None:
     from stepjepa.data.sources import each_record
 
     write_jsonl(tmp_path / "a.jsonl", [{"question": f"q{index}", "answer": "a"} for index in range(5)])
-    assert SpooledRecords(each_record(tmp_path / "a.jsonl")) == read_records(tmp_path / "a.jsonl")
+    assert Spooled(each_record(tmp_path / "a.jsonl")) == read_records(tmp_path / "a.jsonl")
 
 
 MEASURE = """
