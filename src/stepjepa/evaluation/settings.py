@@ -15,9 +15,9 @@ from stepjepa.tasks.base import TaskOptions
 from stepjepa.tasks.registry import AUTO, TASKS, load_task
 
 _SIMILARITY = "add the cosines of matched and shuffled views; needs a run folder"
-_RETRIEVAL = "also measure how often the nearest of all distinct answers is the right one, by cosine of embeddings"
-_LAYER = "of hidden_states, to read embeddings from; 0 is the input embeddings, -1 the last (that of training)"
-_POOLING = "embedding from the last token, or the mean as in training (that of training)"
+_RETRIEVAL = "rank all distinct answers by cosine for each question; how often the right one is nearest"
+_LAYER = "index in hidden_states of the embeddings; 0 is the input embeddings, -1 the last (that of training)"
+_POOLING = "take the embedding of the last token, or the mean (that of training)"
 _BAD = "lines that are no valid record: error, or skip them and report how many"
 _TASK = f"how answers are scored; {', '.join(TASKS)}, your module:Class, or auto, which recognises the records"
 _SCORING = "rules of scoring; reference adds those of the published evaluation, mistakes included"
