@@ -11,7 +11,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from tables import fastest, newest_file, points
+from tables import fastest, points
 
 from stepjepa.base.terminal import PALETTE
 
@@ -30,6 +30,8 @@ def costs(found: dict[str, Any], arm: str) -> tuple[float, float]:
 def draw(suite: str) -> Path:
     """Draw the time and the tokens of an example at every point of a suite, both from 0."""
     measured = points(suite)
+    if not measured:
+        sys.exit(f"error: there are no results of the suite {suite}; run bench.py --suite {suite}")
     figure = Figure(figsize=(8, 3.2), layout="constrained")
     axes: tuple[Axes, Axes] = tuple(figure.subplots(1, 2))
     for place, (panel, unit) in enumerate(zip(axes, ("milliseconds an example", "tokens an example"), strict=True)):
@@ -43,7 +45,7 @@ def draw(suite: str) -> Path:
         panel.grid(visible=True, color="#dddddd", linewidth=0.6)
     axes[0].legend(fontsize=8)
     path = FOLDER / f"performance-{suite}.png"
-    figure.savefig(path, dpi=120, metadata={"Source": newest_file(suite).name})
+    figure.savefig(path, dpi=120)
     return path
 
 

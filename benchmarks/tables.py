@@ -21,6 +21,10 @@ AIMS = {
     "separate": (1.0, 1.0, 0.75, 1.1),
 }
 BLOCK = r"(?<=<!-- {} -->\n)[\s\S]*?(?=<!-- end -->)"
+PICTURES = {
+    "answers": "Time and tokens of an example against answers to a question",
+    "prefix": "Time and tokens of an example against the tokens of a shared prefix",
+}
 POINTS = {"answers": "answers to a question", "prefix": "tokens of the shared prefix"}
 
 
@@ -42,6 +46,15 @@ def table() -> str:
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
+def pictures_and_table_of_points() -> str:
+    """Markdown: the pictures of the suites that are measured at several points, and a row for each point.
+
+    Empty for suites that have no results yet.
+    """
+    pictures = [f"![{text}](plots/performance-{suite}.png)\n" for suite, text in PICTURES.items() if newest_file(suite)]
+    return "\n".join(["", *pictures, table_of_points()]) if pictures else ""
+
+
 def table_of_points() -> str:
     """Markdown: a row for each point of the suites that are measured at several."""
     ours = [f"{arm}, {what}" for what in ("speed", "tokens", "memory") for arm in AIMS]
@@ -56,25 +69,25 @@ def table_of_points() -> str:
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
-def newest_file(suite: str) -> Path:
-    """The newest results file of a suite."""
+def newest_file(suite: str) -> Path | None:
+    """The newest results file of a suite; None if there is none."""
     files = [path for path in (HERE / "results").glob("*.json") if re.search(rf"-{suite}(-\d+)?$", path.stem)]
-    if not files:
-        sys.exit(f"error: there are no results of the suite {suite}; run bench.py --suite {suite}")
-    return max(files, key=lambda path: (path.stem[:10], len(path.stem), path.stem))
+    return max(files, key=lambda path: (path.stem[:10], len(path.stem), path.stem), default=None)
 
 
 def newest(suite: str) -> dict[str, Any]:
-    """What the newest results file of a suite says of it."""
-    found: dict[str, Any] = json.loads(newest_file(suite).read_text(encoding="utf-8"))["suites"][suite]
+    """The results of a suite in its newest file."""
+    path = newest_file(suite)
+    if path is None:
+        sys.exit(f"error: there are no results of the suite {suite}; run bench.py --suite {suite}")
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["suites"][suite]
     return found
 
 
 def points(suite: str) -> dict[int, dict[str, Any]]:
     """The figures of a suite at each point, in ascending order."""
-    return {
-        int(point): found for point, found in sorted(newest(suite)["points"].items(), key=lambda each: int(each[0]))
-    }
+    measured = newest(suite)["points"] if newest_file(suite) else {}
+    return {int(point): found for point, found in sorted(measured.items(), key=lambda each: int(each[0]))}
 
 
 def spread(figure: dict[str, float]) -> str:
@@ -105,7 +118,7 @@ def fastest(suite: dict[str, Any]) -> str:
 if __name__ == "__main__":
     text = PAGE.read_text(encoding="utf-8")
     made = re.sub(BLOCK.format("tables.py"), lambda _: table(), text)
-    made = re.sub(BLOCK.format("tables.py, points"), lambda _: table_of_points(), made)
+    made = re.sub(BLOCK.format("tables.py, points"), lambda _: pictures_and_table_of_points(), made)
     if "--check" in sys.argv[1:]:
         sys.exit(f"{PAGE.name}: the table is not that of benchmarks/results" if made != text else 0)
     PAGE.write_text(made, encoding="utf-8")

@@ -78,6 +78,10 @@ def test_the_table_and_the_pictures_have_every_point(
     tables, plots = load("tables"), load("plots")
     (tmp_path / "results").mkdir()
     monkeypatch.setattr(tables, "HERE", tmp_path)
+    # Without results there is nothing to show, and nothing to draw.
+    assert tables.pictures_and_table_of_points() == ""
+    with pytest.raises(SystemExit, match="no results of the suite prefix; run bench"):
+        plots.draw("prefix")
     monkeypatch.setattr(plots, "FOLDER", tmp_path)
     for name, speed in (("2026-01-01-cpu-2-answers", 3.0), ("2026-01-01-cpu-2-answers-2", 2.0)):
         document = {"suites": {"answers": {"points": {"16": results(speed), "2": results(1.0)}}}}
@@ -95,5 +99,6 @@ def test_the_table_and_the_pictures_have_every_point(
     ]
     assert lines[3].split(" | ")[1:7] == ["2.00"] * 3 + ["0.50"] * 3
     assert lines[4].split(" | ")[1:7] == ["4.00"] * 3 + ["0.25"] * 3
+    assert tables.pictures_and_table_of_points().count("](plots/performance-") == 2
     for suite in ("answers", "prefix"):
         assert plots.draw(suite).read_bytes().startswith(b"\x89PNG")
