@@ -12,6 +12,7 @@ Two suites are measured at several points: ``answers`` with 1 to 16 answers to a
     python benchmarks/bench.py --rounds 5 --memory
     python benchmarks/bench.py --suite answers prefix --rounds 5 --memory
     python benchmarks/bench.py --suite smollm2 --model FOLDER --records 96 --rounds 5
+    python benchmarks/bench.py --suite smollm2 --model FOLDER --records 96 --rounds 5 --bf16
 """
 
 from __future__ import annotations
@@ -106,6 +107,7 @@ def parser() -> argparse.ArgumentParser:
     add("--points", type=int, nargs="+", help="answers a question, or tokens of the prefix (all of the suite)")
     add("--rounds", type=int, default=5, help="runs of every arm (5)")
     add("--threads", type=int, default=os.cpu_count() or 1, help="(all cores)")
+    add("--bf16", action="store_true", help="autocast to bfloat16 in every arm")
     add("--memory", action="store_true", help="also run every arm once in a process of its own, for its peak memory")
     add("--output", type=Path, help="results file, for one suite (benchmarks/results/DATE-cpu-THREADS-SUITE.json)")
     return options
@@ -180,6 +182,7 @@ def make_trainer(arm: str, task: dict[str, Any], records: list[Any]) -> Any:
     micro, packing = extra.pop("micro", task["batch_size"]), extra.pop("packing", 0)
     common: dict[str, Any] = {
         **SETTINGS,
+        "bf16": task.get("bf16", False),
         **QUIET,
         **extra,
         # A run folder holds one run.
@@ -277,7 +280,7 @@ def bench(args: argparse.Namespace) -> list[Path]:
         if not suite.points:
             results = measure(args, name, everything[:size], everything=everything)
             print(table(name, results), flush=True)
-        file = f"{date.today().isoformat()}-cpu-{args.threads}-{name}.json"
+        file = f"{date.today().isoformat()}-cpu-{args.threads}-{name}{'-bf16' if args.bf16 else ''}.json"
         path = free_name(args.output or HERE / "results" / file)
         versions = {each: version(each) for each in ("torch", "transformers", "trl")} | {
             "python": platform.python_version()
@@ -313,6 +316,7 @@ def measure(
         write_jsonl(Path(folder) / "records.jsonl", ({"messages": each} for each in rows))
         batch_size = args.batch_size or suite.batch_size
         task = {"folder": folder, "batch_size": batch_size, "threads": args.threads, "group_by": suite.group_by}
+        task["bf16"] = args.bf16
         arms = [*TRL, *OURS]
         rounds = []
         for number in range(args.rounds):

@@ -123,6 +123,8 @@ def draw_collapse(path: Path) -> dict[str, dict[str, float]]:
 
 def draw() -> int:
     """All of them."""
+    import segments_picture  # beside this file
+
     found = inspections()
     for name, inspection in found.items():
         layout = inspection.config.layout
@@ -131,6 +133,7 @@ def draw() -> int:
             FOLDER / f"{name}.png",
             f"{inspection.config.mode}, {layout}, K = {inspection.config.predictors}",
         )
+    segments_picture.draw()
     collapse = draw_collapse(FOLDER / "collapse.png")
     shown = {"layouts": {name: fingerprint(each) for name, each in found.items()}, "collapse": collapse}
     (FOLDER / "pictures.json").write_text(json.dumps(shown, indent=1) + "\n", encoding="utf-8")

@@ -81,6 +81,12 @@ def test_formulas_are_mathml_and_unknown_commands_are_refused() -> None:
         hooks.mathml(r"\nonsense{x}", "inline")
 
 
+def test_the_picture_of_segments_has_the_figures_of_the_code() -> None:
+    picture = load("segments_picture")
+    drawn = picture.FILE.read_text(encoding="utf-8")
+    assert all(title in drawn for title in picture.titles()), "run 'make pictures'"
+
+
 def test_pictures_are_those_of_the_code() -> None:
     pictures = load("pictures")
     kept = json.loads((pictures.FOLDER / "pictures.json").read_text(encoding="utf-8"))

@@ -104,3 +104,35 @@ def test_workers_change_nothing(tmp_path: Path, tiny_tokenizer: Any) -> None:
         JepaTrainer(model, given, train_dataset=tiny.records(), processing_class=tiny_tokenizer).train_steps(None)
         weights.append([each.detach().clone() for each in model.parameters()])
     assert all(map(torch.equal, *weights))
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "width", "device", "changes", "wanted"),
+    [
+        ({"avx512_bf16": True}, 512, "cpu", {}, True),
+        ({"amx_bf16": True}, 576, "cpu", {"dtype": "float32"}, True),
+        ({"avx512_bf16": False, "amx_bf16": False}, 576, "cpu", {}, False),
+        ({"avx512_bf16": True}, 256, "cpu", {}, False),
+        ({"avx512_bf16": True}, 576, "cuda", {}, False),
+        ({"avx512_bf16": True}, 576, "cpu", {"bf16": False}, False),
+        (None, 576, "cpu", {}, False),
+    ],
+)
+def test_a_wide_model_is_told_of_bfloat16_where_the_cpu_has_it(
+    *,
+    capabilities: dict[str, bool] | None,
+    width: int,
+    device: str,
+    changes: dict[str, Any],
+    wanted: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("ACCELERATE_MIXED_PRECISION", raising=False)
+    if capabilities is None:
+        monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
+    else:
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
+    said = arguments.bf16_advice(described(tmp_path, **changes), width, device)
+    assert (said is not None) == wanted
+    assert said is None or "`bf16 true` is faster here" in said

@@ -51,6 +51,11 @@ def find_decoder(model: nn.Module) -> PreTrainedModel:
     return decoder
 
 
+def hidden_size(model: nn.Module) -> int:
+    """The width of the hidden states of a causal language model, under any wrapper."""
+    return int(base_model(model).config.get_text_config().hidden_size)
+
+
 def has_experts(model: nn.Module) -> bool:
     """Whether a model has mixture-of-experts layers, so that a step may leave some weights unused."""
     return any(name.rpartition(".")[2] == "experts" for name, _ in model.named_modules())

@@ -41,14 +41,14 @@ from stepjepa.batch.prepare import prepare
 from stepjepa.chat.tokens import add_predictor_tokens
 from stepjepa.config.run import RunConfig
 from stepjepa.data.records import Record
-from stepjepa.models.architecture import base_model, find_decoder, has_experts
+from stepjepa.models.architecture import base_model, find_decoder, has_experts, hidden_size
 from stepjepa.models.loading import add_lora, as_user_error, config_and_tokenizer, new_dtype
 from stepjepa.models.presets import PREFIX
 from stepjepa.models.token_rows import adapter_ids, resize_embedding, rows_of
 from stepjepa.models.weights import parameter_counts
 from stepjepa.objectives.jepa import Jepa
 from stepjepa.objectives.objective import Objective
-from stepjepa.running.transformers import bf16_by_default, training_arguments
+from stepjepa.running.transformers import bf16_advice, bf16_by_default, training_arguments
 from stepjepa.training.checks import (
     check_positions,
     refuse_data,
@@ -232,6 +232,7 @@ def _estimate(
     return {
         "model": f"{type(base).__name__}, {total:,} parameters, {trained:,} trained, {base.dtype}",
         "encoding": f"{jepa.encoding} ({jepa.encoding_reason})",
+        "precision": bf16_advice(run, hidden_size(model), device),
         "processes": processes,
         "data": {
             **prepared.counts,
@@ -276,7 +277,7 @@ def describe(estimated: JsonObject) -> list[tuple[str, str]]:
     parts = {"activations": None, "optimizer states": None, **memory["parts"], "sum": memory["peak"]}
     short = "; NOT ENOUGH" if checkpoint["bytes"] * checkpoint["kept"] > checkpoint["free"] else ""
     return [
-        *((name, estimated[name]) for name in ("model", "encoding")),
+        *((name, estimated[name]) for name in ("model", "precision", "encoding") if estimated[name] is not None),
         *((name, words(estimated[name])) for name in ("data", "step")),
         ("run", f"{estimated['steps']:,} steps, {estimated['steps_per_epoch']:,} an epoch"),
         ("GiB of a process", words({name: size and size / GIB for name, size in parts.items()})),

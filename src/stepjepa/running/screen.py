@@ -17,12 +17,12 @@ from stepjepa.batch.trained_text import trained_text
 from stepjepa.chat.template import NOT_USED
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.config.run import RunConfig
-from stepjepa.models.architecture import base_model
+from stepjepa.models.architecture import base_model, hidden_size
 from stepjepa.models.lm_head import LMHead
 from stepjepa.models.probe import describe_unreached
 from stepjepa.models.weights import parameter_counts
 from stepjepa.objectives.router import describe_router
-from stepjepa.running.transformers import bf16_by_default
+from stepjepa.running.transformers import bf16_advice, bf16_by_default
 from stepjepa.store.folder import METRICS_FILE, RUN_FILE
 from stepjepa.store.record import Results, RunRecord
 from stepjepa.training.plan import EqualCompute, Plan
@@ -40,11 +40,11 @@ def collapses(config: JepaConfig) -> bool:
     return config.uses_views and config.jepa_loss_type == "cosine" and not (config.sigreg or config.variance)
 
 
-def _precision(run: RunConfig, training: TrainingArguments) -> str | None:
-    """The precision of matrix products, where the run names none; None for float32."""
+def _precision(run: RunConfig, training: TrainingArguments, width: int) -> str | None:
+    """The precision of matrix products, where the run names none, or one that is faster; None for float32."""
     if training.bf16 and bf16_by_default(run):
         return "bfloat16 (autocast), the default on this device; `bf16 false` trains in float32"
-    return None
+    return bf16_advice(run, width, training.device.type)
 
 
 def adapter_rate(run: RunConfig) -> str | None:
@@ -69,7 +69,7 @@ def first_screen(
     steps = training.max_steps if training.max_steps > 0 else math.ceil(training.num_train_epochs * epoch)
     rows = {
         "model": f"{run.model_name} ({where}), {trainable:,} of {total:,} parameters trained",
-        "precision": _precision(run, training),
+        "precision": _precision(run, training, hidden_size(trainer.model)),
         "objective": _words(objective),
         "loss": COSINE_COLLAPSES if collapses(config) else None,
         "adapter": adapter_rate(run),

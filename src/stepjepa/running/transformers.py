@@ -14,6 +14,9 @@ from stepjepa.config.trainer import usual_fields
 from stepjepa.store.hub import refuse_offline
 from stepjepa.training.checks import launched_together, refuse_contradictions
 
+# Width of a model from which autocast to bfloat16 is faster on a CPU that multiplies in it; narrower ones lose more by
+# converting than products gain (``python benchmarks/precision.py``).
+BF16_WIDTH = 512
 # Processes that collate micro-batches while a GPU computes; one would do for a small model.
 GPU_WORKERS = 2
 
@@ -27,6 +30,25 @@ def bf16_by_default(run: RunConfig) -> bool:
     named = {"bf16", "fp16", "tf32", "deepspeed"} & run.trainer.keys()
     launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     return not named and run.dtype != "float16" and launched == "no"
+
+
+def cpu_multiplies_in_bf16() -> bool:
+    """Whether this machine's CPU multiplies matrices in bfloat16; False where torch (before 2.13) can't tell."""
+    capabilities: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
+    return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16"))
+
+
+def bf16_advice(run: RunConfig, width: int, device_type: str) -> str | None:
+    """Say where autocast to bfloat16 would be faster than the float32 of a run that names no precision.
+
+    Args:
+        run: the run.
+        width: of the model's hidden states.
+        device_type: of the device that it trains on.
+    """
+    if device_type != "cpu" or not bf16_by_default(run) or width < BF16_WIDTH or not cpu_multiplies_in_bf16():
+        return None
+    return "float32; `bf16 true` is faster here, since this CPU multiplies in bfloat16 (docs/performance.md)"
 
 
 def _cuda_device(values: Mapping[str, object]) -> bool:
