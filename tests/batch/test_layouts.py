@@ -124,7 +124,7 @@ def test_without_pairs_there_is_the_text(name: str) -> None:
 
 
 def test_a_readout_before_the_view_is_refused() -> None:
-    with pytest.raises(UserError, match="--last_token -3 reaches before the start of a view; use a number nearer"):
+    with pytest.raises(UserError, match="`last_token -3` reaches before the start of a view; use a number nearer"):
         LAYOUTS["branched"].place(record((STEPS[0], STEPS[1])), PREDICTORS, ReadoutOptions(last_token=-3))
 
 

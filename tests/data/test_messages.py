@@ -148,7 +148,10 @@ def test_errors_of_an_answer(answer: dict[str, Any], message: str) -> None:
         ({"messages": [USER, ASSISTANT], "label": False}, "'label' is 'False': it marks answers as wanted or not"),
         ({"prompt": "q", "completion": "a", "label": "True"}, "'label' is 'True': it marks"),
         ({"prompt": "q", "completion": "a", "kto_tag": True}, "'kto_tag' is 'True': it marks"),
-        ({"prompt": "q", "chosen": "a", "rejected": "b"}, "'chosen' and 'rejected': preferences, .*--columns"),
+        (
+            {"prompt": "q", "chosen": "a", "rejected": "b"},
+            "'chosen' and 'rejected': preferences, .*`columns prompt chosen`",
+        ),
         (
             {"messages": [USER], "rejected": "b"},
             "'rejected': preferences, .* at the end of 'messages', and remove them",

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from stepjepa.base.errors import UserError
 from stepjepa.data.records import BadRecords
-from stepjepa.data.sources import FORMATS, read_any, read_records, read_rows
+from stepjepa.data.sources import FORMATS, each_of_any, read_records, read_rows
 
 ROWS = [
     {"question": "How\nmany?", "answer": 'He said "7", then\t8.'},
@@ -235,7 +235,7 @@ def test_tables_are_records_with_columns_of_any_name(name, tmp_path):
     )
     (record,) = read_records(path, columns=("Frage", "Antwort"))
     assert ([message["content"] for message in record.messages], record.extra) == (["how many?", "7"], {"id": "a"})
-    with pytest.raises(UserError, match=r"none of the columns prompt.*\(there is Frage, Antwort, id\).*--columns"):
+    with pytest.raises(UserError, match=r"none of the columns prompt.*\(there is Frage, Antwort, id\).*`columns USER"):
         read_records(path)
 
 
@@ -245,12 +245,12 @@ def test_records_come_from_a_file_a_folder_and_the_hub_by_one_door(tmp_path, mon
     monkeypatch.setattr(datasets, "load_dataset", lambda *_: {"train": [line]})
     (tmp_path / "folder").mkdir()
     for source in (tmp_path / "set.jsonl", tmp_path / "folder", "some/name"):
-        assert [record.answer for record in read_any(source)] == ["5"]
+        assert [record.answer for record in each_of_any(source)] == ["5"]
     with pytest.raises(UserError, match="expected NAME:SUBSET:SPLIT, got 4 parts"):
-        read_any("some/name:subset:split:more")
+        list(each_of_any("some/name:subset:split:more"))
     monkeypatch.setattr(datasets, "load_dataset", lambda *_: {"train": []})
     with pytest.raises(UserError, match="some/name: holds no records"):
-        read_any("some/name")
+        list(each_of_any("some/name"))
 
 
 @settings(

@@ -19,7 +19,7 @@ from tiny import make_model, make_record
 
 def test_the_form_without_a_chat_is_question_mark_answer_end():
     tokenizer = make_tokenizer()
-    with pytest.raises(UserError, match=r"no token '<\|eot_id\|>'; leave --plain out"):
+    with pytest.raises(UserError, match=r"no token '<\|eot_id\|>'; leave `plain` out"):
         PlainTemplate(tokenizer)
     perception, end = add_plain_tokens(tokenizer)
     template = PlainTemplate(tokenizer)

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,10 @@ from stepjepa.objectives.setup import set_up
 
 GOLDEN = Path(__file__).parent / "served_texts.json"
 REAL = ["qwen2.5", "olmo2", "minimind"]
+_TRL = find_spec("trl")
+OF_TRL = sorted(Path(str(_TRL.origin)).parent.glob("chat_templates/*.jinja")) if _TRL else []
+# They take texts as parts alone, for processors of images.
+PARTS_ALONE = ("idefics3", "llava_next", "smolvlm")
 
 TEXTS = chat("a fish?", "Cod.", "a bird?", "Owl.", system="Be brief.")
 THOUGHTS = with_thoughts("2+3?", "Two and three.", "5", "And 1?", "Five and one.", "6")
@@ -80,7 +86,8 @@ class Saved:
 
 def saved(tokenizer: Any, folder: Path, form: Form | None = None) -> Saved:
     """Set a form up for training, and save it."""
-    config = JepaConfig(mode="regular", chat_template_kwargs=dict(form.variables) if form else None)
+    variables = dict(form.variables) if form else None
+    config = JepaConfig(mode="regular", max_length=4096, chat_template_kwargs=variables)
     model = tiny.make_model("llama", vocab_size=max(len(tokenizer), tiny.VOCABULARY))
     set_up(model, tokenizer, config)
     tokenizer.save_pretrained(folder)
@@ -224,6 +231,60 @@ def test_real_tokenizers(name: str, shared_data: Path, tmp_path: Path) -> None:
     form = saved(AutoTokenizer.from_pretrained(shared_data / "tokenizers" / name), tmp_path)
     for messages in (TEXTS, TEXTS[1:], *ODD.values()):
         check(form, messages)
+
+
+def with_template_of_trl(all_markers: Any, file: Path) -> Any:
+    """The tokenizer with one of TRL's own templates, and the markers that it spells."""
+    made, source = copy.deepcopy(all_markers), file.read_text(encoding="utf-8")
+    spelt = re.findall(r"<\|?[A-Za-z_｜|:/]+[^<>\s'\"]*\|?>|\[/?[A-Z_]+\]", source)
+    markers = sorted({each for each in spelt if "think" not in each and "{" not in each and len(each) < 40})
+    made.add_special_tokens({"extra_special_tokens": markers}, replace_extra_special_tokens=False)
+    made.bos_token, made.eos_token, made.chat_template = "<s>", "</s>", source
+    return made
+
+
+@pytest.mark.parametrize("file", OF_TRL, ids=[file.stem for file in OF_TRL])
+def test_templates_of_trl(file: Path, all_markers: Any, tmp_path: Path) -> None:
+    tokenizer = with_template_of_trl(all_markers, file)
+    if file.stem.startswith(PARTS_ALONE):
+        with pytest.raises(UserError, match=r"does not render a user|refuses these messages"):
+            saved(tokenizer, tmp_path)
+        return
+    form = saved(tokenizer, tmp_path)
+    for messages in (TEXTS, TEXTS[1:], TEXTS[1:3], ODD["equal texts"]):
+        check(form, messages)
+    try:
+        check(form, THOUGHTS)
+    except UserError as error:
+        assert re.search(r"does not write 'reasoning_content'|the prompt closes the thought", str(error))
+
+
+@pytest.mark.parametrize(
+    "file",
+    [file for file in OF_TRL if file.stem.endswith("_training") and not file.stem.startswith(PARTS_ALONE)],
+    ids=lambda file: file.stem.removesuffix("_training"),
+)
+def test_trl_marks_the_same_answer(file: Path, all_markers: Any) -> None:
+    """TRL's templates for training mark what an assistant says, up to and behind the end of a turn, headers included.
+
+    Ours is the end of that, up to the stop. Where the prompt opens a thought that the template leaves out, TRL trains
+    none of it: then it is the content that is the same.
+    """
+    tokenizer = with_template_of_trl(all_markers, file)
+    made = RecordTokenizer(tokenizer, JepaConfig(mode="regular", max_length=4096))
+    (record,) = made.tokenize([parse_record({"messages": TEXTS[1:3]})])
+    ((_, answer),) = runs(record)
+    whole = tokenizer.apply_chat_template(
+        TEXTS[1:3], tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+    )
+    both = zip(whole["input_ids"], whole["assistant_masks"], strict=True)
+    marked = tokenizer.decode([index for index, is_marked in both if is_marked])
+    ours = tokenizer.decode(answer)
+    leaves_out = file.stem.startswith(("deepseek", "nemotron"))
+    ours = ours.rpartition("</think>")[2].lstrip() if leaves_out else ours
+    assert "Cod." in ours
+    assert ours in marked
+    assert not marked.partition(ours)[2].strip() or file.stem.startswith(("cohere2", "phi3"))
 
 
 @pytest.mark.parametrize("name", ["Llama-2", "Mistral", "Phi-3", "Vicuna", "blank in front of answers", "Alpaca"])

@@ -149,6 +149,6 @@ def _read(pair: int, kind: Kind, ids: Ids, averaged: int, reading: ReadoutOption
     """A sequence that ends where it is read."""
     end = len(ids) + (0 if reading.last_token is None else reading.last_token + 1)
     if end < 1:
-        told = f"--last_token {reading.last_token} reaches before the start of a view"
+        told = f"`last_token {reading.last_token}` reaches before the start of a view"
         raise UserError(f"{told}; use a number nearer to -1")
     return TokenSequence(ids[:end], readouts=(Readout(pair, kind, end - averaged, end),))

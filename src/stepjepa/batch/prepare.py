@@ -80,7 +80,7 @@ def prepare(
                     told = f"none of the {made.counts['skipped']} records can be trained on; check --max_length"
                     raise UserError(told, path=where)
                 if config.uses_views and not pairs:
-                    remedy = "check --step_separator and --max_length, or use --regular"
+                    remedy = "check `step_separator` and `max_length`, or use `regular`"
                     raise UserError(f"none of the {kept} records has a pair; {remedy}", path=where)
         finally:
             gc.enable()

@@ -202,7 +202,7 @@ class RecordTokenizer:
                     first = self._alone(0, *says[0])
                 elif first.start == first.end:
                     told = "the chat template rewrites a message, so that its content can't be found"
-                    raise UserError(f"{told}; use --layout separate, which reads it by itself")
+                    raise UserError(f"{told}; use `layout separate`, which reads it by itself")
                 pairs.append(PairText(number, first, self._alone(1, *says[1])))
             # Without a chat format the last exchange is all there is.
             pairs = pairs[-1:] if config.plain else pairs
@@ -282,7 +282,7 @@ class RecordTokenizer:
             if config.require_pairs:
                 raise UserError(
                     "the record has no usable pair of views (fewer than two steps, an empty view, or cut by "
-                    "truncation); check --step_separator and --max_length, or leave --require_pairs out",
+                    "truncation); check `step_separator` and `max_length`, or leave `require_pairs` out",
                     path=record.path,
                     line=record.line,
                 )
@@ -302,8 +302,8 @@ class RecordTokenizer:
         length, config = len(tokens.tokens.ids), self.config
         if length > config.max_length and config.over_length == "error":
             raise UserError(
-                f"the record has {length} tokens, more than max_length {config.max_length}; raise --max_length, "
-                "or pass --over_length truncate or skip",
+                f"the record has {length} tokens, more than max_length {config.max_length}; raise `max_length`, "
+                "or pass `over_length truncate` or skip",
                 path=record.path,
                 line=record.line,
             )

@@ -54,7 +54,7 @@ class ChatTemplate:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, variables: Mapping[str, Any] | None = None) -> None:
         _refuse_slow(tokenizer)
         if not tokenizer.chat_template:
-            remedy = "use an instruction-tuned model, pass --chat_template FILE, or train without one (--plain)"
+            remedy = "use an instruction-tuned model, pass `chat_template FILE`, or train without one (`plain`)"
             raise UserError(f"the tokenizer has no chat template; {remedy}")
         self._tokenizer = tokenizer
         try:
@@ -62,7 +62,7 @@ class ChatTemplate:
         except ValueError:
             names = ", ".join(sorted(tokenizer.chat_template))
             told = f"the tokenizer has several chat templates ({names}) and none is the default"
-            raise UserError(f"{told}; write one of them to a file and pass it as --chat_template FILE") from None
+            raise UserError(f"{told}; write one of them to a file and pass it as `chat_template FILE`") from None
         self.has_date = "strftime_now" in own or "date_string" in own
         # Rendered without the tokenizer's method, which takes longer than the template.
         self._special_tokens: dict[str, Any] = dict(tokenizer.special_tokens_map)
@@ -204,7 +204,7 @@ class ChatTemplate:
             )
         except Exception as error:  # a template is a program and can raise any error
             told = f"the chat template refuses these messages ({_one_line(error)})"
-            raise UserError(f"{told}; change them, or name another --chat_template") from None
+            raise UserError(f"{told}; change them, or name another `chat_template`") from None
 
     def _try(self, messages: Sequence[Message], prompt: bool = False, tools: Any = None) -> str | None:
         try:
@@ -326,8 +326,8 @@ class PlainTemplate:
         _refuse_slow(tokenizer)
         known = tokenizer.get_vocab()
         if lacking := {PERCEPTION, END_OF_TURN} - known.keys():
-            told = f"--plain is for models without a chat format, and this tokenizer has no token '{min(lacking)}'"
-            raise UserError(f"{told}; leave --plain out")
+            told = f"`plain` is for models without a chat format, and this tokenizer has no token '{min(lacking)}'"
+            raise UserError(f"{told}; leave `plain` out")
         self.answers = answers
         self.writes_tools = False
         self.stop_tokens = [END_OF_TURN]

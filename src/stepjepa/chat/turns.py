@@ -126,14 +126,14 @@ def _rewritten(template: Rules, message: Message, both: _Both, own: Sequence[Pla
         told = f"the prompt closes the thought already ({shown(prompt[tag.start :])}), and the message has one"
         raise UserError(
             f"{told} ('reasoning_content', or think tags in 'content'); remove it, or leave the thought to the model "
-            "with --chat_template_kwargs (for Qwen3's form enable_thinking true)"
+            "with `chat_template_kwargs` (for Qwen3's form enable_thinking true)"
         )
     goes_on = full[in_full or 0 :]
     same = next((at for at, (a, b) in enumerate(zip(behind, goes_on, strict=False)) if a != b), 0)
     begin = max(same - _AROUND, 0)
     raise UserError(
         f"the prompt that a server will send ends in {shown(behind[begin : same + _AROUND])}, the chat goes on with "
-        f"{shown(goes_on[begin : same + _AROUND])}; use a --chat_template whose generation prompt begins the answer"
+        f"{shown(goes_on[begin : same + _AROUND])}; use a `chat_template` whose generation prompt begins the answer"
     )
 
 
@@ -147,7 +147,7 @@ def _opened(template: Rules, message: Message, both: _Both, own: Sequence[Place]
     if start is None:
         if not full.startswith(prompt[: tag.start]):
             told = f"the prompt opens a thought ({shown(prompt[tag.start :])}), and the chat goes on without it"
-            raise UserError(f"{told}; use another --chat_template")
+            raise UserError(f"{told}; use another `chat_template`")
         start = tag.start if at < 0 else at + len(tag.closing)
     elif thought_in(message["content"], opened=True):
         # The white space behind the thought is part of the text that closes it.

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from stepjepa.base.errors import UserError, visible
 from stepjepa.base.files import refuse_existing
 from stepjepa.base.json_object import JsonObject
-from stepjepa.base.terminal import note
+from stepjepa.base.terminal import note, spelled
 from stepjepa.chat.template import NOT_USED
 from stepjepa.chat.tokens import add_plain_tokens, add_predictor_tokens
 from stepjepa.cli.commands import Command
@@ -146,7 +146,9 @@ def verify(args: argparse.Namespace) -> JsonObject:
     checks = []
     for check in verification.verify(subject):
         checks.append(check)
-        print(f"{'PASS' if check['passed'] else 'FAIL'}  {check['name']}: {visible(check['detail'])}", flush=True)
+        print(
+            f"{'PASS' if check['passed'] else 'FAIL'}  {check['name']}: {visible(spelled(check['detail']))}", flush=True
+        )
     failed = sum(not check["passed"] for check in checks)
     print("all checks passed" if not failed else f"{failed} check(s) failed")
     about = {"model": name, "data": run.train_file, "mode": config.mode, "layout": config.layout}

@@ -51,7 +51,7 @@ def read_chat(
         system_prompt: a fixed system prompt for all rows.
     """
     if columns is not None and len(columns) != 2:
-        raise UserError(f"--columns: expected two names, USER ASSISTANT, got {' '.join(columns)}")
+        raise UserError(f"columns: expected two names, USER ASSISTANT, got {' '.join(columns)}")
     whole = next((name for name in CHATS if not is_absent(row.get(name))), None) if columns is None else None
     if whole is not None:
         chat = Chat([], {whole}, [])
@@ -111,7 +111,7 @@ def _column(row: Mapping[str, object], names: Sequence[str]) -> str:
         missing = f"no 'messages', and none of the columns {', '.join(names)}"
     if len(row) < 2:
         raise UserError(f"{missing} (there is {columns}); a record needs 'messages', or two such columns")
-    raise UserError(f"{missing} (there is {columns}); name the two with --columns USER ASSISTANT")
+    raise UserError(f"{missing} (there is {columns}); name the two with `columns USER ASSISTANT`")
 
 
 def _add_turns(chat: Chat, row: Mapping[str, object], name: str, role: str | None) -> None:
@@ -154,9 +154,9 @@ def _text(row: Mapping[str, object], name: str) -> str:
     if isinstance(value, int) or (isinstance(value, float) and not math.isnan(value)):
         return str(value)
     if isinstance(value, list | tuple | Mapping):
-        raise UserError(f"{fault}; write one text there, or name another column with --columns USER ASSISTANT")
+        raise UserError(f"{fault}; write one text there, or name another column with `columns USER ASSISTANT`")
     if not isinstance(value, str) or not value.strip():
-        raise UserError(f"{fault}; fill it in, or leave such rows out with --bad_records skip")
+        raise UserError(f"{fault}; fill it in, or leave such rows out with `bad_records skip`")
     return value
 
 
@@ -169,7 +169,7 @@ def _refuse_preferences(row: Mapping[str, object], used: set[str]) -> None:
         if chat is not None:
             remedy = f"put the wanted answer at the end of '{chat}', and remove them"
         elif user_column is not None and isinstance(row[pairs[0]], str):
-            remedy = f"name the columns to train on: --columns {user_column} {pairs[0]}"
+            remedy = f"name the columns to train on: `columns {user_column} {pairs[0]}`"
         else:
             remedy = "rename the wanted one to 'messages', and remove the other"
         raise UserError(f"{' and '.join(map(repr, pairs))}: preferences, which are not trained on; {remedy}")

@@ -121,13 +121,13 @@ def mix(sizes: Sequence[int], weights: Sequence[float] | None, seed: int) -> lis
     if weights is None:
         return [list(range(size)) for size in sizes]
     if len(weights) != len(sizes) or not all(0 < weight < float("inf") for weight in weights):
-        raise UserError(f"--dataset_weights: expected {len(sizes)} positive numbers, one for each --dataset")
+        raise UserError(f"dataset_weights: expected {len(sizes)} positive numbers, one for each `dataset`")
     scale = min(size / weight for size, weight in zip(sizes, weights, strict=True))
     draw, taken = random.Random(seed), list[list[int]]()
     for size, weight in zip(sizes, weights, strict=True):
         taken.append(sorted(draw.sample(range(size), min(round(scale * weight), size))))
     if not all(taken):
-        raise UserError(f"--dataset_weights: no record of data set {taken.index([]) + 1} is taken; raise its weight")
+        raise UserError(f"dataset_weights: no record of data set {taken.index([]) + 1} is taken; raise its weight")
     return taken
 
 

@@ -101,7 +101,7 @@ def inspect_records(
     such record, training skips it, or it can't be rendered.
     """
     if not 0 <= index < len(records):
-        told = f"--index {index}: the file has {len(records)} records; choose 0 to {len(records) - 1}"
+        told = f"`index {index}`: the file has {len(records)} records; choose 0 to {len(records) - 1}"
         raise UserError(told, path=records[0].path if records else None)
     over = config.over_length
     lenient = replace(config, over_length="truncate" if over == "error" else over, require_pairs=False)
@@ -112,7 +112,7 @@ def inspect_records(
     infos: list[JsonObject] = []
     for record, found in zip(records[index : index + count], tokenized[index:], strict=False):
         if found is None:
-            remedy = "training leaves it out; raise --max_length, or pass --over_length truncate"
+            remedy = "training leaves it out; raise `max_length`, or pass `over_length truncate`"
             told = f"the record has more tokens than max_length {config.max_length} and no answer in them: {remedy}"
             raise UserError(told, path=record.path, line=record.line)
         parts.append(collator.sequences(SampledRecord(found)))

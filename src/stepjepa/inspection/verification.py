@@ -80,7 +80,7 @@ def check_pairs(subject: Subject) -> str:
     if not subject.config.uses_views:
         return "regular training has no views"
     with_pairs = [record for record in subject.tokenized if record.all_pairs]
-    _require(bool(with_pairs), "no record has a pair of views; check --step_separator")
+    _require(bool(with_pairs), "no record has a pair of views; check `step_separator`")
     last = subject.predictors[-1:]
     if last and subject.config.last_token is None and not subject.config.front_pred:
         batch = subject.collator(SampledRecord(record) for record in with_pairs)
