@@ -23,6 +23,8 @@ COMMANDS = {
     "sweep": "train and evaluate every combination of a grid, over several seeds",
     "analyze": "look at the representations of trained models: numbers and pictures",
     "estimate": "tokens, FLOPs, memory and time of a run, before there is a device for it",
+    "embed": "embed the texts of a file: questions and answers, or reasoning steps",
+    "search": "find the texts of a corpus that are nearest to queries",
     "export": "merge an adapter into its base, or copy a trained model, as a plain model folder",
     "rerun": "repeat the run of a folder, if its data are still the same, and compare the weights",
     "completion": "print a script for the completion of commands, flags and files: bash, zsh, fish",

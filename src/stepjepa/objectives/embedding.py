@@ -54,6 +54,11 @@ class ViewTokenizer(RecordTokenizer):
         self._frame: tuple[str, str] | None = None  # the prompt before and behind the user's text
 
     @property
+    def open_chats(self) -> bool:
+        """Whether a chat may end with the question that is embedded."""
+        return self.place == 0 and self.config.mode == "llm-jepa"
+
+    @property
     def behind_prompt(self) -> bool:
         """Whether the view is read where it stands in a chat, behind what precedes it."""
         return self.place == 0 and LAYOUTS[str(self.config.layout)].views_in_text
@@ -175,7 +180,7 @@ class Embedder:
 
     def __call__(self, inputs: Inputs) -> SideEmbeddings:
         """Embed texts, one row each, or records, one row for each view; see :meth:`Jepa.embed` for errors."""
-        values = as_inputs(inputs, open_chats=self.tokenizer.place == 0 and self.reader.config.mode == "llm-jepa")
+        values = as_inputs(inputs, open_chats=self.tokenizer.open_chats)
         texts = [value for value in values if isinstance(value, Text)]
         records = [value for value in values if isinstance(value, Record)]
         read = self._records(records) if records else self._texts(texts)

@@ -18,6 +18,7 @@ from stepjepa.base.errors import UserError, naming_batch_size, shown
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.processes import is_main_process
 from stepjepa.batch.collate import Collator
+from stepjepa.batch.layouts import LAYOUTS
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.batch.sequences import Kind, SampledRecord
 from stepjepa.batch.tokenize import RecordTokenizer
@@ -323,6 +324,12 @@ class Jepa:
             tokenizer.system = self._system_message()
         reader = self._reader(config, options.get("batch_size", 32))
         return Embedder(tokenizer, reader, side, options.get("raw", False))
+
+    @property
+    def reads_system_prompt(self) -> bool:
+        """Whether a bare question is read behind a system prompt: that of training, or :attr:`system_prompt`."""
+        config = self._reading()
+        return config.mode == "llm-jepa" and LAYOUTS[str(config.layout)].views_in_text and not config.plain
 
     def index(self, texts: Inputs, side: Kind = "target", **options: Unpack[EmbedOptions]) -> TextIndex:
         """Embed texts to be searched: ``jepa.index(answers).search(questions, k=10)``.

@@ -171,7 +171,7 @@ class ViewReader:
         record = TokenizedRecord(np.empty(0, np.int32), np.empty(0, np.int32))
         with torch.no_grad(), evaluating(self.model), naming_batch_size(self.batch_size):
             groups = micro_batches(collator.laid_out, self.batch_size)
-            for group in tqdm(groups, f"embed, {self.batch_size} at a time", disable=None):
+            for group in tqdm(groups, f"embed, {self.batch_size} at a time", disable=None, leave=None):
                 batch = collator(SampledRecord(record, rng_key=(0, number)) for number in group).to(self.model.device)
                 states = encode(self.model, batch, views, layer=self.config.jepa_layer)["views"]
                 vectors[group] = states.float().cpu().numpy()

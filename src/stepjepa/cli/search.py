@@ -1,0 +1,95 @@
+"""``stepjepa search``: the texts of a corpus that are nearest to queries."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from stepjepa.base.errors import UserError, visible
+from stepjepa.base.files import existing_file, refuse_existing, write_jsonl
+from stepjepa.base.json_object import JsonObject
+from stepjepa.cli.commands import Command
+from stepjepa.cli.embed import ReadingFlags, load_jepa, make_embedder
+from stepjepa.cli.flags import JsonFlags
+from stepjepa.config.option import FROM_ONE, option
+
+EPILOG = """\
+example: stepjepa search --model_path runs/a --corpus answers.jsonl \\
+  --query "How many singers do we have?"
+The embeddings of the corpus are kept beside it, and renewed when model or
+corpus change. docs/how-to/embeddings.md says more."""
+
+
+@dataclass
+class SearchFlags:
+    """What is searched, and for what."""
+
+    model_path: str = option(help="run or checkpoint folder, or hub id", metavar="PATH", group="files")
+    corpus: str = option(help="JSON lines, CSV, TSV or Parquet with the texts to find", metavar="FILE", group="files")
+    column: str | None = option(
+        None, "column of the corpus' texts (an answer, or the last one of a chat)", metavar="NAME", group="files"
+    )
+    query: list[str] | None = option(None, "texts to search for", metavar="TEXT", group="search")
+    queries: str | None = option(None, "file of texts to search for", metavar="FILE", group="search")
+    query_column: str | None = option(
+        None, "column of these (a question, or the last one of a chat)", metavar="NAME", only_with="queries"
+    )
+    k: int = option(10, "most texts for a query", allowed=FROM_ONE, group="search")
+    side: Literal["target", "source"] = option(
+        "target", "the side of the corpus; queries are on the other one", group="search"
+    )
+    output_file: str | None = option(None, "JSON lines, one a query", metavar="FILE", group="files")
+    overwrite: bool = option(False, "let --output_file replace a file", group="files", only_with="output_file")
+    no_cache: bool = option(False, "neither read nor write the embeddings beside the corpus", group="files")
+
+
+def run(args: argparse.Namespace) -> JsonObject:
+    """Search and print."""
+    from stepjepa.config.option import refuse_without_effect
+
+    refuse_without_effect(vars(args), SearchFlags)
+    if (args.query is None) == (args.queries is None):
+        raise UserError("expected queries; pass either --query or --queries")
+    for name in filter(None, (args.corpus, args.queries)):
+        existing_file(name, "file of texts")
+    if args.output_file is not None:
+        output = refuse_existing(args.output_file, args.overwrite)
+        if output.suffix != ".jsonl":
+            raise UserError("`output_file` is of JSON lines; end its name in .jsonl", path=output)
+    from stepjepa.evaluation.corpus import corpus_index, read_texts
+    from stepjepa.objectives.inputs import Text
+
+    corpus = read_texts(args.corpus, args.column, answers=args.side == "target")
+    queries = [Text(text, "--query", number) for number, text in enumerate(args.query or (), start=1)]
+    if args.queries is not None:
+        queries = read_texts(args.queries, args.query_column, answers=args.side == "source")
+    jepa = load_jepa(args)
+    make_embedder(jepa, args, args.side, raw=False)  # refuses wrong settings before anything is embedded
+    options = {name: getattr(args, name) for name in ("batch_size", "layer", "pooling", "max_length")}
+    index = corpus_index(jepa, args.model_path, args.corpus, corpus, args.side, cache=not args.no_cache, **options)
+    hits = index.search(queries, args.k)
+    results: list[JsonObject] = [
+        {
+            "query": query.text,
+            "hits": [{**asdict(hit), "line": corpus[hit.index].line} for hit in row],
+        }
+        for query, row in zip(queries, hits, strict=True)
+    ]
+    if args.output_file is not None:
+        write_jsonl(args.output_file, results)
+        print(f"{len(results):,} queries in {len(index.texts):,} distinct texts; written: {args.output_file}")
+    else:
+        for result in results:
+            print(visible(result["query"]))
+            for hit in result["hits"]:
+                print(f"  {hit['score']:6.3f}  line {hit['line']:<6} {visible(hit['text'])}")
+    return {"corpus": args.corpus, "texts": len(index.texts), "results": results}
+
+
+SEARCH = Command(
+    run,
+    flags=((SearchFlags, "search"), (ReadingFlags, "model"), (JsonFlags, "files")),
+    common="model_path corpus column query queries k json",
+    epilog=EPILOG,
+)

@@ -1,0 +1,120 @@
+"""The index of a corpus file, whose embeddings lie beside it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from stepjepa.base.errors import UserError
+from stepjepa.base.files import atomic_write
+from stepjepa.base.json_object import JsonObject
+from stepjepa.base.terminal import note
+from stepjepa.batch.sequences import Kind
+from stepjepa.data.columns import ASSISTANT, CHATS, USER
+from stepjepa.data.messages import is_absent
+from stepjepa.data.records import named, parse_record
+from stepjepa.data.sources import read_rows
+from stepjepa.objectives.index import TextIndex, distinct
+from stepjepa.objectives.inputs import EmbedOptions, Text
+from stepjepa.objectives.jepa import Jepa
+from stepjepa.store.fingerprint import model_fingerprint
+
+SUFFIX = ".embeddings.safetensors"
+FORMAT = "stepjepa embeddings of a corpus, 1"
+
+
+def read_texts(path: str, column: str | None, *, answers: bool) -> list[Text]:
+    """The texts of a file.
+
+    Args:
+        path: JSON lines, CSV, TSV or Parquet.
+        column: of the texts. Without, of a chat it is the last answer or the last question, else the first usual column
+            of an answer, ``text`` or a question.
+        answers: look for answers; else for questions.
+    """
+    texts = []
+    for line, row in read_rows(path):
+        value = row.get(column) if column is not None else _usual(row, path, line, answers)
+        if not isinstance(value, str):
+            lacks = "has no answer" if answers else "has no question"
+            told = f"has no text in the column '{column}'" if column is not None else lacks
+            raise UserError(f"{told}; name the `column` of the texts, one of {named(row)}", path=path, line=line)
+        texts.append(Text(value, path, line))
+    if not texts:
+        raise UserError("holds no texts; add at least one", path=path)
+    return texts
+
+
+def _usual(row: JsonObject, path: str, line: int, answers: bool) -> object:
+    """The text of a row whose columns have usual names; None if it has none."""
+    if any(not is_absent(row.get(name)) for name in CHATS):
+        says = [each for each in parse_record(row, path, line).messages if each["role"] == "user"]
+        return parse_record(row, path, line).answer if answers else says[-1]["content"]
+    names = (*ASSISTANT, "text") if answers else USER
+    return next((row[name] for name in names if not is_absent(row.get(name))), None)
+
+
+def corpus_index(
+    jepa: Jepa,
+    model_path: str,
+    path: str,
+    texts: list[Text],
+    side: Kind = "target",
+    *,
+    cache: bool = True,
+    **options: object,
+) -> TextIndex:
+    """The index of a corpus; read from the file beside it where that has the embeddings of this model and these texts.
+
+    Args:
+        jepa: the model.
+        model_path: the folder that it was loaded from.
+        path: the corpus, whose embeddings are ``path`` with :data:`SUFFIX`.
+        texts: of the corpus.
+        side: on which they are.
+        cache: read and write the file beside the corpus.
+        options: of ``Jepa.embedder``.
+
+    Raises:
+        UserError: the name of the embeddings is taken by a file of another program; or a text is wrong.
+    """
+    from safetensors import SafetensorError, safe_open
+    from safetensors.numpy import save
+
+    file, chosen = Path(f"{path}{SUFFIX}"), EmbedOptions(**options)  # type: ignore[typeddict-item]
+    if not cache:
+        return jepa.index(texts, side, **chosen)
+    mark = corpus_fingerprint(jepa, model_path, texts, side, chosen)
+    if file.exists():
+        try:
+            with safe_open(file, "numpy") as stored:
+                about = stored.metadata() or {}
+                ours, same = about.get("format") == FORMAT, about.get("fingerprint") == mark
+                vectors = stored.get_tensor("vectors") if ours and same else None
+        except (SafetensorError, OSError):
+            ours, vectors = False, None
+        if not ours:
+            told = "has the name of the corpus' embeddings, and is no file of ours; move it away"
+            raise UserError(f"{told}, or pass `no_cache`", path=file)
+        if vectors is not None:
+            kept, first = distinct(texts)
+            return TextIndex(jepa, [each.text for each in kept], first, vectors, side, chosen)
+        note(f"{file} is of another model or corpus; it is written again")
+    index = jepa.index(texts, side, **chosen)
+    try:
+        with atomic_write(file, "wb") as stream:
+            stream.write(save({"vectors": index.vectors}, {"format": FORMAT, "fingerprint": mark}))
+    except PermissionError:
+        note(f"{file} can't be written, so that the corpus is embedded anew each time")
+    return index
+
+
+def corpus_fingerprint(jepa: Jepa, model_path: str, texts: list[Text], side: Kind, options: EmbedOptions) -> str:
+    """A hash of all that the embeddings of a corpus depend on."""
+    read = {"side": side, "layer": options.get("layer"), "pooling": options.get("pooling")}
+    loaded = {"model": model_fingerprint(model_path), "dtype": str(jepa.model.dtype), "system": jepa.system_prompt}
+    digest = hashlib.sha256(json.dumps(loaded | read).encode())
+    for each in texts:
+        digest.update(f"{len(each.text)}:{each.text}".encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()

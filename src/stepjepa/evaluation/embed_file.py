@@ -1,0 +1,267 @@
+"""Embed the texts or records of a file of any size, block by block, into a NumPy or Parquet file."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from stepjepa.base.errors import UserError, shown
+from stepjepa.base.files import atomic_write, refuse_existing
+from stepjepa.base.json_object import JsonObject
+from stepjepa.data.records import Record, named, parse_record
+from stepjepa.data.sources import read_rows
+from stepjepa.objectives.embedding import BLOCK, Embedder
+from stepjepa.objectives.inputs import Text, with_answer
+from stepjepa.objectives.reading import SideEmbeddings
+
+if TYPE_CHECKING:
+    from pyarrow import Schema
+    from pyarrow.parquet import ParquetWriter
+
+FORMATS = (".npy", ".parquet")
+REMEMBERED = 1_000_000
+"""Distinct texts that are remembered from block to block, so that they are embedded once."""
+
+T = TypeVar("T")
+
+
+@dataclass
+class EmbeddedFile:
+    """What was written."""
+
+    path: Path
+    rows: int = 0
+    dimensions: int = 0
+    inputs: int = 0  # lines that were read
+    distinct: int = 0  # texts that were embedded, each once; records are counted as they are
+
+    def to_dict(self) -> JsonObject:
+        """For ``--json``."""
+        counts = {name: getattr(self, name) for name in ("rows", "dimensions", "inputs", "distinct")}
+        return {"output_file": str(self.path), **counts}
+
+
+def texts_of(path: str, column: str) -> Iterator[tuple[Text, JsonObject]]:
+    """The texts in a column of a file, and their rows; UserError names the line without one."""
+    for line, row in read_rows(path):
+        value = row.get(column)
+        if not isinstance(value, str):
+            told = f"column '{column}' holds {shown(value)}, no text" if column in row else f"has no column '{column}'"
+            raise UserError(f"{told}; there are {named(row)}", path=path, line=line)
+        yield Text(value, path, line), row
+
+
+def records_of(path: str, *, open_chats: bool) -> Iterator[tuple[Record, JsonObject]]:
+    """The records of a file, and their rows; with ``open_chats`` a chat may end with the question."""
+    for line, row in read_rows(path):
+        yield parse_record(with_answer(row) if open_chats else row, path, line), row
+
+
+def embed_file(
+    embedder: Embedder,
+    path: str,
+    output: str,
+    *,
+    column: str | None = None,
+    id_column: str | None = None,
+    overwrite: bool = False,
+) -> EmbeddedFile:
+    """Embed a file; memory does not grow with it, but for a hash of each text (at most :data:`REMEMBERED`).
+
+    Args:
+        embedder: of ``Jepa.embedder``.
+        path: JSON lines, CSV, TSV or Parquet.
+        output: ``.npy``, float32 ``[R, D]`` in the order of the file; or ``.parquet`` with the columns ``line``,
+            ``step``, ``embedding`` and perhaps ``id``.
+        column: of the texts; None for records.
+        id_column: whose values become ``id``.
+        overwrite: let the output replace a file.
+
+    Raises:
+        UserError: a line is wrong, or a text empty or too long; the output exists, or has another suffix. No part of
+            the output is left.
+    """
+    check_output(path, output, id_column=id_column, overwrite=overwrite)
+    inputs: Iterator[tuple[Text | Record, JsonObject]]
+    if column is not None:
+        inputs, size = iter(texts_of(path, column)), BLOCK
+    else:
+        # Records take more memory than texts.
+        inputs, size = iter(records_of(path, open_chats=embedder.tokenizer.open_chats)), BLOCK // 10
+    embedded = EmbeddedFile(Path(output))
+    with (
+        atomic_write(output, "w+b") as stream,
+        _open_writer(stream, embedded.path, ids=id_column is not None) as writer,
+        tqdm(unit="line", desc="embed", disable=None) as progress,
+    ):
+        known = _Known(embedder, writer)
+        for block in _blocks(inputs, size):
+            values = [value for value, _ in block]
+            texts = [value for value in values if isinstance(value, Text)]
+            embeddings = known(texts) if texts else embedder(values)
+            ids = None if id_column is None else [_id(value, row, id_column) for value, row in block]
+            writer.write(embeddings, [value.line for value in values], ids)
+            embedded.inputs += len(block)
+            embedded.distinct += 0 if texts else len(block)
+            progress.update(len(block))
+        if not embedded.inputs:
+            raise UserError("holds no rows; add at least one", path=path)
+        embedded.distinct += known.distinct
+        embedded.rows, embedded.dimensions = writer.rows, writer.dimensions
+        writer.finish()
+    return embedded
+
+
+def check_output(path: str, output: str, *, id_column: str | None = None, overwrite: bool = False) -> None:
+    """Raise ``UserError`` for an output that can't be written, before a model is loaded."""
+    target = refuse_existing(output, overwrite)
+    if target.suffix.lower() not in FORMATS:
+        raise UserError("`output_file` is an array or a table; end its name in .npy or .parquet", path=target)
+    if id_column is not None and target.suffix.lower() == ".npy":
+        raise UserError("`id_column` does nothing with a .npy file, which holds vectors alone; write .parquet")
+    if target.resolve() == Path(path).resolve():
+        raise UserError("`output_file` is the input file; name another", path=target)
+
+
+def _blocks(values: Iterable[T], size: int) -> Iterator[list[T]]:
+    waiting = iter(values)
+    while block := list(islice(waiting, size)):
+        yield block
+
+
+def _id(value: Text | Record, row: JsonObject, column: str) -> str:
+    if (found := row.get(column)) is None:
+        raise UserError(f"has no column '{column}'; there are {named(row)}", path=value.path, line=value.line)
+    return str(found)
+
+
+@dataclass
+class _Known:
+    """Embeds the texts of a block, those of earlier blocks read back from the file."""
+
+    embedder: Embedder
+    writer: _Writer
+    distinct: int = 0
+    rows: dict[bytes, int] = field(default_factory=dict)  # hash of a text -> its row
+
+    def __call__(self, texts: list[Text]) -> SideEmbeddings:
+        keys = [hashlib.blake2b(each.text.encode("utf-8", "surrogatepass"), digest_size=16).digest() for each in texts]
+        new = [number for number, key in enumerate(keys) if key not in self.rows]
+        vectors = self.embedder([texts[number] for number in new]).vectors
+        if not self.writer.dimensions:
+            self.writer.begin(vectors.shape[1])
+        found = np.empty((len(texts), vectors.shape[1]), np.float32)
+        found[new] = vectors
+        old = [number for number, key in enumerate(keys) if key in self.rows]
+        if old:
+            found[old] = self.writer.read([self.rows[keys[number]] for number in old])
+        for number in new:
+            if keys[number] not in self.rows:
+                self.distinct += 1
+                if len(self.rows) < REMEMBERED:
+                    self.rows[keys[number]] = self.writer.rows + number
+        return SideEmbeddings(found, np.arange(len(texts)), np.ones(len(texts), np.int64))
+
+
+class _Writer:
+    """Appends vectors to a file of bytes, from which earlier ones can be read back."""
+
+    def __init__(self, spool: IO[bytes]) -> None:
+        self.spool, self.rows, self.dimensions, self.offset = spool, 0, 0, 0
+
+    def begin(self, dimensions: int) -> None:
+        """Set the number of dimensions."""
+        self.dimensions = dimensions
+
+    def read(self, rows: list[int]) -> NDArray[np.float32]:
+        """``[len(rows), D]`` rows that are written."""
+        self.spool.flush()
+        shape = (self.rows, self.dimensions)
+        return np.array(np.memmap(self.spool, np.float32, "r", self.offset, shape)[rows])
+
+    def write(self, embeddings: SideEmbeddings, lines: list[int], ids: list[str] | None) -> None:
+        """Append the rows of a block."""
+        if not self.dimensions:
+            self.begin(embeddings.vectors.shape[1])
+        self.spool.seek(0, 2)
+        self.spool.write(np.ascontiguousarray(embeddings.vectors).tobytes())
+        self.rows += len(embeddings.vectors)
+
+    def finish(self) -> None:
+        """Write what is known at the end."""
+
+
+class _NpyWriter(_Writer):
+    """A ``.npy`` file, whose header is written again at the end."""
+
+    def begin(self, dimensions: int) -> None:
+        super().begin(dimensions)
+        self._write_header()
+        self.offset = self.spool.tell()
+
+    def finish(self) -> None:
+        self.spool.seek(0)
+        self._write_header()
+        # NumPy leaves room for a growing first dimension.
+        assert self.spool.tell() == self.offset
+
+    def _write_header(self) -> None:
+        about = {"descr": "<f4", "fortran_order": False, "shape": (self.rows, self.dimensions)}
+        np.lib.format.write_array_header_1_0(self.spool, about)
+
+
+class _ParquetWriter(_Writer):
+    """A Parquet file with a row group a block."""
+
+    def __init__(self, spool: IO[bytes], stream: IO[bytes], *, ids: bool) -> None:
+        super().__init__(spool)
+        self._stream, self._ids = stream, ids
+        self._writer: ParquetWriter | None = None
+
+    def _schema(self) -> Schema:
+        import pyarrow as pa
+
+        columns = [("id", pa.string())] if self._ids else []
+        columns += [("line", pa.int64()), ("step", pa.int64())]
+        return pa.schema([*columns, ("embedding", pa.list_(pa.float32(), self.dimensions))])
+
+    def write(self, embeddings: SideEmbeddings, lines: list[int], ids: list[str] | None) -> None:
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        super().write(embeddings, lines, ids)
+        schema = self._schema()
+        if self._writer is None:
+            self._writer = parquet.ParquetWriter(self._stream, schema)
+        flat = pa.array(embeddings.vectors.reshape(-1))
+        columns: dict[str, Any] = {
+            "line": np.asarray(lines)[embeddings.index],
+            "step": embeddings.step,
+            "embedding": pa.FixedSizeListArray.from_arrays(flat, self.dimensions),
+        }
+        if ids is not None:
+            columns["id"] = [ids[index] for index in embeddings.index]
+        self._writer.write_table(pa.table(columns, schema=schema))
+
+    def finish(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+@contextmanager
+def _open_writer(stream: IO[bytes], output: Path, *, ids: bool) -> Iterator[_Writer]:
+    if output.suffix.lower() == ".npy":
+        yield _NpyWriter(stream)
+    else:
+        with tempfile.TemporaryFile(dir=output.parent) as spool:
+            yield _ParquetWriter(spool, stream, ids=ids)

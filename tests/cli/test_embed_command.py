@@ -1,0 +1,171 @@
+"""``stepjepa embed``: files of any size into vectors, equal to those of Python; errors name the line."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pyarrow import parquet
+
+from stepjepa import Jepa, JepaConfig
+from stepjepa.base.files import write_jsonl
+from stepjepa.cli.main import main
+from stepjepa.evaluation import embed_file
+from tiny import make_model, records
+
+TEXTS = ["What is 3+4+5?", "Name a colour", "And 1+1 then?", "Name a colour", "Why?", "What is 3+4+5?", "Why?", "Once"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, trained_tokenizer: Any) -> Path:
+    """Runs of three kinds, and files of texts and records."""
+    path = tmp_path_factory.mktemp("embed")
+    for name, config in {
+        "llm": JepaConfig(layout="branched", predictors=2),
+        "separate": JepaConfig(predictors=2, max_length=97),
+        "step": JepaConfig(mode="step-jepa", predictors=1),
+        "plain": JepaConfig(mode="regular"),
+    }.items():
+        jepa = Jepa(make_model("llama"), copy.deepcopy(trained_tokenizer), config)
+        jepa.system_prompt = "Add." if name == "llm" else None
+        jepa.save(path / name)
+    write_jsonl(path / "texts.jsonl", ({"question": text, "key": f"q{n}"} for n, text in enumerate(TEXTS)))
+    write_jsonl(path / "chats.jsonl", ({"messages": list(record.messages)} for record in records()))
+    return path
+
+
+def embed(folder: Path, model: str, source: str, output: Path, *flags: object) -> int:
+    command = ["embed", "--model_path", folder / model, "--input_file", folder / source, "--output_file", output]
+    return int(main([*map(str, command), *map(str, flags)]))
+
+
+@pytest.mark.parametrize("block", [3, 1000])
+@pytest.mark.parametrize("suffix", [".npy", ".parquet"])
+def test_a_file_of_texts_in_blocks(
+    block: int, suffix: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(embed_file, "BLOCK", block)
+    output = tmp_path / f"e{suffix}"
+    assert embed(folder, "llm", "texts.jsonl", output, "--column", "question", "--batch_size", 2) == 0
+    assert "8 texts (5 distinct) on side source" in capsys.readouterr().out
+    expected = Jepa.from_pretrained(folder / "llm", device="cpu").embed(TEXTS)
+    if suffix == ".npy":
+        vectors = np.load(output)
+    else:
+        table = parquet.read_table(output)
+        assert table.column_names == ["line", "step", "embedding"]
+        assert table["line"].to_pylist() == [*range(1, 9)]
+        vectors = np.array(table["embedding"].to_pylist(), np.float32)
+    assert (vectors.dtype, vectors.shape) == (np.float32, expected.shape)
+    np.testing.assert_allclose(vectors, expected, atol=1e-6)
+    # Equal texts have equal bits, since they are read back.
+    np.testing.assert_array_equal(vectors[[1, 0, 4]], vectors[[3, 5, 6]])
+
+
+def test_equal_texts_of_different_blocks_are_embedded_once(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embed_file, "BLOCK", 2)
+    seen: list[str] = []
+    texts = embed_file.Embedder._texts
+
+    def counting(self: Any, values: Any) -> Any:
+        seen.extend(each.text for each in values)
+        return texts(self, values)
+
+    monkeypatch.setattr(embed_file.Embedder, "_texts", counting)
+    assert embed(folder, "separate", "texts.jsonl", tmp_path / "e.npy", "--column", "question") == 0
+    assert seen == [*dict.fromkeys(TEXTS)]
+
+
+def test_each_step_of_a_record_is_a_row(folder: Path, tmp_path: Path, capsys: Any) -> None:
+    output = tmp_path / "e.parquet"
+    flags = ["--side", "target", "--raw", "--json"]
+    assert embed(folder, "step", "chats.jsonl", output, *flags) == 0
+    about = json.loads(capsys.readouterr().out)
+    assert (about["rows"], about["inputs"], about["side"]) == (7, 3, "target")
+    table = parquet.read_table(output)
+    assert table["line"].to_pylist() == [1, 1, 1, 1, 2, 2, 3]
+    assert table["step"].to_pylist() == [1, 2, 3, 4, 1, 2, 1]
+    expected = Jepa.from_pretrained(folder / "step", device="cpu").embed(records(), "target", raw=True)
+    vectors = np.array(table["embedding"].to_pylist(), np.float32)
+    np.testing.assert_allclose(vectors, expected, atol=1e-5)
+    assert np.abs(np.linalg.norm(vectors, axis=1) - 1).min() > 1e-3
+
+
+def test_values_of_a_column_name_the_rows(folder: Path, tmp_path: Path) -> None:
+    output = tmp_path / "e.parquet"
+    assert embed(folder, "llm", "texts.jsonl", output, "--column", "question", "--id_column", "key") == 0
+    assert parquet.read_table(output)["id"].to_pylist() == [f"q{n}" for n in range(8)]
+
+
+def test_a_system_prompt_of_ones_own(folder: Path, tmp_path: Path) -> None:
+    flags = ["--column", "question", "--system_prompt", "Count."]
+    assert embed(folder, "llm", "texts.jsonl", tmp_path / "e.npy", *flags) == 0
+    jepa = Jepa.from_pretrained(folder / "llm", device="cpu")
+    own = jepa.embed(TEXTS)
+    jepa.system_prompt = "Count."
+    np.testing.assert_allclose(np.load(tmp_path / "e.npy"), jepa.embed(TEXTS), atol=1e-6)
+    assert np.abs(jepa.embed(TEXTS) - own).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("model", "rows", "flags", "told"),
+    [
+        ("llm", [{"q": "a"}, {"q": " "}], ["--column", "q"], "in.jsonl:2: the text is empty; leave it out"),
+        ("llm", [{"q": "a"}, {"r": "b"}], ["--column", "q"], "in.jsonl:2: has no column 'q'; there are r"),
+        ("llm", [{"q": 3}], ["--column", "q"], "in.jsonl:1: column 'q' holds '3', no text; there are q"),
+        (
+            "separate",
+            [{"q": "long " * 60}],
+            ["--column", "q"],
+            "tokens, more than max_length 97; shorten it or raise --max_length",
+        ),
+        ("llm", [], ["--column", "q"], "in.jsonl: holds no rows; add at least one"),
+        ("step", [{"q": "a"}], ["--column", "q"], "in.jsonl:1: a source view of step-jepa is a step behind its chat"),
+        ("plain", [{"q": "a"}], ["--column", "q"], "name a --layer (-1 is the last) or a --pooling (last or mean)"),
+        (
+            "separate",
+            [{"q": "a"}],
+            ["--column", "q", "--system_prompt", "x"],
+            "--system_prompt does nothing",
+        ),
+        ("llm", [{"q": "a"}], ["--column", "q", "--layer", "9"], "--layer: expected -3 to 2 for a model of 2 layers"),
+        ("llm", [{"q": "a"}], ["--column", "q", "--id_column", "k"], "--id_column does nothing with a .npy file"),
+        ("llm", [{"messages": [{"role": "user", "content": 3}]}], [], "in.jsonl:1: "),
+    ],
+)
+def test_what_can_not_be_embedded(
+    model: str, rows: Any, flags: list[str], told: str, folder: Path, tmp_path: Path, capsys: Any
+) -> None:
+    write_jsonl(tmp_path / "in.jsonl", rows)
+    assert embed(folder, model, str(tmp_path / "in.jsonl"), tmp_path / "e.npy", *flags) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert "Traceback" not in error
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl"]
+
+
+def test_an_output_is_never_replaced_unasked(folder: Path, tmp_path: Path, capsys: Any) -> None:
+    output = tmp_path / "e.npy"
+    output.write_text("mine")
+    assert embed(folder, "llm", "texts.jsonl", output, "--column", "question") == 2
+    assert "is there already; name another file or pass --overwrite" in capsys.readouterr().err
+    assert output.read_text() == "mine"
+    assert embed(folder, "llm", "texts.jsonl", tmp_path / "e.csv", "--column", "question") == 2
+    assert "end its name in .npy or .parquet" in capsys.readouterr().err
+    assert embed(folder, "llm", "texts.jsonl", output, "--column", "question", "--overwrite") == 0
+    assert np.load(output).shape[0] == 8
+
+
+def test_a_plain_model_is_read_where_it_is_told(folder: Path, tmp_path: Path) -> None:
+    flags = ["--column", "question", "--layer", 1, "--pooling", "mean"]
+    assert embed(folder, "plain", "texts.jsonl", tmp_path / "e.npy", *flags) == 0
+    jepa = Jepa.from_pretrained(folder / "plain", device="cpu")
+    expected = jepa.embed(TEXTS, layer=1, pooling="mean")
+    np.testing.assert_allclose(np.load(tmp_path / "e.npy"), expected, atol=1e-6)
+    assert np.abs(expected - jepa.embed(TEXTS, layer=-1)).max() > 1e-3

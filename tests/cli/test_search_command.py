@@ -1,0 +1,135 @@
+"""``stepjepa search``: nearest texts, and the embeddings that are kept beside a corpus."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stepjepa import Jepa, JepaConfig
+from stepjepa.base.files import write_jsonl
+from stepjepa.cli.main import main
+from stepjepa.evaluation.corpus import SUFFIX
+from tiny import make_model
+
+ANSWERS = ["12", "Red", "12", "It is two", "So", "7+5=12"]
+QUERIES = ["What is 3+4+5?", "Name a colour"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, tiny_tokenizer: Any) -> Path:
+    """Two runs of different weights, and ``answers.jsonl``."""
+    for name, seed in (("run", 3), ("other", 5)):
+        Jepa(make_model("llama", seed=seed), tiny_tokenizer, JepaConfig(predictors=2)).save(tmp_path / name)
+    write_jsonl(tmp_path / "answers.jsonl", ({"answer": text} for text in ANSWERS))
+    return tmp_path
+
+
+def search(folder: Path, *flags: object, model: str = "run") -> int:
+    command = ["search", "--model_path", folder / model, "--corpus", folder / "answers.jsonl", *flags]
+    return int(main([*map(str, command)]))
+
+
+def results(folder: Path, capsys: Any, *flags: object, model: str = "run") -> Any:
+    assert search(folder, "--query", *QUERIES, "--json", *flags, model=model) == 0
+    return json.loads(capsys.readouterr().out)["results"]
+
+
+def test_nearest_texts_with_scores_and_lines(folder: Path, capsys: Any) -> None:
+    jepa = Jepa.from_pretrained(folder / "run", device="cpu")
+    cosines = jepa.embed(QUERIES) @ jepa.embed(ANSWERS, "target").T
+    for query, own, result in zip(QUERIES, cosines, results(folder, capsys, "--k", 3), strict=True):
+        order = [place for place in np.argsort(-own, kind="stable") if place != 2][:3]
+        assert result["query"] == query
+        assert [hit["line"] for hit in result["hits"]] == [place + 1 for place in order]
+        assert [hit["text"] for hit in result["hits"]] == [ANSWERS[place] for place in order]
+        np.testing.assert_allclose([hit["score"] for hit in result["hits"]], own[order], atol=2e-6)
+    assert search(folder, "--query", "Name a colour", "--k", 2) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == 3
+    assert printed[0] == "Name a colour" and " line " in printed[1]
+
+
+def test_queries_of_a_file_of_chats(folder: Path, capsys: Any) -> None:
+    chats = [[{"role": "user", "content": text}, {"role": "assistant", "content": "."}] for text in QUERIES]
+    write_jsonl(folder / "queries.jsonl", ({"messages": chat} for chat in chats))
+    flags = ["--queries", folder / "queries.jsonl", "--output_file", folder / "hits.jsonl", "--k", 2]
+    assert search(folder, *flags) == 0
+    written = [json.loads(line) for line in (folder / "hits.jsonl").read_text().splitlines()]
+    capsys.readouterr()
+    assert written == results(folder, capsys, "--k", 2)
+    assert search(folder, *flags) == 2
+    assert "is there already" in capsys.readouterr().err
+
+
+def test_embeddings_are_kept_beside_the_corpus_and_renewed(
+    folder: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = folder / f"answers.jsonl{SUFFIX}"
+    first = results(folder, capsys)
+    embedded: list[int] = []
+    index = Jepa.index
+
+    def counting(self: Jepa, texts: Any, *args: Any, **options: Any) -> Any:
+        embedded.append(len(texts))
+        return index(self, texts, *args, **options)
+
+    monkeypatch.setattr(Jepa, "index", counting)
+    before = kept.read_bytes()
+    assert results(folder, capsys) == first
+    assert not embedded and kept.read_bytes() == before
+    # Another model, another reading, another corpus: embedded anew, and never mixed.
+    other = results(folder, capsys, model="other")
+    assert len(embedded) == 1 and other != first
+    assert results(folder, capsys, "--layer", 1) != first and len(embedded) == 2
+    write_jsonl(folder / "answers.jsonl", ({"answer": text} for text in ["Blue", *ANSWERS]))
+    again = results(folder, capsys)
+    assert embedded == [6, 6, 7]
+    assert {hit["text"] for hit in again[0]["hits"]} == {"Blue", *ANSWERS}
+    monkeypatch.undo()
+    kept.unlink()
+    assert results(folder, capsys) == again
+    kept.unlink()
+    assert results(folder, capsys, "--no_cache") == again
+    assert not kept.exists()
+
+
+@pytest.mark.parametrize("content", [b"mine", b""])
+def test_a_file_of_another_program_is_never_replaced(content: bytes, folder: Path, capsys: Any) -> None:
+    kept = folder / f"answers.jsonl{SUFFIX}"
+    kept.write_bytes(content)
+    assert search(folder, "--query", "Why?") == 2
+    assert "is no file of ours; move it away, or pass --no_cache" in capsys.readouterr().err
+    assert kept.read_bytes() == content
+    assert search(folder, "--query", "Why?", "--no_cache") == 0
+
+
+def test_weights_of_another_program_are_not_taken_for_embeddings(folder: Path, capsys: Any) -> None:
+    kept = folder / f"answers.jsonl{SUFFIX}"
+    weights = (folder / "run" / "model.safetensors").read_bytes()
+    kept.write_bytes(weights)
+    assert search(folder, "--query", "Why?") == 2
+    assert kept.read_bytes() == weights
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ([], "expected queries; pass either --query or --queries"),
+        (["--query", "a", "--queries", "b.jsonl"], "expected queries; pass either --query or --queries"),
+        (["--query", "a", "--column", "nope"], "answers.jsonl:1: has no text in the column 'nope'; name the --column"),
+        (["--query", "a", "--query_column", "x"], "--query_column does nothing without --queries"),
+        (["--query", " "], "--query:1: the text is empty"),
+        (["--query", "a", "--k", "0"], "--k: expected 1 or more, got 0"),
+        (["--query", "a", "--output_file", "hits.txt"], "end its name in .jsonl"),
+        (["--query", "a", "--side", "source"], "answers.jsonl:1: has no question; name the --column of the texts"),
+    ],
+)
+def test_what_can_not_be_searched(flags: list[str], told: str, folder: Path, capsys: Any) -> None:
+    assert search(folder, *flags) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert "Traceback" not in error
