@@ -61,12 +61,13 @@ class ReadingFlags:
     trust_remote_code: bool = option(False, "run code that comes with the model")
 
 
-def load_jepa(args: argparse.Namespace) -> Jepa:
+def load_jepa(args: argparse.Namespace, device: str | None = None) -> Jepa:
     """Load the model that the flags name."""
     from stepjepa.objectives.jepa import Jepa
 
     try:
-        jepa = Jepa.from_pretrained(args.model_path, dtype=args.dtype, trust_remote_code=args.trust_remote_code)
+        options = {"dtype": args.dtype, "trust_remote_code": args.trust_remote_code, "device": device}
+        jepa = Jepa.from_pretrained(args.model_path, **options)
     except ValueError as error:
         raise error if isinstance(error, UserError) else UserError(str(error)) from None
     if args.system_prompt is not None:

@@ -2,6 +2,8 @@
 
 import argparse
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,7 +18,8 @@ from stepjepa.store.prompts import prompts_file
 from stepjepa.store.record import RunRecord, record_of, write_record
 
 EPILOG = """\
-The folder loads with AutoModelForCausalLM.from_pretrained. Without --output_dir,
+The folder loads with AutoModelForCausalLM.from_pretrained; with --embeddings,
+with sentence_transformers.SentenceTransformer. Without --output_dir,
 --push_to_hub uploads the folder of --model_path as it is, an adapter as an
 adapter. The token is HF_TOKEN, or that of 'hf auth login'."""
 
@@ -33,6 +36,15 @@ class ExportFlags:
 
     model_path: str = option(help="run or checkpoint folder", metavar="DIR")
     output_dir: str | None = option(None, "folder for the model; empty or new", metavar="DIR")
+    embeddings: bool = option(
+        False, "write a folder for SentenceTransformer of sentence-transformers 6", only_with="output_dir"
+    )
+    system_prompt: str | None = option(
+        None,
+        "precedes the queries of a model of layout branched; '' for none (that of training)",
+        metavar="TEXT",
+        only_with="embeddings",
+    )
     dtype: Dtype = option("auto", "dtype of the weights", only_with="output_dir")
     trust_remote_code: bool = option(False, "run code that comes with the model", only_with="output_dir")
     push_to_hub: str | None = option(None, "upload to this hub repository, created if missing", metavar="ID")
@@ -66,6 +78,8 @@ def run(args: argparse.Namespace) -> int:
         except UserError as error:
             note(visible(str(error)))
         hub.write_card(folder, name=name)
+    elif args.embeddings:
+        _export_embeddings(args, name)
     else:
         _export(args, name)
     if name is not None:
@@ -88,45 +102,63 @@ def _list_files(folder: Path, name: str, *, whole: bool) -> int:
     return 0
 
 
-def _export(args: argparse.Namespace, name: str | None) -> None:
-    """Load the model, merging an adapter into its base, and save it as a plain model folder."""
+@contextmanager
+def _whole_folder(args: argparse.Namespace) -> Iterator[tuple[Path, Path]]:
+    """The folder of the export, and a hidden one beside it that becomes it when the block ends without an error."""
     if fault := checksum_fault(Path(args.model_path)):
         raise UserError(f"{fault}; export an earlier checkpoint, or train again", path=args.model_path)
-    from stepjepa.inspection.served import check_export
-    from stepjepa.models.generation import serve_as_trained
-    from stepjepa.models.loading import load_for_inference
-    from stepjepa.store.hub import write_card
-
     folder, _ = open_run_folder(args.output_dir, None, resumable=False)
-    run, options = record_of(args.model_path), {"dtype": args.dtype, "trust_remote_code": args.trust_remote_code}
-    model, tokenizer = load_for_inference(args.model_path, device="cpu", **options)
-    if run is not None and run.jepa is not None:
-        # A run of an earlier version has the template as it came.
-        variables = run.jepa.get("chat_template_kwargs")
-        serve_as_trained(model, tokenizer, plain=bool(run.jepa.get("plain")), variables=variables)
-
-    target, served = folder.resolve(), None
+    target = folder.resolve()
     part = target.with_name(f".{target.name}{PART}")
     shutil.rmtree(part, ignore_errors=True)
     try:
         part.mkdir(parents=True)
         with naming_disk_errors(folder):
-            model.save_pretrained(part)
-            tokenizer.save_pretrained(part)
-            about = run or RunRecord(model=Path(args.model_path).name)
-            write_card(part, name=name or folder.absolute().name, run=about)
-            if run is not None:
-                # Evaluation reads from run.json how the model was trained, and prompts it in the same way.
-                write_record(part, replace(run, exported_from=str(args.model_path)))
-                served = check_export(part, args.model_path, trust_remote_code=args.trust_remote_code)
-            if (prompts := prompts_file(args.model_path)).is_file():
-                shutil.copy(prompts, part)
+            yield folder, part
         apply_umask(part)
         # All files appear at once.
         part.replace(target)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
+
+
+def _export_embeddings(args: argparse.Namespace, name: str | None) -> None:
+    """Write the folder for sentence-transformers."""
+    from stepjepa.cli.embed import load_jepa
+    from stepjepa.evaluation.sentence_transformer import write_sentence_transformer
+
+    with _whole_folder(args) as (folder, part):
+        write_sentence_transformer(load_jepa(args, device="cpu"), part, name or folder.absolute().name)
+    print(f"exported to {folder}: load it with sentence_transformers.SentenceTransformer (version 6)")
+    print("call encode_query for queries; encode and encode_document are for documents")
+
+
+def _export(args: argparse.Namespace, name: str | None) -> None:
+    """Load the model, merging an adapter into its base, and save it as a plain model folder."""
+    from stepjepa.inspection.served import check_export
+    from stepjepa.models.generation import serve_as_trained
+    from stepjepa.models.loading import load_for_inference
+    from stepjepa.store.hub import write_card
+
+    run, options = record_of(args.model_path), {"dtype": args.dtype, "trust_remote_code": args.trust_remote_code}
+    served = None
+    with _whole_folder(args) as (folder, part):
+        model, tokenizer = load_for_inference(args.model_path, device="cpu", **options)
+        if run is not None and run.jepa is not None:
+            # A run of an earlier version has the template as it came.
+            variables = run.jepa.get("chat_template_kwargs")
+            serve_as_trained(model, tokenizer, plain=bool(run.jepa.get("plain")), variables=variables)
+        model.save_pretrained(part)
+        tokenizer.save_pretrained(part)
+        about = run or RunRecord(model=Path(args.model_path).name)
+        write_card(part, name=name or folder.absolute().name, run=about)
+        if run is not None:
+            # Evaluation reads from run.json how the model was trained, and prompts it in the same way.
+            write_record(part, replace(run, exported_from=str(args.model_path)))
+            served = check_export(part, args.model_path, trust_remote_code=args.trust_remote_code)
+        if (prompts := prompts_file(args.model_path)).is_file():
+            shutil.copy(prompts, part)
     print(f"exported to {folder}: load it with AutoModelForCausalLM.from_pretrained")
     if served is not None:
         print(f"served: {visible(served)}")

@@ -98,6 +98,22 @@ class ViewTokenizer(RecordTokenizer):
             for each, view in zip(texts, located, strict=True)
         ]
 
+    @property
+    def predictor_text(self) -> str:
+        """The predictor tokens as text."""
+        return self._predictor_text
+
+    def written(self, content: str, side: Kind) -> tuple[str, str]:
+        """What stands before a bare text that is embedded, and what is written of it, with its predictor tokens."""
+        if self.behind_prompt:
+            prompt, front = self._prompt(content), self.config.front_pred
+            start, end = prompt.spans[-1]
+            added = self._predictor_text if side == "source" else ""
+            own = prompt.text[start:end]
+            return prompt.text[:start], added + own if front else own + added
+        view = self._alone(self.place, ("user", "assistant")[self.place], content)
+        return view.text.text[: view.start], view.text.text[view.start : view.end]
+
     def _pair(self, view: View) -> Pair:
         """A pair that holds a view on the side that is embedded; nothing reads the other one."""
         other = view._replace(in_main=False)

@@ -1,0 +1,180 @@
+"""Folders for sentence-transformers: its embeddings equal those of ``Jepa.embed``, and it needs no code of ours."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from chat_templates import FORMS, in_form
+from stepjepa import Jepa, JepaConfig
+from stepjepa.base.errors import UserError
+from stepjepa.cli.main import main
+from stepjepa.evaluation.sentence_transformer import write_sentence_transformer
+from tiny import make_model
+
+TEXTS = [
+    "What is 3+4+5?",
+    "Name a colour",
+    " padded with blanks ",
+    "two\n\nlines\n",
+    "日本",
+    "So it is, and here is a longer text than the others, with a full stop.",
+    "x",
+]
+
+
+def sentence_transformer(folder: Path) -> Any:
+    library = pytest.importorskip("sentence_transformers", reason="needs the extra 'embeddings'")
+    return library.SentenceTransformer(str(folder), device="cpu")
+
+
+def export(jepa: Jepa, folder: Path) -> Path:
+    folder.mkdir()
+    write_sentence_transformer(jepa, folder, "m")
+    return folder
+
+
+@pytest.mark.parametrize("padding", ["left", "right"])
+@pytest.mark.parametrize(
+    ("architecture", "settings", "system"),
+    [
+        ("llama", {"predictors": 3}, None),
+        ("gpt2", {"predictors": 1, "layout": "branched"}, "Add."),
+        ("qwen3", {"predictors": 2, "layout": "branched"}, None),
+        ("llama", {"predictors": 2, "reverse_pred": True}, None),
+        ("llama", {"predictors": 2, "reverse_pred": True, "layout": "branched"}, "Add."),
+        ("gpt2", {"predictors": 2, "front_pred": True}, None),
+        ("llama", {"predictors": 0}, None),
+        ("gemma3_window", {"predictors": 2}, None),
+    ],
+    ids=str,
+)
+def test_its_embeddings_are_ours(
+    architecture: str, settings: dict[str, Any], system: str | None, padding: str, tiny_tokenizer: Any, tmp_path: Path
+) -> None:
+    jepa = Jepa(make_model(architecture), tiny_tokenizer, JepaConfig(**settings))
+    jepa.system_prompt = system
+    model = sentence_transformer(export(jepa, tmp_path / "st"))
+    assert model.tokenizer.padding_side == "right"
+    if architecture == "gpt2" and padding == "left":
+        pytest.skip("learned positions are counted from the padding on; the folder pads on the right")
+    model.tokenizer.padding_side = padding
+    for batch_size in (1, 32):
+        queries = model.encode_query(TEXTS, batch_size=batch_size)
+        documents = model.encode_document(TEXTS, batch_size=batch_size)
+        np.testing.assert_allclose(queries, jepa.embed(TEXTS), atol=1e-5)
+        np.testing.assert_allclose(documents, jepa.embed(TEXTS, "target"), atol=1e-5)
+        np.testing.assert_array_equal(model.encode(TEXTS, batch_size=batch_size), documents)
+    assert np.abs(queries - documents).max() > 1e-3
+    assert model.similarity(queries, documents).shape == (7, 7)
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("layout", ["separate", "branched"])
+def test_every_template_is_rendered_as_in_training_or_refused(
+    name: str, layout: str, tiny_tokenizer: Any, tmp_path: Path
+) -> None:
+    tokenizer = in_form(tiny_tokenizer, FORMS[name])
+    jepa = Jepa(make_model("llama"), tokenizer, JepaConfig(predictors=2, layout=layout))
+    try:
+        folder = export(jepa, tmp_path / "st")
+    except UserError as error:
+        assert "no SentenceTransformer can be written" in str(error)
+        return
+    model = sentence_transformer(folder)
+    np.testing.assert_allclose(model.encode_query(TEXTS), jepa.embed(TEXTS), atol=1e-5)
+    np.testing.assert_allclose(model.encode_document(TEXTS), jepa.embed(TEXTS, "target"), atol=1e-5)
+
+
+def test_a_template_that_looks_into_the_text_is_refused(tiny_tokenizer: Any, tmp_path: Path) -> None:
+    odd = "{% if message['content'].endswith('.') %}<|im_start|>{% endif %}"
+    tiny_tokenizer.chat_template = tiny_tokenizer.chat_template.replace("{{ '<|im_start|>'", odd + "{{ '<|im_start|>'")
+    assert odd in tiny_tokenizer.chat_template
+    jepa = Jepa(make_model("llama"), tiny_tokenizer, JepaConfig(predictors=1))
+    with pytest.raises(UserError, match="no SentenceTransformer can be written: the chat template and the tokenizer"):
+        export(jepa, tmp_path / "st")
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"mode": "step-jepa"}, "step-jepa embeds steps behind their chat"),
+        ({"mode": "regular"}, "trained without a JEPA objective"),
+        ({"pooling": "mean"}, "pooling 'mean' averages"),
+        ({"jepa_layer": 1}, "it is read at layer 1, not at the last one"),
+        ({"last_token": -2}, "last_token -2 is read inside the template"),
+        ({"plain": True}, "a model without a chat format"),
+    ],
+)
+def test_other_readings_are_refused_with_the_reason(
+    settings: dict[str, Any], told: str, tiny_tokenizer: Any, tmp_path: Path
+) -> None:
+    jepa = Jepa(make_model("llama"), tiny_tokenizer, JepaConfig(**settings))
+    with pytest.raises(UserError, match=f"no SentenceTransformer can be written: .*{told}"):
+        export(jepa, tmp_path / "st")
+
+
+def test_the_last_layer_by_its_number_is_the_last_layer(tiny_tokenizer: Any, tmp_path: Path) -> None:
+    jepa = Jepa(make_model("llama"), tiny_tokenizer, JepaConfig(jepa_layer=2))
+    np.testing.assert_allclose(
+        sentence_transformer(export(jepa, tmp_path / "st")).encode_query(TEXTS), jepa.embed(TEXTS), atol=1e-5
+    )
+
+
+def test_the_command_writes_a_folder_that_needs_no_code_of_ours(
+    tiny_tokenizer: Any, tmp_path: Path, capsys: Any
+) -> None:
+    jepa = Jepa(make_model("llama"), tiny_tokenizer, JepaConfig(predictors=2, layout="branched"))
+    jepa._system_prompts = ["Add.", "Count."]
+    jepa.save(tmp_path / "run")
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    (tmp_path / "run" / "run.json").write_text(json.dumps({**record, "system_prompts": ["Add.", "Count."]}))
+    command = ["export", "--embeddings", "--model_path", str(tmp_path / "run"), "--output_dir", str(tmp_path / "st")]
+    assert main(command) == 2
+    assert "several system prompts ('Add.', 'Count.'); choose one by --system_prompt" in capsys.readouterr().err
+    assert not (tmp_path / "st").exists()
+    assert main([*command, "--system_prompt", "Count."]) == 0
+    assert "load it with sentence_transformers.SentenceTransformer" in capsys.readouterr().out
+    assert main([*command, "--system_prompt", "Count."]) == 2
+    readme = (tmp_path / "st" / "README.md").read_text()
+    for part in ('query_encode_kwargs={"task": "query"}', "SentenceTransformerEncoderWrapper", "Count."):
+        assert part in readme
+    pytest.importorskip("sentence_transformers", reason="needs the extra 'embeddings'")
+    code = "import sys; from sentence_transformers import SentenceTransformer as S; m = S(sys.argv[1]); "
+    code += "print(m.encode_query(['Why?'])[0, :3].tolist()); assert 'stepjepa' not in sys.modules"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "st")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    again = Jepa.from_pretrained(tmp_path / "run", device="cpu")
+    again.system_prompt = "Count."
+    np.testing.assert_allclose(json.loads(done.stdout), again.embed(["Why?"])[0, :3], atol=1e-5)
+
+
+def test_a_prompt_of_sentence_transformers_is_refused_and_not_ignored(tiny_tokenizer: Any, tmp_path: Path) -> None:
+    model = sentence_transformer(export(Jepa(make_model("llama"), tiny_tokenizer, JepaConfig()), tmp_path / "st"))
+    with pytest.raises(Exception, match="this model embeds a text alone"):
+        model.encode(["Why?"], prompt="Represent: ")
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--system_prompt", "x"], "--system_prompt does nothing without --embeddings"),
+        (["--embeddings", "--system_prompt", "x"], "--system_prompt does nothing: the model reads questions by"),
+    ],
+)
+def test_a_system_prompt_without_effect_is_refused(
+    flags: list[str], told: str, tiny_tokenizer: Any, tmp_path: Path, capsys: Any
+) -> None:
+    Jepa(make_model("llama"), tiny_tokenizer, JepaConfig()).save(tmp_path / "run")
+    command = ["export", "--model_path", str(tmp_path / "run"), "--output_dir", str(tmp_path / "st"), *flags]
+    assert main(command) == 2
+    assert told in capsys.readouterr().err
+    assert not (tmp_path / "st").exists()
