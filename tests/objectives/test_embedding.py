@@ -121,9 +121,9 @@ def test_what_shares_most_tokens_is_a_micro_batch_and_the_rest_goes_by_length() 
     shared = [*range(100, 117)]
     ids = [[1, 2, 3], [*shared, 9], [4] * 5, [*shared, 7, 7], [5] * 30, [*shared, 8]]
     sequences = [TokenSequence(np.array(each, np.int32)) for each in ids]
-    groups = micro_batches(sequences, 3)
-    assert groups[0][0] == 4 and sorted([*groups[0][1:], groups[1][0]]) == [1, 3, 5]
-    assert groups[1][1:] == [2, 0]
+    batches = micro_batches(sequences, 2)
+    assert [sorted(batch.indices) if batch.shares else batch.indices for batch in batches] == [[4, 2], [3, 5], [1], [0]]
+    assert [batch.shares for batch in batches] == [False, True, True, False]
 
 
 @pytest.mark.parametrize("predictors", [0, 2])

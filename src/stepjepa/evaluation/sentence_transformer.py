@@ -21,6 +21,7 @@ from stepjepa.config.jepa import JepaConfig
 from stepjepa.models.architecture import base_model, find_decoder
 from stepjepa.objectives.embedding import Embedder
 from stepjepa.objectives.inputs import Text
+from stepjepa.store.record import versions
 
 if TYPE_CHECKING:
     from stepjepa.objectives.jepa import Jepa
@@ -108,8 +109,6 @@ def write_sentence_transformer(jepa: Jepa, folder: str | Path, name: str) -> Non
         UserError: its embeddings can't be read by sentence-transformers, the training had several system prompts, or
             the chat template can't be rewritten so that it gives the tokens of training; the message says which.
     """
-    from stepjepa import __version__
-
     path, layers = Path(folder), int(base_model(jepa.model).config.get_text_config().num_hidden_layers)
     refuse_other_readings(jepa.config, layers)
     embedders = {task: jepa.embedder(side) for task, side in _TASKS.items()}
@@ -135,7 +134,7 @@ def write_sentence_transformer(jepa: Jepa, folder: str | Path, name: str) -> Non
         "mode": config.mode,
         "layout": config.layout,
         "predictors": config.used_predictors,
-        "version": __version__,
+        "version": versions()["stepjepa"],
         "length": tokenizer.model_max_length,
         "query": "How many singers do we have?",
         "document": "SELECT count(*) FROM singer",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from tqdm import tqdm
 from stepjepa.base.errors import UserError, naming_batch_size
 from stepjepa.base.json_object import JsonObject
 from stepjepa.batch.collate import Collator, Encoding, Packing
-from stepjepa.batch.sequences import Ids, Kind, Numbers, Readout, SampledRecord, TokenizedRecord, TokenSequence
+from stepjepa.batch.sequences import Kind, Numbers, Readout, SampledRecord, TokenizedRecord, TokenSequence
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.config.layouts import changes_text
 from stepjepa.data.records import Record
@@ -169,19 +169,31 @@ class ViewReader:
         width = base_model(self.model).config.get_text_config().hidden_size
         vectors = np.empty((len(collator.laid_out), width), np.float32)
         record = TokenizedRecord(np.empty(0, np.int32), np.empty(0, np.int32))
+        trees = collator
+        # A pass of plain rows of like lengths: short ones gain more by one pass than by a shared beginning.
+        rows = replace(collator, encoding="rows", one_pass=True)
         with torch.no_grad(), evaluating(self.model), naming_batch_size(self.batch_size):
             groups = micro_batches(collator.laid_out, self.batch_size)
             for group in tqdm(groups, f"embed, {self.batch_size} at a time", disable=None, leave=None):
-                batch = collator(SampledRecord(record, rng_key=(0, number)) for number in group).to(self.model.device)
+                collate = trees if group.shares else rows
+                samples = (SampledRecord(record, rng_key=(0, number)) for number in group.indices)
+                batch = collate(samples).to(self.model.device)
                 states = encode(self.model, batch, views, layer=self.config.jepa_layer)["views"]
-                vectors[group] = states.float().cpu().numpy()
+                vectors[group.indices] = states.float().cpu().numpy()
         if not np.isfinite(vectors).all():
             raise UserError("some embeddings are not finite; the model's numbers overflow: try `dtype float32`")
         return vectors
 
 
-def micro_batches(sequences: Sequence[TokenSequence], size: int) -> list[list[int]]:
-    """Group sequences into micro-batches of ``size``: indices into ``sequences``, the longest first.
+class MicroBatch(NamedTuple):
+    """Sequences that are run together."""
+
+    indices: list[int]
+    shares: bool  # each begins with most of the tokens of another one
+
+
+def micro_batches(sequences: Sequence[TokenSequence], size: int) -> list[MicroBatch]:
+    """Group sequences into micro-batches of ``size``, the longest first.
 
     Sequences that share most of their tokens are neighbours, so that these are computed once. All others are sorted by
     length, so that there is little padding; long ones come first, so that memory problems show at once.
@@ -189,20 +201,27 @@ def micro_batches(sequences: Sequence[TokenSequence], size: int) -> list[list[in
     order = sorted(range(len(sequences)), key=lambda index: sequences[index].ids.tobytes())
     families: list[list[int]] = []
     for place, index in enumerate(order):
-        if place and _shares_most(sequences[order[place - 1]].ids, sequences[index].ids):
+        if place and _shares_most(sequences[order[place - 1]], sequences[index]):
             families[-1].append(index)
         else:
             families.append([index])
-    families.sort(key=lambda family: -max(len(sequences[index]) for index in family))
-    flat = [index for family in families for index in family]
-    return [flat[start : start + size] for start in range(0, len(flat), size)]
+
+    def longest(indices: Sequence[int]) -> int:
+        return max(len(sequences[index]) for index in indices)
+
+    families.sort(key=longest, reverse=True)
+    batches = []
+    for shares in (True, False):
+        flat = [index for family in families if (len(family) > 1) == shares for index in family]
+        batches += [MicroBatch(flat[start : start + size], shares) for start in range(0, len(flat), size)]
+    return sorted(batches, key=lambda batch: -longest(batch.indices))
 
 
-def _shares_most(first: Ids, second: Ids) -> bool:
+def _shares_most(first: TokenSequence, second: TokenSequence) -> bool:
     """Whether two sequences begin with the same tokens, as many as are worth a mask, and half of the shorter one."""
     size = min(len(first), len(second))
     enough = max(WORTH_SHARING, (size + 1) // 2)
-    return enough <= size and np.array_equal(first[:enough], second[:enough])
+    return enough <= size and np.array_equal(first.ids[:enough], second.ids[:enough])
 
 
 def _rows(places: Mapping[int, Numbers]) -> tuple[Numbers, Numbers]:

@@ -24,6 +24,8 @@ UPLOADED = [
     *("model*.safetensors", "model*.safetensors.index.json", "adapter_model*.safetensors"),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt"),
     *("vocab.json", "vocab.txt", "*.model", "chat_template.jinja", "additional_chat_templates/*.jinja"),
+    # What sentence-transformers reads.
+    *("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "[12]_*/config.json"),
 ]
 """Patterns of the files that are uploaded. The others name files of this machine (``run.json``, ``training_args.bin``),
 hold test data (evaluations), or serve to resume the run (optimizer states)."""
