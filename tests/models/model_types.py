@@ -24,10 +24,11 @@ from transformers.utils import logging
 
 import page_tables
 from stepjepa.batch.collate import Collator
+from stepjepa.batch.costs import Costs
 from stepjepa.batch.sequences import Ids, SampledRecord, TokenizedRecord
 from stepjepa.models.attention import enable_trees
 from stepjepa.models.lm_head import LMHead
-from stepjepa.models.probe import VOCABULARY, choose_encoding, shrink
+from stepjepa.models.probe import VOCABULARY, choose_encoding, probe, shrink
 from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.objectives.text import LMLoss
 
@@ -131,13 +132,19 @@ def own_loss(model: nn.Module, *, shifted: bool) -> Tensor:
     return total / count
 
 
-def our_loss(model: PreTrainedModel, encoding: str) -> Tensor:
-    """The LM loss of the same records as one micro-batch, on trees where the model's states are exact there."""
+def our_loss(model: PreTrainedModel, encoding: str, *, segments: bool) -> Tensor:
+    """The LM loss of the same records as one micro-batch, on trees where the model's states are exact there.
+
+    By ``segments`` where the model runs them, under a mask where it does not.
+    """
     if encoding == "tree":
-        enable_trees(model)
+        enable_trees(model, segments=segments)
     none = np.empty(0, np.int32)
     pad = max(getattr(model.config.get_text_config(), "pad_token_id", None) or 0, 0)
-    collator = Collator("separate", none, encoding=encoding, row_length=97, pad_id=pad)  # type: ignore[arg-type]
+    options: dict[str, Any] = {"encoding": encoding, "row_length": 97, "pad_id": pad}
+    if segments:
+        options |= {"kernel": "calls", "costs": Costs(1.0, 1.0)}
+    collator = Collator("separate", none, **options)
     return jepa_loss(model, collator(SampledRecord(record) for record in records()), Objective([LMLoss()])).loss
 
 
@@ -168,7 +175,7 @@ def compare(model_type: str) -> Compared:
             expected = own_loss(_in_double_precision(model), shifted=model_type not in UNSHIFTED)
         except Exception as error:  # the same
             return Compared(model_type, f"its own loss can't be computed ({_first_words(error)})")
-        loss = our_loss(model, encoding)
+        loss = our_loss(model, encoding, segments=encoding == "tree" and probe(whole).segments)
         found, wanted = gradient(model, loss), gradient(model, expected)
     apart = [
         float(((one - other).norm() / other.norm()).detach()) for one, other in [(loss, expected), (found, wanted)]
