@@ -209,7 +209,11 @@ ERRORS = [
     ([*TRAIN, "--term_args", "[]"], "argument --term_args: expected a JSON object in braces, got '[]'"),
     (["prepare"], "are required: KIND"),
     (["prepare", "nl-rx", "--sized", "4", "--output_file", "x"], "unknown argument '--sized'; did you mean --size?"),
-    (["evaluate"], "are required: --test_file, --output_file, --model_path"),
+    (["evaluate"], "are required: --test_file, --output_file"),
+    (
+        ["evaluate", "--test_file", "x", "--output_file", "y.jsonl"],
+        "name the run to evaluate, or a --server that answers",
+    ),
 ]
 
 
