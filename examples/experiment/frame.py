@@ -57,6 +57,7 @@ TESTS = {
     "smollm2-full": Test("synth, all weights", "synth", tabled=False),
     "synth-copying": Test("synth, one setting changed", "synth", tabled=False),
     "turk-fresh": Test("TURK, ten other seeds", "turk", tabled=False),
+    "retrieval": Test("synth, answers and retrieval", "synth", whole=True, tabled=False),
     "turk": Test("TURK", "turk", whole=True),
     "turk-again": Test("TURK, trained again", "turk", whole=True),
     "steps-test": Test("problems of two steps"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import finding
 import pandas as pd
 from frame import BASELINE, REFERENCE, is_plain, runs, searched
 from matplotlib.figure import Figure
@@ -31,6 +32,7 @@ def draw(table: pd.DataFrame, folder: Path) -> None:
         folder: for the files.
     """
     made = {"copying": copying(table), "flops": flops(table), "stopping": stopping(table), "shares": shares(table)}
+    made["retrieval"] = plane(table)
     for name, figure in made.items():
         with atomic_write(folder / f"results-{name}.png", "wb") as stream:
             figure.savefig(stream, format="png", dpi=120)
@@ -136,4 +138,26 @@ def shares(table: pd.DataFrame) -> Figure:
     other.set_xlabel("epochs on 500 records, best learning rate")
     other.set_ylabel("right of 300 held-out records, %")
     other.legend()
+    return figure
+
+
+def plane(table: pd.DataFrame) -> Figure:
+    """What do the same models answer, and find? Right answers against hits at 1; every seed is a point."""
+    figure = Figure(figsize=(7, 5), layout="constrained")
+    axis: Any = figure.subplots()
+    marks = iter("*v^<>osDPXhdp8H|_+x")
+    for model, known in finding.known_models(finding.joined(table)):
+        if model.arm == "untrained":
+            continue
+        words, shade = model.words.replace("`", ""), colour(model.arm) if model.arm != "none" else OTHER
+        if known.right.isna().all():
+            axis.axhline(known.hits_at_1.mean(), color=shade, linestyle=":", linewidth=1, label=f"{words} (no answers)")
+        else:
+            axis.plot(known.right, known.hits_at_1, next(marks), color=shade, alpha=0.8, label=words)
+    axis.set_xlabel("right answers, %")
+    axis.set_ylabel("hits at 1, %")
+    axis.set_xlim(-2, 100)
+    axis.set_ylim(-2, 100)
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8)
     return figure

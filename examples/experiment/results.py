@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import finding
 import pandas as pd
 import pictures
 from collect import FIGURES
@@ -69,6 +70,7 @@ class Questions:
         self.of_embeddings = read_json_object(KEPT, "record", "run embeddings.py")
         made = read_json_object(HERE / "untouched.json", "record", "run untouched.py")
         self.untouched, self.effective = made["untouched"], made["weighted"]["effective records"]
+        self.finding = finding.joined(table)
         trivial = read_splits()["synth"]["trivial"]
         self.trivial = f"{100 * sum(trivial) / len(trivial):.0f}"
 
@@ -181,6 +183,44 @@ class Questions:
                     told = self.against(file, arm, partner) + (OF_AGAIN if again else "")
                 row += [told, f"{p_values[arm]:.3f}" if arm in p_values else NOTHING]
             yield [*row, _shown(flops.get(arm) or steps.get(arm), len(corrected[0]))]
+
+    def found(self, arm: str, method: str = "trained", column: str = finding.HITS) -> str:
+        """A figure of retrieval: mean and standard deviation over seeds, in per cent."""
+        known = finding.of_model(self.finding, arm, method)[column]
+        return mean(known) if len(known) else NOTHING
+
+    def runs_of_retrieval(self) -> str:
+        """How many seeds the arms of the grid of retrieval have."""
+        counts = {len(known) for model, known in finding.known_models(self.finding) if model.method == "trained"}
+        low, high = min(counts), max(counts)
+        return f"{low} seed{'s' * (low > 1)} each" if low == high else f"{low} to {high} seeds"
+
+    def choice(self, arm: str, method: str) -> str:
+        """Where embeddings are read, of each seed."""
+        return "; ".join(dict.fromkeys(finding.of_model(self.finding, arm, method).choice))
+
+    def found_over(self, arm: str, baseline: str, method: str = "trained", column: str = finding.HITS) -> str:
+        """How far an arm that was trained for retrieval is above another model, in points."""
+        theirs = finding.better_plain(self.finding) if baseline == finding.PLAIN else (baseline, method)
+        return interval(finding.difference(self.finding, (arm, "trained"), theirs, column))
+
+    def finding_table(self) -> str:
+        """Answers and retrieval of the same models."""
+        plain = finding.better_plain(self.finding)
+        heads = ["model", "seeds", "right, %", "hits at 1, %", "own text, %", "hits at 10, %", "MRR, %"]
+        heads += ["right, over plain [95 %]", "hits at 1, over plain [95 %]"]
+        lines = []
+        for model, known in finding.known_models(self.finding):
+            columns = ("right", finding.HITS, "hits_at_1_of_text", "hits_at_10", "mrr")
+            seeds = NOTHING if model.arm == "none" else str(len(known))
+            row = [model.words, seeds, *(mean(known[column]) for column in columns)]
+            for column in ("right", finding.HITS):
+                shown = model.arm not in ("none", "untrained", finding.PLAIN)
+                test = finding.difference(self.finding, (model.arm, model.method), plain, column) if shown else None
+                row.append(interval(test))
+            lines.append(row)
+        rule = "|---|" + "---:|" * (len(heads) - 1)
+        return "\n".join(["| " + " | ".join(heads) + " |", rule, *("| " + " | ".join(row) + " |" for row in lines)])
 
     def main_table(self) -> str:
         """All tests of arms that have enough seeds."""

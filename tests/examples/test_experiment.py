@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pandas as pd
 import pytest
 from run_figures import from_folder, read_figures, write_figures
@@ -17,6 +18,9 @@ from run_figures import from_folder, read_figures, write_figures
 from made_up_runs import make_run
 from stepjepa.base.errors import UserError
 from stepjepa.cli.main import main
+from stepjepa.config.jepa import JepaConfig
+from stepjepa.data.records import parse_record
+from stepjepa.objectives.reading import ViewEmbeddings
 from stepjepa.tasks.regex import find_difference
 from stepjepa.tasks.regex_languages import Languages
 
@@ -29,7 +33,7 @@ GRIDS = sorted(EXPERIMENT.glob("*.yaml"))
 def scripts(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(str(EXPERIMENT))
     # Names as common as these may be taken by other tests' modules.
-    names = ("data", "collect", "splits", "untouched", "frame", "pictures", "results")
+    names = ("data", "collect", "splits", "untouched", "frame", "retrieval", "finding", "pictures", "results")
     for name in names:
         monkeypatch.delitem(importlib.sys.modules, name, raising=False)
     yield {name: importlib.import_module(name) for name in names}
@@ -203,3 +207,75 @@ def test_figures_are_read_back_as_they_were_written(tmp_path: Path) -> None:
         file.write_text(damaged)
         with pytest.raises(UserError, match=r"a\.json"):
             read_figures(file)
+
+
+def views(source: np.ndarray, target: np.ndarray) -> ViewEmbeddings:
+    count = np.arange(len(source))
+    return ViewEmbeddings(source.astype(np.float32), target.astype(np.float32), count, np.ones_like(count), count)
+
+
+def test_plain_training_is_read_where_it_finds_most(scripts: dict[str, ModuleType], monkeypatch) -> None:
+    retrieval, generator = scripts["retrieval"], np.random.default_rng(5)
+    for name, value in {"FITTED": 40, "CHOSEN": 20, "TRIED": 40}.items():
+        monkeypatch.setattr(retrieval, name, value)
+    records = [parse_record(json.loads(record(f"answer {n}", n)), "a.jsonl", n) for n in range(73)]
+    place = {each.answer: number for number, each in enumerate(records)}
+    words, turn = generator.normal(size=(73, 7)), np.linalg.qr(generator.normal(size=(7, 7)))[0]
+    # As they are, targets are near their sources at layer 2 alone; at layer 1 an exact map takes one to the other.
+    target = {0: generator.normal(size=(73, 7)), 1: words @ turn + 3, 2: words + generator.normal(size=(73, 7)) / 2}
+
+    def embed(some: list, config: JepaConfig) -> ViewEmbeddings:
+        chosen = [place[each.answer] for each in some]
+        shown = words if (config.layout, config.pooling) == ("branched", "mean") else 0 * words + 1
+        return views(shown[chosen], target[config.jepa_layer][chosen])
+
+    plain, mapped = retrieval.without_objective({"arm": "a"}, embed, 2, records, retrieval.asked(records[60:]))
+    assert plain["choice"].startswith("branched, layer 2, mean")
+    assert mapped["choice"].startswith("branched, layer 1, mean, penalty ")
+    assert mapped["hits_at_1"] == mapped["hits_at_1_of_text"] == 100 > plain["hits_at_1"] > 50
+    assert (mapped["queries"], mapped["candidates"]) == (13, 13)
+
+
+def test_training_answers_are_candidates_that_distract(scripts: dict[str, ModuleType]) -> None:
+    retrieval, target = scripts["retrieval"], np.eye(5)
+    lines = [json.loads(record(f"answer {number}", number)) for number in (0, 1, 2, 0)]
+    records = [parse_record(line, "a.jsonl", 1) for line in lines]
+    test, train = retrieval.asked(records[:2]), retrieval.asked(records)
+    # The first question is nearer to a training answer than to its own; an answer of both files is asked once.
+    source = np.array([[0.5, 0, 1, 0, 0], [0, 1, 0, 0, 0]])
+    found = retrieval.beside_training_answers({}, views(source, target[:2]), views(target[:4], target[:4]), test, train)
+    assert (found["candidates"], found["hits_at_1"], found["mrr"]) == (3, 50, 75)
+
+
+def test_answers_and_retrieval_are_paired_by_seed(scripts: dict[str, ModuleType], tmp_path: Path, monkeypatch) -> None:
+    retrieval, finding = scripts["retrieval"], scripts["finding"]
+    hits = {
+        ("separate-infonce", "trained"): {"82": 60, "23": 50, "4": 99},
+        ("regular-1.35x", "ridge"): {"82": 45, "23": 40},
+    }
+    hits[("regular-1.35x", "best readout")] = {"82": 1, "23": 2}
+    rows = [
+        {"arm": arm, "seed": seed, "method": method, "choice": "c", "hits_at_1": value, "mrr": value}
+        for (arm, method), of_seed in hits.items()
+        for seed, value in of_seed.items()
+    ]
+    monkeypatch.setattr(retrieval, "FILE", tmp_path / "retrieval.csv")
+    retrieval.write(
+        [*rows, {"arm": "none", "seed": "", "method": "TF-IDF, words", "hits_at_1": 3, "right": 5}], retrieval.FILE
+    )
+    table = pd.DataFrame([("retrieval", "separate-infonce", seed, 70.0) for seed in ("82", "23")])
+    table.columns = ["file", "arm", "seed", "right"]
+    found = finding.joined(table)
+    assert finding.of_model(found, "separate-infonce", "trained").right.tolist()[:2] == [
+        70,
+        pytest.approx(np.nan, nan_ok=True),
+    ]
+    assert finding.better_plain(found) == ("regular-1.35x", "ridge")
+    # 60 - 45 and 50 - 40; the third seed has no partner.
+    test = finding.difference(found, ("separate-infonce", "trained"), finding.better_plain(found))
+    assert (test.n, test.mean) == (2, 12.5)
+    assert [model.arm for model, _ in finding.known_models(found)] == [
+        "none",
+        *["regular-1.35x"] * 2,
+        "separate-infonce",
+    ]

@@ -1,0 +1,310 @@
+"""From the run folders of retrieval.yaml to retrieval.csv: how often each model finds the expression of a sentence.
+
+    python examples/experiment/collect.py runs/experiment/retrieval     # answers, as of every other sweep
+    python examples/experiment/retrieval.py runs/experiment/retrieval   # adds what is missing to retrieval.csv
+    python examples/experiment/retrieval.py --baselines                 # what costs no training: TF-IDF and the like
+
+The candidates are the distinct answers of the test file. ``method`` says by what they are ranked. ``trained``: by the
+embeddings that training reads. For models without a JEPA objective, ``best readout`` of all layers, poolings and
+layouts, centred or not, and ``ridge``, the same with a linear map from sources to targets, which is fitted on 7,000
+training records. Both are chosen by the mean reciprocal rank on the other 1,000. ``trained, ridge`` is such a map
+behind the embeddings that training reads. Runs of one seed also have ``trained, all answers``: every training answer is
+a candidate, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from collect import PUBLISHED, finished, trials
+from numpy.typing import NDArray
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import Ridge
+from splits import SETS, read_splits
+
+from stepjepa.base.files import atomic_write
+from stepjepa.config.jepa import JepaConfig
+from stepjepa.data.records import Record
+from stepjepa.data.sources import read_records
+from stepjepa.evaluation.output import RETRIEVAL
+from stepjepa.evaluation.retrieval import metrics, rank_targets, ranks_of_right, retrieval_config
+from stepjepa.evaluation.run import embed_views
+from stepjepa.models.loading import load_for_inference, load_model
+from stepjepa.objectives.reading import ViewEmbeddings
+from stepjepa.store.record import trained_objective
+from stepjepa.tasks.nl_rx import NlRxTask
+
+FILE = Path(__file__).resolve().with_suffix(".csv")
+TRAIN, TEST = SETS["synth"]
+ONE_SEED = "82"
+FITTED, CHOSEN = 7000, 1000
+"""Training records that a ridge map is fitted on, and those behind them that readouts are chosen by."""
+TRIED = 1000
+"""Training records that the maps are fitted on while readouts are compared."""
+LAYOUTS = ("separate", "branched")
+STRENGTHS = (1e-6, 1e-4, 1e-2, 1.0)
+"""Penalties of the ridge regression, over the mean variance of the sources."""
+
+Matrix = NDArray[np.float32]
+Embed = Callable[[Sequence[Record], JepaConfig], ViewEmbeddings]
+
+
+class Readout(NamedTuple):
+    """Where embeddings are read, and whether the mean of each side is subtracted."""
+
+    layout: str
+    layer: int
+    pooling: str
+    centred: bool
+
+    @property
+    def words(self) -> str:
+        """The readout as text."""
+        return f"{self.layout}, layer {self.layer}, {self.pooling}{', centred' if self.centred else ''}"
+
+
+class Asked(NamedTuple):
+    """The queries and candidates of the test file, and the names of equal answers."""
+
+    records: list[Record]
+    names: list[str | None]  # of each record, its language
+    same: NDArray[np.int64]  # index of the first record with the same answer
+
+    @property
+    def candidates(self) -> NDArray[np.int64]:
+        """The first record of each distinct answer."""
+        return np.unique(self.same)
+
+
+def asked(records: Sequence[Record], *, equal: bool = False) -> Asked:
+    """Describe the questions of a file; ``equal`` answers of other texts are named alike, which takes seconds."""
+    first: dict[str, int] = {}
+    same = [first.setdefault(record.answer, place) for place, record in enumerate(records)]
+    names: list[str | None] = [None] * len(records)
+    if equal:
+        names = NlRxTask().answer_names(records)
+    return Asked(list(records), names, np.asarray(same))
+
+
+# -- rows of the file --------------------------------------------------------------------------------------------------
+
+
+def row(about: dict[str, Any], source: Matrix, target: Matrix, test: Asked) -> dict[str, Any]:
+    """Figures of one ranking, in per cent: of all queries, of equal texts alone, and by whether the language is new.
+
+    Args:
+        about: the columns that name the ranking.
+        source: ``[N, D]`` embeddings of the questions of the test file.
+        target: ``[N, D]`` embeddings of their answers.
+        test: of :func:`asked`.
+    """
+    count = np.arange(len(test.records))
+    views = ViewEmbeddings(source, target, count, np.ones_like(count), test.same)
+    found = rank_targets(views, test.names, JepaConfig(mode="llm-jepa", predictors=0))
+    values = metrics(found.ranks)
+    of_text = metrics(found.of_text or found.ranks)["hits_at_1"]
+    seen = np.asarray(read_splits()["synth"]["language"])
+    figures = {name: values[name].mean() for name in RETRIEVAL} | {"hits_at_1_of_text": of_text.mean()}
+    if len(seen) == len(count):
+        figures |= {"hits_at_1_language_seen": of_text[seen].mean(), "hits_at_1_language_new": of_text[~seen].mean()}
+    return {**about, "queries": len(count), "candidates": found.candidates} | {k: 100 * v for k, v in figures.items()}
+
+
+def beside_training_answers(
+    about: dict[str, Any], views: ViewEmbeddings, known: ViewEmbeddings, test: Asked, train: Asked
+) -> dict[str, Any]:
+    """The same where the distinct training answers are candidates, too; only equal texts are right."""
+    taken = {record.answer for record in test.records}
+    others = [place for place in train.candidates if train.records[place].answer not in taken]
+    candidates = np.concatenate([views.target[test.candidates], known.target[others]])
+    place = {index: number for number, index in enumerate(test.candidates.tolist())}
+    ranks = ranks_of_right(views.source, candidates, [[place[index]] for index in test.same.tolist()])
+    figures = {name: 100 * values.mean() for name, values in metrics(ranks).items()}
+    figures["hits_at_1_of_text"] = figures["hits_at_1"]
+    return {**about, "queries": len(ranks), "candidates": len(candidates), **figures}
+
+
+# -- readouts of models that were trained without pairs ----------------------------------------------------------------
+
+
+def readouts(layers: int) -> Iterable[Readout]:
+    """All readouts that are compared."""
+    return (Readout(*each) for each in product(LAYOUTS, range(layers + 1), ("last", "mean"), (False, True)))
+
+
+def embedded(embed: Embed, records: Sequence[Record], readout: Readout) -> tuple[Matrix, Matrix]:
+    """Sources and targets ``[N, D]`` of some records at a readout."""
+    place: Any = {"layout": readout.layout, "jepa_layer": readout.layer, "pooling": readout.pooling}
+    config = JepaConfig(mode="llm-jepa", predictors=0, **place)
+    views = embed(records, config)
+    return views.source, views.target
+
+
+def reciprocal_rank(source: Matrix, target: Matrix, test: Asked) -> float:
+    """Mean reciprocal rank of equal texts among the distinct answers."""
+    place = {index: number for number, index in enumerate(test.candidates.tolist())}
+    ranks = ranks_of_right(source, target[test.candidates], [[place[index]] for index in test.same.tolist()])
+    return float(metrics(ranks)["mrr"].mean())
+
+
+def centre(matrix: Matrix, readout: Readout) -> Matrix:
+    """Subtract the mean if the readout asks for it."""
+    return matrix - matrix.mean(0) if readout.centred else matrix
+
+
+def fit(source: Matrix, target: Matrix, strength: float) -> Ridge:
+    """A linear map from sources to targets."""
+    penalty = strength * float(((source - source.mean(0)) ** 2).sum(0).mean())
+    return Ridge(alpha=penalty).fit(source.astype(np.float64), target.astype(np.float64))
+
+
+def without_objective(
+    about: dict[str, Any], embed: Embed, layers: int, train: Sequence[Record], test: Asked
+) -> list[dict[str, Any]]:
+    """The rows of a model without a JEPA objective: its best readout, and its best readout with a ridge map."""
+    chosen = asked(train[FITTED : FITTED + CHOSEN])
+    best: list[tuple[float, Readout]] = []
+    mapped: list[tuple[float, Readout, float]] = []
+    for readout in (each for each in readouts(layers) if not each.centred):
+        source, target = embedded(embed, chosen.records, readout)
+        for each in (readout, readout._replace(centred=True)):
+            centred = [centre(side, each) for side in (source, target)]
+            best.append((reciprocal_rank(centred[0], centred[1], chosen), each))
+        known = embedded(embed, train[:TRIED], readout)
+        for strength in STRENGTHS:
+            predicted, true = mapped_sides(known, (source, target), strength)
+            mapped.append((reciprocal_rank(predicted, true, chosen), readout, strength))
+    _, readout = max(best)
+    source, target = embedded(embed, test.records, readout)
+    source, target = (centre(side, readout) for side in (source, target))
+    rows = [row({**about, "method": "best readout", "choice": readout.words}, source, target, test)]
+    _, readout, strength = max(mapped)
+    known, new = (embedded(embed, records, readout) for records in (train[:FITTED], test.records))
+    words = f"{readout.words}, penalty {strength:g}"
+    return [*rows, row({**about, "method": "ridge", "choice": words}, *mapped_sides(known, new, strength), test)]
+
+
+def mapped_sides(known: tuple[Matrix, Matrix], new: tuple[Matrix, Matrix], strength: float) -> tuple[Matrix, Matrix]:
+    """Predicted and true targets ``[N, D]`` of new pairs, both centred, by a map that is fitted on known pairs."""
+    # A regression predicts the mean target where it knows nothing.
+    mean = known[1].mean(0)
+    return fit(*known, strength).predict(new[0]) - mean, new[1] - mean
+
+
+# -- models ------------------------------------------------------------------------------------------------------------
+
+
+def of_run(folder: Path, about: dict[str, Any], train: Sequence[Record], test: Asked) -> list[dict[str, Any]]:
+    """The rows of a run folder."""
+    model, tokenizer = load_for_inference(folder, dtype="float32")
+
+    def embed(records: Sequence[Record], config: JepaConfig) -> ViewEmbeddings:
+        return embed_views(model, tokenizer, list(records), config, batch_size=64)
+
+    if (trained_objective(folder) or {})["mode"] == "regular":
+        return without_objective(about, embed, model.config.num_hidden_layers, train, test)
+    config = retrieval_config(folder)
+    views = embed(test.records, config)
+    words = f"{config.layout}, {config.predictors} predictors"
+    rows = [row({**about, "method": "trained", "choice": words}, views.source, views.target, test)]
+    known = embed(train, config)
+    fitted, held_out = (
+        (known.source[part], known.target[part]) for part in (slice(FITTED), slice(FITTED, FITTED + CHOSEN))
+    )
+    chosen, ranks = asked(train[FITTED : FITTED + CHOSEN]), []
+    for strength in STRENGTHS:
+        predicted, true = mapped_sides(fitted, held_out, strength)
+        ranks.append((reciprocal_rank(predicted, true, chosen), strength))
+    sides = mapped_sides(fitted, (views.source, views.target), max(ranks)[1])
+    words_of_map = f"{words}, penalty {max(ranks)[1]:g}"
+    rows.append(row({**about, "method": "trained, ridge", "choice": words_of_map}, *sides, test))
+    if about["seed"] == ONE_SEED:
+        more = {**about, "method": "trained, all answers", "choice": words}
+        rows.append(beside_training_answers(more, views, known, test, asked(train)))
+    return rows
+
+
+def without_model(train: Sequence[Record], test: Asked) -> list[dict[str, Any]]:
+    """The rows of what needs no model."""
+    questions = [[record.messages[-2]["content"] for record in part] for part in (train, test.records)]
+    answers = [[record.answer for record in part] for part in (train, test.records)]
+    about = {"seed": "", "choice": ""}
+    rows = []
+    for method, analyzer, sizes in (("TF-IDF, characters", "char", (2, 5)), ("TF-IDF, words", "word", (1, 2))):
+        tfidf = TfidfVectorizer(analyzer=analyzer, ngram_range=sizes).fit([*questions[0], *answers[0]])
+        source, target = (tfidf.transform(part[1]).toarray().astype(np.float32) for part in (questions, answers))
+        rows.append(row({**about, "arm": "none", "method": method}, source, target, test))
+    # The answer of the nearest known question, and then the candidates by their likeness to it.
+    tfidf = TfidfVectorizer(analyzer="char", ngram_range=(2, 5)).fit(questions[0])
+    known, new = (tfidf.transform(part) for part in questions)
+    nearest = [answers[0][place] for place in np.asarray((new @ known.T).argmax(1)).ravel()]
+    likeness = TfidfVectorizer(analyzer="char", ngram_range=(1, 4), lowercase=False).fit(answers[0])
+    source, target = (likeness.transform(part).toarray().astype(np.float32) for part in (nearest, answers[1]))
+    answered = [replace_answer(*each) for each in zip(test.records, nearest, strict=True)]
+    languages = NlRxTask().answer_names([*test.records, *answered])
+    right = np.mean([languages[place] == languages[len(nearest) + place] for place in range(len(nearest))])
+    named = {**about, "arm": "none", "method": "nearest known question", "right": 100 * right}
+    return [*rows, row(named, source, target, test)]
+
+
+def untrained(train: Sequence[Record], test: Asked) -> list[dict[str, Any]]:
+    """The rows of a model before training."""
+    texts = (message["content"] for record in train for message in record.messages)
+    model, tokenizer = load_model("preset:tiny", texts=texts, predictors=0, seed=int(ONE_SEED))
+
+    def embed(records: Sequence[Record], config: JepaConfig) -> ViewEmbeddings:
+        return embed_views(model, tokenizer, list(records), config, batch_size=64)
+
+    about = {"seed": ONE_SEED, "arm": "untrained"}
+    return without_objective(about, embed, model.config.num_hidden_layers, train, test)
+
+
+def replace_answer(record: Record, answer: str) -> Record:
+    """The record with another answer."""
+    return replace(record, messages=(*record.messages[:-1], {"role": "assistant", "content": answer}))
+
+
+def read(file: Path | None = None) -> pd.DataFrame:
+    """The rows that are there already, by default of retrieval.csv; figures in per cent."""
+    return pd.read_csv(file or FILE, dtype={"seed": str}, keep_default_na=True).fillna({"seed": "", "choice": ""})
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Add rows; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sweep", type=Path, nargs="?", metavar="SWEEP", help="folder of the sweep")
+    parser.add_argument("--baselines", action="store_true", help="rank by what needs no training")
+    parser.add_argument("--file", type=Path, default=FILE, help="(retrieval.csv)")
+    args = parser.parse_args(argv)
+    rows = read(args.file).to_dict("records") if args.file.exists() else []
+    train, test = read_records(TRAIN), asked(read_records(TEST), equal=True)
+    for arm, make in (("none", without_model), ("untrained", untrained)) if args.baselines else ():
+        rows = [each for each in rows if each["arm"] != arm] + make(train, test)
+        write(rows, args.file)
+    for name, arm, seed in trials(args.sweep) if args.sweep else ():
+        known = any((each["arm"], each["seed"]) == (arm, seed) for each in rows)
+        if not known and finished(args.sweep, name, PUBLISHED):
+            rows += of_run(args.sweep / name, {"arm": arm, "seed": seed}, train, test)
+            write(rows, args.file)
+            print(f"{args.file}: {arm}, seed {seed}")
+    return 0
+
+
+def write(rows: Sequence[dict[str, Any]], file: Path) -> None:
+    """Write the file, sorted by arm, seed and method."""
+    columns = ["arm", "seed", "method", "choice", "queries", "candidates", *RETRIEVAL, "hits_at_1_of_text"]
+    columns += ["hits_at_1_language_seen", "hits_at_1_language_new", "right"]
+    table = pd.DataFrame(rows).reindex(columns=columns).sort_values(["arm", "seed", "method"])
+    with atomic_write(file) as stream:
+        table.to_csv(stream, index=False, float_format="%.6g", lineterminator="\n")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
