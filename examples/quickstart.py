@@ -1,13 +1,14 @@
-"""Train plainly, with the papers' cosine and with InfoNCE; show what becomes of the embeddings. Offline, on a CPU.
+"""Train plainly, with the papers' cosine and with InfoNCE; search with the embeddings. Offline, on a CPU.
 
 The task: a sentence to a regular expression (NL-RX, generated). Three models begin from the same weights and see the
 same records in the same order.
 
-What you should see: with the cosine every text gets the same embedding, so matched and shuffled pairs are equally alike
-and the rank is small; InfoNCE keeps them apart. What 250 steps do not show: accuracy, which takes about 1,000 of them,
-and which objective is better, which takes several seeds. ``--full`` has both, and plain training at equal FLOPs.
+What you should see: trained with InfoNCE, a model finds the expression of most sentences that it never saw, by the
+nearest embedding. With the cosine every text gets the same embedding, so that it finds next to nothing, as plain
+training. What 250 steps do not show: right answers, which need longer, and which objective gives more of them, which
+takes several seeds. ``--full`` has both, plain training at equal FLOPs, and a task that a small model learns.
 
-Every line that starts with ``$`` is a command that you can run yourself.
+Each command is in ``log.txt`` of the folder, with what it prints; ``-v`` prints both.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from shown import command, new_folder, parser
+from shown import new_folder, parser, step, use_free_cores
 
 ARMS = {
     "plain": "--regular",
@@ -29,118 +30,201 @@ ARMS = {
 }
 
 PRESET = "--model_name preset:tiny --learning_rate 2e-3"
+SEARCHES = 3
 
 
 @dataclass(frozen=True)
 class Size:
     """How much is trained and evaluated.
 
-    ``equal_flops`` adds an arm: plain training for the FLOPs of InfoNCE. ``accuracy`` is shown where it says something.
+    ``full`` adds answers, an arm of plain training for the FLOPs of InfoNCE, and the step problems; ``problems`` are
+    the flags of their data and training.
     """
 
     train: int = 4000
     test: int = 100
     steps: int = 250
     seeds: tuple[int, ...] = (82,)
-    equal_flops: bool = False
-    accuracy: bool = False
+    full: bool = False
+    problems: tuple[str, str] = ("--train_size 8000 --test_size 100", "--learning_rate 1e-3")
     model: str = PRESET
     more: str = ""
 
 
-FULL = Size(train=8000, test=300, steps=1000, seeds=(82, 23), equal_flops=True, accuracy=True)
-PRETRAINED = Size(train=600, steps=75, accuracy=True, model="--lora --lora_rank 16 --learning_rate 1e-3")
-SMALLEST = Size(train=16, test=3, steps=2, more="--batch_size 4 --warmup_steps 0 --logging_steps 1")
-
-MEANING = (
-    "Held-out records: LM loss, cosine of matched and of shuffled pairs of views,\n"
-    "effective rank of the sources; tokens and time of a step over plain training."
+FULL = Size(train=8000, test=300, steps=1000, seeds=(82, 23), full=True)
+PRETRAINED = Size(train=600, steps=75, model="--lora --lora_rank 16 --learning_rate 1e-3")
+SMALLEST = Size(
+    train=16,
+    test=5,
+    steps=2,
+    more="--batch_size 4 --warmup_steps 0 --logging_steps 1",
+    problems=("--train_size 8 --test_size 2", "--max_steps 2 --logging_steps 1"),
 )
 
-SHORT_RUN = (
-    "What this shows: whether views are told apart (matched far above shuffled). What it can't show: which objective "
-    "gives better answers. Accuracy takes about 1,000 steps and several seeds: make quickstart FULL=1."
+LATER = (
+    "Answers need longer: {right} of {test} generated expressions are right after {steps} steps of plain training. "
+    "make quickstart FULL=1 trains until there are some, with two seeds and at equal FLOPs."
 )
 
 
-def run(folder: Path, size: Size) -> str:
-    """Make data, train and evaluate every arm, write the page, print the table; returns it."""
-    start = time.time()
-    data = f"--train_file {folder}/train.jsonl --eval_file {folder}/test.jsonl"
-    command(
-        f"prepare nl-rx --size {size.train} --output_file {folder}/train.jsonl "
-        f"--test_size {size.test} --test_file {folder}/test.jsonl"
-    )
-    runs = {arm: [folder / f"{arm}-{seed}" for seed in size.seeds] for arm in ARMS}
-    for arm, flags in ARMS.items():
-        for each, seed in zip(runs[arm], size.seeds, strict=True):
-            train(each, f"{data} {flags}", size.steps, seed, size)
-    if size.equal_flops:
-        plain, infonce = (results(runs[arm][0])["flops"] for arm in ("plain", "infonce"))
-        runs["plain-longer"] = [folder / f"plain-longer-{seed}" for seed in size.seeds]
-        for each, seed in zip(runs["plain-longer"], size.seeds, strict=True):
-            train(each, f"{data} {ARMS['plain']}", round(size.steps * infonce / plain), seed, size)
-    folders = [each for arm in runs.values() for each in arm]
-    for each in folders:
-        command(
-            f"evaluate --model_path {each} --test_file {folder}/test.jsonl --output_file {each}/test.jsonl "
-            "--max_new_tokens 64 --batch_size 50 --similarity llm-jepa"
+class Quickstart:
+    """One run of the quickstart: its folder, its size, and whether the commands are printed."""
+
+    def __init__(self, folder: Path, size: Size, *, verbose: bool = False) -> None:
+        self.folder, self.size, self.verbose = folder, size, verbose
+        self.runs = {arm: [folder / f"{arm}-{seed}" for seed in size.seeds] for arm in ARMS}
+
+    def run(self) -> str:
+        """Make data, train and evaluate every arm, write the page, print what came out; returns it."""
+        start, size, folder = time.time(), self.size, self.folder
+        self.step(
+            "data",
+            f"prepare nl-rx --size {size.train} --output_file {folder}/train.jsonl "
+            f"--test_size {size.test} --test_file {folder}/test.jsonl",
         )
-    if size.equal_flops:
-        command(f"compare {' '.join(str(each) for arm in runs if arm != 'plain' for each in runs[arm])}")
-    command(f"report {' '.join(map(str, folders))} --output_file {folder}/report.html")
-    table, answers = describe(runs)
-    found = f"{MEANING}\n\n{(table if size.accuracy else table.drop(columns='right %')).to_string()}\n\n{answers}"
-    if not size.accuracy:
-        found += "\n\n" + textwrap.fill(SHORT_RUN, 80)
-    print("\n" + found)
-    print(f"\npage: {folder}/report.html   ({time.time() - start:.0f} s in all)")
-    return found
+        for arm, flags in ARMS.items():
+            self.train(arm, flags, size.steps)
+        if size.full:
+            plain, infonce = (results(self.runs[arm][0])["flops"] for arm in ("plain", "infonce"))
+            self.runs["plain-longer"] = [folder / f"plain-longer-{seed}" for seed in size.seeds]
+            self.train("plain-longer", ARMS["plain"], round(size.steps * infonce / plain))
+        for arm, folders in self.runs.items():
+            # Plain training says nothing of where embeddings are: the mean over a text is the best that it has.
+            read = "--layer -1 --pooling mean" if arm.startswith("plain") else ""
+            for each in folders:
+                self.step(
+                    f"evaluate {each.name}",
+                    f"evaluate --model_path {each} --test_file {folder}/test.jsonl --output_file {each}/test.jsonl "
+                    f"--max_new_tokens 64 --batch_size 50 --similarity llm-jepa --retrieval {read}",
+                )
+        folders = [each for arm in self.runs.values() for each in arm]
+        if size.full:
+            compared = [each for arm, group in self.runs.items() if arm != "plain" for each in group]
+            self.step("compare", f"compare {' '.join(map(str, compared))}")
+        self.step("page", f"report {' '.join(map(str, folders))} --output_file {folder}/report.html")
+        parts = [self.found(), self.table(), self.searches()]
+        parts += [self.problems(), self.answers()] if size.full else [self.later()]
+        said = "\n\n".join(parts)
+        print(
+            f"\n{said}\n\npage: {folder}/report.html, commands: {folder}/log.txt ({time.time() - start:.0f} s in all)"
+        )
+        return said
 
+    def step(self, name: str, line: str) -> None:
+        """Run one command."""
+        step(name, line, self.folder / "log.txt", verbose=self.verbose)
 
-def train(folder: Path, flags: str, steps: int, seed: int, size: Size) -> None:
-    """Train one model."""
-    command(
-        f"train {flags} {size.model} --output_dir {folder} --max_steps {steps} --batch_size 16 --grad_accum 1 "
-        f"--lr_scheduler_type cosine --warmup_steps {steps // 10} --logging_steps {max(1, steps // 5)} "
-        f"--save_strategy no --finetune_seed {seed} {size.more}"
-    )
+    def train(self, arm: str, flags: str, steps: int) -> None:
+        """Train the models of an arm."""
+        data = f"--train_file {self.folder}/train.jsonl --eval_file {self.folder}/test.jsonl"
+        for each, seed in zip(self.runs[arm], self.size.seeds, strict=True):
+            self.step(
+                f"train {each.name}",
+                f"train {data} {flags} {self.size.model} --output_dir {each} --max_steps {steps} --batch_size 16 "
+                f"--grad_accum 1 --lr_scheduler_type cosine --warmup_steps {steps // 10} "
+                f"--logging_steps {max(1, steps // 5)} --save_strategy no --finetune_seed {seed} {self.size.more}",
+            )
+
+    # -- what came out -------------------------------------------------------------------------------------------------
+
+    def found(self) -> str:
+        """How many sentences each arm finds the expression of."""
+        lines = [f"Of {self.size.test} sentences that no model saw, the nearest expression is the right one for"]
+        for arm, folders in self.runs.items():
+            hits = [summary(each)["retrieval"]["hits_at_1"]["mean"] for each in folders]
+            share = 100 * sum(hits) / len(hits)
+            lines.append(f"  {arm:<13}{share:5.1f} %  {'#' * round(share / 2)}".rstrip())
+        return "\n".join(lines)
+
+    def table(self) -> str:
+        """The figures of every arm, means over its seeds."""
+        rows = {arm: pd.DataFrame([row(each) for each in folders]).mean() for arm, folders in self.runs.items()}
+        table = pd.DataFrame(rows).T
+        table["tokens"] /= table["tokens"]["plain"]
+        table = table.round({"LM loss": 3, "matched": 3, "shuffled": 3, "rank": 1, "tokens": 2, "right %": 1})
+        meaning = (
+            "LM loss of right answers in nats a token; cosine of a sentence and its expression (matched) and of "
+            "another one (shuffled): where both are 1, all texts have one embedding; rank of the sentences' "
+            "embeddings; tokens of a step over those of plain training."
+        )
+        columns = table if self.size.full else table.drop(columns="right %")
+        return f"{textwrap.fill(meaning, 80)}\n\n{columns.to_string()}"
+
+    def searches(self) -> str:
+        """The first sentences of the test file as queries, and the expressions that InfoNCE finds for them."""
+        from stepjepa import Jepa, read_records
+
+        records = read_records(self.folder / "test.jsonl")
+        expressions = [record.answer for record in records]
+        index = Jepa.from_pretrained(self.runs["infonce"][0]).index(expressions)
+        queries = [str(record.messages[-2]["content"]) for record in records[:SEARCHES]]
+        lines = ["Searches with infonce: the three nearest of all expressions, * the right one."]
+        for query, record, hits in zip(queries, records, index.search(queries, k=3), strict=False):
+            lines.append(f"\n{query}")
+            lines += [f"  {'*' if hit.text == record.answer else ' '} {hit.score:.3f}  {hit.text}" for hit in hits]
+        return "\n".join(lines)
+
+    def later(self) -> str:
+        """What the answers are good for after so few steps."""
+        right = round(self.size.test * summary(self.runs["plain"][0])["scores"]["equivalent"]["mean"])
+        return textwrap.fill(LATER.format(right=right, test=self.size.test, steps=self.size.steps), 80)
+
+    def problems(self) -> str:
+        """Train plainly on step problems, which a small model learns, and return how many it gets right."""
+        folder = self.folder / "problems"
+        data, flags = self.size.problems
+        self.step("problems", f"prepare stepmath --output_dir {folder} --max_steps 2 {data}")
+        self.step(
+            "train problems",
+            f"train --train_file {folder}/train.jsonl --model_name preset:tiny --regular --output_dir {folder}/plain "
+            f"--save_strategy no {flags}",
+        )
+        self.step(
+            "evaluate problems",
+            f"evaluate --model_path {folder}/plain --test_file {folder}/test.jsonl "
+            f"--output_file {folder}/plain/test.jsonl",
+        )
+        found = summary(folder / "plain")
+        share = found["scores"][found["headline"]]["mean"]
+        return f"Of {found['n']} step problems, plain training with the same small model gets {share:.0%} right."
+
+    def answers(self) -> str:
+        """Three records with the answers of every arm."""
+        lines = {arm: (folders[0] / "test.jsonl").read_text(encoding="utf-8") for arm, folders in self.runs.items()}
+        answers = {arm: [json.loads(line) for line in text.splitlines()[:3]] for arm, text in lines.items()}
+        told = []
+        for number, asked in enumerate(answers["plain"]):
+            told += [
+                asked["prompt"].split("user\n")[-1].partition("<|")[0].strip(),
+                f"  {'right:':<14}{asked['truth']}",
+            ]
+            told += [f"  {arm + ':':<14}{each[number]['generated'] or '(nothing)'}" for arm, each in answers.items()]
+        return "\n".join(told)
 
 
 def results(folder: Path) -> dict[str, Any]:
-    """What ``run.json`` says of a finished run: steps, tokens, FLOPs, and seconds of training."""
-    run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    return run["results"] | {"seconds": sum(launch["seconds"] for launch in run["launches"])}
+    """What ``run.json`` says of a finished run: steps, tokens, FLOPs."""
+    found: dict[str, Any] = json.loads((folder / "run.json").read_text(encoding="utf-8"))["results"]
+    return found
 
 
-def describe(runs: dict[str, list[Path]]) -> tuple[pd.DataFrame, str]:
-    """The table, means over seeds, and three records with the answers of every arm."""
-    rows = {arm: pd.DataFrame([row(folder) for folder in folders]).mean() for arm, folders in runs.items()}
-    table = pd.DataFrame(rows).T
-    for column in ("tokens/step", "time/step"):
-        table[column] = (table[column] / table[column]["plain"]).round(2)
-    table = table.round({"LM loss": 3, "matched": 3, "shuffled": 3, "rank": 1, "right %": 1})
-    lines = {arm: (folders[0] / "test.jsonl").read_text(encoding="utf-8") for arm, folders in runs.items()}
-    answers = {arm: [json.loads(line) for line in text.splitlines()[:3]] for arm, text in lines.items()}
-    told = []
-    for number, asked in enumerate(answers["plain"]):
-        told += [asked["prompt"].split("user\n")[-1].partition("<|")[0].strip(), f"  {'right:':<14}{asked['truth']}"]
-        told += [f"  {arm + ':':<14}{each[number]['generated'] or '(nothing)'}" for arm, each in answers.items()]
-    return table, "\n".join(told)
+def summary(folder: Path) -> dict[str, Any]:
+    """The summary of the evaluation of a run."""
+    found: dict[str, Any] = json.loads((folder / "test.summary.json").read_text(encoding="utf-8"))
+    return found
 
 
 def row(folder: Path) -> dict[str, float]:
     """The figures of one model."""
-    summary = json.loads((folder / "test.summary.json").read_text(encoding="utf-8"))
-    similarity, spent = summary["similarity"], results(folder)
+    evaluated, spent = summary(folder), results(folder)
+    similarity = evaluated["similarity"]
     return {
-        "LM loss": summary["gold_loss"],
+        "LM loss": evaluated["gold_loss"],
         "matched": similarity["matched_similarity"],
         "shuffled": similarity["shuffled_similarity"],
         "rank": similarity["source_rank"],
-        "tokens/step": spent["tokens"] / spent["steps"],
-        "time/step": spent["seconds"] / spent["steps"],
-        "right %": 100 * summary["scores"]["equivalent"]["mean"],
+        "tokens": spent["tokens"] / spent["steps"],
+        "right %": 100 * evaluated["scores"]["equivalent"]["mean"],
     }
 
 
@@ -148,6 +232,8 @@ def paste(document: Path, mark: str, text: str) -> None:
     """Put a text between ``<!-- mark -->`` and ``<!-- end -->`` of a document."""
     before, start, rest = document.read_text(encoding="utf-8").partition(f"<!-- {mark} -->\n")
     _, end, after = rest.partition("<!-- end -->")
+    if not (start and end):
+        raise SystemExit(f"{document}: has no lines <!-- {mark} --> and <!-- end -->")
     document.write_text(f"{before}{start}```text\n{text}\n```\n{end}{after}", encoding="utf-8")
 
 
@@ -162,15 +248,20 @@ def size_of(model: str, *, full: bool, tiny: bool) -> Size:
 
         model = str(converted())
     chosen = replace(PRETRAINED, model=f"--model_name {model} {PRETRAINED.model}")
-    return replace(chosen, seeds=FULL.seeds, equal_flops=True) if full else chosen
+    return replace(chosen, seeds=FULL.seeds, full=True) if full else chosen
 
 
 if __name__ == "__main__":
     words = parser(__doc__, "quickstart")
-    words.add_argument("--full", action="store_true", help="two seeds, 1,000 steps, plain training at equal FLOPs")
+    words.add_argument(
+        "--full", action="store_true", help="two seeds, 1,000 steps, equal FLOPs, answers, step problems"
+    )
     words.add_argument("--model", default="", help="smollm2, or a folder or hub id: LoRA on a pretrained model")
-    words.add_argument("--paste", type=Path, help="a document that gets the table, between its marks for it")
+    words.add_argument("--paste", type=Path, nargs="+", help="documents that get the ending, between its marks")
+    words.add_argument("-v", "--verbose", action="store_true", help="print every command and what it prints")
     given = words.parse_args()
-    said = run(new_folder("quickstart", given.output_dir), size_of(given.model, full=given.full, tiny=given.tiny))
-    if given.paste:
-        paste(given.paste, "quickstart full" if given.full else "quickstart", said)
+    use_free_cores()
+    chosen = size_of(given.model, full=given.full, tiny=given.tiny)
+    said = Quickstart(new_folder("quickstart", given.output_dir), chosen, verbose=given.verbose).run()
+    for page in given.paste or ():
+        paste(page, "quickstart full" if given.full else "quickstart", said)

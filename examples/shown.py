@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
+import time
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 
 from stepjepa.cli.main import main
@@ -48,11 +51,50 @@ def arguments(text: str | None, name: str) -> argparse.Namespace:
     return args
 
 
+def use_free_cores() -> None:
+    """Compute with as many threads as cores are free: threads that wait for each other are ten times slower.
+
+    What other programs use is told by the load of the last minute.
+    """
+    import torch
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    busy = round(os.getloadavg()[0]) if hasattr(os, "getloadavg") else 0
+    torch.set_num_threads(max(1, min(torch.get_num_threads(), cores - busy)))
+
+
 def stepjepa(words: Sequence[str], path: Path | None) -> int:
     """Run a command in this process, which has all libraries loaded; returns its exit code."""
     if path is not None and str(path) not in sys.path:
         sys.path.append(str(path))
     return main(list(words))
+
+
+def step(name: str, line: str, log: Path, *, verbose: bool = False) -> None:
+    """Run a command as one step of an example, which prints one line: its name and its time.
+
+    Args:
+        name: of the step.
+        line: what stands behind ``stepjepa``.
+        log: a file that gets the command and what it prints, at its end.
+        verbose: print these, too.
+
+    Raises:
+        SystemExit: the command has failed, and has said why.
+    """
+    if verbose:
+        command(line)
+        return
+    print(f"{name:<28}", end="", flush=True)
+    start = time.time()
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a", encoding="utf-8") as stream:
+        print(f"$ stepjepa {line}", file=stream)
+        with redirect_stdout(stream):
+            code = stepjepa(shlex.split(line), None)
+    print(f"{time.time() - start:4.0f} s" if code == 0 else f"failed; see {log}", flush=True)
+    if code:
+        sys.exit(code)
 
 
 def command(line: str, *, path: Path | None = None, expected: int = 0) -> None:

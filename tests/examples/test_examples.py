@@ -40,15 +40,40 @@ def test_the_table_names_every_example() -> None:
 def test_quickstart(load: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     quickstart = load("quickstart")
     size = quickstart.size_of("", full=True, tiny=True)
-    quickstart.run(tmp_path / "a", replace(size, seeds=(82, 23), equal_flops=True))
-    table = capsys.readouterr().out.rpartition("over plain training.\n")[2]
+    said = quickstart.Quickstart(tmp_path / "a", replace(size, seeds=(82, 23), full=True)).run()
+    printed = capsys.readouterr().out
+    # One line a command, the ending, and the last line.
+    assert re.search(r"^train infonce-23 +\d+ s$", printed, re.MULTILINE)
+    assert len(printed.splitlines()) < len(said.splitlines()) + 30
+    assert "$ stepjepa train " in (tmp_path / "a" / "log.txt").read_text(encoding="utf-8")
+    table = said.rpartition("plain training.\n\n")[2]
     for arm in ("plain", "cosine", "infonce", "plain-longer"):
+        assert re.search(rf"^  {arm} +[\d.]+ %", said, re.MULTILINE)
         assert config_of(tmp_path / "a" / f"{arm}-82")["jepa_loss_type"] == (
             "infonce" if arm == "infonce" else "cosine"
         )
         assert re.search(rf"^{arm}( +[\d.]+){{6}}$", table, re.MULTILINE)
         assert table.count(f"  {arm}: ") == 3
     assert (tmp_path / "a" / "report.html").exists()
+    assert len(re.findall(r"^  [* ] -?\d\.\d{3}  ", said, re.MULTILINE)) == 9
+    assert "Of 2 step problems" in said
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- quickstart -->\nold\n<!-- end -->\nafter\n", encoding="utf-8")
+    quickstart.paste(page, "quickstart", "new")
+    assert page.read_text(encoding="utf-8") == "before\n<!-- quickstart -->\n```text\nnew\n```\n<!-- end -->\nafter\n"
+    with pytest.raises(SystemExit, match="has no lines <!-- quickstart full -->"):
+        quickstart.paste(page, "quickstart full", "new")
+
+
+def test_threads_are_no_more_than_free_cores(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_free_cores, chosen = load("shown").use_free_cores, []
+    monkeypatch.setattr("torch.set_num_threads", chosen.append)
+    monkeypatch.setattr("torch.get_num_threads", lambda: 7)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(7)), raising=False)
+    for load_of_a_minute in (0.2, 2.7, 30.0):
+        monkeypatch.setattr("os.getloadavg", lambda value=load_of_a_minute: (value, 0.0, 0.0))
+        use_free_cores()
+    assert chosen == [7, 4, 1]
 
 
 def test_one_model_answers_and_retrieves(load: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
