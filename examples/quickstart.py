@@ -14,6 +14,7 @@ Each command is in ``log.txt`` of the folder, with what it prints; ``-v`` prints
 from __future__ import annotations
 
 import json
+import shutil
 import textwrap
 import time
 from dataclasses import dataclass, replace
@@ -31,6 +32,8 @@ ARMS = {
 
 PRESET = "--model_name preset:tiny --learning_rate 2e-3"
 SEARCHES = 3
+SHOWN = 24
+"""Sentences in the picture."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,7 @@ class Quickstart:
                     f"evaluate --model_path {each} --test_file {folder}/test.jsonl --output_file {each}/test.jsonl "
                     f"--max_new_tokens 64 --batch_size 50 --similarity llm-jepa --retrieval {read}",
                 )
+        self.draw(folder / "searches.png")
         folders = [each for arm in self.runs.values() for each in arm]
         if size.full:
             compared = [each for arm, group in self.runs.items() if arm != "plain" for each in group]
@@ -105,9 +109,8 @@ class Quickstart:
         parts = [self.found(), self.table(), self.searches()]
         parts += [self.problems(), self.answers()] if size.full else [self.later()]
         said = "\n\n".join(parts)
-        print(
-            f"\n{said}\n\npage: {folder}/report.html, commands: {folder}/log.txt ({time.time() - start:.0f} s in all)"
-        )
+        print(f"\n{said}\n\npage: {folder}/report.html, picture: {folder}/searches.png, commands: {folder}/log.txt")
+        print(f"{time.time() - start:.0f} s in all")
         return said
 
     def step(self, name: str, line: str) -> None:
@@ -149,6 +152,30 @@ class Quickstart:
         )
         columns = table if self.size.full else table.drop(columns="right %")
         return f"{textwrap.fill(meaning, 80)}\n\n{columns.to_string()}"
+
+    def draw(self, path: Path) -> None:
+        """Draw the cosines of the first held-out sentences with their expressions, one picture an arm."""
+        import numpy as np
+        from matplotlib.figure import Figure
+
+        from stepjepa import Jepa, read_records
+
+        records = read_records(self.folder / "test.jsonl")[:SHOWN]
+        figure = Figure(figsize=(7, 2.75), dpi=200, layout="constrained")
+        panels = figure.subplots(1, len(ARMS), sharey=True)
+        for axes, arm in zip(panels, ARMS, strict=True):
+            jepa = Jepa.from_pretrained(self.runs[arm][0])
+            read = {"layer": -1, "pooling": "mean"} if arm == "plain" else {}
+            questions, answers = (jepa.embed(records, side, **read) for side in ("source", "target"))  # type: ignore[arg-type]
+            image = axes.imshow(np.asarray(questions @ answers.T), vmin=-0.2, vmax=1, cmap="viridis")
+            hits = [summary(each)["retrieval"]["hits_at_1"]["mean"] for each in self.runs[arm]]
+            axes.set_title(f"{arm}: {sum(hits) / len(hits):.0%} found", fontsize=10)
+            axes.set_xlabel("its expression", fontsize=9)
+            axes.set_xticks([])
+            axes.set_yticks([])
+        panels[0].set_ylabel("a sentence", fontsize=9)
+        figure.colorbar(image, ax=panels, shrink=0.85, label="cosine")
+        figure.savefig(path)
 
     def searches(self) -> str:
         """The first sentences of the test file as queries, and the expressions that InfoNCE finds for them."""
@@ -258,10 +285,14 @@ if __name__ == "__main__":
     )
     words.add_argument("--model", default="", help="smollm2, or a folder or hub id: LoRA on a pretrained model")
     words.add_argument("--paste", type=Path, nargs="+", help="documents that get the ending, between its marks")
+    words.add_argument("--picture", type=Path, help="a copy of the picture")
     words.add_argument("-v", "--verbose", action="store_true", help="print every command and what it prints")
     given = words.parse_args()
     use_free_cores()
     chosen = size_of(given.model, full=given.full, tiny=given.tiny)
-    said = Quickstart(new_folder("quickstart", given.output_dir), chosen, verbose=given.verbose).run()
+    folder = new_folder("quickstart", given.output_dir)
+    said = Quickstart(folder, chosen, verbose=given.verbose).run()
+    if given.picture:
+        shutil.copy(folder / "searches.png", given.picture)
     for page in given.paste or ():
         paste(page, "quickstart full" if given.full else "quickstart", said)
