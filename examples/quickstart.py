@@ -255,6 +255,11 @@ def row(folder: Path) -> dict[str, float]:
     }
 
 
+def found_alone(said: str) -> str:
+    """The first paragraph of the ending: how many sentences each arm finds the expression of."""
+    return said.partition("\n\n")[0]
+
+
 def paste(document: Path, mark: str, text: str) -> None:
     """Put a text between ``<!-- mark -->`` and ``<!-- end -->`` of a document."""
     before, start, rest = document.read_text(encoding="utf-8").partition(f"<!-- {mark} -->\n")
@@ -295,4 +300,9 @@ if __name__ == "__main__":
     if given.picture:
         shutil.copy(folder / "searches.png", given.picture)
     for page in given.paste or ():
-        paste(page, "quickstart full" if given.full else "quickstart", said)
+        endings = (
+            {"quickstart full": said} if given.full else {"quickstart": said, "quickstart found": found_alone(said)}
+        )
+        for mark, text in endings.items():
+            if f"<!-- {mark} -->" in page.read_text(encoding="utf-8"):
+                paste(page, mark, text)

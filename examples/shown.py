@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import shlex
 import sys
@@ -88,6 +89,8 @@ def step(name: str, line: str, log: Path, *, verbose: bool = False) -> None:
     print(f"{name:<28}", end="", flush=True)
     start = time.time()
     log.parent.mkdir(parents=True, exist_ok=True)
+    # Warnings belong to what is printed; without effect where logging is set up.
+    logging.basicConfig(filename=log, format="%(levelname)s %(name)s: %(message)s")
     with log.open("a", encoding="utf-8") as stream:
         print(f"$ stepjepa {line}", file=stream)
         with redirect_stdout(stream):
