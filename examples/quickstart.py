@@ -300,9 +300,7 @@ if __name__ == "__main__":
     if given.picture:
         shutil.copy(folder / "searches.png", given.picture)
     for page in given.paste or ():
-        endings = (
-            {"quickstart full": said} if given.full else {"quickstart": said, "quickstart found": found_alone(said)}
-        )
-        for mark, text in endings.items():
+        endings = {"quickstart": said, "quickstart found": found_alone(said)}
+        for mark, text in ({"quickstart full": said} if given.full else endings).items():
             if f"<!-- {mark} -->" in page.read_text(encoding="utf-8"):
                 paste(page, mark, text)

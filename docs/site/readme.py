@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 README = Path(__file__).resolve().parents[2] / "README.md"
-_OUTPUT = re.compile(r"(<!-- output -->\n```text\n)(.*?)(\n?```\n<!-- end -->)", re.DOTALL)
+_OUTPUT = re.compile(r"(<!-- output -->\n)(?:```text\n(.*?)\n```\n)?(<!-- end -->)", re.DOTALL)
 
 
 def block() -> str:
@@ -29,7 +29,7 @@ def shown() -> str:
     """What README says that the block prints."""
     found = _OUTPUT.search(README.read_text(encoding="utf-8"))
     assert found is not None
-    return found[2]
+    return found[2] or ""
 
 
 def printed() -> str:
@@ -55,7 +55,7 @@ def main() -> int:
         print(found if found != shown() else "README.md shows what its block prints")
         return int(found != shown())
     text = README.read_text(encoding="utf-8")
-    README.write_text(_OUTPUT.sub(lambda match: f"{match[1]}{found}{match[3]}", text), encoding="utf-8")
+    README.write_text(_OUTPUT.sub(lambda match: f"{match[1]}```text\n{found}\n```\n{match[3]}", text), encoding="utf-8")
     return 0
 
 

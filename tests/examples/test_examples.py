@@ -169,7 +169,7 @@ def test_nothing_is_overwritten(load: Load, tmp_path: Path, monkeypatch: pytest.
 
 @pytest.fixture
 def notebook() -> nbformat.NotebookNode:
-    return nbformat.read(EXAMPLES / "quickstart.ipynb", as_version=4)
+    return nbformat.read(EXAMPLES / "tour.ipynb", as_version=4)
 
 
 def test_the_notebook_is_kept_without_output(notebook: nbformat.NotebookNode) -> None:
@@ -193,6 +193,9 @@ def test_the_notebook_runs(notebook: nbformat.NotebookNode, tmp_path: Path, monk
     where = {"metadata": {"path": str(tmp_path)}}
     NotebookClient(notebook, kernel_name="python3", resources=where, **patient).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
-    assert re.search(r"(?m)^infonce +llm-jepa ", "".join(output.get("text", "") for output in outputs))
-    assert sum("image/png" in output.get("data", {}) for output in outputs) == 2
-    assert (tmp_path / "runs" / "notebook-1" / "infonce" / "test.summary.json").exists()
+    printed = "".join(output.get("text", "") for output in outputs)
+    # Three searches with three hits each, and the first table of a comparison.
+    assert len(re.findall(r"(?m)^  [* ] -?\d\.\d{3}  ", printed)) == 9
+    assert re.search(r"(?m)^arm +runs +right by equivalent ", printed)
+    assert sum("image/png" in output.get("data", {}) for output in outputs) == 4
+    assert (tmp_path / "runs" / "tour-1" / "infonce-23" / "test.summary.json").exists()
