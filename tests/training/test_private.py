@@ -66,7 +66,7 @@ def own_names(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if id(node) in declared:
             continue
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.id
