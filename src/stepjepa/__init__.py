@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepjepa.base.moved import REMOVED, RENAMED, find_old_modules
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 _NAMES = {
     "config.jepa": "JepaConfig",
