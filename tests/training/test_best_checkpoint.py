@@ -97,7 +97,7 @@ def test_where_the_best_checkpoint_is_gone_a_later_one_is_the_best(
     shutil.rmtree(begun / f"checkpoint-{BEST}")
     run = trainer(begun, trained_tokenizer, STEPS)
     run.train(resume_from_checkpoint=str(begun / f"checkpoint-{STEPS - 1}"))
-    assert f"the best checkpoint so far, checkpoint-{BEST}, is gone" in capsys.readouterr().out
+    assert f"the best checkpoint so far, checkpoint-{BEST}, is gone" in capsys.readouterr().err
     assert (run.state.best_global_step, run.state.best_metric) == (STEPS, 0.1)
     assert is_checkpoint(run, begun / f"checkpoint-{STEPS}")
 
