@@ -453,7 +453,7 @@ def test_killed_in_the_middle_nothing_is_lost_or_asked_twice(number, test_file):
     def reply(body):
         if len(server.posts) == 3:
             third.set()
-            hold.wait(30)
+            hold.wait(300)
         return right(body)
 
     with recording_server(reply) as server:
@@ -462,7 +462,7 @@ def test_killed_in_the_middle_nothing_is_lost_or_asked_twice(number, test_file):
         command = ["evaluate", *flags, "--server", server.address, "--server_model", "m"]
         log = test_file.parent / "log"
         process = start(command, log)
-        assert third.wait(60)
+        assert third.wait(240)
         os.kill(process.pid, number)
         assert status(process, 20) == (143 if number == signal.SIGTERM else -signal.SIGKILL)
         assert ("2 of 5 examples are in" in log.read_text(encoding="utf-8")) == (number == signal.SIGTERM)
