@@ -143,7 +143,7 @@ def shares(table: pd.DataFrame) -> Figure:
 
 def plane(table: pd.DataFrame) -> Figure:
     """What do the same models answer, and find? Right answers against hits at 1; every seed is a point."""
-    figure = Figure(figsize=(7, 5), layout="constrained")
+    figure = Figure(figsize=(9, 5), layout="constrained")
     axis: Any = figure.subplots()
     marks = iter("*v^<>osDPXhdp8H|_+x")
     for model, known in finding.known_models(finding.joined(table)):
@@ -159,5 +159,6 @@ def plane(table: pd.DataFrame) -> Figure:
     axis.set_xlim(-2, 100)
     axis.set_ylim(-2, 100)
     axis.grid(alpha=0.3)
-    axis.legend(fontsize=8)
+    # Beside the points, which are anywhere.
+    figure.legend(fontsize=8, loc="outside right upper")
     return figure

@@ -172,7 +172,7 @@ def test_a_record_too_long_is_shown_truncated_and_the_note_says_so(records: list
 
 def test_records_that_training_leaves_out_are_errors_with_a_remedy(records: list[Record], tokenizer: Any) -> None:
     for options in ({"max_length": 11, "over_length": "skip"}, {"max_length": 5}):
-        with pytest.raises(UserError, match=r"sums.jsonl:1: .* max_length \d+ .* leaves it out; raise --max_length"):
+        with pytest.raises(UserError, match=r"sums.jsonl:1: .* max_length \d+ .* leaves it out; raise `max_length`"):
             inspect_records(records, 0, tokenizer, _config("regular", "separate", **options))
 
 

@@ -150,7 +150,7 @@ def test_what_is_missing_is_said(base: Path, tmp_path: Path, plain_tokenizer: An
     with pytest.raises(UserError, match="can't load a configuration from"):
         pretrain(tmp_path / "words")
     (base / "chat_template.jinja").unlink()
-    with pytest.raises(UserError, match=r"no chat template; .*--plain"):
+    with pytest.raises(UserError, match=r"no chat template; .*`plain`"):
         pretrain(base)
     assert PlainTemplate(pretrain(base, plain=True)[1]).stop_tokens == [END_OF_TURN]
 
