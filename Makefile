@@ -4,7 +4,7 @@ BIN := .venv/bin
 # A file's tests share what they set up, so they stay on one worker.
 PARALLEL := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup quickstart test test-slow test-all test-oldest soak check format bench wheel-test release-check audit docs pictures
+.PHONY: help setup quickstart test test-slow test-harness test-all test-oldest soak check format bench wheel-test release-check audit docs pictures
 
 # A half-made environment is made again: the stamp is written last.
 .venv/.made: pyproject.toml constraints.txt
@@ -25,10 +25,13 @@ quickstart: setup  ## train plainly, with cosine, with InfoNCE; search with each
 test: setup  ## the test suite, without the slow tests
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow"
 
-# lm-eval is needed by one file of slow tests and takes half a minute to install.
 test-slow: setup  ## the slow tests alone, but for those of make soak
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[harness]'
 	$(BIN)/python -m pytest $(PARALLEL) -m slow --ignore tests/soak
+
+# lm-eval takes half a minute to install, and other slow tests do without it.
+test-harness: setup  ## greedy answers under lm-eval, transformers serve and pipelines against those of evaluate
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[harness]'
+	$(BIN)/python -m pytest tests/evaluation/test_other_programs.py
 
 test-all: setup  ## every test
 	$(BIN)/python -m pytest $(PARALLEL)
