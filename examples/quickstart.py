@@ -92,7 +92,7 @@ class Quickstart:
             self.runs["plain-longer"] = [folder / f"plain-longer-{seed}" for seed in size.seeds]
             self.train("plain-longer", ARMS["plain"], round(size.steps * infonce / plain))
         for arm, folders in self.runs.items():
-            # Plain training says nothing of where embeddings are: the mean over a text is the best that it has.
+            # Plain training says nothing of where embeddings are, so the readout is named: the mean over a text.
             read = "--layer -1 --pooling mean" if arm.startswith("plain") else ""
             for each in folders:
                 self.step(

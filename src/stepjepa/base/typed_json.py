@@ -81,7 +81,7 @@ def from_json(kind: type[T], values: Mapping[str, Any], origin: Origin) -> T:
                 hints[attribute.name], values[attribute.name], origin, attribute.name, attribute.metadata
             )
     if rest_field is not None:
-        named = {attribute.name for attribute in fields(kind)}  # type: ignore[arg-type]
+        named = {attribute.name for attribute in fields(kind)}  # type: ignore[arg-type]  # a dataclass
         arguments[rest_field] = {name: value for name, value in values.items() if name not in named}
     return kind(**arguments)
 
@@ -142,7 +142,7 @@ def _checked(hint: Any, value: Any, origin: Origin, name: str, about: Mapping[st
         raise origin.wrong(name, value, _expected(hint, about))
     within, inner = origin.inside(name), get_args(hint)
     if is_dataclass(hint):
-        value = from_json(hint, value, within)  # type: ignore[arg-type]
+        value = from_json(hint, value, within)  # type: ignore[arg-type]  # a dataclass
     elif get_origin(hint) is dict:
         value = {key: _checked(inner[1], item, within, key, {}) for key, item in value.items()}
     elif get_origin(hint) is list:

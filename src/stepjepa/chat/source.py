@@ -40,8 +40,8 @@ def with_defaults(source: str, variables: Mapping[str, Any]) -> str:
     """A template with values for variables that a caller leaves out, in place of those of an earlier run."""
     lines = {name: _default(name, value) for name, value in variables.items()}
     # The first value of a variable wins, so what an earlier run has written for the same one has no effect any more.
-    before, behind = re.match(_DEFAULTS, source)[0], re.sub(_DEFAULTS, "", source, count=1)  # type: ignore[index]
-    others = [line for line in before.splitlines() if re.match(_DEFAULT, line)[1] not in lines]  # type: ignore[index]
+    before, behind = re.match(_DEFAULTS, source)[0], re.sub(_DEFAULTS, "", source, count=1)  # type: ignore[index]  # matches always
+    others = [line for line in before.splitlines() if re.match(_DEFAULT, line)[1] not in lines]  # type: ignore[index]  # as above
     return "".join(f"{line}\n" for line in [*lines.values(), *others]) + behind
 
 

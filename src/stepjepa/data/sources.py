@@ -78,7 +78,7 @@ def each_record(
     file, bad = existing_file(path, "data file"), bad or BadRecords()
     reader = FORMATS.get(file.suffix.lower(), _read_json)
     number = 0
-    for number, record in enumerate(_parse_each(reader(file, bad.note), path, bad, columns), start=1):  # noqa: B007
+    for number, record in enumerate(_parse_each(reader(file, bad.note), path, bad, columns), start=1):  # noqa: B007  # counts them
         yield record
     if not number:
         rest = bad.describe() if bad.count else "add at least one"
@@ -101,7 +101,7 @@ def each_of_any(
         raise UserError(f"'{name}': expected NAME:SUBSET:SPLIT, got {name.count(':') + 1} parts")
     rows = read_rows(dataset, subset=subset or None, split=split or None)
     number = 0
-    for number, record in enumerate(_parse_each(rows, name, bad or BadRecords(), columns), start=1):  # noqa: B007
+    for number, record in enumerate(_parse_each(rows, name, bad or BadRecords(), columns), start=1):  # noqa: B007  # counts them
         yield record
     if not number:
         raise UserError("holds no records; name another subset or split", path=name)
