@@ -62,9 +62,11 @@ def retrieval_config(
     if not has_views and not named:
         raise UserError(
             "the model has no JEPA objective that says where its embeddings are; name the readout, such as "
-            "`layer` -1 and `pooling` mean, for the best that such a model has",
+            "`layer -1` and `pooling mean`",
             path=Path(model_path),
         )
+    if pooling == "mean":
+        named["last_token"] = None  # it says where a single token is read
     views = str(trained["mode"]) if has_views and trained is not None else "llm-jepa"
     try:
         return replace(reading_config(trained, views), **named)
