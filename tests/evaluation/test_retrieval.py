@@ -194,6 +194,14 @@ def test_a_model_without_an_objective_needs_a_named_readout(runs: dict[str, Path
         retrieval_config("some/hub-id")
 
 
+def test_a_mean_replaces_the_token_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = JepaConfig(last_token=-2).to_dict()
+    monkeypatch.setattr(module, "trained_objective", lambda _: trained)
+    assert retrieval_config("run").last_token == -2
+    read = retrieval_config("run", pooling="mean")
+    assert (read.pooling, read.last_token) == ("mean", None)
+
+
 def test_retrieval_during_training_is_that_of_the_evaluation(runs: dict[str, Path]) -> None:
     lines = [json.loads(line) for line in (runs["views"] / "metrics.jsonl").read_text().splitlines()]
     *logged, last = [line for line in lines if "eval_retrieval_mrr" in line]
