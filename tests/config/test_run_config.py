@@ -151,9 +151,9 @@ def test_a_run_without_what_it_needs_is_refused_before_it_begins() -> None:
         ({"output_dir": "o", "objects": {"model": {"object": "X"}}}, (), "pass model= to stepjepa.run again"),
     ):
         with pytest.raises(UserError, match=words):
-            RunConfig(**values).refuse_missing(passed)
-    RunConfig(output_dir="o", eval_steps=5).refuse_missing(("model", "train_dataset", "eval_dataset"))
-    RunConfig(**DATA).refuse_missing()
+            RunConfig(**values).check_required(passed)
+    RunConfig(output_dir="o", eval_steps=5).check_required(("model", "train_dataset", "eval_dataset"))
+    RunConfig(**DATA).check_required()
 
 
 def test_paths_may_be_path_objects() -> None:

@@ -16,7 +16,7 @@ from stepjepa.base.errors import UserError
 from stepjepa.chat.template import PlainTemplate
 from stepjepa.chat.tokens import END_OF_TURN, PERCEPTION
 from stepjepa.models.loading import load_for_inference, load_model, load_tokenizer
-from stepjepa.models.presets import CHAT_TEMPLATE, SPARE_ROWS, is_hub_id, refuse_missing, train_tokenizer
+from stepjepa.models.presets import CHAT_TEMPLATE, SPARE_ROWS, check_model_name, is_hub_id, train_tokenizer
 
 TEXTS = [message["content"] for record in tiny.records() for message in record.messages]
 STRANGE = ["12345 + 67.8%", "It's DON'T  I'll\n\n\n x", "Größe, 中文 é", "a\tb\r\n  c", "<|perception|>A<|eot_id|>"]
@@ -171,9 +171,9 @@ def test_what_would_be_asked_of_the_hub(name: str, tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(tmp_path)
     for known in ("gpt2", "Qwen/Qwen2.5-0.5B"):
         assert is_hub_id(known)
-        refuse_missing(known)
-    refuse_missing("runs/regular")
+        check_model_name(known)
+    check_model_name("runs/regular")
     for path in ("preset:tiny", "runs/regular", "./one", "~/one", name):
         assert not is_hub_id(path)
     with pytest.raises(UserError, match=f"{name}: no such model folder"):
-        refuse_missing(name)
+        check_model_name(name)

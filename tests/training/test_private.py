@@ -22,7 +22,7 @@ import stepjepa
 import tiny
 from stepjepa.base.errors import UserError
 from stepjepa.config.jepa import JepaConfig
-from stepjepa.training.private import KNOWN_TO_WORK, OTHER_LIBRARIES, PARTS, refuse_other_transformers, table
+from stepjepa.training.private import KNOWN_TO_WORK, OTHER_LIBRARIES, PARTS, check_transformers, table
 from stepjepa.training.trainer import JepaTrainer
 
 MARK = "private parts"
@@ -102,7 +102,7 @@ def test_overrides_take_what_trainer_passes() -> None:
 
 
 def test_this_release_has_all_of_them() -> None:
-    refuse_other_transformers()
+    check_transformers()
     assert [part.fault() for part in PARTS] == [None] * len(PARTS)
 
 
@@ -127,7 +127,7 @@ def test_another_signature_is_an_error(name: str, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(
         UserError, match=rf"{name} takes \(self, another\), expected \(self.*pip install 'transformers=="
     ):
-        refuse_other_transformers()
+        check_transformers()
 
 
 def test_what_is_never_called_or_set_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,12 +140,12 @@ def test_what_is_never_called_or_set_is_an_error(monkeypatch: pytest.MonkeyPatch
         assert changed != source
         monkeypatch.setattr(inspect, "getsource", lambda part, text=changed: text if part is module else read(part))
         with pytest.raises(UserError, match=fault):
-            refuse_other_transformers()
+            check_transformers()
     monkeypatch.setattr(inspect, "getsource", read)
     checkpointing = sys.modules[GradientCheckpointingLayer.__module__]
     monkeypatch.setattr(inspect, "getsource", lambda part: "" if part is checkpointing else read(part))
     with pytest.raises(UserError, match="has no _gradient_checkpointing_func"):
-        refuse_other_transformers()
+        check_transformers()
 
 
 def test_the_releases_are_those_of_the_tests() -> None:

@@ -7,7 +7,7 @@ import pytest
 from transformers import TrainingArguments
 
 from stepjepa import JepaTrainer
-from stepjepa.training.checks import REMEDIES, refuse_contradictions
+from stepjepa.training.checks import REMEDIES, check_arguments
 from tiny import make_model
 
 # TRL sets a field that transformers has renamed.
@@ -30,11 +30,11 @@ def sft_config(folder: Path, **fields: Any) -> TrainingArguments:
 )
 def test_fields_of_trl_that_nothing_reads_are_refused(field: str, value: object, remedy: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=rf"SFTConfig\.{field}: this trainer does not read it, got .*; .*{remedy}"):
-        refuse_contradictions(sft_config(tmp_path, **{field: value}))
+        check_arguments(sft_config(tmp_path, **{field: value}))
 
 
 def test_every_remedy_is_for_a_field_of_trl(tmp_path: Path) -> None:
-    refuse_contradictions(args := sft_config(tmp_path))
+    check_arguments(args := sft_config(tmp_path))
     assert [name for name in REMEDIES if not hasattr(args, name)] == []
 
 

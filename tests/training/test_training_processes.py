@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from stepjepa.base.errors import UserError
-from stepjepa.running.process import refuse_disagreement
-from stepjepa.training.checks import refuse_processes
+from stepjepa.running.process import check_agreement
+from stepjepa.training.checks import check_processes
 
 
 @pytest.mark.parametrize("other", [{"sha256": "cd"}, {}, None])
 def test_what_differs_is_named(other: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     same, part = {"a": 2, "b": 3}, {"sha256": "ab"}
-    refuse_disagreement({"same": same, "part": part})
+    check_agreement({"same": same, "part": part})
 
     def gather(found: list[Any], own: dict[str, Any]) -> None:
         found[:] = [own, {**own, "part": json.dumps(other)}]
@@ -24,7 +24,7 @@ def test_what_differs_is_named(other: Any, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
     with pytest.raises(UserError, match="the processes were started with different part"):
-        refuse_disagreement({"same": same, "part": part})
+        check_agreement({"same": same, "part": part})
 
 
 def test_processes_that_would_each_train_a_model_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,8 +33,8 @@ def test_processes_that_would_each_train_a_model_are_refused(monkeypatch: pytest
         for name, value in (("WORLD_SIZE", world), ("RANK", rank)):
             monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
         # Planned for eight and started as one, it is no mistake.
-        refuse_processes(args, 2 if rank else 1)
+        check_processes(args, 2 if rank else 1)
     with pytest.raises(ValueError, match=r"expected 2 processes that train one model, got 1; .* use_cpu=True"):
-        refuse_processes(args, 1)
+        check_processes(args, 1)
     with pytest.raises(ValueError, match="expected one device per process, got 2"):
-        refuse_processes(SimpleNamespace(n_gpu=2), 2)  # type: ignore[arg-type]
+        check_processes(SimpleNamespace(n_gpu=2), 2)  # type: ignore[arg-type]

@@ -208,7 +208,7 @@ def apply_umask(folder: Path) -> None:
             file.chmod(folder.stat().st_mode & 0o666)
 
 
-def refuse_existing(path: str | os.PathLike[str], overwrite: bool = False) -> Path:
+def check_output_file(path: str | os.PathLike[str], overwrite: bool = False) -> Path:
     """Return the path of an output file; raise ``UserError`` if it is a folder, or exists and ``overwrite`` is off."""
     target = Path(path)
     if target.is_dir():

@@ -52,7 +52,7 @@ class ChatTemplate:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, variables: Mapping[str, Any] | None = None) -> None:
-        _refuse_slow(tokenizer)
+        _check_fast(tokenizer)
         if not tokenizer.chat_template:
             remedy = "use an instruction-tuned model, pass `chat_template FILE`, or train without one (`plain`)"
             raise UserError(f"the tokenizer has no chat template; {remedy}")
@@ -323,7 +323,7 @@ class PlainTemplate:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, answers: bool = True) -> None:
-        _refuse_slow(tokenizer)
+        _check_fast(tokenizer)
         known = tokenizer.get_vocab()
         if lacking := {PERCEPTION, END_OF_TURN} - known.keys():
             told = f"`plain` is for models without a chat format, and this tokenizer has no token '{min(lacking)}'"
@@ -392,7 +392,7 @@ def _with_text(call: Mapping[str, Any]) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}}
 
 
-def _refuse_slow(tokenizer: PreTrainedTokenizerBase) -> None:
+def _check_fast(tokenizer: PreTrainedTokenizerBase) -> None:
     if not getattr(tokenizer, "is_fast", False):
         raise UserError("the tokenizer has no fast version, and token positions need one; convert it first")
 

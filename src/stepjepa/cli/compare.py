@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from stepjepa.base.errors import UserError
-from stepjepa.base.files import atomic_write, refuse_existing
+from stepjepa.base.files import atomic_write, check_output_file
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import note, spelled, visible_lines
 from stepjepa.cli.commands import Command
-from stepjepa.cli.parser import refuse_both
-from stepjepa.config.option import option, refuse_without_effect
+from stepjepa.cli.parser import check_exclusive
+from stepjepa.config.option import check_effects, option
 
 if TYPE_CHECKING:
     from stepjepa.study.comparison import Comparison
@@ -46,7 +46,7 @@ def compare(args: argparse.Namespace) -> JsonObject | int:
     from stepjepa.study.plot import check_picture, picture
     from stepjepa.study.tables import FORMATS, as_text
 
-    refuse_without_effect(vars(args), CompareFlags)
+    check_effects(vars(args), CompareFlags)
     if args.json and args.format not in ("text", "json"):
         raise UserError(f"--json means --format json, and --format {args.format} is named too; leave one out")
     if args.json:
@@ -58,7 +58,7 @@ def compare(args: argparse.Namespace) -> JsonObject | int:
     if args.plot and args.output_file and Path(args.plot).resolve() == Path(args.output_file).resolve():
         raise UserError("is both --output_file and --plot; name another", path=args.plot)
     for file in filter(None, (args.output_file, args.plot)):
-        refuse_existing(file, args.overwrite)
+        check_output_file(file, args.overwrite)
     comparison = _comparison(args)
     text = spelled(as_text(comparison, details=True) if args.details else FORMATS[args.format](comparison))
     if args.output_file is not None:
@@ -113,9 +113,9 @@ class ReportFlags:
 
 def report(args: argparse.Namespace) -> list[JsonObject] | int:
     """Print the table or write the page."""
-    refuse_without_effect(vars(args), ReportFlags)
-    refuse_both(args, ("json", "output_file"))
-    refuse_both(args, ("evaluation", "output_file"))
+    check_effects(vars(args), ReportFlags)
+    check_exclusive(args, ("json", "output_file"))
+    check_exclusive(args, ("evaluation", "output_file"))
     if args.output_file is not None:
         return _write_page(args)
     from stepjepa.study.evaluated_run import find_run_folders
@@ -132,7 +132,7 @@ def _write_page(args: argparse.Namespace) -> int:
     from stepjepa.study.page.page import make_page
 
     target = Path(args.output_file)
-    refuse_existing(target, args.overwrite)
+    check_output_file(target, args.overwrite)
     if args.analysis is not None and not (Path(args.analysis) / "analysis.json").is_file():
         raise UserError("holds no analysis; name the --output_dir of 'stepjepa analyze'", path=args.analysis)
     page = make_page(read_runs(args.runs), args.baseline, args.analysis, mixed_runs=args.mixed_runs)

@@ -12,7 +12,7 @@ from stepjepa.base.signals import Stopped
 from stepjepa.base.terminal import visible_lines
 from stepjepa.cli.commands import Command
 from stepjepa.cli.flags import DetailsFlags, JsonFlags
-from stepjepa.cli.parser import from_args, refuse_both
+from stepjepa.cli.parser import check_exclusive, from_args
 from stepjepa.cli.published import translate_evaluate
 from stepjepa.config.option import option
 from stepjepa.config.server import ServerSettings
@@ -65,7 +65,7 @@ def evaluate(args: argparse.Namespace) -> JsonObject:
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError("every process would write the same file; start one process, without torchrun")
-    refuse_both(args, ("load_in_4bit", "load_in_8bit"))
+    check_exclusive(args, ("load_in_4bit", "load_in_8bit"))
     trained = None if args.model_path is None else trained_objective(args.model_path)
     if not args.plain and (trained or {}).get("plain"):
         print("note: trained without a chat template, so prompts have none (--plain)")

@@ -12,7 +12,7 @@ from stepjepa.base.files import apply_umask, naming_disk_errors
 from stepjepa.base.terminal import note
 from stepjepa.cli.commands import Command
 from stepjepa.config.jepa import Dtype
-from stepjepa.config.option import option, refuse_without_effect
+from stepjepa.config.option import check_effects, option
 from stepjepa.store.folder import CARD_FILE, PART, checksum_fault, open_run_folder
 from stepjepa.store.prompts import prompts_file
 from stepjepa.store.record import RunRecord, record_of, write_record
@@ -57,14 +57,14 @@ def run(args: argparse.Namespace) -> int:
     """Export the model, upload it, or both."""
     if args.push_to_hub is None and args.output_dir is None:
         raise UserError("--output_dir is missing: a folder to export to; or --push_to_hub to upload what is there")
-    refuse_without_effect(vars(args), ExportFlags)
+    check_effects(vars(args), ExportFlags)
     from stepjepa.store import hub
 
     folder, name = Path(args.output_dir or args.model_path), None
     if args.output_dir is None:
         if not any(folder.glob("*config.json")):
             raise UserError("holds no model; a run that was stopped has its models in checkpoint-N", path=folder)
-        hub.refuse_lone_adapter(folder)
+        hub.check_uploadable(folder)
     if args.dry_run:
         return _list_files(folder, args.push_to_hub, whole=args.output_dir is None)
     if args.push_to_hub is not None:

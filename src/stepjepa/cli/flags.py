@@ -96,7 +96,7 @@ def arguments_of_file(parser: Parser, path: str, given: Sequence[str], *, truste
             if name == "config":
                 raise UserError("'config' is no setting of a file; leave it out")
             if name in PASSED_OBJECTS and isinstance(value, dict):
-                RunConfig(objects={name: value}).refuse_missing()
+                RunConfig(objects={name: value}).check_required()
             words = as_arguments({name: value})
             trainer_values(parser, parser.parse_known_args(translate_train(words)[0])[1])
         except (ValueError, TypeError) as error:  # json's own for a date or for what holds itself

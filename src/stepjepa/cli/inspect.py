@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from stepjepa.base.errors import UserError, visible
-from stepjepa.base.files import refuse_existing
+from stepjepa.base.files import check_output_file
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import note, spelled
 from stepjepa.chat.template import NOT_USED
@@ -62,7 +62,7 @@ def inspect(args: argparse.Namespace) -> JsonObject:
         from stepjepa.study.plot import check_picture
 
         check_picture(args.png, "--png")
-        refuse_existing(args.png, args.overwrite)
+        check_output_file(args.png, args.overwrite)
     records = _records(run)
     if name.startswith(PREFIX):
         vocabulary = preset_config(name).vocab_size

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound="DataclassInstance")
 
 
-def refuse_both(args: argparse.Namespace, *pairs: tuple[str, str]) -> None:
+def check_exclusive(args: argparse.Namespace, *pairs: tuple[str, str]) -> None:
     """Raise ``UserError`` if both flags of a pair are set."""
     for pair in pairs:
         if all(getattr(args, name) not in (None, False) for name in pair):
@@ -126,10 +126,10 @@ class Parser(argparse.ArgumentParser):
         if not self.takes_others:
             if unknown:
                 self.refuse(unknown)
-            self.refuse_missing(parsed, *self.required)
+            self.check_required(parsed, *self.required)
         return parsed, unknown
 
-    def refuse_missing(self, args: argparse.Namespace, *names: str) -> None:
+    def check_required(self, args: argparse.Namespace, *names: str) -> None:
         """Raise an error if one of the flags has no value."""
         if missing := [f"--{name}" for name in names if getattr(args, name, None) is None]:
             self.error(f"the following arguments are required: {', '.join(missing)}")

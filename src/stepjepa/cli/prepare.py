@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Literal
 
 from stepjepa.base.errors import UserError
-from stepjepa.base.files import atomic_write, existing_file, refuse_existing
+from stepjepa.base.files import atomic_write, check_output_file, existing_file
 from stepjepa.base.terminal import note, print_rows
 from stepjepa.cli.commands import Command
-from stepjepa.cli.parser import Parser, from_args, refuse_both
+from stepjepa.cli.parser import Parser, check_exclusive, from_args
 from stepjepa.config.option import FROM_ONE, load, option
 from stepjepa.data.columns import ASSISTANT, MOST_NAMES, USER
 from stepjepa.data.records import BadRecords, named
@@ -78,7 +78,7 @@ def _run_rows(args: argparse.Namespace) -> int:
     convert, expected = _converter(args)
     name, bad = args.dataset or existing_file(args.input_file, "raw file"), BadRecords(args.bad_records)
     rows = read_rows(str(name), split=args.split, subset=args.subset, bad=bad)
-    target = refuse_existing(args.output_file, args.overwrite)
+    target = check_output_file(args.output_file, args.overwrite)
     if target.exists() and Path(name).exists() and target.samefile(name):
         raise UserError("is both input and output; name another --output_file", path=target)
     records, counts = convert_rows(rows, convert, path=str(name), limit=args.max_examples, bad=bad)
@@ -100,7 +100,7 @@ def _converter(args: argparse.Namespace) -> tuple[Convert, str]:
     """The function that makes a record of a row, and the fields that it expects."""
     kind = args.preparation
     if kind == "chat":
-        refuse_both(args, ("system", "system_prompt"))
+        check_exclusive(args, ("system", "system_prompt"))
         about = {name: getattr(args, name) for name in ("columns", "system", "system_prompt")}
         return partial(convert_chat, **about), "--columns"
     if kind == "steps":
@@ -145,7 +145,7 @@ class StepmathFlags(GeneratorFlags):
 
 
 def _run_stepmath(args: argparse.Namespace) -> int:
-    targets = [refuse_existing(Path(args.output_dir, f"{part}.jsonl"), args.overwrite) for part in ("train", "test")]
+    targets = [check_output_file(Path(args.output_dir, f"{part}.jsonl"), args.overwrite) for part in ("train", "test")]
     level = from_args(stepmath.Difficulty, args)
     parts = stepmath.generate_split(args.train_size, args.test_size, args.seed, level)
     return _write_files(dict(zip(targets, parts, strict=True)))
@@ -165,7 +165,7 @@ def _run_nl_rx(args: argparse.Namespace) -> int:
     if (args.test_size is None) != (args.test_file is None):
         raise UserError("give both --test_size and --test_file, or neither")
     names = [name for name in (args.output_file, args.test_file) if name is not None]
-    targets = [refuse_existing(name, args.overwrite) for name in names]
+    targets = [check_output_file(name, args.overwrite) for name in names]
     if len({target.resolve() for target in targets}) < len(targets):
         raise UserError("is both --output_file and --test_file; name another", path=targets[0])
     parts = nl_rx.generate_split(args.size, args.test_size or 0, args.seed)

@@ -16,7 +16,7 @@ from stepjepa.cli.flags import settings_of_earlier_run
 from stepjepa.cli.parser import as_arguments
 from stepjepa.config.option import option
 from stepjepa.config.run import RunConfig
-from stepjepa.running.repeat import SILENT, changes_since, is_record, recorded_settings, refuse_code
+from stepjepa.running.repeat import SILENT, changes_since, check_trusted, is_record, recorded_settings
 from stepjepa.store.folder import CONFIG_FILE, RUN_FILE, open_run_folder
 from stepjepa.store.record import read_run
 
@@ -45,12 +45,12 @@ def run(args: argparse.Namespace) -> int:
     moved = {name: str(Path(path).absolute()) if Path(path).exists() else path for name, path in moved.items() if path}
     settings |= {**moved, "output_dir": str(new)}
     # What it needs may be asked for only now: a model of the hub in the place of one in a folder.
-    refuse_code(settings, trusted=args.trust_folder)
+    check_trusted(settings, trusted=args.trust_folder)
     directory = Path(str(old.get("directory", "")))
     # Training runs where the run was started, if that is still there: terms of its own may lie there.
     with chdir(directory if directory.is_dir() else Path.cwd()):
         config = RunConfig.from_flat(settings)
-        config.refuse_missing()
+        config.check_required()
         try:
             changes, differences = changes_since(old, config)
         except (KeyError, TypeError, AttributeError):

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from stepjepa.base.errors import UserError, visible
-from stepjepa.base.files import existing_file, refuse_existing, write_jsonl
+from stepjepa.base.files import check_output_file, existing_file, write_jsonl
 from stepjepa.base.json_object import JsonObject
 from stepjepa.cli.commands import Command
 from stepjepa.cli.embed import ReadingFlags, load_jepa, make_embedder
@@ -46,15 +46,15 @@ class SearchFlags:
 
 def run(args: argparse.Namespace) -> JsonObject:
     """Search and print."""
-    from stepjepa.config.option import refuse_without_effect
+    from stepjepa.config.option import check_effects
 
-    refuse_without_effect(vars(args), SearchFlags)
+    check_effects(vars(args), SearchFlags)
     if (args.query is None) == (args.queries is None):
         raise UserError("expected queries; pass either --query or --queries")
     for name in filter(None, (args.corpus, args.queries)):
         existing_file(name, "file of texts")
     if args.output_file is not None:
-        output = refuse_existing(args.output_file, args.overwrite)
+        output = check_output_file(args.output_file, args.overwrite)
         if output.suffix != ".jsonl":
             raise UserError("`output_file` is of JSON lines; end its name in .jsonl", path=output)
     from stepjepa.evaluation.corpus import corpus_index, read_texts

@@ -16,7 +16,7 @@ from stepjepa.base.json_object import JsonObject
 from stepjepa.cli.commands import Command, parse
 from stepjepa.cli.flags import settings_of_earlier_run
 from stepjepa.cli.parser import as_arguments
-from stepjepa.config.option import FROM_ONE, option, refuse_without_effect
+from stepjepa.config.option import FROM_ONE, check_effects, option
 from stepjepa.config.run import RunConfig
 from stepjepa.store.record import read_record
 
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     from stepjepa.study.grid import KEYS, expand, read_grid, select
     from stepjepa.study.sweep import SweepFolder, sweep
 
-    refuse_without_effect(vars(args), SweepFlags)
+    check_effects(vars(args), SweepFlags)
     grid = read_grid(args.config, args.seeds)
     trials = expand(grid, _read_train, _read_evaluate)
     chosen = select(trials, args.only)

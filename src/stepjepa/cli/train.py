@@ -16,7 +16,7 @@ from stepjepa.cli.flags import add_run, arguments_of_file, more_help, run_config
 from stepjepa.cli.parser import Parser
 from stepjepa.cli.published import CommandLine, translate_train
 from stepjepa.config.devices import DEVICES
-from stepjepa.config.option import FROM_ONE, POSITIVE, SHARE, option, refuse_without_effect
+from stepjepa.config.option import FROM_ONE, POSITIVE, SHARE, check_effects, option
 from stepjepa.config.run import RunConfig
 
 
@@ -54,10 +54,10 @@ def parse(parser: Parser, given: Sequence[str]) -> argparse.Namespace:
         note(each)
     args, rest = parser.parse_known_args(arguments)
     args.given, args.trainer = list(given), trainer_values(parser, rest)
-    parser.refuse_missing(args, "model_name", "output_dir")
-    refuse_without_effect(vars(args), LaunchFlags)
+    parser.check_required(args, "model_name", "output_dir")
+    check_effects(vars(args), LaunchFlags)
     args.run = run_config(args)
-    args.run.refuse_missing()
+    args.run.check_required()
     return args
 
 

@@ -175,7 +175,7 @@ def check_values(settings: DataclassInstance, sign: str = "--") -> None:
                 raise UserError(f"{sign}{each.name}: {fault}")
 
 
-def refuse_without_effect(values: Mapping[str, Any], *settings: type) -> None:
+def check_effects(values: Mapping[str, Any], *settings: type) -> None:
     """Raise ``UserError`` for an option of these dataclasses without effect; see ``only_with`` of :func:`option`.
 
     ``values`` holds the value of every option, by name.

@@ -24,11 +24,11 @@ from stepjepa.config.option import (
     POSITIVE,
     SHARE,
     Option,
+    check_effects,
     check_values,
     has_effect,
     option,
     options_of,
-    refuse_without_effect,
 )
 from stepjepa.config.shortcuts import JEPA, SHORTCUTS, TERMS, read_objective
 from stepjepa.config.trainer import read_trainer_field, unknown_setting
@@ -162,14 +162,14 @@ class RunConfig:
             raise UserError(f"trainer: '{own[0]}' is set by `{FLAT[own[0]].flag}`; use that instead")
         named = {name: value for name, value in self.trainer.items() if value is not None}
         self.trainer = {name: _trainer_setting(name, value) for name, value in named.items()}
-        self._refuse_contradictions()
+        self._check_contradictions()
 
-    def _refuse_contradictions(self) -> None:
+    def _check_contradictions(self) -> None:
         """Raise ``UserError`` for settings that have no effect or contradict each other."""
         values = {**{each.name: getattr(self, each.name) for each in OPTIONS}, "lora": self.lora}
-        # Held-out records may be passed beside the configuration, see ``refuse_missing``.
+        # Held-out records may be passed beside the configuration, see ``check_required``.
         may_have = {"eval_file": self.eval_file or "passed"}
-        refuse_without_effect({**values, **may_have, **vars(self.jepa)}, RunConfig, JepaConfig)
+        check_effects({**values, **may_have, **vars(self.jepa)}, RunConfig, JepaConfig)
         if self.jepa.mode == "regular":
             usual = vars(JepaConfig(mode="regular"))
             if idle := [name for name in NEEDS_VIEWS if getattr(self.jepa, name) != usual[name]]:
@@ -188,7 +188,7 @@ class RunConfig:
         if self.same_flop and self.trainer.get("max_steps", -1) > 0:
             raise UserError("`same_flop` works out the number of steps, and `max_steps` names it; leave one out")
 
-    def refuse_missing(self, passed: Collection[str] = ()) -> None:
+    def check_required(self, passed: Collection[str] = ()) -> None:
         """Raise ``UserError`` if a run can't begin with these settings.
 
         Args:
@@ -196,7 +196,7 @@ class RunConfig:
         """
         values = {**{each.name: getattr(self, each.name) for each in OPTIONS}, "lora": self.lora}
         held_out = self.eval_file or ("passed" if "eval_dataset" in passed else None)
-        refuse_without_effect({**values, "eval_file": held_out}, RunConfig)
+        check_effects({**values, "eval_file": held_out}, RunConfig)
         for name, description in self.objects.items():
             if name not in passed:
                 about = ", ".join(f"{key} {value}" for key, value in description.items())

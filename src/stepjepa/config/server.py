@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from stepjepa.base.errors import UserError, shown
-from stepjepa.config.option import FROM_ONE, FROM_ZERO, POSITIVE, check_values, option, refuse_without_effect
+from stepjepa.config.option import FROM_ONE, FROM_ZERO, POSITIVE, check_effects, check_values, option
 
 KEY_VARIABLE = "STEPJEPA_SERVER_KEY"
 """Environment variable of the key that a server asks for."""
@@ -34,7 +34,7 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         check_values(self, "")
-        refuse_without_effect(vars(self), ServerSettings)
+        check_effects(vars(self), ServerSettings)
         if self.server is None:
             return
         parts = urlsplit(self.server)

@@ -73,7 +73,7 @@ def read_chat(
                         chat.messages[place]["content"] += f"\n\n{_text(row, name)}"
         _add_turns(chat, row, assistant_column, "assistant")
     if columns is None:
-        _refuse_preferences(row, chat.used)
+        _check_no_preferences(row, chat.used)
     if system is not None:
         system_prompt = _text(row, _column(row, (system,)))
         chat.used.add(system)
@@ -105,7 +105,7 @@ def _column(row: Mapping[str, object], names: Sequence[str]) -> str:
         if name in row:
             return name
     columns = ", ".join(list(map(str, row))[:MOST_NAMES]) or "nothing"
-    _refuse_preferences(row, set())
+    _check_no_preferences(row, set())
     missing = f"no column '{names[0]}'"
     if len(names) > 1:
         missing = f"no 'messages', and none of the columns {', '.join(names)}"
@@ -160,7 +160,7 @@ def _text(row: Mapping[str, object], name: str) -> str:
     return value
 
 
-def _refuse_preferences(row: Mapping[str, object], used: set[str]) -> None:
+def _check_no_preferences(row: Mapping[str, object], used: set[str]) -> None:
     """Raise UserError for preference columns: rejected answers would be trained."""
     pairs = [name for name in ("chosen", "rejected") if name not in used and not is_absent(row.get(name))]
     if pairs:

@@ -81,7 +81,7 @@ def read_message(turn: object, name: str) -> tuple[JsonObject, list[str]]:
         role, text = turn["role"], turn["content"]
         if isinstance(role, str) and role in _TEXT_ROLES and isinstance(text, str) and text.strip():
             return {"role": role, "content": text}, []  # fast path for most messages, in a fifth of the time
-    refuse_media(turn, f"{name}.")
+    check_text_only(turn, f"{name}.")
     source_role, value = _first(turn, "role", "from"), _first(turn, "content", "value")
     role = "tool" if turn.get("role") == "function" else _OTHER_ROLES.get(str(source_role), source_role)
     if role not in ROLES:
@@ -262,7 +262,7 @@ def check_turns(messages: Sequence[Mapping[str, object]]) -> int:
     return trained[-1]
 
 
-def refuse_media(fields: Mapping[str, object], of: str = "") -> None:
+def check_text_only(fields: Mapping[str, object], of: str = "") -> None:
     """Raise UserError for a row or a message (``of``) with images, videos or sounds."""
     for name in MEDIA.intersection(fields):
         if not is_absent(fields[name]):

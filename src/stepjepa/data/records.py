@@ -15,11 +15,11 @@ from stepjepa.data.messages import (
     MEDIA,
     TOOLS,
     as_python,
+    check_text_only,
     check_turns,
     is_absent,
     read_tools,
     read_variables,
-    refuse_media,
     tools_of,
     without_fillers,
 )
@@ -98,7 +98,7 @@ def parse_record(
     try:
         if not isinstance(value, Mapping):
             raise UserError(f"expected an object with the fields of a record, got {shown(value)}")
-        refuse_media(value)
+        check_text_only(value)
         chat = read_chat(value, columns)
         trained = check_turns(chat.messages)
         views, view_columns = _check_views(value, chat.used)

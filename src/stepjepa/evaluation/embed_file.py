@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from stepjepa.base.errors import UserError, shown
-from stepjepa.base.files import atomic_write, refuse_existing
+from stepjepa.base.files import atomic_write, check_output_file
 from stepjepa.base.json_object import JsonObject
 from stepjepa.data.records import Record, named, parse_record
 from stepjepa.data.sources import read_rows
@@ -124,7 +124,7 @@ def embed_file(
 
 def check_output(path: str, output: str, *, id_column: str | None = None, overwrite: bool = False) -> None:
     """Raise ``UserError`` for an output that can't be written, before a model is loaded."""
-    target = refuse_existing(output, overwrite)
+    target = check_output_file(output, overwrite)
     if target.suffix.lower() not in FORMATS:
         raise UserError("`output_file` is an array or a table; end its name in .npy or .parquet", path=target)
     if id_column is not None and target.suffix.lower() == ".npy":

@@ -79,7 +79,7 @@ class _Written(NamedTuple):
     behind: str  # and behind it
 
 
-def refuse_other_readings(config: JepaConfig, layers: int) -> None:
+def check_readout(config: JepaConfig, layers: int) -> None:
     """Raise ``UserError`` for embeddings that sentence-transformers' modules can't read as training does."""
     faults = (
         (config.mode == "step-jepa", "step-jepa embeds steps behind their chat, and SentenceTransformer texts alone"),
@@ -110,7 +110,7 @@ def write_sentence_transformer(jepa: Jepa, folder: str | Path, name: str) -> Non
             the chat template can't be rewritten so that it gives the tokens of training; the message says which.
     """
     path, layers = Path(folder), int(base_model(jepa.model).config.get_text_config().num_hidden_layers)
-    refuse_other_readings(jepa.config, layers)
+    check_readout(jepa.config, layers)
     embedders = {task: jepa.embedder(side) for task, side in _TASKS.items()}
     written = {task: _written(embedder) for task, embedder in embedders.items()}
     tokenizer: Any = copy.deepcopy(jepa.tokenizer)

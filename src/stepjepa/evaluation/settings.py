@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Literal
 
 from stepjepa.base.errors import UserError
-from stepjepa.base.files import File, refuse_existing
+from stepjepa.base.files import File, check_output_file
 from stepjepa.base.json_object import JsonObject
 from stepjepa.config.jepa import Dtype
-from stepjepa.config.option import FROM_ONE, check_values, option, refuse_without_effect
+from stepjepa.config.option import FROM_ONE, check_effects, check_values, option
 from stepjepa.config.server import ServerSettings
 from stepjepa.models.sampling import Sampling
 from stepjepa.tasks.base import TaskOptions
@@ -56,7 +56,7 @@ class ScoringSettings:
 
     def check_output(self, source: File, what: str) -> None:
         """Raise ``UserError`` if the output file is a folder or the source, which ``what`` names in the message."""
-        output = refuse_existing(self.output_file, overwrite=True)  # a folder, that is
+        output = check_output_file(self.output_file, overwrite=True)  # a folder, that is
         if output.suffix != ".jsonl":
             raise UserError("`output_file` holds JSON lines; end its name in .jsonl", path=self.output_file)
         if output.resolve() == Path(source).resolve():
@@ -105,7 +105,7 @@ class EvaluationSettings(ScoringSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        refuse_without_effect(vars(self), EvaluationSettings)
+        check_effects(vars(self), EvaluationSettings)
         if self.plain and self.use_test_prompts:
             raise UserError("`use_test_prompts` does nothing with `plain`, which shows no system prompt; leave it out")
         if self.serving.server:
@@ -141,4 +141,4 @@ class ScoreSettings(ScoringSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_output(self.predictions, "file of predictions")
-        refuse_existing(self.output_file, self.overwrite)
+        check_output_file(self.output_file, self.overwrite)

@@ -21,7 +21,7 @@ from stepjepa.chat.tokens import add_plain_tokens
 from stepjepa.config.lora import LoraSettings
 from stepjepa.models import presets
 from stepjepa.models.generation import load_generation_config
-from stepjepa.models.presets import PREFIX, read_template, refuse_missing
+from stepjepa.models.presets import PREFIX, check_model_name, read_template
 from stepjepa.models.probe import inside_of, unreached_parts
 from stepjepa.models.token_rows import (
     add_missing_rows,
@@ -118,7 +118,7 @@ def load_tokenizer(
 def _from_pretrained(what: str, name: str, trust_remote_code: bool) -> Any:
     from transformers import AutoConfig, AutoTokenizer
 
-    refuse_missing(name)
+    check_model_name(name)
     kind: Any = AutoTokenizer if what == "tokenizer" else AutoConfig
     with as_user_error(f"can't load a {what} from '{name}'"):
         return kind.from_pretrained(name, trust_remote_code=trust_remote_code)

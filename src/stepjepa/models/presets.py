@@ -152,7 +152,7 @@ def is_hub_id(name: str) -> bool:
     return "/" not in name or not Path(name).parent.is_dir()
 
 
-def refuse_missing(name: str) -> None:
+def check_model_name(name: str) -> None:
     """Raise UserError for a missing folder or misspelt preset, before transformers looks for it on the hub."""
     if not is_hub_id(name) and not Path(name).is_dir():
         raise UserError(f"no such model folder; check the path (presets are such as {PREFIX}tiny)", path=name)

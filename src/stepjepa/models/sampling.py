@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from stepjepa.base.terminal import note
-from stepjepa.config.option import FROM_ONE, FROM_ZERO, PART, check_values, option, refuse_without_effect
+from stepjepa.config.option import FROM_ONE, FROM_ZERO, PART, check_effects, check_values, option
 
 LONGEST = 512  # length of an answer in the published evaluation with --max_new_tokens -1
 
@@ -40,7 +40,7 @@ class Sampling:
 
     def __post_init__(self) -> None:
         check_values(self, "")
-        refuse_without_effect(vars(self), Sampling)
+        check_effects(vars(self), Sampling)
 
 
 class Answer(NamedTuple):

@@ -56,7 +56,7 @@ def load_weights(name: str, **options: Any) -> PreTrainedModel:
     if further := [key for key in loading_info["unexpected_keys"] if number.sub("", key) in kinds]:
         remedy = "correct the number of layers in its config.json"
         raise UserError(f"the weights of '{name}' have {_named(further)}, which the model lacks; {remedy}")
-    _refuse_nonfinite(model, name)
+    _check_finite(model, name)
     return model
 
 
@@ -71,7 +71,7 @@ def load_adapter(model: PreTrainedModel, folder: str) -> PeftModel:
         lost = [str(error.args[0])]
     if lost:
         raise UserError(f"the adapter lacks {_named(lost)}; get the complete file", path=folder)
-    _refuse_nonfinite(wrapped, folder)
+    _check_finite(wrapped, folder)
     return wrapped
 
 
@@ -93,7 +93,7 @@ def all_finite(values: Tensor) -> Tensor:
     return torch.stack(parts).all() if parts else torch.tensor(True, device=values.device)
 
 
-def _refuse_nonfinite(model: nn.Module, name: str) -> None:
+def _check_finite(model: nn.Module, name: str) -> None:
     # A single one makes every answer meaningless.
     for key, value in model.named_parameters():
         if value.is_floating_point() and not value.is_meta and not bool(all_finite(value)):

@@ -11,7 +11,7 @@ from stepjepa.base.errors import UserError
 from stepjepa.base.json_object import JsonObject
 from stepjepa.config.option import option
 from stepjepa.data.columns import read_chat
-from stepjepa.data.messages import TOOLS, is_absent, read_tools, read_variables, refuse_media, tools_of
+from stepjepa.data.messages import TOOLS, check_text_only, is_absent, read_tools, read_variables, tools_of
 from stepjepa.data.records import BadRecords, parse_record
 from stepjepa.preparing.step_splitting import drop_thinking, split_response, tidy_step
 from stepjepa.tasks.answers import marked_answers, parse_number, same_answer
@@ -102,7 +102,7 @@ def convert_rows(
 def convert_chat(row: Row, **about: str | None) -> JsonObject:
     """Convert a row with a chat in any of its forms, see :func:`stepjepa.data.columns.read_chat`, to a record."""
     plain = dict(row)
-    refuse_media(plain)
+    check_text_only(plain)
     chat = read_chat(plain, **about)
     more: JsonObject = {"tools": read_tools(tools_of(plain))}
     more["chat_template_kwargs"] = read_variables(plain.get("chat_template_kwargs"))

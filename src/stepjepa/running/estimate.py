@@ -50,9 +50,9 @@ from stepjepa.objectives.jepa import Jepa
 from stepjepa.objectives.objective import Objective
 from stepjepa.running.transformers import bf16_advice, bf16_by_default, training_arguments
 from stepjepa.training.checks import (
+    check_batch_size,
     check_positions,
-    refuse_data,
-    refuse_sharding,
+    check_sharding,
 )
 from stepjepa.training.flops import FlopModel, Shape
 from stepjepa.training.plan import Plan, equal_compute
@@ -182,9 +182,9 @@ def _estimate(
     prepared = prepare(records, tokenizer, config)
     held_out = prepare(eval_records, tokenizer, config, what="evaluation data") if eval_records else None
     objective = Objective.from_config(config, model)
-    refuse_data(config, training, objective.compares_pairs)
+    check_batch_size(config, training, objective.compares_pairs)
     if sharding:
-        refuse_sharding(config, run.eval_generate, run.eval_retrieval or None)
+        check_sharding(config, run.eval_generate, run.eval_retrieval or None)
     jepa = Jepa(model, tokenizer, config, objective=objective, device=device, processes=processes, rows=False)
     check_positions(jepa.collator, prepared, held_out)
     fsdp = training.fsdp_config if isinstance(training.fsdp_config, dict) else {}

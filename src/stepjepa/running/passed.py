@@ -53,4 +53,4 @@ class PassedObjects:
                     raise ValueError(
                         f"{name}: an object is passed, and {setting} does nothing beside it; leave one out"
                     )
-        config.refuse_missing(self.names)
+        config.check_required(self.names)

@@ -64,7 +64,7 @@ def _wait_for_gloo() -> None:
         time.sleep(0.4)
 
 
-def refuse_disagreement(parts: Mapping[str, object]) -> None:
+def check_agreement(parts: Mapping[str, object]) -> None:
     """Raise the same UserError in every process if processes were started with different inputs.
 
     ``parts`` maps the name of an input to its value; the message names the parts that differ. Without it

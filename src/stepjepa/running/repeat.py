@@ -35,7 +35,7 @@ def recorded_settings(file: str | Path, *, trusted: bool) -> JsonObject:
         UserError: they name code to run, and the folder, which may come from a stranger, is not ``trusted``.
     """
     settings = {name: value for name, value in read_flat(file).items() if name != "output_dir"} | SILENT
-    refuse_code(settings, trusted=trusted)
+    check_trusted(settings, trusted=trusted)
     start = Path(str(read_run(Path(file).parent).get("directory", "")))
 
     def moved(value: object) -> object:
@@ -48,7 +48,7 @@ def recorded_settings(file: str | Path, *, trusted: bool) -> JsonObject:
     return settings
 
 
-def refuse_code(settings: JsonObject, *, trusted: bool) -> None:
+def check_trusted(settings: JsonObject, *, trusted: bool) -> None:
     """Raise ``UserError`` for settings that run code, unless it is trusted: a run folder may come from a stranger."""
     names = {name: str(value) for name, value in settings.items() if value is not None}
     runs = {

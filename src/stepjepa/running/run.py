@@ -38,11 +38,11 @@ from stepjepa.models.token_rows import adapter_ids, add_plain_rows, add_predicto
 from stepjepa.models.weights import compute_dtype, quantization_options
 from stepjepa.running.data import read_data
 from stepjepa.running.passed import PassedObjects
-from stepjepa.running.process import refuse_disagreement, restored_process
+from stepjepa.running.process import check_agreement, restored_process
 from stepjepa.running.screen import draw_metrics, first_screen
 from stepjepa.running.transformers import training_arguments
 from stepjepa.store import folder as run_folder
-from stepjepa.store.hub import refuse_lone_adapter, upload
+from stepjepa.store.hub import check_uploadable, upload
 from stepjepa.store.prompts import common_system_prompt, system_prompts, with_system_prompt
 from stepjepa.store.record import Lora, RunRecord, read_record
 from stepjepa.store.resume import FinishedError
@@ -216,7 +216,7 @@ def run(
 
 def _upload(trainer: JepaTrainer) -> None:
     folder = Path(str(trainer.args.output_dir))
-    refuse_lone_adapter(folder)
+    check_uploadable(folder)
     _say(f"uploaded: {upload(folder, str(trainer.hub_model_id), revision=trainer.args.hub_revision)}")
 
 
@@ -245,7 +245,7 @@ def _run(config: RunConfig, passed: PassedObjects, command: list[str] | None) ->
     # Paths may differ between machines; the contents of the files are compared.
     settings = {name: value for name, value in config.to_flat().items() if name not in PLACES}
     started = checkpoint and Path(checkpoint).name
-    refuse_disagreement({"data": to_json(files), "settings": settings, "checkpoints": started})
+    check_agreement({"data": to_json(files), "settings": settings, "checkpoints": started})
     recorder, scores, resumes = trainer.recorder, trainer.answer_scores, config.resume_from_checkpoint is not None
     recorder.describe(record, replace(config, objects=describe_objects(trainer, passed.names)), start)
     with (

@@ -11,8 +11,8 @@ from transformers.integrations import get_reporting_integration_callbacks
 from stepjepa.base.errors import UserError
 from stepjepa.config.run import RunConfig
 from stepjepa.config.trainer import usual_fields
-from stepjepa.store.hub import refuse_offline
-from stepjepa.training.checks import launched_together, refuse_contradictions
+from stepjepa.store.hub import check_online
+from stepjepa.training.checks import check_arguments, launched_together
 
 # Width of a model from which autocast to bfloat16 is faster on a CPU that multiplies in it; narrower ones lose more by
 # converting than products gain (``python benchmarks/precision.py``).
@@ -68,7 +68,7 @@ def training_arguments(run: RunConfig, has_eval: bool, **more: object) -> Traini
     On a CUDA device a run trains in bfloat16 and collates in processes of their own, unless it names others.
 
     Raises:
-        UserError: transformers refuses them, or :func:`refuse_contradictions` does.
+        UserError: transformers refuses them, or :func:`check_arguments` does.
     """
     values: dict[str, object] = {
         "output_dir": run.output_dir,
@@ -89,7 +89,7 @@ def training_arguments(run: RunConfig, has_eval: bool, **more: object) -> Traini
         if bf16_by_default(run) and _has_bf16():
             values["bf16"] = True
     if values.get("push_to_hub"):
-        refuse_offline()
+        check_online()
     if str(values.get("fsdp")).lower() == "true":
         # A configuration file says 'fsdp: true'; as a word it would be taken for one of the old options.
         values["fsdp"] = True
@@ -99,7 +99,7 @@ def training_arguments(run: RunConfig, has_eval: bool, **more: object) -> Traini
     try:
         made = TrainingArguments(**values)
         # Here, since data and model take long to prepare.
-        refuse_contradictions(made)
+        check_arguments(made)
         for tracker in get_reporting_integration_callbacks(made.report_to):
             tracker()
     except (ValueError, ImportError, TypeError, RuntimeError) as error:

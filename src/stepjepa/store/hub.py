@@ -103,7 +103,7 @@ def _plain(text: object) -> str:
 # -- uploads -----------------------------------------------------------------------------------------------------------
 
 
-def refuse_offline() -> None:
+def check_online() -> None:
     """Raise ``UserError`` if ``--offline`` or the environment forbids network access."""
     if os.environ.get(STAYS_OFFLINE) == "1" or constants.is_offline_mode():
         raise UserError("`push_to_hub` needs a connection, which `offline` (or HF_HUB_OFFLINE) forbids; leave one out")
@@ -122,12 +122,12 @@ def _naming_hub_errors(what: str, remedy: str = "") -> Iterator[None]:
 
 def create_repository(name: str, *, private: bool | None = None) -> str:
     """Create a model repository unless it exists; return its name as ``owner/name``."""
-    refuse_offline()
+    check_online()
     with _naming_hub_errors(f"can't make the repository '{name}' on the hub"):
         return str(HfApi().create_repo(name, private=private, exist_ok=True).repo_id)
 
 
-def refuse_lone_adapter(folder: str | os.PathLike[str]) -> None:
+def check_uploadable(folder: str | os.PathLike[str]) -> None:
     """Raise ``UserError`` for an adapter whose base model is a local folder: nobody else could load it."""
     path = Path(folder) / "adapter_config.json"
     if not path.is_file():

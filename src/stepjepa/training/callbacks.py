@@ -193,13 +193,13 @@ class NonfiniteGuard(TrainerCallback):
         batches = [lines for lines, values in found if not wrong or not all(map(math.isfinite, values.values()))]
         named = ", ".join(f"{trainer.source}:{line}" for line in list(dict.fromkeys(chain(*batches)))[:8])
         trainer.model_wrapped.zero_grad()
-        self.refuse_weights(state.global_step)
+        self.check_weights(state.global_step)
         raise UserError(
             f"step {state.global_step + 1}: {what}, with {named}; begin again without these records or with a lower "
             f"`learning_rate`; {resume_hint(args.output_dir)}"
         )
 
-    def refuse_weights(self, step: int) -> None:
+    def check_weights(self, step: int) -> None:
         """Refuse weights that are not finite, on every process: neither a checkpoint nor a run may hold them."""
         trainer = self._trainer
         # Of a weight that is sharded, the part that is here.

@@ -24,7 +24,7 @@ def launched_together() -> bool:
     return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
 
 
-def refuse_processes(args: TrainingArguments, processes: int) -> None:
+def check_processes(args: TrainingArguments, processes: int) -> None:
     """Raise a ``ValueError`` where one process has several devices, or each of several would train its own model."""
     if args.n_gpu > 1:
         raise ValueError(
@@ -63,7 +63,7 @@ REMEDIES = {
 """Field of a subclass of ``TrainingArguments``, such as TRL's ``SFTConfig`` -> what to do instead."""
 
 
-def refuse_fields_of_others(args: TrainingArguments) -> None:
+def check_subclass_fields(args: TrainingArguments) -> None:
     """Raise a ``ValueError`` for a field that a subclass of ``TrainingArguments`` adds, and that nothing here reads."""
     known, name = {field.name for field in dataclasses.fields(TrainingArguments)}, type(args).__name__
     for field in dataclasses.fields(args):
@@ -76,9 +76,9 @@ def refuse_fields_of_others(args: TrainingArguments) -> None:
             raise ValueError(f"{name}.{field.name}: this trainer does not read it, got {value!r}; {remedy}")
 
 
-def refuse_contradictions(args: TrainingArguments) -> None:
+def check_arguments(args: TrainingArguments) -> None:
     """Raise a ``ValueError`` for options of Trainer that would be ignored or wrong here."""
-    refuse_fields_of_others(args)
+    check_subclass_fields(args)
     strategy = str(args.train_sampling_strategy)
     if strategy not in STRATEGIES:
         raise ValueError(f"train_sampling_strategy: expected one of {', '.join(STRATEGIES)}, got '{strategy}'")
@@ -110,7 +110,7 @@ def adjust(args: TrainingArguments, model: nn.Module) -> None:
         args.ddp_find_unused_parameters = leaves_weights_unused(model)
 
 
-def refuse_data(config: JepaConfig, args: TrainingArguments, compares_pairs: bool) -> None:
+def check_batch_size(config: JepaConfig, args: TrainingArguments, compares_pairs: bool) -> None:
     """Raise a ``ValueError`` for terms that have one pair to compare."""
     if compares_pairs and config.pairs == "first" and args.train_batch_size * args.world_size == 1:
         raise ValueError(
@@ -128,7 +128,7 @@ def check_grouping(group_by: GroupBy | None, config: JepaConfig) -> GroupBy | No
     return group_by
 
 
-def refuse_sharding(config: JepaConfig, answer_scores: object | None, retrieval_scores: object | None) -> None:
+def check_sharding(config: JepaConfig, answer_scores: object | None, retrieval_scores: object | None) -> None:
     """Raise a ``ValueError`` for what can't be done where each process holds a part of the weights."""
     if retrieval_scores is not None:
         raise ValueError("retrieval_scores: expected None, since sharded weights can't embed; evaluate afterwards")

@@ -140,7 +140,7 @@ OTHER_LIBRARIES = {
 """Private names of other libraries, each with what it is for; a missing one is an error where it is used."""
 
 
-def refuse_other_transformers() -> None:
+def check_transformers() -> None:
     """Raise a ``UserError`` if the installed transformers lacks a private part, or has one with other parameters."""
     for part in PARTS:
         if (fault := part.fault()) is not None:

@@ -124,7 +124,7 @@ def loading_heads(model: PreTrainedModel, folder: str) -> Iterator[None]:
 # -- resuming ----------------------------------------------------------------------------------------------------------
 
 
-def refuse_other_weights(model: PreTrainedModel, load_result: Any) -> None:
+def check_loaded_weights(model: PreTrainedModel, load_result: Any) -> None:
     """Raise a ``ValueError`` for missing and unknown weights, of which transformers only warns."""
     tensors = model.state_dict(keep_vars=True)
     missing = set(load_result.missing_keys) - set(getattr(model, "_keys_to_ignore_on_save", None) or ())
@@ -135,7 +135,7 @@ def refuse_other_weights(model: PreTrainedModel, load_result: Any) -> None:
         raise ValueError(f"its weights are those of another model: {what}")
 
 
-def refuse_other_adapter(model: PreTrainedModel, checkpoint: Path) -> None:
+def check_adapter_weights(model: PreTrainedModel, checkpoint: Path) -> None:
     """Raise a ``ValueError`` for missing weights of an adapter, of which PEFT only warns."""
     # Sharded weights have other file names.
     known = hasattr(model, "peft_config") and (checkpoint / "adapter_model.safetensors").is_file()

@@ -40,7 +40,7 @@ from stepjepa.training.meter import Meter
 from stepjepa.training.named import load_named
 from stepjepa.training.passed import passed
 from stepjepa.training.plan import FlopTracker, Plan
-from stepjepa.training.private import refuse_other_transformers
+from stepjepa.training.private import check_transformers
 from stepjepa.training.recording import Recorder
 from stepjepa.training.resuming import ResumeCallback
 
@@ -111,7 +111,7 @@ class JepaTrainer(Trainer):
         track_flop: bool = False,
         group_by: GroupBy | None = None,
     ) -> None:
-        refuse_other_transformers()
+        check_transformers()
         self.jepa = jepa or JepaConfig()
         # Before any of it is loaded.
         self.passed = passed(
@@ -124,10 +124,10 @@ class JepaTrainer(Trainer):
             views=views,
         )
         self.recorder = Recorder(self)
-        checks.refuse_contradictions(args)
+        checks.check_arguments(args)
         # Tried before a model is loaded.
         self.group_by = checks.check_grouping(group_by, self.jepa)
-        checks.refuse_data(self.jepa, args, (objective or Objective.from_config(self.jepa)).compares_pairs)
+        checks.check_batch_size(self.jepa, args, (objective or Objective.from_config(self.jepa)).compares_pairs)
         model, processing_class, train_dataset = load_named(
             model, processing_class, train_dataset, predictors=self.jepa.used_predictors, seed=args.seed
         )
@@ -161,9 +161,9 @@ class JepaTrainer(Trainer):
             callbacks=[self.recorder, LogCallback(self.recorder), *callbacks],
             optimizers=optimizers,
         )
-        checks.refuse_processes(args, self.accelerator.num_processes)
+        checks.check_processes(args, self.accelerator.num_processes)
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
-            checks.refuse_sharding(self.jepa, answer_scores, retrieval_scores)
+            checks.check_sharding(self.jepa, answer_scores, retrieval_scores)
         self.answer_scores = answer_scores
         self.retrieval_scores = None if retrieval_scores is None else partial(retrieval_scores, self.bound)
         self.resume = ResumeCallback(self)
@@ -322,7 +322,7 @@ class JepaTrainer(Trainer):
                 told += f", of whose records {self.source}:{line} is the longest, with {length:,} tokens"
             raise UserError(f"{told}; {SMALLER_STEP}; {saving.resume_hint(self.args.output_dir)}") from None
         self.guard.begin_step()
-        self.guard.refuse_weights(self.state.global_step)
+        self.guard.check_weights(self.state.global_step)
         if self.tracker is not None:
             self.tracker.close()
         # What came after the last line of logs.
@@ -400,7 +400,7 @@ class JepaTrainer(Trainer):
     def _save_checkpoint(self, model: nn.Module, trial: object) -> None:
         """As in Trainer, but atomically; ``on_save`` comes after rotation, which must wait for it."""
         self.state.num_input_tokens_seen = int(self.meter.pending_tokens())
-        self.guard.refuse_weights(self.state.global_step)
+        self.guard.check_weights(self.state.global_step)
         with saving.atomic_checkpoint(self):
             super()._save_checkpoint(model, trial)
 
@@ -410,7 +410,7 @@ class JepaTrainer(Trainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         """The heads are no part of the model that the Trainer loads."""
-        saving.refuse_other_adapter(self.model, Path(resume_from_checkpoint))
+        saving.check_adapter_weights(self.model, Path(resume_from_checkpoint))
         with saving.loading_heads(self.model, resume_from_checkpoint):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
@@ -424,7 +424,7 @@ class JepaTrainer(Trainer):
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Only here it is known which weights a checkpoint lacks."""
-        saving.refuse_other_weights(self.model, load_result)
+        saving.check_loaded_weights(self.model, load_result)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Averaged weights must be loaded before the first step and after the model."""
