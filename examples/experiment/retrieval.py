@@ -34,10 +34,10 @@ from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.data.sources import read_records
 from stepjepa.evaluation.output import RETRIEVAL
-from stepjepa.evaluation.retrieval import metrics, rank_targets, ranks_of_right, retrieval_config
+from stepjepa.evaluation.retrieval import metrics, rank_targets, ranks_of_right
 from stepjepa.evaluation.run import embed_views
 from stepjepa.models.loading import load_for_inference, load_model
-from stepjepa.objectives.reading import ViewEmbeddings
+from stepjepa.objectives.reading import ViewEmbeddings, embedding_config
 from stepjepa.store.record import trained_objective
 from stepjepa.tasks.nl_rx import NlRxTask
 
@@ -210,7 +210,7 @@ def of_run(folder: Path, about: dict[str, Any], train: Sequence[Record], test: A
 
     if (trained_objective(folder) or {})["mode"] == "regular":
         return without_objective(about, embed, model.config.num_hidden_layers, train, test)
-    config = retrieval_config(folder)
+    config = embedding_config(trained_objective(folder))
     views = embed(test.records, config)
     words = f"{config.layout}, {config.predictors} predictors"
     rows = [row({**about, "method": "trained", "choice": words}, views.source, views.target, test)]

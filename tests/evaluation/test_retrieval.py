@@ -27,12 +27,12 @@ from stepjepa.evaluation.retrieval import (
     metrics,
     rank_targets,
     ranks_of_right,
-    retrieval_config,
 )
 from stepjepa.evaluation.run import embed_views
 from stepjepa.evaluation.summary_text import format_summary
 from stepjepa.objectives.jepa import Jepa
-from stepjepa.objectives.reading import ViewEmbeddings
+from stepjepa.objectives.reading import ViewEmbeddings, embedding_config
+from stepjepa.store.record import trained_objective
 from stepjepa.tasks.nl_rx import NlRxTask
 
 CONFIG = JepaConfig(mode="llm-jepa", predictors=0)
@@ -183,22 +183,22 @@ def test_a_model_without_an_objective_needs_a_named_readout(runs: dict[str, Path
     found = json.loads((runs["regular"] / "test.summary.json").read_text())["retrieval"]
     assert found["readout"] == {"views": "llm-jepa", "layer": 1, "pooling": "mean"}
     model, tokenizer = Jepa.from_pretrained(runs["regular"]).model, Jepa.from_pretrained(runs["regular"]).tokenizer
-    records, config = stepjepa.read_records(runs["data"]), retrieval_config(runs["regular"], layer=1, pooling="mean")
+    records = stepjepa.read_records(runs["data"])
+    config = embedding_config(trained_objective(runs["regular"]), layer=1, pooling="mean")
     embeddings = embed_views(model, tokenizer, records, config)
     assert found["mrr"]["mean"] == rank_targets(embeddings, [None] * 11, config).means()["mrr"]
     assert evaluate(runs["regular"], runs["data"], "--layer", 1) == 2
     assert "--layer does nothing without --retrieval" in capsys.readouterr().err
     assert evaluate(runs["regular"], runs["data"], "--retrieval", "--layer", 9) == 2
     assert "--layer: " in capsys.readouterr().err
-    with pytest.raises(UserError, match="has no JEPA objective"):
-        retrieval_config("some/hub-id")
+    with pytest.raises(UserError, match="some/hub-id: the model has no JEPA objective"):
+        embedding_config(None, path="some/hub-id")
 
 
-def test_a_mean_replaces_the_token_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mean_replaces_the_token_of_training() -> None:
     trained = JepaConfig(last_token=-2).to_dict()
-    monkeypatch.setattr(module, "trained_objective", lambda _: trained)
-    assert retrieval_config("run").last_token == -2
-    read = retrieval_config("run", pooling="mean")
+    assert embedding_config(trained).last_token == -2
+    read = embedding_config(trained, pooling="mean")
     assert (read.pooling, read.last_token) == ("mean", None)
 
 

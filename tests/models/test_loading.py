@@ -174,7 +174,7 @@ def test_a_damaged_adapter_is_refused(damage: str, trained_tokenizer: Any, tmp_p
 @pytest.mark.parametrize("place", [0, 6, 7, 22])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_every_part_of_a_weight_is_looked_at(place: int, value: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights, "LOOKED_AT_TOGETHER", 7)
+    monkeypatch.setattr(weights, "CHECKED_AT_A_TIME", 7)
     values = torch.zeros(23)
     assert bool(weights.all_finite(values))
     assert bool(weights.all_finite(values[:0]))

@@ -40,7 +40,7 @@ ROWS: dict[str, tuple[str, dict[str, Any], str]] = {
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test probes by itself."""
-    monkeypatch.setattr(probe, "_found", {})
+    monkeypatch.setattr(probe, "_findings", {})
 
 
 def of_full_size(family: str, **changes: Any) -> Any:

@@ -34,7 +34,7 @@ STRATEGIES = ("random", "sequential")
 
 
 def hashed_uniform(seed: int, *key: int) -> float:
-    """A number in [0, 1) that depends on the arguments alone: not on any generator, process or resume."""
+    """Return a number in [0, 1) that depends on the arguments alone: not on a generator, process or resume."""
     digest = hashlib.sha256(repr((seed, *key)).encode()).digest()
     return int.from_bytes(digest[:8], "big") / 2**64
 
@@ -62,7 +62,7 @@ class StepSampler(Sampler[SampleKey]):
     jepa_epochs: float | None = None  # number of epochs, from the start, with such steps; None for all
     sort_by_length: bool = True  # within a step; False for losses that compare the pairs of a micro-batch
     multiple: int = 1  # the number of keys is padded to a multiple of this (batch size x processes)
-    groups: Numbers | None = None  # [records] group of each record, see ``groups.prompt_groups``
+    groups: Numbers | None = None  # [records] the group of each record, see ``groups.prompt_groups``
     epoch: int = 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -73,11 +73,11 @@ class StepSampler(Sampler[SampleKey]):
         return -(-len(self.lengths) // self.multiple) * self.multiple
 
     def __iter__(self) -> Iterator[SampleKey]:
-        # The epoch is that of now, whatever is selected while the keys are taken.
+        # Bound now: a later ``set_epoch`` must not change an epoch that has begun.
         return self._keys(self.epoch)
 
     def _keys(self, epoch: int) -> Iterator[SampleKey]:
-        """The keys of one epoch, made a step at a time."""
+        """Yield the keys of one epoch, computed a step at a time."""
         count, size = len(self.lengths), self.records_per_step
         generator = np.random.default_rng([self.seed, epoch])
         in_file = np.arange(count)
@@ -116,7 +116,7 @@ SCHEMA = pa.schema({"length": pa.int64(), "record": pa.list_(pa.int32())})
 class TokenizedDataset(Dataset[SampledRecord | None]):
     """Tokenised records in an Arrow stream, a file or in memory, indexed by number or by the sampler's keys.
 
-    Records are views into the stream's memory: a file is read only where a record is used.
+    Records are views into the stream's memory: of a file only the records that are used are read.
     """
 
     def __init__(self, source: str | pa.Buffer) -> None:
@@ -145,17 +145,17 @@ class TokenizedDataset(Dataset[SampledRecord | None]):
         return prompt_groups(self.prompts())
 
     def prompts(self) -> list[Ids]:
-        """The prompt of each record: the tokens of its first text up to the first one that is trained.
+        """Return the prompt of each record: the tokens of its first text up to the first trained one.
 
-        Where the user's message is trained, too, they end with it.
+        If the user's message is trained, too, the prompt ends with it.
         """
         return [_prompt(record.values.to_numpy()) for record in self._records]
 
     def fingerprints(self) -> tuple[str, str]:
-        """Hash the records in their order, and token ids and order of their main texts alone.
+        """Return two hashes: of the records in their order, and of the token ids of their main texts alone.
 
-        The line numbers of records don't count. A main text has no predictor tokens yet: layout ``inplace`` puts them
-        there when a batch is made.
+        Line numbers are left out. Main texts have no predictor tokens: layout ``inplace`` inserts them when a batch is
+        made.
         """
         records, texts = hashlib.sha256(), hashlib.sha256()
         for chunk in self._records.chunks:
@@ -171,7 +171,7 @@ class TokenizedDataset(Dataset[SampledRecord | None]):
             flat[first] = 0
             records.update(flat.tobytes())
             begin = first + _HEADER
-            # The main texts, each behind a number that is no token.
+            # Mark the main texts; a -1, which is no token, separates them.
             steps = np.zeros(len(flat) + 1, np.int8)
             steps[begin - 1] += 1
             steps[begin + flat[first + 1]] -= 1
@@ -180,18 +180,18 @@ class TokenizedDataset(Dataset[SampledRecord | None]):
         return records.hexdigest(), texts.hexdigest()
 
 
-_HEADER = 6  # numbers in front of a main text: line, lengths of its four parts and of the texts of its views
+_HEADER = 6  # numbers before a main text: its line, the lengths of its four parts and of the texts of its views
 
 
 def flattened(record: TokenizedRecord) -> Ids:
-    """Serialise a record to one int32 array, text behind text."""
+    """Serialise a record to one int32 array: the main texts, one after the other."""
     return np.concatenate([_flat_text(text) for text in record.texts])
 
 
 def _flat_text(text: TokenizedRecord) -> Ids:
-    """A main text: header (line, lengths of the four parts and of what follows them), the parts, texts of views."""
+    """Serialise a main text: header (line, lengths of the four parts and of the view texts), parts, view texts."""
     views = [view for pair in text.pairs for view in pair]
-    # A row for each view: length of its text (-1 if that is the main text), start, end, predictors.
+    # One row a view: length of its text (-1 if it is a part of the main text), start, end, predictors.
     table = [(-1 if view.in_main else len(view.ids), view.start, view.end, view.predictors) for view in views]
     parts = [text.ids, text.labels, text.prompt, np.array(table, np.int32).ravel()]
     alone = [view.ids for view in views if not view.in_main]
@@ -200,13 +200,13 @@ def _flat_text(text: TokenizedRecord) -> Ids:
 
 
 def _prompt(flat: Ids) -> Ids:
-    """The prompt of a serialised record."""
+    """Return the prompt of a serialised record."""
     ends = _HEADER + np.cumsum(flat[1 : _HEADER - 2])
-    ids, labels, asked = flat[_HEADER : ends[0]], flat[ends[0] : ends[1]], flat[ends[1] : ends[2]]
-    if len(asked) and asked[0] >= labels[0]:
-        # The user's first message: a token that continues it is one further than the last.
-        breaks = np.flatnonzero(np.diff(asked) > 1)
-        return ids[: int(asked[breaks[0] if len(breaks) else -1]) + 2]
+    ids, labels, prompt_labels = flat[_HEADER : ends[0]], flat[ends[0] : ends[1]], flat[ends[1] : ends[2]]
+    if len(prompt_labels) and prompt_labels[0] >= labels[0]:
+        # The user's first message ends at the first gap between its positions.
+        breaks = np.flatnonzero(np.diff(prompt_labels) > 1)
+        return ids[: int(prompt_labels[breaks[0] if len(breaks) else -1]) + 2]
     return ids[: int(labels[0]) + 1]
 
 
@@ -218,8 +218,8 @@ def _unflattened(flat: Ids) -> TokenizedRecord:
         ids, labels, prompt, table = (flat[start:end] for start, end in pairwise([*starts, begin]))
         views = []
         for length, start, end, predictors in table.reshape(-1, 4).tolist():
-            own = ids if length < 0 else flat[begin : begin + length]
-            views.append(View(own, start, end, length < 0, predictors))
+            text = ids if length < 0 else flat[begin : begin + length]
+            views.append(View(text, start, end, length < 0, predictors))
             begin += max(length, 0)
         texts.append(TokenizedRecord(ids, labels, prompt, tuple(map(Pair, views[::2], views[1::2])), line))
     return replace(texts[0], further=tuple(texts[1:])) if len(texts) > 1 else texts[0]
@@ -234,16 +234,16 @@ class Prepared:
     tokens: dict[str, int]  # see :func:`count_tokens`
     template: dict[str, str] = field(default_factory=dict)  # facts derived from the chat template
     source: str = "<memory>"  # name of the records' file in error messages
-    rows: Any = field(default=None, repr=False, compare=False)  # the records it was made of; None if they are unknown
+    rows: Any = field(default=None, repr=False, compare=False)  # its records; None if unknown
 
 
 def count_tokens(records: Iterable[TokenizedRecord], config: JepaConfig) -> dict[str, int]:
-    """Count tokens of records by what is run.
+    """Count the tokens of records, in total and under several ways of training them.
 
     Returns:
-        ``main``: of main texts alone. ``all``: with the tokens of views that main texts do not share. ``tree``: of main
-        texts, what several texts of a record begin with counted once. ``chat``: of each record's last text, in which a
-        trainer that has one row a chat would train all turns. ``turns``: with a row for each trained turn.
+        ``main``: of main texts alone. ``all``: main plus the tokens of views that are not shared with them. ``tree``:
+        of main texts, with shared beginnings of the texts of a record counted once. ``chat``: of each record's last
+        text, in which a trainer with one row a chat would train all turns. ``turns``: with a row for each trained turn.
     """
     counts = dict.fromkeys(("main", "all", "tree", "chat", "turns"), 0)
     changes_text = LAYOUTS[str(config.layout)].changes_text
@@ -265,7 +265,7 @@ def count_tokens(records: Iterable[TokenizedRecord], config: JepaConfig) -> dict
 
 
 def _distinct_tokens(record: TokenizedRecord) -> int:
-    """Number of tokens of a record's main texts as a prefix tree."""
+    """Count the tokens of a record's main texts as a prefix tree."""
     count = len(record.ids)
     for number, text in enumerate(record.texts[1:], start=1):
         count += len(text.ids) - max(_common_prefix(text.ids, before.ids) for before in record.texts[:number])
@@ -279,6 +279,6 @@ def _common_prefix(first: Ids, second: Ids) -> int:
 
 
 def _turn_lengths(text: TokenizedRecord) -> list[int]:
-    """The length of each trained turn of a text, its prompt included: where its run of labels ends."""
+    """Return the length of each trained turn of a text, its prompt included: the end of its run of labels."""
     last = np.flatnonzero(np.diff(text.labels, append=-1) != 1)
     return [int(end) + 2 for end in text.labels[last]]

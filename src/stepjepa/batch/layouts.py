@@ -16,7 +16,7 @@ from stepjepa.config.layouts import LayoutRules
 
 
 class ReadoutOptions(NamedTuple):
-    """How embeddings are read, whatever the layout; by default as the papers read them."""
+    """Options of the readout of embeddings, in any layout; the defaults are those of the papers."""
 
     front: bool = False  # predictor tokens stand before the source view, not after it
     reverse: bool = False  # the second view of a pair predicts the first
@@ -78,19 +78,19 @@ def _places(name: str) -> Callable[[PlaceFn], PlaceFn]:
 
 @_places("separate")
 def separate(record: TokenizedRecord, predictors: Ids, reading: ReadoutOptions) -> list[TokenSequence]:
-    """LLM-JEPA as published: the main sequence, and both views of each pair by themselves."""
-    found = [main_sequence(record)]
+    """LLM-JEPA as published: the main sequence, and each view of a pair as a sequence of its own."""
+    sequences = [main_sequence(record)]
     for number, (first, second) in enumerate(record.pairs):
         source, target = (second, first) if reading.reverse else (first, second)
         views: list[tuple[Kind, View, Ids]] = [("source", source, predictors), ("target", target, predictors[:0])]
         for kind, view, added in views:
-            # The first view sees the text before it, where it stands in the text; the second one sees itself alone.
+            # The first view sees the text before it if it is a part of the main text; the second one sees itself alone.
             seeing = _branch if view is first and view.in_main else _alone
-            found.append(seeing(number, kind, view, added, reading))
-    return found
+            sequences.append(seeing(number, kind, view, added, reading))
+    return sequences
 
 
-# The same list: a view that stands in the text is a branch of it, one that does not is by itself.
+# Same code: it calls ``_branch`` for views inside the text and ``_alone`` for the others.
 _places("branched")(separate)
 
 
@@ -121,7 +121,7 @@ def inplace(record: TokenizedRecord, predictors: Ids, reading: ReadoutOptions) -
 
 
 def _averaged(view: View, predictors: int, reading: ReadoutOptions) -> int:
-    """How many tokens the readout of a view averages that has so many predictor tokens."""
+    """Return the number of tokens that the readout of ``view`` averages, with this many predictor tokens."""
     if not reading.mean:
         return 1
     content = view.end - view.start - view.predictors
@@ -129,13 +129,13 @@ def _averaged(view: View, predictors: int, reading: ReadoutOptions) -> int:
 
 
 def _branch(pair: int, kind: Kind, view: View, predictors: Ids, reading: ReadoutOptions) -> TokenSequence:
-    """The main text up to the end of the view, with predictor tokens behind (or before) the view."""
+    """Make a sequence of the main text up to the end of the view, with predictor tokens behind (or before) the view."""
     pieces = [view.ids[: view.start], predictors, view.content] if reading.front else [view.ids[: view.end], predictors]
     return _read(pair, kind, np.concatenate(pieces), _averaged(view, len(predictors), reading), reading)
 
 
 def _alone(pair: int, kind: Kind, view: View, predictors: Ids, reading: ReadoutOptions) -> TokenSequence:
-    """A view that sees nothing but itself: a message in its template, or a step with no chat around it."""
+    """Make a sequence of a view that sees nothing else: a message in its template, or a step without its chat."""
     before = view.ids[:0] if view.in_main else view.ids[: view.start]
     # Nothing behind the readout can change it, so the template's tail is needed only to count from its end.
     tail = view.ids[:0] if view.in_main or reading.last_token is None else view.ids[view.end :]
@@ -146,9 +146,9 @@ def _alone(pair: int, kind: Kind, view: View, predictors: Ids, reading: ReadoutO
 
 
 def _read(pair: int, kind: Kind, ids: Ids, averaged: int, reading: ReadoutOptions) -> TokenSequence:
-    """A sequence that ends where it is read."""
+    """Make a sequence that ends at its readout."""
     end = len(ids) + (0 if reading.last_token is None else reading.last_token + 1)
     if end < 1:
-        told = f"`last_token {reading.last_token}` reaches before the start of a view"
-        raise UserError(f"{told}; use a number nearer to -1")
+        fault = f"`last_token {reading.last_token}` reaches before the start of a view"
+        raise UserError(f"{fault}; use a number nearer to -1")
     return TokenSequence(ids[:end], readouts=(Readout(pair, kind, end - averaged, end),))

@@ -1,4 +1,4 @@
-"""Records of any source to a data set of tokens: tokenised once, kept in memory or in a cache."""
+"""Tokenise records of any source once, into memory or a cache."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 CacheDir = str | os.PathLike[str] | Literal[False] | None
-"""A folder for tokenised data; None is ``stepjepa`` in the user's folder for caches, False keeps nothing."""
+"""A folder for tokenised data; None is ``stepjepa`` in the user's cache folder, False stores nothing."""
 
 
 def prepare(
@@ -49,7 +49,7 @@ def prepare(
     cache_dir: CacheDir = False,
     say: Callable[[str], None] = print,
 ) -> Prepared:
-    """Tokenise records, or read them where they were tokenised before.
+    """Tokenise records, or read their tokens from the cache.
 
     A ``datasets.Dataset`` is read row by row. ``what`` names the data on the progress bar and in messages, ``views``
     gives the pairs of views instead of the mode (LLM-JEPA only). Of several processes the main one writes the cache.
@@ -58,70 +58,71 @@ def prepare(
     if views is not None and config.mode != "llm-jepa":
         raise ValueError(f"views: expected mode 'llm-jepa', got '{config.mode}', which finds its views itself")
     rows = _without_memory(data)
-    # A record knows its line, and not in which of several files.
+    # A tokenised record knows its line, but not its file.
     paths = {"<memory>"} if isinstance(rows, datasets.Dataset) else {record.path for record in rows}
     source = paths.pop() if len(paths) == 1 else "<several files>"
     if views is not None:
         rows = Spooled(replace(record, views=tuple(views(record))) for record in as_records(rows))
 
     def make(file: Path | None) -> Prepared:
-        made, tokens, waiting = RecordTokenizer(tokenizer, config), Counter(all=0, main=0), as_records(rows)
+        record_tokenizer, tokens, waiting = RecordTokenizer(tokenizer, config), Counter(all=0, main=0), as_records(rows)
         opened: Any = nullcontext(pa.BufferOutputStream()) if file is None else atomic_write(file, "wb")
-        gc.disable()  # no cyclic garbage is made here, and looking for it takes a third of the time
+        gc.disable()  # tokenising makes no cyclic garbage, and the search for it takes a third of the time
         try:
             with opened as sink, pa.ipc.new_stream(sink, SCHEMA) as writer:
                 for _ in tqdm(range(0, len(rows), BLOCK), f"prepare {what}", disable=None):
-                    found = made.tokenize(islice(waiting, BLOCK))
-                    tokens.update(count_tokens(found, config))
-                    columns = [[each.length for each in found], list(map(flattened, found))]
+                    block = record_tokenizer.tokenize(islice(waiting, BLOCK))
+                    tokens.update(count_tokens(block, config))
+                    columns = [[each.length for each in block], list(map(flattened, block))]
                     writer.write_table(pa.table(columns, schema=SCHEMA))
-                where, kept, pairs = source if len(rows) else what, made.counts["records"], made.counts["pairs"]
-                if not kept:
-                    told = f"none of the {made.counts['skipped']} records can be trained on; check --max_length"
-                    raise UserError(told, path=where)
-                if config.uses_views and not pairs:
+                where, counts = source if len(rows) else what, record_tokenizer.counts
+                if not counts["records"]:
+                    fault = f"none of the {counts['skipped']} records can be trained on; check `max_length`"
+                    raise UserError(fault, path=where)
+                if config.uses_views and not counts["pairs"]:
                     remedy = "check `step_separator` and `max_length`, or use `regular`"
-                    raise UserError(f"none of the {kept} records has a pair; {remedy}", path=where)
+                    raise UserError(f"none of the {counts['records']} records has a pair; {remedy}", path=where)
         finally:
             gc.enable()
         dataset = TokenizedDataset(sink.getvalue() if file is None else str(file))
-        counts = {name: made.counts[name] for name in COUNTS}
-        return Prepared(dataset, counts, dict(tokens), made.describe(), source, rows)
+        return Prepared(
+            dataset, {name: counts[name] for name in COUNTS}, dict(tokens), record_tokenizer.describe(), source, rows
+        )
 
     if cache_dir is False:
         return make(None)
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stepjepa"
     file = Path(cache_dir or folder) / f"prepared-{fingerprint(as_records(rows), tokenizer, config)}.arrow"
     try:
-        # The description is written last, and makes the table valid.
+        # The description is written last: without it the table counts as incomplete.
         about = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
         if about.pop("sha256") != _checksum(file, about):
-            raise ValueError("not what was written")
-        found = Prepared(TokenizedDataset(str(file)), **about, source=source, rows=rows)
-        say(f"cache: {what} as prepared before, from {file} (--no_cache prepares anew)")
-        return found
+            raise ValueError("the checksum differs")
+        cached = Prepared(TokenizedDataset(str(file)), **about, source=source, rows=rows)
+        say(f"cache: {what} as prepared before, from {file} (`no_cache` prepares anew)")
+        return cached
     except (OSError, ValueError, TypeError, LookupError):
         pass
     if is_main_process():
         try:
-            found = make(file)
-            about = {"counts": found.counts, "tokens": found.tokens, "template": found.template}
+            prepared = make(file)
+            about = {"counts": prepared.counts, "tokens": prepared.tokens, "template": prepared.template}
             write_json(file.with_suffix(".json"), {**about, "sha256": _checksum(file, about)})
-            return found
+            return prepared
         except OSError as error:
-            say(f"cache: nothing stored ({error}); --cache_dir names another folder, --no_cache does without")
+            say(f"cache: nothing stored ({error}); `cache_dir` names another folder, `no_cache` does without")
     return make(None)
 
 
 def _without_memory(data: Data) -> Any:
-    """Data that can be read again and take no memory: a ``datasets.Dataset``, or records in a temporary file."""
+    """Return data that can be read again without memory: a ``datasets.Dataset``, or records in a temporary file."""
     if isinstance(data, str | os.PathLike):
         return Spooled(each_of_any(data))
     return data if isinstance(data, datasets.Dataset | Spooled) else Spooled(as_records(data))
 
 
 def _checksum(file: Path, about: JsonObject) -> str:
-    """SHA-256 of a table of the cache and of its description."""
+    """Return the SHA-256 of a cached table and its description."""
     with file.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256")
     digest.update(json.dumps(about, sort_keys=True).encode())
@@ -129,7 +130,7 @@ def _checksum(file: Path, about: JsonObject) -> str:
 
 
 def _settings(tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, str]]:
-    """Every setting of a tokenizer: the files that it is saved as, by name and SHA-256."""
+    """Return every setting of a tokenizer: name and SHA-256 of each file that it is saved as."""
     with TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder)
         files = sorted(file for file in Path(folder).rglob("*") if file.is_file())
@@ -137,7 +138,7 @@ def _settings(tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, str]]:
 
 
 def fingerprint(records: Iterable[Record], tokenizer: PreTrainedTokenizerBase, config: JepaConfig) -> str:
-    """Hash what tokens depend on: code, versions, tokenizer, settings, and all of the records but where they lie."""
+    """Return the cache key: a hash of code, versions, tokenizer, settings and record contents (paths excluded)."""
     package, digest = Path(__file__).resolve().parents[1], hashlib.sha256()
     folders = (sorted((package / name).glob("*.py")) for name in ("batch", "data", "chat", "config"))
     for code in chain(*folders):
@@ -148,7 +149,7 @@ def fingerprint(records: Iterable[Record], tokenizer: PreTrainedTokenizerBase, c
         None if backend is None else (backend.to_str(), backend.encode_special_tokens),
         type(tokenizer).__name__,
         _settings(tokenizer),
-        # These can be set on an object without being saved.
+        # These attributes can be set on an object without being saved.
         getattr(tokenizer, "split_special_tokens", None),
         sorted((name, repr(value)) for name, value in tokenizer.special_tokens_map.items()),
         tokenizer.chat_template,
@@ -157,7 +158,7 @@ def fingerprint(records: Iterable[Record], tokenizer: PreTrainedTokenizerBase, c
     layout = LAYOUTS[str(config.layout)]
     digest.update(repr([*parts, layout.views_in_text]).encode())
     for record in records:
-        # A layout of the user's own is no code of this package.
+        # The code of a user's own layout is not hashed, so its result is.
         partners = layout.partners(record.messages)
         digest.update(repr((record.chat, record.views, record.line, partners)).encode())
     return digest.hexdigest()[:32]

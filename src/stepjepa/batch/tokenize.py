@@ -1,6 +1,6 @@
 """Records to tokens: each trained turn behind its served prompt, tokenised once, with its views in tokens.
 
-No later stage looks for tokens, and no other place knows modes and steps.
+Later stages never search text; this module alone knows modes and steps.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ COUNTS = (
     "messages behind the last answer",
     "turns that spell special tokens",
 )
-"""What is counted while records are tokenised."""
+"""Names of the counts that tokenising records makes."""
 
 
 class ViewText(NamedTuple):
     """A view as characters ``start`` to ``end`` of a rendered text, a step's separator included."""
 
-    text: Turn | Rendered  # the turn that it stands in, or a message alone
+    text: Turn | Rendered  # the turn that contains it, or a message alone
     start: int
     end: int
-    predictors: int = 0  # how many predictor tokens it holds
+    predictors: int = 0  # number of predictor tokens in it
 
     @property
     def in_main(self) -> bool:
-        """Whether the view stands in a turn behind its prompt."""
+        """Whether the view is a part of a turn, behind its prompt."""
         return isinstance(self.text, Turn)
 
     def place(self, tokens: Tokens) -> tuple[int, int]:
-        """First and one past the last of the text's tokens.
+        """Return the range ``[start, end)`` of the view in the tokens of its text.
 
         A token belongs to the step in which it begins, so that a full stop fused with a blank line closes its step; the
         first step takes the token that reaches into the content from outside.
@@ -69,12 +69,12 @@ class ViewText(NamedTuple):
         return first, tokens.first_from(self.end)
 
     def located(self, tokens: Tokens, main: Ids) -> View:
-        """The view as tokens of its text, which is ``main`` where it stands in a turn."""
+        """Return the view as a range of tokens: of ``main`` if it is a part of a turn, else of its own text."""
         return View(main if self.in_main else tokens.ids, *self.place(tokens), self.in_main, self.predictors)
 
 
 class PairText(NamedTuple):
-    """Two views as texts, and the turn that they belong to."""
+    """A pair of views as texts, and the turn that they belong to."""
 
     turn: int  # its number among the trained turns of a record
     first: ViewText
@@ -82,7 +82,7 @@ class PairText(NamedTuple):
 
 
 def step_views(turn: Turn, separator: str, part: str = "content") -> list[ViewText]:
-    """The reasoning steps of a turn's ``content`` or of its ``reasoning``."""
+    """Return the reasoning steps of a turn's ``content`` or of its ``reasoning``."""
     start, end = turn.reasoning if part == "reasoning" else turn.spans[turn.message]
     steps = find_steps(turn.text[start:end], separator)
     return [ViewText(turn, start + first, start + last) for first, last in steps]
@@ -90,7 +90,7 @@ def step_views(turn: Turn, separator: str, part: str = "content") -> list[ViewTe
 
 @dataclass(slots=True)
 class _Text:
-    """A main text that takes in further turns as long as each of them begins with it."""
+    """A main text, which further turns extend as long as each of them begins with it."""
 
     ids: Ids
     labels: list[Ids] = field(default_factory=list)
@@ -118,23 +118,23 @@ class RecordTokenizer:
             self.template = ChatTemplate(tokenizer, config.chat_template_kwargs)
         self.predictors: Ids = np.asarray(predictor_ids(tokenizer, config.used_predictors), np.int32)  # [K]
         self._lacks_tools = False
-        self.counts: Counter[str] = Counter()  # what was met so far, by the names of ``COUNTS``
+        self.counts: Counter[str] = Counter()  # of the records so far, by the names of ``COUNTS``
         self._predictor_text = "".join(predictor_token(number) for number in range(1, len(self.predictors) + 1))
         self._texts = TextTokenizer(tokenizer)
         padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         self._padding = -1 if padding is None else int(padding)
 
     def tokenize(self, records: Iterable[Record]) -> list[TokenizedRecord]:
-        """Tokenise records, best a thousand at a time; a skipped record gives none."""
+        """Tokenise records, without those that are skipped."""
         return [record for record in self.tokenize_each(records) if record is not None]
 
     def tokenize_each(self, records: Iterable[Record]) -> list[TokenizedRecord | None]:
-        """The same with None in the place of a skipped record; UserError with file and line for a wrong one."""
-        waiting, found = iter(records), list[TokenizedRecord | None]()
-        # In blocks, since rendered texts and the places of their characters take far more memory than tokens.
+        """Tokenise records, with None for a skipped one; UserError with file and line for a wrong one."""
+        waiting, tokenized = iter(records), list[TokenizedRecord | None]()
+        # In blocks, since rendered texts with their character offsets take far more memory than tokens.
         while block := list(islice(waiting, BLOCK)):
-            found += self._tokenize_block(block)
-        return found
+            tokenized += self._tokenize_block(block)
+        return tokenized
 
     def _tokenize_block(self, records: Sequence[Record]) -> list[TokenizedRecord | None]:
         written = [(record, *self._write(record)) for record in records]
@@ -159,27 +159,27 @@ class RecordTokenizer:
             raise UserError(str(error), path=record.path, line=record.line) from None
 
     def turns(self, record: Record) -> list[Turn]:
-        """The texts that a record is trained by: its turns, or for the published labels the whole chat as one."""
+        """Return the texts that a record trains: its turns, or for the published labels the whole chat as one."""
         chat, template = record.chat, self.template
         self._lacks_tools |= bool(record.tools) and not template.writes_tools
         if self.config.labels == "assistant" and (isinstance(template, ChatTemplate) or template.answers):
             return template.turns(*chat)
         whole = template.render(*chat)
-        own = tuple(span for span in whole.spans if span[0] < span[1])
-        return [Turn(len(record.messages) - 1, whole.text, 0, whole.spans, (0, 0), own, "")]
+        plain_spans = tuple(span for span in whole.spans if span[0] < span[1])
+        return [Turn(len(record.messages) - 1, whole.text, 0, whole.spans, (0, 0), plain_spans, "")]
 
     def describe(self) -> dict[str, str]:
-        """Facts derived from the chat template, and what of the records so far it does not write."""
+        """Return facts about the chat template, and which parts of the records so far it does not render."""
         unused = {NOT_USED: "tools; the template writes none"} if self._lacks_tools else {}
         return self.template.describe() | unused
 
     def pairs(self, record: Record, turns: Sequence[Turn]) -> list[PairText]:
-        """The pairs of a record, the first view of each predicts the second (before ``reverse_pred``).
+        """Return the pairs of a record; the first view of each predicts the second (before ``reverse_pred``).
 
-        * Step-JEPA: steps of the last turn, each with the one ``pair_distance`` further on.
-        * LLM-JEPA: the messages that the layout calls partners, a question and its answer, where both have a text; the
-          record's explicit views instead, where it has them. Layouts with ``views_in_text`` take the first message of a
-          pair where it stands in the chat.
+        * Step-JEPA: steps of the last turn, each with the step ``pair_distance`` later.
+        * LLM-JEPA: the record's explicit views, if it has any; else the pairs that ``partners`` of the layout picks,
+          a question and its answer, if both have a text. In layouts with ``views_in_text`` the first message of
+          a pair is a part of the chat; otherwise it is rendered alone.
         """
         config, last = self.config, len(turns) - 1
         pairs: list[PairText] = []
@@ -194,33 +194,33 @@ class RecordTokenizer:
             layout = LAYOUTS[str(config.layout)]
             for start, end in layout.partners(record.messages):
                 number = next((n for n, turn in enumerate(turns) if turn.message >= max(start, end)), None)
-                says = [(record.messages[place]["role"], _text(record.messages[place])) for place in (start, end)]
-                if number is None or record.messages[end].get("weight", 1) == 0 or not all(text for _, text in says):
+                texts = [(record.messages[place]["role"], _text(record.messages[place])) for place in (start, end)]
+                if number is None or record.messages[end].get("weight", 1) == 0 or not all(text for _, text in texts):
                     continue
                 first = ViewText(turns[number], *turns[number].spans[start])
                 if not layout.views_in_text:
-                    first = self._alone(0, *says[0])
+                    first = self._alone(0, *texts[0])
                 elif first.start == first.end:
-                    told = "the chat template rewrites a message, so that its content can't be found"
-                    raise UserError(f"{told}; use `layout separate`, which reads it by itself")
-                pairs.append(PairText(number, first, self._alone(1, *says[1])))
-            # Without a chat format the last exchange is all there is.
+                    fault = "the chat template rewrites a message, so that its content can't be found"
+                    raise UserError(f"{fault}; use `layout separate`, which reads it by itself")
+                pairs.append(PairText(number, first, self._alone(1, *texts[1])))
+            # Without a chat format a record is its last exchange.
             pairs = pairs[-1:] if config.plain else pairs
         return pairs[:1] if config.pairs == "first" else pairs
 
     def _alone(self, place: int, role: str, content: str) -> ViewText:
-        """The first or second view of a pair as a message alone in the template.
+        """Render the first or second view of a pair as a message alone in the template.
 
-        A source's predictors are part of the text before it is tokenised. Put in afterwards they could come to stand
-        behind a token that the content shares with the template's tail, such as OLMo-2's ``?`` with the line end.
+        A source's predictors are added to the text before it is tokenised. Added to the tokens, they could end up
+        behind a token that joins content and template, such as OLMo-2's ``?`` with the line end.
         """
         is_source, front = place == self.config.reverse_pred, self.config.front_pred
         added = self._predictor_text if is_source else ""
         alone = self.template.render_alone(role, added + content if front else content + added)
         start, end = alone.spans[0]
-        # What the record itself says, where special tokens are but text.
-        own = (start + len(added), end) if front else (start, end - len(added))
-        return ViewText(alone._replace(spans=(own,)), start, end, len(self.predictors) if is_source else 0)
+        # The record's own text; special tokens spelled in it are plain text.
+        plain_span = (start + len(added), end) if front else (start, end - len(added))
+        return ViewText(alone._replace(spans=(plain_span,)), start, end, len(self.predictors) if is_source else 0)
 
     def _read(
         self,
@@ -232,26 +232,26 @@ class RecordTokenizer:
     ) -> TokenizedRecord | None:
         config, counts = self.config, self.counts
         texts: list[_Text] = []
-        belongs: dict[int, tuple[_Text, int]] = {}  # to each turn its text, and how many tokens of that are the turn's
+        belongs: dict[int, tuple[_Text, int]] = {}  # turn -> its text, and the turn's length in it
         too_long = [self._too_long(record, each) for each in tokens]
         counts["over length"] += any(too_long)
         counts["truncated"] += any(too_long) and config.over_length == "truncate"
         for number, (turn, (encoding, answer)) in enumerate(zip(turns, tokens, strict=True)):
             ids = encoding.ids[: config.max_length]
-            asked = [turn.spans[place] for place in self._asked(record, turn)]
+            prompt_spans = [turn.spans[place] for place in self._prompting_messages(record, turn)]
             labels = self._labels(ids, answer)
-            # Only truncation can leave nothing to learn: an empty answer is refused when the file is read.
+            # Only truncation can leave no labels: an empty answer is an error when the file is read.
             if not len(labels) or (too_long[number] and config.over_length == "skip"):
                 continue
-            self._check_stops(record, encoding.ids[answer:])
+            self._check_stop_tokens(record, encoding.ids[answer:])
             if not (texts and texts[-1].begins(ids)):
                 texts.append(_Text(ids))
             text = texts[-1]
             text.ids = ids
             text.labels.append(labels)
-            ranges = [(encoding.first_overlapping(start), encoding.first_from(end)) for start, end in asked]
+            ranges = [(encoding.first_overlapping(start), encoding.first_from(end)) for start, end in prompt_spans]
             text.prompt.append(
-                _before([each for each, span in zip(ranges, asked, strict=True) if span[0] < span[1]], len(ids))
+                _before([each for each, span in zip(ranges, prompt_spans, strict=True) if span[0] < span[1]], len(ids))
             )
             belongs[number] = text, len(ids)
             spans = [span for span in turn.spans if span[0] < span[1]]
@@ -270,7 +270,7 @@ class RecordTokenizer:
             views = Pair(
                 *(view.located(encoding if view.in_main else encoded[view.text], text.ids) for view in pair[1:])
             )
-            # Behind what the record says there may be predictor tokens.
+            # The text of a source may end in predictor tokens, which may be cut.
             ends = [view.end - view.predictors for view in views]
             limits = [length if view.in_main else config.max_length for view in views]
             cut = any(end > limit for end, limit in zip(ends, limits, strict=True))
@@ -309,8 +309,8 @@ class RecordTokenizer:
             )
         return length > config.max_length
 
-    def _asked(self, record: Record, turn: Turn) -> list[int]:
-        """The user messages since the assistant spoke before a turn; of the whole chat where that is one text."""
+    def _prompting_messages(self, record: Record, turn: Turn) -> list[int]:
+        """Return the user messages between the previous assistant message and a turn; all, if the chat is one text."""
         roles = [message["role"] for message in record.messages[: turn.message]]
         first = (
             0
@@ -320,32 +320,32 @@ class RecordTokenizer:
         return [place for place in range(first, len(roles)) if roles[place] == "user"]
 
     def _labels(self, ids: Ids, answer: int) -> Ids:
-        """The positions of a turn's text that are trained to predict the next token."""
+        """Return the positions of a turn's text that are trained to predict the next token."""
         if self.config.labels == "reference":
             return np.flatnonzero(ids[1:] != self._padding).astype(np.int32)
         return np.arange(max(answer - 1, 0), max(len(ids) - 1, 0), dtype=np.int32)
 
-    def _check_stops(self, record: Record, answer: Ids) -> None:
-        """Refuse an answer that ends a turn before its end: no generation would get beyond it."""
+    def _check_stop_tokens(self, record: Record, answer: Ids) -> None:
+        """Raise ``UserError`` if an answer holds a stop token before its end: generation would never get beyond it."""
         if self.config.labels == "assistant" and len(
             inner := np.flatnonzero(np.isin(answer[:-1], self.template.stop_ids))
         ):
             token = shown(str(self.tokenizer.convert_ids_to_tokens(int(answer[inner[0]]))))
-            told = f"the answer holds {token}, at which generation stops, before its end"
-            raise UserError(f"{told}; remove it from the record", path=record.path, line=record.line)
+            fault = f"the answer holds {token}, at which generation stops, before its end"
+            raise UserError(f"{fault}; remove it from the record", path=record.path, line=record.line)
 
 
 def _text(message: Mapping[str, object]) -> str:
-    """What a message says; an answer without the thought in front of it. Empty if that is white space."""
+    """Return the content of a message, without the thought before an answer; empty if it is white space."""
     content = str(message["content"])
     content = without_thought(content) if message["role"] == "assistant" else content
     return content if content.strip() else ""
 
 
 def _before(ranges: Sequence[tuple[int, int]], length: int) -> Ids:
-    """The positions in front of some ranges of tokens, among the first ``length`` tokens."""
-    wanted = np.zeros(length, bool)
+    """Return the positions that predict the tokens of some ranges, among the first ``length`` tokens."""
+    predicted = np.zeros(length, bool)
     for start, end in ranges:
-        wanted[start:end] = True
-    # Nothing predicts the first token.
-    return wanted[1:].nonzero()[0].astype(np.int32)
+        predicted[start:end] = True
+    # No position predicts the first token.
+    return predicted[1:].nonzero()[0].astype(np.int32)

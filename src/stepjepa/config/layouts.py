@@ -1,4 +1,4 @@
-"""What settings must know of a layout: the modes that have it, and what it contradicts. ``batch.layouts`` builds it."""
+"""The properties of layouts that settings are checked against; ``batch.layouts`` has their functions."""
 
 from dataclasses import dataclass, replace
 
@@ -11,8 +11,8 @@ class LayoutRules:
 
     name: str  # as on the command line
     modes: tuple[str, ...]  # that have it; the first layout of a mode is its default
-    views_in_text: bool = False  # the first message of a pair is taken where it stands in the chat, not by itself
-    changes_text: bool = False  # it puts tokens into the main sequence, so that the LM loss is another one
+    views_in_text: bool = False  # the first message of a pair is a part of the chat, not rendered alone
+    changes_text: bool = False  # it inserts tokens into the main sequence, which changes the LM loss
 
 
 LAYOUTS = {
@@ -27,17 +27,17 @@ LAYOUTS = {
 
 
 def layouts_of(mode: str) -> tuple[str, ...]:
-    """The layouts of a mode; the first one is its default."""
+    """Return the layouts of a mode; the first one is its default."""
     return tuple(name for name, rules in LAYOUTS.items() if mode in rules.modes)
 
 
 def changes_text(layout: str | None) -> bool:
-    """Whether a layout puts tokens into the main sequence."""
+    """Whether a layout inserts tokens into the main sequence."""
     return layout in LAYOUTS and LAYOUTS[layout].changes_text
 
 
 def name_layout(function: object, address: str) -> None:
-    """Register a layout of the user's own under its address, too (``layout="module:function"``)."""
+    """Register a custom layout under its address, too (``layout="module:function"``)."""
     rules = next((each for each in LAYOUTS.values() if getattr(each, "place", None) is function), None)
     if rules is None:
         raise UserError(f"layout: '{address}' is no layout; put @stepjepa.layout(...) above the function")

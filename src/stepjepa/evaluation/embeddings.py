@@ -1,4 +1,4 @@
-"""What the embeddings of views say: cosines, ranks, linear maps; for ``evaluate --similarity`` and ``analyze``."""
+"""Metrics of the embeddings of views: cosines, ranks, linear maps; for the setting ``similarity`` and for ``analyze``."""
 
 import os
 from collections.abc import Iterable
@@ -18,11 +18,11 @@ from stepjepa.store.folder import RUN_FILE
 from stepjepa.store.record import trained_objective
 
 QUANTILES = (0.1, 0.2, 0.5, 0.8, 0.9)
-TOP = 100  # of the largest singular values are averaged, as in the LLM-JEPA paper (arXiv 2509.14252)
+TOP = 100  # number of largest singular values in the average, as in the LLM-JEPA paper (arXiv 2509.14252)
 
 
 def similarity_config(run_folder: str | os.PathLike[str], views: str) -> JepaConfig:
-    """The :func:`reading_config` of a run folder; UserError if it is none."""
+    """Return the :func:`reading_config` of a run folder; UserError if it is no run folder."""
     trained = trained_objective(run_folder)
     if trained is None:
         raise UserError(f"is no run folder (no {RUN_FILE} that tells how the model was trained)", path=Path(run_folder))
@@ -30,21 +30,23 @@ def similarity_config(run_folder: str | os.PathLike[str], views: str) -> JepaCon
 
 
 def pair_cosines(embeddings: ViewEmbeddings) -> NDArray[np.float64]:
-    """``[P]``: the cosine of each matched pair."""
+    """Return the cosine of each matched pair, ``[P]``."""
     source, target = (torch.from_numpy(each).double() for each in (embeddings.source, embeddings.target))
     return np.asarray(F.cosine_similarity(source, target))
 
 
 def similarity_totals(embeddings: ViewEmbeddings) -> dict[str, float]:
-    """``pairs``, ``matched_similarity``, ``shuffled_similarity`` (over all P * (P - 1) wrong partners; missing for a
-    single pair) and what ``monitors.MetricWindow.geometry`` gives, of all pairs."""
+    """Return ``pairs``, ``matched_similarity``, ``shuffled_similarity`` and those of ``MetricWindow.geometry``.
+
+    ``shuffled_similarity`` is over all ``P * (P - 1)`` wrong partners; it is missing for a single pair.
+    """
     window = MetricWindow(keep=len(embeddings.record))
     window.add_pairs(torch.from_numpy(embeddings.source), torch.from_numpy(embeddings.target))
     return {"pairs": float(len(embeddings.record)), **window.monitors()}
 
 
 def similarity_quantiles(values: Iterable[float | None]) -> JsonObject:
-    """``n``, ``mean``, ``std`` and ``quantiles`` (by share) of cosines, of which None was not measured."""
+    """Return ``n``, ``mean``, ``std`` and ``quantiles`` (by share) of cosines; None, not measured, is left out."""
     measured = np.asarray([value for value in values if value is not None], np.float64)
     if not len(measured):
         return {"n": 0}
@@ -53,7 +55,7 @@ def similarity_quantiles(values: Iterable[float | None]) -> JsonObject:
 
 
 def embedding_metrics(embeddings: ViewEmbeddings) -> JsonObject:
-    """All numbers of one model; ``notes`` are sentences about what they can't say."""
+    """Return all metrics of one model; ``notes`` are sentences about their limits."""
     totals, source, target = similarity_totals(embeddings), embeddings.source, embeddings.target
     pairs, dimensions = source.shape
     matched = similarity_quantiles(pair_cosines(embeddings)) | {"mean": totals.pop("matched_similarity")}
@@ -81,26 +83,26 @@ def embedding_metrics(embeddings: ViewEmbeddings) -> JsonObject:
 
 
 def singular_values(matrix: NDArray[np.float32]) -> JsonObject:
-    """``values``, all singular values of a matrix ``[P, D]``, not centred; ``top``, how many ``top_mean`` averages."""
+    """Return ``values``, the singular values of a matrix ``[P, D]``, not centred; ``top_mean``, the mean of ``top``."""
     values = np.linalg.svd(matrix.astype(np.float64), compute_uv=False)
     top = min(TOP, len(values))
     return {"values": values.tolist(), "top": top, "top_mean": float(values[:top].mean())}
 
 
 def linear_map(embeddings: ViewEmbeddings) -> JsonObject:
-    """How near the targets Y are to a linear map W of the sources X.
+    """Measure how near the targets Y are to a linear map W of the sources X.
 
     Returns:
-        ``error``: the smallest ``||X W - Y||`` (Frobenius), as in the LLM-JEPA paper; zero by itself where there are
-        no more pairs than dimensions. ``held_out``: the square of the same for a ridge regression with an intercept,
-        where each half of the records is predicted from the other, over ``||Y - mean of Y||^2``; 1 is no better than
-        the mean, and there is no upper end. None where it can't be formed.
+        ``error``: the smallest ``||X W - Y||`` (Frobenius), as in the LLM-JEPA paper; always zero if there are no more
+        pairs than dimensions. ``held_out``: the squared error of a ridge regression with an intercept that predicts
+        each half of the records from the other, over ``||Y - mean of Y||^2``; 1 is as good as the mean, and there is
+        no upper limit. None if it is undefined.
     """
     from sklearn.linear_model import Ridge
     from sklearn.model_selection import GroupKFold, cross_val_predict
 
     source, target = embeddings.source.astype(np.float64), embeddings.target.astype(np.float64)
-    # Directions below the rounding of the float32 embeddings are noise, which an exact solution would blow up.
+    # Directions below the rounding of the float32 embeddings are noise, which an exact solution would amplify.
     rounding = float(np.finfo(np.float32).eps)
     weights = np.linalg.lstsq(source, target, rcond=rounding * max(source.shape))[0]
     spread, held_out = float(((target - target.mean(0)) ** 2).sum()), None

@@ -23,9 +23,9 @@ class RetrievalScores:
         self._names: list[str | None] | None = None
 
     def __call__(self, jepa: Jepa, batch_size: int) -> dict[str, float]:
-        """The mean of each of ``output.RETRIEVAL``; every process embeds all records, so all have the same."""
+        """Return the mean of each metric of ``output.RETRIEVAL``; every process embeds all records, so all have the same."""
         if self._names is None:
-            named = self._task and answer_names(self._task, self._records, jepa.config)
-            self._names = named or [None] * len(self._records)
+            names = self._task and answer_names(self._task, self._records, jepa.config)
+            self._names = names or [None] * len(self._records)
         embeddings = jepa.embed_pairs(self._records, batch_size=batch_size)
         return rank_targets(embeddings, self._names, jepa.config).means()

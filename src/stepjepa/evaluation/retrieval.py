@@ -1,4 +1,4 @@
-"""Retrieval: how often the target that belongs to a source is the nearest of all distinct targets.
+"""Retrieval: how often the nearest of all distinct targets is the right one for a source.
 
 Each source embedding is a query, each distinct target a candidate, and the candidates are ranked by cosine. A candidate
 is right for a query if it has the text of the query's own target or, where the task can tell, an equal answer.
@@ -6,24 +6,19 @@ is right for a query if it has the text of the query's own target or, where the 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import ArrayLike, NDArray
 
-from stepjepa.base.errors import UserError
 from stepjepa.base.json_object import JsonObject
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.evaluation.output import RETRIEVAL
-from stepjepa.objectives.reading import ViewEmbeddings, reading_config
-from stepjepa.store.record import trained_objective
+from stepjepa.objectives.reading import ViewEmbeddings
 from stepjepa.tasks.base import Task
 
 CUTOFF = 10
@@ -32,46 +27,10 @@ CUTOFF = 10
 RESAMPLES = 2000
 """Bootstrap samples of an interval."""
 
-_COSINES = 2**24  # cosines that are held at once
+_COSINES = 2**24  # most cosines in memory at once
 
 Ranks = Sequence[NDArray[np.int64]]
 """For each query the ranks of its right candidates, from 1, ascending."""
-
-
-def retrieval_config(
-    model_path: str | os.PathLike[str], *, layer: int | None = None, pooling: str | None = None
-) -> JepaConfig:
-    """The settings by which a model's views are read for retrieval.
-
-    Args:
-        model_path: run, checkpoint or adapter folder, or hub id.
-        layer: index in transformers' ``hidden_states`` to read instead of the layer of training.
-        pooling: ``last`` or ``mean``, instead of that of training.
-
-    Returns:
-        The reading of training; of a model without a JEPA objective LLM-JEPA's views, read as named.
-
-    Raises:
-        UserError: the model has no JEPA objective, and neither ``layer`` nor ``pooling`` is named.
-    """
-    trained = trained_objective(model_path)
-    has_views = trained is not None and trained["mode"] != "regular"
-    named: dict[str, Any] = {
-        name: value for name, value in (("jepa_layer", layer), ("pooling", pooling)) if value is not None
-    }
-    if not has_views and not named:
-        raise UserError(
-            "the model has no JEPA objective that says where its embeddings are; name the readout, such as "
-            "`layer -1` and `pooling mean`",
-            path=Path(model_path),
-        )
-    if pooling == "mean":
-        named["last_token"] = None  # it says where a single token is read
-    views = str(trained["mode"]) if has_views and trained is not None else "llm-jepa"
-    try:
-        return replace(reading_config(trained, views), **named)
-    except ValueError as error:
-        raise UserError(str(error)) from None
 
 
 # -- metrics -----------------------------------------------------------------------------------------------------------
@@ -105,7 +64,7 @@ def ranks_of_right(source: ArrayLike, candidates: ArrayLike, right: Sequence[Seq
 
 
 def metrics(ranks: Ranks) -> dict[str, NDArray[np.float64]]:
-    """Each of ``output.RETRIEVAL`` for every query, ``[Q]``.
+    """Compute each metric of ``output.RETRIEVAL`` for every query, ``[Q]``.
 
     ``hits_at_k`` is 1 if a right candidate is among the first k; ``mrr`` the reciprocal rank of the first right one;
     ``ndcg_at_10`` the gain ``sum 1 / log2(1 + rank)`` of the right ones among the first ten, divided by the largest
@@ -120,7 +79,7 @@ def metrics(ranks: Ranks) -> dict[str, NDArray[np.float64]]:
 
 
 def bootstrap_interval(values: NDArray[np.float64], seed: int = 0) -> tuple[float, float]:
-    """The 95 % percentile interval of a mean, over :data:`RESAMPLES` bootstrap samples of the values ``[Q]``."""
+    """Return the 95 % percentile interval of a mean, over :data:`RESAMPLES` bootstrap samples of the values ``[Q]``."""
     generator = np.random.default_rng(seed)
     means = [generator.choice(values, len(values)).mean() for _ in range(RESAMPLES)]
     low, high = np.quantile(means, (0.025, 0.975))
@@ -135,11 +94,11 @@ class Retrieval:
     """The result of ranking the distinct targets for every source.
 
     Attributes:
-        record: ``[Q]`` index of the record that a query is of.
+        record: ``[Q]`` index of the record of each query.
         ranks: for each query the ranks of its right candidates.
         candidates: number of distinct targets.
-        config: by which the views were read.
-        of_text: the ranks where only equal texts are right; None where these are all that is known to be equal.
+        config: the settings by which the views were read.
+        of_text: the ranks if only equal texts are right; None if they are the same.
     """
 
     record: NDArray[np.int64]
@@ -149,14 +108,14 @@ class Retrieval:
     of_text: Ranks | None = None
 
     def means(self) -> dict[str, float]:
-        """The mean of each metric over the queries."""
+        """Return the mean of each metric over the queries."""
         return {name: float(values.mean()) for name, values in metrics(self.ranks).items()}
 
     def summary(self) -> JsonObject:
-        """``queries``, ``candidates``, ``readout``; ``mean``, ``low`` and ``high`` (bootstrap) of each metric.
+        """Return ``queries``, ``candidates``, ``readout``; ``mean``, ``low`` and ``high`` (bootstrap) of each metric.
 
-        ``equal_text_only`` has the means of the metrics where an equal answer of another text counts as wrong; None if
-        there is no such answer.
+        ``equal_text_only`` has the means if an equal answer with another text counts as wrong; None if there is no such
+        answer.
         """
         readout = {"views": self.config.mode, "layer": self.config.jepa_layer, "pooling": self.config.pooling}
         summary: JsonObject = {"queries": len(self.ranks), "candidates": self.candidates, "readout": readout}
@@ -168,7 +127,7 @@ class Retrieval:
         return summary
 
     def of_records(self, count: int) -> list[list[int]]:
-        """For each of ``count`` records the rank of the first right candidate of each of its queries."""
+        """Return, for each of ``count`` records, the rank of the first right candidate of each of its queries."""
         lists: list[list[int]] = [[] for _ in range(count)]
         for record, ranks in zip(self.record.tolist(), self.ranks, strict=True):
             lists[record].append(int(ranks[0]))
@@ -180,9 +139,9 @@ def rank_targets(embeddings: ViewEmbeddings, names: Sequence[str | None], config
 
     Args:
         embeddings: of all pairs.
-        names: for each record a name that records with equal answers share, see :func:`answer_names`; None where only
-            equal texts are right. It counts for records with one pair, whose target is the answer.
-        config: by which the views were read.
+        names: for each record a name that records with equal answers share, see :func:`answer_names`; None if only
+            equal texts are right. Used for records with one pair, whose target is the answer.
+        config: the settings by which the views were read.
     """
     # Pairs whose targets are the same text share the embedding of the first.
     candidates, of_pair = np.unique(embeddings.same_target, return_inverse=True)
@@ -203,7 +162,7 @@ def rank_targets(embeddings: ViewEmbeddings, names: Sequence[str | None], config
 
 
 def answer_names(task: Task, records: Sequence[Record], config: JepaConfig) -> list[str | None]:
-    """Names of the records' answers, equal for equal answers; none where the targets are no answers."""
+    """Return a name for each record's answer, equal for equal answers; None where the target is not the answer."""
     if config.mode != "llm-jepa" or config.reverse_pred or any(record.views is not None for record in records):
         return [None] * len(records)
     return task.answer_names(records)

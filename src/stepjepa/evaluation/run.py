@@ -52,7 +52,7 @@ class Evaluation:
     so the same answers as an uninterrupted one.
 
     Attributes:
-        records: the records by position in the test file, with the system prompt that the model is shown.
+        records: the records by position in the test file, with the system prompt that the model gets.
         bad: the skipped lines of the test file.
         system_prompt: the system prompt of training, which replaces that of the test file; None if it does not.
     """
@@ -69,19 +69,19 @@ class Evaluation:
         if settings.model_path is not None and not (settings.use_test_prompts or settings.plain):
             self.system_prompt = training_system_prompt(settings.model_path)
         if self.system_prompt is not None:
-            shown = with_system_prompt(list(self.records.values()), self.system_prompt)
-            self.records = dict(zip(self.records, shown, strict=True))
+            records = with_system_prompt(list(self.records.values()), self.system_prompt)
+            self.records = dict(zip(self.records, records, strict=True))
         self._identity = self._make_identity()
         indices = self.records.keys()
         self.output = OutputFile(settings.output_file, indices, self._identity, overwrite=settings.overwrite)
 
     @property
     def finished(self) -> int:
-        """Number of examples that have their line."""
+        """Number of examples with a line in the output file."""
         return len(self.output.done)
 
     def _make_identity(self) -> JsonObject:
-        """The settings that must be equal for lines to belong to one evaluation."""
+        """Return the settings that must be equal for lines to belong to one evaluation."""
         settings, sampling = self.settings, asdict(self.settings.sampling)
         # Greedy answers do not depend on seed and batch size.
         drawn: JsonObject = {
@@ -89,7 +89,7 @@ class Evaluation:
             "batch_size": None if settings.serving.server else settings.batch_size,
         }
         columns = {} if settings.columns is None else {"columns": settings.columns}
-        # Not the server's address: it changes where a server is started again.
+        # Without the server's address, which may change when a server is restarted.
         served = {name: getattr(settings.serving, name) for name in ("server_model", "completions")}
         return {
             "model": None if settings.model_path is None else model_fingerprint(settings.model_path),
@@ -101,7 +101,7 @@ class Evaluation:
             "headline": self.selection.headline,
             "prompt": {"system": self.system_prompt, "plain": settings.plain, **columns},
             **{name: getattr(settings, name) for name in ("scoring", "dtype", "quantization", "similarity")},
-            # None where it is off, so that an evaluation of an earlier version is still recognised as the same.
+            # None if it is off, so that an evaluation of an earlier version counts as the same.
             "retrieval": {"layer": settings.layer, "pooling": settings.pooling} if settings.retrieval else None,
             # "hf" is the built-in engine, under the name that it had in earlier versions.
             "engine": "server" if settings.serving.server else "hf",
@@ -116,9 +116,9 @@ class Evaluation:
         ``load`` returns model and tokenizer, by default those of ``settings.model_path``. In the summary
         ``generated_now``, ``seconds`` and ``tokens_per_second`` are those of this run.
         """
-        written = self.output.summary()
-        if written is not None:
-            return written
+        summary = self.output.summary()
+        if summary is not None:
+            return summary
         before = set(self.output.done)
         load = functools.cache(load or self._load)
         # Before generating, so that records without views or a folder without run.json end the evaluation at once.
@@ -143,7 +143,7 @@ class Evaluation:
         lines = self.output.finish()
         fresh = [line for line in lines if line["index"] not in before]
         tokens = [line["new_tokens"] for line in fresh]
-        known = fresh and seconds and None not in tokens
+        is_measured = fresh and seconds and None not in tokens
         path, address = self.settings.model_path, self.settings.serving.server
         summary = {
             "model_path": path,
@@ -157,19 +157,19 @@ class Evaluation:
             "settings": self._identity,
             "generated_now": len(fresh),
             "seconds": seconds,
-            "tokens_per_second": sum(tokens) / seconds if known else None,
+            "tokens_per_second": sum(tokens) / seconds if is_measured else None,
         }
         write_json(self.output.summary_file, summary)
         return summary
 
     def _not_measured(self) -> str:
-        """Name what needs likelihoods, which a server does not give."""
+        """Name the scores that need likelihoods, which a server does not return."""
         by_likelihood = any(self.task.continuations(record) for record in self.records.values())
         choices = ", multiple choice by likelihood (an answer counts by what it says)" if by_likelihood else ""
         return f"gold_loss{choices}; a server gives no likelihoods"
 
     def _similarity(self, load: Loader) -> tuple[JsonObject, list[float | None]]:
-        """Similarities of matched and shuffled views, and the mean cosine of each record's pairs."""
+        """Return the similarities of matched and shuffled views, and the mean cosine of each record's pairs."""
         from stepjepa.evaluation.embeddings import similarity_config
 
         config = similarity_config(str(self.settings.model_path), str(self.settings.similarity))
@@ -177,11 +177,13 @@ class Evaluation:
         return compare_views(*load(), list(self.records.values()), config, batch_size=size)
 
     def _retrieval(self, load: Loader) -> Retrieval:
-        """Ranks of the distinct answers of the test file for each question."""
-        from stepjepa.evaluation.retrieval import answer_names, rank_targets, retrieval_config
+        """Rank the distinct answers of the test file for each question."""
+        from stepjepa.evaluation.retrieval import answer_names, rank_targets
+        from stepjepa.objectives.reading import embedding_config
 
-        settings, records = self.settings, list(self.records.values())
-        config = retrieval_config(str(settings.model_path), layer=settings.layer, pooling=settings.pooling)
+        settings, records, path = self.settings, list(self.records.values()), str(self.settings.model_path)
+        readout: JsonObject = {"layer": settings.layer, "pooling": settings.pooling}
+        config = embedding_config(trained_objective(path), path=path, **readout)
         config = replace(config, plain=settings.plain)
         embeddings = embed_views(*load(), records, config, batch_size=settings.batch_size)
         return rank_targets(embeddings, answer_names(self.task, records, config), config)
@@ -205,8 +207,8 @@ class Evaluation:
                 except UserError as error:
                     if not (self.settings.serving.server and self.finished):
                         raise
-                    there = f"{self.finished} of {count} answers are in {output.path}"
-                    raise UserError(f"{error}; {there}, and the same call asks for the others") from None
+                    progress = f"{self.finished} of {count} answers are in {output.path}"
+                    raise UserError(f"{error}; {progress}, and the same call asks for the others") from None
                 seconds += time.perf_counter() - began
                 if lines is None:
                     return seconds
@@ -247,7 +249,7 @@ def embed_views(
     *,
     batch_size: int = 16,
 ) -> ViewEmbeddings:
-    """Embed the views of all pairs of some records; those without a pair, or over length, have none.
+    """Embed the views of all pairs of some records; records without a pair, or over length, give no row.
 
     ``config`` is from :func:`~stepjepa.objectives.reading.reading_config`. UserError if no record has a pair.
     """
@@ -267,8 +269,11 @@ def compare_views(
     config: JepaConfig,
     **options: Any,
 ) -> tuple[dict[str, float], list[float | None]]:
-    """Embed all pairs of some records as training does; their :func:`similarity_totals`, and the mean cosine of each
-    record's pairs, which is None without a pair. For the arguments see :func:`embed_views`."""
+    """Embed all pairs of some records as training does, and compare the views.
+
+    Returns their ``similarity_totals`` and the mean cosine of each record's pairs, None for a record without a pair.
+    The arguments are those of :func:`embed_views`.
+    """
     from stepjepa.evaluation.embeddings import pair_cosines, similarity_totals
 
     embeddings = embed_views(model, tokenizer, records, config, **options)
@@ -288,7 +293,7 @@ class Scores:
 
     Attributes:
         file: JSON lines, one for each record: answers, their scores, lengths.
-        summary: what stands beside it, in ``NAME.summary.json``: mean and interval of each score, costs, settings.
+        summary: the contents of ``NAME.summary.json``: mean and interval of each score, costs, settings.
 
     Example:
         >>> scores = evaluate("runs/a", "test.jsonl", max_new_tokens=64)
@@ -300,7 +305,7 @@ class Scores:
 
     @property
     def headline(self) -> str:
-        """The name of the score that decides what is right."""
+        """The name of the score that decides whether an answer is right."""
         return str(self.summary["headline"])
 
     @property
@@ -314,13 +319,13 @@ class Scores:
 
     @property
     def lines(self) -> list[JsonObject]:
-        """The lines of the file, read anew."""
+        """The lines of the file; read each time."""
         return [line for _, line in read_jsonl(self.file)]
 
     def __getitem__(self, name: str) -> float:
         """Return the mean of a score over all records, or of ``retrieval_hits_at_1`` and the like over all queries.
 
-        ``KeyError`` names the scores that there are.
+        ``KeyError`` names the scores that exist.
         """
         if name not in self._scores:
             raise KeyError(f"no score '{name}'; there are {', '.join(self.names)}")
@@ -342,10 +347,10 @@ def evaluate(
 ) -> Scores:
     """Answer the records of a test file with a trained model, score the answers, and write both.
 
-    A second call with the same settings resumes an interrupted evaluation, and returns what a finished one wrote.
+    A second call with the same settings resumes an interrupted evaluation, or returns the scores of a finished one.
 
     Args:
-        model_path: run folder, checkpoint folder, adapter or hub id; may be None where a ``server`` answers.
+        model_path: run folder, checkpoint folder, adapter or hub id; may be None if a ``server`` answers.
         test_file: records, as for training.
         output_file: JSON lines; None for ``NAME.jsonl`` in the run folder, by the name of the test file.
         settings: fields of ``EvaluationSettings``, ``Sampling``, ``TaskOptions`` and ``ServerSettings``, which are the
@@ -359,22 +364,22 @@ def evaluate(
     """
     if model_path is None and output_file is None:
         raise ValueError("evaluate: expected an output_file where model_path is None, got None")
-    own = {each.name for each in fields(EvaluationSettings)} - {"task_options", "sampling", "serving", "quantization"}
-    parts: dict[str, JsonObject] = {"own": {}, "task": {}, "sampling": {}, "serving": {}}
+    parts: dict[str, JsonObject] = {"evaluation": {}, "task": {}, "sampling": {}, "serving": {}}
+    nested = {"task_options", "sampling", "serving", "quantization"}
+    homes = {"evaluation": {*_names(EvaluationSettings)} - nested, "task": {*_names(TaskOptions)}}
+    homes |= {"sampling": {*_names(Sampling)}, "serving": {*_names(ServerSettings)}}
     bits = [name for name in ("load_in_4bit", "load_in_8bit") if settings.pop(name, False)]
     for name, value in settings.items():
-        homes = {"own": own, "task": {*_names(TaskOptions)}, "sampling": {*_names(Sampling)}}
-        homes["serving"] = {*_names(ServerSettings)}
         home = next((home for home, names in homes.items() if name in names), None)
         if home is None:
-            known = ", ".join(sorted(set().union(*homes.values(), {"load_in_4bit", "load_in_8bit"})))
-            raise TypeError(f"evaluate: expected settings among {known}, got '{name}'")
+            settable = ", ".join(sorted(set().union(*homes.values(), {"load_in_4bit", "load_in_8bit"})))
+            raise TypeError(f"evaluate: expected settings among {settable}, got '{name}'")
         parts[home][name] = value
     if len(bits) > 1:
         raise ValueError("load_in_4bit, load_in_8bit: expected one of them, got both")
-    # As 'stepjepa evaluate' does: a model is asked in the form that it was trained in.
+    # As 'stepjepa evaluate' does: prompts have the form of training.
     trained = None if model_path is None else trained_objective(model_path)
-    parts["own"].setdefault("plain", bool((trained or {}).get("plain")))
+    parts["evaluation"].setdefault("plain", bool((trained or {}).get("plain")))
     output = Path(output_file or Path(model_path or "") / f"{Path(test_file).stem}.jsonl")
     evaluation = Evaluation(
         EvaluationSettings(
@@ -385,7 +390,7 @@ def evaluate(
             sampling=Sampling(**parts["sampling"]),
             serving=ServerSettings(**parts["serving"]),
             quantization=bits[0].removeprefix("load_in_") if bits else None,  # type: ignore[arg-type]  # of two names
-            **parts["own"],
+            **parts["evaluation"],
         )
     )
     return Scores(output, evaluation.run())

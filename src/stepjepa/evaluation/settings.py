@@ -28,7 +28,7 @@ _BATCH_SIZE = 16
 
 @dataclass(frozen=True, kw_only=True)
 class ScoringSettings:
-    """What ``stepjepa evaluate`` and ``stepjepa score`` share; UserError if a value is not allowed."""
+    """The settings that ``stepjepa evaluate`` and ``stepjepa score`` share; UserError if a value is not allowed."""
 
     test_file: File = option(
         help="records to evaluate; JSON lines with 'messages'", group="files", names=("input_file",), metavar="FILE"
@@ -50,9 +50,9 @@ class ScoringSettings:
 
     @property
     def selection(self) -> JsonObject:
-        """The arguments of ``selection.Selection`` beside the records."""
-        same = {name: getattr(self, name) for name in ("task", "scoring", "startswith")}
-        return {**same, "options": self.task_options}
+        """The settings that choose the task and its scores, as the keyword arguments of ``selection.Selection``."""
+        names = ("task", "scoring", "startswith")
+        return {**{name: getattr(self, name) for name in names}, "options": self.task_options}
 
     def check_output(self, source: File, what: str) -> None:
         """Raise ``UserError`` if the output file is a folder or the source, which ``what`` names in the message."""

@@ -1,7 +1,7 @@
-"""Look at the representations of trained models: embed, compute, draw, write. Free of torch until a model is loaded.
+"""Analyse the embeddings of trained models: numbers, data, pictures. Torch is imported when a model is loaded.
 
-An analysis writes analysis.json (settings and numbers), embeddings.npz (source, target, record and pair of all pairs of
-the n-th model as ``n/source`` and so on) and projection.png.
+An analysis writes analysis.json (settings and numbers), embeddings.npz (arrays ``n/source``, ``n/target``, ``n/record``
+and ``n/pair`` for all pairs of the n-th model) and projection.png.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,9 +28,11 @@ from stepjepa.store.prompts import training_system_prompt, with_system_prompt
 if TYPE_CHECKING:
     from stepjepa.objectives.reading import ViewEmbeddings
 
+Value = TypeVar("Value")
+
 JSON_FILE, DATA_FILE = "analysis.json", "embeddings.npz"
 NEXT_STEP = "next step"
-MOST_POINTS = 1000  # pairs that are drawn; numbers are of all
+MOST_POINTS = 1000  # most pairs in a picture; numbers are computed from all pairs
 
 _VIEWS = "views (by default those of training)"
 
@@ -42,9 +44,9 @@ class AnalysisSettings:
     model_path: list[str] = option(help="run, checkpoint or adapter folders, or hub ids", group="files", metavar="PATH")
     test_file: str = option(help="JSON lines with 'messages'", group="files", metavar="FILE")
     output_dir: str = option(help="gets the numbers, the data and the pictures", group="files", metavar="DIR")
-    overwrite: bool = option(False, "replace an earlier analysis in --output_dir", group="files")
+    overwrite: bool = option(False, "replace an earlier analysis in `output_dir`", group="files")
     views: Literal["llm-jepa", "step-jepa"] | None = option(None, "which ones", group=_VIEWS)
-    pairs: Literal["first", "all"] | None = option(None, "of each record; all for --t_sne_type steps", group=_VIEWS)
+    pairs: Literal["first", "all"] | None = option(None, "of each record; all for `t_sne_type steps`", group=_VIEWS)
     layer: int | None = option(None, "of hidden_states; 0 is the embeddings, -1 the last", group=_VIEWS)
     pooling: Literal["last", "mean"] | None = option(None, "one token, or the mean as in training", group=_VIEWS)
     use_test_prompts: bool = option(False, "the test file's own system prompt; else that of training", group=_VIEWS)
@@ -66,94 +68,98 @@ class AnalysisSettings:
 
 @dataclass(frozen=True)
 class ModelViews:
-    """What one model makes of the test records."""
+    """The embeddings of the test records by one model, and their metrics."""
 
     model_path: str
     views: tuple[str, str]  # names of source and target
-    config: JepaConfig  # how the views were read
-    embeddings: ViewEmbeddings  # whose records are counted from 0 in the test file
+    config: JepaConfig  # says where the views were read
+    embeddings: ViewEmbeddings  # with indices of records in the test file, from 0
     numbers: JsonObject  # see embeddings.embedding_metrics
 
 
 def output_files(folder: str | os.PathLike[str]) -> list[Path]:
-    """All files that an analysis writes."""
+    """Return the paths of all files that an analysis writes."""
     return [Path(folder) / name for name in (JSON_FILE, DATA_FILE, "projection.png")]
 
 
 def analyze_models(settings: AnalysisSettings) -> list[ModelViews]:
     """Embed the test records with each model; write numbers, data and pictures to ``settings.output_dir``."""
     files = output_files(settings.output_dir)
-    there = [file for file in files if file.exists()]
-    if there and not settings.overwrite:
-        raise UserError("is there already; name another --output_dir or pass --overwrite", path=there[0])
-    read, records = fingerprint(settings.test_file), read_records(settings.test_file)
+    existing = [file for file in files if file.exists()]
+    if existing and not settings.overwrite:
+        raise UserError("is there already; name another `output_dir` or pass `overwrite`", path=existing[0])
+    digest, records = fingerprint(settings.test_file), read_records(settings.test_file)
     tell_unused(records)
-    some = {index: records[index] for index in sampled(len(records), settings.max_examples, settings.seed).tolist()}
+    sample = {index: records[index] for index in sampled(len(records), settings.max_examples, settings.seed).tolist()}
     configs = zip(settings.model_path, choose_configs(settings), strict=True)
-    models = [_embed_model(path, config, some, settings) for path, config in configs]
+    models = [_embed_model(path, config, sample, settings) for path, config in configs]
     points = {
         each.model_path: choose_points(each.embeddings, records, each.views, settings, each.config.pair_distance)
         for each in models
     }
     figure = draw_projection(points, settings.t_sne_type, Path(settings.test_file).name, settings.seed)
-    for file in there:
+    for file in existing:
         file.unlink()
     arrays = {f"{n}/{name}": each for n, model in enumerate(models) for name, each in vars(model.embeddings).items()}
     with atomic_write(files[1], "wb") as stream:
         np.savez_compressed(stream, **arrays)
     save_figure(figure, files[2])
-    # Written last: where it stands, all others do.
+    # Written last: if it exists, all other files are complete.
     parts = ("model_path", "views", "numbers")
-    described = [{**{name: getattr(each, name) for name in parts}, "config": each.config.to_dict()} for each in models]
-    told = {name: value for name, value in asdict(settings).items() if name not in ("output_dir", "overwrite")}
-    source = {"test_file": settings.test_file, "test_fingerprint": read, "settings": told}
-    write_json(files[0], {**source, "models": described})
+    described_models = [
+        {**{name: getattr(each, name) for name in parts}, "config": each.config.to_dict()} for each in models
+    ]
+    recorded = {name: value for name, value in asdict(settings).items() if name not in ("output_dir", "overwrite")}
+    source = {"test_file": settings.test_file, "test_fingerprint": digest, "settings": recorded}
+    write_json(files[0], {**source, "models": described_models})
     return models
 
 
 def _embed_model(
     path: str, config: JepaConfig, records: Mapping[int, Record], settings: AnalysisSettings
 ) -> ModelViews:
-    """Embed the records, given by index, by one model, which is freed again, and measure their views."""
+    """Embed ``records``, by their index, with one model, and compute the metrics; the model is freed at the end."""
     from stepjepa.evaluation.embeddings import embedding_metrics
     from stepjepa.evaluation.run import embed_views
     from stepjepa.models.loading import load_for_inference
 
-    prompt, some = None if settings.use_test_prompts else training_system_prompt(path), list(records.values())
-    some = some if prompt is None else with_system_prompt(some, prompt)
+    prompt, chats = None if settings.use_test_prompts else training_system_prompt(path), list(records.values())
+    chats = chats if prompt is None else with_system_prompt(chats, prompt)
     model, tokenizer = load_for_inference(path, dtype=settings.dtype, trust_remote_code=settings.trust_remote_code)
-    embeddings = embed_views(model, tokenizer, some, config, batch_size=settings.batch_size)
+    embeddings = embed_views(model, tokenizer, chats, config, batch_size=settings.batch_size)
     embeddings = replace(embeddings, record=np.asarray(list(records))[embeddings.record])
     views = view_names(config.mode, config.reverse_pred)
     return ModelViews(path, views, config, embeddings, embedding_metrics(embeddings))
 
 
 def choose_configs(settings: AnalysisSettings) -> list[JepaConfig]:
-    """How the views are read from each model: all on the same pairs, each where it was trained to be read.
+    """Return the settings that read the views of each model: the same pairs for all, each with its own readout.
 
-    UserError if the models were trained on different views, pairs or separators, and no flag decides.
+    UserError if the models were trained on different views, pairs or separators, and no setting decides.
     """
     from stepjepa.objectives.reading import reading_config
     from stepjepa.store.record import trained_objective
 
-    def decided(name: str, values: set[Any], given: Any = None) -> Any:
-        if given is None and len(values) > 1:
-            told = f"different {name} ({', '.join(sorted(map(repr, values)))})"
-            raise UserError(f"the models were trained with {told}; pass --views and --pairs, or analyze one by one")
-        return next(iter(values), None) if given is None else given
+    def decided(name: str, values: set[Value], setting: Value | None = None) -> Value | None:
+        if setting is None and len(values) > 1:
+            difference = f"different {name} ({', '.join(sorted(map(repr, values)))})"
+            raise UserError(
+                f"the models were trained with {difference}; pass `views` and `pairs`, or analyze one by one"
+            )
+        return next(iter(values), None) if setting is None else setting
 
     trained = [trained_objective(path) for path in settings.model_path]
-    known = [each for each in trained if each is not None]
-    views = decided("views", {each["mode"] for each in known} - {"regular"}, settings.views) or "llm-jepa"
+    recorded = [each for each in trained if each is not None]
+    views = decided("views", {each["mode"] for each in recorded} - {"regular"}, settings.views) or "llm-jepa"
     steps = settings.t_sne_type == "steps"
     if steps and views != "step-jepa":
-        raise UserError(f"--t_sne_type steps colours the views of step-jepa, not of {views}; pass --views step-jepa")
-    # Only who was trained on these views has had a choice of pairs and separators.
-    same = [each for each in known if each["mode"] == views]
-    changes = {
+        raise UserError(f"`t_sne_type steps` colours the views of step-jepa, not of {views}; pass `views step-jepa`")
+    # Pairs and separators matter only for models that were trained on these views.
+    same = [each for each in recorded if each["mode"] == views]
+    changes: JsonObject = {
         "pairs": decided("pairs", {"all"} if steps else {each["pairs"] for each in same}, settings.pairs),
         "step_separator": decided("step_separator", {each["step_separator"] for each in same}),
-        "max_length": min((each["max_length"] for each in same or known), default=None),
+        "max_length": min((each["max_length"] for each in same or recorded), default=None),
         "jepa_layer": settings.layer,
         "pooling": settings.pooling,
     }
@@ -165,13 +171,13 @@ def choose_configs(settings: AnalysisSettings) -> list[JepaConfig]:
 
 
 def view_names(mode: str, reverse_pred: bool) -> tuple[str, str]:
-    """What source and target are called in ``llm-jepa`` or ``step-jepa``."""
+    """Return the names of source and target in ``llm-jepa`` or ``step-jepa``."""
     first, second = ("text", "code") if mode == "llm-jepa" else ("step", NEXT_STEP)
     return (second, first) if reverse_pred else (first, second)
 
 
 def sampled(count: int, most: int | None, seed: int) -> NDArray[np.int64]:
-    """Which of ``count`` things are taken: all, or a sample of ``most``, the same for the same numbers; ascending."""
+    """Return the indices of a seeded sample of ``most`` of ``count`` items, ascending; None samples all."""
     return np.sort(np.random.default_rng(seed).choice(count, min(count, most or count), replace=False))
 
 
@@ -182,11 +188,14 @@ def choose_points(
     settings: AnalysisSettings,
     pair_distance: int,
 ) -> Points:
-    """The points of one model; UserError if a record lacks what colours it. ``views`` are from :func:`view_names`."""
+    """Return the points of one model with their labels; ``views`` are from :func:`view_names`.
+
+    UserError if a record lacks the field that colours its points.
+    """
     colouring = settings.t_sne_type
     targets = (False, True) if colouring in BOTH_VIEWS else (views[1] == "text",)
-    some = sampled(len(embeddings.record), MOST_POINTS, settings.seed)
-    is_target, chosen = np.repeat(targets, len(some)), np.tile(some, len(targets))
+    sample = sampled(len(embeddings.record), MOST_POINTS, settings.seed)
+    is_target, chosen = np.repeat(targets, len(sample)), np.tile(sample, len(targets))
     vectors = np.where(is_target[:, None], embeddings.target[chosen], embeddings.source[chosen])
     labels = []
     for index, pair, target in zip(embeddings.record[chosen], embeddings.pair[chosen], is_target, strict=True):
@@ -203,25 +212,25 @@ def choose_points(
 
 
 def group_of(record: Record) -> str:
-    """The group of paraphrases that a record belongs to; UserError if it says none."""
+    """Return the group of paraphrases that a record belongs to; UserError if its field ``group`` is missing."""
     value = record.extra.get("group")
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        told = "no field 'group' with a name or a number, as 'stepjepa prepare paraphrase' writes it"
-        raise UserError(told, path=record.path, line=record.line)
+        fault = "no field 'group' with a name or a number, as 'stepjepa prepare paraphrase' writes it"
+        raise UserError(fault, path=record.path, line=record.line)
     return str(value)
 
 
 def notes(models: Sequence[ModelViews]) -> list[str]:
-    """What a reader of the numbers must know, as sentences."""
-    found = [f"{model.model_path}: {note}" for model in models for note in model.numbers["notes"]]
+    """Return sentences that a reader of the numbers must know."""
+    sentences = [f"{model.model_path}: {note}" for model in models for note in model.numbers["notes"]]
     first, *others = ({*zip(each.embeddings.record, each.embeddings.pair, strict=True)} for each in models)
     if any(other != first for other in others):
-        found.append("the models were read on different pairs, since some have other lengths")
-    return found
+        sentences.append("the models were read on different pairs, since some have other lengths")
+    return sentences
 
 
 def as_table(models: Sequence[ModelViews]) -> str:
-    """The numbers as text, with one column for each model; names are those of analysis.json."""
+    """Format the numbers as text, with one column for each model; names are those of analysis.json."""
     columns = [dict(_cells(model.numbers)) for model in models]
     rows = [["", *(model.model_path for model in models)]]
     rows += [[name, *(column.get(name, "–") for column in columns)] for name in columns[0]]

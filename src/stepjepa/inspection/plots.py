@@ -1,4 +1,4 @@
-"""Pictures of an analysis, drawn from kept data alone, and of records as a prefix tree and an attention matrix."""
+"""Pictures of embeddings, and of records as a prefix tree and an attention matrix."""
 
 from __future__ import annotations
 
@@ -32,31 +32,31 @@ COLOURED_BY = {
     "rotten_tomatoes": "by answer",
     "steps": "by number of the step",
 }
-# Colourings of both views; the others are of the text alone, whose partner often says the label outright.
+# Colourings that draw both views; the others draw the text alone, since its partner often contains the label.
 BOTH_VIEWS = ("in_n_out", "steps")
 LONGEST_LABEL = 24  # characters of a label in a legend
 LABELLED = 80  # most tokens that are written out beside the axes of an attention matrix
 
 
 class Points(NamedTuple):
-    """Embeddings of one model to be drawn."""
+    """The embeddings of one model that are drawn."""
 
     vectors: NDArray[np.float32]  # [M, D]
     is_target: NDArray[np.bool_]  # [M], whether a point is the target view of its pair
-    labels: tuple[str, ...]  # [M], what colours it
+    labels: tuple[str, ...]  # [M], which decide the colours
 
 
 def choose_classes(labels: Sequence[str], colouring: str) -> list[str]:
-    """The labels with a colour of their own (the first steps, else the most frequent), in the legend's order."""
+    """Return the labels that get their own colour (the first steps, else the most frequent), in the legend's order."""
     most = Counter(labels).most_common(None if colouring == "steps" else len(PALETTE))
     in_order = sorted((label for label, _ in most), key=lambda label: (len(label), label))  # "step 9" before "step 10"
     return in_order[: len(PALETTE)]
 
 
 def project(name: str, vectors: NDArray[np.float32], seed: int) -> tuple[NDArray[np.float64], list[str]]:
-    """Points in the plane ``[M, 2]``, by ``PCA`` or ``t-SNE``, and names of the two axes; UserError if too few.
+    """Project vectors to the plane by ``PCA`` or ``t-SNE``; return ``[M, 2]`` and the names of the two axes.
 
-    Points that differ by rounding alone are one point in the plane, too.
+    Vectors that differ by rounding alone become one point. UserError if there are less than 4.
     """
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
@@ -77,7 +77,7 @@ def project(name: str, vectors: NDArray[np.float32], seed: int) -> tuple[NDArray
 
 
 def _text(text: str) -> str:
-    """A text as it stands: Matplotlib reads formulas between dollar signs."""
+    """Escape dollar signs, between which Matplotlib reads formulas."""
     return text.replace("$", r"\$")
 
 
@@ -88,9 +88,10 @@ def save_figure(figure: Figure, file: str | os.PathLike[str]) -> None:
 
 
 def draw_projection(points: Mapping[str, Points], colouring: str, about: str, seed: int) -> Figure:
-    """A figure of the points of models, by title: PCA above t-SNE, one column for each model.
+    """Draw the points of models: PCA above t-SNE, one column for each model.
 
-    ``colouring`` is a key of ``COLOURED_BY``, ``about`` is added to the title, and ``seed`` is that of t-SNE.
+    ``points`` are by the title of their column, ``colouring`` is a key of ``COLOURED_BY``, ``about`` is added to the
+    title, and ``seed`` is that of t-SNE.
     """
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
@@ -129,8 +130,8 @@ def write_png(inspection: Inspection, path: str | os.PathLike[str], title: str) 
     # The first branch behind another continues its line.
     lines: list[int] = []
     for branch in inspection.branches:
-        goes_on = branch.parent is not None and branch.parent == branch.index - 1
-        lines.append(lines[-1] if goes_on else max(lines, default=-1) + 1)
+        continues = branch.parent is not None and branch.parent == branch.index - 1
+        lines.append(lines[-1] if continues else max(lines, default=-1) + 1)
     size = len(inspection.tokens)
     side = max(5.0, size * 0.165) if size <= LABELLED else 8.5
     heights = 0.6 + 0.28 * (max(lines) + 1), side + 1.2
@@ -138,13 +139,15 @@ def write_png(inspection: Inspection, path: str | os.PathLike[str], title: str) 
     tree, matrix = figure.subplots(2, 1, height_ratios=heights)
     _draw_tree(tree, inspection, lines)
     _draw_matrix(matrix, inspection)
-    met = {branch.kind for branch in inspection.branches}
+    kinds = {branch.kind for branch in inspection.branches}
     entries: list[Artist] = [
-        Patch(facecolor=COLOURS[kind], label=told) for kind, told in MEANING.items() if kind in met
+        Patch(facecolor=COLOURS[kind], label=meaning) for kind, meaning in MEANING.items() if kind in kinds
     ]
     if inspection.config.uses_views:
-        look: dict[str, Any] = {"markerfacecolor": "white", "markeredgecolor": "black", "linestyle": "none"}
-        entries += [Line2D([], [], marker=mark, label=f"{kind} is read here", **look) for kind, mark in MARKERS.items()]
+        style: dict[str, Any] = {"markerfacecolor": "white", "markeredgecolor": "black", "linestyle": "none"}
+        entries += [
+            Line2D([], [], marker=mark, label=f"{kind} is read here", **style) for kind, mark in MARKERS.items()
+        ]
     figure.legend(handles=entries, loc="outside right upper", fontsize=9, frameon=False)
     figure.suptitle(_text(title), fontsize=11)
     save_figure(figure, path)
@@ -182,12 +185,12 @@ def _draw_matrix(axes: Axes, inspection: Inspection) -> None:
         axes.axhline(branch.start - 0.5, color="#555555", linewidth=0.7)
         axes.axvline(branch.start - 0.5, color="#555555", linewidth=0.7)
     axes.set(xlabel="key: the token that is seen", ylabel="query: the token that looks")
-    # Of many tokens only those are written out at which something is read.
-    shown = [token for token in inspection.tokens if token.readouts or len(inspection.tokens) <= LABELLED]
-    labels = [f"{_text(visible_text(token.text)[:18])} {token.place}" for token in shown]
-    reads = [f"{READ} {', '.join(token.readouts)}  " if token.readouts else "" for token in shown]
+    # With many tokens only those with a readout have a label.
+    labelled = [token for token in inspection.tokens if token.readouts or len(inspection.tokens) <= LABELLED]
+    labels = [f"{_text(visible_text(token.text)[:18])} {token.place}" for token in labelled]
+    reads = [f"{READ} {', '.join(token.readouts)}  " if token.readouts else "" for token in labelled]
     font: dict[str, Any] = {"family": "DejaVu Sans Mono", "fontsize": 6.5}
-    places = [token.place for token in shown]
+    places = [token.place for token in labelled]
     axes.set_yticks(places, [read + label for read, label in zip(reads, labels, strict=True)], **font)
     axes.set_xticks(places, labels, rotation=90, **font)
     axes.tick_params(length=2, pad=1)

@@ -1,6 +1,6 @@
-"""What records become, token by token, and what a whole file holds: as plain data, and as text.
+"""Inspect how records are tokenised, packed and labelled, and count a whole file; as data or as text.
 
-Sequences and rows are those that training itself would build; nothing is worked out a second time here.
+Sequences and rows are built by the functions that training uses.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class TokenInfo:
-    """One token of the rows, which stand behind each other without padding.
+    """One token; the rows follow each other without padding.
 
     Token q sees token k if and only if ``start[q] <= k <= q < end[k]``.
     """
@@ -46,18 +46,20 @@ class TokenInfo:
     branch: int = 0  # index of its branch
     labels: list[int] = field(default_factory=list)  # ids of the tokens that this position must predict
     label_texts: list[str] = field(default_factory=list)
-    readouts: list[str] = field(default_factory=list)  # what is read here, such as 'source 1' for the source of pair 1
+    readouts: list[str] = field(
+        default_factory=list
+    )  # embeddings that are read here, such as 'source 1' for the source of pair 1
 
 
 @dataclass(frozen=True, slots=True)
 class BranchInfo:
-    """Neighbouring tokens that the same sequences pass through."""
+    """A run of tokens that belong to the same sequences."""
 
     index: int
     row: int
-    kind: str  # 'shared' if several sequences pass through it, else 'main', 'source' or 'target'
-    sequences: tuple[int, ...]  # indices of those
-    parent: int | None  # index of the branch before it in its sequences; None where they begin
+    kind: str  # 'shared' if it belongs to several sequences, else 'main', 'source' or 'target'
+    sequences: tuple[int, ...]  # indices of these sequences
+    parent: int | None  # index of the branch before it in its sequences; None for the first one
     isolated: bool  # it sees only itself (layout 'inplace')
     start: int  # its first token
     end: int  # one past its last token
@@ -65,30 +67,30 @@ class BranchInfo:
 
 @dataclass(slots=True)
 class SequenceInfo:
-    """Token ids that the model reads as if by themselves."""
+    """A sequence of tokens, whose hidden states are those of a pass over this sequence alone."""
 
     name: str  # such as 'main' or 'source 1', with the record's line if several records are shown
     kind: str  # 'main', 'source' or 'target'
-    tokens: int  # how many it has
-    shared: int  # how many of them other sequences pass through as well
+    tokens: int  # number of its tokens
+    shared: int  # number of those that belong to other sequences, too
     places: tuple[tuple[int, int], ...]  # ranges [start, end) of the tokens on its path through the tree
 
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """Some records as a micro-batch, and what surrounds them."""
+    """Some records as a micro-batch, counts of their file, facts of the chat template."""
 
     path: str
     index: int  # of the first record, counted from 0
     config: JepaConfig
-    tokens: list[TokenInfo]  # of all rows
+    tokens: list[TokenInfo]  # those of all rows
     branches: list[BranchInfo]  # in the order of their tokens
     sequences: list[SequenceInfo]  # in the order of their records
-    # Of each record: 'line'; 'steps', each with 'name' and 'text'; 'pairs' of views; 'main_tokens' as trained on.
+    # For each record: 'line'; 'steps', each with 'name' and 'text'; number of 'pairs'; 'main_tokens', its length.
     records: list[JsonObject]
-    # Of the whole file: 'lines'; 'counts', see tokenize.COUNTS; 'tokens', see dataset.Prepared.
+    # For the whole file: 'lines'; 'counts', see tokenize.COUNTS; 'tokens', see dataset.Prepared.
     file: JsonObject
-    template: dict[str, str]  # what was derived from the chat template
+    template: dict[str, str]  # facts derived from the chat template
 
 
 def inspect_records(
@@ -101,42 +103,47 @@ def inspect_records(
     such record, training skips it, or it can't be rendered.
     """
     if not 0 <= index < len(records):
-        told = f"`index {index}`: the file has {len(records)} records; choose 0 to {len(records) - 1}"
-        raise UserError(told, path=records[0].path if records else None)
+        fault = f"`index {index}`: the file has {len(records)} records; choose 0 to {len(records) - 1}"
+        raise UserError(fault, path=records[0].path if records else None)
     over = config.over_length
     lenient = replace(config, over_length="truncate" if over == "error" else over, require_pairs=False)
-    made = RecordTokenizer(tokenizer, lenient)
-    tokenized = made.tokenize_each(records)
-    collator = Collator.of(config, made.predictors.tolist())
+    record_tokenizer = RecordTokenizer(tokenizer, lenient)
+    tokenized = record_tokenizer.tokenize_each(records)
+    collator = Collator.of(config, record_tokenizer.predictors.tolist())
     parts: list[list[TokenSequence]] = []
     infos: list[JsonObject] = []
-    for record, found in zip(records[index : index + count], tokenized[index:], strict=False):
-        if found is None:
+    for record, tokens_of_record in zip(records[index : index + count], tokenized[index:], strict=False):
+        if tokens_of_record is None:
             remedy = "training leaves it out; raise `max_length`, or pass `over_length truncate`"
-            told = f"the record has more tokens than max_length {config.max_length} and no answer in them: {remedy}"
-            raise UserError(told, path=record.path, line=record.line)
-        parts.append(collator.sequences(SampledRecord(found)))
-        last = made.turns(record)[-1]
+            fault = f"the record has more tokens than max_length {config.max_length} and no answer in them: {remedy}"
+            raise UserError(fault, path=record.path, line=record.line)
+        parts.append(collator.sequences(SampledRecord(tokens_of_record)))
+        last = record_tokenizer.turns(record)[-1]
         views = enumerate(step_views(last, config.step_separator, config.steps_from), start=1)
         steps = [{"name": f"step {number}", "text": last.text[step.start : step.end]} for number, step in views]
-        infos.append({"line": record.line, "steps": steps, "pairs": len(found.all_pairs), "main_tokens": found.length})
+        pairs, length = len(tokens_of_record.all_pairs), tokens_of_record.length
+        infos.append({"line": record.line, "steps": steps, "pairs": pairs, "main_tokens": length})
     tokens, branches, sequences = _describe_tree(parts, [info["line"] for info in infos], config, tokenizer)
     counted = count_tokens(filter(None, tokenized), lenient)
-    file = {"lines": len(records), "counts": {name: made.counts[name] for name in COUNTS}, "tokens": counted}
-    template = made.describe()
+    file = {
+        "lines": len(records),
+        "counts": {name: record_tokenizer.counts[name] for name in COUNTS},
+        "tokens": counted,
+    }
+    template = record_tokenizer.describe()
     return Inspection(records[index].path, index, config, tokens, branches, sequences, infos, file, template)
 
 
 def visible_matrix(inspection: Inspection) -> NDArray[np.bool_]:
-    """``[T, T]``: the query (dim 0) sees the key (dim 1)."""
+    """Return ``[T, T]``: whether the query (dim 0) sees the key (dim 1)."""
     start, end = np.array([(token.start, token.end) for token in inspection.tokens]).T
     place = np.arange(len(start))
-    found: NDArray[np.bool_] = (start[:, None] <= place) & (place <= place[:, None]) & (place[:, None] < end)
-    return found
+    sees: NDArray[np.bool_] = (start[:, None] <= place) & (place <= place[:, None]) & (place[:, None] < end)
+    return sees
 
 
 def token_text(tokenizer: PreTrainedTokenizerBase, index: int) -> str:
-    """The text of one token, its leading blank included; a part of a character stays a replacement mark."""
+    """Return the text of a token with its leading blank; a part of a character is shown as a replacement mark."""
     text = str(tokenizer.decode([index], skip_special_tokens=False, clean_up_tokenization_spaces=False))
     piece = str(tokenizer.convert_ids_to_tokens(index))
     # Vocabularies that mark a word's start with U+2581 lose the blank when a token is decoded by itself.
@@ -149,7 +156,7 @@ def _describe_tree(
     config: JepaConfig,
     tokenizer: PreTrainedTokenizerBase,
 ) -> tuple[list[TokenInfo], list[BranchInfo], list[SequenceInfo]]:
-    """The sequences of some records (``parts``) in rows that stand behind each other without padding."""
+    """Pack the sequences of each record (``parts``) into rows, and describe their tokens, branches and sequences."""
     owners = [number for number, part in enumerate(parts) for _ in part]
     everything = [sequence for part in parts for sequence in part]
     rows = pack(
@@ -167,9 +174,9 @@ def _describe_tree(
             text = token_text(tokenizer, index)
             tokens.append(TokenInfo(len(tokens), index, text, position, before + start, before + end))
     width = rows.ids.shape[1]
-    passing: list[list[int]] = [[] for _ in tokens]  # the sequences through each token
+    passing: list[list[int]] = [[] for _ in tokens]  # the sequences that each token belongs to
     behind: list[int | None] = [None] * len(tokens)
-    inside: list[str | None] = [None] * len(tokens)  # the view that layout 'inplace' made a part of the main text
+    inside: list[str | None] = [None] * len(tokens)  # the view that layout 'inplace' puts into the main text
     sequences = []
     for number, (sequence, owner, flat) in enumerate(zip(everything, owners, rows.paths, strict=True)):
         path = (first_of_row[flat // width] + flat % width).tolist()
@@ -214,19 +221,19 @@ COLOURS = {"shared": PALETTE[3], "main": PALETTE[0], "source": PALETTE[4], "targ
 MEANING = {"shared": "shared by several sequences", "main": "main text"}
 MEANING |= {"source": "source view", "target": "target view"}
 READ = "◂"  # behind a token whose state is read
-TRAINED = "→"  # behind a token that is trained to predict the next one, or what stands after the arrow
+TRAINED = "→"  # behind a token that is trained to predict the next one, or the tokens named after the arrow
 EDGE = "│"  # between other tokens
 
 _VISIBLE = str.maketrans({" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"})
 
 
 def visible_text(text: str) -> str:
-    """A text with white space made visible and unprintable characters escaped."""
+    """Make white space visible and escape unprintable characters."""
     return visible(text.translate(_VISIBLE))
 
 
 def title(inspection: Inspection) -> str:
-    """File, records and objective on one line."""
+    """Return file, records and objective in one line."""
     config = inspection.config
     views = f" · {config.layout} · K = {config.predictors}" if config.uses_views else ""
     lines = ", ".join(str(record["line"]) for record in inspection.records)
@@ -234,13 +241,13 @@ def title(inspection: Inspection) -> str:
 
 
 def passing(inspection: Inspection, branch: BranchInfo) -> str:
-    """The sequences that pass through a branch, the first three by name."""
+    """Name the sequences that a branch belongs to; at most three of them."""
     names = [inspection.sequences[number].name for number in branch.sequences]
     return ", ".join(names) if len(names) <= 3 else f"{', '.join(names[:3])} and {len(names) - 3} more"
 
 
 def as_text(inspection: Inspection) -> str:
-    """The tree as running text, every branch on new lines, and what was found in records, file and chat template."""
+    """Format the tree as text, one paragraph a branch, and the facts about records, file and chat template."""
     lines = [
         title(inspection),
         f"(· blank, ⏎ line end; {EDGE} between tokens; {TRAINED} trained to predict; {READ} read)",
@@ -260,29 +267,29 @@ def as_text(inspection: Inspection) -> str:
             parts.append(f"{visible_text(token.text)}{READ if token.readouts else ''}{mark}{line_end}")
         indent = "  " * depths[-1]
         lines += ["", f"{indent}{heading}", *(f"{indent}{line}" for line in "".join(parts).splitlines())]
-    found = (visible(f"{name}: {text}") for name, text in _findings(inspection))
-    return "\n".join([*lines, "", *found])
+    facts = (visible(f"{name}: {text}") for name, text in _facts(inspection))
+    return "\n".join([*lines, "", *facts])
 
 
 def _predicted(token: TokenInfo, following: int | None) -> str:
-    """An arrow where a token is trained, with what it must predict unless that is the token behind it."""
+    """Return an arrow if a token is trained, with its labels unless they are the token behind it."""
     if not token.labels or token.labels == [following]:
         return TRAINED if token.labels else ""
     labels = Counter(map(visible_text, token.label_texts))
     return f"{TRAINED}[{', '.join(each if n == 1 else f'{each} ×{n}' for each, n in labels.items())}]"
 
 
-def _findings(inspection: Inspection) -> list[tuple[str, str]]:
-    """What was found in the records, in the whole file and in the chat template, by name."""
-    found, file = [], inspection.file
+def _facts(inspection: Inspection) -> list[tuple[str, str]]:
+    """Return names and values of the facts about the records, the whole file and the chat template."""
+    facts, file = [], inspection.file
     for record in inspection.records:
         line, limit = f"line {record['line']}", inspection.config.max_length
-        found += [(f"{line}, {step['name']}", visible_text(step["text"])) for step in record["steps"]]
-        found.append((line, f"{record['pairs']} pairs of views; {record['main_tokens']} tokens of {limit} at most"))
-    apart = sum(each.tokens for each in inspection.sequences)
-    found.append(("tokens", f"{len(inspection.tokens)}, {apart} if nothing were shared"))
+        facts += [(f"{line}, {step['name']}", visible_text(step["text"])) for step in record["steps"]]
+        facts.append((line, f"{record['pairs']} pairs of views; {record['main_tokens']} tokens of {limit} at most"))
+    unshared = sum(each.tokens for each in inspection.sequences)
+    facts.append(("tokens", f"{len(inspection.tokens)}, {unshared} if nothing were shared"))
     counts = {"lines": file["lines"], **file["counts"]}
-    found.append(("whole file", ", ".join(f"{name} {number:,}" for name, number in counts.items())))
+    facts.append(("whole file", ", ".join(f"{name} {number:,}" for name, number in counts.items())))
     ratio = file["tokens"]["all"] / max(file["tokens"]["main"], 1)
-    found.append(("tokens over regular", f"{ratio:.2f} ({file['tokens']['all']:,}, nothing shared between records)"))
-    return found + list(inspection.template.items())
+    facts.append(("tokens over regular", f"{ratio:.2f} ({file['tokens']['all']:,}, nothing shared between records)"))
+    return facts + list(inspection.template.items())

@@ -1,4 +1,4 @@
-"""Whether a saved folder is served as it was trained: its prompts, its stop tokens, the texts of its answers."""
+"""Check that a saved folder is served as it was trained: its prompts, its stop tokens, the texts of its answers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-_COMPARED = 32  # records that an export is held against
+_COMPARED = 32  # records with which an export is checked
 _CHAT = [
     {"role": role, "content": text}
     for role, text in (("user", "One?"), ("assistant", "Two."), ("user", "And then?"), ("assistant", "Three."))
@@ -39,15 +39,15 @@ _CHAT = [
 
 
 class ShownTurn(NamedTuple):
-    """A turn as training shows it."""
+    """A turn as the model sees it in training."""
 
-    prompt: Ids  # what stands in front of the first label
-    answer: Ids  # what is trained
-    is_cut: bool  # it may go on behind ``max_length``
+    prompt: Ids  # the tokens in front of the first label
+    answer: Ids  # the tokens that are trained
+    is_cut: bool  # it may continue beyond ``max_length``
 
 
 def shown_turns(record: TokenizedRecord, max_length: int) -> Iterator[ShownTurn]:
-    """The turns of a tokenised record, each a run of labels of neighbouring tokens."""
+    """Yield the turns of a tokenised record: each is a run of consecutive labels."""
     for text in record.texts:
         for run in np.split(text.labels, np.flatnonzero(np.diff(text.labels) != 1) + 1):
             if len(run):
@@ -57,32 +57,33 @@ def shown_turns(record: TokenizedRecord, max_length: int) -> Iterator[ShownTurn]
 
 def check_served(
     folder: str | os.PathLike[str],
-    made: RecordTokenizer,
+    record_tokenizer: RecordTokenizer,
     records: Sequence[Record],
     tokenized: Sequence[TokenizedRecord],
     *,
     trust_remote_code: bool = False,
 ) -> str:
-    """Hold a folder with tokenizer and generation settings against what training shows of some records.
+    """Check a folder with tokenizer and generation settings against the trained tokens of some records.
 
     * For every trained turn the ids in front of its first label are those of plain ``apply_chat_template``.
     * Its last label is a token at which plain ``generate`` stops.
-    * All texts of its message stand in what is trained: content, thought, arguments of tool calls.
+    * Its labels hold all texts of its message: content, thought, arguments of tool calls.
 
     Args:
         folder: as saved; read with plain transformers.
-        made: what tokenised the records.
+        record_tokenizer: the tokenizer of ``tokenized``.
         records: as read.
-        tokenized: the same as tokens, without skipped ones; matched by their lines.
+        tokenized: the same records as tokens, without skipped ones; matched by their lines.
         trust_remote_code: run code that comes with the tokenizer.
 
     Returns:
-        One line that says what was compared, and what the template writes that is neither prompt nor trained.
+        One line: the number of compared turns, and the text that the template renders and that is neither prompt nor
+        trained.
 
     Raises:
-        ValueError: something differs; line, message and difference are named.
+        ValueError: a turn differs; the error names line, message and difference.
     """
-    template, config = made.template, made.config
+    template, config = record_tokenizer.template, record_tokenizer.config
     if config.labels != "assistant":
         return f"labels '{config.labels}' were asked for, so no turn stands behind a prompt"
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
@@ -93,17 +94,17 @@ def check_served(
         raise ValueError(f"generation_config.json lacks {shown(missing[0])}, which ends a turn: generation would go on")
     if not isinstance(template, ChatTemplate):
         return f"no chat format, so no server has a prompt; generation stops at {_named(template.stop_tokens)}"
-    known = {record.line: record for record in tokenized}
+    by_line = {record.line: record for record in tokenized}
     compared, untrained = 0, Counter[str]()
     for record in records:
-        if record.line not in known:
+        if record.line not in by_line:
             continue
         where = f"line {record.line}, message"
-        turns = list(shown_turns(known[record.line], config.max_length))
+        turns = list(shown_turns(by_line[record.line], config.max_length))
         expected = [
             (index, prompt)
             for index, prompt in _served(tokenizer, template, record)
-            # Of a longer one nothing is left behind its prompt.
+            # Truncation leaves no answer behind a longer prompt.
             if len(prompt) < config.max_length
         ]
         if len(turns) != len(expected):
@@ -111,38 +112,42 @@ def check_served(
                 f"line {record.line}: {len(turns)} turns are trained, its messages ask for {len(expected)}"
             )
         for (index, prompt), turn in zip(expected, turns, strict=True):
-            if (told := difference(tokenizer, prompt, turn.prompt.tolist())) is not None:
-                raise ValueError(f"{where} {index + 1}: {told}")
+            if (fault := difference(tokenizer, prompt, turn.prompt.tolist())) is not None:
+                raise ValueError(f"{where} {index + 1}: {fault}")
             compared += 1
             if turn.is_cut:
                 continue
             if int(turn.answer[-1]) not in stops:
-                told = shown(decoded(tokenizer, turn.answer[-1:]))
-                raise ValueError(f"{where} {index + 1}: it is trained up to {told}, at which generation does not stop")
+                last = shown(decoded(tokenizer, turn.answer[-1:]))
+                raise ValueError(f"{where} {index + 1}: it is trained up to {last}, at which generation does not stop")
             _check_texts(tokenizer, record.messages[index], turn, f"{where} {index + 1}")
-        untrained.update(turn.untrained for turn in made.turns(record) if turn.untrained)
+        untrained.update(turn.untrained for turn in record_tokenizer.turns(record) if turn.untrained)
     if not compared:
         raise ValueError("no turn is left to compare: max_length cuts every record in its prompt; raise it")
     line = f"{compared} turns: their prompts are those of plain apply_chat_template, and generation stops at "
-    rest = "; ".join(f"{shown(text)} behind {count}" for text, count in untrained.most_common(3))
-    return line + _named(template.stop_tokens) + (f"; rendered, and neither prompt nor trained: {rest}" if rest else "")
+    rendered = "; ".join(f"{shown(text)} behind {count}" for text, count in untrained.most_common(3))
+    return (
+        line
+        + _named(template.stop_tokens)
+        + (f"; rendered, and neither prompt nor trained: {rendered}" if rendered else "")
+    )
 
 
 def check_export(
     folder: str | os.PathLike[str], model_path: str | os.PathLike[str], *, trust_remote_code: bool = False
 ) -> str:
-    """Hold a folder that is exported or uploaded against the run that it comes from.
+    """Check that a folder to be exported or uploaded is served as its run was trained.
 
-    It is asked with the first records of the run's training file or, where that is not here any more, with chats behind
+    Its prompts are compared on the first records of the run's training file or, if that is gone, on made-up chats with
     the run's system prompts.
 
     Args:
-        folder: the exported one.
+        folder: the exported folder.
         model_path: run or checkpoint folder.
         trust_remote_code: run code that comes with the tokenizer.
 
     Returns:
-        One line that says what was compared.
+        One line with the number of compared turns and the records that they are from.
 
     Raises:
         UserError: the folder is not served as the model was trained.
@@ -151,41 +156,41 @@ def check_export(
     recorded = JepaConfig(**{name: value for name, value in (run.jepa or {}).items() if name in DEFAULTS})
     same = {name: getattr(recorded, name) for name in ("labels", "plain", "max_length", "chat_template_kwargs")}
     config = JepaConfig(mode="regular", over_length="truncate", **same)
-    made = RecordTokenizer(load_tokenizer(str(model_path), trust_remote_code=trust_remote_code), config)
+    record_tokenizer = RecordTokenizer(load_tokenizer(str(model_path), trust_remote_code=trust_remote_code), config)
     records, source = _records_of_run(Path(model_path), run)
     try:
-        tokenized = made.tokenize(records)
-        told = check_served(folder, made, records, tokenized, trust_remote_code=trust_remote_code)
+        tokenized = record_tokenizer.tokenize(records)
+        summary = check_served(folder, record_tokenizer, records, tokenized, trust_remote_code=trust_remote_code)
     except ValueError as error:
         remedy = "restore chat_template.jinja and generation_config.json of the run"
         raise UserError(
             f"it would not be served as it was trained ({source}, {error}); {remedy}", path=folder
         ) from None
-    return f"{told} ({source})"
+    return f"{summary} ({source})"
 
 
 def _records_of_run(model_path: Path, run: RunRecord) -> tuple[list[Record], str]:
-    """Some records that a run was trained on, or made up ones; and what they are."""
+    """Return some records that a run was trained on, or made-up ones; and the words that say which."""
     folder = model_path.parent if model_path.name.startswith("checkpoint-") else model_path
     try:
         config = RunConfig.read(folder / CONFIG_FILE)
         file = Path(str(config.train_file or config.data_file))
-        # A pipe could be read only once, and a table of the hub is not here.
+        # Not a pipe, which can be read only once, and not a data set of the hub.
         if file.is_file():
             bad = BadRecords("skip")
             return read_records(file, bad=bad, columns=config.columns, limit=_COMPARED), f"records of {file.name}"
     except (UserError, OSError):
-        pass  # a folder of another program, or of another machine: it can still be asked with chats of our own
+        pass  # a folder of another program or machine; made-up chats take the place of its records
     system = run.system_prompts or [None]
     chats = [[*([{"role": "system", "content": text}] if text else []), *_CHAT] for text in system]
-    made = [parse_record({"messages": chat}, "made-up chats", line) for line, chat in enumerate(chats, start=1)]
-    return made, "made-up chats, since the training file is not here"
+    records = [parse_record({"messages": chat}, "made-up chats", line) for line, chat in enumerate(chats, start=1)]
+    return records, "made-up chats, since the training file is not here"
 
 
 def _served(
     tokenizer: PreTrainedTokenizerBase, template: ChatTemplate, record: Record
 ) -> Iterator[tuple[int, list[int]]]:
-    """The trained turns of a record: index of the message, and prompt as a server makes it."""
+    """Yield index and prompt of each trained message of a record; the prompt is the one that a server makes."""
     chat = template.normalise(record.messages)
     for index in trained_turns(record.messages):
         try:
@@ -195,7 +200,7 @@ def _served(
 
 
 def _stop_ids(folder: str | os.PathLike[str]) -> set[int]:
-    """The tokens at which plain ``generate`` of a folder stops."""
+    """Return the tokens at which plain ``generate`` stops, by a folder's generation settings."""
     try:
         ends = GenerationConfig.from_pretrained(folder).eos_token_id
     except OSError:
@@ -204,7 +209,7 @@ def _stop_ids(folder: str | os.PathLike[str]) -> set[int]:
 
 
 def _check_texts(tokenizer: PreTrainedTokenizerBase, message: Mapping[str, Any], turn: ShownTurn, where: str) -> None:
-    """Raise a ``ValueError`` for a text of a message that its answer does not hold."""
+    """Raise a ``ValueError`` if the trained tokens of a turn lack a text of its message."""
     if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in turn.answer:
         return  # the tokenizer can't spell all of it
     answer = squeezed(tokenizer, decoded(tokenizer, turn.answer))
@@ -215,7 +220,7 @@ def _check_texts(tokenizer: PreTrainedTokenizerBase, message: Mapping[str, Any],
 
 
 def _texts(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """All that a message says, by the names of its keys."""
+    """Yield all texts of a message with their keys."""
     for key in REASONING_KEYS:
         if isinstance(message.get(key), str):
             yield key, message[key]
@@ -236,12 +241,12 @@ def _texts(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def decoded(tokenizer: PreTrainedTokenizerBase, ids: Ids) -> str:
-    """Some tokens as text, special ones included."""
+    """Decode tokens, special ones included."""
     return str(tokenizer.decode(ids.tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
 def squeezed(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
-    """A text as its tokens spell it (many tokenizers compose characters, NFC), without white space."""
+    """Return a text as the tokenizer normalises it (many compose characters, NFC), without white space."""
     backend: Any = tokenizer.backend_tokenizer
     normalised = text if backend.normalizer is None else str(backend.normalizer.normalize_str(text))
     return "".join(normalised.replace("\u2581", " ").split())

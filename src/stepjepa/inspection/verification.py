@@ -29,9 +29,9 @@ from stepjepa.objectives.text import LMLoss
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-# A whole float32 forward pass in another order of additions: relative to the largest number compared.
+# Rounding error of a float32 forward pass, relative to the largest number compared.
 TOLERANCE = 1e-4
-SOME = 8  # records that the slow checks look at
+SOME = 8  # records in the slow checks
 
 
 def _require(condition: bool, message: str) -> None:
@@ -41,7 +41,7 @@ def _require(condition: bool, message: str) -> None:
 
 @dataclass
 class Subject:
-    """What is verified; model and tokenizer are set up for training, in place."""
+    """A model with its tokenizer, settings and records, to be verified; both are set up for training, in place."""
 
     model: PreTrainedModel  # float32, in evaluation mode, with predictor tokens
     tokenizer: PreTrainedTokenizerBase  # with predictor tokens
@@ -58,25 +58,25 @@ class Subject:
 
     @property
     def some(self) -> list[SampledRecord]:
-        """A few records, those with pairs first."""
+        """The first records of the slow checks: those with pairs come first."""
         return [
             SampledRecord(record) for record in sorted(self.tokenized, key=lambda record: not record.all_pairs)[:SOME]
         ]
 
     def batch(self) -> Batch:
-        """Those as a micro-batch, on the model's device."""
+        """Collate :attr:`some` into a micro-batch on the model's device."""
         return self.collator(self.some).to(self.model.device)
 
 
 def check_format(subject: Subject) -> str:
-    """There is something to learn in the records."""
+    """Check that the records have labels."""
     labelled = sum(len(text.labels) for record in subject.tokenized for text in record.texts)
     _require(labelled > 0, "no record can be trained on")
     return f"{len(subject.tokenized)} of {len(subject.records)} records, {labelled} labelled tokens"
 
 
 def check_pairs(subject: Subject) -> str:
-    """Views are found, and sources are read at the last predictor token."""
+    """Check that records have pairs of views, and that sources are read at the last predictor token."""
     if not subject.config.uses_views:
         return "regular training has no views"
     with_pairs = [record for record in subject.tokenized if record.all_pairs]
@@ -91,29 +91,29 @@ def check_pairs(subject: Subject) -> str:
 
 
 def check_end_of_turn(subject: Subject) -> str:
-    """The labels are the assistant's turns, each up to the token that ends it."""
+    """Check that the labels are the assistant's turns, each up to the token that ends it."""
     if subject.config.labels != "assistant":
         return f"labels '{subject.config.labels}' were asked for"
     template, compared = subject.jepa.record_tokenizer.template, 0
-    known = {record.line: record for record in subject.tokenized}
+    by_line = {record.line: record for record in subject.tokenized}
     for record in subject.records:
-        tokenized = known.get(record.line)
+        tokenized = by_line.get(record.line)
         if tokenized is None or any(len(text.ids) >= subject.config.max_length for text in tokenized.texts):
             continue  # cut
         compared += 1
         labels = [int(each) for text in tokenized.texts for each in text.ids[text.labels + 1]]
         _require(labels[-1] in template.stop_ids, f"line {record.line}: the last label is not the end of turn")
         answers = "".join(turn.text[turn.answer :] for turn in subject.jepa.record_tokenizer.turns(record))
-        taught = decoded(subject.tokenizer, np.array(labels))
-        told = f"line {record.line}: the labels read {taught[:60]!r}, the turns are {answers[:60]!r}"
-        _require(squeezed(subject.tokenizer, taught) == squeezed(subject.tokenizer, answers), told)
-    _require(compared > 0, "every record looked at is cut by max_length, so no end of turn is left; raise it")
+        trained = decoded(subject.tokenizer, np.array(labels))
+        fault = f"line {record.line}: the labels read {trained[:60]!r}, the turns are {answers[:60]!r}"
+        _require(squeezed(subject.tokenizer, trained) == squeezed(subject.tokenizer, answers), fault)
+    _require(compared > 0, "every record checked is cut by max_length, so no end of turn is left; raise it")
     ends = " or ".join(map(repr, template.stop_tokens))
     return f"{compared} records: the assistant's turns up to {ends} are trained, nothing else"
 
 
 def check_served_folder(subject: Subject) -> str:
-    """Plain transformers makes the prompts of training of a saved folder, and stops where its turns end."""
+    """Check that plain transformers makes the prompts of training from a saved folder, and stops where turns end."""
     with TemporaryDirectory() as folder:
         subject.tokenizer.save_pretrained(folder)
         if subject.model.generation_config is not None:
@@ -123,32 +123,32 @@ def check_served_folder(subject: Subject) -> str:
 
 @torch.no_grad()
 def check_batch(subject: Subject) -> str:
-    """Hidden states of the packed batch equal those of plain forward passes over each sequence."""
+    """Check that hidden states of the packed batch equal those of plain forward passes over each sequence."""
     batch, layer = subject.batch(), subject.config.jepa_layer
     texts = torch.from_numpy(np.concatenate(batch.records.paths))
     fast = encode(subject.model, batch, lambda it: {"all": torch.cat([it.at(texts), *it.pairs])}, layer=layer)["all"]
     slow: dict[str, list[Tensor]] = {"text": [], "source": [], "target": []}
     for item in subject.some:
-        read: dict[tuple[str, int], Tensor] = {}
+        readouts: dict[tuple[str, int], Tensor] = {}
         for sequence in subject.collator.sequences(item):
             last, inner = _plain_states(subject, sequence, layer)
             slow["text"].append(last[torch.from_numpy(sequence.text).long()])
             for pair, kind, start, end in sequence.readouts:
-                read[kind, pair] = inner[start:end].float().mean(0, keepdim=True)
-        for which in sorted(read):
-            slow[which[0]].append(read[which])
+                readouts[kind, pair] = inner[start:end].float().mean(0, keepdim=True)
+        for key in sorted(readouts):
+            slow[key[0]].append(readouts[key])
     expected = torch.cat([rows for parts in slow.values() for rows in parts])
-    known = ~expected.isnan().any(-1)
-    worst, scale = float((fast - expected)[known].abs().max()), float(expected[known].abs().max())
-    message = f"largest difference {worst:.1e} at scale {scale:.1f}"
-    _require(worst <= TOLERANCE * max(1.0, scale), message)
-    return f"{int(known.sum())} states, {message}"
+    comparable = ~expected.isnan().any(-1)
+    error, scale = float((fast - expected)[comparable].abs().max()), float(expected[comparable].abs().max())
+    message = f"largest difference {error:.1e} at scale {scale:.1f}"
+    _require(error <= TOLERANCE * max(1.0, scale), message)
+    return f"{int(comparable.sum())} states, {message}"
 
 
 def _plain_states(subject: Subject, sequence: TokenSequence, layer: int) -> tuple[Tensor, Tensor]:
-    """Last hidden states ``[N, D]``, and those of a layer, by plain passes.
+    """Compute the last hidden states ``[N, D]``, and those of a layer, by plain passes.
 
-    Not a number where a token sees others than all from its first one on, as behind an isolated step.
+    They are NaN at tokens whose visible tokens are not one run, such as those behind an isolated step.
     """
     decoder, device = find_decoder(subject.model), subject.model.device
     ids = torch.from_numpy(sequence.ids).long().to(device)
@@ -157,15 +157,15 @@ def _plain_states(subject: Subject, sequence: TokenSequence, layer: int) -> tupl
     states = torch.full(shape, torch.nan, device=device)
     for first in start.unique().tolist():
         end = first + int((start[first:] == first).long().cumprod(0).sum())
-        given: dict[str, Tensor] = {"position_ids": torch.arange(first, end, device=device)[None]} if first else {}
-        output = decoder(input_ids=ids[None, first:end], use_cache=False, output_hidden_states=layer != -1, **given)
+        positions: dict[str, Tensor] = {"position_ids": torch.arange(first, end, device=device)[None]} if first else {}
+        output = decoder(input_ids=ids[None, first:end], use_cache=False, output_hidden_states=layer != -1, **positions)
         states[:, first:end] = torch.stack([flat_states(output, -1), flat_states(output, layer)])
     return states[0], states[1]
 
 
 @torch.no_grad()
 def check_lm_loss(subject: Subject) -> str:
-    """The LM loss is the cross-entropy of plain passes over the main texts alone."""
+    """Check that the LM loss is the cross-entropy of plain passes over the main texts alone."""
     if LAYOUTS[subject.collator.layout].changes_text:
         return f"layout '{subject.collator.layout}' changes the main text by design"
     ours = float(jepa_loss(subject.model, subject.batch(), Objective([LMLoss()])).loss)
@@ -181,7 +181,7 @@ def check_lm_loss(subject: Subject) -> str:
 
 
 def check_step(subject: Subject) -> str:
-    """Two optimisation steps move the predictor rows and all that should move, and nothing else."""
+    """Check that two optimisation steps change all trained weights, the predictor rows among them, and no others."""
     model: PreTrainedModel = copy.deepcopy(subject.model)
     model = subject.lora(model) if subject.lora is not None else model
     config = replace(subject.config, lbd=max(subject.config.lbd, 0.1))
@@ -190,14 +190,14 @@ def check_step(subject: Subject) -> str:
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     optimizer = torch.optim.SGD(trained.values(), lr=1.0)
-    # LoRA starts with one factor at zero, so that the other moves only in the second step.
+    # One LoRA factor is zero at first, so the other one changes only in the second step.
     for _ in range(2):
         jepa_loss(model, subject.batch(), objective).loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
     moved = {name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])}
-    # Experts that no token was sent to have no gradient.
+    # Experts that got no token have no gradient.
     wrong = {name for name in trained.keys() ^ moved if name in moved or "expert" not in name}
     _require(not wrong, f"{len(wrong)} parameters did not move though trained, or moved though frozen: {[*wrong][:1]}")
     ids = subject.predictors
@@ -222,7 +222,7 @@ CHECKS: tuple[tuple[str, Callable[[Subject], str]], ...] = (
 
 
 def verify(subject: Subject) -> Iterator[JsonObject]:
-    """Run all checks, one result each as it comes: ``name``, ``passed``, and ``detail``, what was compared."""
+    """Run all checks; yield for each its ``name``, ``passed``, and ``detail``, which says what was compared."""
     for name, check in CHECKS:
         try:
             yield {"name": name, "passed": True, "detail": check(subject)}

@@ -1,4 +1,7 @@
-"""Parts of a model, under any wrapper: its decoder, and heads of terms, which are trained with it but saved apart."""
+"""Access to the decoder of a model under PEFT, DDP or FSDP wrappers, and to the heads of terms.
+
+Heads are trained with the model but saved in files of their own.
+"""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,12 +19,12 @@ HEADS = "term_heads"
 
 
 def base_model(model: Any) -> Any:
-    """The transformers model under a PEFT wrapper, or the model itself."""
+    """Return the transformers model under a PEFT wrapper, or the model itself."""
     return model.get_base_model() if hasattr(model, "peft_config") else model
 
 
 def causal_model(model: nn.Module) -> Any:
-    """The causal language model inside wrappers such as DDP; a PEFT wrapper is kept."""
+    """Return the causal language model inside wrappers such as DDP; a PEFT wrapper stays around it."""
     while not hasattr(model, "get_output_embeddings") and isinstance(getattr(model, "module", None), nn.Module):
         model = model.module  # type: ignore[assignment]  # checked on the line above
     return model
@@ -40,7 +43,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def find_decoder(model: nn.Module) -> PreTrainedModel:
-    """The decoder of a causal language model (everything below its LM head), under any wrapper."""
+    """Return the decoder of a causal language model (everything below its LM head), under any wrapper."""
     causal = causal_model(model)
     decoder = causal.get_decoder()
     if decoder is causal or not isinstance(decoder, PreTrainedModel):
@@ -52,7 +55,7 @@ def find_decoder(model: nn.Module) -> PreTrainedModel:
 
 
 def hidden_size(model: nn.Module) -> int:
-    """The width of the hidden states of a causal language model, under any wrapper."""
+    """Return the width D of the hidden states of a causal language model, under any wrapper."""
     return int(base_model(model).config.get_text_config().hidden_size)
 
 
@@ -70,7 +73,7 @@ class PredictorHead(nn.Module):
             raise ValueError(f"predictor_head: expected linear or mlp, got '{kind}'")
         layers = [nn.Linear(width, width)]
         if kind == "mlp":
-            # Drawn after the layer that they replace, so that earlier runs can be repeated.
+            # The layer that they replace is drawn first, too, so that runs of earlier versions can be repeated.
             layers = [nn.Linear(width, 2 * width), nn.Linear(2 * width, width)]
         self.layers = nn.ModuleList(layers)
 
@@ -104,7 +107,7 @@ def _detach_heads(model: nn.Module) -> nn.ModuleDict | None:
 
 
 def find_heads(model: nn.Module) -> nn.ModuleDict | None:
-    """The heads of a model, under any wrapper; None if it has none."""
+    """Return the heads of a model, under any wrapper; None if it has none."""
     for name, module in model.named_modules():
         if name.rpartition(".")[2] == HEADS and isinstance(module, nn.ModuleDict):
             return module
@@ -124,8 +127,8 @@ def without_heads(model: nn.Module) -> Iterator[nn.ModuleDict | None]:
 
 def split_state(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Split a model's weights into those outside the heads, and those of the heads (named as in the heads)."""
-    rest = {name: value for name, value in state.items() if not name.startswith(f"{HEADS}.")}
-    return rest, {name.removeprefix(f"{HEADS}."): value for name, value in state.items() if name not in rest}
+    outside = {name: value for name, value in state.items() if not name.startswith(f"{HEADS}.")}
+    return outside, {name.removeprefix(f"{HEADS}."): value for name, value in state.items() if name not in outside}
 
 
 def save_heads(state: Mapping[str, Tensor], folder: str | Path) -> None:
@@ -134,8 +137,8 @@ def save_heads(state: Mapping[str, Tensor], folder: str | Path) -> None:
     for name, value in state.items():
         head, _, inner = name.partition(".")
         heads.setdefault(head, {})[inner] = value.detach().cpu().contiguous()
-    for head, own in heads.items():
-        save_file(own, Path(folder) / f"{head}.safetensors")
+    for head, weights in heads.items():
+        save_file(weights, Path(folder) / f"{head}.safetensors")
 
 
 def load_heads(heads: nn.ModuleDict, folder: str | Path) -> None:

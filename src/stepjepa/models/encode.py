@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 EMA_FILE = "ema.safetensors"
 
-# Values of weights that are averaged in one launch.
+# Most values of weights that are averaged in one launch.
 UPDATED_TOGETHER = 2**26
 
 
@@ -63,19 +63,19 @@ def encode(
     captured: list[dict[int, Tensor]] = []  # hidden states of each pass
     routed: list[tuple[Tensor, ...]] = []
     results: list[dict[str, Tensor]] = []
-    wanted = sorted({-1, layer, *layers})
+    used = sorted({-1, layer, *layers})
     head = LMHead(model)
 
     def request_router_logits(
         _decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], JsonObject]:
-        # Only of the decoder: the model itself would add a loss of them, which counts views and padding, too.
+        # Asked of the decoder alone: the model would add its own router loss, over views and padding, too.
         return args, kwargs | {"output_router_logits": True}
 
     def capture(
         decoder: PreTrainedModel, _args: tuple[Any, ...], output: ModelOutput | tuple[Tensor, ...]
     ) -> ModelOutput | tuple[Tensor, ...]:
-        captured.append({each: flat_states(output, each) for each in wanted})
+        captured.append({each: flat_states(output, each) for each in used})
         if router_logits:
             routed.append(flat_router_logits(output, checkpointed=decoder.is_gradient_checkpointing))
         return with_states(output, output[0][:1, :1])
@@ -83,7 +83,7 @@ def encode(
     def before_head(_module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         if len(captured) == len(passes):
             # Flat positions continue from pass to pass.
-            joined = {each: torch.cat([states[each] for states in captured]) for each in wanted if len(captured) > 1}
+            joined = {each: torch.cat([states[each] for states in captured]) for each in used if len(captured) > 1}
             heads = find_heads(model) or nn.ModuleDict()
             routers = tuple(torch.cat(each) for each in zip(*routed, strict=True))
             results.append(evaluate(Encoded(joined or captured[0], batch, layer, head, heads, routers)))
@@ -106,7 +106,7 @@ def encode(
     try:
         for each in passes:
             with tree_mask(each.trees):
-                model(**decoder_inputs(each, wanted))
+                model(**decoder_inputs(each, used))
     finally:
         for handle in handles:
             handle.remove()
@@ -117,7 +117,7 @@ def encode(
 
 
 def decoder_inputs(batch: Batch, layers: Sequence[int] = (-1,)) -> dict[str, Tensor | bool]:
-    """Keyword arguments of a model for a batch; a batch of trees must be run under ``attention.tree_mask``."""
+    """Return a model's keyword arguments for a batch; a batch of trees must be run under ``attention.tree_mask``."""
     inputs: dict[str, Tensor | bool] = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
     inputs["use_cache"] = False
     if batch.position_ids is not None:
@@ -128,7 +128,7 @@ def decoder_inputs(batch: Batch, layers: Sequence[int] = (-1,)) -> dict[str, Ten
 
 
 def flat_states(output: ModelOutput, layer: int) -> Tensor:
-    """Hidden states of one layer from a decoder's output, ``[R * T, D]``; ValueError if it has no such layer."""
+    """Return the hidden states of a layer of a decoder's output, ``[R * T, D]``; ValueError if it has no such layer."""
     states = output[0]
     if layer != -1:
         check_layer(len(output.hidden_states) - 1, layer)
@@ -138,7 +138,7 @@ def flat_states(output: ModelOutput, layer: int) -> Tensor:
 
 
 def flat_router_logits(output: ModelOutput, *, checkpointed: bool = False) -> tuple[Tensor, ...]:
-    """Logits of each router from a decoder's output, ``[R * T, E]``; ValueError if there are none that can be trained.
+    """Return the logits of each router from a decoder's output, ``[R * T, E]``; ValueError if none can be trained.
 
     Gradient checkpointing that runs the layers without gradients (``use_reentrant``) leaves the logits without one.
     """
@@ -206,7 +206,7 @@ class EmaEncoder(TrainerCallback):
 
     @torch.no_grad()
     def states(self, batch: Batch, layer: int = -1) -> Tensor:
-        """``[R * T, D]`` hidden states under the averaged weights: one more pass of the decoder, without gradients."""
+        """Return hidden states ``[R * T, D]`` of a pass of the decoder with the averaged weights, without gradients."""
         decoder, states = find_decoder(self._model), []
         for each in batch.passes:
             with tree_mask(each.trees):

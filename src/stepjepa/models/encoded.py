@@ -27,10 +27,10 @@ class Encoded:
     router_logits: tuple[Tensor, ...] = ()  # [cells, E] of each router of a mixture of experts, if requested
 
     def at(self, index: Tensor, layer: int = -1) -> Tensor:
-        """Hidden states at flat positions, ``[...]`` to ``[..., D]``, of a layer that a term names in ``layers``."""
+        """Return hidden states ``[..., D]`` at flat positions ``[...]``, of a layer that a term names in ``layers``."""
         if layer not in self.states:
-            known = ", ".join(map(str, self.states))
-            raise ValueError(f"expected a layer that a term names in 'layers' ({known}), got {layer}")
+            captured = ", ".join(map(str, self.states))
+            raise ValueError(f"expected a layer that a term names in 'layers' ({captured}), got {layer}")
         return self.states[layer][index]
 
     @cached_property
@@ -43,7 +43,7 @@ class Encoded:
         return source, target
 
     def replace_targets(self, ema_states: Callable[[Batch, int], Tensor]) -> None:
-        """Read the target embeddings from the hidden states under averaged weights (``Context.ema_states``)."""
+        """Replace the target embeddings by those of the averaged weights (``Context.ema_states``)."""
         source, target = self.pairs
         if len(target):
             target = pool_readouts(ema_states(self.batch, self.layer), self.batch, "target")
@@ -51,7 +51,7 @@ class Encoded:
         self.pairs = source, target.detach()
 
     def token_loss(self, index: Tensor, token_ids: Tensor, rows: Tensor | None = None) -> Tensor:
-        """Summed cross-entropy of tokens, a float32 scalar, without materialising the logits of the whole batch.
+        """Return the summed cross-entropy of tokens, a float32 scalar, without the logits of the whole batch.
 
         Args:
             index: ``[U]`` flat positions whose last hidden states go through the LM head.
@@ -62,17 +62,17 @@ class Encoded:
         return self.head.cross_entropy(self.states[-1][index], token_ids, rows)
 
     def logits(self, index: Tensor) -> Tensor:
-        """Logits at flat positions: ``[U]`` to ``[U, V]``."""
+        """Return the logits ``[U, V]`` at flat positions ``[U]``."""
         return self.head.logits(self.states[-1][index])
 
 
 def pool_readouts(states: Tensor, batch: Batch, kind: Kind) -> Tensor:
-    """Embeddings ``[P, D]`` of one side of the pairs, from hidden states ``[cells, D]``; averages are in float32."""
+    """Return the embeddings ``[P, D]`` of one side of the pairs from hidden states ``[cells, D]``; means in float32."""
     last, tokens, pair = batch.readouts(kind)
     if tokens is None or pair is None:
         return states[last]
     summed = torch.zeros((len(last), states.shape[-1]), dtype=torch.float32, device=states.device)
     summed = summed.index_add(0, pair, states[tokens].float())
-    # Not bincount, whose result has a size that the device must be asked for.
+    # Not bincount: the host would wait for the device to learn the size of its result.
     counts = summed.new_zeros(len(last)).index_add(0, pair, torch.ones_like(pair, dtype=torch.float32))
     return (summed / counts[:, None]).to(states.dtype)

@@ -11,9 +11,9 @@ from stepjepa.chat.tokens import END_OF_TURN, PERCEPTION, all_predictor_ids
 from stepjepa.models.architecture import HEADS, base_model
 
 CHUNK, CHUNKS = 2**16, 256
-"""Of a tensor of more than 16 MiB so many evenly spaced chunks of so many bytes are hashed; training changes all."""
+"""Bytes and number of evenly spaced chunks that are hashed of a tensor of more than 16 MiB: training changes all."""
 
-# What PEFT puts into the names of weights that it wraps, and what names weights of its own.
+# Parts of names that PEFT adds to weights that it wraps, and parts that mark weights of its own.
 _WRAPPERS = ("base_layer", "original_module", "token_adapter")
 _ADAPTERS = ("lora_", "trainable_tokens_", "modules_to_save")
 
@@ -21,12 +21,15 @@ _ADAPTERS = ("lora_", "trainable_tokens_", "modules_to_save")
 def weights_fingerprint(model: Any, tokenizer: Any) -> str | None:
     """Hash the weights of a model without those that training adds; None if they are not all in this process.
 
-    Left out are adapters, heads of terms, and the embedding rows of predictor tokens, of the tokens of the plain format
-    and of what lies beyond the tokenizer. So the hash is the same before and after a model is set up for an objective.
+    The hash leaves out adapters, heads of terms, and the embedding rows of predictor tokens, of the tokens of the plain
+    format and of ids beyond the tokenizer. So it is the same before and after a model is set up for an objective.
     """
     base = base_model(model)
-    known = tokenizer.get_added_vocab()
-    added = {*all_predictor_ids(tokenizer), *(known[token] for token in (PERCEPTION, END_OF_TURN) if token in known)}
+    special = tokenizer.get_added_vocab()
+    added = {
+        *all_predictor_ids(tokenizer),
+        *(special[token] for token in (PERCEPTION, END_OF_TURN) if token in special),
+    }
     rows = [index for index in range(len(tokenizer)) if index not in added]
     embeddings = [base.get_input_embeddings(), base.get_output_embeddings()]
     by_token = {id(weight) for module in embeddings if module is not None for weight in module.parameters()}
@@ -52,7 +55,7 @@ def _is_added(name: str) -> bool:
 
 
 def _select(weight: Tensor, rows: list[int]) -> Tensor:
-    """The rows of some tokens that a weight has; without a copy where nothing lies between them."""
+    """Return some rows of a weight, without those that it lacks; a view, not a copy, if they are the first ones."""
     rows = [row for row in rows if row < len(weight)]
     if rows == list(range(len(rows))):
         return weight[: len(rows)]
@@ -60,7 +63,7 @@ def _select(weight: Tensor, rows: list[int]) -> Tensor:
 
 
 def _update(digest: Any, values: Tensor) -> None:
-    """Add the bytes of a tensor to a hash, of a large one evenly spaced chunks."""
+    """Add the bytes of a tensor to a hash; of a large tensor, evenly spaced chunks."""
     flat = values.contiguous().reshape(-1).view(torch.uint8)
     size = flat.numel()
     if size <= CHUNK * CHUNKS:

@@ -1,4 +1,4 @@
-"""Generate answers to prompts in batches, compute the likelihoods of given texts, set how a model generates."""
+"""Generate answers to prompts in batches, compute the likelihood of texts, write a model's generation settings."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Generator:
     """Generates answers with a transformers model.
 
     Decoding is greedy unless ``sampling.temperature`` is above 0. Sampling is seeded for each batch by
-    ``sampling.seed`` and the number of the batch, so batches can be run in any order, or again. Of the model's own
+    ``sampling.seed`` and the number of the batch, so batches can be run in any order, and repeated. Of the model's own
     ``generation_config`` only the stop tokens are used, not sampling and penalties.
 
     ``model`` is in evaluation mode, perhaps with an adapter; neither it nor the tokenizer is changed. With ``plain``
@@ -47,8 +47,9 @@ class Generator:
         self.model = model = model.get_base_model() if hasattr(model, "peft_config") else model
         self.tokenizer, self.sampling = tokenizer, sampling
         self.template = PlainTemplate(tokenizer) if plain else ChatTemplate(tokenizer)
-        own = getattr(model.generation_config, "eos_token_id", None)
-        ends = {*self.template.stop_ids, tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])}
+        configured = getattr(model.generation_config, "eos_token_id", None)
+        configured = configured if isinstance(configured, list) else [configured]
+        ends = {*self.template.stop_ids, tokenizer.eos_token_id, *configured}
         self.stop_ids = sorted(ends - {None})
         # Padding is masked, so any token will do; every tokenizer here has a stop token.
         self._pad = int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self.stop_ids[0])
@@ -67,14 +68,14 @@ class Generator:
         )
 
     def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
-        """The tokens of the prompt that asks for the next assistant turn of a chat."""
+        """Return the tokens of the prompt for the next assistant turn of a chat."""
         prompt = self.template.prompt(messages)
         (tokens,) = TextTokenizer(self.tokenizer)([prompt], [self.template.prompt_own(messages)])
         return tokens.ids.tolist()
 
     @torch.inference_mode()
     def answer(self, prompts: Sequence[Sequence[int]], batch_number: int = 0) -> list[list[Answer]]:
-        """The samples of each prompt; sampling is seeded by ``batch_number`` and ``sampling.seed``."""
+        """Generate the samples of each prompt; sampling is seeded by ``batch_number`` and ``sampling.seed``."""
         ids, mask = self._pad_rows(prompts, "left")
         with _fresh_generation_config(self.model), _seeded(self.model.device, self.sampling.seed, batch_number):
             output = self.model.generate(input_ids=ids, attention_mask=mask, generation_config=self._config)
@@ -86,14 +87,14 @@ class Generator:
         end = next((index for index, token in enumerate(generated) if token in self.stop_ids), None)
         options: dict[str, Any] = {"clean_up_tokenization_spaces": False}
         text = str(self.tokenizer.decode(generated[:end], skip_special_tokens=False, **options))
-        # Some models part thought and content by special tokens.
+        # Some models separate thought and content by special tokens.
         if not any(mark in text for mark in MARKS):
             text = str(self.tokenizer.decode(generated[:end], skip_special_tokens=True, **options))
         return Answer(text, end is not None, len(generated) if end is None else end + 1)
 
     @torch.inference_mode()
     def log_probabilities(self, spans: Sequence[Span]) -> list[float]:
-        """The natural logarithm of the probability of each span's scored tokens, given the tokens before them."""
+        """Return the log probability of each span's scored tokens, given the tokens before them (natural logarithm)."""
         ids, mask = self._pad_rows([span.ids for span in spans], "right")
         low, options = 0, JsonObject()
         if "logits_to_keep" in inspect.signature(self.model.forward).parameters:
@@ -117,22 +118,22 @@ class Generator:
 
 
 def never_generated(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The ids that are no text: predictor tokens, and embedding rows behind the tokenizer's last token."""
+    """Return the ids that stand for no text: predictor tokens, and embedding rows beyond the tokenizer."""
     rows = model.get_input_embeddings().weight.shape[0]
     return [*all_predictor_ids(tokenizer), *range(len(tokenizer), rows)]
 
 
 def set_generation_defaults(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, ends: Sequence[int]) -> None:
-    """Have plain ``generate`` of a model stop at the tokens ``ends`` and never produce an id that is no text.
+    """Make a model's ``generate`` stop at the tokens ``ends``, and never produce an id that stands for no text.
 
     The settings are part of the model: every folder that it is saved to has them, see :func:`save_generation_config`.
     """
     settings = model.generation_config
-    if settings is None:  # a class of its own that can't generate
+    if settings is None:  # the model can't generate
         return
     add_stop_tokens(model, ends)
     suppressed = {*(settings.suppress_tokens or ())}
-    # The last rows were no token when an earlier set-up suppressed them; the tokenizer may have grown since.
+    # An earlier set-up suppressed the last rows, which the tokenizer may use by now.
     last = model.get_input_embeddings().weight.shape[0] - 1
     while last in suppressed:
         suppressed.remove(last)
@@ -147,10 +148,10 @@ def serve_as_trained(
     plain: bool,
     variables: Mapping[str, object] | None = None,
 ) -> None:
-    """Have every folder that model and tokenizer are saved to be asked as they are trained, by any program.
+    """Prepare model and tokenizer so that any program that loads them from a folder uses the prompts of training.
 
-    Writes into the chat template what training fixes (see ``ChatTemplate``), and the tokens that end a turn into the
-    generation settings.
+    Writes the variables that training fixes into the chat template (see ``ChatTemplate``), and the stop tokens into
+    the generation settings.
 
     Args:
         model: whose ``generation_config`` gets the stop tokens; changed in place.
@@ -170,14 +171,14 @@ def serve_as_trained(
 
 
 def save_generation_config(model: PreTrainedModel, folder: str | Path) -> None:
-    """Write the generation settings of a model beside its adapter: PEFT saves none; others save their own."""
+    """Write the generation settings of a model beside its adapter: PEFT does not save them, as transformers does."""
     settings = getattr(base_model(model), "generation_config", None)
     if hasattr(model, "peft_config") and settings is not None:
         settings.save_pretrained(folder)
 
 
 def load_generation_config(model: PreTrainedModel, folder: str | Path) -> None:
-    """Give a model the generation settings that a folder of an adapter holds, if it holds any."""
+    """Load the generation settings of an adapter's folder into a model, if the folder has any."""
     if (Path(folder) / GENERATION_CONFIG_NAME).is_file():
         model.generation_config = GenerationConfig.from_pretrained(folder)
 
@@ -185,12 +186,12 @@ def load_generation_config(model: PreTrainedModel, folder: str | Path) -> None:
 @contextmanager
 def _fresh_generation_config(model: PreTrainedModel) -> Iterator[None]:
     """Hide the model's own settings, from which ``generate`` takes every value that its argument leaves unset."""
-    own = model.generation_config
+    settings = model.generation_config
     model.generation_config = GenerationConfig()
     try:
         yield
     finally:
-        model.generation_config = own
+        model.generation_config = settings
 
 
 @contextmanager

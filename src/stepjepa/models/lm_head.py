@@ -2,7 +2,7 @@
 
 With a vocabulary of 128,000 tokens the logits of a batch, their softmax and their gradient take more memory than
 everything else. Here they exist for one chunk of states at a time: the gradients of a chunk are computed while its
-logits exist, so that nothing is computed twice. A state at which several labels are read goes through the head once.
+logits exist, so that nothing is computed twice. A state with several labels goes through the head once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Head = tuple[Tensor, Tensor | None]
 
 # Minimum number of logits in a chunk: matrix products of few rows are slow.
 FEWEST_LOGITS = 2**20
-# The same for a GPU, where every chunk costs some dozen launches. They take 0.4 GiB.
+# The minimum on a GPU, where every chunk costs some dozen launches. So many logits take 0.4 GiB.
 FEWEST_GPU_LOGITS = 3 * 2**24
 
 
@@ -43,22 +43,29 @@ def summed_cross_entropy(
 ) -> Tensor:
     """``cross_entropy(linear(states, *head)[rows], label_ids, reduction="sum")`` in float32, in chunks of states.
 
-    States ``[U, D]``, head ``[V, D]`` with a bias ``[V]``, labels ``[N]``, and ``rows`` ``[N]``, the state at which
-    each label is read. ``trained`` are rows that stand in the place of the head's own ones.
-    The default ``chunk`` is that of :func:`states_at_once`. The sum, a float32 scalar, can be differentiated once.
+    Args:
+        states: ``[U, D]``.
+        head: weight ``[V, D]`` and bias ``[V]``, or None, of the LM head.
+        label_ids: ``[N]``.
+        rows: ``[N]``, the index of the state that predicts each label.
+        chunk: number of states at a time; by default :func:`states_at_once`.
+        trained: rows that replace those of the head's weight.
+
+    Returns:
+        The sum, a float32 scalar, which can be differentiated once.
     """
     if chunk is None:
         chunk = states_at_once(*head[0].shape, on_gpu=states.is_cuda)
     index, values = (None, None) if trained is None else trained
-    given = states, *head, values, index, label_ids, rows, chunk, torch.is_grad_enabled()
-    found: Tensor = _SummedCrossEntropy.apply(*given)
-    return found
+    arguments = states, *head, values, index, label_ids, rows, chunk, torch.is_grad_enabled()
+    total: Tensor = _SummedCrossEntropy.apply(*arguments)
+    return total
 
 
 def states_at_once(vocabulary: int, width: int, *, on_gpu: bool) -> int:
-    """The number of states in a chunk: a quarter of the width D, so that its logits are small beside the head's weight.
+    """Return the number of states in a chunk: ``D / 4``, so that its logits are small beside the head's weight.
 
-    But at least so many that there are ``FEWEST_LOGITS`` logits, or ``FEWEST_GPU_LOGITS`` on a GPU.
+    It is raised where a chunk would have less than ``FEWEST_LOGITS`` logits, or ``FEWEST_GPU_LOGITS`` on a GPU.
     """
     return max(width // 4, (FEWEST_GPU_LOGITS if on_gpu else FEWEST_LOGITS) // vocabulary, 1)
 
@@ -71,9 +78,9 @@ class _SummedCrossEntropy(torch.autograd.Function):
         ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, trained: Tensor | None, *labels: Any
     ) -> Tensor:
         trained_index, label_ids, rows, chunk, differentiate = labels
-        wanted = [differentiate and needed for needed in ctx.needs_input_grad[:4]]
+        needs_grad = [differentiate and needed for needed in ctx.needs_input_grad[:4]]
         dtype = multiplies_in(states)
-        # Not bincount: the shape of its result depends on values, which a dry run does not have.
+        # Not bincount: its result has a shape that depends on values, which a dry run does not have.
         ones = torch.ones_like(rows, dtype=torch.float32)
         shared = ones.new_zeros(len(states)).index_add_(0, rows, ones)[:, None]
         with torch.autocast(states.device.type, enabled=False):
@@ -81,11 +88,13 @@ class _SummedCrossEntropy(torch.autograd.Function):
             total = states.new_zeros((), dtype=torch.float32)
             # In 16 bits the contributions of later chunks would be rounded away.
             summed = torch.float32 if len(states) > chunk else dtype
-            by_state = torch.empty_like(values) if wanted[0] else None
-            by_weight = torch.zeros(weight.shape, dtype=summed, device=weight.device) if wanted[1] else None
-            by_bias = torch.zeros(len(weight), dtype=torch.float32, device=weight.device) if wanted[2] else None
+            by_state = torch.empty_like(values) if needs_grad[0] else None
+            by_weight = torch.zeros(weight.shape, dtype=summed, device=weight.device) if needs_grad[1] else None
+            by_bias = torch.zeros(len(weight), dtype=torch.float32, device=weight.device) if needs_grad[2] else None
             own_rows = None if trained is None else trained.to(dtype)
-            by_trained = None if trained is None or not wanted[3] else torch.zeros_like(trained, dtype=torch.float32)
+            by_trained = (
+                None if trained is None or not needs_grad[3] else torch.zeros_like(trained, dtype=torch.float32)
+            )
             for start in range(0, len(states), chunk):
                 part = slice(start, start + chunk)
                 logits = F.linear(values[part], matrix, None if bias is None else bias.to(dtype))
@@ -97,15 +106,15 @@ class _SummedCrossEntropy(torch.autograd.Function):
                 del logits
                 # Mask the labels of other chunks: selecting the chunk's own would need a device synchronisation.
                 place = (rows - start).clamp(0, len(log_shares) - 1) * log_shares.shape[1] + label_ids
-                own = (rows >= start) & (rows < start + chunk)
+                in_chunk = (rows >= start) & (rows < start + chunk)
                 # masked_fill, not a product: the loss of another chunk's label may be infinite here.
-                total -= log_shares.view(-1)[place].masked_fill(~own, 0).sum()
-                if not any(wanted):
+                total -= log_shares.view(-1)[place].masked_fill(~in_chunk, 0).sum()
+                if not any(needs_grad):
                     continue
-                # d loss / d logits = number of labels * softmax - their one-hot vectors, in the same memory.
+                # d loss / d logits = number of labels * softmax - the sum of their one-hot vectors, in the same memory.
                 errors = log_shares.exp_().mul_(shared[part])
-                # As index_put_ with accumulate, which sorts the places on a GPU.
-                errors.view(-1).scatter_add_(0, place, -own.float())
+                # Not index_put_ with accumulate, which sorts the places on a GPU.
+                errors.view(-1).scatter_add_(0, place, -in_chunk.float())
                 del log_shares
                 if by_bias is not None:
                     by_bias += errors.sum(0)
@@ -126,8 +135,8 @@ class _SummedCrossEntropy(torch.autograd.Function):
                     by_weight += errors.T @ values[part]
                 del errors
         dtypes = [each.dtype if each is not None else None for each in (states, weight, bias, trained)]
-        found = zip((by_state, by_weight, by_bias, by_trained), dtypes, strict=True)
-        ctx.gradients = [None if gradient is None else gradient.to(own) for gradient, own in found]
+        gradients = zip((by_state, by_weight, by_bias, by_trained), dtypes, strict=True)
+        ctx.gradients = [None if gradient is None else gradient.to(dtype) for gradient, dtype in gradients]
         return total
 
     @staticmethod
@@ -140,13 +149,13 @@ class _SummedCrossEntropy(torch.autograd.Function):
 
 
 def multiplies_in(states: Tensor) -> torch.dtype:
-    """The dtype in which a linear layer multiplies these states: autocast's, or their own."""
+    """Return the dtype in which a linear layer multiplies these states: that of autocast, or their own."""
     device = states.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
 
 
 class _DecoderOutput(BaseModelOutputWithPast):
-    """Stand-in output of a decoder that is not run: last_hidden_state alone is set, every other attribute is None."""
+    """Stand-in for the output of a decoder that is not run: every attribute but last_hidden_state is None."""
 
     def __getattr__(self, name: str) -> None:
         return None
@@ -161,7 +170,7 @@ class Around(NamedTuple):
     )
 
 
-# By the causal model; the forward pass that decides it is run once.
+# Causal model -> what lies around its LM head; determined once by a forward pass.
 _around: WeakKeyDictionary[nn.Module, Around] = WeakKeyDictionary()
 
 
@@ -170,9 +179,9 @@ class LMHead:
 
     Use it inside the model's forward pass, where sharded weights are gathered; see ``encode.encode``.
 
-    Make it once where the model is whole and not yet wrapped (``setup.set_up`` does): the first one runs the model on
-    a few tokens to see whether the LM head is called with what the decoder returned, and whether the logits are what it
-    returns. On the meta device, where nothing can be run, both are taken to be so.
+    The first instance for a model must be made before the model is wrapped or sharded (``setup.set_up`` does). It runs
+    the model on a few tokens to test whether the LM head's input is the decoder's output, and whether its output are
+    the logits. On the meta device, where no test is possible, both are assumed.
 
     Raises:
         ValueError: the model has no LM head, or does not call it exactly once, or its logits at a position depend on
@@ -191,25 +200,25 @@ class LMHead:
         self.around = _around[self._causal]
 
     def describe(self) -> str | None:
-        """What lies between decoder and LM head, in words; None where the head reads the decoder's own states."""
+        """Describe what lies between decoder and LM head; None if the head reads the decoder's own states."""
         if not self.around.before:
             return None
         name = _name(self._causal)
         return f"{name} changes the decoder's states before its LM head reads them; its own code does so in the LM loss"
 
     def logits(self, states: Tensor) -> Tensor:
-        """``[..., D]`` last hidden states to ``[..., V]`` logits."""
+        """Map last hidden states ``[..., D]`` to logits ``[..., V]``."""
         flat = states.reshape(1, -1, states.shape[-1])
-        found: Tensor = self._run_model(flat) if any(self.around) else self.module.forward(flat)
-        return found.reshape(*states.shape[:-1], found.shape[-1])
+        logits: Tensor = self._run_model(flat) if any(self.around) else self.module.forward(flat)
+        return logits.reshape(*states.shape[:-1], logits.shape[-1])
 
     def cross_entropy(self, states: Tensor, label_ids: Tensor, rows: Tensor | None = None) -> Tensor:
-        """Summed cross-entropy of labels, a float32 scalar.
+        """Return the summed cross-entropy of labels, a float32 scalar.
 
         Args:
             states: ``[U, D]`` last hidden states.
             label_ids: ``[N]`` tokens to be predicted.
-            rows: ``[N]``, the state at which each label is read; None for one label per state.
+            rows: ``[N]``, the index of the state that predicts each label; None for one label per state.
         """
         if rows is None:
             rows = torch.arange(len(label_ids), device=label_ids.device)
@@ -222,7 +231,7 @@ class LMHead:
         return (logits.logsumexp(-1)[rows] - logits[rows, label_ids]).sum()
 
     def _inputs(self, states: Tensor) -> Tensor:
-        """What the model calls its LM head with, ``[U, D]``, for these last hidden states ``[U, D]``."""
+        """Return the inputs ``[U, D]`` of the LM head for last hidden states ``[U, D]``."""
         if not self.around.before:
             return states
         inputs: list[Tensor] = []
@@ -235,7 +244,7 @@ class LMHead:
         return inputs[0][0]
 
     def _parameters(self) -> Head | None:
-        """Weight and bias of the head; None where it is more than a linear layer."""
+        """Return weight and bias of the head; None if it is more than a linear layer."""
         if type(self.module) is nn.Linear:
             return self.module.weight, self.module.bias
         adapter: Any = getattr(self.module, "token_adapter", None)
@@ -244,14 +253,15 @@ class LMHead:
         return adapter.get_base_layer().weight, None
 
     def _trained_rows(self) -> TrainedRows | None:
-        """Rows of a tied head that an adapter trains; None if there are none."""
+        """Return the rows of a tied head that an adapter trains; None if there are none."""
         adapter = getattr(self.module, "token_adapter", None)
         return None if adapter is None else trained_rows(adapter)
 
     def _run_model(self, states: Tensor, before_head: Callable[..., tuple[Tensor, ...]] | None = None) -> Tensor:
-        """``[1, U, V]``: the model's own forward pass, its decoder replaced by the last hidden states ``[1, U, D]``.
+        """Run the model's own forward pass with last hidden states ``[1, U, D]`` in place of its decoder's output.
 
-        ``before_head`` is a forward pre-hook of the LM head; those that the head already has are left out.
+        Returns the logits, ``[1, U, V]``. ``before_head`` is a forward pre-hook of the LM head for this pass; the hooks
+        that the head already has are not run.
         """
         base = base_model(self._causal)
         stand_in = {"forward": lambda *_, **__: _DecoderOutput(last_hidden_state=states)}
@@ -261,25 +271,25 @@ class LMHead:
             _replaced(find_decoder(base), **stand_in, _forward_hooks={}),
             _replaced(self.module, _forward_pre_hooks=hooks),
         ):
-            found: Tensor = base.forward(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
-        return found
+            logits: Tensor = base.forward(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
+        return logits
 
 
 @contextmanager
 def _replaced(module: nn.Module, **attributes: object) -> Iterator[None]:
     """Replace attributes of a module inside the block."""
-    own = {name: module.__dict__[name] for name in attributes if name in module.__dict__}
+    previous = {name: module.__dict__[name] for name in attributes if name in module.__dict__}
     module.__dict__.update(attributes)
     try:
         yield
     finally:
         for name in attributes:
             del module.__dict__[name]
-        module.__dict__.update(own)
+        module.__dict__.update(previous)
 
 
 class _Pass(NamedTuple):
-    """What the parts of a model were called with, and returned, in one forward pass."""
+    """Inputs and outputs of the parts of a model in one forward pass."""
 
     states: Tensor  # [1, T, D]: the decoder's output
     head_input: Tensor  # [1, T, D]
@@ -289,19 +299,21 @@ class _Pass(NamedTuple):
 
 @torch.no_grad()
 def _try(head: LMHead, model: nn.Module) -> Around:
-    """See which parts of the model's forward pass lie around its LM head; ValueError as of LMHead."""
+    """Determine what the model's forward pass computes around its LM head; ValueError as described in LMHead."""
     if getattr(_base_of_tied(head.module), "bias", None) is not None:
         raise ValueError(
             f"PEFT leaves out the bias of the tied LM head of {_name(model)} while it trains single embedding rows, "
             "and a merged model has it again; train all weights, without an adapter"
         )
-    drawn = _observe(head, model, replace_head=True)
-    around = Around(before=not _same(drawn.head_input, drawn.states), after=not _same(drawn.logits, drawn.head_output))
+    replaced = _observe(head, model, replace_head=True)
+    around = Around(
+        before=not _same(replaced.head_input, replaced.states), after=not _same(replaced.logits, replaced.head_output)
+    )
     if any(around):
         # The states in another order, without the tokens that they belong to, must have the same logits.
-        seen = _observe(head, model, replace_head=False)
-        own = head._run_model(seen.states.flip(1)).flip(1)
-        if own.shape != seen.logits.shape or not _near(own, seen.logits):
+        observed = _observe(head, model, replace_head=False)
+        reordered = head._run_model(observed.states.flip(1)).flip(1)
+        if reordered.shape != observed.logits.shape or not _near(reordered, observed.logits):
             raise ValueError(
                 f"the logits of {_name(model)} at a position depend on more than its decoder's state there, so that "
                 "they can't be computed at the labelled positions alone; choose another causal language model"
@@ -310,20 +322,20 @@ def _try(head: LMHead, model: nn.Module) -> Around:
 
 
 def _observe(head: LMHead, model: nn.Module, *, replace_head: bool) -> _Pass:
-    """Run a model on five tokens, and replace the decoder's output by drawn states.
+    """Run a model on five tokens, and replace the decoder's output by random states.
 
-    Drawn, so that no weight of zero hides a part; five, since a mean over positions does nothing to one. With
-    ``replace_head`` the LM head's output is drawn, too, and dropout outside the decoder, a part of the training loss,
-    is switched on.
+    States are random so that no zero weight hides a part of the model; there are five tokens, since a mean over
+    positions would change nothing with one. With ``replace_head`` the LM head's output is random, too, and dropout
+    outside the decoder, a part of the training loss, is switched on.
     """
-    seen: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     calls = {"decoder": 0, "LM head": 0}
     generator, device = torch.Generator().manual_seed(0), next(model.parameters()).device
 
     def draw(like: Tensor, name: str) -> Tensor:
         # Large values, so that a soft cap changes them in 16 bits, too. A copy is kept: a model may write into its own.
         drawn = torch.randn(like.shape, generator=generator).mul(10).to(like)
-        seen[name] = drawn.clone()
+        tensors[name] = drawn.clone()
         return drawn
 
     def after_decoder(
@@ -334,12 +346,12 @@ def _observe(head: LMHead, model: nn.Module, *, replace_head: bool) -> _Pass:
 
     def before_head(_module: nn.Module, args: tuple[Tensor, ...]) -> None:
         calls["LM head"] += 1
-        seen["head_input"] = args[0].clone()
+        tensors["head_input"] = args[0].clone()
 
     def after_head(_module: nn.Module, _args: tuple[object, ...], output: Tensor) -> Tensor:
         if replace_head:
             return draw(output, "head_output")
-        seen["head_output"] = output
+        tensors["head_output"] = output
         return output
 
     decoder = find_decoder(model)
@@ -354,7 +366,7 @@ def _observe(head: LMHead, model: nn.Module, *, replace_head: bool) -> _Pass:
         model.train(replace_head)
         decoder.eval()
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            seen["logits"] = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
+            tensors["logits"] = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
     finally:
         for handle in handles:
             handle.remove()
@@ -363,17 +375,17 @@ def _observe(head: LMHead, model: nn.Module, *, replace_head: bool) -> _Pass:
     for part, count in calls.items():
         if count != 1:
             raise ValueError(f"expected {_name(model)} to call its {part} once in a pass, got {count} calls")
-    return _Pass(**seen)
+    return _Pass(**tensors)
 
 
 def _base_of_tied(module: nn.Module) -> nn.Module | None:
-    """The layer inside PEFT's wrapper of a head that is tied to embeddings of which some rows are trained."""
+    """Return the layer inside PEFT's wrapper of a tied head of which some rows are trained; None for other heads."""
     adapter: Any = getattr(module, "token_adapter", None)
     return None if adapter is None else adapter.get_base_layer()
 
 
 def with_states(output: ModelOutput | tuple[Tensor, ...], states: Tensor) -> ModelOutput | tuple[Tensor, ...]:
-    """A decoder's output, tuple or ``ModelOutput``, with other last hidden states."""
+    """Return a decoder's output, tuple or ``ModelOutput``, with its last hidden states replaced."""
     if isinstance(output, tuple):
         return states, *output[1:]
     return type(output)(**{**output, "last_hidden_state": states})
@@ -385,7 +397,7 @@ def _same(value: Tensor, expected: Tensor) -> bool:
 
 
 def _near(logits: Tensor, expected: Tensor) -> bool:
-    """Whether logits differ by rounding alone, 1 % of their norm (in 16 bits); impossible tokens are the same."""
+    """Whether logits differ by rounding alone, 1 % of their norm (in 16 bits), and are infinite at the same places."""
     finite = expected.isfinite()
     difference = (logits - expected)[finite].float().norm()
     return torch.equal(logits.isfinite(), finite) and bool(difference <= 0.01 * expected[finite].float().norm())

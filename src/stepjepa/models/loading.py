@@ -36,7 +36,7 @@ from stepjepa.models.weights import load_adapter, load_weights, quantization_opt
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-# Every folder with a tokenizer has a file that matches one of these.
+# Patterns of file names, of which every folder with a tokenizer has at least one.
 TOKENIZER_FILES = ("tokenizer*", "vocab.*", "spiece.model")
 
 
@@ -96,9 +96,9 @@ def load_model(
 
 def _add_missing_rows(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str, seed: int = 42) -> None:
     """Add rows for tokens that the tokenizer has and the model lacks, and say so."""
-    known = len(model.get_input_embeddings().weight)
+    old_rows = len(model.get_input_embeddings().weight)
     if (new := add_missing_rows(model, tokenizer, seed)) and is_main_process():
-        needed = f"its tokenizer needs {known + new:,} embedding rows, its weights have {known:,}"
+        needed = f"its tokenizer needs {old_rows + new:,} embedding rows, its weights have {old_rows:,}"
         note(f"{name}: {needed}; {new:,} untrained row{'s' * (new > 1)} added")
 
 
@@ -127,7 +127,7 @@ def _from_pretrained(what: str, name: str, trust_remote_code: bool) -> Any:
 def config_and_tokenizer(
     name: str, texts: Iterable[str], *, chat_template: str | None, trust_remote_code: bool, plain: bool, fit: bool
 ) -> tuple[PreTrainedTokenizerBase, PreTrainedConfig]:
-    """Tokenizer and configuration of a model, ``fit`` to each other where its weights are random (a preset's are)."""
+    """Return tokenizer and configuration of a model; ``fit`` adapts them to each other, for random weights."""
     if name.startswith(PREFIX):
         config = presets.preset_config(name)
         tokenizer = presets.train_tokenizer(texts, config.vocab_size, chat_template)
@@ -143,15 +143,15 @@ def config_and_tokenizer(
 
 
 def new_dtype(config: PreTrainedConfig, name: str) -> torch.dtype:
-    """The dtype of a model built from a configuration; ``auto`` takes the configuration's, or else float32."""
+    """Return the dtype of a model built from a configuration; ``auto`` takes the configuration's, or else float32."""
     dtype: torch.dtype = (config.dtype or torch.float32) if name == "auto" else getattr(torch, name)
     return dtype
 
 
 def add_lora(model: PreTrainedModel, settings: LoraSettings, trainable_ids: Sequence[int]) -> nn.Module:
-    """Wrap a model that has its predictor tokens with a LoRA adapter that also trains the given embedding rows.
+    """Wrap a model that has its predictor tokens with a LoRA adapter that also trains some embedding rows.
 
-    Those are the rows of new tokens (``token_rows.adapter_ids``), which plain LoRA neither trains nor saves.
+    ``trainable_ids`` are the new tokens (``token_rows.adapter_ids``), whose rows plain LoRA neither trains nor saves.
     """
     from peft import LoraConfig, get_peft_model
 
@@ -175,7 +175,7 @@ def add_lora(model: PreTrainedModel, settings: LoraSettings, trainable_ids: Sequ
         raise UserError(f"`lora_targets {settings.targets}`: {error}") from None
     save_trained_rows_only(wrapped)
     # Gradient checkpointing needs a gradient at the frozen embedding's output. That is all that quantized weights need,
-    # too: peft.prepare_model_for_kbit_training would also make a large embedding float32.
+    # too: peft.prepare_model_for_kbit_training would also convert a large embedding to float32.
     wrapped.enable_input_require_grads()
     return wrapped
 
@@ -209,8 +209,8 @@ def load_for_inference(
     tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
     base = name
     if is_adapter:
-        described = read_json_object(adapter, "file of an adapter", "restore it, or train again")
-        base = str(described.get("base_model_name_or_path") or "")
+        adapter_config = read_json_object(adapter, "file of an adapter", "restore it, or train again")
+        base = str(adapter_config.get("base_model_name_or_path") or "")
         if not base:
             raise UserError("names no base model (base_model_name_or_path); add it", path=adapter)
     options = {} if quantization is None else quantization_options(quantization, device=device)
@@ -239,6 +239,6 @@ def as_user_error(what: str) -> Iterator[None]:
         remedy = "; pass `trust_remote_code` if you trust it" if "trust_remote_code" in str(error) else ""
         line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         if "couldn't connect to" in line or "outgoing traffic has been disabled" in line:
-            # Not transformers' message: it sends a user who mistyped a folder, or set --offline, to look for a network.
+            # transformers' own message sends a user who mistyped a folder, or works offline, to look for a network.
             line = "neither a folder here nor in the hub's cache, and the hub was not reached; check the name"
         raise UserError(f"{what}: {line.rstrip(' .') if remedy else line}{remedy}") from None

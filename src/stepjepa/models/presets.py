@@ -1,4 +1,4 @@
-"""Models with random weights: presets such as ``preset:tiny``, with tokenizers of their own, and ``--pretrain``."""
+"""Models with random weights: presets such as ``preset:tiny``, which train a tokenizer, and ``pretrain``."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
-# The chat template writes these words into every record, so they must be frequent when merges are learnt.
+# The chat template writes these words into every record, so the tokenizer must learn them as single tokens.
 ROLE_WORDS = ("system\n", "user\n", "assistant\n") * 1000
-# Embedding rows kept free for predictor tokens, so that models of every mode and every K have the same shape.
+# Spare embedding rows for predictor tokens, so that models of every mode and every K have the same shape.
 SPARE_ROWS = 32
 
-# The time to learn merges is quadratic in the length of a word: one of a million characters would take hours.
+# The time of BPE training is quadratic in the length of a word: one of a million characters would take hours.
 _LONG_WORD = re.compile(r"\S{200}")
 
 
 def preset_config(name: str) -> PreTrainedConfig:
-    """The transformers configuration of a preset such as ``preset:tiny``, to be fitted to a tokenizer."""
+    """Return the transformers configuration of a preset such as ``preset:tiny``; :func:`fit_config` completes it."""
     from transformers import AutoConfig
 
     key = name.removeprefix(PREFIX)
     if key not in PRESETS:
-        raise UserError(f"no preset '{key}'; choose one of {', '.join(PREFIX + known for known in PRESETS)}")
+        raise UserError(f"no preset '{key}'; choose one of {', '.join(PREFIX + preset for preset in PRESETS)}")
     shape = PRESETS[key]
     heads = shape["num_hidden_layers"]
     return AutoConfig.for_model(

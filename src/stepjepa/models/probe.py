@@ -1,4 +1,4 @@
-"""Test by running it whether a model can be trained on prefix trees, on plain rows only, or not at all.
+"""Test whether a model can be trained on prefix trees, on plain rows only, or not at all.
 
 The probe runs a small copy of the architecture with random weights, in which every limit on what a token sees is short.
 ``docs/design.md`` describes the checks and has a table of the model types that fail each of them.
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 # Largest relative difference between states that counts as rounding.
 ROUNDING = 1e-3
-# Sizes in the copy: LIMIT of windows, chunks and the like; TABLE of the position table, longer than any sequence of the
-# probe and shorter than their tree; VOCABULARY of the vocabulary.
+# Sizes in the shrunken copy: LIMIT for sliding windows, chunks and similar limits; TABLE for the table of positions,
+# which is longer than any sequence of the probe and shorter than their tree; VOCABULARY for the vocabulary.
 LIMIT, TABLE, VOCABULARY = 5, 24, 97
 MOST_PARAMETERS = 6 * 10**7
 
@@ -53,56 +53,56 @@ LARGEST = {name: most for most, names in _LARGEST.items() for name in names.spli
 
 
 class Findings(NamedTuple):
-    """What the probe measured: reasons why a model can't be run in some way, and weights that text does not reach."""
+    """Results of the probe: reasons why a model can't run rows or trees, and weights that text does not reach."""
 
-    no_rows: str | None = None  # why not on plain causal rows, without which it can't be trained at all; None: it can
-    no_tree: str | None = None  # why not on trees; None: it can
-    unreached: frozenset[str] = frozenset()  # parameter_pattern of weights that get no gradient from a text
-    partly: bool = False  # some weights of a pattern get one, and others do not
-    segments: bool = False  # trees also run by segments, without a mask of the row
+    no_rows: str | None = None  # why it can't run plain causal rows, and so can't be trained; None if it can
+    no_tree: str | None = None  # why it can't run prefix trees; None if it can
+    unreached: frozenset[str] = frozenset()  # parameter_pattern of each weight that gets no gradient from a text
+    partly: bool = False  # of some patterns only a part of the weights gets a gradient
+    segments: bool = False  # it can also run trees by segments, without a mask
 
 
-_found: dict[str, Findings] = {}  # by class and configuration
+_findings: dict[str, Findings] = {}  # by class and configuration
 
 
 def choose_encoding(model: PreTrainedModel, wanted: str) -> tuple[Encoding, str]:
     """Choose the encoding of a transformers model's micro-batches; the model itself, on any device, is not run.
 
-    Returns ``collate.Encoding`` and the reason in words; ValueError if the model does not support what is ``wanted``
+    Returns the encoding and the reason in words; ValueError if the model does not support the one that is ``wanted``
     (``auto``, ``tree`` or ``rows``).
     """
-    found = probe(model)
-    if found.no_rows is not None:
-        raise ValueError(f"{found.no_rows}; no encoding can train it, choose a causal language model")
+    findings = probe(model)
+    if findings.no_rows is not None:
+        raise ValueError(f"{findings.no_rows}; no encoding can train it, choose a causal language model")
     attention = model.config._attn_implementation or "sdpa"
-    no_tree = found.no_tree
+    no_tree = findings.no_tree
     if no_tree is None and not (attention in ("sdpa", "eager", "flex_attention") or attention.startswith("tree_")):
         no_tree = f"attention implementation '{attention}' does not take the mask of a prefix tree, as 'sdpa' does"
     if wanted == "tree" and no_tree is not None:
         raise ValueError(f"{no_tree}; use encoding 'rows'")
-    asked = None if wanted == "auto" else "as asked for"
+    requested = None if wanted == "auto" else "as asked for"
     if wanted != "rows" and no_tree is None:
         same = f"a probe of {type(model).__name__} found the states of a tree to be those of plain rows"
-        return "tree", asked or same
-    return "rows", asked or str(no_tree)
+        return "tree", requested or same
+    return "rows", requested or str(no_tree)
 
 
 def probe(model: PreTrainedModel) -> Findings:
-    """What a model's architecture supports; probed once for each class and configuration."""
+    """Return what a model's architecture supports; each class and configuration is probed once in a process."""
     if getattr(model.config, "is_encoder_decoder", False):
         return Findings(no_rows=f"{type(model).__name__} is an encoder-decoder")
-    described = [str(type(model)), model.config.to_dict(), plain_attention(model)]
-    key = json.dumps(described, sort_keys=True, default=str)
-    if key not in _found:
+    architecture = [str(type(model)), model.config.to_dict(), plain_attention(model)]
+    key = json.dumps(architecture, sort_keys=True, default=str)
+    if key not in _findings:
         verbosity = logging.get_verbosity()
-        logging.set_verbosity(logging.CRITICAL)  # it warns of small configurations
+        logging.set_verbosity(logging.CRITICAL)  # transformers warns of small configurations
         try:
             with torch.random.fork_rng(devices=[]):
                 torch.default_generator.manual_seed(0)
-                _found[key] = _check(model)
+                _findings[key] = _check(model)
         finally:
             logging.set_verbosity(verbosity)
-    return _found[key]
+    return _findings[key]
 
 
 def _check(model: PreTrainedModel) -> Findings:
@@ -115,8 +115,8 @@ def _check(model: PreTrainedModel) -> Findings:
         *rows, other = _states(small, [*sequences, changed], "rows")
     except Exception as error:  # an unknown architecture may raise anything
         return Findings(no_tree=f"no small copy of {name} could be probed ({type(error).__name__}: {error})")
-    if (seen := _difference([other[:place]], [rows[0][:place]])) > ROUNDING:
-        return Findings(f"{name} is not causal: a later token changes earlier states (by {seen:.1%})")
+    if (change := _difference([other[:place]], [rows[0][:place]])) > ROUNDING:
+        return Findings(f"{name} is not causal: a later token changes earlier states (by {change:.1%})")
     if (leaked := _difference(rows, alone)) > ROUNDING:
         return Findings(f"{name} gives rows padded on the right other states than sequences alone (by {leaked:.1%})")
     unreached, partly = _unreached(small, sequences)
@@ -126,9 +126,9 @@ def _check(model: PreTrainedModel) -> Findings:
     no_tree, segments = None, False
     try:
         enable_trees(small)
-        if (parted := _difference(_states(small, sequences, "tree"), alone)) > ROUNDING:
-            no_tree = f"{name} computes other hidden states for a prefix tree than for plain rows ({parted:.1%} apart)"
-    except Exception as error:  # the same; the model then runs plain rows, and the reason is shown
+        if (gap := _difference(_states(small, sequences, "tree"), alone)) > ROUNDING:
+            no_tree = f"{name} computes other hidden states for a prefix tree than for plain rows ({gap:.1%} apart)"
+    except Exception as error:  # any error again; the model then runs plain rows, and the reason is shown
         no_tree = f"{name} fails on prefix trees ({type(error).__name__}: {error})"
     if no_tree is None and plain_attention(small) == "sdpa":
         segments = _runs_segments(small, sequences, alone)
@@ -136,22 +136,22 @@ def _check(model: PreTrainedModel) -> Findings:
 
 
 def _runs_segments(model: PreTrainedModel, sequences: Sequence[Ids], alone: Sequence[Tensor]) -> bool:
-    """Whether a small copy that runs trees gives the states of sequences alone by segments, too."""
+    """Whether a small copy that runs trees also computes, by segments, the states of sequences alone."""
     try:
         enable_trees(model, segments=True)
-        # Calls that cost nothing are one for each segment: the first one as a whole path, the others under a mask.
+        # With these costs each segment is a call of its own: the first one as a whole path, the others under a mask.
         return _difference(_states(model, sequences, "tree", Costs(token=1.0, pair=1.0)), alone) <= ROUNDING
     except Exception:  # an unknown architecture may raise anything; it then runs trees under a mask
         return False
 
 
 def parameter_pattern(name: str) -> str:
-    """The name of a weight without the numbers of layers, which a small copy has fewer of."""
+    """Return the name of a weight with its layer numbers replaced: a small copy has fewer layers."""
     return re.sub(r"\d+", "#", name)
 
 
 def _unreached(model: PreTrainedModel, sequences: Sequence[Ids]) -> tuple[frozenset[str], bool]:
-    """``Findings.unreached`` and ``partly`` of a small copy; nothing where it has no backward pass."""
+    """Return ``Findings.unreached`` and ``partly`` of a small copy; nothing if it has no backward pass."""
     ids = torch.from_numpy(sequences[0][None].astype(np.int64))
     try:
         model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits.square().sum().backward()
@@ -162,12 +162,12 @@ def _unreached(model: PreTrainedModel, sequences: Sequence[Ids]) -> tuple[frozen
     for name, parameter in model.named_parameters():
         (lost if parameter.grad is None else reached).add(parameter_pattern(name))
     model.zero_grad(set_to_none=True)
-    # Experts that no token was sent to are no part that text can't reach.
+    # An expert without a gradient may only have got no token of this text.
     return frozenset(lost - reached), any("expert" not in pattern for pattern in lost & reached)
 
 
 def _sequences() -> list[Ids]:
-    """Sequences with shared prefixes of several lengths, all sequences longer than ``LIMIT``."""
+    """Make sequences that share prefixes of several lengths; each is longer than ``LIMIT``."""
     # The first few ids are often special tokens, which some models treat differently.
     ids = np.random.default_rng(0).integers(5, VOCABULARY - 1, 46).astype(np.int32)
     return [ids[:19], np.r_[ids[:8], ids[19:28]], np.r_[ids[:3], ids[28:39]], ids[39:]]
@@ -176,7 +176,7 @@ def _sequences() -> list[Ids]:
 def _states(
     model: PreTrainedModel, sequences: Sequence[Ids], encoding: Encoding, costs: Costs | None = None
 ) -> list[Tensor]:
-    """Last hidden states of each sequence, ``[N, D]``, computed as in training; with ``costs`` by segments."""
+    """Compute the last hidden states of each sequence, ``[N, D]``, as in training; with ``costs`` by segments."""
     pad = max(getattr(model.config.get_text_config(), "pad_token_id", None) or 0, 0)
     none = np.empty(0, np.int32)
     kernel: Kernel = "mask" if costs is None else "calls"
@@ -190,9 +190,9 @@ def _states(
     return [states[torch.from_numpy(path)] for path in batch.records.paths]
 
 
-def _difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    """Largest relative difference between two states of the same token."""
-    first, second = torch.cat([*found]), torch.cat([*expected])
+def _difference(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """Return the largest relative difference between the two states of a token."""
+    first, second = torch.cat([*actual]), torch.cat([*expected])
     return float(((first - second).norm(dim=-1) / second.norm(dim=-1).clamp_min(1e-6)).max())
 
 
@@ -221,15 +221,17 @@ def shrink(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _kinds(model: PreTrainedModel) -> set[str]:
-    """Class names of the parts of a model's architecture, and the layer types in its configuration."""
+    """Return the class names of the modules of a model, and the layer types of its configuration."""
     ours = "transformers.models.", type(model).__module__
-    told = getattr(model.config.get_text_config(), "layer_types", None) or ()
-    return {type(part).__name__ for part in model.modules() if type(part).__module__.startswith(ours)} | set(told)
+    layer_types = getattr(model.config.get_text_config(), "layer_types", None) or ()
+    return {type(part).__name__ for part in model.modules() if type(part).__module__.startswith(ours)} | set(
+        layer_types
+    )
 
 
 @torch.no_grad()
 def _redraw(model: PreTrainedModel) -> None:
-    """Draw weights large enough that attention is far from uniform and no gate is closed."""
+    """Draw random weights, large enough that attention is far from uniform and no gate is closed."""
     for module in model.modules():
         if isinstance(module, nn.Linear | Conv1D):
             inputs = module.in_features if isinstance(module, nn.Linear) else len(module.weight)
@@ -253,9 +255,9 @@ def _shrink_config(config: PreTrainedConfig, layers: int) -> None:
     for name, most in {**LARGEST, "num_hidden_layers": layers}.items():
         if _is_size(value := getattr(config, name, None)):
             setattr(config, name, min(value, most))
-    named = ("hidden_size", "num_attention_heads", "num_key_value_heads")
-    width, heads, groups = (getattr(config, name, None) for name in named)
-    fewer = 0  # heads are not known
+    sizes = ("hidden_size", "num_attention_heads", "num_key_value_heads")
+    width, heads, groups = (getattr(config, name, None) for name in sizes)
+    fewer = 0  # number of heads in the copy; 0 if the configuration names none
     if _is_size(width) and _is_size(heads):
         fewer = min(groups, 2) * 2 if _is_size(groups) and groups < heads else min(heads, 4)
     for name, value in list(vars(config).items()):
@@ -288,9 +290,10 @@ def _is_size(value: object) -> TypeGuard[int]:
 
 
 def unreached_parts(model: nn.Module) -> list[str]:
-    """Names of the modules (or single weights) of a transformers model, or of a PEFT wrapper of one, without text.
+    """Return the names of modules, or single weights, that get no gradient from a text, such as vision towers.
 
-    Each is the outermost of which no weight gets a gradient. Names are those of the model without the adapter.
+    Of nested modules the outermost is named. ``model`` is a transformers model or a PEFT wrapper of one; names are
+    those of the model without the adapter.
     """
     base = base_model(model)
     patterns = probe(base).unreached
@@ -309,17 +312,17 @@ def unreached_parts(model: nn.Module) -> list[str]:
         names.append((plain, parents))
         if parameter_pattern(plain) in patterns:
             lost.update([*parents, plain])
-    found: dict[str, None] = {}
+    outermost: dict[str, None] = {}
     for name, parents in names:
         if part := next((part for part in [*parents, name] if total[part] == lost[part]), None):
-            found[part] = None
-    return list(found)
+            outermost[part] = None
+    return list(outermost)
 
 
 def freeze_unreached(model: nn.Module) -> None:
-    """Freeze what text does not reach, adapters inside it included.
+    """Freeze the parts that text does not reach, with the adapters inside them.
 
-    DDP would wait for its gradients, and weight decay would shrink it.
+    DDP would wait for their gradients, and weight decay would shrink them.
     """
     base = base_model(model)
     if parts := unreached_parts(model):
@@ -330,16 +333,16 @@ def freeze_unreached(model: nn.Module) -> None:
 
 
 def inside_of(parts: list[str]) -> str:
-    """A regular expression for the names of these parts and of all that is in them."""
+    """Return a regular expression that matches the names of these parts and of everything inside them."""
     return rf"({'|'.join(map(re.escape, parts))})(\..*)?"
 
 
 def describe_unreached(model: nn.Module) -> str | None:
-    """One line for the first screen; None where text reaches everything."""
+    """Return a line for the first screen; None if text reaches all parts."""
     parts = unreached_parts(model)
     return f"{', '.join(parts)} (no text reaches it)" if parts else None
 
 
 def leaves_weights_unused(model: PreTrainedModel) -> bool:
-    """Whether layers of one kind are reached and others are not, so that a step leaves trained weights without use."""
+    """Whether text reaches only some of the layers of one kind, so that a step leaves some trained weights unused."""
     return probe(base_model(model)).partly

@@ -6,11 +6,11 @@ from typing import NamedTuple
 from stepjepa.base.terminal import note
 from stepjepa.config.option import FROM_ONE, FROM_ZERO, PART, check_effects, check_values, option
 
-LONGEST = 512  # length of an answer in the published evaluation with --max_new_tokens -1
+LONGEST = 512  # longest answer in the published evaluation with `max_new_tokens -1`
 
 
 def _length(text: str) -> int:
-    """Parse ``--max_new_tokens``; -1 has the effect that it has in the published evaluation."""
+    """Parse ``max_new_tokens``; -1 has the effect that it has in the published evaluation."""
     if text != "-1":
         return int(text)
     note(f"`max_new_tokens -1` is `max_new_tokens {LONGEST}`")

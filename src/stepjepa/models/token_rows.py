@@ -1,4 +1,4 @@
-"""Embedding and head rows of new tokens: use spare rows, train rows with an adapter."""
+"""Rows of new tokens in the embedding and the LM head: use spare rows, add rows, train rows with an adapter."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _added: WeakKeyDictionary[nn.Module, set[int]] = WeakKeyDictionary()
 
 
 def rows_of(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Number of embedding rows that a tokenizer needs; more than it has tokens where its ids have gaps."""
+    """Return the number of embedding rows that a tokenizer needs; gaps between its ids need rows, too."""
     return max(len(tokenizer), 1 + max(tokenizer.get_vocab().values()))
 
 
@@ -36,8 +36,8 @@ def add_plain_rows(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, s
 
     Rows are as in :func:`add_predictor_rows`. Returns the ids of ``<|perception|>`` and ``<|eot_id|>``.
     """
-    known, ids = tokenizer.get_added_vocab().values(), add_plain_tokens(tokenizer)
-    _fill_rows(model, tokenizer, [index for index in ids if index not in known], seed)
+    before, ids = tokenizer.get_added_vocab().values(), add_plain_tokens(tokenizer)
+    _fill_rows(model, tokenizer, [index for index in ids if index not in before], seed)
     add_stop_tokens(model, ids[1:])
     return ids
 
@@ -45,18 +45,18 @@ def add_plain_rows(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, s
 def add_predictor_rows(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, count: int, seed: int = 42) -> None:
     """Add ``<|predictor_1|>`` .. ``<|predictor_count|>`` to a tokenizer and rows for them to a model.
 
-    The embedding is enlarged only if its rows beyond the tokenizer do not suffice. New rows, and spare ones that can't
-    be told apart (all zeros, or all alike), are drawn around the mean of the others, so that the K tokens get different
-    embeddings; so are those of tokens that the tokenizer has and the model lacks. New rows of a separate head are set
-    to the mean: no predictor token is ever a label.
+    The embedding is enlarged only if its spare rows, those beyond the tokenizer, do not suffice. New rows are drawn
+    around the mean of the others, so that the K tokens get different embeddings. So are spare rows that are alike (all
+    zeros, for example), and rows of tokens that the tokenizer has and the model lacks. New rows of a separate head are
+    set to the mean: no predictor token is ever a label.
     """
-    known = set(tokenizer.get_added_vocab().values())
+    before = set(tokenizer.get_added_vocab().values())
     ids = add_predictor_tokens(tokenizer, count) if count else []
-    _fill_rows(model, tokenizer, [index for index in ids if index not in known], seed)
+    _fill_rows(model, tokenizer, [index for index in ids if index not in before], seed)
 
 
 def _is_wrapped(part: object) -> bool:
-    """Whether a layer is that of an adapter (``modules_to_save``, LoRA on the embedding, trained rows)."""
+    """Whether a layer is wrapped by an adapter (``modules_to_save``, LoRA on the embedding, trained rows)."""
     return type(part).__module__.startswith("peft.")
 
 
@@ -65,26 +65,26 @@ def resize_embedding(model: PreTrainedModel, rows: int) -> bool:
 
     ValueError if an adapter wraps the embedding or the head, which then can't be enlarged.
     """
-    known = model.get_input_embeddings().weight.shape[0]
-    if known >= rows:
+    old_rows = model.get_input_embeddings().weight.shape[0]
+    if old_rows >= rows:
         return False
     if any(map(_is_wrapped, (model.get_input_embeddings(), model.get_output_embeddings()))):
         raise ValueError(
-            f"the adapter holds the embedding or the LM head, which can't be enlarged in it for {rows - known} new "
+            f"the adapter holds the embedding or the LM head, which can't be enlarged in it for {rows - old_rows} new "
             "token(s); load the model with load_model(..., predictors=K), which adds them, before get_peft_model"
         )
-    _added.setdefault(model, set()).update(range(known, rows))
+    _added.setdefault(model, set()).update(range(old_rows, rows))
     model.resize_token_embeddings(rows, mean_resizing=False)
     head = model.get_output_embeddings()
     if head is not None and head.weight is not model.get_input_embeddings().weight:
         with torch.no_grad():
-            head.weight[known:] = head.weight[:known].float().mean(0).to(head.weight.dtype)
+            head.weight[old_rows:] = head.weight[:old_rows].float().mean(0).to(head.weight.dtype)
     return True
 
 
 @torch.no_grad()
 def _fill_rows(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, new: Collection[int], seed: int) -> None:
-    """Rows for new tokens: spare rows that differ are kept; else rows are drawn from the distribution of the others."""
+    """Initialise the rows of new tokens: keep distinct spare rows, else sample around the mean of the other rows."""
     rows = rows_of(tokenizer)
     new = sorted({*new, *range(len(model.get_input_embeddings().weight), rows)})
     resized = resize_embedding(model, rows)
@@ -95,33 +95,36 @@ def _fill_rows(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, new: 
     mean, spread = old.mean(0), old.std(0)
     scale = spread.norm()
     distances = torch.cdist(fresh, fresh) + torch.eye(len(new), device=fresh.device) * scale
-    told_apart = bool(distances.min() > 0.5 * scale and (fresh.norm(dim=-1) > 0.5 * scale).all())
-    if resized or not told_apart:
+    are_distinct = bool(distances.min() > 0.5 * scale and (fresh.norm(dim=-1) > 0.5 * scale).all())
+    if resized or not are_distinct:
         noise = torch.randn(fresh.shape, generator=torch.Generator().manual_seed(seed)).to(fresh.device)
         weight[new] = (mean + spread * noise).to(weight.dtype)
 
 
 def add_stop_tokens(model: PreTrainedModel, ends: Sequence[int]) -> None:
-    """Add tokens at which a model's generation stops to its generation configuration, in place."""
-    known = model.generation_config.eos_token_id
-    every = [*known] if isinstance(known, list) else [] if known is None else [known]
+    """Add tokens to those at which a model's generation stops, in its generation configuration, in place."""
+    configured = model.generation_config.eos_token_id
+    every = [*configured] if isinstance(configured, list) else [] if configured is None else [configured]
     every += [end for end in dict.fromkeys(ends) if end not in every]
     model.generation_config.eos_token_id = every[0] if len(every) == 1 else every
 
 
 def added_rows(model: PreTrainedModel) -> list[int]:
-    """Tokens whose rows a model lacked when it was loaded."""
+    """Return the tokens whose rows a model lacked when it was loaded."""
     return sorted(_added.get(model, ()))
 
 
 def adapter_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, plain: bool) -> list[int]:
-    """Tokens whose rows an adapter must train and save: predictors, the plain format's, all that its base lacked."""
-    own = add_plain_tokens(tokenizer) if plain else ()
-    return sorted({*all_predictor_ids(tokenizer), *own, *added_rows(model)})
+    """Return the tokens whose rows an adapter must train and save.
+
+    They are the predictor tokens, those of the plain format, and all that the base model lacked.
+    """
+    plain_ids = add_plain_tokens(tokenizer) if plain else ()
+    return sorted({*all_predictor_ids(tokenizer), *plain_ids, *added_rows(model)})
 
 
 def save_trained_rows_only(model: PreTrainedModel) -> None:
-    """Make a PEFT model save its trained rows only; PEFT saves the whole embedding when it was resized."""
+    """Patch a PEFT model to save only its trained rows; PEFT saves the whole embedding when it was resized."""
     model.save_pretrained = partial(model.save_pretrained, save_embedding_layers=False)
 
 
@@ -136,12 +139,12 @@ def train_rows(model: PreTrainedModel, ids: Sequence[int]) -> None:
     embedding = model.get_input_embeddings()
     if any(parameter.requires_grad for name, parameter in embedding.named_parameters() if "token_adapter" not in name):
         return  # the whole embedding is trained
-    named = getattr(config, "trainable_token_indices", None)
-    known = {index for part in (named.values() if isinstance(named, dict) else [named or ()]) for index in part}
-    if known.issuperset(ids):
+    setting = getattr(config, "trainable_token_indices", None)
+    already = {index for part in (setting.values() if isinstance(setting, dict) else [setting or ()]) for index in part}
+    if already.issuperset(ids):
         return
-    if known:
-        lacking = ", ".join(map(str, sorted({*ids} - known)))
+    if already:
+        lacking = ", ".join(map(str, sorted({*ids} - already)))
         raise ValueError(f"trainable_token_indices of the adapter lacks the new tokens {lacking}; list them there, too")
     if not hasattr(config, "trainable_token_indices"):
         kind = getattr(config.peft_type, "value", config.peft_type)

@@ -1,7 +1,7 @@
-"""Embedding rows that an adapter trains: computed, and their gradients with them, without a copy of the embedding.
+"""Forward and backward pass of embedding rows that an adapter trains, without a copy of the embedding.
 
 PEFT writes the trained rows into a copy of the whole weight in every pass, and autograd computes the gradient of the
-whole copy. Here the frozen weight is used as it is, and what belongs to the trained rows is replaced.
+whole copy. Here the frozen weight is used as it is, and the outputs of trained rows are replaced.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ class TrainedRows(NamedTuple):
 
 
 def replace_token_layers(model: nn.Module) -> None:
-    """Have the layers with which PEFT trains embedding rows compute these rows alone, in place.
+    """Patch PEFT's layers that train embedding rows, in place, to compute these rows alone.
 
-    Results are the same to rounding; names and contents of what is saved, too.
+    Results are the same up to rounding, and so are the names and contents of saved files.
     """
     for module in model.modules():
         kind = type(module)
         if kind.__name__ == "TrainableTokensLayer" and kind.__module__.startswith("peft."):
             layer: Any = module
-            # Of the object alone: PEFT's class stays as it is. A copy of the model gets a method of its own.
+            # Set on the object: PEFT's class stays as it is. A method, so that a copy of the model gets its own.
             layer.forward_adapters = MethodType(_forward_adapters, layer)
 
 
 def trained_rows(layer: Any) -> TrainedRows | None:
-    """The trained rows of a ``TrainableTokensLayer`` that is in use; None where its weight is the base's, or is merged.
+    """Return the trained rows of a ``TrainableTokensLayer``; None if its adapter is disabled or merged.
 
     ValueError if several adapters are active at once.
     """
@@ -50,11 +50,11 @@ def trained_rows(layer: Any) -> TrainedRows | None:
 
 
 def _index_of(layer: Any, name: str, device: torch.device) -> Tensor:
-    """Token ids on a device, copied there once: a copy waits for the device."""
-    known: dict[tuple[str, torch.device], Tensor] = layer.__dict__.setdefault("_index_on_device", {})
-    if (name, device) not in known:
-        known[name, device] = torch.tensor(layer.token_indices[name], device=device)
-    return known[name, device]
+    """Return the token ids on a device; they are copied once, since a copy waits for the device."""
+    cache: dict[tuple[str, torch.device], Tensor] = layer.__dict__.setdefault("_index_on_device", {})
+    if (name, device) not in cache:
+        cache[name, device] = torch.tensor(layer.token_indices[name], device=device)
+    return cache[name, device]
 
 
 def _forward_adapters(self: Any, x: Tensor, active_adapters: Sequence[str], *args: Any, **kwargs: Any) -> Tensor:
@@ -64,14 +64,14 @@ def _forward_adapters(self: Any, x: Tensor, active_adapters: Sequence[str], *arg
     rows = trained_rows(self)
     if rows is None:
         return type(self).forward_adapters(self, x, active_adapters, *args, **kwargs)
-    found: Tensor = self.base_layer(x)
+    output: Tensor = self.base_layer(x)
     values = rows.values.to(self.base_layer.weight.dtype)
     if isinstance(self.base_layer, nn.Embedding):
-        # [..., K]: which of the trained tokens each one is, if any.
+        # [..., K]: whether each token is each of the trained ones.
         matches = x[..., None] == rows.ids
-        own = F.embedding(matches.int().argmax(-1), values)
+        trained = F.embedding(matches.int().argmax(-1), values)
         if (scale := self._get_embed_scale()) is not None:
-            own = own * scale.to(own.dtype)
-        return torch.where(matches.any(-1, keepdim=True), own.to(found.dtype), found)
-    own = F.linear(x, values)
-    return found.index_copy(-1, rows.ids, own.to(found.dtype))
+            trained = trained * scale.to(trained.dtype)
+        return torch.where(matches.any(-1, keepdim=True), trained.to(output.dtype), output)
+    trained = F.linear(x, values)
+    return output.index_copy(-1, rows.ids, trained.to(output.dtype))

@@ -1,6 +1,6 @@
-"""Read weights completely or not at all, in full or quantized.
+"""Load weights, in full precision or quantized, and raise an error if they are incomplete.
 
-Weights that the libraries would fill with random numbers are refused. Weights in 4 or 8 bits (bitsandbytes) are for
+transformers and PEFT would fill missing weights with random numbers. Weights in 4 or 8 bits (bitsandbytes) are for
 training an adapter on them (QLoRA, arXiv 2305.14314) or for inference.
 """
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-# Values of a weight that are looked at in one go.
-LOOKED_AT_TOGETHER = 2**24
+# Values of a weight that are checked at a time.
+CHECKED_AT_A_TIME = 2**24
 
 
 def load_weights(name: str, **options: Any) -> PreTrainedModel:
@@ -76,7 +76,7 @@ def load_adapter(model: PreTrainedModel, folder: str) -> PeftModel:
 
 
 def missing_of_adapter(model: PreTrainedModel, folder: Path) -> list[str]:
-    """Weights of a PEFT model's adapter that its file lacks; PEFT itself only warns of them."""
+    """Return the weights of a PEFT model's adapter that its file lacks; PEFT itself only warns of them."""
     from peft import get_peft_model_state_dict
     from safetensors import safe_open
 
@@ -87,14 +87,14 @@ def missing_of_adapter(model: PreTrainedModel, folder: Path) -> list[str]:
 def all_finite(values: Tensor) -> Tensor:
     """Whether all values of a tensor are finite, a boolean scalar on its device.
 
-    Looked at in parts, since ``isfinite`` makes several copies of what it is given.
+    Checked in parts, since ``isfinite`` makes several copies of its argument.
     """
-    parts = [torch.isfinite(part).all() for part in values.detach().flatten().split(LOOKED_AT_TOGETHER)]
+    parts = [torch.isfinite(part).all() for part in values.detach().flatten().split(CHECKED_AT_A_TIME)]
     return torch.stack(parts).all() if parts else torch.tensor(True, device=values.device)
 
 
 def _check_finite(model: nn.Module, name: str) -> None:
-    # A single one makes every answer meaningless.
+    # A single weight that is not finite makes every answer meaningless.
     for key, value in model.named_parameters():
         if value.is_floating_point() and not value.is_meta and not bool(all_finite(value)):
             raise UserError(f"the weights of '{name}' are not finite ({key}); take an earlier checkpoint")
@@ -108,8 +108,9 @@ def _named(keys: Iterable[str]) -> str:
 def quantization_options(
     kind: str, compute: torch.dtype | None = None, device: str | torch.device | None = None
 ) -> JsonObject:
-    """Arguments of ``from_pretrained`` for ``4bit`` (NF4, doubly quantized scales) or ``8bit``, but embedding and head.
+    """Return arguments of ``from_pretrained`` for ``4bit`` (NF4, doubly quantized scales) or ``8bit``.
 
+    Embedding and head are not quantized.
     ``compute`` is the dtype of products with 4-bit weights. By default it is bfloat16, and ``device`` the accelerator;
     float32 and the CPU where there is none.
     """
@@ -131,7 +132,7 @@ def quantization_options(
 
 
 def parameter_counts(model: nn.Module) -> tuple[int, int]:
-    """Number of trained parameter values, and of all; two 4-bit values that share a byte count as two."""
+    """Return the numbers of trained and of all parameter values; two 4-bit values that share a byte count as two."""
     sizes = [
         (math.prod(getattr(getattr(parameter, "quant_state", None), "shape", parameter.shape)), parameter.requires_grad)
         for parameter in model.parameters()
@@ -140,7 +141,7 @@ def parameter_counts(model: nn.Module) -> tuple[int, int]:
 
 
 def compute_dtype(dtype: str, *, bf16: bool, fp16: bool) -> torch.dtype:
-    """The dtype of a run's matrix products: autocast's, else that of the weights that are not quantized."""
+    """Return the dtype of a run's matrix products: that of autocast, or of the weights that are not quantized."""
     if bf16 or (dtype in ("bfloat16", "auto") and not fp16):
         return torch.bfloat16
     return torch.float16 if fp16 or dtype == "float16" else torch.float32

@@ -1,1 +1,1 @@
-"""The parts of the loss, and what they do to embeddings."""
+"""The terms of the loss, the objective that weighs them, ``Jepa``, and the reading of embeddings."""

@@ -68,8 +68,8 @@ def _excludes_equal(distance: ContrastiveDistance) -> TypeGuard[_ExcludingDistan
 def equal_partners(keys: Tensor, context: Context) -> Tensor:
     """Find pairs that are no negatives of each other: those of which the source or the target has the same tokens.
 
-    Of two answers to one question, or of two questions with one answer, neither is wrong for the other. Every process
-    must call it as often, like ``context.gather``.
+    Two answers to one question are both right, and so are two questions with one answer. Like ``context.gather`` it
+    must be called equally often by every process.
 
     Args:
         keys: ``[P, 2]`` int64, hashes of the tokens of each pair's source and target: ``Batch.pair_keys``, or those of
@@ -82,9 +82,9 @@ def equal_partners(keys: Tensor, context: Context) -> Tensor:
     """
     candidates, first = context.gather(keys)
     equal = (keys[:, None] == candidates).any(dim=-1)
-    own = torch.arange(len(keys), device=keys.device)
-    # Not by indexing, which would copy a False to the device, and wait.
-    return equal & (own[:, None] + first != torch.arange(len(candidates), device=keys.device))
+    index = torch.arange(len(keys), device=keys.device)
+    # Not by indexed assignment, which would copy a False to the device and wait for it.
+    return equal & (index[:, None] + first != torch.arange(len(candidates), device=keys.device))
 
 
 @dataclass(frozen=True)
@@ -154,9 +154,9 @@ class InfoNCE:
             logits = source @ target.T / self.temperature
         if excluded is not None:
             logits = logits.masked_fill(excluded, -math.inf)
-        own = torch.arange(first, first + len(logits), device=logits.device)
-        losses = torch.logsumexp(logits, dim=-1) - logits.gather(1, own[:, None])[:, 0]
-        return losses.masked_fill(~(source_valid & target_valid[own]), 0).sum()
+        right = torch.arange(first, first + len(logits), device=logits.device)
+        losses = torch.logsumexp(logits, dim=-1) - logits.gather(1, right[:, None])[:, 0]
+        return losses.masked_fill(~(source_valid & target_valid[right]), 0).sum()
 
 
 def make_distance(
@@ -281,7 +281,7 @@ class SIGReg(Regularizer):
         generator = torch.Generator().manual_seed(context.seed * 1_000_003 + context.step)
         sketch = torch.randn((width, self.directions), generator=generator).to(values.device, non_blocking=True)
         projected = values @ F.normalize(sketch, dim=0)  # [P, M]
-        # The integrand is even, so half the line will do.
+        # The integrand is even, so integrating over half the line is enough.
         t = torch.linspace(0, 3, 17, device=values.device)
         normal = torch.exp(-(t**2) / 2)
         angles = projected[:, :, None] * t  # [P, M, 17]
@@ -314,5 +314,5 @@ class Covariance(Regularizer):
         centred = values - values.mean(0)
         # The squares of all D x D entries, from the smaller of two products: |Z'Z|^2 = |ZZ'|^2.
         products = centred @ centred.T if width > count else centred.T @ centred
-        own = centred.square().sum(0).square().sum()
-        return (products.square().sum() - own) / (count - 1) ** 2 / width
+        variances = centred.square().sum(0).square().sum()
+        return (products.square().sum() - variances) / (count - 1) ** 2 / width

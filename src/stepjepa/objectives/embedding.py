@@ -1,16 +1,16 @@
-"""Embed bare texts and records, read as training reads one side of a pair."""
+"""Embed bare texts and records, at the readout of one side of a pair."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stepjepa.base.errors import UserError
-from stepjepa.base.json_object import JsonObject
 from stepjepa.batch.layouts import LAYOUTS
 from stepjepa.batch.sequences import Kind, Pair, TokenizedRecord, View
 from stepjepa.batch.tokenize import PairText, RecordTokenizer, step_views
@@ -27,51 +27,53 @@ from stepjepa.objectives.reading import SideEmbeddings, ViewReader
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+Value = TypeVar("Value")
+
 BLOCK = 10_000
-"""Texts that are best embedded at once: equal beginnings are found among them."""
+"""Texts in a block: shared beginnings are computed once within a block."""
 
 _PROBE = "\ue000p\ue001"  # private-use characters: no template writes them and no ordinary text holds them
 _SEPARATORS = {"blank": "\n\n", "line": "\n"}
 
 
 class ViewTokenizer(RecordTokenizer):
-    """Tokenises what is embedded: bare texts as one view each, and of Step-JEPA's records every step.
+    """Tokenises inputs of an embedder: a bare text is one view; a record of Step-JEPA gives every step.
 
     Args:
         tokenizer: as for ``RecordTokenizer``.
-        config: by which views are read, from ``reading_config``.
+        config: settings for reading views, from ``embedding_config``.
         side: the side that is embedded.
 
     Attributes:
-        system: the system message of training, if any: it precedes a question that is read behind its prompt.
+        system: the system message of training, if any; it precedes questions that are read behind a prompt.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, config: JepaConfig, side: Kind) -> None:
         super().__init__(tokenizer, config)
         self.system: list[Message] = []
         self.place = int((side == "target") != config.reverse_pred)
-        """0 where the side is the first view of a pair, the question; 1 where it is the second one."""
+        """0 if the side is the first view of a pair, the question; 1 if it is the second one."""
         self._frame: tuple[str, str] | None = None  # the prompt before and behind the user's text
 
     @property
     def open_chats(self) -> bool:
-        """Whether a chat may end with the question that is embedded."""
+        """Whether a chat may end with its question, without an answer."""
         return self.place == 0 and self.config.mode == "llm-jepa"
 
     @property
     def behind_prompt(self) -> bool:
-        """Whether the view is read where it stands in a chat, behind what precedes it."""
+        """Whether the view is read as a part of its chat, behind the messages before it."""
         return self.place == 0 and LAYOUTS[str(self.config.layout)].views_in_text
 
     def pairs(self, record: Record, turns: Sequence[Turn]) -> list[PairText]:
         if self.config.mode != "step-jepa":
             return super().pairs(record, turns)
         steps = step_views(turns[-1], self.config.step_separator, self.config.steps_from)
-        # Each step with itself, so that the last one, which predicts none, is embedded, too.
+        # Each step is paired with itself, so that the last one, which predicts none, is embedded, too.
         return [PairText(len(turns) - 1, step, step) for step in steps]
 
     def texts(self, texts: Sequence[Text]) -> list[TokenizedRecord]:
-        """Tokenise bare texts; UserError names the file and line of one that is empty or needs a chat around it."""
+        """Tokenise bare texts; UserError names file and line of a text that is empty, or is no view without a chat."""
         if self.config.mode == "step-jepa" and self.place == 0:
             side = "target" if self.config.reverse_pred else "source"
             first = texts[0] if texts else Text("")
@@ -104,33 +106,33 @@ class ViewTokenizer(RecordTokenizer):
         return self._predictor_text
 
     def written(self, content: str, side: Kind) -> tuple[str, str]:
-        """What stands before a bare text that is embedded, and what is written of it, with its predictor tokens."""
+        """Return the rendered text before a bare text, and the rendering of the text itself with predictor tokens."""
         if self.behind_prompt:
             prompt, front = self._prompt(content), self.config.front_pred
             start, end = prompt.spans[-1]
             added = self._predictor_text if side == "source" else ""
-            own = prompt.text[start:end]
-            return prompt.text[:start], added + own if front else own + added
+            question = prompt.text[start:end]
+            return prompt.text[:start], added + question if front else question + added
         view = self._alone(self.place, ("user", "assistant")[self.place], content)
         return view.text.text[: view.start], view.text.text[view.start : view.end]
 
     def _pair(self, view: View) -> Pair:
-        """A pair that holds a view on the side that is embedded; nothing reads the other one."""
+        """Make a pair with the view on the embedded side; its other side is never read."""
         other = view._replace(in_main=False)
         return Pair(view, other) if self.place == 0 else Pair(other, view)
 
     def _steps(self, texts: Sequence[str]) -> list[View]:
-        """Steps alone, each closed by a separator."""
+        """Tokenise steps alone, each closed by a separator."""
         separator = _SEPARATORS.get(self.config.step_separator, self.config.step_separator)
         closed = [text if text.endswith(separator) else text + separator for text in texts]
-        # No blank before a step, which stands behind another text in training.
+        # Without a blank in front: in training a step follows another text.
         tokens = self._texts.without_dummy_blank(closed, [((0, len(text)),) for text in closed])
         return [View(each.ids, 0, len(each.ids), in_main=True) for each in tokens]
 
     def _alone_in_template(self, texts: Sequence[Text], contents: Sequence[str]) -> list[View]:
         role = ("user", "assistant")[self.place]
         views = [
-            self._naming(each, lambda content=content: self._alone(self.place, role, content))
+            self._naming(each, partial(self._alone, self.place, role, content))
             for each, content in zip(texts, contents, strict=True)
         ]
         rendered = [view.text for view in views]
@@ -139,11 +141,10 @@ class ViewTokenizer(RecordTokenizer):
 
     def _behind_prompt(self, texts: Sequence[Text], contents: Sequence[str]) -> list[View]:
         prompts = [
-            self._naming(each, lambda content=content: self._prompt(content))
-            for each, content in zip(texts, contents, strict=True)
+            self._naming(each, partial(self._prompt, content)) for each, content in zip(texts, contents, strict=True)
         ]
-        owns = [self.template.prompt_own(self._chat(content)) for content in contents]
-        tokens = self._texts([prompt.text for prompt in prompts], owns)
+        plain_spans = [self.template.prompt_own(self._chat(content)) for content in contents]
+        tokens = self._texts([prompt.text for prompt in prompts], plain_spans)
         return [_located(each, *prompt.spans[-1]) for prompt, each in zip(prompts, tokens, strict=True)]
 
     def _chat(self, content: str) -> list[Message]:
@@ -151,17 +152,17 @@ class ViewTokenizer(RecordTokenizer):
         return [*system, {"role": "user", "content": content}]
 
     def _prompt(self, content: str) -> Rendered:
-        """The prompt of a question, and where the question stands in it."""
+        """Render the prompt of a question, with the span of the question in it."""
         if self._frame is None:
             probe = self.template.prompt(self._chat(_PROBE))
-            before, found, behind = probe.rpartition(_PROBE)
-            self._frame = (before, behind) if found else ("", "")
+            before, separator, behind = probe.rpartition(_PROBE)
+            self._frame = (before, behind) if separator else ("", "")
         before, behind = self._frame
         text = self.template.prompt(self._chat(content))
         for part in (content, content.strip()):
             if text == f"{before}{part}{behind}":
                 return Rendered(text, ((len(before), len(before) + len(part)),))
-        # What the template writes depends on the text.
+        # The template renders something else around this text.
         chat = self._chat(content)
         span = contents(locate(self.template.prompt, chat, text, [len(chat) - 1]), len(chat))[-1]
         if span is None:
@@ -170,8 +171,8 @@ class ViewTokenizer(RecordTokenizer):
             )
         return Rendered(text, (span,))
 
-    def _naming(self, each: Text, render: Any) -> Any:
-        """Render a text; an error of the template names its file and line."""
+    def _naming(self, each: Text, render: Callable[[], Value]) -> Value:
+        """Call ``render``; add file and line of the text to its error."""
         try:
             return render()
         except UserError as error:
@@ -184,27 +185,27 @@ def _located(tokens: Tokens, start: int, end: int) -> View:
 
 @dataclass(frozen=True)
 class Embedder:
-    """Embeds one side of pairs, from texts or records; made by :meth:`Jepa.embedder`, and fit for a stream of blocks.
+    """Embeds one side of pairs, from texts or records; made by :meth:`Jepa.embedder`.
 
-    Equal texts of one call are embedded once, and beginnings that several share.
+    Within a call, equal texts and shared beginnings are computed once.
     """
 
     tokenizer: ViewTokenizer
     reader: ViewReader
     side: Kind
-    raw: bool = False  # as read from the model, instead of divided by their lengths
+    raw: bool = False  # don't divide the vectors by their lengths
 
     def __call__(self, inputs: Inputs) -> SideEmbeddings:
         """Embed texts, one row each, or records, one row for each view; see :meth:`Jepa.embed` for errors."""
         values = as_inputs(inputs, open_chats=self.tokenizer.open_chats)
         texts = [value for value in values if isinstance(value, Text)]
         records = [value for value in values if isinstance(value, Record)]
-        read = self._records(records) if records else self._texts(texts)
-        return read if self.raw else replace(read, vectors=normalised(read.vectors))
+        embedded = self._records(records) if records else self._texts(texts)
+        return embedded if self.raw else replace(embedded, vectors=normalised(embedded.vectors))
 
     def _texts(self, texts: Sequence[Text]) -> SideEmbeddings:
         numbers: dict[str, int] = {}
-        which = np.array([numbers.setdefault(each.text, len(numbers)) for each in texts], np.int64)
+        number_of = np.array([numbers.setdefault(each.text, len(numbers)) for each in texts], np.int64)
         first = dict[str, Text]()
         for each in texts:
             first.setdefault(each.text, each)
@@ -216,17 +217,17 @@ class Embedder:
         ]
         for each, record in zip(distinct, tokenized, strict=True):
             self._check_length(each, record)
-        vectors = self.reader.side(tokenized, self.side).vectors[which]
+        vectors = self.reader.side(tokenized, self.side).vectors[number_of]
         return SideEmbeddings(vectors, np.arange(len(texts)), np.ones(len(texts), np.int64))
 
     def _check_length(self, text: Text, record: TokenizedRecord) -> None:
         """Raise ``UserError`` for a text longer than ``max_length``, or than the model's positions."""
         view, config = record.pairs[0][self.tokenizer.place], self.reader.config
         length, positions = view.end - view.predictors, self.reader.packing.get("positions")
-        whole = length + (config.used_predictors if self.side == "source" else 0)
+        with_predictors = length + (config.used_predictors if self.side == "source" else 0)
         fault = ""
-        if positions is not None and whole > positions:
-            fault = f"{whole} tokens, and the model has {positions} positions; shorten it"
+        if positions is not None and with_predictors > positions:
+            fault = f"{with_predictors} tokens, and the model has {positions} positions; shorten it"
         elif length > config.max_length:
             fault = f"{length} tokens, more than max_length {config.max_length}; shorten it or raise `max_length`"
         if fault:
@@ -246,21 +247,7 @@ class Embedder:
 
 
 def normalised(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-    """``[R, D]`` vectors divided by their lengths; a vector of zeros stays one."""
+    """Divide vectors ``[R, D]`` by their lengths; zeros stay zeros."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     unit: NDArray[np.float32] = (vectors / np.maximum(lengths, np.finfo(np.float32).tiny)).astype(np.float32)
     return unit
-
-
-def embedding_config(
-    reading: JepaConfig, *, layer: int | None, pooling: str | None, max_length: int | None
-) -> JepaConfig:
-    """The settings by which :class:`Embedder` reads views: all of a record, an error for one that is too long."""
-    changes: JsonObject = {"pairs": "all", "over_length": "error"}
-    if layer is not None:
-        changes["jepa_layer"] = layer
-    if pooling is not None:
-        changes |= {"pooling": pooling, "last_token": None} if pooling == "mean" else {"pooling": pooling}
-    if max_length is not None:
-        changes["max_length"] = max_length
-    return replace(reading, **changes)

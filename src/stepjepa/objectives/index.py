@@ -18,18 +18,18 @@ BLOCK = 2**16
 
 
 class Embeds(Protocol):
-    """What :class:`TextIndex` needs of a ``Jepa``."""
+    """The part of ``Jepa`` that :class:`TextIndex` uses."""
 
     def embed(self, inputs: Inputs, side: Kind = ..., **options: Unpack[EmbedOptions]) -> NDArray[np.float32]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A text that was found."""
+    """One result of a search."""
 
     score: float  # cosine of query and text
     text: str
-    index: int  # of the first text of the corpus that is equal to it
+    index: int  # index in the corpus, of the first of equal texts
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +69,7 @@ class TextIndex:
 
 
 def distinct(texts: Inputs) -> tuple[list[Text], NDArray[np.int64]]:
-    """The distinct texts of a corpus, each in its first place, and the indices of these places.
+    """Return the distinct texts of a corpus, in the order of their first places, and the indices of these places.
 
     ValueError if the corpus is of records.
     """
@@ -86,7 +86,7 @@ def distinct(texts: Inputs) -> tuple[list[Text], NDArray[np.int64]]:
 def nearest(
     queries: NDArray[np.float32], vectors: NDArray[np.float32], k: int, *, block: int = BLOCK
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """The ``k`` largest inner products of each query, exactly, by blocks of ``vectors``.
+    """Find the ``k`` largest inner products of each query, exactly, by blocks of ``vectors``.
 
     Args:
         queries: ``[Q, D]``.
@@ -103,9 +103,9 @@ def nearest(
     indices = torch.empty((len(queries), 0), dtype=torch.int64)
     for start in range(0, len(vectors), block):
         scores = torch.from_numpy(queries) @ torch.from_numpy(vectors[start : start + block]).T
-        found = scores.topk(min(k, scores.shape[1]), dim=1)
-        best, indices = torch.cat([best, found.values], 1), torch.cat([indices, found.indices + start], 1)
-        # By score, and of equal ones by index: a stable sort of what is sorted by index.
+        block_best = scores.topk(min(k, scores.shape[1]), dim=1)
+        best, indices = torch.cat([best, block_best.values], 1), torch.cat([indices, block_best.indices + start], 1)
+        # By score, equal ones by index: sort by index, then stably by score.
         indices, by_index = indices.sort(dim=1)
         best, by_score = best.gather(1, by_index).sort(dim=1, descending=True, stable=True)
         best, indices = best[:, :k], indices.gather(1, by_score)[:, :k]

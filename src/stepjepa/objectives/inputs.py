@@ -1,4 +1,4 @@
-"""What is embedded: bare texts, or records; and with which options."""
+"""The inputs of an embedder, bare texts or records, and its options."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stepjepa.data.records import Record, as_records
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A bare text to embed, and its place in a file, for errors."""
+    """A bare text to embed, with its place in a file for error messages."""
 
     text: str
     path: str = "<memory>"
@@ -24,7 +24,7 @@ Inputs = Iterable[str | Text | Record | JsonObject]
 
 
 def as_inputs(values: Any, *, open_chats: bool) -> list[Text] | list[Record]:
-    """Texts or records from memory, as :data:`Inputs`.
+    """Convert :data:`Inputs` to texts or to records.
 
     With ``open_chats`` a chat may end in the user's turn, as a question does that has no answer yet.
 
@@ -51,7 +51,7 @@ def as_inputs(values: Any, *, open_chats: bool) -> list[Text] | list[Record]:
 
 
 def with_answer(value: Any) -> Any:
-    """A row whose chat ends in a user's turn, with an answer behind it that nothing reads; any other row unchanged."""
+    """Append a placeholder answer, which is never read, to a row whose chat ends in a user's turn."""
     messages = value.get("messages") if isinstance(value, dict) else None
     if not isinstance(messages, list) or not messages or not isinstance(messages[-1], dict):
         return value

@@ -31,12 +31,19 @@ from stepjepa.models.encode import check_layer
 from stepjepa.models.generation import Generator, save_generation_config
 from stepjepa.models.loading import load_for_inference
 from stepjepa.models.sampling import Sampling
-from stepjepa.objectives.embedding import Embedder, ViewTokenizer, embedding_config
+from stepjepa.objectives.embedding import Embedder, ViewTokenizer
 from stepjepa.objectives.index import TextIndex
 from stepjepa.objectives.inputs import EmbedOptions, Inputs
 from stepjepa.objectives.objective import Counts, Losses, Objective, jepa_loss
 from stepjepa.objectives.packing import make_collator, packing
-from stepjepa.objectives.reading import SIDES, SideEmbeddings, ViewEmbeddings, ViewReader, reading_config
+from stepjepa.objectives.reading import (
+    SIDES,
+    SideEmbeddings,
+    ViewEmbeddings,
+    ViewReader,
+    embedding_config,
+    reading_config,
+)
 from stepjepa.objectives.setup import set_up, set_up_attention
 from stepjepa.objectives.term import Context, gather_rows, no_gather
 from stepjepa.store.folder import CARD_FILE, RUN_FILE, save_whole
@@ -49,7 +56,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Chat = str | Sequence[Message]
-"""What a model is asked: a text, or the messages of a chat up to the turn that it is to say."""
+"""A question to a model: a text, or the messages of a chat up to the turn to be generated."""
 
 
 class Jepa:
@@ -65,16 +72,16 @@ class Jepa:
         config: mode, layout and objective; the defaults are those of LLM-JEPA.
         objective: terms instead of those that ``config`` describes; mode, layout and readouts are still its.
         seed: of new embedding rows, of the heads of terms, and of what terms draw.
-        device: on which micro-batches will run, or its type; None for the accelerator if there is one, else the
-            model's. Rows of trees are as long as it runs them well.
+        device: the device of micro-batches, or its type; None for the accelerator if there is one, else the model's.
+            The length of rows depends on it.
         processes: number that train together; None for those of the process group, or 1 without one.
-        rows: add tokens, rows and generation settings; without, the model must have all that it needs.
-        heads: attach new heads; without, ``loss`` refuses an objective whose heads the model lacks.
+        rows: add tokens, rows and generation settings; if False, the model must have them already.
+        heads: attach new heads; if False, ``loss`` raises an error for an objective whose heads the model lacks.
 
     Attributes:
-        encoding: how micro-batches are run, ``tree`` or ``rows``; ``encoding_reason`` says why.
-        system_prompt: put in front of what is asked by :meth:`answer`; None for no change. From
-            :meth:`from_pretrained` it is the one that all training records had, if there was one.
+        encoding: ``tree`` or ``rows``, the form in which micro-batches are run; ``encoding_reason`` says why.
+        system_prompt: put in front of the questions of :meth:`answer`; None for no change. :meth:`from_pretrained`
+            sets it to the system prompt of training, if all records had the same.
 
     Raises:
         ValueError: the model can't run this objective; the message names the remedy.
@@ -102,12 +109,12 @@ class Jepa:
         self.model, self.tokenizer, self.config, self.seed = model, tokenizer, config or JepaConfig(), seed
         self.system_prompt: str | None = None
         self._system_prompts: list[str | None] = []  # the most frequent ones of training; None for records without one
-        self._trained_views = self.config.uses_views
+        self._trained: JsonObject | None = self.config.to_dict()  # settings of training; None where they are unknown
         self._calls, self._loss_checked, self._own_objective = 0, False, objective
-        self._lacks_objective = False  # the run had an objective of its own, which no file describes
+        self._lacks_objective = False  # the run had an objective from Python, which its folder does not hold
         base = base_model(model)
         if device is None:
-            # A model that is still on the CPU moves to the accelerator later, where there is one.
+            # A model on the CPU will be moved to the accelerator later, if there is one.
             accelerator = torch.accelerator.current_accelerator(check_available=True)
             device = base.device if accelerator is None else accelerator
         self._device_type = torch.device(device).type
@@ -132,10 +139,10 @@ class Jepa:
         device: str | torch.device | None = None,
         trust_remote_code: bool = False,
     ) -> Jepa:
-        """Load what was trained: model, tokenizer, adapter (merged), the run's settings and its system prompt.
+        """Load a trained model with its tokenizer, its adapter (merged), the run's settings and its system prompt.
 
-        Nothing is added to the model. Views are read as :func:`~stepjepa.objectives.reading.reading_config` says; of a
-        model without a run record at the end of the source view.
+        Nothing is added to the model. Embeddings are read where :func:`~stepjepa.objectives.reading.embedding_config`
+        says.
 
         Args:
             path: run folder, checkpoint folder or hub id.
@@ -152,12 +159,12 @@ class Jepa:
         record = record_of(path) or RunRecord()
         config = reading_config(None, "llm-jepa")
         if record.jepa is not None:
-            # Runs of other versions have settings that this one lacks.
+            # Runs of other versions may have settings that this version lacks.
             config = JepaConfig(**{name: value for name, value in record.jepa.items() if name in DEFAULTS})
         jepa = cls(model, tokenizer, config, device=base_model(model).device, rows=False, heads=False)
         jepa._system_prompts = record.system_prompts or []
         jepa.system_prompt = common_system_prompt(jepa._system_prompts)
-        jepa._trained_views = record.jepa is not None and config.uses_views
+        jepa._trained = None if record.jepa is None else config.to_dict()
         jepa._lacks_objective = record.objective is not None
         return jepa
 
@@ -172,12 +179,12 @@ class Jepa:
 
     @cached_property
     def objective(self) -> Objective:
-        """The terms of the loss; made when they are first needed, since a term may be code of a user's own."""
+        """The terms of the loss; made when they are first needed, since a term may be code from the user."""
         return self._own_objective or Objective.from_config(self.config, self.model)
 
     @cached_property
     def collator(self) -> Collator:
-        """Makes the micro-batch of some tokenised records, as ``JepaTrainer`` does."""
+        """The collator that makes micro-batches of tokenised records; ``JepaTrainer`` uses it, too."""
         return make_collator(
             self.model,
             self.tokenizer,
@@ -189,9 +196,9 @@ class Jepa:
         )
 
     def collate(self, records: Iterable[Record | JsonObject], *, views: bool = True) -> Batch:
-        """The batch of some records, or dicts with ``messages``; fit for ``DataLoader(..., collate_fn=...)``.
+        """Make a batch of records, or dicts with ``messages``; fit for ``DataLoader(..., collate_fn=...)``.
 
-        ``views=False`` leaves out all that is run for pairs of views, as in regular training.
+        ``views=False`` leaves out the sequences of views, as in regular training.
 
         Raises:
             UserError: a record is wrong, or too long for ``config.over_length``.
@@ -203,10 +210,10 @@ class Jepa:
         )
 
     def counts(self, batches: Sequence[Batch]) -> dict[str, float]:
-        """What the means of an optimizer step of several batches (accumulation) are over, for ``counts`` of a loss.
+        """Return the denominators of the terms' means over the batches of an optimizer step, for ``counts`` of a loss.
 
-        Every process must call it for its own batches: what all count is added up, and divided by the number of
-        processes, since DDP and FSDP average gradients.
+        Every process must call it for its own batches. The counts of all processes are added up and divided by the
+        number of processes, since DDP and FSDP average gradients.
         """
         counts = self.objective.counts(batches)
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
@@ -227,17 +234,17 @@ class Jepa:
         """Run the model on a batch; calling the ``Jepa`` itself does the same.
 
         Args:
-            model: that of the constructor, wrapped or not.
+            model: the one of the constructor, wrapped or not.
             batch: of :meth:`collate`, on the model's device.
-            counts: of the whole optimizer step, see :meth:`counts`; None where the step has this batch alone.
-            step: number of the optimizer step, on which depends what SIGReg and STP draw; None counts the calls from 0.
-            progress: share of the run that is over, for ``lbd_schedule``; None for the weight itself.
+            counts: of the whole optimizer step, see :meth:`counts`; None if the step has this batch alone.
+            step: number of the optimizer step, which seeds the draws of SIGReg and STP; None counts the calls from 0.
+            progress: completed fraction of the run, for ``lbd_schedule``; None for the weight itself.
 
         Returns:
             ``loss`` to call ``backward()`` on, ``parts``, the mean of each term, and ``monitors``.
 
         Raises:
-            ValueError: the objective asks for what only ``JepaTrainer`` does, or for a head that the model lacks.
+            ValueError: the objective needs ``JepaTrainer``, or a head that the model lacks.
         """
         if not self._loss_checked:
             self._check_loss(model)
@@ -253,7 +260,7 @@ class Jepa:
     __call__ = loss
 
     def _check_loss(self, model: nn.Module) -> None:
-        """Raise a ``ValueError`` for what a loop can't do with the objective, or with this model."""
+        """Raise a ``ValueError`` for settings that a loop does not support, and for missing heads."""
         for name, all_steps in (("jepa_ratio", 1.0), ("jepa_epochs", None)):
             if self.config.uses_views and getattr(self.config, name) != all_steps:
                 instead = "'collate(records, views=False)' in the steps without views"
@@ -271,20 +278,19 @@ class Jepa:
                 f"expected a model with {names}, got one without; Jepa(..., heads=True) attaches new heads"
             )
 
-    # -- what the model makes of texts ---------------------------------------------------------------------------------
+    # -- embeddings and answers ----------------------------------------------------------------------------------------
 
     def embed(self, inputs: Inputs, side: Kind = "source", **options: Unpack[EmbedOptions]) -> NDArray[np.float32]:
-        """Embed one side of texts or records, where training reads it; without a predictor head, which is no part of
-        Enc.
+        """Embed one side of texts or records at the readout of training; a predictor head is not applied.
 
-        A text is a question or an answer of LLM-JEPA, in the model's own chat template. A question that training read
-        behind a system prompt (layout ``branched``) stands behind :attr:`system_prompt`. Of Step-JEPA a text alone can
-        only be the step that is predicted. A record gives a row for every question, answer or step, see
-        :meth:`embed_steps`; its chat may end with the question that is embedded.
+        In LLM-JEPA a text is a question or an answer, rendered in the model's chat template. In layout ``branched`` a
+        question is read behind :attr:`system_prompt`, as in training. In Step-JEPA a text alone can only be a predicted
+        step. A record gives a row for every question, answer or step, see :meth:`embed_steps`; its chat may end with
+        the question.
 
         Args:
             inputs: texts; or records, or dicts with ``messages``.
-            side: ``source``, the view that predicts, or ``target``, the one that is predicted.
+            side: ``source``, the view that predicts, or ``target``, the view that is predicted.
             options: see :meth:`embedder`.
 
         Returns:
@@ -297,27 +303,26 @@ class Jepa:
         return self.embed_steps(inputs, side, **options).vectors
 
     def embed_steps(self, inputs: Inputs, side: Kind = "source", **options: Unpack[EmbedOptions]) -> SideEmbeddings:
-        """The same with the index of the input and the number of the step, question or answer in it, for each row."""
+        """As :meth:`embed`, with the index of the input and the number of the view in it for each row."""
         return self.embedder(side, **options)(inputs)
 
     def embedder(self, side: Kind = "source", **options: Unpack[EmbedOptions]) -> Embedder:
-        """What :meth:`embed` calls; made once for a stream of blocks of texts.
+        """Make the function that :meth:`embed` calls; for a stream of blocks make it once.
 
         Args:
             side: ``source`` or ``target``.
             options: ``batch_size``: sequences at a time (32), which changes the last bits of the result at most.
-                ``raw``: vectors as they are read, instead of divided by their lengths (False).
+                ``raw``: don't divide vectors by their lengths (False).
                 ``layer``: index of ``hidden_states`` to read, instead of that of training.
                 ``pooling``: ``last`` or ``mean``, instead of that of training.
                 ``max_length``: most tokens of a text, instead of those of training.
         """
         if side not in SIDES:
             raise ValueError(f"side: expected 'source' or 'target', got {side!r}")
-        layer, pooling = options.get("layer"), options.get("pooling")
-        if not self._trained_views and layer is None and pooling is None:
-            told = "the model was trained without a JEPA objective, so nothing says where its embeddings are read"
-            raise UserError(f"{told}; name a `layer` (-1 is the last) or a `pooling` (last or mean)")
-        config = embedding_config(self._reading(), layer=layer, pooling=pooling, max_length=options.get("max_length"))
+        config = embedding_config(self._trained, layer=options.get("layer"), pooling=options.get("pooling"))
+        max_length = options.get("max_length")
+        max_length = config.max_length if max_length is None else max_length
+        config = replace(config, pairs="all", over_length="error", max_length=max_length)
         check_layer(int(base_model(self.model).config.get_text_config().num_hidden_layers), config.jepa_layer, "layer")
         tokenizer = ViewTokenizer(self.tokenizer, config, side)
         if tokenizer.behind_prompt:
@@ -335,24 +340,24 @@ class Jepa:
         """Embed texts to be searched: ``jepa.index(answers).search(questions, k=10)``.
 
         Args:
-            texts: those that are found; equal ones are one.
-            side: on which they are; queries are on the other one.
+            texts: the corpus; equal texts are one entry.
+            side: the side of the corpus; queries are on the other one.
             options: see :meth:`embedder`.
         """
         return TextIndex.of(self, texts, side, **options)
 
     def _system_message(self) -> list[Message]:
-        """The system message that stood before the questions of training; UserError if there were several."""
+        """Return the system message of the questions of training; UserError if there were several."""
         prompts = self._system_prompts
         if self.system_prompt is None and len(prompts) > 1:
-            some = ", ".join("none" if each is None else shown(each) for each in prompts[:3])
-            told = f"questions were trained behind several system prompts ({some})"
-            raise UserError(f"{told}; choose one by `system_prompt`, an empty text for none, or pass records")
+            first_prompts = ", ".join("none" if each is None else shown(each) for each in prompts[:3])
+            fault = f"questions were trained behind several system prompts ({first_prompts})"
+            raise UserError(f"{fault}; choose one by `system_prompt`, an empty text for none, or pass records")
         prompt = prompts[0] if self.system_prompt is None and prompts else self.system_prompt or None
         return [] if prompt is None else [{"role": "system", "content": prompt}]
 
     def embed_pairs(self, records: Iterable[Record | JsonObject], *, batch_size: int = 16) -> ViewEmbeddings:
-        """Embed both views of all pairs of some records; those without a pair, or over length, have none.
+        """Embed both views of all pairs of some records; records without a pair, or over length, give no row.
 
         UserError if no record has a pair.
         """
@@ -361,22 +366,22 @@ class Jepa:
         return self._reader(config, batch_size).pairs(parsed, tokenized)
 
     def _reading(self) -> JepaConfig:
-        """How views are read from this model."""
-        return reading_config(self.config.to_dict(), self.config.mode if self.config.uses_views else "llm-jepa")
+        """Return the settings for reading views as this model was trained; LLM-JEPA's for a regular model."""
+        return reading_config(self._trained, self.config.mode if self.config.uses_views else "llm-jepa")
 
     def _reader(self, config: JepaConfig, batch_size: int) -> ViewReader:
         predictors = predictor_ids(self.tokenizer, config.used_predictors)
-        packed = packing(self.model, self.config, base_model(self.model).device.type)
-        return ViewReader(self.model, config, predictors, self.encoding, packed, batch_size)
+        options = packing(self.model, self.config, base_model(self.model).device.type)
+        return ViewReader(self.model, config, predictors, self.encoding, options, batch_size)
 
     def answer(self, question: Chat, *, max_new_tokens: int = 256) -> str:
-        """Answer greedily, asked as ``stepjepa evaluate`` asks: the prompt of training, the stop tokens of its turns.
+        """Answer greedily, with the prompt and the stop tokens of training, as ``stepjepa evaluate`` does.
 
         :attr:`system_prompt` is put in front of a chat that has no system message of its own.
 
         Args:
-            question: a text, which a user says, or messages up to the turn that is asked for.
-            max_new_tokens: the answer is cut off there.
+            question: the text of a user message, or messages up to the turn to be generated.
+            max_new_tokens: most tokens of the answer.
 
         Returns:
             The text before the first stop token, without special tokens.
@@ -387,7 +392,7 @@ class Jepa:
         return self.answers([question], max_new_tokens=max_new_tokens, batch_size=1)[0]
 
     def answers(self, questions: Iterable[Chat], *, max_new_tokens: int = 256, batch_size: int = 16) -> list[str]:
-        """The :meth:`answer` to each of several questions, ``batch_size`` at a time."""
+        """Answer several questions as :meth:`answer` does, ``batch_size`` at a time."""
         generator = Generator(self.model, self.tokenizer, Sampling(max_new_tokens), plain=self.config.plain)
         prompts = [generator.prompt_ids(self._messages(question)) for question in questions]
         longest = max(map(len, prompts), default=0) + max_new_tokens
@@ -412,8 +417,8 @@ class Jepa:
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write model, tokenizer and settings, for ``from_pretrained`` of this class and of plain transformers or PEFT.
 
-        Written by the first process; DDP and FSDP are not part of what is saved, nor are the heads of terms. No file is
-        ever incomplete under its final name. A folder that is there already keeps its other files.
+        The first process writes, without wrappers (DDP, FSDP) and without the heads of terms. No file is ever
+        incomplete under its final name. An existing folder keeps its other files.
 
         Raises:
             UserError: the folder holds a run with other settings.
@@ -434,7 +439,7 @@ class Jepa:
                 self.model.save_pretrained(part)  # type: ignore[operator]  # a method of transformers and PEFT models
             save_generation_config(self.model, part)
             self.tokenizer.save_pretrained(part)
-            # A draft that PEFT leaves beside an adapter.
+            # PEFT writes a draft of a card beside an adapter.
             (Path(part) / CARD_FILE).unlink(missing_ok=True)
 
         save_whole(path, write)

@@ -135,7 +135,7 @@ class MetricWindow:
         self._pairs = [(source.to(device), target.to(device)) for source, target in state["pairs"]]
 
     def totals(self, names: list[str]) -> list[float]:
-        """The running sums of these names; 0 for a name that was never added. Waits for the device."""
+        """Return the running sums of these names, 0 for a name that was never added; waits for the device."""
         return [float(self._sums.get(name, 0.0)) for name in names]
 
     def monitors(self, sums: Mapping[str, float] | None = None) -> dict[str, float]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def _terms(config: JepaConfig) -> Iterator[Term]:
-    """The terms that a configuration describes."""
+    """Yield the terms that a configuration describes."""
     yield LMLoss(config.gamma)
     if config.prompt_loss_weight:
         yield PromptLoss(config.prompt_loss_weight)
@@ -79,11 +79,11 @@ class Objective:
         UserError if a user's term can't be loaded; ValueError if ``config.router_loss`` has a weight and the model has
         no router loss.
         """
-        of_model = None if model is None else router_loss(config, model)
-        return cls([*_terms(config), *([] if of_model is None else [of_model])], config.jepa_layer)
+        router = None if model is None else router_loss(config, model)
+        return cls([*_terms(config), *([] if router is None else [router])], config.jepa_layer)
 
     def counts(self, batches: Iterable[Batch]) -> dict[str, float]:
-        """The denominators of the terms' means, summed over micro-batches."""
+        """Return the denominators of the terms' means, summed over micro-batches."""
         batches = list(batches)
         return {name: float(sum(map(each.count, batches))) for name, each in self.terms.items()}
 

@@ -1,7 +1,8 @@
-"""Read the embeddings of views off a model, from the sequences that training runs."""
+"""Compute the embeddings of views, from the same sequences as in training."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -30,9 +31,9 @@ SIDES: tuple[Kind, ...] = ("source", "target")
 """The two views of a pair: the source predicts the target."""
 
 WORTH_SHARING = 16
-"""Tokens at the beginning of two sequences from which on they are put into one micro-batch."""
+"""Least number of shared first tokens for which two sequences are put into one tree."""
 
-# Settings that say which text a view is, and those that say where the embedding of a view is read.
+# Settings that determine the text of a view, and those that determine its readout.
 _TEXT = ("step_separator", "max_length", "labels")
 _READOUT = ("layout", "predictors", "pairs", "front_pred", "reverse_pred", "last_token", "pair_distance", "pooling")
 
@@ -40,8 +41,8 @@ _READOUT = ("layout", "predictors", "pairs", "front_pred", "reverse_pred", "last
 def reading_config(trained: JsonObject | None, views: str) -> JepaConfig:
     """Return the settings for reading the views of a model; records without a usable pair are skipped.
 
-    A model trained on these views is read at its trained readouts. Any other model, such as one of a ``regular`` run,
-    is read at the end of the source view, without predictor tokens, which it has never seen.
+    A model trained on these views is read at the readouts of its training. Any other model, such as that of a
+    ``regular`` run, is read at the end of each view, without predictor tokens, which it has never seen.
 
     Args:
         trained: the ``JepaConfig`` of training as a dict, see ``store.record.trained_objective``; None if not known.
@@ -50,15 +51,49 @@ def reading_config(trained: JsonObject | None, views: str) -> JepaConfig:
     settings: JsonObject = {"over_length": "skip", "mode": views, "predictors": 0}
     if trained is not None:
         names = [*_TEXT, *_READOUT, "jepa_layer"] if trained["mode"] == views else [*_TEXT]
-        # Runs of earlier versions do not record all of them.
+        # Records of earlier versions lack some of them.
         settings |= {name: trained[name] for name in names if name in trained}
         if trained.get("plain"):
-            # Also where the user's text alone was trained on: the answer is a view of its own.
+            # Even if the labels were those of the user's text alone, the answer is a view.
             settings |= {"plain": True, "labels": "assistant"}
         if changes_text(settings.get("layout", "branched")):
-            # The same views, in a main sequence without predictor tokens and isolated steps.
+            # 'branched' has the same views, with a main sequence without predictor tokens and isolated steps.
             settings["layout"] = "branched"
     return JepaConfig(**settings)
+
+
+def embedding_config(
+    trained: JsonObject | None,
+    *,
+    layer: int | None = None,
+    pooling: str | None = None,
+    path: str | os.PathLike[str] | None = None,
+) -> JepaConfig:
+    """Return the settings for reading a model's embeddings: those of its training, unless a readout is named.
+
+    A model without a JEPA objective is read on the views of LLM-JEPA, at the readout that is named.
+
+    Args:
+        trained: as for :func:`reading_config`.
+        layer: index in transformers' ``hidden_states``, instead of the layer of training.
+        pooling: ``last`` or ``mean``, instead of that of training; ``mean`` also replaces its ``last_token``.
+        path: the model's folder, for the error.
+
+    Raises:
+        UserError: the model has no JEPA objective, and neither ``layer`` nor ``pooling`` is named.
+        ValueError: a value is not allowed.
+    """
+    views = None if trained is None or trained["mode"] == "regular" else str(trained["mode"])
+    if views is None and layer is None and pooling is None:
+        raise UserError(
+            "the model has no JEPA objective, which would say where its embeddings are read; name a `layer` (-1 is the "
+            "last) or a `pooling` (last or mean)",
+            path=path,
+        )
+    changes: JsonObject = {} if layer is None else {"jepa_layer": layer}
+    if pooling is not None:
+        changes |= {"pooling": pooling, "last_token": None} if pooling == "mean" else {"pooling": pooling}
+    return replace(reading_config(trained, views or "llm-jepa"), **changes)
 
 
 @dataclass(frozen=True)
@@ -67,14 +102,14 @@ class ViewEmbeddings:
 
     source: NDArray[np.float32]  # [P, D]
     target: NDArray[np.float32]  # [P, D]
-    record: NDArray[np.int64]  # [P], index of the record that a pair is of
-    pair: NDArray[np.int64]  # [P], number of the pair in its record, from 1; for Step-JEPA that of the source step
+    record: NDArray[np.int64]  # [P], index of the record of a pair
+    pair: NDArray[np.int64]  # [P], number of the pair in its record, from 1; in Step-JEPA that of the source step
     same_target: NDArray[np.int64]  # [P], index of the first pair whose target has the same tokens
 
 
 @dataclass(frozen=True)
 class _ReadoutCollator(Collator):
-    """Collates sequences that are laid out already; the index in ``SampledRecord.rng_key`` says which one."""
+    """Collates sequences that are laid out already; the index in ``SampledRecord.rng_key`` selects one."""
 
     laid_out: Sequence[TokenSequence] = ()
 
@@ -87,7 +122,7 @@ class SideEmbeddings:
     """The embeddings of one side of R views, in the order of the inputs and of the views in each."""
 
     vectors: NDArray[np.float32]  # [R, D]
-    index: NDArray[np.int64]  # [R], index of the input that a view is of
+    index: NDArray[np.int64]  # [R], index of the input of a view
     step: NDArray[np.int64]  # [R], number of the view in its input, from 1
 
 
@@ -95,12 +130,11 @@ class SideEmbeddings:
 class ViewReader:
     """Embeds the views of tokenised records by a model that is set up for trees, see ``setup.set_up_attention``.
 
-    Equal sequences are run once. A predictor head is not applied: it is no part of the encoder, and inference never
-    needs it.
+    Equal sequences are run once. A predictor head is not applied: it is not a part of the encoder.
     """
 
     model: PreTrainedModel
-    config: JepaConfig  # by which the records are tokenised, from :func:`reading_config`
+    config: JepaConfig  # settings by which the records are tokenised, from :func:`reading_config`
     predictors: Sequence[int]  # [K] ids of the predictor tokens
     encoding: Encoding
     packing: Packing
@@ -122,7 +156,7 @@ class ViewReader:
         return ViewEmbeddings(vectors[source], vectors[target], index, step, np.asarray(same))
 
     def _target(self, record: TokenizedRecord | None, number: int) -> bytes:
-        """The content of the target of a pair, as the bytes of its tokens."""
+        """Return the tokens of the target of a pair as bytes."""
         assert record is not None
         pair = record.all_pairs[number]
         return (pair.first if self.config.reverse_pred else pair.second).content.tobytes()
@@ -136,12 +170,12 @@ class ViewReader:
     def _embed(
         self, tokenized: Sequence[TokenizedRecord | None], sides: tuple[Kind, ...]
     ) -> tuple[dict[int, Numbers], NDArray[np.float32]]:
-        """Distinct embeddings ``[U, D]``, and which of them the pairs of each record have.
+        """Compute the distinct embeddings ``[U, D]``, and their indices ``[pairs, sides]`` for each record.
 
-        The latter are ``[pairs, sides]`` indices by index of the record, ascending; a record without a pair has none.
+        The indices are by the number of the record, ascending; a record without a pair has none.
         """
         collator = _ReadoutCollator.of(self.config, self.predictors, encoding=self.encoding, **self.packing)
-        placed = Collator.of(self.config, self.predictors, encoding=self.encoding, **self.packing)
+        layout = Collator.of(self.config, self.predictors, encoding=self.encoding, **self.packing)
         numbers: dict[tuple[bytes, bytes, int, int], int] = {}
         laid_out: list[TokenSequence] = []
         places: dict[int, Numbers] = {}
@@ -149,7 +183,7 @@ class ViewReader:
             if each is None or not (count := len(each.all_pairs)):
                 continue
             places[index] = np.empty((count, len(sides)), np.int64)
-            for sequence in placed.sequences(SampledRecord(each)):
+            for sequence in layout.sequences(SampledRecord(each)):
                 visible = b"" if sequence.start is None else sequence.start.tobytes()
                 for pair, kind, start, end in sequence.readouts:
                     if kind in sides:
@@ -161,7 +195,7 @@ class ViewReader:
         return places, self._states(replace(collator, laid_out=laid_out))
 
     def _states(self, collator: _ReadoutCollator) -> NDArray[np.float32]:
-        """``[U, D]`` the embeddings of sequences, each read at its readout; UserError if one is not finite."""
+        """Compute the embeddings ``[U, D]`` of sequences at their readouts; UserError if one is not finite."""
 
         def views(encoded: Encoded) -> dict[str, Tensor]:
             return {"views": pool_readouts(encoded.states[encoded.layer], encoded.batch, "source")}
@@ -170,7 +204,7 @@ class ViewReader:
         vectors = np.empty((len(collator.laid_out), width), np.float32)
         record = TokenizedRecord(np.empty(0, np.int32), np.empty(0, np.int32))
         trees = collator
-        # A pass of plain rows of like lengths: short ones gain more by one pass than by a shared beginning.
+        # Plain rows of similar lengths in one pass: short sequences gain more by it than by a shared beginning.
         rows = replace(collator, encoding="rows", one_pass=True)
         with torch.no_grad(), evaluating(self.model), naming_batch_size(self.batch_size):
             groups = micro_batches(collator.laid_out, self.batch_size)
@@ -189,7 +223,7 @@ class MicroBatch(NamedTuple):
     """Sequences that are run together."""
 
     indices: list[int]
-    shares: bool  # each begins with most of the tokens of another one
+    shares: bool  # each shares most of its tokens with another one
 
 
 def micro_batches(sequences: Sequence[TokenSequence], size: int) -> list[MicroBatch]:
@@ -218,14 +252,14 @@ def micro_batches(sequences: Sequence[TokenSequence], size: int) -> list[MicroBa
 
 
 def _shares_most(first: TokenSequence, second: TokenSequence) -> bool:
-    """Whether two sequences begin with the same tokens, as many as are worth a mask, and half of the shorter one."""
+    """Whether two sequences share enough first tokens: ``WORTH_SHARING``, and half of the shorter one."""
     size = min(len(first), len(second))
     enough = max(WORTH_SHARING, (size + 1) // 2)
     return enough <= size and np.array_equal(first.ids[:enough], second.ids[:enough])
 
 
 def _rows(places: Mapping[int, Numbers]) -> tuple[Numbers, Numbers]:
-    """Of each row, a pair of a record, the record's index and the number of the pair, from 1."""
+    """Return for each row, a pair of a record, the record's index and the number of the pair, from 1."""
     counts = [len(each) for each in places.values()]
     index = np.repeat(np.array([*places], np.int64), counts)
     return index, np.concatenate([np.empty(0, np.int64), *(np.arange(1, count + 1) for count in counts)])

@@ -26,10 +26,10 @@ def set_up(
 ) -> tuple[Encoding, str]:
     """Prepare a causal language model, or a PEFT wrapper of one, and its tokenizer for an objective, in place.
 
-    Adds the tokens that they lack, with rows drawn by the seed; writes into the chat template what training fixes; has
-    generation stop at the end of a turn and never produce a token that is no text; switches attention to trees if the
-    model can run them. The heads of terms are attached by ``architecture.attach_heads``. :class:`Jepa` does all of it,
-    and makes batches and losses, too.
+    Adds missing tokens, with rows drawn by the seed; writes the variables that training fixes into the chat template;
+    sets the stop tokens of generation, and the tokens that it must never produce; switches attention to trees if the
+    model can run them. ``architecture.attach_heads`` attaches the heads of terms. :class:`Jepa` does all of this, and
+    makes batches and losses, too.
 
     Returns:
         The encoding of micro-batches, and the reason for it in words.
@@ -41,7 +41,7 @@ def set_up(
     new = add_plain_rows(base, tokenizer, seed) if config.plain else []
     add_predictor_rows(base, tokenizer, config.used_predictors, seed)
     if hasattr(model, "peft_config"):
-        # Also the rows of tokens that the base lacked, whichever they are.
+        # An adapter must also train the rows of other tokens that its base lacked.
         new = [*predictor_ids(tokenizer, config.used_predictors), *new, *added_rows(base)]
         train_rows(model, sorted({*new}))
         replace_token_layers(model)
@@ -52,7 +52,7 @@ def set_up(
 
 
 def set_up_attention(model: PreTrainedModel, config: JepaConfig) -> tuple[Encoding, str]:
-    """The part of :func:`set_up` that reads no weights, so that it also works for a model on the meta device.
+    """Do the part of :func:`set_up` that reads no weights and so also works on the meta device.
 
     The model must have rows for all tokens of the objective.
     """
@@ -62,7 +62,7 @@ def set_up_attention(model: PreTrainedModel, config: JepaConfig) -> tuple[Encodi
     assert config.layout is not None
     if LAYOUTS[config.layout].changes_text and config.uses_views and encoding != "tree":
         raise ValueError(f"layout '{config.layout}' needs encoding 'tree', but {reason}; use 'branched'")
-    # Plain rows run better under sdpa than under FlexAttention, and ``tree_flex`` runs them under sdpa.
+    # Plain rows are faster under sdpa than under FlexAttention; ``tree_flex`` runs them under sdpa.
     if encoding == "tree" or uses_flex(base):
         enable_trees(base, segments=encoding == "tree" and probe(base).segments)
     check_layer(int(base.config.get_text_config().num_hidden_layers), config.jepa_layer)

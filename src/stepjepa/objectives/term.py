@@ -76,7 +76,7 @@ class Term(ABC):
     name: ClassVar[str]  # name in logs, such as 'lm_loss'; set by @term
     label: ClassVar[str]  # name on the screen; set by @term
     layers: ClassVar[tuple[int, ...]] = (-1,)  # hidden states that it reads with Encoded.at
-    of_pairs: ClassVar[bool] = False  # a mean over pairs: nothing in regular training and in steps without views
+    of_pairs: ClassVar[bool] = False  # a mean over pairs: 0 in regular training and in steps without views
     compares_pairs: ClassVar[bool] = False  # its value depends on which pairs share a micro-batch
     reads_router_logits: ClassVar[bool] = False  # it reads Encoded.router_logits, of a mixture of experts
     head_name: ClassVar[str | None] = None  # name of its own weights; None for the term's name
@@ -100,7 +100,7 @@ class Term(ABC):
         """
 
     def weight_at(self, progress: float | None) -> float:
-        """The weight at a completed fraction of the run, 0 to 1; None for the weight without a schedule."""
+        """Return the weight at a completed fraction of the run, 0 to 1; None for the weight without a schedule."""
         return self.weight
 
     @property
@@ -139,10 +139,10 @@ def term(name: str, label: str | None = None) -> Callable[[type[AnyTerm]], type[
     """
 
     def register(cls: type[AnyTerm]) -> type[AnyTerm]:
-        if taken := {name, cls.head_name} & _RESERVED:
+        if reserved := {name, cls.head_name} & _RESERVED:
             raise ValueError(
-                f"expected a name of its own for a term, got '{taken.pop()}', which stands for something else in logs "
-                "or checkpoints"
+                f"expected a name of its own for a term, got '{reserved.pop()}', which stands for something else in "
+                "logs or checkpoints"
             )
         cls.name, cls.label = name, label or name
         TERMS[name] = cls
@@ -152,17 +152,17 @@ def term(name: str, label: str | None = None) -> Callable[[type[AnyTerm]], type[
 
 
 def load_term(address: str, settings: JsonObject) -> Term:
-    """Make a term of a user's class ``module:Class`` with these fields (``--term``, ``--term_args``)."""
-    kind = load_class("term", address, Term)  # type: ignore[type-abstract]  # it refuses abstract classes
+    """Make a term of a user's class ``module:Class`` with these fields (settings ``term`` and ``term_args``)."""
+    kind = load_class("term", address, Term)  # type: ignore[type-abstract]  # it raises an error for abstract classes
     if not hasattr(kind, "name"):
         raise UserError(f"term: '{address}' has no name; put @stepjepa.term('my_loss') above the class")
-    known = [each.name for each in fields(kind) if each.init]
-    if unknown := settings.keys() - known:
-        raise UserError(f"term_args: '{address}' has no setting '{min(unknown)}'; it has {', '.join(known)}")
+    names = [each.name for each in fields(kind) if each.init]
+    if unknown := settings.keys() - names:
+        raise UserError(f"term_args: '{address}' has no setting '{min(unknown)}'; it has {', '.join(names)}")
     try:
-        made = kind(**settings)
-        if not 0 <= made.weight < math.inf:
-            raise ValueError(f"weight: expected 0 or more, got {made.weight}")
+        made_term = kind(**settings)
+        if not 0 <= made_term.weight < math.inf:
+            raise ValueError(f"weight: expected 0 or more, got {made_term.weight}")
     except (TypeError, ValueError) as error:
         raise UserError(f"term_args: '{address}' does not take these settings: {error}") from None
-    return made
+    return made_term

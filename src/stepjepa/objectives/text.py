@@ -65,10 +65,10 @@ class SemanticTube(Term):
 
     def __call__(self, encoded: Encoded, batch: Batch, context: Context) -> Tensor:
         triples = [np.empty((0, 3), np.int64)]
-        for text, draw in zip(_texts(batch), batch.records.rng_keys, strict=True):
+        for text, key in zip(_texts(batch), batch.records.rng_keys, strict=True):
             if len(text) >= 3:
                 # Uniform over all triples of positions.
-                chosen = np.random.default_rng((context.seed, *draw)).choice(len(text), 3, replace=False)
+                chosen = np.random.default_rng((context.seed, *key)).choice(len(text), 3, replace=False)
                 triples.append(text[np.sort(chosen)][None])
         index = torch.from_numpy(np.concatenate(triples)).to(batch.label_ids.device, non_blocking=True)
         return tube(encoded.at(index, self.layer))
@@ -81,6 +81,6 @@ def tube(triples: Tensor) -> Tensor:
 
 
 def _texts(batch: Batch) -> list[NDArray[np.int64]]:
-    """Flat positions of each record's own text, without the tokens that are isolated from earlier text."""
+    """Return the flat positions of each record's main text, without tokens that are isolated from earlier text."""
     records = batch.records
     return [np.delete(path, isolated) for path, isolated in zip(records.paths, records.isolated, strict=True)]

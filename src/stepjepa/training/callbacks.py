@@ -1,4 +1,4 @@
-"""What a run does beside its steps: metrics and lines of losses, warnings, requests to stop, no step on NaN."""
+"""Callbacks of the trainer: log lines, warning of a collapse, stop on a signal, abort on non-finite gradients."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ logger = logging.getLogger(__name__)
 class StopCallback(TrainerCallback):
     """Saves a checkpoint at the end of the step in which a signal came to any process, then raises ``Stopped``.
 
-    A step that ends an epoch is ended with what the epoch's end brings, so that nothing is missing from a run that is
-    resumed later.
+    In the last step of an epoch it waits for the end of the epoch, so that the evaluation and the checkpoint of the
+    epoch are not missing from the resumed run.
     """
 
     def __init__(self, request: Interruptions, processes: int = 1, device: torch.device | None = None) -> None:
@@ -75,17 +75,17 @@ class StopCallback(TrainerCallback):
             raise Stopped(self._number)
 
 
-# -- lines for people --------------------------------------------------------------------------------------------------
+# -- log lines ---------------------------------------------------------------------------------------------------------
 
 
 def console_line(logs: dict[str, float]) -> str | None:
-    """One line for people out of a line of logs; None for logs that are not losses."""
+    """Format a line of logs for the terminal; None for logs without losses."""
     prefix = "eval_" if "eval_lm_loss" in logs else ""
     if f"{prefix}lm_loss" not in logs:
         return None
     answers = [name.removeprefix("eval_answer_") for name in logs if name.startswith("eval_answer_")]
-    named = [name.removeprefix(prefix) for name in logs]
-    words = {name: f"{TERMS[name].label}: {{:.4f}}" for name in named if name in TERMS} | {
+    names = [name.removeprefix(prefix) for name in logs]
+    patterns = {name: f"{TERMS[name].label}: {{:.4f}}" for name in names if name in TERMS} | {
         "loss": "Total: {:.4f}",
         "matched_similarity": "cosine of pairs: {:.3f}",
         "shuffled_similarity": "shuffled: {:.3f}",
@@ -95,12 +95,12 @@ def console_line(logs: dict[str, float]) -> str | None:
         "retrieval_hits_at_1": "hits at 1: {:.3f}",
         "tokens_per_second": "{:,.0f} tok/s",
     }
-    shown = [told.format(logs[prefix + name]) for name, told in words.items() if prefix + name in logs]
-    return ("eval  " if prefix else "") + ", ".join(shown)
+    parts = [pattern.format(logs[prefix + name]) for name, pattern in patterns.items() if prefix + name in logs]
+    return ("eval  " if prefix else "") + ", ".join(parts)
 
 
 class LogCallback(TrainerCallback):
-    """Writes every line of logs to ``metrics.jsonl``, prints its losses, and warns once in a run of a collapse."""
+    """Writes every line of logs to ``metrics.jsonl``, prints its losses, and warns of a collapse, once in a run."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -109,10 +109,10 @@ class LogCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        """Of a resumed run, drop what was logged after the checkpoint: those steps are run again."""
+        """Drop log lines after the checkpoint that a run is resumed from: those steps are run again."""
         self._warned = any(collapse(line) for line in state.log_history)
         path = Path(args.output_dir) / METRICS_FILE
-        # A further call of ``train`` begins its own history behind what is logged.
+        # A further call of ``train`` has a new history, and appends to the file.
         if state.is_world_process_zero and path.exists() and not self._recorder.steps_before:
             write_jsonl(
                 path, [{"step": line["step"], "epoch": line.get("epoch"), **line} for line in state.log_history]
@@ -137,9 +137,9 @@ class LogCallback(TrainerCallback):
             # Above the progress bar, where there is one.
             tqdm.write(f"step {state.global_step}/{state.max_steps}  {line}", file=sys.stdout)
             sys.stdout.flush()
-        if not self._warned and (found := collapse(logs)) is not None:
+        if not self._warned and (warning := collapse(logs)) is not None:
             self._warned = True
-            logger.warning("step %d: %s; %s", state.global_step, found, spelled(REMEDIES))
+            logger.warning("step %d: %s; %s", state.global_step, warning, spelled(REMEDIES))
 
 
 class BarCallback(ProgressCallback):
@@ -148,7 +148,7 @@ class BarCallback(ProgressCallback):
     on_log = TrainerCallback.on_log
 
 
-# -- what is not finite ------------------------------------------------------------------------------------------------
+# -- losses, gradients and weights that are not finite -----------------------------------------------------------------
 
 
 class NonfiniteGuard(TrainerCallback):
@@ -158,16 +158,17 @@ class NonfiniteGuard(TrainerCallback):
         self._trainer = trainer
         self.batches: list[Batch] = []  # of the step that is being computed
         self._parts: list[dict[str, Tensor]] = []
-        self.norm: Tensor | float | None = None  # of the step's gradient, as the Trainer measures it to clip it
+        self.norm: Tensor | float | None = None  # of the step's gradient, before Trainer clips it
 
     def begin_step(self) -> None:
         self.batches.clear()
         self._parts.clear()
 
     def watch(self, losses: Losses) -> Tensor:
-        """The loss of a micro-batch; where it is not finite, none of its gradients are.
+        """Return the loss of a micro-batch, times NaN if it is not finite, so that all of its gradients are NaN.
 
-        Those of all processes are added up, so that each learns of it without a message, and no device is waited for.
+        The sum of the gradients over all processes is then NaN, too: every process notices without a message, and
+        without waiting for its device.
         """
         self._parts.append({name: part.detach() for name, part in losses.parts.items()})
         return losses.loss * torch.where(torch.isfinite(losses.loss.detach()), 1.0, math.nan)
@@ -175,37 +176,37 @@ class NonfiniteGuard(TrainerCallback):
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        """Stop the run where the norm of the gradient, the same on every process, is not finite."""
+        """Raise ``UserError`` if the norm of the gradient, the same on every process, is not finite."""
         trainer = self._trainer
         if math.isfinite(float(self.norm.full_tensor() if isinstance(self.norm, DTensor) else self.norm or 0.0)):
             return
-        mine = [
+        of_this_process = [
             (batch.records.lines, {name: float(part) for name, part in parts.items()})
             for batch, parts in zip(self.batches, self._parts, strict=True)
         ]
-        found = gather_object(mine) if trainer.accelerator.num_processes > 1 else mine
-        wrong = {name: value for _, values in found for name, value in values.items() if not math.isfinite(value)}
+        of_all = gather_object(of_this_process) if trainer.accelerator.num_processes > 1 else of_this_process
+        wrong = {name: value for _, values in of_all for name, value in values.items() if not math.isfinite(value)}
         if getattr(trainer.accelerator, "scaler", None) is not None and not wrong:
-            # Of fp16: the scale was too large, and the scaler skips the step and makes it smaller.
+            # Under fp16 the loss scale was too large; the scaler skips this step and lowers the scale.
             return
         parts = [f"{TERMS[name].label if name in TERMS else name} is {value}" for name, value in wrong.items()]
-        what = " and ".join(parts) or "the gradient is not finite (the losses are)"
-        batches = [lines for lines, values in found if not wrong or not all(map(math.isfinite, values.values()))]
-        named = ", ".join(f"{trainer.source}:{line}" for line in list(dict.fromkeys(chain(*batches)))[:8])
+        fault = " and ".join(parts) or "the gradient is not finite (the losses are)"
+        batches = [lines for lines, values in of_all if not wrong or not all(map(math.isfinite, values.values()))]
+        records = ", ".join(f"{trainer.source}:{line}" for line in list(dict.fromkeys(chain(*batches)))[:8])
         trainer.model_wrapped.zero_grad()
         self.check_weights(state.global_step)
         raise UserError(
-            f"step {state.global_step + 1}: {what}, with {named}; begin again without these records or with a lower "
+            f"step {state.global_step + 1}: {fault}, with {records}; begin again without these records or with a lower "
             f"`learning_rate`; {resume_hint(args.output_dir)}"
         )
 
     def check_weights(self, step: int) -> None:
-        """Refuse weights that are not finite, on every process: neither a checkpoint nor a run may hold them."""
+        """Raise ``UserError`` on every process if a weight is not finite: no checkpoint or run may hold it."""
         trainer = self._trainer
-        # Of a weight that is sharded, the part that is here.
-        here = (p.to_local() if isinstance(p, DTensor) else p for p in trainer.model.parameters())
-        # One wait for the device, not one a weight.
-        finite = [all_finite(part).to(trainer.args.device) for part in here]
+        # Of a sharded weight this process checks its own part.
+        local = (p.to_local() if isinstance(p, DTensor) else p for p in trainer.model.parameters())
+        # Stacked, so that the device is waited for once, not once a weight.
+        finite = [all_finite(part).to(trainer.args.device) for part in local]
         if trainer.total([float(bool(finite) and not bool(torch.stack(finite).all()))])[0]:
             raise UserError(
                 f"step {step}: the weights are not finite any more, so they are not saved; begin again with a lower "

@@ -1,4 +1,4 @@
-"""What ``JepaTrainer`` can't do of what ``transformers.TrainingArguments`` may ask for."""
+"""Check ``transformers.TrainingArguments`` for settings that ``JepaTrainer`` does not support, and adjust some."""
 
 import dataclasses
 import os
@@ -25,7 +25,7 @@ def launched_together() -> bool:
 
 
 def check_processes(args: TrainingArguments, processes: int) -> None:
-    """Raise a ``ValueError`` where one process has several devices, or each of several would train its own model."""
+    """Raise a ``ValueError`` if a process has several devices, or if each process would train a model of its own."""
     if args.n_gpu > 1:
         raise ValueError(
             f"expected one device per process, got {args.n_gpu} under DataParallel, which can't carry this objective; "
@@ -38,7 +38,7 @@ def check_processes(args: TrainingArguments, processes: int) -> None:
         )
 
 
-# -- what this trainer can't do ----------------------------------------------------------------------------------------
+# -- unsupported settings ----------------------------------------------------------------------------------------------
 
 
 WITHOUT_EFFECT = (
@@ -99,19 +99,19 @@ def check_arguments(args: TrainingArguments) -> None:
 
 
 def adjust(args: TrainingArguments, model: nn.Module) -> None:
-    """Settings of Trainer that follow from what it trains here."""
+    """Set, in place, the arguments of Trainer that this objective and this model determine."""
     args.remove_unused_columns = False
-    # The Trainer's own look at every loss waits for the device in every micro-batch, and hides what it finds.
+    # Trainer's filter waits for the device in every micro-batch, and hides losses that are not finite.
     args.logging_nan_inf_filter = False
-    # A process that only the CPU serves has nothing to pin.
+    # Pinned memory is of no use without an accelerator.
     args.dataloader_pin_memory = args.dataloader_pin_memory and torch.accelerator.is_available()
     if args.ddp_find_unused_parameters is None and not has_experts(model):
-        # All trained weights take part in every step, or else DDP must look for others: a walk through the graph.
+        # DDP searches the graph for unused weights at every step; that is needed only if a step leaves some unused.
         args.ddp_find_unused_parameters = leaves_weights_unused(model)
 
 
 def check_batch_size(config: JepaConfig, args: TrainingArguments, compares_pairs: bool) -> None:
-    """Raise a ``ValueError`` for terms that have one pair to compare."""
+    """Raise a ``ValueError`` if a term that compares pairs would see only one pair per batch."""
     if compares_pairs and config.pairs == "first" and args.train_batch_size * args.world_size == 1:
         raise ValueError(
             "the loss compares the pairs of a micro-batch, and a batch of 1 has one; raise `batch_size` (and lower "
@@ -120,7 +120,7 @@ def check_batch_size(config: JepaConfig, args: TrainingArguments, compares_pairs
 
 
 def check_grouping(group_by: GroupBy | None, config: JepaConfig) -> GroupBy | None:
-    """Return ``group_by``; raise a ``ValueError`` for one that does not exist or would save nothing."""
+    """Return ``group_by``; raise a ``ValueError`` if it is unknown or would save nothing."""
     if group_by not in (None, "prompt"):
         raise ValueError(f"group_by: expected 'prompt' or None, got {group_by!r}")
     if group_by is not None and not config.share_prefixes:
@@ -129,7 +129,7 @@ def check_grouping(group_by: GroupBy | None, config: JepaConfig) -> GroupBy | No
 
 
 def check_sharding(config: JepaConfig, answer_scores: object | None, retrieval_scores: object | None) -> None:
-    """Raise a ``ValueError`` for what can't be done where each process holds a part of the weights."""
+    """Raise a ``ValueError`` for settings that don't work when each process holds a part of the weights."""
     if retrieval_scores is not None:
         raise ValueError("retrieval_scores: expected None, since sharded weights can't embed; evaluate afterwards")
     if answer_scores is not None:
@@ -143,7 +143,7 @@ def check_positions(collator: Collator, *prepared: Prepared | None) -> None:
     for data in prepared:
         if data is None or not len(data.dataset):
             continue
-        # A view by itself can be longer than the text that it is of, by its template; twice as long it is not.
+        # A view alone may be longer than its record, by the tokens of its template, but never twice as long.
         longest = 2 * int(data.dataset.lengths.max()) + len(collator.predictors)
         too_long = collator.positions is not None and longest > collator.positions
         if too_long or (collator.reading.last_token or -1) < -1:

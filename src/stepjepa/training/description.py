@@ -67,13 +67,13 @@ def describe_objects(trainer: DescribedTrainer, names: Collection[str]) -> dict[
         digest = weights_fingerprint(trainer.model, trainer.processing_class)
         objects["model"] = {"object": type(base_model(trainer.model)).__name__, "sha256": digest}
     if "tokenizer" in names:
-        objects["tokenizer"] = _described_tokenizer(trainer.processing_class)
+        objects["tokenizer"] = _describe_tokenizer(trainer.processing_class)
     if "objective" in names:
         objects["objective"] = describe_objective(trainer.objective)
     for name, prepared in (("train_dataset", trainer.prepared), ("eval_dataset", trainer.prepared_eval)):
         if name in names and prepared is not None:
-            about = source_of(prepared, None)
-            objects[name] = {"records": about.records, "sha256": about.sha256}
+            source = source_of(prepared, None)
+            objects[name] = {"records": source.records, "sha256": source.sha256}
     return objects
 
 
@@ -116,7 +116,7 @@ def _eval_steps(args: TrainingArguments) -> int | None:
 
 
 def _with_effect(jepa: JepaConfig) -> JepaConfig:
-    """Return the same objective with every option that has no effect set to its default."""
+    """Return the settings of the objective; every option without effect is set to its default."""
     values, usual = vars(jepa), vars(JepaConfig(mode=jepa.mode))
     idle = [
         each.name
@@ -153,7 +153,7 @@ def _plain(value: object) -> object:
     return None if is_empty else value
 
 
-def _described_tokenizer(tokenizer: PreTrainedTokenizerBase) -> JsonObject:
+def _describe_tokenizer(tokenizer: PreTrainedTokenizerBase) -> JsonObject:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     text = repr((None if backend is None else backend.to_str(), tokenizer.chat_template))
     return {"object": type(tokenizer).__name__, "sha256": hashlib.sha256(text.encode()).hexdigest()}
@@ -197,13 +197,13 @@ def _adapter(model: nn.Module) -> Lora | None:
     if not isinstance(rank, int):
         return None
     targets = config.target_modules
-    about = {
+    settings = {
         "dropout": config.lora_dropout,
         "targets": targets if isinstance(targets, str) else ",".join(sorted(targets or ())),
         "dora": config.use_dora,
         "rslora": config.use_rslora,
     }
-    return Lora(rank=rank, alpha=config.lora_alpha, other=about)
+    return Lora(rank=rank, alpha=config.lora_alpha, other=settings)
 
 
 def describe(trainer: DescribedTrainer) -> tuple[RunRecord, RunConfig | None]:

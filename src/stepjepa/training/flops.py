@@ -1,10 +1,10 @@
 """FLOPs of a forward and backward pass: a formula fitted to torch's count of a few passes, and torch's live count.
 
-Counted are the multiplications and additions of matrix products (``[m, k]`` by ``[k, n]`` is ``2 m k n``): projections,
-attention, LM head, and their backward passes. As in torch, attention counts as dense, every query of a row against
-every key, even for trees, where FlexAttention skips blocks; by segments every query of a call against every key of it.
-Not counted: rotary angles and the loss, about a thousandth of the whole, and the modules of a user's own terms, whose
-inputs are unknown here.
+The count has the multiplications and additions of matrix products (``[m, k]`` by ``[k, n]`` is ``2 m k n``):
+projections, attention, LM head, and their backward passes. As in torch, attention counts as dense, every query of a row
+against every key, even for trees, where FlexAttention skips blocks; by segments, every query of a call against every
+key of that call. It leaves out rotary angles and the loss, about a thousandth of the total, and the modules of a
+user's own terms, whose inputs are unknown here.
 """
 
 from __future__ import annotations
@@ -100,11 +100,11 @@ class FlopModel:
     def regular(self, *, trains_rows: bool = False) -> FlopModel:
         """The cost of regular training; ``trains_rows`` where that trains token rows, too, as ``--plain`` does."""
         rows = 0 if trains_rows else self.token_rows
-        kept = {"label": self.label - rows, "token_rows": self.token_rows - rows}
-        return replace(self, pair=0, ema_token=0, ema_square=0, **kept)
+        head = {"label": self.label - rows, "token_rows": self.token_rows - rows}
+        return replace(self, pair=0, ema_token=0, ema_square=0, **head)
 
 
-# Below so many weights a pass of a few tokens takes less time than one without values.
+# Most weights of a model for which a pass of a few tokens takes less time than one on fake tensors.
 _SMALL = 10**7
 
 
@@ -133,12 +133,12 @@ def _fit(model: nn.Module, checkpoint_fn: Callable[..., Tensor] | None) -> list[
             with _without_values(model) as empty:
                 return fit(empty)
         except (RuntimeError, NotImplementedError, AssertionError):
-            # Of models with experts the shapes depend on values. The copy shares the weights but has its own gradients.
+            # In models with experts, shapes depend on values. The copy shares the weights but has its own gradients.
             return fit(_copied(model, torch.Tensor.detach))
 
 
 def _unit(config: PreTrainedConfig) -> int:
-    """Chunk size of recurrent layers, to a multiple of which they pad a sequence; 4 for models without such layers."""
+    """Return the chunk size of recurrent layers, which pad sequences to a multiple of it; 4 without such layers."""
     chunks = (getattr(config, name, None) for name in ("chunk_size", "mamba_chunk_size"))
     linear = any("linear" in str(kind) for kind in getattr(config, "layer_types", None) or ())
     return next((int(chunk) for chunk in chunks if chunk), 64 if linear else 4)
@@ -168,12 +168,13 @@ def _unpacked(layer: nn.Linear, values: Tensor) -> Tensor:
     return F.linear(values, values.new_zeros(layer.out_features, layer.in_features))
 
 
-# Layers that are all alike are counted in models of so many layers. The first layer's input may need no gradient.
+# If all layers are alike, models of 2 and of 3 layers are counted: two, since the first layer's input may need no
+# gradient.
 _FEW = (2, 3)
 
 
 def _count_layers(model: PreTrainedModel, length: int) -> list[int]:
-    """:func:`_count`; where all layers are alike, of models of two and of three of them, carried on to all layers."""
+    """As :func:`_count`; if all layers are alike, extrapolate from models of two and of three layers."""
     decoder = find_decoder(model)
     layers = getattr(decoder, "layers", None)
     if not isinstance(layers, nn.ModuleList) or len(layers) <= sum(_FEW) or not _alike(decoder, layers):
@@ -189,7 +190,7 @@ def _count_layers(model: PreTrainedModel, length: int) -> list[int]:
 
 
 def _alike(decoder: PreTrainedModel, layers: nn.ModuleList) -> bool:
-    """Whether layers have the same modules, of the same sizes, trained alike, and none has a kind of its own."""
+    """Whether all layers have the same type, and modules of the same types and sizes, trained alike."""
     parts = [
         (
             [(name, type(module)) for name, module in layer.named_modules()],
@@ -220,7 +221,7 @@ def _head(model: PreTrainedModel) -> tuple[int, int]:
     trained = [each for each in (head or nn.Module()).parameters() if each.requires_grad and each.ndim > 1]
     below = any(parameter.requires_grad for parameter in find_decoder(model).parameters())
     if trained and all(each.numel() < vocabulary * width for each in trained):
-        # Rows that an adapter trains are multiplied by themselves, beside the frozen weight.
+        # Rows that an adapter trains have a product of their own, beside that of the frozen weight.
         rows = sum(2 * each.numel() for each in trained) * (2 + below)
         return flops * (1 + below) + rows, rows
     return flops * (1 + below + bool(trained)), 0
@@ -258,8 +259,8 @@ def _grouped_product(first: Sequence[int], second: Sequence[int], *_: object, **
     return 2 * groups * first[-2] * first[-1] * second[-1]
 
 
-# Operation -> function from the shapes of its arguments to FLOPs, for what torch's registry lacks (the CPU's fused
-# attention, products of experts) or that older versions refuse (fewer key heads than query heads).
+# Operation -> function from the shapes of its arguments to FLOPs, for operations that torch's registry lacks (the CPU's
+# fused attention, products of experts) or that older versions refuse (fewer key heads than query heads).
 _FORMULAS: dict[Any, Callable[..., int]] = {torch.ops.aten._grouped_mm: _grouped_product}
 for _kind in ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention"):
     _FORMULAS[getattr(torch.ops.aten, f"_scaled_dot_product_{_kind}")] = _attention_forward

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class MeasuringTrainer(TrainerInterface, Protocol):
-    """What an evaluation uses of a ``JepaTrainer`` beside :class:`TrainerInterface`."""
+    """Attributes of a ``JepaTrainer`` that an evaluation uses, beside those of :class:`TrainerInterface`."""
 
     objective: Objective
     data_collator: Collator
@@ -32,9 +32,9 @@ class MeasuringTrainer(TrainerInterface, Protocol):
 
 @torch.no_grad()
 def measure(trainer: MeasuringTrainer, prepared: Prepared) -> tuple[dict[str, float], int]:
-    """Measure the objective of a ``JepaTrainer`` on all records, with its weights, whatever their schedules.
+    """Measure the objective of a ``JepaTrainer`` on all records, with its final weights, whatever their schedules.
 
-    Returns the metrics, the same on every process, and how many records they are of.
+    Returns the metrics, the same on every process, and the number of records.
     """
     objective, size = trainer.objective, trainer.args.per_device_eval_batch_size
     model, context = (
@@ -65,15 +65,15 @@ def measure(trainer: MeasuringTrainer, prepared: Prepared) -> tuple[dict[str, fl
     model.train()
     names = [*objective.names, *(f"count_{name}" for name in objective.names)]
     names += ["records", "matched", "shuffled", "pairs", "crossings"]
-    seen = dict(zip(names, trainer.total(window.totals(names)), strict=True))
-    sums = {name: torch.tensor(seen[name]) for name in objective.names}
-    means = objective.means(sums, {name: seen[f"count_{name}"] for name in objective.names})
+    summed = dict(zip(names, trainer.total(window.totals(names)), strict=True))
+    sums = {name: torch.tensor(summed[name]) for name in objective.names}
+    means = objective.means(sums, {name: summed[f"count_{name}"] for name in objective.names})
     metrics = {name: float(value) for name, value in means.items()}
-    return metrics | (window.monitors(seen) if objective.of_pairs else {}), int(seen["records"])
+    return metrics | (window.monitors(summed) if objective.of_pairs else {}), int(summed["records"])
 
 
 def score_answers(trainer: MeasuringTrainer) -> dict[str, float]:
-    """The mean scores of the answers that the trainer's ``answer_scores`` asks for, over all processes."""
+    """Return the mean over all processes of each score of the trainer's ``answer_scores``; empty without it."""
     if trainer.answer_scores is None:
         return {}
     trainer.model.eval()
@@ -87,7 +87,7 @@ def score_answers(trainer: MeasuringTrainer) -> dict[str, float]:
 
 
 def score_retrieval(trainer: MeasuringTrainer) -> dict[str, float]:
-    """The metrics of the trainer's ``retrieval_scores``."""
+    """Return the metrics of the trainer's ``retrieval_scores``; empty without it."""
     if trainer.retrieval_scores is None:
         return {}
     with trainer.accelerator.autocast():

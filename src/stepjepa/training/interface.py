@@ -1,4 +1,4 @@
-"""What callbacks, checkpoints and the run record use of a ``JepaTrainer``, whose own module imports theirs."""
+"""Attributes of a ``JepaTrainer`` that its callbacks use; a protocol, since its module imports theirs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class MeterState(TypedDict):
-    """What a meter has measured since the last line of logs."""
+    """The measurements of a meter since the last line of logs."""
 
     window: WindowState
     num_tokens: float
@@ -29,7 +29,7 @@ class MeterState(TypedDict):
 
 
 class MeterInterface(Protocol):
-    """``meter.Meter``: the tokens that were computed, and the measurements of an open line of logs."""
+    """The part of ``meter.Meter`` that checkpoints use: number of tokens, state of the open line of logs."""
 
     num_tokens: float
 
@@ -39,7 +39,7 @@ class MeterInterface(Protocol):
 
 
 class SavedWithCheckpoint(Protocol):
-    """A part of training that has a file of its own in every checkpoint."""
+    """A part of training with its own file in every checkpoint."""
 
     def save(self, folder: Path) -> None: ...
 

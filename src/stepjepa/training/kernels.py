@@ -1,4 +1,4 @@
-"""Which of torch's attention kernels train."""
+"""The choice among torch's attention kernels while training."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 
 @contextmanager
 def without_cudnn_attention() -> Iterator[None]:
-    """Have ``scaled_dot_product_attention`` take FlashAttention, or the memory-efficient kernel, rather than cuDNN's.
+    """Exclude cuDNN's kernel from ``scaled_dot_product_attention`` inside the block; other kernels take its place.
 
-    On Hopper torch prefers cuDNN for 16 bits, which plans its kernel anew for every new shape, and nearly every
-    micro-batch has one. Inside the block alone; elsewhere the process keeps its choice.
+    On Hopper torch prefers cuDNN for 16 bits. cuDNN plans its kernel anew for every new shape, and nearly every
+    micro-batch has one. FlashAttention and the memory-efficient kernel need no plan.
     """
     cuda = torch.backends.cuda
     before = cuda.cudnn_sdp_enabled()

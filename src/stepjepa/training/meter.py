@@ -1,4 +1,4 @@
-"""What is measured while training: the columns of a line of logs."""
+"""The measurements of training: the columns of a line of logs."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,9 +11,9 @@ from stepjepa.objectives.objective import Losses, Objective
 from stepjepa.training.interface import MeterState
 
 Total = Callable[[Sequence[float]], list[float]]
-"""Numbers of this process to their sums over all processes."""
+"""Function from the numbers of this process to their sums over all processes."""
 
-# Running sums beside the terms, as they travel between processes.
+# Running sums beside those of the terms, in the order in which processes add them up.
 _SUMS = ["steps", "jepa_steps", "matched", "shuffled", "pairs", "crossings"]
 _SUMS += ["tokens", "records", "records_with_views", "records_without_pair"]
 
@@ -35,12 +35,12 @@ class Meter:
         self._start += seconds
 
     def state(self) -> MeterState:
-        """What was measured since the last line, for a checkpoint; see :meth:`restore`."""
+        """Return the measurements since the last line, for a checkpoint; see :meth:`restore`."""
         seconds = time.perf_counter() - self._start
         return {"window": self._window.state(), "num_tokens": self.num_tokens, "seconds": seconds}
 
     def restore(self, state: MeterState, device: torch.device) -> None:
-        """Continue the line of logs where :meth:`state` was taken."""
+        """Continue the open line of logs from a :meth:`state`."""
         self._window.restore(state["window"], device)
         self.num_tokens, self._start = state["num_tokens"], time.perf_counter() - state["seconds"]
 
@@ -49,7 +49,7 @@ class Meter:
 
     def add(self, batch: Batch, losses: Losses, counts: Mapping[str, float]) -> None:
         self._window.add(**losses.parts, tokens=batch.num_tokens, records=batch.num_records)
-        # A step that loss dropout leaves without views says nothing about pairs.
+        # A step that loss dropout leaves without views has no pairs to count.
         views = self._has_views(counts)
         self._window.add(
             records_with_views=batch.num_records * views, records_without_pair=batch.num_without_pair * views
@@ -61,12 +61,15 @@ class Meter:
         return any(counts[name] > 0 for name in self._objective.of_pairs)
 
     def pending_tokens(self) -> float:
-        """Tokens computed so far, those since the last line among them."""
+        """Return the number of tokens computed so far, including those since the last line."""
         (pending,) = self._total(self._window.totals(["tokens"]))
         return self.num_tokens + pending
 
     def line(self, logs: Mapping[str, float], progress: float) -> dict[str, float]:
-        """Add to the Trainer's line of ``logs``, after which a new one begins; ``progress`` is that of schedules."""
+        """Return Trainer's line of ``logs`` with the columns of the objective, and begin a new line.
+
+        ``progress``, 0 to 1, gives the weights that have a schedule.
+        """
         objective = self._objective
         names = [*objective.names, *_SUMS]
         sums = dict(zip(names, self._total(self._window.totals(names)), strict=True))
@@ -82,9 +85,9 @@ class Meter:
             "records_per_second": sums["records"] / seconds,
         }
         if objective.of_pairs:
-            named = {each.logged_weight: each.weight_at(progress) for each in objective.terms.values()}
+            weights = {each.logged_weight: each.weight_at(progress) for each in objective.terms.values()}
             line |= {
-                **{name: weight for name, weight in named.items() if name is not None},
+                **{name: weight for name, weight in weights.items() if name is not None},
                 **self._window.monitors(sums),
                 "pairs_per_second": sums["pairs"] / seconds,
                 **ratio("without_pair_share", sums["records_without_pair"], sums["records_with_views"]),

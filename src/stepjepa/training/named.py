@@ -1,4 +1,4 @@
-"""Loads what a ``JepaTrainer`` was passed by name."""
+"""Load the model, tokenizer and records that a ``JepaTrainer`` was given by name."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from stepjepa.models.presets import PREFIX
 
 
 def load_named(model: Any, tokenizer: Any, data: Any, *, predictors: int, seed: int) -> tuple[Any, Any, Any]:
-    """Load what a caller passed by name: a model, its tokenizer (None for the model's own), and records.
+    """Resolve names: load ``model``, ``tokenizer`` (None: the model's own) and ``data`` that were given as strings.
 
     A preset's tokenizer is trained on the records. A model that is loaded here gets ``predictors`` predictor tokens.
     """
     if isinstance(data, str | os.PathLike):
         data = Spooled(each_of_any(data))
-    own, texts = tokenizer, iter(())
+    loaded_tokenizer, texts = tokenizer, iter(())
     if isinstance(model, str):
         if model.startswith(PREFIX):
             data = Spooled(as_records(data))
             texts = (message["content"] for record in data for message in record.messages)
-        model, own = load_model(model, texts=texts, predictors=predictors, seed=seed)
+        model, loaded_tokenizer = load_model(model, texts=texts, predictors=predictors, seed=seed)
     elif tokenizer is None:
-        own = load_tokenizer(str(model.config.name_or_path))
-    return model, own if tokenizer is None else tokenizer, data
+        loaded_tokenizer = load_tokenizer(str(model.config.name_or_path))
+    return model, loaded_tokenizer if tokenizer is None else tokenizer, data

@@ -1,4 +1,4 @@
-"""What a ``JepaTrainer`` was passed, noted before anything is loaded."""
+"""The arguments that a ``JepaTrainer`` was given, recorded before anything is loaded."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Passed:
-    """What a ``JepaTrainer`` was passed by name, and which of its arguments were objects."""
+    """The names that a ``JepaTrainer`` was given, and which of its arguments were objects."""
 
     model: str | None  # a folder, hub id or preset; None for an object
     train: str | None  # a file, folder or hub data set; None for records
@@ -29,7 +29,7 @@ def passed(
     optimizer: object,
     views: object,
 ) -> Passed:
-    """Note what a trainer is passed, before any of it is loaded."""
+    """Record the arguments of a trainer, before any of it is loaded."""
     names = [os.fspath(each) if isinstance(each, str | os.PathLike) else None for each in (model, train, held_out)]
     return Passed(
         model=names[0],

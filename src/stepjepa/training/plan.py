@@ -1,7 +1,7 @@
-"""Which records every step of a run trains on, and what it costs: known before the first step.
+"""The schedule of a run: the records and the FLOPs of every step, computed before training.
 
 The order of records, loss dropout and the packing into rows depend on nothing but records and settings, so the shapes
-of all micro-batches are known in advance: they are collated here as the run will collate them. ``--same_flop`` gives a
+of all micro-batches are known in advance: this module collates them as the run will. ``--same_flop`` gives a
 run the compute of regular training on the same records with the same ``row_length`` and ``share_prefixes``.
 """
 
@@ -54,7 +54,7 @@ class Plan:
         processes: int,
         group_by: str | None = None,
     ) -> Plan:
-        """The plan of a run: one order of records for any accumulation and number of processes."""
+        """Make the plan of a run; the order of records is the same for any accumulation and number of processes."""
         batch_size, accumulated = args.per_device_train_batch_size, args.gradient_accumulation_steps
         sampler = StepSampler(
             dataset.lengths,
@@ -64,7 +64,7 @@ class Plan:
             seed=args.seed if args.data_seed is None else args.data_seed,
             jepa_ratio=config.jepa_ratio if config.uses_views else 1.0,
             jepa_epochs=config.jepa_epochs,
-            # What pairs are compared with must be drawn from all records, not from those of like length.
+            # Negatives must be drawn from all records, not from those of similar length.
             sort_by_length=not compares_pairs,
             groups=None if group_by is None else dataset.prompt_groups,
         )

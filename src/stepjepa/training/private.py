@@ -39,7 +39,7 @@ class PrivatePart:
     parameters: tuple[str, ...] | None = None
 
     def fault(self) -> str | None:
-        """What is other than expected in the installed release; None if nothing is."""
+        """Return the difference between the installed release and this description; None if there is none."""
         owner = _owner(self.owner)
         source = inspect.getsource(sys.modules[getattr(owner, "__module__", self.owner.partition(":")[0])])
         # Attributes that are set on instances alone are seen in the source of their class.
@@ -51,8 +51,8 @@ class PrivatePart:
         if self.parameters is None:
             return None
         names = tuple(inspect.signature(getattr(owner, self.name)).parameters)
-        expected, found = ", ".join(self.parameters), ", ".join(names)
-        return None if names == self.parameters else f"{self.owner}.{self.name} takes ({found}), expected ({expected})"
+        expected, actual = ", ".join(self.parameters), ", ".join(names)
+        return None if names == self.parameters else f"{self.owner}.{self.name} takes ({actual}), expected ({expected})"
 
 
 def _owner(path: str) -> Any:

@@ -171,18 +171,18 @@ class Recorder(TrainerCallback):
 
     def _fingerprint(self) -> Fingerprints:
         """Compute the fingerprints of data and base weights on the main process, and broadcast them."""
-        trainer, own = self._trainer, Fingerprints()
+        trainer, result = self._trainer, Fingerprints()
         if is_main_process():
             held_out = trainer.prepared_eval
             records, texts = trainer.prepared.dataset.fingerprints() if trainer.prepared else (None, None)
-            own = Fingerprints(
+            result = Fingerprints(
                 records=records,
                 texts=texts,
                 eval_records=None if held_out is None else held_out.dataset.fingerprints()[0],
                 weights=weights_fingerprint(trainer.model, trainer.processing_class),
             )
         # Other processes may hold no weights yet, and all must agree whether the run may be resumed.
-        return _of_main_process(own)
+        return _of_main_process(result)
 
     def _further(self, now: RunRecord) -> RunRecord:
         """Return the record of a further call of ``train``: it continues with the weights and restarts the schedule."""

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: written atomically, with what training needs beside the model, and read back."""
+"""Write checkpoints atomically, with the state of training beside the model, and load them."""
 
 from __future__ import annotations
 
@@ -91,14 +91,14 @@ def save_model(
         state_dict: the full weights of a sharded model, heads among them; None for a model that is not sharded.
     """
     args = trainer.args
-    rest, own = (None, {}) if state_dict is None else split_state(state_dict)
+    state, head_state = (None, {}) if state_dict is None else split_state(state_dict)
     folder = Path(output_dir or str(args.output_dir))
     had_card = (folder / CARD_FILE).is_file()
     # Trainer pickles its arguments beside the model; the token must not be in them.
     token, args.hub_token = args.hub_token, None
     try:
         with without_heads(trainer.model) as heads:
-            save(output_dir, rest)
+            save(output_dir, state)
     finally:
         args.hub_token = token
     # Trainer calls this on every process, but saves on one.
@@ -106,7 +106,7 @@ def save_model(
         return
     save_generation_config(trainer.model, folder)
     if heads is not None:
-        save_heads(own or heads.state_dict(), folder)
+        save_heads(head_state or heads.state_dict(), folder)
     if not had_card:
         # PEFT writes a draft of a card beside an adapter.
         (folder / CARD_FILE).unlink(missing_ok=True)
@@ -125,21 +125,24 @@ def loading_heads(model: PreTrainedModel, folder: str) -> Iterator[None]:
 
 
 def check_loaded_weights(model: PreTrainedModel, load_result: Any) -> None:
-    """Raise a ``ValueError`` for missing and unknown weights, of which transformers only warns."""
+    """Raise a ``ValueError`` for missing and unknown weights, of which transformers only warns.
+
+    ``load_result`` is what torch's ``load_state_dict`` returned.
+    """
     tensors = model.state_dict(keep_vars=True)
     missing = set(load_result.missing_keys) - set(getattr(model, "_keys_to_ignore_on_save", None) or ())
     loaded = {id(tensor) for name, tensor in tensors.items() if name not in missing}
     lost = sorted(name for name in missing if name in tensors and id(tensors[name]) not in loaded)
     if lost or load_result.unexpected_keys:
-        what = f"{lost[0]} is missing" if lost else f"{sorted(load_result.unexpected_keys)[0]} is unknown"
-        raise ValueError(f"its weights are those of another model: {what}")
+        fault = f"{lost[0]} is missing" if lost else f"{sorted(load_result.unexpected_keys)[0]} is unknown"
+        raise ValueError(f"its weights are those of another model: {fault}")
 
 
 def check_adapter_weights(model: PreTrainedModel, checkpoint: Path) -> None:
     """Raise a ``ValueError`` for missing weights of an adapter, of which PEFT only warns."""
     # Sharded weights have other file names.
-    known = hasattr(model, "peft_config") and (checkpoint / "adapter_model.safetensors").is_file()
-    if known and (lost := missing_of_adapter(model, checkpoint)):
+    is_adapter = hasattr(model, "peft_config") and (checkpoint / "adapter_model.safetensors").is_file()
+    if is_adapter and (lost := missing_of_adapter(model, checkpoint)):
         raise ValueError(f"its weights are those of another adapter: {lost[0]} is missing")
 
 
@@ -149,13 +152,13 @@ def settings_of(optimizer: Optimizer | None) -> list[JsonObject]:
     return [{name: value for name, value in group.items() if name != "params"} for group in groups]
 
 
-def apply_settings(wanted: list[JsonObject], optimizer: Optimizer | None, schedule: LRScheduler | None) -> None:
+def apply_settings(settings: list[JsonObject], optimizer: Optimizer | None, schedule: LRScheduler | None) -> None:
     """Override the hyperparameters that an optimizer and its schedule loaded from a checkpoint by those of this launch.
 
     Without this a changed learning rate would have no effect.
 
     Args:
-        wanted: :func:`settings_of` the optimizer before the checkpoint was loaded.
+        settings: :func:`settings_of` the optimizer before the checkpoint was loaded.
         optimizer: the optimizer with the loaded state.
         schedule: the schedule with the loaded state.
 
@@ -163,8 +166,8 @@ def apply_settings(wanted: list[JsonObject], optimizer: Optimizer | None, schedu
         ValueError: the learning rate changes, and the schedule is of a class whose rate can't be changed.
     """
     groups = getattr(optimizer, "param_groups", ())
-    old, rates = ([float(group.get("initial_lr", group["lr"])) for group in each] for each in (groups, wanted))
-    for group, values in zip(groups, wanted, strict=True):
+    old, rates = ([float(group.get("initial_lr", group["lr"])) for group in each] for each in (groups, settings))
+    for group, values in zip(groups, settings, strict=True):
         group.update({name: value for name, value in values.items() if name != "lr"})
     if rates == old:
         return

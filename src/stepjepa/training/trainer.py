@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 Sums = dict[str, float]  # by the names of terms
 
-# What to do where a step needs more memory than there is: first what a resumed run may be given.
+# Remedies when a step runs out of memory; those that a resumed run may be given come first.
 SMALLER_STEP = (
     "pass `gradient_checkpointing true` or `bf16 true`, or begin again with a smaller `batch_size` or `max_length`"
 )
@@ -90,7 +90,7 @@ class JepaTrainer(Trainer):
 
     # Losses are divided by the counts of the whole accumulated step, so the Trainer must not divide again.
     loss_is_scaled_for_ga = True
-    # Where a checkpoint is being written, before it has its name.
+    # Temporary folder of the checkpoint that is being written; None otherwise.
     _part: Path | None = None
 
     def __init__(
@@ -113,7 +113,7 @@ class JepaTrainer(Trainer):
     ) -> None:
         check_transformers()
         self.jepa = jepa or JepaConfig()
-        # Before any of it is loaded.
+        # Must run before anything is loaded.
         self.passed = passed(
             model,
             train_dataset,
@@ -125,7 +125,7 @@ class JepaTrainer(Trainer):
         )
         self.recorder = Recorder(self)
         checks.check_arguments(args)
-        # Tried before a model is loaded.
+        # Checked before a model is loaded, which may take long.
         self.group_by = checks.check_grouping(group_by, self.jepa)
         checks.check_batch_size(self.jepa, args, (objective or Objective.from_config(self.jepa)).compares_pairs)
         model, processing_class, train_dataset = load_named(
@@ -133,7 +133,7 @@ class JepaTrainer(Trainer):
         )
         self._views = views
         checks.adjust(args, model)
-        # The config is ``jepa``; this is what it becomes with the model.
+        # ``jepa`` is the config alone, ``bound`` the config with model and tokenizer.
         self.bound = Jepa(
             model,
             processing_class,
@@ -148,7 +148,7 @@ class JepaTrainer(Trainer):
         if train_dataset is not None and args.device.type == "cpu" and uses_flex(base_model(model)):
             raise ValueError("FlexAttention has no backward pass on a CPU; train with `attn_implementation sdpa` there")
         self.prepared = self._prepare(train_dataset, processing_class, "training data")
-        self.source = self.prepared.source if self.prepared else "<memory>"  # what errors call its file
+        self.source = self.prepared.source if self.prepared else "<memory>"  # the name of its file in errors
         self.prepared_eval = self._prepare(eval_dataset, processing_class, "evaluation data")
         checks.check_positions(self.bound.collator, self.prepared, self.prepared_eval)
         super().__init__(
@@ -196,7 +196,7 @@ class JepaTrainer(Trainer):
         return prepare(data, tokenizer, self.jepa, what=what, views=self._views, cache_dir=False)
 
     def _get_train_sampler(self, train_dataset: object = None) -> StepSampler:
-        """Private, since no other hook takes a sampler."""
+        """Return the sampler of the plan; private, since no public hook takes a sampler."""
         self.sampler = self.plan.sampler
         return self.sampler
 
@@ -205,7 +205,7 @@ class JepaTrainer(Trainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Batch], num_batches: int, device: torch.device
     ) -> tuple[list[Batch], Sums]:
-        """As in Trainer: the micro-batches of a step, with what its terms count over accumulation and processes."""
+        """Return the micro-batches of a step, and the count of each term over all of them and all processes."""
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         counts = self._counts(batches)
         self.guard.begin_step()
@@ -224,7 +224,7 @@ class JepaTrainer(Trainer):
     def compute_loss(
         self, model: nn.Module, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Sums | None = None
     ) -> Tensor | tuple[Tensor, Losses]:
-        """The loss of one micro-batch, scaled so that the gradients of a step add up to the step's mean."""
+        """Return the loss of one micro-batch, scaled so that the gradients of a step add up to the step's mean."""
         counts = self._counts([inputs]) if num_items_in_batch is None else num_items_in_batch
         losses = jepa_loss(model, inputs, self.objective, counts, self.context())
         self.meter.add(inputs, losses, counts)
@@ -233,7 +233,7 @@ class JepaTrainer(Trainer):
         return (loss, losses) if return_outputs else loss
 
     def context(self, *, training: bool = True) -> Context:
-        """What terms may depend on beside a micro-batch."""
+        """Return what terms may depend on beside a micro-batch: step, seed, progress, gathering, averaged weights."""
         return Context(
             self.state.global_step if training else 0,
             self.args.seed,
@@ -243,7 +243,7 @@ class JepaTrainer(Trainer):
         )
 
     def total(self, values: Sequence[float]) -> list[float]:
-        """Sums of some numbers over all processes."""
+        """Return the sum of each number over all processes."""
         if self.accelerator.num_processes == 1:
             return [float(value) for value in values]
         # Sums need more than the single precision that mps has.
@@ -253,7 +253,7 @@ class JepaTrainer(Trainer):
 
     @property
     def plan(self) -> Plan:
-        """What every step will cost."""
+        """The records and the FLOPs of every step, known before training."""
         if self.prepared is None:
             raise ValueError("plan: expected training records, got none")
         return Plan.of(
@@ -268,15 +268,15 @@ class JepaTrainer(Trainer):
         )
 
     def floating_point_ops(self, inputs: Batch) -> int:
-        """FLOPs of a micro-batch, forward and backward, padding and attention included."""
+        """Return the FLOPs of a micro-batch, forward and backward, padding and attention included."""
         return self.flops.of_batch(inputs)
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Tensor | float | None = None) -> Tensor | float | None:
-        """Private, since no hook is given the norm: computing it once more would read every gradient again."""
+        """Store the norm for the guard. Private: no hook gets it, and a second norm would read all gradients again."""
         self.guard.norm = super()._get_grad_norm(model, grad_norm=grad_norm)
         return self.guard.norm
 
-    # -- the whole ----------------------------------------------------------------------------------------------------
+    # -- a run -------------------------------------------------------------------------------------------------------
 
     def train(
         self,
@@ -316,21 +316,21 @@ class JepaTrainer(Trainer):
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            told = f"out of memory in step {self.state.global_step + 1}"
+            fault = f"out of memory in step {self.state.global_step + 1}"
             if self.guard.batches and (members := self.guard.batches[-1].records).lines:
                 length, line = max(zip(members.lengths, members.lines, strict=True))
-                told += f", of whose records {self.source}:{line} is the longest, with {length:,} tokens"
-            raise UserError(f"{told}; {SMALLER_STEP}; {saving.resume_hint(self.args.output_dir)}") from None
+                fault += f", of whose records {self.source}:{line} is the longest, with {length:,} tokens"
+            raise UserError(f"{fault}; {SMALLER_STEP}; {saving.resume_hint(self.args.output_dir)}") from None
         self.guard.begin_step()
         self.guard.check_weights(self.state.global_step)
         if self.tracker is not None:
             self.tracker.close()
-        # What came after the last line of logs.
+        # Count the tokens of the steps after the last line of logs.
         self.meter.line({}, 1.0)
         return result._replace(training_loss=result.metrics["train_loss"])
 
     def _run_epoch(self, *args: object, **kwargs: object) -> None:
-        """As in Trainer, which would train one more step where a run is resumed that has had its last one."""
+        """As in Trainer, but without a further step for a resumed run that has taken its last one."""
         if self.state.global_step >= self.state.max_steps:
             self.control.should_training_stop = True
             return
@@ -349,7 +349,7 @@ class JepaTrainer(Trainer):
             progress = max(self.state.global_step - 1, 0) / max(self.state.max_steps, 1)
             logs = self.meter.line({**logs, "total_flos": self.state.total_flos}, progress)
         if "train_loss" in logs:
-            # In place: it is what ``train`` returns.
+            # Changed in place, since ``train`` returns this dictionary.
             logs["train_loss"] = self.resume.mean_loss()
         super().log(logs, start_time)
 
@@ -370,12 +370,12 @@ class JepaTrainer(Trainer):
         if chosen is self.prepared_eval:
             metrics |= score_answers(self) | score_retrieval(self)
         self.meter.pause(time.time() - start)
-        named = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
-        named.update(speed_metrics(metric_key_prefix, start, num_samples=records))
-        self.log(named)
-        self.evaluated = {self.state.global_step: named}
-        self.control: TrainerControl = self.callback_handler.on_evaluate(self.args, self.state, self.control, named)
-        return named
+        prefixed = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
+        prefixed.update(speed_metrics(metric_key_prefix, start, num_samples=records))
+        self.log(prefixed)
+        self.evaluated = {self.state.global_step: prefixed}
+        self.control: TrainerControl = self.callback_handler.on_evaluate(self.args, self.state, self.control, prefixed)
+        return prefixed
 
     def predict(self, *args: object, **kwargs: object) -> NoReturn:
         """Raise a ``ValueError``: Trainer would return logits of packed rows, not of records."""
@@ -394,7 +394,7 @@ class JepaTrainer(Trainer):
     # -- saving and loading: private where Trainer has no other hook ---------------------------------------------------
 
     def _get_output_dir(self, trial: object) -> str:
-        """Where a checkpoint is written to."""
+        """Return the folder that a checkpoint is written to, before it gets its final name."""
         return super()._get_output_dir(trial) if self._part is None else str(self._part)
 
     def _save_checkpoint(self, model: nn.Module, trial: object) -> None:
@@ -409,13 +409,13 @@ class JepaTrainer(Trainer):
         saving.save_model(self, super()._save, output_dir, state_dict)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        """The heads are no part of the model that the Trainer loads."""
+        """Detach the term heads while Trainer loads the model; then load them from their own files."""
         saving.check_adapter_weights(self.model, Path(resume_from_checkpoint))
         with saving.loading_heads(self.model, resume_from_checkpoint):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_best_model(self) -> None:
-        """The same at the end of training."""
+        """Load the best checkpoint at the end of training, with the heads of terms and the averaged weights."""
         best = str(self.state.best_model_checkpoint)
         with saving.loading_heads(self.model, best):
             super()._load_best_model()
@@ -423,19 +423,19 @@ class JepaTrainer(Trainer):
             self.ema.load(best)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """Only here it is known which weights a checkpoint lacks."""
+        """Raise an error for missing or unexpected weights, of which Trainer only warns."""
         saving.check_loaded_weights(self.model, load_result)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Averaged weights must be loaded before the first step and after the model."""
         self.resume.checkpoint = None if checkpoint is None else Path(checkpoint)
-        wanted = [] if checkpoint is None else saving.settings_of(self.optimizer)
+        settings = [] if checkpoint is None else saving.settings_of(self.optimizer)
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
-            saving.apply_settings(wanted, self.optimizer, self.lr_scheduler)
+            saving.apply_settings(settings, self.optimizer, self.lr_scheduler)
             if self.ema is not None:
                 self.ema.load(checkpoint)
             self.meter.num_tokens = float(self.state.num_input_tokens_seen)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Nothing: the folder has another name soon, and holds what is none of a hub's."""
+        """Do nothing: the folder is renamed after this call, and holds files that must not be uploaded."""
