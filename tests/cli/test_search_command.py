@@ -102,7 +102,7 @@ def test_a_file_of_another_program_is_never_replaced(content: bytes, folder: Pat
     kept = folder / f"answers.jsonl{SUFFIX}"
     kept.write_bytes(content)
     assert search(folder, "--query", "Why?") == 2
-    assert "is no file of ours; move it away, or pass --no_cache" in capsys.readouterr().err
+    assert "but stepjepa did not write it; move it away, or pass --no_cache" in capsys.readouterr().err
     assert kept.read_bytes() == content
     assert search(folder, "--query", "Why?", "--no_cache") == 0
 

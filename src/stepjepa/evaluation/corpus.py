@@ -1,4 +1,4 @@
-"""The index of a corpus file, whose embeddings lie beside it."""
+"""The search index of a corpus file; its embeddings are stored beside it."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ FORMAT = "stepjepa embeddings of a corpus, 1"
 
 
 def read_texts(path: str, column: str | None, *, answers: bool) -> list[Text]:
-    """The texts of a file.
+    """Read the texts of a file.
 
     Args:
         path: JSON lines, CSV, TSV or Parquet.
-        column: of the texts. Without, of a chat it is the last answer or the last question, else the first usual column
-            of an answer, ``text`` or a question.
-        answers: look for answers; else for questions.
+        column: the column of the texts; None for the last answer or question of a chat, or else the first column with a
+            usual name for answers, ``text`` or questions.
+        answers: read answers; else questions.
     """
     texts = []
     for line, row in read_rows(path):
         value = row.get(column) if column is not None else _usual(row, path, line, answers)
         if not isinstance(value, str):
             lacks = "has no answer" if answers else "has no question"
-            told = f"has no text in the column '{column}'" if column is not None else lacks
-            raise UserError(f"{told}; name the `column` of the texts, one of {named(row)}", path=path, line=line)
+            fault = f"has no text in the column '{column}'" if column is not None else lacks
+            raise UserError(f"{fault}; name the `column` of the texts, one of {named(row)}", path=path, line=line)
         texts.append(Text(value, path, line))
     if not texts:
         raise UserError("holds no texts; add at least one", path=path)
@@ -47,10 +47,10 @@ def read_texts(path: str, column: str | None, *, answers: bool) -> list[Text]:
 
 
 def _usual(row: JsonObject, path: str, line: int, answers: bool) -> object:
-    """The text of a row whose columns have usual names; None if it has none."""
+    """Return the text of a row whose columns have usual names; None if it has none."""
     if any(not is_absent(row.get(name)) for name in CHATS):
-        says = [each for each in parse_record(row, path, line).messages if each["role"] == "user"]
-        return parse_record(row, path, line).answer if answers else says[-1]["content"]
+        questions = [each for each in parse_record(row, path, line).messages if each["role"] == "user"]
+        return parse_record(row, path, line).answer if answers else questions[-1]["content"]
     names = (*ASSISTANT, "text") if answers else USER
     return next((row[name] for name in names if not is_absent(row.get(name))), None)
 
@@ -65,14 +65,14 @@ def corpus_index(
     cache: bool = True,
     **options: object,
 ) -> TextIndex:
-    """The index of a corpus; read from the file beside it where that has the embeddings of this model and these texts.
+    """Make the index of a corpus, from the file beside it if that has the embeddings of this model and these texts.
 
     Args:
         jepa: the model.
         model_path: the folder that it was loaded from.
-        path: the corpus, whose embeddings are ``path`` with :data:`SUFFIX`.
-        texts: of the corpus.
-        side: on which they are.
+        path: the corpus; its embeddings are in ``path`` with :data:`SUFFIX`.
+        texts: the texts of the corpus.
+        side: the side of the texts.
         cache: read and write the file beside the corpus.
         options: of ``Jepa.embedder``.
 
@@ -85,36 +85,36 @@ def corpus_index(
     file, chosen = Path(f"{path}{SUFFIX}"), EmbedOptions(**options)  # type: ignore[typeddict-item]
     if not cache:
         return jepa.index(texts, side, **chosen)
-    mark = corpus_fingerprint(jepa, model_path, texts, side, chosen)
+    digest = corpus_fingerprint(jepa, model_path, texts, side, chosen)
     if file.exists():
         try:
             with safe_open(file, "numpy") as stored:
-                about = stored.metadata() or {}
-                ours, same = about.get("format") == FORMAT, about.get("fingerprint") == mark
+                metadata = stored.metadata() or {}
+                ours, same = metadata.get("format") == FORMAT, metadata.get("fingerprint") == digest
                 vectors = stored.get_tensor("vectors") if ours and same else None
         except (SafetensorError, OSError):
             ours, vectors = False, None
         if not ours:
-            told = "has the name of the corpus' embeddings, and is no file of ours; move it away"
-            raise UserError(f"{told}, or pass `no_cache`", path=file)
+            fault = "has the name of the corpus' embeddings, but stepjepa did not write it; move it away"
+            raise UserError(f"{fault}, or pass `no_cache`", path=file)
         if vectors is not None:
-            kept, first = distinct(texts)
-            return TextIndex(jepa, [each.text for each in kept], first, vectors, side, chosen)
+            entries, first = distinct(texts)
+            return TextIndex(jepa, [each.text for each in entries], first, vectors, side, chosen)
         note(f"{file} is of another model or corpus; it is written again")
     index = jepa.index(texts, side, **chosen)
     try:
         with atomic_write(file, "wb") as stream:
-            stream.write(save({"vectors": index.vectors}, {"format": FORMAT, "fingerprint": mark}))
+            stream.write(save({"vectors": index.vectors}, {"format": FORMAT, "fingerprint": digest}))
     except PermissionError:
         note(f"{file} can't be written, so that the corpus is embedded anew each time")
     return index
 
 
 def corpus_fingerprint(jepa: Jepa, model_path: str, texts: list[Text], side: Kind, options: EmbedOptions) -> str:
-    """A hash of all that the embeddings of a corpus depend on."""
-    read = {"side": side, "layer": options.get("layer"), "pooling": options.get("pooling")}
+    """Hash everything that determines the embeddings of a corpus."""
+    readout = {"side": side, "layer": options.get("layer"), "pooling": options.get("pooling")}
     loaded = {"model": model_fingerprint(model_path), "dtype": str(jepa.model.dtype), "system": jepa.system_prompt}
-    digest = hashlib.sha256(json.dumps(loaded | read).encode())
+    digest = hashlib.sha256(json.dumps(loaded | readout).encode())
     for each in texts:
         digest.update(f"{len(each.text)}:{each.text}".encode("utf-8", "surrogatepass"))
     return digest.hexdigest()

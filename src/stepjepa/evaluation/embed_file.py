@@ -30,39 +30,39 @@ if TYPE_CHECKING:
 
 FORMATS = (".npy", ".parquet")
 REMEMBERED = 1_000_000
-"""Distinct texts that are remembered from block to block, so that they are embedded once."""
+"""Most distinct texts that are remembered over blocks, so that each is embedded once."""
 
 T = TypeVar("T")
 
 
 @dataclass
 class EmbeddedFile:
-    """What was written."""
+    """The output of :func:`embed_file` and its counts."""
 
     path: Path
     rows: int = 0
     dimensions: int = 0
-    inputs: int = 0  # lines that were read
-    distinct: int = 0  # texts that were embedded, each once; records are counted as they are
+    inputs: int = 0  # lines of the input file
+    distinct: int = 0  # distinct texts; or the number of records
 
     def to_dict(self) -> JsonObject:
-        """For ``--json``."""
+        """Return the JSON object that the command prints."""
         counts = {name: getattr(self, name) for name in ("rows", "dimensions", "inputs", "distinct")}
         return {"output_file": str(self.path), **counts}
 
 
 def texts_of(path: str, column: str) -> Iterator[tuple[Text, JsonObject]]:
-    """The texts in a column of a file, and their rows; UserError names the line without one."""
+    """Yield the texts in a column of a file, and their rows; UserError names a line without a text."""
     for line, row in read_rows(path):
         value = row.get(column)
         if not isinstance(value, str):
-            told = f"column '{column}' holds {shown(value)}, no text" if column in row else f"has no column '{column}'"
-            raise UserError(f"{told}; there are {named(row)}", path=path, line=line)
+            fault = f"column '{column}' holds {shown(value)}, no text" if column in row else f"has no column '{column}'"
+            raise UserError(f"{fault}; there are {named(row)}", path=path, line=line)
         yield Text(value, path, line), row
 
 
 def records_of(path: str, *, open_chats: bool) -> Iterator[tuple[Record, JsonObject]]:
-    """The records of a file, and their rows; with ``open_chats`` a chat may end with the question."""
+    """Yield the records of a file, and their rows; with ``open_chats`` a chat may end with the question."""
     for line, row in read_rows(path):
         yield parse_record(with_answer(row) if open_chats else row, path, line), row
 
@@ -76,20 +76,20 @@ def embed_file(
     id_column: str | None = None,
     overwrite: bool = False,
 ) -> EmbeddedFile:
-    """Embed a file; memory does not grow with it, but for a hash of each text (at most :data:`REMEMBERED`).
+    """Embed a file of any size in constant memory, plus a hash for each of at most :data:`REMEMBERED` texts.
 
     Args:
-        embedder: of ``Jepa.embedder``.
+        embedder: from ``Jepa.embedder``.
         path: JSON lines, CSV, TSV or Parquet.
         output: ``.npy``, float32 ``[R, D]`` in the order of the file; or ``.parquet`` with the columns ``line``,
             ``step``, ``embedding`` and perhaps ``id``.
-        column: of the texts; None for records.
-        id_column: whose values become ``id``.
-        overwrite: let the output replace a file.
+        column: the column of the texts; None for records.
+        id_column: the column that becomes ``id``.
+        overwrite: replace an existing output.
 
     Raises:
-        UserError: a line is wrong, or a text empty or too long; the output exists, or has another suffix. No part of
-            the output is left.
+        UserError: a line is wrong, or a text empty or too long; the output exists, or has another suffix. No partial
+            output is left behind.
     """
     check_output(path, output, id_column=id_column, overwrite=overwrite)
     inputs: Iterator[tuple[Text | Record, JsonObject]]
@@ -104,11 +104,11 @@ def embed_file(
         _open_writer(stream, embedded.path, ids=id_column is not None) as writer,
         tqdm(unit="line", desc="embed", disable=None) as progress,
     ):
-        known = _Known(embedder, writer)
+        embed_texts = _DistinctTexts(embedder, writer)
         for block in _blocks(inputs, size):
             values = [value for value, _ in block]
             texts = [value for value in values if isinstance(value, Text)]
-            embeddings = known(texts) if texts else embedder(values)
+            embeddings = embed_texts(texts) if texts else embedder(values)
             ids = None if id_column is None else [_id(value, row, id_column) for value, row in block]
             writer.write(embeddings, [value.line for value in values], ids)
             embedded.inputs += len(block)
@@ -116,7 +116,7 @@ def embed_file(
             progress.update(len(block))
         if not embedded.inputs:
             raise UserError("holds no rows; add at least one", path=path)
-        embedded.distinct += known.distinct
+        embedded.distinct += embed_texts.distinct
         embedded.rows, embedded.dimensions = writer.rows, writer.dimensions
         writer.finish()
     return embedded
@@ -139,15 +139,15 @@ def _blocks(values: Iterable[T], size: int) -> Iterator[list[T]]:
         yield block
 
 
-def _id(value: Text | Record, row: JsonObject, column: str) -> str:
-    if (found := row.get(column)) is None:
-        raise UserError(f"has no column '{column}'; there are {named(row)}", path=value.path, line=value.line)
-    return str(found)
+def _id(text: Text | Record, row: JsonObject, column: str) -> str:
+    if (value := row.get(column)) is None:
+        raise UserError(f"has no column '{column}'; there are {named(row)}", path=text.path, line=text.line)
+    return str(value)
 
 
 @dataclass
-class _Known:
-    """Embeds the texts of a block, those of earlier blocks read back from the file."""
+class _DistinctTexts:
+    """Embeds the new texts of a block; the vectors of texts of earlier blocks are read back from the file."""
 
     embedder: Embedder
     writer: _Writer
@@ -160,21 +160,21 @@ class _Known:
         vectors = self.embedder([texts[number] for number in new]).vectors
         if not self.writer.dimensions:
             self.writer.begin(vectors.shape[1])
-        found = np.empty((len(texts), vectors.shape[1]), np.float32)
-        found[new] = vectors
+        all_vectors = np.empty((len(texts), vectors.shape[1]), np.float32)
+        all_vectors[new] = vectors
         old = [number for number, key in enumerate(keys) if key in self.rows]
         if old:
-            found[old] = self.writer.read([self.rows[keys[number]] for number in old])
+            all_vectors[old] = self.writer.read([self.rows[keys[number]] for number in old])
         for number in new:
             if keys[number] not in self.rows:
                 self.distinct += 1
                 if len(self.rows) < REMEMBERED:
                     self.rows[keys[number]] = self.writer.rows + number
-        return SideEmbeddings(found, np.arange(len(texts)), np.ones(len(texts), np.int64))
+        return SideEmbeddings(all_vectors, np.arange(len(texts)), np.ones(len(texts), np.int64))
 
 
 class _Writer:
-    """Appends vectors to a file of bytes, from which earlier ones can be read back."""
+    """Appends vectors to a binary file, and reads earlier ones back."""
 
     def __init__(self, spool: IO[bytes]) -> None:
         self.spool, self.rows, self.dimensions, self.offset = spool, 0, 0, 0
@@ -184,7 +184,7 @@ class _Writer:
         self.dimensions = dimensions
 
     def read(self, rows: list[int]) -> NDArray[np.float32]:
-        """``[len(rows), D]`` rows that are written."""
+        """Read rows that are written, ``[len(rows), D]``."""
         self.spool.flush()
         shape = (self.rows, self.dimensions)
         return np.array(np.memmap(self.spool, np.float32, "r", self.offset, shape)[rows])
@@ -198,11 +198,11 @@ class _Writer:
         self.rows += len(embeddings.vectors)
 
     def finish(self) -> None:
-        """Write what is known at the end."""
+        """Complete the file."""
 
 
 class _NpyWriter(_Writer):
-    """A ``.npy`` file, whose header is written again at the end."""
+    """A ``.npy`` file; its header, which has the number of rows, is written again at the end."""
 
     def begin(self, dimensions: int) -> None:
         super().begin(dimensions)
@@ -216,12 +216,12 @@ class _NpyWriter(_Writer):
         assert self.spool.tell() == self.offset
 
     def _write_header(self) -> None:
-        about = {"descr": "<f4", "fortran_order": False, "shape": (self.rows, self.dimensions)}
-        np.lib.format.write_array_header_1_0(self.spool, about)
+        header = {"descr": "<f4", "fortran_order": False, "shape": (self.rows, self.dimensions)}
+        np.lib.format.write_array_header_1_0(self.spool, header)
 
 
 class _ParquetWriter(_Writer):
-    """A Parquet file with a row group a block."""
+    """A Parquet file with one row group for each block."""
 
     def __init__(self, spool: IO[bytes], stream: IO[bytes], *, ids: bool) -> None:
         super().__init__(spool)

@@ -1,4 +1,4 @@
-"""Metrics of the embeddings of views: cosines, ranks, linear maps; for the setting ``similarity`` and for ``analyze``."""
+"""Metrics of the embeddings of views: cosines, ranks, linear maps; for ``similarity`` and ``analyze``."""
 
 import os
 from collections.abc import Iterable

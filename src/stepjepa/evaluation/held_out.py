@@ -23,7 +23,7 @@ class RetrievalScores:
         self._names: list[str | None] | None = None
 
     def __call__(self, jepa: Jepa, batch_size: int) -> dict[str, float]:
-        """Return the mean of each metric of ``output.RETRIEVAL``; every process embeds all records, so all have the same."""
+        """Return the mean of each metric of ``output.RETRIEVAL``; all processes get the same."""
         if self._names is None:
             names = self._task and answer_names(self._task, self._records, jepa.config)
             self._names = names or [None] * len(self._records)

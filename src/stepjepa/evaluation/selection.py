@@ -1,4 +1,4 @@
-"""The records of a test file that its task can score."""
+"""Select the records of a test file that its task can score."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ class Selection:
     """The task of a test file and the records that it can score.
 
     Args:
-        records: of the test file.
+        records: the records of the test file.
         task: name of the task, see ``registry.choose_task``.
         options: settings of the task.
         scoring: ``own`` rules, or ``reference`` for those of the published evaluation.
-        startswith: judge an answer by how it begins.
+        startswith: judge an answer by its beginning.
 
     Attributes:
         task: the task.
-        headline: the score that decides what is an error.
+        headline: the score that decides whether an answer is an error.
         records: the records that the task can score, by position.
         left_out: number of the other records, by reason.
         options: the task options that affect the scores.
@@ -42,6 +42,6 @@ class Selection:
         self.options = {name: getattr(options, name) for name in chosen.used_options if name != "workers"}
 
     def summarise(self, lines: Sequence[JsonObject]) -> JsonObject:
-        """The part of a summary that is computed from the lines."""
-        about = {"left_out": self.left_out, "task": self.task.name, "lenient": self.task.secondary_score}
-        return {**about, **summarise(lines, self.headline), "details": self.task.details(lines)}
+        """Return the part of a summary that is computed from the lines."""
+        task = {"left_out": self.left_out, "task": self.task.name, "lenient": self.task.secondary_score}
+        return {**task, **summarise(lines, self.headline), "details": self.task.details(lines)}

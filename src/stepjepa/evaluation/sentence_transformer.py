@@ -1,7 +1,7 @@
 """Write a model folder that ``SentenceTransformer`` of sentence-transformers 6 loads, with the embeddings of ``Jepa``.
 
-Its own Transformer module renders each text by the tokenizer's chat template, which is told the task: ``query`` or
-``document``. The template written here puts around a text what training put there, and nothing behind what is read.
+Its Transformer module renders each text with the tokenizer's chat template, and passes it the task, ``query`` or
+``document``. The template written here surrounds a text as in training, up to the readout.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from stepjepa.objectives.jepa import Jepa
 
 _PROBE = "probe"
-# How templates trim a text, in Jinja and in Python.
+# Ways in which templates trim a text: method in Jinja -> function.
 _STRIPS: dict[str, Callable[[str], str]] = {
     "": lambda text: text,
     ".strip()": str.strip,
@@ -38,7 +38,7 @@ _STRIPS: dict[str, Callable[[str], str]] = {
     ".rstrip('\\n')": lambda text: text.rstrip("\n"),
 }
 _TASKS: dict[str, Kind] = {"query": "source", "document": "target"}
-# How contents may begin and end that a tokenizer fuses with what stands before or behind them.
+# Texts whose first or last characters a tokenizer may join with the text around them.
 _ENDS = ("What is 3+4?", "So it is.", "a:", "x", " padded ", "two\n\nlines\n", "(a)", "1", "it's", "日本", "\tq;")
 
 README = """\
@@ -61,7 +61,7 @@ documents = model.encode_document(["{document}"])
 print(model.similarity(queries, documents))
 ```
 
-- Without a task a text is a *document*. Libraries that call `encode` for queries, too, need to be told: in LangChain
+- Without a task a text is a *document*. Set the task where a library calls `encode` for queries, too: in LangChain
   `HuggingFaceEmbeddings(model_name=..., query_encode_kwargs={{"task": "query"}})`. In `mteb` wrap the model:
   `SentenceTransformerEncoderWrapper(SentenceTransformer(...))`.
 - A query is {query_is}; a document is {document_is}.
@@ -71,21 +71,21 @@ print(model.similarity(queries, documents))
 
 
 class _Written(NamedTuple):
-    """What stands around a text."""
+    """The text that a template puts around a text to embed."""
 
     before: str
-    strip: str  # the method of a string by which the template trims the text, if any
+    strip: str  # the string method with which the template trims the text, if any
     front: str  # predictor tokens in front of the text
-    behind: str  # and behind it
+    behind: str  # predictor tokens behind it
 
 
 def check_readout(config: JepaConfig, layers: int) -> None:
-    """Raise ``UserError`` for embeddings that sentence-transformers' modules can't read as training does."""
+    """Raise ``UserError`` for a readout that the modules of sentence-transformers don't have."""
     faults = (
         (config.mode == "step-jepa", "step-jepa embeds steps behind their chat, and SentenceTransformer texts alone"),
         (config.mode == "regular", "the model was trained without a JEPA objective"),
         (config.plain, "a model without a chat format (plain) has no template that SentenceTransformer renders"),
-        (config.layout not in ("separate", "branched"), f"layout '{config.layout}' is a function of your own"),
+        (config.layout not in ("separate", "branched"), f"layout '{config.layout}' is a custom function"),
         (config.pooling == "mean", "pooling 'mean' averages over a part of the tokens, which no module of it does"),
         (config.last_token is not None, f"last_token {config.last_token} is read inside the template"),
         (
@@ -101,9 +101,9 @@ def write_sentence_transformer(jepa: Jepa, folder: str | Path, name: str) -> Non
     """Write the folder: model, tokenizer, the modules' settings and a README.
 
     Args:
-        jepa: a trained model; its ``system_prompt`` stands before the queries of layout ``branched``.
-        folder: is there, and empty.
-        name: of the model, in the README.
+        jepa: a trained model; in layout ``branched`` queries are read behind its ``system_prompt``.
+        folder: an existing, empty folder.
+        name: the model's name in the README.
 
     Raises:
         UserError: its embeddings can't be read by sentence-transformers, the training had several system prompts, or
@@ -117,7 +117,7 @@ def write_sentence_transformer(jepa: Jepa, folder: str | Path, name: str) -> Non
     tokenizer.chat_template = _template(written)
     for task, embedder in embedders.items():
         _check_tokens(tokenizer, task, embedder)
-    # Sentence-transformers passes no positions, which learned ones need where padding is on the left.
+    # sentence-transformers passes no position ids, which learned positions need if padding is on the left.
     tokenizer.padding_side = "right"
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -129,7 +129,7 @@ def write_sentence_transformer(jepa: Jepa, folder: str | Path, name: str) -> Non
     for file, value in _settings(decoder.config.hidden_size).items():
         write_json(path / file, value)
     config = jepa.config
-    about = {
+    facts = {
         "name": name,
         "mode": config.mode,
         "layout": config.layout,
@@ -141,7 +141,7 @@ def write_sentence_transformer(jepa: Jepa, folder: str | Path, name: str) -> Non
         "query_is": f"`{_shown(written['query'])}`",
         "document_is": f"`{_shown(written['document'])}`",
     }
-    (path / "README.md").write_text(README.format(**about), encoding="utf-8")
+    (path / "README.md").write_text(README.format(**facts), encoding="utf-8")
 
 
 def _shown(written: _Written) -> str:
@@ -150,7 +150,7 @@ def _shown(written: _Written) -> str:
 
 
 def _written(embedder: Embedder) -> _Written:
-    """What the tokenizer of views puts around a text, and how the template trims it."""
+    """Determine the text that the tokenizer of views puts around a text, and how the template trims it."""
     tokenizer = embedder.tokenizer
     predictors = tokenizer.predictor_text if embedder.side == "source" else ""
     front, behind = (predictors, "") if tokenizer.config.front_pred else ("", predictors)
@@ -164,14 +164,14 @@ def _written(embedder: Embedder) -> _Written:
 
 
 def _template(written: dict[str, _Written]) -> str:
-    """A chat template that renders a text alone for the task that it is told."""
+    """Make a chat template that renders one text for the task that it is passed."""
     parts = {
         task: f"{{{{- {each.before + each.front!a} + messages[0]['content']{each.strip} + {each.behind!a} }}}}"
         for task, each in written.items()
     }
-    alone = "this model embeds a text alone; pass no prompt, and no chat"
+    error = "this model embeds a text alone; pass no prompt, and no chat"
     return (
-        f"{{%- if messages | length != 1 %}}{{{{- raise_exception({alone!a}) }}}}{{%- endif %}}\n"
+        f"{{%- if messages | length != 1 %}}{{{{- raise_exception({error!a}) }}}}{{%- endif %}}\n"
         f"{{%- if task is defined and task == 'query' %}}{parts['query']}\n"
         f"{{%- else %}}{parts['document']}{{%- endif -%}}\n"
     )
@@ -191,12 +191,14 @@ def _check_tokens(tokenizer: Any, task: str, embedder: Embedder) -> None:
         chat = [{"role": "user", "content": text}]
         rendered = tokenizer.apply_chat_template(chat, task=task, tokenize=False)
         if tokenizer(rendered, add_special_tokens=False)["input_ids"] != ids:
-            told = f"the chat template and the tokenizer join the end of a text such as {shown(text)} with what follows"
-            raise UserError(f"no SentenceTransformer can be written: {told}; use 'stepjepa embed' instead")
+            fault = (
+                f"the chat template and the tokenizer join the end of a text such as {shown(text)} with what follows"
+            )
+            raise UserError(f"no SentenceTransformer can be written: {fault}; use 'stepjepa embed' instead")
 
 
 def _settings(dimensions: int) -> dict[str, Any]:
-    """The files that sentence-transformers 6 reads, by name."""
+    """Return the contents of the files that sentence-transformers 6 reads, by name."""
     modules = "sentence_transformers"
     forward = {"method": "forward", "method_output_name": "last_hidden_state"}
     types = {
@@ -204,12 +206,12 @@ def _settings(dimensions: int) -> dict[str, Any]:
         "1_Pooling": f"{modules}.sentence_transformer.modules.pooling.Pooling",
         "2_Normalize": f"{modules}.base.modules.normalize.Normalize",
     }
-    listed: list[JsonObject] = [
+    module_list: list[JsonObject] = [
         {"idx": number, "name": str(number), "path": path, "type": kind}
         for number, (path, kind) in enumerate(types.items())
     ]
     return {
-        "modules.json": listed,
+        "modules.json": module_list,
         "sentence_bert_config.json": {
             "transformer_task": "feature-extraction",
             "modality_config": {"text": forward, "message": {**forward, "format": "flat"}},

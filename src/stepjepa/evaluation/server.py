@@ -28,7 +28,7 @@ _CONNECT_SECONDS = 10.0
 _FIRST_DELAY, _LONGEST_DELAY = 0.5, 60.0  # seconds before the second try, doubled for each further one
 _RETRIED_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
-_EXCERPT = 200  # characters of a server's words in a message
+_EXCERPT = 200  # characters of a server's text in an error message
 
 
 class ServerError(Exception):
@@ -39,8 +39,8 @@ class ServerEngine:
     """Asks a server for the answers of an evaluation and scores them; see ``judging.Engine``.
 
     The server applies its own template and stop tokens to the messages of a record, or gets a prompt that is rendered
-    here. Of ``sampling`` only what differs from a server's own default is sent, since some servers refuse fields that
-    they don't know. Several samples of a record are several requests with a seed each. No likelihoods are computed:
+    here. Only settings of ``sampling`` that differ from a server's default are sent, since some servers reject unknown
+    fields. Several samples of a record are several requests, each with its own seed. No likelihoods are computed:
     ``gold_loss`` of a line is None.
 
     Args:
@@ -48,7 +48,7 @@ class ServerEngine:
         records: the records by position in the test file.
         settings: address and name of the model, and limits.
         sampling: how the server decodes.
-        headline: the score that decides what is an error.
+        headline: the score that decides whether an answer is an error.
         prompts: the rendered prompt of each record, see ``prompts.rendered_prompts``; None to send messages.
     """
 
@@ -71,7 +71,7 @@ class ServerEngine:
     def answer_missing(self, done: Container[int]) -> LineBatches:
         """Yield the scored lines of the records that are not in ``done``, as their answers arrive.
 
-        After a failure nothing more is asked; the answers to what was asked already are yielded before it is raised.
+        After a failure no new request is sent; the answers to running ones are yielded before it is raised.
 
         Raises:
             UserError: the server can't be reached, or answers wrongly; the message names the record.
@@ -81,7 +81,7 @@ class ServerEngine:
         waiting = deque(index for index in self.records if index not in done)
         if not waiting:
             return
-        # The loop runs in a thread of its own: a notebook has one in this thread already.
+        # The event loop runs in another thread: in a notebook this thread has one already.
         with start_blocking_portal() as portal, portal.wrap_async_context_manager(self._client):
             portal.call(self._client.check_contact)
             running: dict[Future[list[Answer]], int] = {}
@@ -128,7 +128,7 @@ class ServerEngine:
 
 
 class Client:
-    """Posts requests to one server, several times if need be; an asynchronous context manager.
+    """Posts requests to a server, and repeats failed ones; an asynchronous context manager.
 
     Args:
         address: the base address, with the version: ``http://127.0.0.1:8000/v1``.
@@ -143,7 +143,7 @@ class Client:
             raise UserError("server: needs httpx, which is not installed; pip install 'stepjepa[server]'") from None
         self.address, self._timeout, self._retries = address.rstrip("/"), timeout, retries
         key = os.environ.get(KEY_VARIABLE)
-        # A proxy of the environment is meant for other machines.
+        # A proxy in the environment is for other machines.
         local = urlsplit(self.address).hostname in _LOOPBACK
         self._client = httpx.AsyncClient(
             headers={"Authorization": f"Bearer {key}"} if key else {},
@@ -245,8 +245,8 @@ def decoding(sampling: Sampling, index: int, sample: int) -> JsonObject:
 def read_chat_completion(data: object) -> Answer:
     """Read the answer of ``/chat/completions``; ``ServerError`` if it has another form.
 
-    A thought that the server has taken out of the content is put in front of it again, in think tags. Tool calls follow
-    behind it as JSON, each in ``<tool_call>`` tags.
+    A thought that the server separated from the content is put in front of it, in think tags. Tool calls follow as
+    JSON, each in ``<tool_call>`` tags.
     """
     choice = _first_choice(data)
     message = choice.get("message")
@@ -260,7 +260,7 @@ def read_chat_completion(data: object) -> Answer:
     functions = [json.dumps(call.get("function"), ensure_ascii=False) for call in calls]
     text = "\n".join([*([content] if content else []), *(f"<tool_call>\n{each}\n</tool_call>" for each in functions)])
     if thought:
-        # Without a content and calls the answer was cut off inside the thought.
+        # If there are neither content nor calls, the answer was cut off inside the thought.
         text = f"<think>\n{thought.strip()}\n</think>\n\n{text}" if text else f"<think>\n{thought}"
     return _answer(text, choice, data)
 
@@ -320,7 +320,7 @@ def _describe(error: Exception) -> str:
 
 
 def _excerpt(value: object) -> str:
-    """Return the beginning of a server's words on one line."""
+    """Return the beginning of a server's text in one line."""
     text = " ".join((value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)).split())
     return visible(f"{text[:_EXCERPT]}..." if len(text) > _EXCERPT else text) or "nothing"
 

@@ -1,4 +1,4 @@
-"""The summary of an evaluation as text: first what a reader asks for first, then every other figure with its unit."""
+"""Format the summary of an evaluation as text: the most important figures first, each with its unit."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -33,7 +33,7 @@ def format_summary(summary: JsonObject, *, details: bool = False) -> str:
         details: add every other figure: all scores with their intervals, embeddings, tokens, seconds.
 
     Returns:
-        lines: the headline score with its interval, the share that stopped, wrong answers by kind, skipped records,
+        Lines: the headline score with its interval, the share that stopped, wrong answers by kind, skipped records,
         answers that could have been learnt by heart, and what was evaluated.
     """
     lines = [*_headline(summary)]
@@ -71,8 +71,8 @@ def _headline(summary: JsonObject) -> Iterator[str]:
     if retrieval := summary.get("retrieval"):
         hits = _score(retrieval["hits_at_1"], retrieval["queries"], "question")
         yield f"nearest answer is right by embeddings: {hits}, among {retrieval['candidates']:,} distinct answers"
-    if seen := describe_trained_on(summary.get("trained_on")):
-        yield seen
+    if overlap := describe_trained_on(summary.get("trained_on")):
+        yield overlap
     if summary.get("not_measured"):
         yield f"not measured: {summary['not_measured']}"
     model = f", model {summary['model_path']}" if summary.get("model_path") else ""
@@ -91,9 +91,9 @@ def _details(summary: JsonObject) -> Iterator[str]:
     similarity = summary.get("similarity") or {}
     if pairs := similarity.get("pairs"):
         yield f"pairs of views: {pairs:.0f}"
-    for name, (words, pattern) in _EMBEDDINGS.items():
+    for name, (label, pattern) in _EMBEDDINGS.items():
         if similarity.get(name) is not None:
-            yield f"{words}: {pattern.format(similarity[name])}"
+            yield f"{label}: {pattern.format(similarity[name])}"
     if ranked := similarity.get("rank_pairs"):
         yield f"directions and nearest targets are of the last {_count(ranked, 'pair')}"
     for side in ("right", "wrong"):
@@ -112,9 +112,9 @@ def _details(summary: JsonObject) -> Iterator[str]:
 
 
 def _retrieval(retrieval: JsonObject) -> Iterator[str]:
-    for name, words in _RETRIEVAL.items():
+    for name, label in _RETRIEVAL.items():
         if score := retrieval.get(name):
-            yield f"{words}: {score['mean']:.4f} (95% interval {score['low']:.4f} to {score['high']:.4f})"
+            yield f"{label}: {score['mean']:.4f} (95% interval {score['low']:.4f} to {score['high']:.4f})"
     if of_text := retrieval.get("equal_text_only"):
         yield f"nearest answer is the right one in the same words: {of_text['hits_at_1']:.1%}"
     if readout := retrieval.get("readout"):
