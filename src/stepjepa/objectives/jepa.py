@@ -274,9 +274,7 @@ class Jepa:
             needed = self.objective.heads(base_model(self.model).config.get_text_config(), self.seed)
         if missing := needed.keys() - (find_heads(model) or nn.ModuleDict()).keys():
             names = ", ".join(sorted(missing))
-            raise ValueError(
-                f"expected a model with {names}, got one without; Jepa(..., heads=True) attaches new heads"
-            )
+            raise ValueError(f"expected a model with {names}, got one without; Jepa(..., heads=True) attaches new ones")
 
     # -- embeddings and answers ----------------------------------------------------------------------------------------
 
@@ -320,9 +318,9 @@ class Jepa:
         if side not in SIDES:
             raise ValueError(f"side: expected 'source' or 'target', got {side!r}")
         config = embedding_config(self._trained, layer=options.get("layer"), pooling=options.get("pooling"))
-        max_length = options.get("max_length")
-        max_length = config.max_length if max_length is None else max_length
-        config = replace(config, pairs="all", over_length="error", max_length=max_length)
+        config = replace(config, pairs="all", over_length="error")
+        if (max_length := options.get("max_length")) is not None:
+            config = replace(config, max_length=max_length)
         check_layer(int(base_model(self.model).config.get_text_config().num_hidden_layers), config.jepa_layer, "layer")
         tokenizer = ViewTokenizer(self.tokenizer, config, side)
         if tokenizer.behind_prompt:
