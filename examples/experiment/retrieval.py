@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import Ridge
 from splits import SETS, read_splits
+from transformers import PreTrainedModel
 
 from stepjepa.base.files import atomic_write
 from stepjepa.config.jepa import JepaConfig
@@ -134,9 +135,9 @@ def beside_training_answers(
 # -- readouts of models that were trained without pairs ----------------------------------------------------------------
 
 
-def readouts(layers: int) -> Iterable[Readout]:
+def readouts(layers: Iterable[int]) -> Iterable[Readout]:
     """All readouts that are compared."""
-    return (Readout(*each) for each in product(LAYOUTS, range(layers + 1), ("last", "mean"), (False, True)))
+    return (Readout(*each) for each in product(LAYOUTS, layers, ("last", "mean"), (False, True)))
 
 
 def embedded(embed: Embed, records: Sequence[Record], readout: Readout) -> tuple[Matrix, Matrix]:
@@ -166,9 +167,17 @@ def fit(source: Matrix, target: Matrix, strength: float) -> Ridge:
 
 
 def without_objective(
-    about: dict[str, Any], embed: Embed, layers: int, train: Sequence[Record], test: Asked
+    about: dict[str, Any], embed: Embed, layers: Sequence[int], train: Sequence[Record], test: Asked
 ) -> list[dict[str, Any]]:
-    """The rows of a model without a JEPA objective: its best readout, and its best readout with a ridge map."""
+    """The rows of a model without a JEPA objective: its best readout, and its best readout with a ridge map.
+
+    Args:
+        about: the columns that name the model.
+        embed: embeds records as a configuration says.
+        layers: those that are tried.
+        train: the records that maps are fitted on and readouts are chosen by.
+        test: of :func:`asked`.
+    """
     chosen = asked(train[FITTED : FITTED + CHOSEN])
     best: list[tuple[float, Readout]] = []
     mapped: list[tuple[float, Readout, float]] = []
@@ -198,18 +207,25 @@ def mapped_sides(known: tuple[Matrix, Matrix], new: tuple[Matrix, Matrix], stren
     return fit(*known, strength).predict(new[0]) - mean, new[1] - mean
 
 
+def all_layers(model: PreTrainedModel) -> range:
+    """The token embeddings, 0, and what each layer gives."""
+    return range(model.config.num_hidden_layers + 1)
+
+
 # -- models ------------------------------------------------------------------------------------------------------------
 
 
-def of_run(folder: Path, about: dict[str, Any], train: Sequence[Record], test: Asked) -> list[dict[str, Any]]:
-    """The rows of a run folder."""
+def of_run(
+    folder: Path, about: dict[str, Any], train: Sequence[Record], test: Asked, layers: Sequence[int] | None = None
+) -> list[dict[str, Any]]:
+    """The rows of a run folder; ``layers``, by default all, are tried where training reads none."""
     model, tokenizer = load_for_inference(folder, dtype="float32")
 
     def embed(records: Sequence[Record], config: JepaConfig) -> ViewEmbeddings:
         return embed_views(model, tokenizer, list(records), config, batch_size=64)
 
     if (trained_objective(folder) or {})["mode"] == "regular":
-        return without_objective(about, embed, model.config.num_hidden_layers, train, test)
+        return without_objective(about, embed, layers or all_layers(model), train, test)
     config = embedding_config(trained_objective(folder))
     views = embed(test.records, config)
     words = f"{config.layout}, {config.predictors} predictors"
@@ -263,7 +279,7 @@ def untrained(train: Sequence[Record], test: Asked) -> list[dict[str, Any]]:
         return embed_views(model, tokenizer, list(records), config, batch_size=64)
 
     about = {"seed": ONE_SEED, "arm": "untrained"}
-    return without_objective(about, embed, model.config.num_hidden_layers, train, test)
+    return without_objective(about, embed, all_layers(model), train, test)
 
 
 def replace_answer(record: Record, answer: str) -> Record:
@@ -281,6 +297,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sweep", type=Path, nargs="?", metavar="SWEEP", help="folder of the sweep")
     parser.add_argument("--baselines", action="store_true", help="rank by what needs no training")
+    parser.add_argument("--layers", type=int, nargs="+", metavar="N", help="layers to try, instead of all")
     parser.add_argument("--file", type=Path, default=FILE, help="(retrieval.csv)")
     args = parser.parse_args(argv)
     rows = read(args.file).to_dict("records") if args.file.exists() else []
@@ -291,7 +308,7 @@ def main(argv: list[str] | None = None) -> int:
     for name, arm, seed in trials(args.sweep) if args.sweep else ():
         known = any((each["arm"], each["seed"]) == (arm, seed) for each in rows)
         if not known and finished(args.sweep, name, PUBLISHED):
-            rows += of_run(args.sweep / name, {"arm": arm, "seed": seed}, train, test)
+            rows += of_run(args.sweep / name, {"arm": arm, "seed": seed}, train, test, args.layers)
             write(rows, args.file)
             print(f"{args.file}: {arm}, seed {seed}")
     return 0

@@ -229,11 +229,13 @@ def test_plain_training_is_read_where_it_finds_most(scripts: dict[str, ModuleTyp
         shown = words if (config.layout, config.pooling) == ("branched", "mean") else 0 * words + 1
         return views(shown[chosen], target[config.jepa_layer][chosen])
 
-    plain, mapped = retrieval.without_objective({"arm": "a"}, embed, 2, records, retrieval.asked(records[60:]))
+    plain, mapped = retrieval.without_objective({"arm": "a"}, embed, range(3), records, retrieval.asked(records[60:]))
     assert plain["choice"].startswith("branched, layer 2, mean")
     assert mapped["choice"].startswith("branched, layer 1, mean, penalty ")
     assert mapped["hits_at_1"] == mapped["hits_at_1_of_text"] == 100 > plain["hits_at_1"] > 50
     assert (mapped["queries"], mapped["candidates"]) == (13, 13)
+    plain, mapped = retrieval.without_objective({"arm": "a"}, embed, [0, 1], records, retrieval.asked(records[60:]))
+    assert "layer 2" not in plain["choice"] + mapped["choice"]
 
 
 def test_training_answers_are_candidates_that_distract(scripts: dict[str, ModuleType]) -> None:

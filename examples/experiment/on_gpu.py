@@ -1,0 +1,264 @@
+"""Arms of a grid on one GPU, several at a time and within a time limit; the results are packed without the weights.
+
+    mkdir -p runs/experiment
+    ln -s "$(python examples/smollm2.py | tail -n 1)" runs/experiment/smollm2-135m-instruct
+    python examples/experiment/on_gpu.py examples/experiment/smollm2-recipe.yaml --seconds 600 --jobs 6
+
+A step of a small model keeps a GPU busy for a part of its time only, so several arms share one. Each is a sweep of its
+own, ``runs/on-gpu/ARM-SEED/GRID``, and then ``retrieval.py``. The archive is written anew after each arm. Arms stand in
+the grid by importance, the baseline first: where not all would be through in time, the last of those that still train
+is ended, so that the others are faster. Where it is unpacked, ``collect.py`` takes the sweeps, and ``retrieval.csv`` has the retrieval of all arms:
+
+    tar xzf runs/on-gpu.tar.gz -C runs
+    python examples/experiment/collect.py runs/on-gpu/*/smollm2-recipe
+    cp runs/on-gpu/retrieval.csv examples/experiment/smollm2-recipe.csv
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tarfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import retrieval
+
+from stepjepa.base.errors import UserError
+from stepjepa.base.files import read_text
+from stepjepa.store.folder import METRICS_FILE
+from stepjepa.study.grid import read_grid
+from stepjepa.study.sweep import LAUNCHER, Child
+
+HERE = Path(__file__).resolve().parent
+LEFT_OUT = (".safetensors", ".bin", ".pt", "tokenizer.json")
+"""Ends of the names of files that are not packed."""
+WINDOW = 10.0
+"""Seconds over which the pace of a training is measured."""
+
+
+@dataclass
+class Arm:
+    """An arm with a seed: its training and evaluation, and then its retrieval."""
+
+    name: str
+    seed: int
+    grid: Path
+    folder: Path  # of its sweep, of the table of its retrieval and of the log of both
+    epochs: float
+    began: float = 0.0
+    child: Child | None = None
+    readings: list[tuple[float, float]] = field(default_factory=list)  # times, and epochs that were trained by then
+    state: str = "waits"
+
+    @property
+    def label(self) -> str:
+        """Its name and seed."""
+        return f"{self.name}-{self.seed}"
+
+    @property
+    def sweep(self) -> Path:
+        """The folder of its sweep, which is called as the grid: so ``collect.py`` calls the file of figures."""
+        return self.folder / self.grid.stem
+
+    @property
+    def table(self) -> Path:
+        """The rows that ``retrieval.py`` writes."""
+        return self.folder / "retrieval.csv"
+
+    def start(self, command: Sequence[str]) -> None:
+        """Run a command with the output in the log."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "log").open("ab") as log:
+            # One GPU, which all share, and a thread for each process.
+            self.child = Child(command, log, {"CUDA_VISIBLE_DEVICES": "0", "OMP_NUM_THREADS": "1", **os.environ})
+
+    def train(self) -> None:
+        """Begin the training, which an evaluation follows."""
+        self.state, self.began = "trains", time.monotonic()
+        only = ["--only", f"{self.name},{self.seed}", "--seeds", str(self.seed)]
+        self.start([*LAUNCHER, "sweep", "--config", str(self.grid), "--output_dir", str(self.sweep), *only])
+
+    def retrieve(self, layers: Sequence[int]) -> None:
+        """Begin the retrieval, at these layers where training reads none."""
+        self.state = "retrieves"
+        named = ["--layers", *map(str, layers)] if layers else []
+        self.start([sys.executable, str(HERE / "retrieval.py"), str(self.sweep), "--file", str(self.table), *named])
+
+    def trained(self) -> float:
+        """Epochs that are trained."""
+        metrics = self.sweep / self.name / f"seed{self.seed}" / METRICS_FILE
+        lines = read_text(metrics).splitlines() if metrics.exists() else []
+        return float(json.loads(lines[-1]).get("epoch", 0)) if lines else 0.0
+
+    def read(self, now: float) -> None:
+        """Note how far the training is."""
+        self.readings.append((now, self.trained()))
+        if self.state == "trains" and self.readings[-1][1] >= self.epochs:
+            self.state = "answers"
+
+    def end_of_training(self) -> float | None:
+        """When the training ends at the pace of the last seconds; None if it isn't known yet."""
+        if self.state != "trains" or not self.readings:
+            return None
+        now, done = self.readings[-1]
+        earlier = [each for each in self.readings if each[0] <= now - WINDOW]
+        if not earlier or earlier[-1][1] in (0.0, done):
+            return None
+        then, before = earlier[-1]
+        return now + (self.epochs - done) * (now - then) / (done - before)
+
+
+@dataclass
+class Shared:
+    """The arms on one GPU.
+
+    Args:
+        arms: by importance.
+        jobs: arms at a time.
+        seconds: when everything is ended.
+        tail: seconds for what follows a training.
+        layers: those that plain training is read at; empty for all.
+        folder: of the arms.
+        archive: file of the results.
+    """
+
+    arms: list[Arm]
+    jobs: int
+    seconds: float
+    tail: float
+    layers: list[int]
+    folder: Path
+    archive: Path
+    began: float = field(default_factory=time.monotonic)
+
+    def say(self, text: str) -> None:
+        """Print a line with the time."""
+        print(f"{time.monotonic() - self.began:6.1f} s  {text}", flush=True)
+
+    def running(self, *states: str) -> list[Arm]:
+        """The arms with a process, of some states or of all."""
+        return [arm for arm in self.arms if arm.child and (not states or arm.state in states)]
+
+    def run(self) -> int:
+        """Run the arms; returns the exit code, 1 if one failed."""
+        checked = self.began
+        try:
+            while (now := time.monotonic()) < self.began + self.seconds:
+                for arm in self.running():
+                    self.go_on(arm)
+                self.begin(now)
+                if not self.running():
+                    break
+                if now > checked + WINDOW / 2:
+                    checked = now
+                    self.watch(now)
+                time.sleep(0.1)
+        finally:
+            for arm in self.running():
+                self.end(arm, f"ended by the time limit ({arm.state})")
+            self.pack()
+        self.say(", ".join(f"{arm.label}: {arm.state}" for arm in self.arms))
+        return int(any(arm.state == "failed" for arm in self.arms))
+
+    def begin(self, now: float) -> None:
+        """Begin waiting arms in the free places, unless as much time as the last ones took is not left."""
+        took = [arm.readings[-1][0] - arm.began for arm in self.arms if arm.state == "finished" and arm.readings]
+        if took and now + min(took) > self.began + self.seconds:
+            return
+        for arm in [arm for arm in self.arms if arm.state == "waits"][: self.jobs - len(self.running())]:
+            arm.train()
+            self.say(f"{arm.label}: begins")
+
+    def go_on(self, arm: Arm) -> None:
+        """Begin the next part of an arm whose process has ended."""
+        code = arm.child.ended() if arm.child else None
+        if code is None:
+            return
+        if code:
+            arm.child, arm.state = None, "failed"
+            self.say(f"{arm.label}: failed with exit code {code}; see {arm.folder / 'log'}")
+        elif arm.state != "retrieves":
+            arm.retrieve(self.layers)
+            self.say(f"{arm.label}: answered after {time.monotonic() - arm.began:.0f} s")
+        else:
+            arm.child, arm.state = None, "finished"
+            arm.readings.append((time.monotonic(), arm.epochs))
+            self.say(f"{arm.label}: finished after {time.monotonic() - arm.began:.0f} s")
+        self.pack()
+
+    def end(self, arm: Arm, reason: str) -> None:
+        """End the process of an arm."""
+        if arm.child:
+            arm.child.kill()
+        arm.child, arm.state = None, reason
+        self.say(f"{arm.label}: {reason}")
+
+    def watch(self, now: float) -> None:
+        """Print how far each training is; end the last one if not all would be through in time."""
+        for arm in self.running():
+            arm.read(now)
+        training = self.running("trains")
+        if not training:
+            return
+        ends = [found - self.began for arm in training if (found := arm.end_of_training()) is not None]
+        shares = (f"{arm.label} {arm.readings[-1][1] / arm.epochs:.0%}" for arm in training)
+        self.say(f"trained: {', '.join(shares)}" + (f"; all at {max(ends):.0f} s" if ends else ""))
+        if ends and max(ends) > self.seconds - self.tail and len(training) > 1:
+            self.end(training[-1], "ended, so that others are through in time")
+            for arm in training:
+                arm.readings.clear()  # the others are faster now
+
+    def pack(self) -> None:
+        """Write the archive, and the rows of retrieval of all arms in one file."""
+        rows = [row for arm in self.arms if arm.table.exists() for row in retrieval.read(arm.table).to_dict("records")]
+        if rows:
+            retrieval.write(rows, self.folder / "retrieval.csv")
+        part = self.folder.with_name(f"{self.folder.name}.part")
+        with tarfile.open(part, "w:gz", compresslevel=6) as packed:
+            for path in sorted(self.folder.rglob("*")):
+                if path.is_file() and not path.name.endswith(LEFT_OUT):
+                    packed.add(path, f"{self.folder.name}/{path.relative_to(self.folder)}")
+        self.archive.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(part, self.archive)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the arms and pack their results; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("grid", type=Path, metavar="GRID", help="YAML file of the grid")
+    parser.add_argument("--seconds", type=float, required=True, metavar="S", help="when everything is ended")
+    parser.add_argument("--jobs", type=int, default=6, metavar="N", help="arms at a time (%(default)s)")
+    parser.add_argument("--tail", type=float, default=70, metavar="S", help="for what follows a training (%(default)s)")
+    parser.add_argument("--arms", nargs="+", metavar="ARM", help="arms, instead of all")
+    parser.add_argument("--seeds", nargs="+", type=int, metavar="N", help="seeds, instead of those of the grid")
+    parser.add_argument("--output_dir", type=Path, default=Path("runs/on-gpu"), metavar="DIR", help="(%(default)s)")
+    parser.add_argument("--archive", type=Path, metavar="FILE", help="(the folder's name with .tar.gz)")
+    parser.add_argument("--layers", type=int, nargs="+", default=[], metavar="N", help="of plain models (all)")
+    args = parser.parse_args(argv)
+    try:
+        grid = read_grid(args.grid, args.seeds)
+    except UserError as error:
+        parser.error(str(error))
+    named = args.arms or list(grid.arms)
+    if unknown := sorted({*named} - {*grid.arms}):
+        parser.error(f"--arms: there is no arm '{unknown[0]}'; name some of {', '.join(grid.arms)}")
+    if args.output_dir.exists():
+        parser.error(f"--output_dir: {args.output_dir} is there; name another folder")
+    args.output_dir.mkdir(parents=True)
+    arms = []
+    for seed in grid.seeds:
+        for name in named:
+            epochs = float({**grid.train, **grid.arms[name]}["num_epochs"])
+            arms.append(Arm(name, seed, args.grid, args.output_dir / f"{name}-{seed}", epochs))
+    archive = args.archive or args.output_dir.with_name(f"{args.output_dir.name}.tar.gz")
+    return Shared(arms, args.jobs, args.seconds, args.tail, args.layers, args.output_dir, archive).run()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
