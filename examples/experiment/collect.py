@@ -16,8 +16,10 @@ from pathlib import Path
 from run_figures import Figures, from_folder, read_figures, write_figures
 
 from stepjepa.base.errors import UserError
-from stepjepa.base.files import read_json_object
+from stepjepa.base.files import json_at, read_json_object
+from stepjepa.store.folder import RUN_FILE
 from stepjepa.study.evaluated_run import SUMMARY
+from stepjepa.study.sweep import FINISHED
 
 PUBLISHED = "test"  # as a sweep calls its evaluation
 FIGURES = Path(__file__).resolve().parent / "figures"
@@ -38,7 +40,12 @@ def finished(sweep: Path, name: str, evaluation: str) -> bool:
     record = sweep / f"{name}.trial.json"
     if not (sweep / name / f"{evaluation}{SUMMARY}").exists():
         return False
-    return record.exists() and read_json_object(record, "trial", "run it again").get("status") == "finished"
+    return record.exists() and read_json_object(record, "trial", "run it again").get("status") == FINISHED
+
+
+def trained(folder: Path) -> bool:
+    """Whether the training of a run folder is finished; it need not be evaluated."""
+    return json_at(folder / RUN_FILE).get("status") == FINISHED
 
 
 def collect(sweep: Path, file: Path, evaluation: str) -> tuple[list[Figures], list[str]]:

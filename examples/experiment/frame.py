@@ -55,6 +55,7 @@ TESTS = {
     "smollm2-turk": Test("TURK", "turk", tabled=False),
     "smollm2-250": Test("synth, 250 records", "synth", tabled=False),
     "smollm2-full": Test("synth, all weights", "synth", tabled=False),
+    "smollm2-recipe": Test("synth, published recipe", "synth", whole=True, tabled=False),
     "synth-copying": Test("synth, one setting changed", "synth", tabled=False),
     "turk-fresh": Test("TURK, ten other seeds", "turk", tabled=False),
     "retrieval": Test("synth, answers and retrieval", "synth", whole=True, tabled=False),

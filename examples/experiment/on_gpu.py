@@ -5,9 +5,10 @@
     python examples/experiment/on_gpu.py examples/experiment/smollm2-recipe.yaml --seconds 600 --jobs 6
 
 A step of a small model keeps a GPU busy for a part of its time only, so several arms share one. Each is a sweep of its
-own, ``runs/on-gpu/ARM-SEED/GRID``, and then ``retrieval.py``. The archive is written anew after each arm. Arms stand in
-the grid by importance, the baseline first: where not all would be through in time, the last of those that still train
-is ended, so that the others are faster. Where it is unpacked, ``collect.py`` takes the sweeps, and ``retrieval.csv`` has the retrieval of all arms:
+own, ``runs/on-gpu/ARM-SEED/GRID``, beside whose evaluation ``retrieval.py`` runs. The archive is renewed after each
+arm. Arms stand in the grid by importance, the baseline first: where not all would be through in time, the last of those
+that still train is ended, so that the others are faster. Where it is unpacked, ``collect.py`` takes the sweeps,
+and ``retrieval.csv`` has the retrieval of all arms:
 
     tar xzf runs/on-gpu.tar.gz -C runs
     python examples/experiment/collect.py runs/on-gpu/*/smollm2-recipe
@@ -20,6 +21,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import sys
 import tarfile
 import time
@@ -27,10 +29,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import retrieval
+import pandas as pd
+from collect import trained
 
 from stepjepa.base.errors import UserError
-from stepjepa.base.files import read_text
+from stepjepa.base.files import atomic_write, read_text
 from stepjepa.store.folder import METRICS_FILE
 from stepjepa.study.grid import read_grid
 from stepjepa.study.sweep import LAUNCHER, Child
@@ -40,11 +43,13 @@ LEFT_OUT = (".safetensors", ".bin", ".pt", "tokenizer.json")
 """Ends of the names of files that are not packed."""
 WINDOW = 10.0
 """Seconds over which the pace of a training is measured."""
+WAITS, TRAINS, ANSWERS, FAILED = "waits", "trains", "answers and retrieves", "failed"
+"""States of an arm; others say how it ended."""
 
 
 @dataclass
 class Arm:
-    """An arm with a seed: its training and evaluation, and then its retrieval."""
+    """An arm with a seed: its sweep, which trains and evaluates it, and its retrieval after the training."""
 
     name: str
     seed: int
@@ -52,9 +57,10 @@ class Arm:
     folder: Path  # of its sweep, of the table of its retrieval and of the log of both
     epochs: float
     began: float = 0.0
-    child: Child | None = None
+    took: float | None = None  # seconds from its beginning to its end, once it is finished
+    running: list[Child] = field(default_factory=list)
     readings: list[tuple[float, float]] = field(default_factory=list)  # times, and epochs that were trained by then
-    state: str = "waits"
+    state: str = WAITS
 
     @property
     def label(self) -> str:
@@ -67,6 +73,11 @@ class Arm:
         return self.folder / self.grid.stem
 
     @property
+    def run_folder(self) -> Path:
+        """The folder of its run."""
+        return self.sweep / self.name / f"seed{self.seed}"
+
+    @property
     def table(self) -> Path:
         """The rows that ``retrieval.py`` writes."""
         return self.folder / "retrieval.csv"
@@ -76,36 +87,35 @@ class Arm:
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / "log").open("ab") as log:
             # One GPU, which all share, and a thread for each process.
-            self.child = Child(command, log, {"CUDA_VISIBLE_DEVICES": "0", "OMP_NUM_THREADS": "1", **os.environ})
+            environment = {"CUDA_VISIBLE_DEVICES": "0", "OMP_NUM_THREADS": "1", **os.environ}
+            self.running.append(Child(command, log, environment))
 
     def train(self) -> None:
         """Begin the training, which an evaluation follows."""
-        self.state, self.began = "trains", time.monotonic()
+        self.state, self.began = TRAINS, time.monotonic()
         only = ["--only", f"{self.name},{self.seed}", "--seeds", str(self.seed)]
         self.start([*LAUNCHER, "sweep", "--config", str(self.grid), "--output_dir", str(self.sweep), *only])
 
     def retrieve(self, layers: Sequence[int]) -> None:
-        """Begin the retrieval, at these layers where training reads none."""
-        self.state = "retrieves"
+        """Begin the retrieval, at these layers where training reads none; the sweep evaluates meanwhile."""
+        self.state = ANSWERS
         named = ["--layers", *map(str, layers)] if layers else []
         self.start([sys.executable, str(HERE / "retrieval.py"), str(self.sweep), "--file", str(self.table), *named])
 
-    def trained(self) -> float:
-        """Epochs that are trained."""
-        metrics = self.sweep / self.name / f"seed{self.seed}" / METRICS_FILE
-        lines = read_text(metrics).splitlines() if metrics.exists() else []
-        return float(json.loads(lines[-1]).get("epoch", 0)) if lines else 0.0
+    def end(self, reason: str) -> None:
+        """End its processes."""
+        for child in self.running:
+            child.kill()
+        self.running, self.state = [], reason
 
     def read(self, now: float) -> None:
         """Note how far the training is."""
-        self.readings.append((now, self.trained()))
-        if self.state == "trains" and self.readings[-1][1] >= self.epochs:
-            self.state = "answers"
+        metrics = self.run_folder / METRICS_FILE
+        lines = read_text(metrics).splitlines() if metrics.exists() else []
+        self.readings.append((now, float(json.loads(lines[-1]).get("epoch", 0)) if lines else 0.0))
 
     def end_of_training(self) -> float | None:
         """When the training ends at the pace of the last seconds; None if it isn't known yet."""
-        if self.state != "trains" or not self.readings:
-            return None
         now, done = self.readings[-1]
         earlier = [each for each in self.readings if each[0] <= now - WINDOW]
         if not earlier or earlier[-1][1] in (0.0, done):
@@ -141,13 +151,13 @@ class Shared:
         """Print a line with the time."""
         print(f"{time.monotonic() - self.began:6.1f} s  {text}", flush=True)
 
-    def running(self, *states: str) -> list[Arm]:
-        """The arms with a process, of some states or of all."""
-        return [arm for arm in self.arms if arm.child and (not states or arm.state in states)]
+    def running(self) -> list[Arm]:
+        """The arms that have begun and not ended."""
+        return [arm for arm in self.arms if arm.running]
 
     def run(self) -> int:
         """Run the arms; returns the exit code, 1 if one failed."""
-        checked = self.began
+        watched = self.began
         try:
             while (now := time.monotonic()) < self.began + self.seconds:
                 for arm in self.running():
@@ -155,57 +165,52 @@ class Shared:
                 self.begin(now)
                 if not self.running():
                     break
-                if now > checked + WINDOW / 2:
-                    checked = now
+                if now > watched + WINDOW / 2:
+                    watched = now
                     self.watch(now)
                 time.sleep(0.1)
         finally:
             for arm in self.running():
-                self.end(arm, f"ended by the time limit ({arm.state})")
+                self.end(arm, f"ended by the time limit, {arm.state}")
             self.pack()
-        self.say(", ".join(f"{arm.label}: {arm.state}" for arm in self.arms))
-        return int(any(arm.state == "failed" for arm in self.arms))
+        self.say("; ".join(f"{arm.label}: {arm.state}" for arm in self.arms))
+        return int(any(arm.state == FAILED for arm in self.arms))
 
     def begin(self, now: float) -> None:
-        """Begin waiting arms in the free places, unless as much time as the last ones took is not left."""
-        took = [arm.readings[-1][0] - arm.began for arm in self.arms if arm.state == "finished" and arm.readings]
+        """Begin waiting arms in the free places, unless less time is left than the quickest one took."""
+        took = [arm.took for arm in self.arms if arm.took is not None]
         if took and now + min(took) > self.began + self.seconds:
             return
-        for arm in [arm for arm in self.arms if arm.state == "waits"][: self.jobs - len(self.running())]:
+        for arm in [arm for arm in self.arms if arm.state == WAITS][: self.jobs - len(self.running())]:
             arm.train()
             self.say(f"{arm.label}: begins")
 
     def go_on(self, arm: Arm) -> None:
-        """Begin the next part of an arm whose process has ended."""
-        code = arm.child.ended() if arm.child else None
-        if code is None:
-            return
-        if code:
-            arm.child, arm.state = None, "failed"
-            self.say(f"{arm.label}: failed with exit code {code}; see {arm.folder / 'log'}")
-        elif arm.state != "retrieves":
+        """Begin the retrieval of an arm that is trained; pack the results of one whose processes have ended."""
+        codes = [child.ended() for child in arm.running]
+        if any(codes):
+            self.end(arm, FAILED)
+            self.say(f"see {arm.folder / 'log'}")
+        elif arm.state == TRAINS and trained(arm.run_folder):
+            self.say(f"{arm.label}: trained after {time.monotonic() - arm.began:.0f} s")
             arm.retrieve(self.layers)
-            self.say(f"{arm.label}: answered after {time.monotonic() - arm.began:.0f} s")
-        else:
-            arm.child, arm.state = None, "finished"
-            arm.readings.append((time.monotonic(), arm.epochs))
-            self.say(f"{arm.label}: finished after {time.monotonic() - arm.began:.0f} s")
-        self.pack()
+        elif all(code == 0 for code in codes):
+            arm.took = time.monotonic() - arm.began
+            self.end(arm, f"finished after {arm.took:.0f} s")
+            self.pack()
 
-    def end(self, arm: Arm, reason: str) -> None:
-        """End the process of an arm."""
-        if arm.child:
-            arm.child.kill()
-        arm.child, arm.state = None, reason
-        self.say(f"{arm.label}: {reason}")
+    def end(self, arm: Arm, state: str) -> None:
+        """End the processes of an arm, and say why."""
+        arm.end(state)
+        self.say(f"{arm.label}: {state}")
 
     def watch(self, now: float) -> None:
         """Print how far each training is; end the last one if not all would be through in time."""
-        for arm in self.running():
-            arm.read(now)
-        training = self.running("trains")
+        training = [arm for arm in self.running() if arm.state == TRAINS]
         if not training:
             return
+        for arm in training:
+            arm.read(now)
         ends = [found - self.began for arm in training if (found := arm.end_of_training()) is not None]
         shares = (f"{arm.label} {arm.readings[-1][1] / arm.epochs:.0%}" for arm in training)
         self.say(f"trained: {', '.join(shares)}" + (f"; all at {max(ends):.0f} s" if ends else ""))
@@ -216,9 +221,12 @@ class Shared:
 
     def pack(self) -> None:
         """Write the archive, and the rows of retrieval of all arms in one file."""
-        rows = [row for arm in self.arms if arm.table.exists() for row in retrieval.read(arm.table).to_dict("records")]
-        if rows:
-            retrieval.write(rows, self.folder / "retrieval.csv")
+        # As text, so that no number changes.
+        tables = [pd.read_csv(arm.table, dtype=str, keep_default_na=False) for arm in self.arms if arm.table.exists()]
+        if tables:
+            rows = pd.concat(tables).sort_values(["arm", "seed", "method"])
+            with atomic_write(self.folder / "retrieval.csv") as stream:
+                rows.to_csv(stream, index=False, lineterminator="\n")
         part = self.folder.with_name(f"{self.folder.name}.part")
         with tarfile.open(part, "w:gz", compresslevel=6) as packed:
             for path in sorted(self.folder.rglob("*")):
@@ -234,7 +242,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("grid", type=Path, metavar="GRID", help="YAML file of the grid")
     parser.add_argument("--seconds", type=float, required=True, metavar="S", help="when everything is ended")
     parser.add_argument("--jobs", type=int, default=6, metavar="N", help="arms at a time (%(default)s)")
-    parser.add_argument("--tail", type=float, default=70, metavar="S", help="for what follows a training (%(default)s)")
+    parser.add_argument("--tail", type=float, default=50, metavar="S", help="for what follows a training (%(default)s)")
     parser.add_argument("--arms", nargs="+", metavar="ARM", help="arms, instead of all")
     parser.add_argument("--seeds", nargs="+", type=int, metavar="N", help="seeds, instead of those of the grid")
     parser.add_argument("--output_dir", type=Path, default=Path("runs/on-gpu"), metavar="DIR", help="(%(default)s)")
@@ -256,6 +264,8 @@ def main(argv: list[str] | None = None) -> int:
         for name in named:
             epochs = float({**grid.train, **grid.arms[name]}["num_epochs"])
             arms.append(Arm(name, seed, args.grid, args.output_dir / f"{name}-{seed}", epochs))
+    # Ended from outside, it still packs what there is.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     archive = args.archive or args.output_dir.with_name(f"{args.output_dir.name}.tar.gz")
     return Shared(arms, args.jobs, args.seconds, args.tail, args.layers, args.output_dir, archive).run()
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from collect import PUBLISHED, finished, trials
+from collect import trained, trials
 from numpy.typing import NDArray
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import Ridge
@@ -222,7 +222,8 @@ def of_run(
     model, tokenizer = load_for_inference(folder, dtype="float32")
 
     def embed(records: Sequence[Record], config: JepaConfig) -> ViewEmbeddings:
-        return embed_views(model, tokenizer, list(records), config, batch_size=64)
+        size = 64 if model.device.type == "cpu" else 256
+        return embed_views(model, tokenizer, list(records), config, batch_size=size)
 
     if (trained_objective(folder) or {})["mode"] == "regular":
         return without_objective(about, embed, layers or all_layers(model), train, test)
@@ -307,7 +308,7 @@ def main(argv: list[str] | None = None) -> int:
         write(rows, args.file)
     for name, arm, seed in trials(args.sweep) if args.sweep else ():
         known = any((each["arm"], each["seed"]) == (arm, seed) for each in rows)
-        if not known and finished(args.sweep, name, PUBLISHED):
+        if not known and trained(args.sweep / name):
             rows += of_run(args.sweep / name, {"arm": arm, "seed": seed}, train, test, args.layers)
             write(rows, args.file)
             print(f"{args.file}: {arm}, seed {seed}")

@@ -6,9 +6,11 @@ import importlib
 import json
 import re
 import shutil
+import sys
+import tarfile
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -33,7 +35,7 @@ GRIDS = sorted(EXPERIMENT.glob("*.yaml"))
 def scripts(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(str(EXPERIMENT))
     # Names as common as these may be taken by other tests' modules.
-    names = ("data", "collect", "splits", "untouched", "frame", "retrieval", "finding", "pictures", "results")
+    names = ("data", "collect", "splits", "untouched", "frame", "retrieval", "finding", "pictures", "results", "on_gpu")
     for name in names:
         monkeypatch.delitem(importlib.sys.modules, name, raising=False)
     yield {name: importlib.import_module(name) for name in names}
@@ -281,3 +283,81 @@ def test_answers_and_retrieval_are_paired_by_seed(scripts: dict[str, ModuleType]
         *["regular-1.35x"] * 2,
         "separate-infonce",
     ]
+
+
+def arms_on_a_gpu(on_gpu: ModuleType, folder: Path, names: str) -> list:
+    return [on_gpu.Arm(name, 82, Path("grid.yaml"), folder / f"{name}-82", epochs=4) for name in names]
+
+
+def test_the_least_important_training_gives_way(scripts: dict[str, ModuleType], tmp_path: Path, monkeypatch) -> None:
+    on_gpu, now = scripts["on_gpu"], [0.0]
+    monkeypatch.setattr(on_gpu.time, "monotonic", lambda: now[0])
+    a, b, c = arms = arms_on_a_gpu(on_gpu, tmp_path, "abc")
+    shared = on_gpu.Shared(arms, 3, 200, 50, [], tmp_path, tmp_path / "a.tar.gz", began=0.0)
+    killed = []
+    for arm in arms:
+        arm.state, arm.running = on_gpu.TRAINS, [SimpleNamespace(kill=lambda name=arm.name: killed.append(name))]
+        arm.run_folder.mkdir(parents=True)
+
+    def trained(*epochs: float) -> None:
+        for arm, each in zip((a, b), epochs, strict=True):
+            (arm.run_folder / "metrics.jsonl").write_text(json.dumps({"epoch": each}) + "\n")
+        shared.watch(now[0])
+
+    # An epoch in 40 seconds: a and b end at 160 s, later than 50 s before 200 s. Of c nothing is known yet.
+    trained(0, 0)
+    now[0] = 10
+    trained(0.25, 0.25)
+    assert not killed  # the start of a training is no pace
+    now[0] = 20
+    trained(0.5, 0.5)
+    assert killed == ["c"]
+    # Without c an epoch takes 30 seconds: the end is at 125 s.
+    for now[0], epochs in ((25, 0.67), (35, 1)):
+        trained(epochs, epochs)
+    assert (killed, c.state) == (["c"], "ended, so that others are through in time")
+    assert a.end_of_training() == pytest.approx(35 + 3 * 10 / 0.33)
+
+
+def test_results_are_packed_without_weights_and_with_all_rows(scripts: dict[str, ModuleType], tmp_path: Path) -> None:
+    on_gpu, retrieval = scripts["on_gpu"], scripts["retrieval"]
+    folder = tmp_path / "on-gpu"
+    arms = arms_on_a_gpu(on_gpu, folder, "ab")
+    for arm, hits in zip(arms, (3, 5), strict=True):
+        arm.run_folder.mkdir(parents=True)
+        (arm.run_folder / "model.safetensors").write_bytes(bytes(7))
+        (arm.run_folder / "run.json").write_text("{}")
+        retrieval.write(
+            [{"arm": arm.name, "seed": "82", "method": "trained", "choice": "c", "hits_at_1": hits}], arm.table
+        )
+    on_gpu.Shared(arms, 2, 1, 1, [], folder, tmp_path / "out" / "a.tar.gz").pack()
+    with tarfile.open(tmp_path / "out" / "a.tar.gz") as packed:
+        assert {Path(name).name for name in packed.getnames()} == {"run.json", "retrieval.csv"}
+        packed.extractall(tmp_path / "home", filter="data")
+    assert list(retrieval.read(tmp_path / "home/on-gpu/retrieval.csv").hits_at_1) == [3, 5]
+    assert (tmp_path / "home/on-gpu/a-82/grid/a/seed82/run.json").exists()
+
+
+def test_arms_run_side_by_side_and_what_fails_is_named(
+    scripts: dict[str, ModuleType], tmp_path: Path, monkeypatch, capsys
+) -> None:
+    on_gpu = scripts["on_gpu"]
+    # In place of stepjepa: writes the record of a trained run, or fails as arm b.
+    trains = "import json, sys; from pathlib import Path; arm = sys.argv[sys.argv.index('--only') + 1].split(',')[0]"
+    trains += "; run = Path(sys.argv[sys.argv.index('--output_dir') + 1]) / arm / 'seed82'; run.mkdir(parents=True)"
+    trains += "; (run / 'run.json').write_text(json.dumps({'status': 'finished'})); sys.exit(arm == 'b')"
+    monkeypatch.setattr(on_gpu, "LAUNCHER", (sys.executable, "-c", trains))
+    monkeypatch.setattr(on_gpu, "HERE", tmp_path)
+    (tmp_path / "retrieval.py").write_text("import sys; print(sys.argv[1:])")
+    grid = tmp_path / "grid.yaml"
+    grid.write_text("train: {num_epochs: 4}\narms: {a: {}, b: {}}\nseeds: [82]\nbaseline: a\n")
+    folder = tmp_path / "on-gpu"
+    options = ["--seconds", "30", "--layers", "0", "15", "--output_dir", str(folder)]
+    assert on_gpu.main([str(grid), *options]) == 1
+    arguments = [str(folder / "a-82/grid"), "--file", str(folder / "a-82/retrieval.csv"), "--layers", "0", "15"]
+    assert (folder / "a-82" / "log").read_text() == f"{arguments}\n"
+    assert re.search(r"a-82: finished after \d+ s; b-82: failed\n$", capsys.readouterr().out)
+    assert (tmp_path / "on-gpu.tar.gz").exists()
+    with pytest.raises(SystemExit):
+        on_gpu.main([str(grid), *options])
+    assert "name another folder" in capsys.readouterr().err
