@@ -72,6 +72,31 @@ def test_a_picture_is_written_and_never_over_another(
     assert "--png draws .png or .svg; end its name in one of them" in capsys.readouterr().err
 
 
+def test_what_training_would_refuse_is_noted_in_the_words_of_the_shell(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _inspect(data, "--max_length", "30") == 0
+    noted = capsys.readouterr().err
+    assert f"note: would be refused by train: {data}:1: the record has " in noted
+    assert "more than max_length 30; raise --max_length" in noted
+    flags = ["--train_file", str(data), "--output_dir", str(tmp_path / "run"), "--max_length", "30", "--use_cpu"]
+    assert main(["train", "--model_name", "preset:tiny", *flags]) == 2
+    # The same words.
+    assert noted.strip().partition("train: ")[2] == capsys.readouterr().err.strip().partition("error: ")[2]
+
+
+def test_tools_that_the_template_does_not_write_are_noted_in_front(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chat = json.loads(data.read_text(encoding="utf-8").splitlines()[0])["messages"]
+    function = {"name": "add", "description": "Add.", "parameters": {"type": "object", "properties": {}}}
+    data.write_text(json.dumps({"messages": chat, "tools": [{"type": "function", "function": function}]}))
+    assert _inspect(data, "--regular") == 0
+    captured = capsys.readouterr()
+    assert captured.err == "note: not used: tools; the template writes none\n"
+    assert "not used" not in captured.out
+
+
 def test_a_record_that_is_not_there(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert _inspect(data, "--index", "2") == 2
     assert capsys.readouterr().err.endswith("sums.jsonl: --index 2: the file has 2 records; choose 0 to 1\n")

@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+from tokenizers import processors
 
 from questions import QUESTIONS, make_tokenizer, question_records
 from stepjepa.base.errors import UserError
@@ -11,7 +12,8 @@ from stepjepa.base.files import write_json, write_jsonl
 from stepjepa.chat.template import PlainTemplate
 from stepjepa.chat.tokens import add_plain_tokens
 from stepjepa.cli.main import main
-from stepjepa.evaluation.prompts import make_examples
+from stepjepa.evaluation.prompts import make_examples, rendered_prompts
+from stepjepa.models.loading import load_tokenizer
 from stepjepa.models.presets import train_tokenizer
 from stepjepa.store.prompts import training_system_prompt, with_system_prompt
 from tiny import make_model, make_record
@@ -87,6 +89,15 @@ def test_evaluation_shows_the_prompt_of_training_unless_told_otherwise(flags, sh
     assert all(f"system\n{shown}<|im_end|>" in line["prompt"] for line in lines)
 
 
+def test_training_without_a_system_prompt_is_told_as_none(run, tmp_path, capsys):
+    folder = shutil.copytree(run / "run", tmp_path / "run")
+    record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    write_json(folder / "run.json", record | {"system_prompts": [None]})
+    given = ["--model_path", folder, "--test_file", run / "test.jsonl", "--output_file", tmp_path / "out.jsonl"]
+    assert main(["evaluate", *map(str, given), "--task", "generic", "--max_new_tokens", "2"]) == 0
+    assert "system prompt: that of training (none)\n" in capsys.readouterr().out
+
+
 def test_a_folder_that_servers_would_ask_otherwise_is_named(run, tmp_path, capsys):
     """Here one whose template writes today's date, which the evaluation pins, as training does."""
     given = ["--test_file", run / "test.jsonl", "--task", "generic", "--max_new_tokens", "2"]
@@ -101,3 +112,19 @@ def test_a_folder_that_servers_would_ask_otherwise_is_named(run, tmp_path, capsy
     said = capsys.readouterr().err
     assert "note: programs that serve this folder ask otherwise (line 1: plain apply_chat_template gives '" in said
     assert "'2024<|im_start|>" in said
+
+
+def test_a_prompt_that_a_server_would_tokenise_otherwise_is_refused_and_shows_where(run):
+    tokenizer = load_tokenizer(str(run / "run"))
+    record = make_record(None, "2+2?", "4", line=3)
+    assert rendered_prompts({0: record}, tokenizer)[0].endswith("2+2?<|im_end|>\n<|im_start|>assistant\n")
+    # As sentencepiece does: the tokenizer puts a token of its own in front of every text, the template does not.
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|im_end|> $A", special_tokens=[("<|im_end|>", tokenizer.convert_tokens_to_ids("<|im_end|>"))]
+    )
+    with pytest.raises(UserError) as refused:
+        rendered_prompts({0: record}, tokenizer)
+    said = str(refused.value)
+    assert "a server that reads the prompt as text gives '<|im_end|><|im_start|>" in said
+    assert "where '<|im_start|>" in said
+    assert "leave `completions` out, so that messages are sent" in said

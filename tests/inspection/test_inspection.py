@@ -170,6 +170,40 @@ def test_a_record_too_long_is_shown_truncated_and_the_note_says_so(records: list
     assert f"{full['main_tokens'] - 4} tokens of {full['main_tokens'] - 4} at most" in as_text(found)
 
 
+def test_what_training_would_refuse_is_said_as_it_would_say_it(records: list[Record], tokenizer: Any) -> None:
+    config = _config("step-jepa", "branched")
+    assert inspect_records(records, 0, tokenizer, config).refused is None
+    (full,) = inspect_records(records, 0, tokenizer, config).records
+    short = replace(config, max_length=full["main_tokens"] - 4)
+    refused = str(inspect_records(records, 2, tokenizer, short).refused)
+    assert refused.startswith(f"sums.jsonl:1: the record has {full['main_tokens']} tokens, more than max_length")
+    assert inspect_records(records, 0, tokenizer, replace(short, over_length="truncate")).refused is None
+    refused = str(inspect_records(records, 0, tokenizer, replace(config, require_pairs=True)).refused)
+    assert refused.startswith("sums.jsonl:4: the record has no usable pair of views")
+
+
+@pytest.mark.parametrize("options", [{}, {"front_pred": True}, {"reverse_pred": True}], ids=str)
+def test_answers_and_the_exchange_that_gives_the_views_are_shown(tokenizer: Any, options: dict[str, Any]) -> None:
+    texts = ["Red?", "Red", "More?", "Blue\n\nOne"]
+    chat = [{"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(texts)]
+    record = parse_record({"messages": chat}, "chats.jsonl", 1)
+    config = _config("llm-jepa", "separate", predictors=2, **options)
+    for pairs in ("first", "all"):
+        found = inspect_records([record], 0, tokenizer, replace(config, pairs=pairs))
+        exchanges = [texts[:2], texts[2:]][: len(found.records[0]["views"])]
+        assert len(exchanges) == found.records[0]["pairs"] == (1 if pairs == "first" else 2)
+        sides = ("target", "source") if options.get("reverse_pred") else ("source", "target")
+        assert found.records[0]["views"] == [dict(zip(sides, each, strict=True)) for each in exchanges]
+        said = as_text(found)
+        assert "line 1, answer 1: Red\nline 1, answer 2: Blue⏎⏎One\n" in said
+        assert "step 1" not in said
+        ends = ("Red", "Red?") if options.get("reverse_pred") else ("Red?", "Red")
+        assert f"line 1, pair 1: source {ends[0]} {EDGE} target {ends[1]}" in said
+    steps = inspect_records([record], 0, tokenizer, _config("step-jepa", "branched"))
+    assert "line 1, step 1: Blue⏎⏎\nline 1, step 2: One\n" in as_text(steps)
+    assert steps.records[0]["answers"] == []
+
+
 def test_records_that_training_leaves_out_are_errors_with_a_remedy(records: list[Record], tokenizer: Any) -> None:
     for options in ({"max_length": 11, "over_length": "skip"}, {"max_length": 5}):
         with pytest.raises(UserError, match=r"sums.jsonl:1: .* max_length \d+ .* leaves it out; raise `max_length`"):

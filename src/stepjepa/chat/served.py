@@ -57,8 +57,13 @@ def served_prompt(
     return [int(index) for index in found]
 
 
-def difference(tokenizer: PreTrainedTokenizerBase, served: Sequence[int], asked: Sequence[int]) -> str | None:
-    """Say where the prompt of a server and that of training or evaluation part; None if they are equal."""
+def difference(
+    tokenizer: PreTrainedTokenizerBase,
+    served: Sequence[int],
+    asked: Sequence[int],
+    server: str = "plain apply_chat_template",
+) -> str | None:
+    """Say where the prompt of a ``server`` and that of training or evaluation differ; None if they are equal."""
     if list(served) == list(asked):
         return None
     same = next((at for at, (a, b) in enumerate(zip(served, asked, strict=False)) if a != b), None)
@@ -68,7 +73,7 @@ def difference(tokenizer: PreTrainedTokenizerBase, served: Sequence[int], asked:
         ends = [
             f"{end} as {list(ids[begin : begin + 2 * _AROUND])}" for end, ids in zip(ends, (served, asked), strict=True)
         ]
-    return f"plain apply_chat_template gives {ends[0]}, where {ends[1]} is asked"
+    return f"{server} gives {ends[0]}, where {ends[1]} is asked"
 
 
 def _text(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:

@@ -82,7 +82,8 @@ def evaluate(args: argparse.Namespace) -> JsonObject:
     evaluation.bad.tell()
     tell_unused(evaluation.records.values(), extra=users_source(evaluation.task) is None)
     if evaluation.system_prompt is not None:
-        print(f"system prompt: that of training ({evaluation.system_prompt!r})")
+        named = repr(evaluation.system_prompt) if evaluation.system_prompt else "none"
+        print(f"system prompt: that of training ({named})")
     output, count = evaluation.output.path, len(evaluation.records)
     if evaluation.finished:
         print(f"{evaluation.finished} of {count} examples are in {output} already")

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
-from stepjepa.base.errors import UserError, visible
+from stepjepa.base.errors import UserError, one_line, visible
 from stepjepa.base.files import check_output_file
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import note, spelled
@@ -75,6 +75,10 @@ def inspect(args: argparse.Namespace) -> JsonObject:
         add_plain_tokens(tokenizer)
     add_predictor_tokens(tokenizer, config.predictors or 0)
     inspection = inspect_records(records, args.index, tokenizer, config, args.records)
+    if (unused := inspection.template.get(NOT_USED)) is not None:
+        note(f"{NOT_USED}: {unused}")
+    if inspection.refused is not None:
+        note(f"would be refused by train: {one_line(inspection.refused)}")
     if not args.json:
         print(as_text(inspection))
     if args.png is not None:

@@ -62,24 +62,27 @@ def rendered_prompts(
     """Return the prompt of each record as text, for a server that tokenises it with the same tokenizer.
 
     UserError if such a server, which puts special tokens in front as the tokenizer does, would read other tokens than
-    training showed.
+    training showed; it says where they differ.
     """
     template: Template = PlainTemplate(tokenizer) if plain else ChatTemplate(tokenizer)
     prompts: dict[int, str] = {}
     for example in make_examples(records.items(), tokenizer, template):
-        text = _text_for(example.prompt, example.prompt_ids, tokenizer)
-        if text is None:
-            fault = "a server would read other tokens from this prompt's text than training showed"
-            raise record_error(records[example.index], f"{fault}; leave `completions` out, so that messages are sent")
-        prompts[example.index] = text
+        try:
+            prompts[example.index] = _text_for(example.prompt, example.prompt_ids, tokenizer)
+        except UserError as error:
+            remedy = "leave `completions` out, so that messages are sent"
+            raise record_error(records[example.index], f"{error}; {remedy}") from None
     return prompts
 
 
-def _text_for(prompt: str, ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """Return the prompt, or the prompt without its begin-of-text token, whose tokens are ``ids``; None for neither."""
+def _text_for(prompt: str, ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return the prompt, or the prompt without its begin-of-text token, whose tokens are ``ids``; UserError if none."""
     # Most servers put the begin-of-text token in front by themselves.
-    candidates = prompt.removeprefix(tokenizer.bos_token or ""), prompt
-    return next((text for text in candidates if tokenizer(text)["input_ids"] == list(ids)), None)
+    for text in (prompt.removeprefix(tokenizer.bos_token or ""), prompt):
+        fault = difference(tokenizer, tokenizer(text)["input_ids"], ids, "a server that reads the prompt as text")
+        if fault is None:
+            return text
+    raise UserError(str(fault))
 
 
 def notes_on_prompts(

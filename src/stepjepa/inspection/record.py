@@ -6,7 +6,7 @@ Sequences and rows are built by the functions that training uses.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
@@ -21,8 +21,10 @@ from stepjepa.base.terminal import PALETTE
 from stepjepa.batch.collate import Collator
 from stepjepa.batch.dataset import count_tokens
 from stepjepa.batch.pack import pack
-from stepjepa.batch.sequences import SampledRecord, TokenSequence
+from stepjepa.batch.sequences import Ids, Pair, SampledRecord, TokenSequence
 from stepjepa.batch.tokenize import COUNTS, RecordTokenizer, step_views
+from stepjepa.chat.template import NOT_USED
+from stepjepa.chat.turns import Turn
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record
 
@@ -86,11 +88,13 @@ class Inspection:
     tokens: list[TokenInfo]  # those of all rows
     branches: list[BranchInfo]  # in the order of their tokens
     sequences: list[SequenceInfo]  # in the order of their records
-    # For each record: 'line'; 'steps', each with 'name' and 'text'; number of 'pairs'; 'main_tokens', its length.
+    # For each record: 'line'; 'steps' (Step-JEPA) or 'answers', each with 'name' and 'text'; number of 'pairs';
+    # 'views', the texts of each pair as 'source' and 'target'; 'main_tokens', its length.
     records: list[JsonObject]
     # For the whole file: 'lines'; 'counts', see tokenize.COUNTS; 'tokens', see dataset.Prepared.
     file: JsonObject
     template: dict[str, str]  # facts derived from the chat template
+    refused: str | None = None  # the error with which training would refuse the file
 
 
 def inspect_records(
@@ -99,7 +103,8 @@ def inspect_records(
     """Pack ``count`` records of a file from ``index`` on as one micro-batch and describe it, and the whole file.
 
     A record that would stop training (too long, or without a pair where one is required) does not stop the
-    inspection: it is shown truncated, and counted. Without ``row_length`` there is one row. UserError if there is no
+    inspection: it is shown truncated, and counted, and ``refused`` is the error of training. Without ``row_length``
+    there is one row. UserError if there is no
     such record, training skips it, or it can't be rendered.
     """
     if not 0 <= index < len(records):
@@ -118,11 +123,11 @@ def inspect_records(
             fault = f"the record has more tokens than max_length {config.max_length} and no answer in them: {remedy}"
             raise UserError(fault, path=record.path, line=record.line)
         parts.append(collator.sequences(SampledRecord(tokens_of_record)))
-        last = record_tokenizer.turns(record)[-1]
-        views = enumerate(step_views(last, config.step_separator, config.steps_from), start=1)
-        steps = [{"name": f"step {number}", "text": last.text[step.start : step.end]} for number, step in views]
-        pairs, length = len(tokens_of_record.all_pairs), tokens_of_record.length
-        infos.append({"line": record.line, "steps": steps, "pairs": pairs, "main_tokens": length})
+        texts = {"steps": [], "answers": []} | _trained_texts(record_tokenizer.turns(record), config)
+        predictors = record_tokenizer.predictors
+        views = [_view_texts(pair, tokenizer, predictors, config) for pair in tokens_of_record.all_pairs]
+        numbers = {"pairs": len(views), "main_tokens": tokens_of_record.length}
+        infos.append({"line": record.line, **texts, "views": views, **numbers})
     tokens, branches, sequences = _describe_tree(parts, [info["line"] for info in infos], config, tokenizer)
     counted = count_tokens(filter(None, tokenized), lenient)
     file = {
@@ -130,8 +135,43 @@ def inspect_records(
         "counts": {name: record_tokenizer.counts[name] for name in COUNTS},
         "tokens": counted,
     }
-    template = record_tokenizer.describe()
-    return Inspection(records[index].path, index, config, tokens, branches, sequences, infos, file, template)
+    facts = record_tokenizer.describe(), _refusal(records, tokenizer, config, record_tokenizer.counts)
+    return Inspection(records[index].path, index, config, tokens, branches, sequences, infos, file, *facts)
+
+
+def _trained_texts(turns: Sequence[Turn], config: JepaConfig) -> JsonObject:
+    """Return the steps of the last turn in Step-JEPA, else the answers of all trained turns, each with its name."""
+    if config.mode == "step-jepa":
+        last = turns[-1]
+        steps = step_views(last, config.step_separator, config.steps_from)
+        named = {f"step {number}": last.text[step.start : step.end] for number, step in enumerate(steps, start=1)}
+    else:
+        answers = [turn.text[slice(*turn.spans[turn.message])] for turn in turns]
+        named = {f"answer {number}": text for number, text in enumerate(answers, start=1)}
+        named = {"answer": answers[0]} if len(answers) == 1 else named
+    key = "steps" if config.mode == "step-jepa" else "answers"
+    return {key: [{"name": name, "text": text} for name, text in named.items()]}
+
+
+def _view_texts(pair: Pair, tokenizer: PreTrainedTokenizerBase, predictors: Ids, config: JepaConfig) -> JsonObject:
+    """Return the texts of a pair's views, without predictor tokens."""
+    ids = [view.content[~np.isin(view.content, predictors)] for view in pair]
+    texts = [str(tokenizer.decode(each.tolist(), clean_up_tokenization_spaces=False)) for each in ids]
+    source, target = reversed(texts) if config.reverse_pred else texts
+    return {"source": source, "target": target}
+
+
+def _refusal(
+    records: Sequence[Record], tokenizer: PreTrainedTokenizerBase, config: JepaConfig, counts: Mapping[str, int]
+) -> str | None:
+    """Return the error with which training would refuse records that are shown here; None if it accepts them."""
+    too_long = config.over_length == "error" and counts["over length"]
+    if too_long or (config.require_pairs and counts["without a pair"]):
+        try:
+            RecordTokenizer(tokenizer, config).tokenize_each(records)
+        except UserError as error:
+            return str(error)
+    return None
 
 
 def visible_matrix(inspection: Inspection) -> NDArray[np.bool_]:
@@ -284,7 +324,11 @@ def _facts(inspection: Inspection) -> list[tuple[str, str]]:
     facts, file = [], inspection.file
     for record in inspection.records:
         line, limit = f"line {record['line']}", inspection.config.max_length
-        facts += [(f"{line}, {step['name']}", visible_text(step["text"])) for step in record["steps"]]
+        texts = [*record["steps"], *record["answers"]]
+        facts += [(f"{line}, {each['name']}", visible_text(each["text"])) for each in texts]
+        for number, pair in enumerate(record["views"], start=1):
+            source, target = (visible_text(pair[name]) for name in ("source", "target"))
+            facts.append((f"{line}, pair {number}", f"source {source} {EDGE} target {target}"))
         facts.append((line, f"{record['pairs']} pairs of views; {record['main_tokens']} tokens of {limit} at most"))
     unshared = sum(each.tokens for each in inspection.sequences)
     facts.append(("tokens", f"{len(inspection.tokens)}, {unshared} if nothing were shared"))
@@ -292,4 +336,4 @@ def _facts(inspection: Inspection) -> list[tuple[str, str]]:
     facts.append(("whole file", ", ".join(f"{name} {number:,}" for name, number in counts.items())))
     ratio = file["tokens"]["all"] / max(file["tokens"]["main"], 1)
     facts.append(("tokens over regular", f"{ratio:.2f} ({file['tokens']['all']:,}, nothing shared between records)"))
-    return facts + list(inspection.template.items())
+    return facts + [each for each in inspection.template.items() if each[0] != NOT_USED]
