@@ -6,8 +6,14 @@ from typing import Any
 import pytest
 from transformers import TrainingArguments
 
+from fake_hub import FakeHub
 from stepjepa import JepaTrainer
+<<<<<<< HEAD
 from stepjepa.training.checks import REMEDIES, check_arguments
+=======
+from stepjepa.base.errors import UserError
+from stepjepa.training.checks import REMEDIES, refuse_contradictions
+>>>>>>> 672b8ecf (JepaTrainer that uploads fails on one line where the hub can't be reached; changes of inspect in the list of changes)
 from tiny import make_model
 
 # TRL sets a field that transformers has renamed.
@@ -44,3 +50,27 @@ def test_predict_says_what_to_call_instead(tmp_path: Path, tiny_tokenizer: Any) 
     trainer = JepaTrainer(model, arguments, processing_class=tiny_tokenizer)
     with pytest.raises(ValueError, match=r"predict: expected evaluate\(\) for losses"):
         trainer.predict([])
+
+
+@pytest.mark.parametrize("asked", ["when it is made", "later"])
+def test_uploads_without_a_network_fail_on_one_line(asked: str, tmp_path: Path, tiny_tokenizer: Any) -> None:
+    model = make_model("llama", vocab_size=len(tiny_tokenizer))
+    hub = {"push_to_hub": asked == "when it is made", "hub_model_id": "me/mine"}
+    arguments = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none", **hub)
+    with pytest.raises(UserError) as refused:
+        JepaTrainer(model, arguments, processing_class=tiny_tokenizer).push_to_hub()
+    assert str(refused.value).startswith("`push_to_hub` needs a connection, which `offline` (or HF_HUB_OFFLINE)")
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_hub_that_refuses_is_named_on_one_line(
+    tmp_path: Path, tiny_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_model("llama", vocab_size=len(tiny_tokenizer))
+    arguments = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none", hub_model_id="me/mine")
+    trainer = JepaTrainer(model, arguments, processing_class=tiny_tokenizer)
+    with FakeHub() as hub:
+        hub.serve(monkeypatch)
+        hub.refuse = "create"
+        with pytest.raises(UserError, match=r"can't make the repository 'me/mine' on the hub: 403 .*set HF_TOKEN"):
+            trainer.push_to_hub()

@@ -30,6 +30,7 @@ from stepjepa.objectives.jepa import Jepa
 from stepjepa.objectives.objective import Losses, Objective, jepa_loss
 from stepjepa.objectives.term import Context, gather_rows, no_gather
 from stepjepa.store.folder import save_whole
+from stepjepa.store.hub import creating_repository
 from stepjepa.training import checks, saving
 from stepjepa.training.callbacks import BarCallback, LogCallback, NonfiniteGuard
 from stepjepa.training.description import describe
@@ -390,6 +391,11 @@ class JepaTrainer(Trainer):
         save_whole(folder, lambda part: super(JepaTrainer, self).save_model(part, _internal_call=True))
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
+
+    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
+        """As in Trainer; ``UserError`` where the hub can't be reached."""
+        with creating_repository(self.args.hub_model_id or Path(str(self.args.output_dir)).name):
+            super().init_hf_repo(token=token, private=private)
 
     # -- saving and loading: private where Trainer has no other hook ---------------------------------------------------
 
