@@ -8,12 +8,8 @@ from transformers import TrainingArguments
 
 from fake_hub import FakeHub
 from stepjepa import JepaTrainer
-<<<<<<< HEAD
-from stepjepa.training.checks import REMEDIES, check_arguments
-=======
 from stepjepa.base.errors import UserError
-from stepjepa.training.checks import REMEDIES, refuse_contradictions
->>>>>>> 672b8ecf (JepaTrainer that uploads fails on one line where the hub can't be reached; changes of inspect in the list of changes)
+from stepjepa.training.checks import REMEDIES, check_arguments
 from tiny import make_model
 
 # TRL sets a field that transformers has renamed.

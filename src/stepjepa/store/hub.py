@@ -120,16 +120,10 @@ def _naming_hub_errors(what: str, remedy: str = "") -> Iterator[None]:
         raise UserError(f"{what}: {one_line(str(error).strip().partition(chr(10))[0])}{remedy}") from None
 
 
-<<<<<<< HEAD
-def create_repository(name: str, *, private: bool | None = None) -> str:
-    """Create a model repository unless it exists; return its name as ``owner/name``."""
-    check_online()
-=======
 @contextmanager
 def creating_repository(name: str) -> Iterator[None]:
     """Raise a one-line ``UserError`` for the hub's errors inside, and at once where network access is forbidden."""
-    refuse_offline()
->>>>>>> 672b8ecf (JepaTrainer that uploads fails on one line where the hub can't be reached; changes of inspect in the list of changes)
+    check_online()
     with _naming_hub_errors(f"can't make the repository '{name}' on the hub"):
         yield
 
