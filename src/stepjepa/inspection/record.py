@@ -123,7 +123,7 @@ def inspect_records(
             fault = f"the record has more tokens than max_length {config.max_length} and no answer in them: {remedy}"
             raise UserError(fault, path=record.path, line=record.line)
         parts.append(collator.sequences(SampledRecord(tokens_of_record)))
-        texts = {"steps": [], "answers": []} | _trained_texts(record_tokenizer.turns(record), config)
+        texts = _trained_texts(record_tokenizer.turns(record), config)
         predictors = record_tokenizer.predictors
         views = [_view_texts(pair, tokenizer, predictors, config) for pair in tokens_of_record.all_pairs]
         numbers = {"pairs": len(views), "main_tokens": tokens_of_record.length}
@@ -150,7 +150,7 @@ def _trained_texts(turns: Sequence[Turn], config: JepaConfig) -> JsonObject:
         named = {f"answer {number}": text for number, text in enumerate(answers, start=1)}
         named = {"answer": answers[0]} if len(answers) == 1 else named
     key = "steps" if config.mode == "step-jepa" else "answers"
-    return {key: [{"name": name, "text": text} for name, text in named.items()]}
+    return {"steps": [], "answers": []} | {key: [{"name": name, "text": text} for name, text in named.items()]}
 
 
 def _view_texts(pair: Pair, tokenizer: PreTrainedTokenizerBase, predictors: Ids, config: JepaConfig) -> JsonObject:
