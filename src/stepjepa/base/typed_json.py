@@ -81,8 +81,8 @@ def from_json(kind: type[T], values: Mapping[str, Any], origin: Origin) -> T:
                 hints[attribute.name], values[attribute.name], origin, attribute.name, attribute.metadata
             )
     if rest_field is not None:
-        named = {attribute.name for attribute in fields(kind)}  # type: ignore[arg-type]  # a dataclass
-        arguments[rest_field] = {name: value for name, value in values.items() if name not in named}
+        attributes = {attribute.name for attribute in fields(kind)}  # type: ignore[arg-type]  # a dataclass
+        arguments[rest_field] = {name: value for name, value in values.items() if name not in attributes}
     return kind(**arguments)
 
 

@@ -1,21 +1,21 @@
-"""Which part of a generated answer is its content: what stands behind a thought, or in harmony's final channel."""
+"""Find the content of a generated answer: the text behind a thought, or in harmony's final channel."""
 
 import re
 
 MARKS = ("<think>", "</think>", "<|channel|>")
-"""Texts that part thoughts and content; where they are special tokens, decoding must keep them."""
+"""Texts that separate thoughts from content; if they are special tokens, decoding must keep them."""
 
 _FINAL = re.compile(r"<\|channel\|>final\b(?:(?!<\|message\|>).)*<\|message\|>", re.DOTALL)
 _END = re.compile(r"<\|(?:return|end|start|call)\|>")
-# Harmony decoded without its special tokens, as other programs do.
+# Harmony's format decoded without its special tokens, as by other programs.
 _BARE = re.compile(r"\A\s*(?:analysis|commentary).*assistantfinal", re.DOTALL)
 
 
 def content_part(text: str, *, in_thought: bool = False) -> str:
-    """The content of an answer; empty where its thought has no end.
+    """Return the content of an answer; empty if its thought has no end.
 
     Args:
-        text: all that was generated.
+        text: the generated text.
         in_thought: the prompt has opened a thought, as DeepSeek-R1's ends in ``<think>``.
     """
     if (final := list(_FINAL.finditer(text))) or "<|channel|>" in text:

@@ -1,8 +1,8 @@
-"""Where the texts of messages stand in what a chat template makes of them.
+"""Find the texts of messages in a chat rendered by a template.
 
-Each text is marked, the chat is rendered once more, and the marks are read off. A text is not searched for: it may
-stand in the template's own text or in another message, too. What a template writes may depend on what it is given, so a
-record's own texts are marked, and the marks must leave the rest of the text as it was.
+Each text is marked, the chat is rendered once more, and the positions of the marks are read. Texts are not searched
+for, since they may also occur in the template's text or in another message. A template's output may depend on the
+texts, so the record's own texts are marked, and apart from the marks the output must be the same.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ Render = Callable[[Sequence[Message]], str]
 Kind = Literal["content", "thought", "call"]
 
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
-"""Names under which templates read what an assistant thought."""
+"""Names under which templates read an assistant's reasoning."""
 
-# Private-use planes: no template writes their characters and hardly a text holds them.
+# Private-use planes: no template writes their characters, and hardly any text contains them.
 _PLANES = ((0xF0000, re.compile("[\U000f0000-\U000ffffd]")), (0x100000, re.compile("[\U00100000-\U0010fffd]")))
 
 
 class Part(NamedTuple):
-    """A text that a message holds, without the white space at its ends."""
+    """A text of a message, without the white space at its ends."""
 
     message: int  # index of its message
     kind: Kind  # a thought is the message's reasoning, in a field of its own or in think tags in front of the content
@@ -37,7 +37,7 @@ class Part(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A part, and its first and one past its last character in a rendered text; None if it is not there."""
+    """A part and its span ``[start, end)`` in a rendered text; None if it is missing."""
 
     part: Part
     span: Span | None
@@ -47,18 +47,18 @@ def locate(
     render: Render,
     messages: Sequence[Message],
     text: str,
-    wanted: Iterable[int],
+    indices: Iterable[int],
     *,
     begin: int = 0,
     opened: bool = False,
 ) -> list[Place]:
     """Find the parts of some messages in ``text``, which is ``render(messages)``.
 
-    A template that looks into a text may write another one for a marked text. Then its messages are marked one at a
-    time; a text that even so can't be marked is searched for, and must stand exactly once behind ``begin``. With
-    ``opened`` a content may begin inside a thought, see ``thought_in``.
+    If a template writes something else for marked texts, messages are marked one at a time. A text that still can't be
+    marked is searched for, and must occur exactly once behind ``begin``. With ``opened`` a content may begin inside a
+    thought, see ``thought_in``. ``indices`` are those of the messages whose parts are found.
     """
-    chosen, marker = set(wanted), _Marker(text, messages, opened)
+    chosen, marker = set(indices), _Marker(text, messages, opened)
     places = marker.locate(render, chosen)
     if places is not None:
         return places
@@ -72,7 +72,7 @@ def locate(
 
 
 def _only(text: str, part: str, begin: int) -> Span | None:
-    """Where a part stands in a text behind ``begin``; None unless it does exactly once."""
+    """Return the span of a part in a text behind ``begin``; None unless it occurs exactly once."""
     start = text.find(part, begin)
     return None if start < 0 or text.find(part, start + 1) >= 0 else (start, start + len(part))
 
@@ -88,7 +88,7 @@ class _Marker:
         self._first, self._pattern = free[0]
 
     def locate(self, render: Render, chosen: set[int]) -> list[Place] | None:
-        """The places of the parts of some messages; None if marks change what the template writes."""
+        """Return the places of the parts of some messages; None if marks change the template's output."""
         marked, parts = self.marked(chosen, outside=False)
         if not parts:
             return []
@@ -109,7 +109,7 @@ class _Marker:
         return [Place(part, span) for part, span in zip(parts, spans, strict=True)]
 
     def marked(self, chosen: set[int], *, outside: bool) -> tuple[list[Message], list[Part]]:
-        """The chat with marks around the texts of some messages, ``outside`` or inside the white space at the ends."""
+        """Return the chat with marks around some messages' texts, ``outside`` or inside their outer white space."""
         parts: list[Part] = []
 
         def mark(text: str, kind: Kind) -> str:
@@ -123,8 +123,8 @@ class _Marker:
             return f"{opening}{text}{closing}" if outside else f"{lead}{opening}{core}{closing}{trail}"
 
         chat: list[Message] = []
-        for index, given in enumerate(self.messages):
-            message = dict(given)
+        for index, original in enumerate(self.messages):
+            message = dict(original)
             if index in chosen:
                 for key in REASONING_KEYS:
                     if isinstance(message.get(key), str):
@@ -137,8 +137,8 @@ class _Marker:
                     else:
                         begin, end, answer = thought
                         inner = mark(content[begin:end], "thought")
-                        rest = mark(content[answer:], "content")
-                        message["content"] = content[:begin] + inner + content[end:answer] + rest
+                        outer = mark(content[answer:], "content")
+                        message["content"] = content[:begin] + inner + content[end:answer] + outer
                 if message.get("tool_calls"):
                     message["tool_calls"] = [_marked_call(call, mark) for call in message["tool_calls"]]
             chat.append(message)
@@ -148,28 +148,28 @@ class _Marker:
         """Take the marks out of a rendered text."""
         pieces, starts, spans = list[str](), dict[int, int](), dict[int, Span]()
         position = last = 0
-        for found in self._pattern.finditer(text):
-            pieces.append(text[last : found.start()])
-            position += found.start() - last
-            last = found.end()
-            number, closes = divmod(ord(found[0]) - self._first, 2)
+        for match in self._pattern.finditer(text):
+            pieces.append(text[last : match.start()])
+            position += match.start() - last
+            last = match.end()
+            number, closes = divmod(ord(match[0]) - self._first, 2)
             if not closes:
                 starts[number] = position
             elif number in starts:
-                spans[number] = (starts[number], position)  # of a text that is written twice the last one
+                spans[number] = (starts[number], position)  # the last one, if a text is written twice
         pieces.append(text[last:])
         return _Unmarked("".join(pieces), spans)
 
 
 class _Unmarked(NamedTuple):
-    """A rendered text without its marks, and what stood between the marks of each part."""
+    """A rendered text without its marks, and the span between the marks of each part."""
 
     text: str
     spans: dict[int, Span]
 
 
 def _marked_call(call: Any, mark: Callable[[str, Kind], str]) -> Any:
-    """A tool call with its function's name and all texts among its arguments marked."""
+    """Mark the function's name and all texts among the arguments of a tool call."""
 
     def inner(value: Any) -> Any:
         if isinstance(value, str):
@@ -188,10 +188,10 @@ def _marked_call(call: Any, mark: Callable[[str, Kind], str]) -> Any:
 
 
 def _with_white_space(parts: Sequence[Part], inside: _Unmarked, outside: _Unmarked) -> list[Span | None]:
-    """Spans with the white space at the ends of the texts, as far as the template keeps it.
+    """Extend spans by the white space at the ends of the texts that the template keeps.
 
-    Marks outside the white space protect it from being stripped, so what stands between two parts is the template's own
-    text; with marks inside, it is that and the white space that is left.
+    Marks outside the white space protect it from being stripped, so the text between two parts is the template's own.
+    With marks inside, the text between them also has the white space that the template keeps.
     """
     spans: list[Span | None] = [inside.spans.get(number) for number in range(len(parts))]
     order = sorted((span, number) for number, span in enumerate(spans) if span is not None)
@@ -199,10 +199,10 @@ def _with_white_space(parts: Sequence[Part], inside: _Unmarked, outside: _Unmark
     starts, ends = {}, {}
     for (start, end), number in [*order, ((len(inside.text), len(inside.text)), None)]:
         gap = inside.text[before:start]
-        own = _between(outside, number_before, number)
+        template_text = _between(outside, number_before, number)
         trail = "" if number_before is None else parts[number_before].trail
         lead = "" if number is None else parts[number].lead
-        behind, ahead = _split(gap, trail, own, lead)
+        behind, ahead = _split(gap, trail, template_text, lead)
         if number_before is not None:
             ends[number_before] = before + behind
         if number is not None:
@@ -212,7 +212,7 @@ def _with_white_space(parts: Sequence[Part], inside: _Unmarked, outside: _Unmark
 
 
 def _between(text: _Unmarked, first: int | None, second: int | None) -> str | None:
-    """What stands between two parts; None if one of them is not there."""
+    """Return the text between two parts; None if one of them is missing."""
     if not {first, second} <= {None, *text.spans}:
         return None
     start = 0 if first is None else text.spans[first][1]
@@ -220,11 +220,11 @@ def _between(text: _Unmarked, first: int | None, second: int | None) -> str | No
     return text.text[start:end]
 
 
-def _split(gap: str, trail: str, own: str | None, lead: str) -> tuple[int, int]:
-    """How many characters of ``trail`` and of ``lead`` stand around a template's own text in a gap."""
-    if own is not None:
+def _split(gap: str, trail: str, middle: str | None, lead: str) -> tuple[int, int]:
+    """Count the characters of ``trail`` and of ``lead`` around the template's own text in a gap."""
+    if middle is not None:
         for behind in range(len(trail), -1, -1):
-            ahead = len(gap) - behind - len(own)
-            if 0 <= ahead <= len(lead) and gap == trail[:behind] + own + lead[len(lead) - ahead :]:
+            ahead = len(gap) - behind - len(middle)
+            if 0 <= ahead <= len(lead) and gap == trail[:behind] + middle + lead[len(lead) - ahead :]:
                 return behind, ahead
     return 0, 0

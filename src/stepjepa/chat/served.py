@@ -1,6 +1,6 @@
-"""The prompts that a server makes of a saved folder: by plain ``apply_chat_template``, with nothing of ours in between.
+"""The prompts that a server makes from a saved folder, by plain ``apply_chat_template`` without code of stepjepa.
 
-Training, evaluation and export are held against them.
+Prompts of training, evaluation and export are compared with them.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from stepjepa.chat.marks import Message
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_AROUND = 8  # tokens that a message shows in front of the place where two prompts part
+_AROUND = 8  # tokens that a message shows before the first difference of two prompts
 
 
 def trained_turns(messages: Sequence[Message]) -> list[int]:
-    """The indices of the messages of a chat that are to be trained."""
+    """Return the indices of the messages of a chat that are trained."""
     return [
         index
         for index, message in enumerate(messages)
@@ -32,7 +32,7 @@ def served_prompt(
     tools: Sequence[Mapping[str, Any]] | None = None,
     variables: Mapping[str, Any] | None = None,
 ) -> list[int]:
-    """The token ids that transformers, and the servers that use it, make of a chat for its next turn.
+    """Return the token ids that transformers, and servers that use it, make from a chat for its next turn.
 
     Args:
         tokenizer: as plain transformers loads it.
@@ -44,7 +44,7 @@ def served_prompt(
         UserError: the template refuses the chat.
     """
     try:
-        found: Any = tokenizer.apply_chat_template(
+        ids: Any = tokenizer.apply_chat_template(
             [dict(message) for message in messages],
             tools=None if tools is None else list(tools),
             add_generation_prompt=True,
@@ -54,7 +54,7 @@ def served_prompt(
         )
     except Exception as error:  # a template is a program and can raise any error
         raise UserError(f"plain apply_chat_template refuses the chat ({one_line(error)})") from None
-    return [int(index) for index in found]
+    return [int(index) for index in ids]
 
 
 def difference(
@@ -63,7 +63,7 @@ def difference(
     asked: Sequence[int],
     server: str = "plain apply_chat_template",
 ) -> str | None:
-    """Say where the prompt of a ``server`` and that of training or evaluation differ; None if they are equal."""
+    """Describe where the prompt of a ``server`` and that of training or evaluation differ; None if they are equal."""
     if list(served) == list(asked):
         return None
     same = next((at for at, (a, b) in enumerate(zip(served, asked, strict=False)) if a != b), None)

@@ -1,6 +1,6 @@
-"""The source of a chat template as it is served: what a run fixes is written into the template that it saves.
+"""Write the values that a run fixes into the source of its chat template, which is saved with the model.
 
-Plain transformers, vLLM and llama.cpp then render the prompts that training has shown, on any day.
+Plain transformers, vLLM and llama.cpp then render the prompts of training, on any day.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _DEFAULTS = rf"\A(?:{_DEFAULT}\n)*"
 
 
 def with_pinned_date(source: str) -> str:
-    """A template that renders :data:`PINNED_DATE` in place of today's date."""
+    """Return a template that renders :data:`PINNED_DATE` instead of today's date."""
     if "strftime_now" in source and _MACRO not in source:
-        # Of a directive such as %d some systems know a form without leading zeros: %-d.
+        # Some systems know a form of directives without leading zeros, such as %-d.
         day = datetime.datetime.combine(PINNED_DATE, datetime.time())
         values = [(f"%-{each}", str(int(day.strftime(f"%{each}")))) for each in "dmHIMSjy"]
         values += [(f"%{each}", day.strftime(f"%{each}")) for each in _DIRECTIVES]
@@ -37,16 +37,16 @@ def with_pinned_date(source: str) -> str:
 
 
 def with_defaults(source: str, variables: Mapping[str, Any]) -> str:
-    """A template with values for variables that a caller leaves out, in place of those of an earlier run."""
+    """Return a template with defaults of variables, which replace those of an earlier run."""
     lines = {name: _default(name, value) for name, value in variables.items()}
-    # The first value of a variable wins, so what an earlier run has written for the same one has no effect any more.
+    # The first default of a variable wins, so those of an earlier run for the same variables are dropped.
     before, behind = re.match(_DEFAULTS, source)[0], re.sub(_DEFAULTS, "", source, count=1)  # type: ignore[index]  # matches always
     others = [line for line in before.splitlines() if re.match(_DEFAULT, line)[1] not in lines]  # type: ignore[index]  # as above
     return "".join(f"{line}\n" for line in [*lines.values(), *others]) + behind
 
 
 def with_folded_system(source: str) -> str:
-    """A template that takes a system message, by putting its text before the first user message's."""
+    """Return a template that accepts a system message, by putting its text before that of the first user message."""
     return _before(
         source,
         "{%- if messages[0]['role'] == 'system' %}"
@@ -59,13 +59,13 @@ def with_folded_system(source: str) -> str:
 
 
 def with_header(source: str, header: str) -> str:
-    """A template that begins the assistant's turn where ``add_generation_prompt`` asks for it."""
+    """Return a template that begins the assistant's turn if ``add_generation_prompt`` is true."""
     # Jinja drops one line end at the end of a template.
     return source.removesuffix("\n") + f"{{{{ {_literal(header)} if add_generation_prompt else '' }}}}"
 
 
 def _default(name: str, value: Any) -> str:
-    """A line that gives a variable a value unless the caller has set it."""
+    """Return a line of Jinja that sets a variable unless the caller has set it."""
     return f"{{%- if {name} is not defined %}}{{%- set {name} = {_literal(value)} %}}{{%- endif %}}"
 
 
@@ -75,7 +75,7 @@ def _before(source: str, prologue: str) -> str:
 
 
 def _literal(value: Any) -> str:
-    """A value of JSON as Jinja spells it."""
+    """Return a JSON value in Jinja's syntax."""
     if value is None or isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, Mapping):

@@ -1,7 +1,7 @@
 """Chat templates: render messages as they will be served, and find each message's content in the text.
 
-What differs between models is derived from the template, not from the model's name: whether it has a system role,
-whether it accepts a lone assistant turn, which tokens end a turn, how an answer begins.
+Properties that differ between models are derived from the template, not from the model's name: whether it has a system
+role, whether it accepts a lone assistant turn, which tokens end a turn, how an answer begins.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TOOL: dict[str, Any] = {
 
 
 NOT_USED = "not used"
-"""The name under which a description of a template says what it leaves out."""
+"""The name of the line of a description that lists unused parts of records."""
 
 
 class Rendered(NamedTuple):
@@ -46,9 +46,9 @@ class Rendered(NamedTuple):
 class ChatTemplate:
     """The chat template of a fast tokenizer as it is served, with properties derived from it.
 
-    ``source`` is the tokenizer's own template with what a run fixes written into it (see ``chat.source``): a date, the
-    ``variables`` that a run sets (``chat_template_kwargs``), a system role, the header of an answer. Saved with the
-    model, it renders the prompts of training in plain transformers. UserError if the template can't be used.
+    ``source`` is the tokenizer's template with the values that a run fixes (see ``chat.source``): a date, ``variables``
+    (``chat_template_kwargs``), a system role, the header of an answer. Saved with the model, it renders the prompts of
+    training in plain transformers. UserError if the template can't be used.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, variables: Mapping[str, Any] | None = None) -> None:
@@ -58,19 +58,19 @@ class ChatTemplate:
             raise UserError(f"the tokenizer has no chat template; {remedy}")
         self._tokenizer = tokenizer
         try:
-            own = tokenizer.get_chat_template()
+            original = tokenizer.get_chat_template()
         except ValueError:
             names = ", ".join(sorted(tokenizer.chat_template))
-            told = f"the tokenizer has several chat templates ({names}) and none is the default"
-            raise UserError(f"{told}; write one of them to a file and pass it as `chat_template FILE`") from None
-        self.has_date = "strftime_now" in own or "date_string" in own
-        # Rendered without the tokenizer's method, which takes longer than the template.
+            fault = f"the tokenizer has several chat templates ({names}) and none is the default"
+            raise UserError(f"{fault}; write one of them to a file and pass it as `chat_template FILE`") from None
+        self.has_date = "strftime_now" in original or "date_string" in original
+        # Templates are rendered without the tokenizer's method, whose overhead is larger than the rendering.
         self._special_tokens: dict[str, Any] = dict(tokenizer.special_tokens_map)
         self._alone: dict[str, tuple[str, str]] = {}  # role -> text before and behind the content of a lone message
-        pinned, defaults = sources.with_pinned_date(own), variables or {}
+        pinned, defaults = sources.with_pinned_date(original), variables or {}
         self._use(sources.with_defaults(pinned, defaults))
         self.arguments_as_text = False
-        self.has_developer_role = "developer" in own
+        self.has_developer_role = "developer" in original
         self.has_system_role = _OTHER in (self._try([_message("system", _OTHER), _message("user", _ASKED)], True) or "")
         if not self.has_system_role:
             self._use(sources.with_defaults(sources.with_folded_system(pinned), defaults))
@@ -78,7 +78,7 @@ class ChatTemplate:
         pair = self._apply([asked, answered])
         if not -1 < pair.find(_ASKED) < pair.find(_ANSWER):
             raise UserError("the chat template does not render a user and an assistant message; check it")
-        # Where the template begins no answer for a generation prompt, it gets the header that it writes itself.
+        # If the template writes nothing for a generation prompt, its own header of an answer is added there.
         self.header = self._missing_header(pair)
         if self.header:
             self._use(sources.with_header(self.source, self.header))
@@ -94,21 +94,21 @@ class ChatTemplate:
     # -- rendering -----------------------------------------------------------------------------------------------------
 
     def normalise(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
-        """Messages in the form that the template reads: what ``apply_chat_template`` is to be called with."""
+        """Return messages in the form that the template reads, to be passed to ``apply_chat_template``."""
         return [self._normalised(message) for message in messages]
 
     def prompt(self, messages: Sequence[Message], tools: Any = None, variables: Mapping[str, Any] | None = None) -> str:
-        """What a server sends for the next turn: the chat so far, with a generation prompt."""
+        """Return the prompt that a server makes for the next turn: the chat so far, with a generation prompt."""
         return self._apply(self.normalise(messages), True, tools, variables)
 
     def prompt_own(self, messages: Sequence[Message]) -> tuple[Span, ...]:
-        """Where special tokens that a prompt spells are text: nowhere, as in a server."""
+        """Return the spans of a prompt in which special tokens are plain text: none, as in a server."""
         return ()
 
     def turns(
         self, messages: Sequence[Message], tools: Any = None, variables: Mapping[str, Any] | None = None
     ) -> list[Turn]:
-        """Each trained turn of the assistant behind its own served prompt; UserError if one can't be trained so."""
+        """Return each trained turn of the assistant behind its own served prompt; UserError if that is impossible."""
         chat = self.normalise(messages)
         return [
             make_turn(self, chat, index, lambda part, prompt=False: self._apply(part, prompt, tools, variables))
@@ -119,7 +119,7 @@ class ChatTemplate:
     def last_turn(
         self, messages: Sequence[Message], tools: Any = None, variables: Mapping[str, Any] | None = None
     ) -> Turn:
-        """The last message, the assistant's, behind its served prompt."""
+        """Return the last message, the assistant's, behind its served prompt."""
         chat = self.normalise(messages)
         return make_turn(
             self, chat, len(chat) - 1, lambda part, prompt=False: self._apply(part, prompt, tools, variables)
@@ -138,18 +138,18 @@ class ChatTemplate:
         spans = contents(locate(render, chat, text, range(len(chat))), len(chat))
         for message, span in zip(messages, spans, strict=True):
             if span is None and message["content"].strip():
-                told = "the chat template rewrites a message, so that its content can't be found"
-                raise UserError(f"{told}; remove what it treats specially, such as think tags, from the content")
+                fault = "the chat template rewrites a message, so that its content can't be found"
+                raise UserError(f"{fault}; remove what it treats specially, such as think tags, from the content")
         return Rendered(text, tuple(span or (0, 0) for span in spans))
 
     def render_alone(self, role: str, content: str) -> Rendered:
-        """Render one message by itself, as a view that sees nothing else."""
+        """Render one message alone, as a view that sees nothing else."""
         role = "user" if role == "assistant" and not self.lone_assistant else role
         message = _message(role, content)
         if role not in self._alone:
-            # What the template writes around a content: most templates write the same around all.
-            before, found, behind = (self._try([_message(role, _OTHER)]) or "").rpartition(_OTHER)
-            self._alone[role] = (before, behind) if found else ("", "")
+            # Most templates write the same text around every content.
+            before, separator, behind = (self._try([_message(role, _OTHER)]) or "").rpartition(_OTHER)
+            self._alone[role] = (before, behind) if separator else ("", "")
         if role == "user" or thought_in(content) is None:
             before, behind = self._alone[role]
             text = self._apply([message])
@@ -163,7 +163,7 @@ class ChatTemplate:
         bos = self._tokenizer.bos_token
         begins = bos is not None and self._apply([_message("user", _ASKED)], True).startswith(bos)
         ends = ", ".join(map(repr, self.stop_tokens))
-        about = {
+        facts = {
             "system role": "yes" if self.has_system_role else "no: put before the first user message",
             "lone assistant turn": "yes" if self.lone_assistant else "no: rendered as a user turn",
             "end of turn": ends + (" (appended)" if self.appends_end_of_turn else ""),
@@ -171,14 +171,14 @@ class ChatTemplate:
             "date": f"pinned to {PINNED_DATE}" if self.has_date else "none",
         }
         if self.header:
-            about["answer begins with"] = f"{self.header!r} (written into the saved template)"
+            facts["answer begins with"] = f"{self.header!r} (written into the saved template)"
         if self.reasoning_key or self.opens_thought:
-            about["reasoning"] = (
+            facts["reasoning"] = (
                 "the prompt opens the thought" if self.opens_thought else f"read from {self.reasoning_key}"
             )
-        return about
+        return facts
 
-    # -- what is derived -----------------------------------------------------------------------------------------------
+    # -- derived properties --------------------------------------------------------------------------------------------
 
     def _use(self, source: str) -> None:
         from transformers.utils.chat_template_utils import _compile_jinja_template
@@ -203,8 +203,8 @@ class ChatTemplate:
                 )
             )
         except Exception as error:  # a template is a program and can raise any error
-            told = f"the chat template refuses these messages ({_one_line(error)})"
-            raise UserError(f"{told}; change them, or name another `chat_template`") from None
+            fault = f"the chat template refuses these messages ({_one_line(error)})"
+            raise UserError(f"{fault}; change them, or name another `chat_template`") from None
 
     def _try(self, messages: Sequence[Message], prompt: bool = False, tools: Any = None) -> str | None:
         try:
@@ -213,29 +213,29 @@ class ChatTemplate:
             return None
 
     def _normalised(self, message: Message) -> dict[str, Any]:
-        found = {key: value for key, value in message.items() if key not in ("weight", *REASONING_KEYS)}
-        if found["role"] == "developer" and not self.has_developer_role:
-            found["role"] = "system"
+        fields = {key: value for key, value in message.items() if key not in ("weight", *REASONING_KEYS)}
+        if fields["role"] == "developer" and not self.has_developer_role:
+            fields["role"] = "system"
         reasoning = next((message[key] for key in REASONING_KEYS if message.get(key)), None)
         if reasoning is not None:
-            found[self.reasoning_key or REASONING_KEYS[0]] = reasoning
-        if self.arguments_as_text and found.get("tool_calls"):
-            found["tool_calls"] = [_with_text(call) for call in found["tool_calls"]]
-        return found
+            fields[self.reasoning_key or REASONING_KEYS[0]] = reasoning
+        if self.arguments_as_text and fields.get("tool_calls"):
+            fields["tool_calls"] = [_with_text(call) for call in fields["tool_calls"]]
+        return fields
 
     def _missing_header(self, pair: str) -> str:
-        """What stands between prompt and answer, where the template adds nothing for a generation prompt."""
+        """Return the text between prompt and answer, if the template adds nothing for a generation prompt."""
         asked = [_message("user", _ASKED)]
         prompt, without = self._try(asked, True), self._try(asked)
         if prompt is None or without is None or not without.startswith(prompt) or not pair.startswith(prompt):
             return ""
         header = pair[len(prompt) : pair.index(_ANSWER)]
         tag = last_tag(header)
-        # An empty thought is part of the answer; so is a blank, with which the answer's first token may begin.
+        # An empty thought belongs to the answer; so does a blank, which may begin the answer's first token.
         return (header if tag is None else header[: tag.start]).rstrip(" ")
 
     def _between_thought_and_content(self, asked: Message, answered: Message) -> str | None:
-        """What the template writes between a reasoning and a content; None if it writes not both."""
+        """Return the text that the template writes between reasoning and content; None if it does not write both."""
         if self.reasoning_key is None:
             return None
         text = self._try([asked, {**answered, self.reasoning_key: _THOUGHT}]) or ""
@@ -243,11 +243,11 @@ class ChatTemplate:
         return text[start + len(_THOUGHT) : end] if -1 < start < end else None
 
     def _learn_tools(self, asked: Message) -> None:
-        """Find out whether the template writes tools, and calls of them with arguments as an object or as JSON text."""
+        """Determine whether the template writes tools, and tool calls with arguments as an object or as JSON text."""
         self.writes_tools = _NAME in (self._try([asked], True, [_TOOL]) or "")
         self._called: dict[str, Any] | None = None
         function = {"name": _NAME, "arguments": {"key": _OTHER}}
-        # Mistral's templates want an id of nine characters.
+        # Mistral's templates require an id of nine characters.
         call = {"type": "function", "id": "call00001", "function": function}
         for as_text in (False, True):
             message = {**_message("assistant", ""), "tool_calls": [_with_text(call) if as_text else call]}
@@ -256,15 +256,15 @@ class ChatTemplate:
                 return
 
     def _learn_ends(self, pair: str, asked: Message, answered: Message) -> None:
-        """Find the tokens that end a turn: behind a text, behind a call, or the marker of the role that follows."""
+        """Determine the tokens that end a turn: behind a text, behind a call, or the marker of the following role."""
         tokenizer = self._tokenizer
         added = {str(token) for token in tokenizer.added_tokens_decoder.values()} | set(tokenizer.all_special_tokens)
-        # The longest token wins where one begins another. Without added tokens, (?!) matches nothing.
+        # Longest first, since one token may begin with another. Without added tokens, (?!) matches nothing.
         longest_first = sorted(filter(None, added), key=len, reverse=True)
         self._added = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
         closing = self._added.search(pair, pair.index(_ANSWER) + len(_ANSWER))
         self.end_of_turn: str | None = closing[0] if closing else None
-        # Where the template closes no turn: what follows an answer, by the role of the next message.
+        # For a template that closes no turn: role of the next message -> the token that follows an answer.
         self._followers: dict[str, str] = {}
         self.appends_end_of_turn = self.end_of_turn is None
         if self.end_of_turn is None:
@@ -283,17 +283,17 @@ class ChatTemplate:
         self.stop_ids = [int(tokenizer.convert_tokens_to_ids(token)) for token in self.stop_tokens]
 
     def follower(self, role: str | None) -> str:
-        """The token that ends a turn which the template does not close, before a message of a role (None: the last)."""
+        """Return the token that ends a turn that the template does not close; ``role`` is that of the next message."""
         marker = self._followers.get(role or "user", self._tokenizer.eos_token)
         if marker is None:
             raise UserError("neither the chat template nor the tokenizer has a token that ends a turn; set eos_token")
         return str(marker)
 
     def turn_end(self, text: str, own_end: int, following: str | None) -> tuple[str, str]:
-        """A turn's text up to and with its stop token, and this token.
+        """Return the text of a chat up to the stop token of its last turn, and this token.
 
-        ``text`` is a chat up to the turn, ``own_end`` where the message's own texts end in it, ``following`` the role
-        of the next message.
+        ``text`` is the chat up to the turn, ``own_end`` the end of the message's texts in it, ``following`` the role of
+        the next message.
         """
         behind = list(self._added.finditer(text, own_end)) if self.end_of_turn else []
         if behind:
@@ -306,46 +306,46 @@ class ChatTemplate:
 
 
 def contents(places: Sequence[Place], count: int) -> list[Span | None]:
-    """Of each of ``count`` messages where its content stands, a thought in front of it left out; None if nowhere."""
-    found: list[Span | None] = [None] * count
+    """Return the span of each message's content, without a thought in front of it; None if it is missing."""
+    spans: list[Span | None] = [None] * count
     for part, span in places:
         if part.kind == "content":
-            found[part.message] = span
-    return found
+            spans[part.message] = span
+    return spans
 
 
 class PlainTemplate:
     """The plain format, for records without a chat format: the user's text, ``<|perception|>``, the answer.
 
     Only the last question and its answer are rendered; any other message has the span ``(0, 0)``. The interface is that
-    of :class:`ChatTemplate`. Without ``answers`` the answer is not rendered, where the loss is on all tokens, as in
-    pretraining on paraphrases: it is the other view of the same content, and has a record of its own.
+    of :class:`ChatTemplate`. Without ``answers``, for losses on all tokens as in pretraining on paraphrases, the answer
+    is not rendered: it is the other view of the same content, and has its own record.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, answers: bool = True) -> None:
         _check_fast(tokenizer)
-        known = tokenizer.get_vocab()
-        if lacking := {PERCEPTION, END_OF_TURN} - known.keys():
-            told = f"`plain` is for models without a chat format, and this tokenizer has no token '{min(lacking)}'"
-            raise UserError(f"{told}; leave `plain` out")
+        vocabulary = tokenizer.get_vocab()
+        if lacking := {PERCEPTION, END_OF_TURN} - vocabulary.keys():
+            fault = f"`plain` is for models without a chat format, and this tokenizer has no token '{min(lacking)}'"
+            raise UserError(f"{fault}; leave `plain` out")
         self.answers = answers
         self.writes_tools = False
         self.stop_tokens = [END_OF_TURN]
-        self.stop_ids = [int(known[END_OF_TURN])]
-        # Where the tokenizer itself puts its begin-of-text token before every text, so does the format.
+        self.stop_ids = [int(vocabulary[END_OF_TURN])]
+        # The format begins with the begin-of-text token if the tokenizer puts it before every text.
         begins = tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]
         self.begin = str(tokenizer.bos_token) if begins else ""
 
     def prompt(self, messages: Sequence[Message], tools: Any = None, variables: Any = None) -> str:
-        """What precedes the answer: the last question and ``<|perception|>``."""
+        """Return the text before the answer: the last question and ``<|perception|>``."""
         return f"{self.begin}{messages[-1]['content']}{PERCEPTION}"
 
     def prompt_own(self, messages: Sequence[Message]) -> tuple[Span, ...]:
-        """Where special tokens that a prompt spells are text: in the question."""
+        """Return the spans of a prompt in which special tokens are plain text: the question."""
         return ((len(self.begin), len(self.begin) + len(messages[-1]["content"])),)
 
     def turns(self, messages: Sequence[Message], tools: Any = None, variables: Any = None) -> list[Turn]:
-        """The last question and its answer; special tokens that they spell are text in both."""
+        """Return the last question and its answer as the only turn; special tokens in both are plain text."""
         index, answer = len(messages) - 1, messages[-1]["content"]
         prompt = self.prompt(messages[:-1])
         (asked,), answered = self.prompt_own(messages[:-1]), (len(prompt), len(prompt) + len(answer))
@@ -354,11 +354,11 @@ class PlainTemplate:
         return [Turn(index, text, len(prompt), spans, (0, 0), (answered,), END_OF_TURN, prompt_own=(asked,))]
 
     def last_turn(self, messages: Sequence[Message], tools: Any = None, variables: Any = None) -> Turn:
-        """The only turn."""
+        """Return the only turn."""
         return self.turns(messages)[0]
 
     def render(self, messages: Sequence[Message], tools: Any = None, variables: Any = None) -> Rendered:
-        """The last question and, with ``answers``, its answer."""
+        """Render the last question and, with ``answers``, its answer."""
         if self.answers:
             (turn,) = self.turns(messages)
             return Rendered(turn.text, turn.spans)
@@ -368,7 +368,7 @@ class PlainTemplate:
         )
 
     def render_alone(self, role: str, content: str) -> Rendered:
-        """Render one message by itself, as a view that sees nothing else: its bare content, whatever the role."""
+        """Render one message alone, as a view that sees nothing else: its bare content, whatever the role."""
         text = self.begin + content
         return Rendered(text, ((len(self.begin), len(text)),))
 
@@ -387,7 +387,7 @@ def _message(role: str, content: str) -> dict[str, Any]:
 
 
 def _with_text(call: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool call with its arguments as JSON text."""
+    """Return a tool call with its arguments as JSON text."""
     function = call["function"]
     return {**call, "function": {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}}
 
@@ -398,6 +398,6 @@ def _check_fast(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def _one_line(error: Exception) -> str:
-    """The message of an error of Jinja; those of its parser know the line."""
+    """Return the message of an error of Jinja, with the line of the template if it is known."""
     message, line = str(error).strip() or type(error).__name__, getattr(error, "lineno", None)
     return message if line is None else f"line {line}: {message}"

@@ -19,7 +19,7 @@ _TAG = re.compile("|".join(re.escape(tag) for pair in _PAIRS for tag in pair))
 
 
 class Thought(NamedTuple):
-    """Where a content holds a thought: its first and one past its last character, and where the answer begins."""
+    """The range ``[start, end)`` of a thought in a content, in characters, and the first character of the answer."""
 
     start: int
     end: int
@@ -27,7 +27,7 @@ class Thought(NamedTuple):
 
 
 def thought_in(content: str, *, opened: bool = False) -> Thought | None:
-    """The thought that stands in front of a content; None if there is none.
+    """Find the thought at the beginning of a content; None if there is none.
 
     With ``opened`` the prompt has written the opening tag, so a content may begin inside the thought.
     """
@@ -49,7 +49,7 @@ def thought_in(content: str, *, opened: bool = False) -> Thought | None:
 
 
 class Tag(NamedTuple):
-    """The think tag that a text ends in or has closed: what it is, where it begins, and whether it is still open."""
+    """The last think tag of a text: its text, its first character, and whether it is still open."""
 
     text: str
     start: int
@@ -62,23 +62,23 @@ class Tag(NamedTuple):
 
 
 def last_tag(text: str, begin: int = 0) -> Tag | None:
-    """The last opening tag of a text behind ``begin``; None if there is none."""
+    """Find the last opening tag of a text behind ``begin``; None if there is none."""
     last: Tag | None = None
-    for found in _TAG.finditer(text, begin):
-        if found[0] in _CLOSING:
-            last = Tag(found[0], found.start(), True)
-        elif last is not None and last.closing == found[0]:
+    for match in _TAG.finditer(text, begin):
+        if match[0] in _CLOSING:
+            last = Tag(match[0], match.start(), True)
+        elif last is not None and last.closing == match[0]:
             last = last._replace(is_open=False)
     return last
 
 
 def ends_in_thought(prompt: str) -> bool:
-    """Whether a prompt ends in an opening think tag, so that the model goes on with a thought."""
+    """Whether a prompt ends in an opening think tag, so that the model continues with a thought."""
     tag = last_tag(prompt)
     return tag is not None and tag.is_open and not prompt[tag.start + len(tag.text) :].strip()
 
 
 def without_thought(content: str) -> str:
-    """What an answer says behind its thought, without the white space between the two."""
+    """Return an answer without its thought and the white space behind it."""
     thought = thought_in(content)
     return content if thought is None else content[thought.answer :].lstrip()

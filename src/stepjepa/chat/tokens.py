@@ -1,6 +1,6 @@
-"""Special tokens that training adds to a tokenizer, and texts to tokens without special tokens from users' contents.
+"""Predictor tokens, and tokenisation in which special tokens spelled by users stay plain text.
 
-A user's text may hold ``<|im_end|>``, which would end the turn. ``split_special_tokens`` of transformers alone splits
+A text may contain ``<|im_end|>``, which would end the turn. ``split_special_tokens`` of transformers alone splits
 the template's own tokens, too. So these are replaced by stand-ins: tokens of the same length and with the same matching
 options that are not special, known only to a copy of the tokenizer. The ids of the stand-ins are mapped back.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Spans = Sequence[tuple[int, int]]
 """Start and end (exclusive) of each content in a text, in characters, without overlaps."""
 
-_MOST_PIECES = 20_000  # that are remembered
+_MOST_PIECES = 20_000  # most pieces of texts that are remembered
 
 PERCEPTION = "<|perception|>"
 
@@ -34,7 +34,7 @@ END_OF_TURN = "<|eot_id|>"
 
 
 def predictor_token(number: int) -> str:
-    """The text of predictor token ``number``, counted from 1."""
+    """Return the text of predictor token ``number``, counted from 1."""
     return f"<|predictor_{number}|>"
 
 
@@ -45,18 +45,18 @@ def add_predictor_tokens(tokenizer: PreTrainedTokenizerBase, count: int) -> list
 
 
 def predictor_ids(tokenizer: PreTrainedTokenizerBase, count: int) -> list[int]:
-    """The ids of ``<|predictor_1|>`` .. ``<|predictor_K|>``; ValueError if the tokenizer lacks one of them."""
-    known = tokenizer.get_added_vocab()
+    """Return the ids of ``<|predictor_1|>`` .. ``<|predictor_K|>``; ValueError if the tokenizer lacks one of them."""
+    added = tokenizer.get_added_vocab()
     tokens = [predictor_token(number) for number in range(1, count + 1)]
-    if missing := [token for token in tokens if token not in known]:
+    if missing := [token for token in tokens if token not in added]:
         raise ValueError(f"expected a tokenizer with {missing[0]}; call add_predictor_tokens(tokenizer, {count}) first")
-    return [int(known[token]) for token in tokens]
+    return [int(added[token]) for token in tokens]
 
 
 def all_predictor_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The ids of all predictor tokens that a tokenizer has; they must never be generated."""
-    known = tokenizer.get_added_vocab()
-    return sorted(index for token, index in known.items() if re.fullmatch(r"<\|predictor_\d+\|>", token))
+    """Return the ids of all predictor tokens of a tokenizer; they must never be generated."""
+    added = tokenizer.get_added_vocab()
+    return sorted(index for token, index in added.items() if re.fullmatch(r"<\|predictor_\d+\|>", token))
 
 
 def add_plain_tokens(tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -66,8 +66,8 @@ def add_plain_tokens(tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 
 def _add(tokenizer: PreTrainedTokenizerBase, tokens: list[str]) -> None:
-    known = tokenizer.get_added_vocab()
-    missing = [token for token in tokens if token not in known]
+    added = tokenizer.get_added_vocab()
+    missing = [token for token in tokens if token not in added]
     tokenizer.add_special_tokens({"extra_special_tokens": missing}, replace_extra_special_tokens=False)
 
 
@@ -108,10 +108,10 @@ class TurnTokens(NamedTuple):
 
 
 class TextTokenizer:
-    """Tokenises rendered texts; of what others wrote in them no special token is one.
+    """Tokenises rendered texts; special tokens spelled in the contents of messages stay plain text.
 
-    A text is cut in front of added tokens, which nothing reaches over, and equal pieces are tokenised once: the prompts
-    of a chat's turns hold all that was said before.
+    A text is cut before added tokens, across which no token can reach, and equal pieces are tokenised once: the prompts
+    of a chat's turns repeat all earlier turns.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -119,10 +119,10 @@ class TextTokenizer:
         self._known: dict[str, Tokens] = {}  # tokens of pieces of texts
         self._added, self._cuts = _cuts(tokenizer)
         self._undecorated: TextTokenizer | None = None
-        # A tokenizer that splits special tokens anyway has none to tell apart.
+        # A tokenizer that splits special tokens anyway needs no distinction.
         added = {} if getattr(tokenizer, "split_special_tokens", False) else tokenizer.added_tokens_decoder
         self._special = {str(token): index for index, token in added.items() if token.special}
-        # Of several tokens that match at one place the longest wins, as in the tokenizer.
+        # If several tokens match at one place the longest wins, as in the tokenizer.
         longest_first = sorted(self._special, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
         self._copy: Any = None
@@ -130,7 +130,7 @@ class TextTokenizer:
         self._back: dict[int, int] = {}  # id of a stand-in -> id of the special token that it replaces
 
     def __call__(self, texts: Sequence[str], contents: Sequence[Spans]) -> list[Tokens]:
-        """Tokenise texts, best many at once; ``contents`` are where each holds what others wrote."""
+        """Tokenise texts, which is faster for many at once; ``contents`` are the spans of user-written text in each."""
         both = list(zip(texts, contents, strict=True))
         spelt = [self.spelt(*each) for each in both]
         plain = iter(self._in_pieces([text for text, here in zip(texts, spelt, strict=True) if not here]))
@@ -138,9 +138,9 @@ class TextTokenizer:
         return [next(replaced if here else plain) for here in spelt]
 
     def turns(self, turns: Sequence[TurnText]) -> list[TurnTokens]:
-        """Tokenise turns. Where the tokens of prompt and answer begin with those of the prompt, the rest is the answer.
+        """Tokenise turns. If the tokens of the whole turn begin with those of its prompt, the others are the answer.
 
-        Elsewhere the two have fused at the seam, which no server can ask for: the answer is tokenised by itself.
+        Otherwise a token joins prompt and answer, which can't happen in a server; then the answer is tokenised alone.
         """
         prompts = self([turn.text[: turn.answer] for turn in turns], [turn.prompt_own for turn in turns])
         wholes = self([turn.text for turn in turns], [(*turn.prompt_own, *turn.own) for turn in turns])
@@ -150,19 +150,19 @@ class TextTokenizer:
             if np.array_equal(whole.ids[:count], prompt.ids):
                 tokens.append(TurnTokens(whole, count))
             else:
-                own = [(start - turn.answer, end - turn.answer) for start, end in turn.own]
-                (answer,) = self.without_dummy_blank([turn.text[turn.answer :]], [own])
+                spans = [(start - turn.answer, end - turn.answer) for start, end in turn.own]
+                (answer,) = self.without_dummy_blank([turn.text[turn.answer :]], [spans])
                 tokens.append(TurnTokens(_joined([(prompt, 0), (answer, turn.answer)]), count))
         return tokens
 
     def without_dummy_blank(self, texts: Sequence[str], contents: Sequence[Spans]) -> list[Tokens]:
-        """The same without the blank that some tokenizers put before every text."""
+        """Tokenise texts without the blank that some tokenizers put before every text."""
         if self._undecorated is None:
             self._undecorated = TextTokenizer(_without_dummy_blank(self.tokenizer))
         return self._undecorated(texts, contents)
 
     def _in_pieces(self, texts: Sequence[str]) -> list[Tokens]:
-        """Tokenise texts in which every special token is one."""
+        """Tokenise texts whose special tokens were all written by the template."""
         cut = [self._pieces(text) for text in texts]
         missing = list({text for pieces in cut for text, _ in pieces if text not in self._known})
         if len(self._known) + len(missing) > _MOST_PIECES:
@@ -172,8 +172,8 @@ class TextTokenizer:
         return [_joined([(self._known[text], start) for text, start in pieces]) for pieces in cut]
 
     def _pieces(self, text: str) -> list[tuple[str, int]]:
-        """A text cut in front of added tokens, and where each piece begins."""
-        starts = [found.start() for found in self._added.finditer(text) if found[0] in self._cuts]
+        """Cut a text before added tokens; return each piece and its first character."""
+        starts = [match.start() for match in self._added.finditer(text) if match[0] in self._cuts]
         starts = [0, *(start for start in starts if start), len(text)]
         return [(text[start:end], start) for start, end in pairwise(starts)]
 
@@ -182,7 +182,7 @@ class TextTokenizer:
         spans = sorted(span for span in contents if span[0] < span[1])
         starts, ends = [start for start, _ in spans], list(accumulate((end for _, end in spans), max))
         for token in self._pattern.finditer(text) if spans else ():
-            before = bisect_left(starts, token.end())  # as many contents begin in front of the token's end
+            before = bisect_left(starts, token.end())  # number of contents that begin before the token ends
             if before and ends[before - 1] > token.start():
                 return True
         return False
@@ -195,46 +195,46 @@ class TextTokenizer:
             parts, position = [], 0
             # A message that the template leaves out has the empty span (0, 0).
             for start, stop in [*sorted(span for span in contents if span[0] < span[1]), (len(text), len(text))]:
-                outside = self._pattern.sub(lambda found: self._stands_for[found[0]], text[position:start])
+                outside = self._pattern.sub(lambda match: self._stands_for[match[0]], text[position:start])
                 parts += [outside, text[start:stop]]
                 position = stop
             replaced.append("".join(parts))
         back = self._back
-        found = _tokenize(self._copy, replaced, split_special_tokens=True)
-        return [each._replace(ids=np.array([back.get(i, i) for i in each.ids.tolist()], np.int32)) for each in found]
+        tokens = _tokenize(self._copy, replaced, split_special_tokens=True)
+        return [each._replace(ids=np.array([back.get(i, i) for i in each.ids.tolist()], np.int32)) for each in tokens]
 
     def _make_copy(self) -> None:
-        """Copy the tokenizer and add stand-ins of private-use characters drawn at random, which texts hardly hold."""
+        """Copy the tokenizer and add stand-ins of random private-use characters, which hardly any text contains."""
         from tokenizers import AddedToken
 
         drawn = random.SystemRandom().sample(range(0x100000, 0x10FFFE), len(self._special))
         self._copy, added = copy.deepcopy(self.tokenizer), self.tokenizer.added_tokens_decoder
         for (token, index), code in zip(self._special.items(), drawn, strict=True):
-            manners = {name: getattr(added[index], name) for name in ("single_word", "lstrip", "rstrip", "normalized")}
+            matching = {name: getattr(added[index], name) for name in ("single_word", "lstrip", "rstrip", "normalized")}
             self._stands_for[token] = chr(code) * len(token)
-            self._copy.add_tokens([AddedToken(self._stands_for[token], special=False, **manners)])
+            self._copy.add_tokens([AddedToken(self._stands_for[token], special=False, **matching)])
             self._back[self._copy.convert_tokens_to_ids(self._stands_for[token])] = index
 
 
 def _cuts(tokenizer: PreTrainedTokenizerBase) -> tuple[re.Pattern[str], set[str]]:
-    """A pattern of all added tokens, and those in front of which a text can be cut: nothing before them matters."""
+    """Return a pattern of all added tokens, and those before which a text can be cut without changing its tokens."""
     added = {str(token): token for token in tokenizer.added_tokens_decoder.values()}
     longest_first = sorted(filter(None, added), key=len, reverse=True)
-    # A tokenizer that splits special tokens does not look at them first.
+    # A tokenizer that splits special tokens does not match them first.
     splits = getattr(tokenizer, "split_special_tokens", False)
     safe = (text for text, it in added.items() if not (it.lstrip or it.single_word or it.normalized))
     return re.compile("|".join(map(re.escape, longest_first)) or "(?!)"), set() if splits else set(safe)
 
 
 def _without_dummy_blank(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """A copy of a tokenizer that puts no blank before a text; the tokenizer itself where it puts none."""
+    """Return a copy of a tokenizer that puts no blank before a text; the tokenizer itself if it puts none."""
     from tokenizers import Tokenizer
 
     backend: Any = tokenizer.backend_tokenizer
     description = json.loads(backend.to_str())
 
     def strip(part: Any) -> bool:
-        """Take out of a part of the description what writes a blank; whether there was anything."""
+        """Remove, from a part of the description, whatever writes a blank; return whether something was removed."""
         if isinstance(part, list):
             return any(list(map(strip, part)))
         if not isinstance(part, dict):
@@ -250,13 +250,13 @@ def _without_dummy_blank(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokeni
 
     if not strip([description[name] for name in ("normalizer", "pre_tokenizer")]):
         return tokenizer
-    made: Any = copy.deepcopy(tokenizer)
-    made._tokenizer = Tokenizer.from_str(json.dumps(description))
-    return made
+    changed: Any = copy.deepcopy(tokenizer)
+    changed._tokenizer = Tokenizer.from_str(json.dumps(description))
+    return changed
 
 
 def _joined(parts: Sequence[tuple[Tokens, int]]) -> Tokens:
-    """The tokens of a text of those of its pieces, each with the character at which it begins."""
+    """Join the tokens of the pieces of a text; each piece comes with its first character."""
     if len(parts) == 1 and not parts[0][1]:
         return parts[0][0]
     if not parts:
@@ -271,19 +271,19 @@ def _joined(parts: Sequence[tuple[Tokens, int]]) -> Tokens:
 def _tokenize(tokenizer: PreTrainedTokenizerBase, texts: list[str], **options: Any) -> list[Tokens]:
     if not texts:
         return []
-    found = tokenizer(
+    encoding = tokenizer(
         texts,
-        # The template has written the special tokens; the tokenizer must not add a second begin-of-text.
+        # The template writes the special tokens; the tokenizer must not add a second begin-of-text.
         add_special_tokens=False,
         return_offsets_mapping=True,
         return_attention_mask=False,
         return_token_type_ids=False,
-        # Lengths are checked elsewhere; the tokenizer's own warning about its model would only confuse.
+        # Lengths are checked elsewhere, so the tokenizer must not warn of its model's length.
         verbose=False,
         **options,
     )
     tokens = []
-    for ids, offsets in zip(found["input_ids"], found["offset_mapping"], strict=True):
+    for ids, offsets in zip(encoding["input_ids"], encoding["offset_mapping"], strict=True):
         flat = np.fromiter(chain.from_iterable(offsets), np.int32, 2 * len(ids))
         tokens.append(Tokens(np.array(ids, np.int32), flat[::2].copy(), flat[1::2].copy()))
     return tokens

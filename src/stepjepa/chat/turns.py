@@ -1,7 +1,7 @@
-"""A turn of the assistant as it is trained: behind the prompt that a server will send for it.
+"""Trained turns of the assistant, each behind the prompt that a server will send for it.
 
-For turn i, P is the chat up to it with a generation prompt, and F the chat up to and with it. P is the prompt; the
-answer is what F holds behind it, see :func:`make_turn`.
+For turn i, P is the chat before it with a generation prompt, and F the chat up to and including it. P is the prompt;
+the answer is taken from F, see :func:`make_turn`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from stepjepa.base.errors import UserError, shown
 from stepjepa.chat.marks import REASONING_KEYS, Kind, Message, Place, Span, locate
 from stepjepa.chat.thought import Tag, ends_in_thought, last_tag, thought_in
 
-_AROUND = 40  # characters that an error shows around the place where two texts part
+_AROUND = 40  # characters that an error shows around the first difference of two texts
 
 
 class Render(Protocol):
@@ -23,12 +23,12 @@ class Render(Protocol):
 
 
 class Rules(Protocol):
-    """What a chat template is known to do."""
+    """Properties of a chat template."""
 
-    closing: str | None  # what it writes between a reasoning and a content; None if it writes not both
+    closing: str | None  # the text between reasoning and content; None if it does not write both
 
     def turn_end(self, text: str, own_end: int, following: str | None) -> tuple[str, str]:
-        """A turn's text up to and with its stop token, and this token; see ``ChatTemplate.turn_end``."""
+        """Return the text up to the stop token, and this token; see ``ChatTemplate.turn_end``."""
         ...
 
 
@@ -38,47 +38,47 @@ class Turn(NamedTuple):
     message: int  # index of its message in the chat
     text: str  # prompt and answer, which ends with the stop token
     answer: int  # the character at which the answer begins: ``text[:answer]`` is the served prompt
-    # Of each message up to this one where its content stands; (0, 0) where it does not. A thought is no content.
+    # The span of the content of each message up to this one, without thoughts; (0, 0) if it is missing.
     spans: tuple[Span, ...]
-    reasoning: Span  # where this message's thought stands; (0, 0) without one
-    own: tuple[Span, ...]  # the texts of this message: special tokens that they spell are text
+    reasoning: Span  # the span of this message's thought; (0, 0) without one
+    own: tuple[Span, ...]  # the spans of this message's texts, in which special tokens are plain text
     stop: str  # the token that ends the turn
-    prompt_own: tuple[Span, ...] = ()  # the same of the prompt; empty where a server takes them for tokens, too
-    untrained: str = ""  # what the template writes behind the stop token, up to the next turn
+    prompt_own: tuple[Span, ...] = ()  # the same for the prompt; empty if a server reads them as special tokens
+    untrained: str = ""  # the text that the template writes between the stop token and the next turn
 
 
 class _Answer(NamedTuple):
-    """What stands behind the prompt."""
+    """The text behind the prompt."""
 
     text: str
-    behind: int  # the character of F at which its text begins that was taken over
-    thought: str | None = None  # a thought that the template leaves out of F, put in front
+    behind: int  # the first character of F that is part of it
+    thought: str | None = None  # a thought that F lacks, put in front
 
 
 def make_turn(template: Rules, chat: Sequence[Message], index: int, render: Render) -> Turn:
-    """The turn of message ``index`` of a normalised chat.
+    """Make the turn of message ``index`` of a normalised chat.
 
-    1. F begins with P: the answer is the rest of F.
-    2. Else, where what stands behind the last content of the prompt begins alike in both: the rest of that.
-    3. Else, where P ends in an open thought: the thought, the text that closes it, and F from the content on.
+    1. If F begins with P, the answer is the remainder of F.
+    2. Else, if F continues the last content of the prompt as P does, the answer is the remainder of F behind that.
+    3. Else, if P ends in an open thought, the answer is the thought, the text that closes it, and F from the content.
 
-    UserError where none of this holds, or where a text of the message never reaches its answer.
+    UserError if none of these holds, or if the answer lacks a text of the message.
     """
     before, until, message = chat[:index], chat[: index + 1], chat[index]
     prompt, full = render(before, prompt=True), render(until)
     plain, opened = full.startswith(prompt), ends_in_thought(prompt)
     places = locate(render, until, full, range(index + 1), begin=len(prompt) if plain else 0, opened=opened)
-    own = [place for place in places if place.part.message == index]
+    own_places = [place for place in places if place.part.message == index]
     if plain:
         earlier = [place for place in places if place.part.message < index]
         answer = _Answer(full[len(prompt) :], len(prompt))
     else:
         earlier = locate(lambda chat: render(chat, prompt=True), before, prompt, range(index), opened=opened)
-        answer = _rewritten(template, message, _Both(prompt, full, earlier, places), own)
-    shift = len(prompt) + len(answer.text) - len(full)  # from places in F to places in prompt and answer
+        answer = _rewritten(template, message, _Both(prompt, full, earlier, places), own_places)
+    shift = len(prompt) + len(answer.text) - len(full)  # from positions in F to positions in prompt and answer
     reasoning = (0, 0) if answer.thought is None else (len(prompt), len(prompt) + len(answer.thought))
     content, texts = (0, 0), [] if answer.thought is None else [reasoning]
-    for part, span in own:
+    for part, span in own_places:
         if span is None or span[1] <= answer.behind:
             if part.kind == "thought" and answer.thought is not None:
                 continue
@@ -96,13 +96,13 @@ def make_turn(template: Rules, chat: Sequence[Message], index: int, render: Rend
         if part.kind == "content" and span is not None:
             spans[part.message] = span
     written = prompt + answer.text
-    # A stop token that the template does not write is no part of it.
+    # A stop token that was appended is not part of the template's text.
     untrained = written[len(text) if written.startswith(text) else len(text) - len(stop) :]
     return Turn(index, text, len(prompt), tuple(spans), reasoning, tuple(texts), stop, untrained=untrained)
 
 
 class _Both(NamedTuple):
-    """Prompt and chat with the answer, and where texts stand in each."""
+    """The prompt, the chat with the answer, and the places of texts in each."""
 
     prompt: str
     full: str
@@ -110,8 +110,8 @@ class _Both(NamedTuple):
     in_full: Sequence[Place]
 
 
-def _rewritten(template: Rules, message: Message, both: _Both, own: Sequence[Place]) -> _Answer:
-    """The answer where the template writes the chat before it in another way once it is there."""
+def _rewritten(template: Rules, message: Message, both: _Both, own_places: Sequence[Place]) -> _Answer:
+    """Return the answer for a template that renders the earlier chat differently behind it."""
     prompt, full = both.prompt, both.full
     end, last = max(((span[1], part) for part, span in both.in_prompt if span is not None), default=(0, None))
     in_full = next((span[1] for part, span in both.in_full if part == last and span is not None), None)
@@ -121,33 +121,34 @@ def _rewritten(template: Rules, message: Message, both: _Both, own: Sequence[Pla
         return _Answer(full[start:], start)
     tag = last_tag(prompt, end)
     if tag is not None and tag.is_open:
-        return _opened(template, message, both, own, tag)
-    if tag is not None and any(part.kind == "thought" for part, _ in own):
-        told = f"the prompt closes the thought already ({shown(prompt[tag.start :])}), and the message has one"
+        return _opened(template, message, both, own_places, tag)
+    if tag is not None and any(part.kind == "thought" for part, _ in own_places):
+        fault = f"the prompt closes the thought already ({shown(prompt[tag.start :])}), and the message has one"
         raise UserError(
-            f"{told} ('reasoning_content', or think tags in 'content'); remove it, or leave the thought to the model "
+            f"{fault} ('reasoning_content', or think tags in 'content'); remove it, or leave the thought to the model "
             "with `chat_template_kwargs` (for Qwen3's form enable_thinking true)"
         )
-    goes_on = full[in_full or 0 :]
-    same = next((at for at, (a, b) in enumerate(zip(behind, goes_on, strict=False)) if a != b), 0)
+    continuation = full[in_full or 0 :]
+    same = next((at for at, (a, b) in enumerate(zip(behind, continuation, strict=False)) if a != b), 0)
     begin = max(same - _AROUND, 0)
     raise UserError(
         f"the prompt that a server will send ends in {shown(behind[begin : same + _AROUND])}, the chat goes on with "
-        f"{shown(goes_on[begin : same + _AROUND])}; use a `chat_template` whose generation prompt begins the answer"
+        f"{shown(continuation[begin : same + _AROUND])}; use a `chat_template` whose generation prompt begins the "
+        "answer"
     )
 
 
-def _opened(template: Rules, message: Message, both: _Both, own: Sequence[Place], tag: Tag) -> _Answer:
-    """The answer behind an open thought that the template leaves out once the answer is there."""
+def _opened(template: Rules, message: Message, both: _Both, own_places: Sequence[Place], tag: Tag) -> _Answer:
+    """Return the answer behind an open thought that the template leaves out once the answer is there."""
     prompt, full = both.prompt, both.full
-    thought = next((part.text for part, _ in own if part.kind == "thought"), "")
-    start = next((span[0] for part, span in own if part.kind == "content" and span is not None), None)
-    # Where the chat has an empty thought in the place of the prompt's open one: where its closing tag stands.
+    thought = next((part.text for part, _ in own_places if part.kind == "thought"), "")
+    start = next((span[0] for part, span in own_places if part.kind == "content" and span is not None), None)
+    # The closing tag of an empty thought that the chat has instead of the prompt's open one.
     at = full.find(tag.closing, tag.start, start) if full.startswith(prompt[: tag.start] + tag.text) else -1
     if start is None:
         if not full.startswith(prompt[: tag.start]):
-            told = f"the prompt opens a thought ({shown(prompt[tag.start :])}), and the chat goes on without it"
-            raise UserError(f"{told}; use another `chat_template`")
+            fault = f"the prompt opens a thought ({shown(prompt[tag.start :])}), and the chat goes on without it"
+            raise UserError(f"{fault}; use another `chat_template`")
         start = tag.start if at < 0 else at + len(tag.closing)
     elif thought_in(message["content"], opened=True):
         # The white space behind the thought is part of the text that closes it.
@@ -159,7 +160,7 @@ def _opened(template: Rules, message: Message, both: _Both, own: Sequence[Place]
 
 
 def _lost(message: Message, kind: Kind) -> str:
-    """What to say of a text that the template leaves out."""
+    """Return the message for a text that the template leaves out."""
     if kind == "call":
         return (
             "the chat template writes no 'tool_calls', so that they can't be trained; remove them, or use another one"
@@ -168,5 +169,5 @@ def _lost(message: Message, kind: Kind) -> str:
         beside = " beside tool calls" if message.get("tool_calls") else ""
         return f"the chat template leaves out or rewrites 'content'{beside}, so that it can't be trained; change it"
     in_field = any(message.get(key) for key in REASONING_KEYS)
-    named = "'reasoning_content' (or 'thinking')" if in_field else "the thought in 'content'"
-    return f"the chat template does not write {named}, so that it can't be trained; remove it, or use another template"
+    source = "'reasoning_content' (or 'thinking')" if in_field else "the thought in 'content'"
+    return f"the chat template does not write {source}, so that it can't be trained; remove it, or use another template"

@@ -67,8 +67,8 @@ def load(name: str) -> Command:
 def make_parser(name: str) -> Parser:
     """Create the parser of a command."""
     command = load(name)
-    about = {"prog": f"stepjepa {name}", "description": COMMANDS[name], "epilog": command.epilog}
-    parser = Parser(common=command.common.split(), **about)
+    texts = {"prog": f"stepjepa {name}", "description": COMMANDS[name], "epilog": command.epilog}
+    parser = Parser(common=command.common.split(), **texts)
     parser.takes_others = command.parse is not Parser.parse_args
     command.add(parser)
     for settings, group in command.flags:

@@ -36,9 +36,9 @@ def run(args: argparse.Namespace) -> int:
     for name, summary in COMMANDS.items():
         commands.add_parser(name, help=summary, parents=[make_parser(name)], add_help=False)
     for name in ("train", "estimate"):
-        known = commands.choices[name]
-        for field in sorted({*trainer_flags()} - {*known._option_string_actions}):
-            known.add_argument(field, help="of transformers.TrainingArguments")
+        subparser = commands.choices[name]
+        for field in sorted({*trainer_flags()} - {*subparser._option_string_actions}):
+            subparser.add_argument(field, help="of transformers.TrainingArguments")
     complete = {"FILE": shtab.FILE, "FILE.html": shtab.FILE, **dict.fromkeys(("DIR", "PATH", "RUN"), shtab.DIRECTORY)}
     parsers = [*commands.choices.values()]
     for each in parsers:

@@ -72,8 +72,8 @@ def load_jepa(args: argparse.Namespace, device: str | None = None) -> Jepa:
         raise error if isinstance(error, UserError) else UserError(str(error)) from None
     if args.system_prompt is not None:
         if not jepa.reads_system_prompt:
-            told = "`system_prompt` does nothing: the model reads questions by themselves, without a system prompt"
-            raise UserError(f"{told}; leave it out")
+            warning = "`system_prompt` does nothing: the model reads questions by themselves, without a system prompt"
+            raise UserError(f"{warning}; leave it out")
         jepa.system_prompt = args.system_prompt
     return jepa
 
@@ -109,10 +109,10 @@ def run(args: argparse.Namespace) -> JsonObject:
         overwrite=args.overwrite,
     )
     seconds = time.perf_counter() - start
-    what = "texts" if args.column is not None else "records"
+    noun = "texts" if args.column is not None else "records"
     distinct = f" ({embedded.distinct:,} distinct)" if embedded.distinct < embedded.inputs else ""
     speed = f"{embedded.inputs / seconds:,.0f} a second"
-    print(f"{embedded.inputs:,} {what}{distinct} on side {args.side} in {seconds:,.1f} s, {speed}")
+    print(f"{embedded.inputs:,} {noun}{distinct} on side {args.side} in {seconds:,.1f} s, {speed}")
     print(f"written: {args.output_file}, float32 [{embedded.rows}, {embedded.dimensions}]")
     return {**embedded.to_dict(), "side": args.side, "seconds": seconds}
 

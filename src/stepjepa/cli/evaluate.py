@@ -90,8 +90,8 @@ def evaluate(args: argparse.Namespace) -> JsonObject:
     try:
         summary = evaluation.run()
     except Stopped as stop:
-        there = f"{evaluation.finished} of {count} examples are in {output}"
-        raise Stopped(stop.number, f"stopped; {there}; the same command without `overwrite` resumes it") from None
+        progress = f"{evaluation.finished} of {count} examples are in {output}"
+        raise Stopped(stop.number, f"stopped; {progress}; the same command without `overwrite` resumes it") from None
     written = _tell_summary(summary, output, details=args.details)
     if (output.parent / RUN_FILE).is_file():
         page = output.parent / "report.html"

@@ -151,8 +151,8 @@ def _export(args: argparse.Namespace, name: str | None) -> None:
             serve_as_trained(model, tokenizer, plain=bool(run.jepa.get("plain")), variables=variables)
         model.save_pretrained(part)
         tokenizer.save_pretrained(part)
-        about = run or RunRecord(model=Path(args.model_path).name)
-        write_card(part, name=name or folder.absolute().name, run=about)
+        record = run or RunRecord(model=Path(args.model_path).name)
+        write_card(part, name=name or folder.absolute().name, run=record)
         if run is not None:
             # Evaluation reads from run.json how the model was trained, and prompts it in the same way.
             write_record(part, replace(run, exported_from=str(args.model_path)))

@@ -55,8 +55,8 @@ def add_records_model_objective(parser: Parser) -> None:
 
 def run_config(args: argparse.Namespace, options: Iterable[Option] = (*SHORTCUTS, *WRITTEN)) -> RunConfig:
     """Return the configuration that the parsed flags of ``options`` describe."""
-    named = {each.flag: getattr(args, each.flag) for each in options if hasattr(args, each.flag)}
-    return RunConfig.from_flat({**named, **getattr(args, "trainer", {})}, note)
+    values = {each.flag: getattr(args, each.flag) for each in options if hasattr(args, each.flag)}
+    return RunConfig.from_flat({**values, **getattr(args, "trainer", {})}, note)
 
 
 def settings_of_earlier_run(arguments: Sequence[str], jepa: Mapping[str, object]) -> JsonObject:
@@ -69,13 +69,13 @@ def settings_of_earlier_run(arguments: Sequence[str], jepa: Mapping[str, object]
     parser = Parser(prog="stepjepa train")
     parser.takes_others = True
     add_run(parser)
-    args, rest = parser.parse_known_args(translate_train(arguments)[0])
+    args, others = parser.parse_known_args(translate_train(arguments)[0])
     objective = {each.flag for each in (*SHORTCUTS, *JEPA, *TERMS)}
-    named = {each.flag: getattr(args, each.flag) for each in WRITTEN if hasattr(args, each.flag)}
-    named = {
-        name: value for name, value in named.items() if name not in objective and not FLAT[name].about.get("launch")
+    values = {each.flag: getattr(args, each.flag) for each in WRITTEN if hasattr(args, each.flag)}
+    values = {
+        name: value for name, value in values.items() if name not in objective and not FLAT[name].about.get("launch")
     }
-    return {**named, **trainer_values(parser, rest), **flat_objective(jepa)}
+    return {**values, **trainer_values(parser, others), **flat_objective(jepa)}
 
 
 # -- a file of flags ---------------------------------------------------------------------------------------------------
@@ -145,9 +145,10 @@ def trainer_values(parser: Parser, rest: Sequence[str]) -> JsonObject:
 def more_help(ours: Parser) -> str:
     """Return help on the flags of ``TrainingArguments`` that are not ours, for ``--help_all``."""
     parser = Parser(add_help=False, prog="stepjepa train")
-    own = {*ours.flags()}
+    our_flags = {*ours.flags()}
     parser.add_options(
-        [each for each in trainer_options().values() if f"--{each.name}" not in own], "transformers.TrainingArguments"
+        [each for each in trainer_options().values() if f"--{each.name}" not in our_flags],
+        "transformers.TrainingArguments",
     )
     published = "\nFlags of the published scripts are translated: docs/published.md has a table of them.\n\n"
     return published + parser.format_help().partition("ask no hub\n\n")[2]

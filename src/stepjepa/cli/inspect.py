@@ -130,8 +130,8 @@ def verify(args: argparse.Namespace) -> JsonObject:
     if run.train_file is not None:
         records = _records(run)
     else:
-        made = generate(size=200, seed=args.finetune_seed, difficulty=Difficulty())
-        records = [parse_record(value, "built-in problems", line) for line, value in enumerate(made, start=1)]
+        generated = generate(size=200, seed=args.finetune_seed, difficulty=Difficulty())
+        records = [parse_record(value, "built-in problems", line) for line, value in enumerate(generated, start=1)]
     name = run.model_name or "preset:tiny"
     print(f"model {name}, data {run.train_file or 'built-in problems'}, mode {config.mode}, layout {config.layout}")
     looked_at = spread(records, args.max_records)
@@ -155,8 +155,8 @@ def verify(args: argparse.Namespace) -> JsonObject:
         )
     failed = sum(not check["passed"] for check in checks)
     print("all checks passed" if not failed else f"{failed} check(s) failed")
-    about = {"model": name, "data": run.train_file, "mode": config.mode, "layout": config.layout}
-    return {**about, "passed": not failed, "checks": checks}
+    facts = {"model": name, "data": run.train_file, "mode": config.mode, "layout": config.layout}
+    return {**facts, "passed": not failed, "checks": checks}
 
 
 VERIFY = Command(

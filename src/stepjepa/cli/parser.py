@@ -29,8 +29,8 @@ def check_exclusive(args: argparse.Namespace, *pairs: tuple[str, str]) -> None:
 
 def from_args(settings: type[T], args: argparse.Namespace, **more: Any) -> T:
     """Create an instance of a dataclass from the parsed flags of its options; ``more`` sets or replaces fields."""
-    named = {each.name: getattr(args, each.name) for each in options_of(settings) if each.name not in more}
-    return settings(**named, **more)
+    values = {each.name: getattr(args, each.name) for each in options_of(settings) if each.name not in more}
+    return settings(**values, **more)
 
 
 def as_arguments(flags: Mapping[str, object]) -> list[str]:
@@ -55,10 +55,10 @@ WIDEST = 100
 """Maximum number of columns of a help text, where the terminal has as many."""
 
 
-def suggestion(name: str, known: Collection[str]) -> str:
+def suggestion(name: str, names: Collection[str]) -> str:
     """Return the remedy for an unknown name: the known name like it, or all of them."""
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]}?" if near else f"choose one of {', '.join(known)}"
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {near[0]}?" if near else f"choose one of {', '.join(names)}"
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -96,7 +96,7 @@ class Parser(argparse.ArgumentParser):
         """Add the flags of some settings; with ``named_only`` what is parsed has no defaults, only what was named."""
         for each in options:
             title = each.about.get("group", group)
-            section = next((known for known in self._action_groups if known.title == title), None)
+            section = next((existing for existing in self._action_groups if existing.title == title), None)
             _add(section or self.add_argument_group(title), each, named_only)
             if each.default is MISSING and not each.about.get("positional"):
                 self.required.append(each.flag)

@@ -112,10 +112,10 @@ class CommandLine:
     def note_idle(self, *names: str, reason: str) -> None:
         """Remove flags without effect here, and say so on one line."""
         idle = [name for name in names if self.has(name)]
-        shown = [f"--{name}" for name in idle if self.is_on(name)]
+        flags = [f"--{name}" for name in idle if self.is_on(name)]
         self.remove(*idle)
-        if shown:
-            self.notes.append(f"{', '.join(shown)}: no effect here; {reason}")
+        if flags:
+            self.notes.append(f"{', '.join(flags)}: no effect here; {reason}")
 
     def refuse(self, name: str, reason: str, *, without_effect: Callable[[str], bool] = lambda value: False) -> None:
         """Raise ``UserError`` if a flag is given, unless its value has no effect in the published program either."""

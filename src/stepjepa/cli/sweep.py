@@ -100,10 +100,10 @@ def run(args: argparse.Namespace) -> int:
     folder = SweepFolder(path, trials, {name: getattr(grid, name) for name in KEYS}, read_arguments=_read_earlier)
     states = folder.states(chosen)
     engine = _engine(args, folder)
-    there = ", ".join(f"{count} {state}" for state, count in Counter(states.values()).items())
+    counts = ", ".join(f"{count} {state}" for state, count in Counter(states.values()).items())
     narrowed = f", {len(chosen)} of them chosen" if len(chosen) < len(trials) else ""
     labels = len({trial.label for trial in trials})
-    print(f"sweep: {len(trials)} trials ({labels} combinations, {len(grid.seeds)} seeds){narrowed}: {there}")
+    print(f"sweep: {len(trials)} trials ({labels} combinations, {len(grid.seeds)} seeds){narrowed}: {counts}")
     print(f"baseline: {grid.baseline}\nlogs: {path}/ARM/seedN.log", flush=True)
     if args.dry_run:
         for trial in chosen:
@@ -137,8 +137,8 @@ def _conclude(folder: SweepFolder, outcome: Outcome, count: int) -> int:
     if outcome.failed:
         print(f"{len(outcome.failed)} of {count} trials failed; their logs are beside them; the same command retries")
     if outcome.stopped:
-        left = count - len(outcome.finished) - len(outcome.failed)
-        print(f"stopped with {left} of {count} trials left; the same command goes on")
+        unfinished = count - len(outcome.finished) - len(outcome.failed)
+        print(f"stopped with {unfinished} of {count} trials left; the same command goes on")
         return 128 + outcome.stopped
     if outcome.finished:
         print(f"next: stepjepa compare {shlex.quote(str(folder.path))}")

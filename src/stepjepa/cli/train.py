@@ -52,8 +52,8 @@ def parse(parser: Parser, given: Sequence[str]) -> argparse.Namespace:
     arguments, notes = translate_train(arguments, RunConfig.eval_split)
     for each in notes:
         note(each)
-    args, rest = parser.parse_known_args(arguments)
-    args.given, args.trainer = list(given), trainer_values(parser, rest)
+    args, others = parser.parse_known_args(arguments)
+    args.given, args.trainer = list(given), trainer_values(parser, others)
     parser.check_required(args, "model_name", "output_dir")
     check_effects(vars(args), LaunchFlags)
     args.run = run_config(args)
@@ -80,8 +80,8 @@ def train(args: argparse.Namespace) -> JsonObject | int:
     if not args.json and record.results is not None:
         print_rows(last_lines(Path(str(config.output_dir)), record.results))
         # On a line of its own, so that it can be copied from a terminal of any width.
-        known = "next" if config.eval_file else "next, with your test records in TEST.jsonl"
-        print(f"{known}: {shlex.join(next_command(config))}", flush=True)
+        label = "next" if config.eval_file else "next, with your test records in TEST.jsonl"
+        print(f"{label}: {shlex.join(next_command(config))}", flush=True)
     return finished_json(config, record)
 
 

@@ -30,8 +30,8 @@ DEFAULT_PREDICTORS = {"regular": 0, "llm-jepa": 1, "step-jepa": 2}
 
 _CHOICES = "; ".join(f"{mode}: {' or '.join(layouts_of(mode))}" for mode in ("llm-jepa", "step-jepa"))
 
-# A field affects the sequences of a record (so that it must be tokenised again), how sequences are packed into rows
-# (encoding), or only what is computed from the rows (objective).
+# A field affects the sequences of a record (a change needs new tokens), the packing of sequences into rows (encoding),
+# or only the computation on rows (objective).
 _text = partial(option, affects="sequences")
 _views = partial(option, affects="sequences", views=True)
 _rows = partial(option, affects="encoding")
@@ -53,7 +53,7 @@ class JepaConfig:
     )
     layout: str | None = _views(
         None,
-        f"which sequences the views become; {_CHOICES}; the first is the default; or module:function of your own",
+        f"which sequences the views become; {_CHOICES}; the first is the default; or a custom module:function",
         metavar="NAME",
     )
     predictors: int | None = _views(
@@ -84,11 +84,15 @@ class JepaConfig:
     steps_from: Literal["content", "reasoning"] = _views(
         "content", "the part of the last answer that is split into steps: its content, or the reasoning in front of it"
     )
-    require_pairs: bool = _views(False, "refuse a record without a usable pair; otherwise it trains the LM loss")
+    require_pairs: bool = _views(
+        False, "raise an error for a record without a pair of views; default: train its LM loss only"
+    )
     labels: Literal["assistant", "all", "reference"] = _text(
         "assistant", "tokens that carry LM loss; reference: those of the published collator, all but padding's token"
     )
-    plain: bool = _text(False, "no chat format: question <|perception|> answer; with labels all the question alone")
+    plain: bool = _text(
+        False, "train without a chat template: question <|perception|> answer; with `labels all` the question alone"
+    )
     chat_template_kwargs: dict[str, object] | None = _text(
         None,
         "variables of the chat template; a JSON object, as '{\"enable_thinking\": false}'; they are defaults of the "
@@ -102,15 +106,17 @@ class JepaConfig:
     )
     max_length: int = _text(512, "most tokens of a record's main sequence", allowed=FROM_ONE, group="data")
     over_length: Literal["error", "truncate", "skip"] = _text(
-        "error", "what to do with a longer record; drop means skip", parse=lambda text: {"drop": "skip"}.get(text, text)
+        "error",
+        "records longer than `max_length`: error, cut off, or leave out; drop means skip",
+        parse=lambda text: {"drop": "skip"}.get(text, text),
     )
     encoding: Literal["auto", "tree", "rows"] = _rows(
         "auto",
-        "tree: rows in which a common beginning stands once; rows: a plain row a sequence; auto tries the model out",
+        "tree: rows in which a common beginning stands once; rows: a plain row a sequence; auto tests the model",
     )
     row_length: int | None = _rows(
         None,
-        "most tokens of a row of trees, or of a pass by segments (by device and attention); one for a longer sequence",
+        "most tokens of a packed row, or of a pass by segments (by device and attention); longer sequences are alone",
         allowed=FROM_ONE,
     )
     share_prefixes: bool = _rows(True, "compute common beginnings of different records once; off: of one record alone")
@@ -145,7 +151,7 @@ class JepaConfig:
     )
     lbd_warmup: float = _loss(0.1, "share of the run in which lbd rises", only_with="lbd_schedule warmup", allowed=PART)
     predictor_head: Literal["none", "linear", "mlp"] = _loss(
-        "none", "a trained map on the source embedding (mlp: one hidden layer); inference never needs it"
+        "none", "a trained map on the source embedding (mlp: one hidden layer); not used at inference"
     )
     target_grad: Literal["on", "stop", "ema"] = _loss(
         "on", "train the model through the target; stop: don't; ema: encode it with a moving average of the weights"
@@ -156,9 +162,15 @@ class JepaConfig:
     jepa_layer: int = _loss(
         -1, "index of hidden_states that embeddings are read from; 0: token embeddings, -1: after the final norm"
     )
-    sigreg: float = _loss(0.0, "weight of SIGReg; embeddings as of a standard normal distribution", allowed=FROM_ZERO)
-    variance: float = _loss(0.0, "weight of VICReg's variance term; deviations of 1 or more", allowed=FROM_ZERO)
-    covariance: float = _loss(0.0, "weight of VICReg's covariance term; dimensions differ", allowed=FROM_ZERO)
+    sigreg: float = _loss(0.0, "weight of SIGReg, which pulls embeddings towards N(0, I)", allowed=FROM_ZERO)
+    variance: float = _loss(
+        0.0,
+        "weight of VICReg's variance term, which keeps the deviation of each dimension at 1 or more",
+        allowed=FROM_ZERO,
+    )
+    covariance: float = _loss(
+        0.0, "weight of VICReg's covariance term, which decorrelates dimensions", allowed=FROM_ZERO
+    )
     stp: float = _term(
         0.0, "weight of Semantic Tube Prediction, in any mode; 0.02 without a number", allowed=FROM_ZERO, const=0.02
     )
@@ -168,30 +180,32 @@ class JepaConfig:
         allowed=FROM_ZERO,
     )
     terms: tuple[JsonObject, ...] = _term(
-        (), "terms of your own beside these: {'term': 'module:Class', 'args': {...}} each; flags `term` and `term_args`"
+        (), "custom terms beside these: {'term': 'module:Class', 'args': {...}} each; flags `term` and `term_args`"
     )
 
     def __post_init__(self) -> None:
-        # The old name, in folders of the first edition.
+        # Folders of the first edition have the old name.
         self.encoding = "tree" if str(self.encoding) == "forest" else self.encoding
         check_values(self, sign="")
         if self.layout is not None and ":" in self.layout:
             name_layout(load("layout", self.layout), self.layout)
-        known = layouts_of(self.mode)
+        layouts = layouts_of(self.mode)
         if self.layout is None:
-            self.layout = known[0]
-        elif self.layout not in known:
-            raise ValueError(f"layout '{self.layout}' does not exist for mode {self.mode}; choose {' or '.join(known)}")
+            self.layout = layouts[0]
+        elif self.layout not in layouts:
+            raise ValueError(
+                f"layout '{self.layout}' does not exist for mode {self.mode}; choose {' or '.join(layouts)}"
+            )
         if self.predictors is None:
             self.predictors = DEFAULT_PREDICTORS[self.mode]
-        # JSON holds a list.
+        # In JSON it is a list.
         self.terms = tuple(self.terms)
         for contradicts, message in self._contradictions():
             if contradicts:
                 raise ValueError(message)
 
     def _contradictions(self) -> tuple[tuple[object, str], ...]:
-        """Combinations of options that are refused, each with a message."""
+        """Return contradictory combinations of options, each with the message of its error."""
         in_text, layout, distant = changes_text(self.layout), f"layout '{self.layout}'", self.pair_distance > 1
         instead = f"contradicts {layout}, where step 2 must not see what predicts it; use layout 'branched'"
         far, all_text, first = f"pair_distance {self.pair_distance}", self.labels == "all", self.jepa_layer == 0
@@ -235,12 +249,12 @@ class JepaConfig:
         return (self.predictors or 0) if self.uses_views else 0
 
     def to_dict(self) -> JsonObject:
-        """All fields, resolved, for the run folder."""
+        """Return all fields, resolved, for the run folder."""
         return asdict(self)
 
 
 def affecting(config: JepaConfig, what: str) -> JsonObject:
-    """The fields of a configuration that change a given stage (sequences, encoding or objective), with their values."""
+    """Return the fields that affect a stage (``sequences``, ``encoding`` or ``objective``), with their values."""
     return {name: getattr(config, name) for name, about in SETTINGS.items() if about["affects"] == what}
 
 

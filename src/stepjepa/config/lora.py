@@ -13,9 +13,9 @@ class LoraSettings:
     """Settings of a LoRA adapter (arXiv 2106.09685); in flags and files with the names in brackets.
 
     Attributes:
-        rank: of the two factors of each adapted matrix (``lora_rank``).
+        rank: rank of the adapter of each matrix (``lora_rank``).
         alpha: scale; None means twice the rank (``lora_alpha``).
-        dropout: on the adapter's input (``lora_dropout``).
+        dropout: dropout on the adapter's input (``lora_dropout``).
         targets: ``all-linear``, or names of layers divided by commas (``lora_targets``).
         dora: trains the magnitude of each weight apart from its direction: DoRA, arXiv 2402.09353 (``use_dora``).
         rslora: scales by alpha / sqrt(rank): rsLoRA, arXiv 2312.03732 (``use_rslora``).
@@ -43,6 +43,6 @@ class LoraSettings:
 
 @dataclass
 class LoraFlag:
-    """The flat spelling of whether there is an adapter."""
+    """The flag that asks for an adapter."""
 
     lora: bool = option(False, "train an adapter and the predictor rows; instead of all weights", group="model")

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 def option(default: Any = MISSING, help: str = "", **more: Any) -> Any:
-    """A dataclass field that is an option of a command.
+    """Declare a dataclass field that is an option of a command.
 
     Args:
         default: the default value; without one the flag is required.
@@ -114,7 +114,7 @@ class Option:
 
 
 def options_of(*settings: DataclassInstance | type[DataclassInstance]) -> Iterator[Option]:
-    """The options of dataclasses, or of instances of them."""
+    """Yield the options of dataclasses, or of instances of them."""
     for owner in settings:
         hints = get_type_hints(owner if isinstance(owner, type) else type(owner))
         for each in fields(owner):
@@ -130,7 +130,7 @@ def options_of(*settings: DataclassInstance | type[DataclassInstance]) -> Iterat
 
 
 def _reader(expected: str, convert: Callable[[str], Any]) -> Callable[[str], Any]:
-    """A function that converts a text, or says what is ``expected`` if ``convert`` raises an error."""
+    """Return a function that converts a text; its error names what is ``expected`` if ``convert`` raises one."""
 
     def read(text: str) -> Any:
         try:
@@ -191,17 +191,17 @@ def check_effects(values: Mapping[str, Any], *settings: type) -> None:
 
 def has_effect(each: Option, values: Mapping[str, Any]) -> bool:
     """Return whether one of the options is set without which this one has no effect."""
-    wanted = [other.partition(" ") for other in each.about.get("only_with", "").split(" or ")]
-    return wanted == [("", "", "")] or any(
-        values[name] == value if value else values[name] not in (None, False) for name, _, value in wanted
+    conditions = [other.partition(" ") for other in each.about.get("only_with", "").split(" or ")]
+    return conditions == [("", "", "")] or any(
+        values[name] == value if value else values[name] not in (None, False) for name, _, value in conditions
     )
 
 
 def load(flag: str, address: str) -> Any:
-    """Load the user's own ``module:name``, which runs code of that module; it may be in the working folder."""
+    """Load a custom ``module:name``, which runs code of that module; it may be in the working folder."""
     # Unlike 'python -m', an installed command does not search the working folder. Added last, it hides no module.
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.append(here)
+    if (folder := str(Path.cwd())) not in sys.path:
+        sys.path.append(folder)
     module, _, name = address.partition(":")
     try:
         return getattr(importlib.import_module(module), name)

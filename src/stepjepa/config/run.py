@@ -34,7 +34,7 @@ from stepjepa.config.shortcuts import JEPA, SHORTCUTS, TERMS, read_objective
 from stepjepa.config.trainer import read_trainer_field, unknown_setting
 
 GroupBy = Literal["prompt"]
-"""What records have in common that are drawn together."""
+"""The common property of records that are drawn together."""
 
 PASSED_OBJECTS = ("model", "tokenizer", "train_dataset", "eval_dataset", "objective")
 """Arguments of :func:`stepjepa.run` that take objects; in the file of a run folder a description stands for each."""
@@ -62,8 +62,8 @@ class RunConfig:
     and ``trainer`` are nested parts, which flags and files spell flat.
 
     Raises:
-        UserError: a value is of another type than its field or not allowed, has no effect, or contradicts another one;
-            names the fields and the remedy.
+        UserError: a value has another type than its field, is not allowed, has no effect, or contradicts another one;
+            the message names the fields and the remedy.
     """
 
     train_file: str | None = _data(
@@ -158,10 +158,10 @@ class RunConfig:
             if each.type is str and isinstance(value, os.PathLike):
                 setattr(self, each.name, os.fspath(value))
         check_values(self, sign="")
-        if own := [name for name in self.trainer if name in FLAT]:
-            raise UserError(f"trainer: '{own[0]}' is set by `{FLAT[own[0]].flag}`; use that instead")
-        named = {name: value for name, value in self.trainer.items() if value is not None}
-        self.trainer = {name: _trainer_setting(name, value) for name, value in named.items()}
+        if ours := [name for name in self.trainer if name in FLAT]:
+            raise UserError(f"trainer: '{ours[0]}' is set by `{FLAT[ours[0]].flag}`; use that instead")
+        fields = {name: value for name, value in self.trainer.items() if value is not None}
+        self.trainer = {name: _trainer_setting(name, value) for name, value in fields.items()}
         self._check_contradictions()
 
     def _check_contradictions(self) -> None:
@@ -199,8 +199,10 @@ class RunConfig:
         check_effects({**values, "eval_file": held_out}, RunConfig)
         for name, description in self.objects.items():
             if name not in passed:
-                about = ", ".join(f"{key} {value}" for key, value in description.items())
-                raise UserError(f"{name}: an object of a Python program ({about}); pass {name}= to stepjepa.run again")
+                details = ", ".join(f"{key} {value}" for key, value in description.items())
+                raise UserError(
+                    f"{name}: an object of a Python program ({details}); pass {name}= to stepjepa.run again"
+                )
         if self.output_dir is None:
             raise UserError("output_dir: expected a run folder, got None")
         if self.model_name is None and "model" not in passed:
@@ -211,7 +213,7 @@ class RunConfig:
 
     @property
     def quantized(self) -> str | None:
-        """How the frozen weights are quantized: ``4bit``, ``8bit`` or None."""
+        """The quantization of the frozen weights: ``4bit``, ``8bit`` or None."""
         return "4bit" if self.load_in_4bit else "8bit" if self.load_in_8bit else None
 
     # -- the flat spelling ---------------------------------------------------------------------------------------------
@@ -254,7 +256,7 @@ class RunConfig:
         Raises:
             UserError: a name is unknown or stands twice, or see :class:`RunConfig`.
         """
-        named: dict[str, Any] = {}
+        settings: dict[str, Any] = {}
         objects, trainer = {}, {}
         for key, value in values.items():
             if value is None:
@@ -264,17 +266,17 @@ class RunConfig:
                 objects[key] = dict(value)
             elif each is None:
                 trainer[key] = _trainer_setting(key, value)
-            elif each.flag in named:
+            elif each.flag in settings:
                 raise UserError(f"{key}: stands twice, as `{each.flag}`, too; leave one out")
             else:
-                named[each.flag] = each.convert(value)
-        named["jepa"] = read_objective(named, note)
-        lora = {part.name: named.pop(part.flag) for part in LORA if part.flag in named}
-        if named.pop("lora", False):
-            named["lora"] = LoraSettings(**lora)
+                settings[each.flag] = each.convert(value)
+        settings["jepa"] = read_objective(settings, note)
+        lora = {part.name: settings.pop(part.flag) for part in LORA if part.flag in settings}
+        if settings.pop("lora", False):
+            settings["lora"] = LoraSettings(**lora)
         elif idle := [part.flag for part in LORA if lora.get(part.name, part.default) != part.default]:
             raise UserError(f"`{idle[0]}` does nothing without `lora`; add it or leave it out")
-        return cls(**named, trainer=trainer, objects=objects)
+        return cls(**settings, trainer=trainer, objects=objects)
 
     @classmethod
     def read(cls, path: str | os.PathLike[str], note: Callable[[str], None] = lambda text: None) -> RunConfig:
@@ -312,7 +314,7 @@ def read_flat(path: str | os.PathLike[str]) -> JsonObject:
 
 
 def line_of(path: str | os.PathLike[str], *names: str) -> int | None:
-    """Return the number of the line of a YAML file whose key is the first of some words that is a key; else None."""
+    """Return the line number of the first of ``names`` that is a key of a YAML file; None if none is."""
     lines = [line.lstrip(" \t{,'\"?").replace("-", "_") for line in read_text(Path(path)).splitlines()]
     for name in names:
         for number, line in enumerate(lines, start=1):
@@ -326,7 +328,7 @@ def _words(error: UserError) -> list[str]:
 
 
 def _trainer_setting(name: str, value: object) -> Any:
-    """Check a setting that is no field of ours."""
+    """Check a setting of ``TrainingArguments``; the error for an unknown name suggests our settings, too."""
     try:
         return read_trainer_field(name, value)
     except UserError as error:
@@ -350,7 +352,7 @@ WRITTEN: tuple[Option, ...] = tuple(
 """The settings of the flat spelling, in order."""
 
 FLAT: dict[str, Option] = {name: each for each in (*WRITTEN, *SHORTCUTS) for name in each.spellings}
-"""Every spelling of a setting, shortcuts among them, and what it means."""
+"""Every spelling of a setting, shortcuts among them -> the setting."""
 
 PLACES = frozenset(each.flag for each in OPTIONS if each.about.get("moves"))
-"""Settings that say where something is, which may be elsewhere on another machine."""
+"""Settings that hold paths, which may differ on another machine."""

@@ -7,14 +7,14 @@ from stepjepa.base.errors import UserError, shown
 from stepjepa.config.option import FROM_ONE, FROM_ZERO, POSITIVE, check_effects, check_values, option
 
 KEY_VARIABLE = "STEPJEPA_SERVER_KEY"
-"""Environment variable of the key that a server asks for."""
+"""Environment variable with the key of the server."""
 
 _SERVER = "ask a server with OpenAI's chat completions instead of loading the model; its address, http://HOST:PORT/v1"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings:
-    """Which server answers and how it is asked; ``server`` is None where none does.
+    """The server that answers, and the form of requests; ``server`` is None if the model is loaded instead.
 
     UserError if the address is wrong, or a setting is missing or out of range.
     """

@@ -1,4 +1,4 @@
-"""The flat spelling of the objective: shortcuts such as ``regular``, terms of one's own. Free of torch."""
+"""The flat spelling of the objective: shortcuts such as ``regular``, and custom terms. Free of torch."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ USED_BY_PUBLISHED_BASELINES = ("predictors", "last_token", "lbd", "step_separato
 class TermFlags:
     """The flat spelling of ``JepaConfig.terms``."""
 
-    term: list[str] | None = option(None, "terms of your own (docs/design.md)", metavar="module:Class", group="loss")
+    term: list[str] | None = option(None, "custom terms (docs/design.md)", metavar="module:Class", group="loss")
     term_args: list[object] | None = option(
         None,
         "settings of each `term`, in their order: '{\"weight\": 0.1}'",
@@ -53,30 +53,36 @@ def read_objective(named: JsonObject, note: Callable[[str], None]) -> JepaConfig
     ``note`` is called with one line about a setting that has no effect, but is common in published commands.
     """
     short = {each.flag: named.pop(each.flag, False) for each in SHORTCUTS}
-    own = {each.name: named.pop(each.flag) for each in JEPA if each.flag in named}
+    objective = {each.name: named.pop(each.flag) for each in JEPA if each.flag in named}
     modes = {name for name, on in (("regular", short["regular"]), ("step-jepa", short["step_jepa"])) if on}
     if len(modes) > 1:
         raise UserError("`regular` and `step_jepa` exclude each other; leave one out")
-    _take(own, "mode", modes, "mode")
+    _take(objective, "mode", modes, "mode")
     losses = {name for name in ("l2", "mse") if short[f"jepa_{name}"]} | ({"infonce"} if short["infonce"] else set())
-    _take(own, "jepa_loss_type", losses, "alignment loss")
-    if short["train_all"] and own.get("labels", "all") != "all":
-        raise UserError(f"`train_all` means `labels all`, and `labels {own['labels']}` is named too; leave one out")
-    own |= {"labels": "all"} if short["train_all"] else {}
+    _take(objective, "jepa_loss_type", losses, "alignment loss")
+    if short["train_all"] and objective.get("labels", "all") != "all":
+        raise UserError(
+            f"`train_all` means `labels all`, and `labels {objective['labels']}` is named too; leave one out"
+        )
+    objective |= {"labels": "all"} if short["train_all"] else {}
     names, settings = named.pop("term", []), named.pop("term_args", None)
     settings = [{} for _ in names] if settings is None else settings
     if len(settings) != len(names):
         raise UserError(f"term_args: expected a JSON object for each `term` ({{}} for none), got {len(settings)}")
-    own["terms"] = tuple({"term": name, "args": given} for name, given in zip(names, settings, strict=True))
-    mode = own.get("mode", "llm-jepa")
+    objective["terms"] = tuple(
+        {"term": name, "args": arguments} for name, arguments in zip(names, settings, strict=True)
+    )
+    mode = objective.get("mode", "llm-jepa")
     if mode == "regular":
-        own = _without_views(own, note)
-    elif mode == "step-jepa" and own.get("last_token") not in (None, -1):
-        note(f"`last_token {own['last_token']}` is followed here; the published Step-JEPA script leaves it unused")
+        objective = _without_views(objective, note)
+    elif mode == "step-jepa" and objective.get("last_token") not in (None, -1):
+        note(
+            f"`last_token {objective['last_token']}` is followed here; the published Step-JEPA script leaves it unused"
+        )
     if short["additive_mask"]:
         note("`additive_mask` changes nothing: all views are run in one pass anyway")
     try:
-        return JepaConfig(**own)
+        return JepaConfig(**objective)
     except ValueError as error:
         raise UserError(str(error)) from None
 
@@ -92,21 +98,23 @@ def flat_objective(recorded: Mapping[str, Any]) -> JsonObject:
     return flat
 
 
-def _take(own: JsonObject, name: str, meant: set[str], what: str) -> None:
+def _take(objective: JsonObject, name: str, candidates: set[str], what: str) -> None:
     """Set a setting that shortcuts may mean; ``UserError`` if they or the setting itself name another value."""
-    meant |= {own[name]} if name in own else set()
-    if len(meant) > 1:
-        raise UserError(f"more than one {what} is named ({', '.join(sorted(meant))}); leave one")
-    own |= {name: meant.pop()} if meant else {}
+    candidates |= {objective[name]} if name in objective else set()
+    if len(candidates) > 1:
+        raise UserError(f"more than one {what} is named ({', '.join(sorted(candidates))}); leave one")
+    objective |= {name: candidates.pop()} if candidates else {}
 
 
-def _without_views(own: JsonObject, note: Callable[[str], None]) -> JsonObject:
+def _without_views(objective: JsonObject, note: Callable[[str], None]) -> JsonObject:
     """Return the settings of regular training; of views only those that published baselines name, with a note."""
-    named = [name for name in NEEDS_VIEWS if name in own and own[name] not in (None, DEFAULTS[name])]
-    if loss := own.get("jepa_loss_type"):
+    views_settings = [
+        name for name in NEEDS_VIEWS if name in objective and objective[name] not in (None, DEFAULTS[name])
+    ]
+    if loss := objective.get("jepa_loss_type"):
         raise UserError(f"`regular` has no views, so the alignment loss '{loss}' does nothing with it; leave one out")
-    if unused := [name for name in named if name not in USED_BY_PUBLISHED_BASELINES]:
+    if unused := [name for name in views_settings if name not in USED_BY_PUBLISHED_BASELINES]:
         raise UserError(f"`regular` has no views, so `{unused[0]}` does nothing with it; leave one out")
-    if named:
-        note(f"`regular` has no views, so {', '.join(f'`{name}`' for name in named)} have no effect")
-    return {name: value for name, value in own.items() if name not in named}
+    if views_settings:
+        note(f"`regular` has no views, so {', '.join(f'`{name}`' for name in views_settings)} have no effect")
+    return {name: value for name, value in objective.items() if name not in views_settings}

@@ -60,8 +60,8 @@ def _option(field: dataclasses.Field[Any], hint: Any) -> Option:
         # Among them mappings, which are written as JSON.
         kind = str
     choices = choices or tuple(field.metadata.get("choices", ()))
-    words = " ".join(str(field.metadata.get("help", "")).split()).replace("`", "")
-    about = {"help": words, "text": str in hints}
+    help_text = " ".join(str(field.metadata.get("help", "")).split()).replace("`", "")
+    about = {"help": help_text, "text": str in hints}
     return Option(field.name, kind, several, choices, field.default, about)
 
 

@@ -78,8 +78,8 @@ def read_chat(
         system_prompt = _text(row, _column(row, (system,)))
         chat.used.add(system)
     if system_prompt is not None:
-        rest = [message for message in chat.messages if message["role"] not in SYSTEM_ROLES]
-        return chat._replace(messages=[{"role": "system", "content": system_prompt}, *rest])
+        chat_messages = [message for message in chat.messages if message["role"] not in SYSTEM_ROLES]
+        return chat._replace(messages=[{"role": "system", "content": system_prompt}, *chat_messages])
     return chat if columns is not None else _with_system(chat, row)
 
 

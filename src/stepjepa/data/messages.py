@@ -203,8 +203,8 @@ def _calls(value: object, name: str) -> list[JsonObject]:
         arguments = {} if arguments is None or arguments == "" else from_json(arguments, place, "an object")
         if not isinstance(arguments, Mapping):
             raise UserError(f"'{place}' is {shown(arguments)}; expected an object, or the same as JSON text")
-        about = {} if is_absent(call.get("id")) else {"id": str(call["id"])}
-        calls.append({**about, "type": "function", "function": {"name": title, "arguments": dict(arguments)}})
+        identifier = {} if is_absent(call.get("id")) else {"id": str(call["id"])}
+        calls.append({**identifier, "type": "function", "function": {"name": title, "arguments": dict(arguments)}})
     return calls
 
 
@@ -252,9 +252,9 @@ def check_turns(messages: Sequence[Mapping[str, object]]) -> int:
     may_follow = {"user": ("assistant", "tool", ""), "assistant": ("user", "tool"), "tool": ("assistant", "tool")}
     in_turn = all(before in may_follow.get(role, ()) for before, role in zip(["", *turns[:-1]], turns, strict=True))
     if not in_turn or "assistant" not in turns:
-        listed = (", ".join(roles[:8]) or "none") + (", ..." if len(roles) > 8 else "")
+        role_names = (", ".join(roles[:8]) or "none") + (", ..." if len(roles) > 8 else "")
         expected = "user and assistant in turn, tool messages behind an assistant's, and a system message only in front"
-        raise UserError(f"the turns are {listed}; expected {expected}; join two of one role, or remove the record")
+        raise UserError(f"the turns are {role_names}; expected {expected}; join two of one role, or remove the record")
     trained = [number for number, message in enumerate(messages, start=1) if message["role"] == "assistant"]
     trained = [number for number in trained if messages[number - 1].get("weight") != 0]
     if not trained:

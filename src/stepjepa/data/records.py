@@ -159,8 +159,10 @@ def _check_views(
     """The explicit views of a row, and the columns that they stand in."""
     pairs = value.get("views")
     if pairs is not None:
-        listed = isinstance(pairs, list | tuple) and all(isinstance(pair, list | tuple) for pair in pairs)
-        if not listed or not all(len(pair) == 2 and all(isinstance(each, str) for each in pair) for pair in pairs):
+        is_list_of_lists = isinstance(pairs, list | tuple) and all(isinstance(pair, list | tuple) for pair in pairs)
+        if not is_list_of_lists or not all(
+            len(pair) == 2 and all(isinstance(each, str) for each in pair) for pair in pairs
+        ):
             raise UserError("'views' must be a list of pairs of texts: [[source, target], ...]")
         return tuple((source, target) for source, target in pairs), ("views",)
     # A table's columns of these names may be the chat itself; one of them alone is another program's rendered chat.
@@ -197,8 +199,8 @@ class BadRecords:
 
     def describe(self) -> str:
         """One line for people."""
-        rest = [f"and {self.count - 3:,} more"] if self.count > 3 else []
-        reasons = "; ".join([reason for _, reason in self.first] + rest)
+        others = [f"and {self.count - 3:,} more"] if self.count > 3 else []
+        reasons = "; ".join([reason for _, reason in self.first] + others)
         lines = "line" if self.count == 1 else "lines"
         return f"{self.count:,} bad {lines} skipped (`bad_records skip`): {reasons}"
 

@@ -81,8 +81,8 @@ def each_record(
     for number, record in enumerate(_parse_each(reader(file, bad.note), path, bad, columns), start=1):  # noqa: B007  # counts them
         yield record
     if not number:
-        rest = bad.describe() if bad.count else "add at least one"
-        raise UserError(f"holds no records; {rest}", path=path)
+        remedy = bad.describe() if bad.count else "add at least one"
+        raise UserError(f"holds no records; {remedy}", path=path)
 
 
 def each_of_any(
@@ -123,12 +123,12 @@ def mix(sizes: Sequence[int], weights: Sequence[float] | None, seed: int) -> lis
     if len(weights) != len(sizes) or not all(0 < weight < float("inf") for weight in weights):
         raise UserError(f"dataset_weights: expected {len(sizes)} positive numbers, one for each `dataset`")
     scale = min(size / weight for size, weight in zip(sizes, weights, strict=True))
-    draw, taken = random.Random(seed), list[list[int]]()
+    draw, indices = random.Random(seed), list[list[int]]()
     for size, weight in zip(sizes, weights, strict=True):
-        taken.append(sorted(draw.sample(range(size), min(round(scale * weight), size))))
-    if not all(taken):
-        raise UserError(f"dataset_weights: no record of data set {taken.index([]) + 1} is taken; raise its weight")
-    return taken
+        indices.append(sorted(draw.sample(range(size), min(round(scale * weight), size))))
+    if not all(indices):
+        raise UserError(f"dataset_weights: no record of data set {indices.index([]) + 1} is taken; raise its weight")
+    return indices
 
 
 def _parse_each(rows: Rows, path: str | os.PathLike[str], bad: BadRecords, columns: Columns) -> Iterator[Record]:

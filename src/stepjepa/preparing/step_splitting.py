@@ -32,13 +32,13 @@ def _block_lines(lines: Sequence[str]) -> set[int]:
     inside: set[int] = set()
     end = ""  # the mark that closes the block
     for number, line in enumerate(lines):
-        rest, opening = line, None if end else _OPENING.match(line)
+        remainder, opening = line, None if end else _OPENING.match(line)
         if opening:
             end = opening[1].replace("\\[", "\\]").replace("\\begin", "\\end")
-            rest = line[opening.end() :]
+            remainder = line[opening.end() :]
         if end:
             inside.add(number)
-            end = "" if end in rest else end
+            end = "" if end in remainder else end
     return inside
 
 

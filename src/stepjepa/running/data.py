@@ -33,7 +33,7 @@ def read_data(
         held_out: likewise.
     """
     if run.data_file is not None:
-        records, about = _read(run, run.data_file)
+        records, origin = _read(run, run.data_file)
         order = random.Random(run.split_seed).sample(range(len(records)), len(records))
         count = round(len(records) * run.eval_split)
         if not 0 < count < len(records):
@@ -43,13 +43,13 @@ def read_data(
             raise UserError(message, path=run.data_file)
         train_records = Spooled(records[index] for index in sorted(order[count:]))
         eval_records = Spooled(records[index] for index in sorted(order[:count]))
-        files = {"data": replace(about, eval_split=run.eval_split, split_seed=run.split_seed)}
+        files = {"data": replace(origin, eval_split=run.eval_split, split_seed=run.split_seed)}
     else:
         if train is not None:
-            train_records, about = _in_memory(train)
+            train_records, origin = _in_memory(train)
         else:
-            train_records, about = read_mixture(run) if run.dataset is not None else _read(run, str(run.train_file))
-        eval_records, files = Spooled[Record]([]), {"train": about}
+            train_records, origin = read_mixture(run) if run.dataset is not None else _read(run, str(run.train_file))
+        eval_records, files = Spooled[Record]([]), {"train": origin}
         if held_out is not None:
             eval_records, files["eval"] = _in_memory(held_out)
         elif run.eval_file is not None:
@@ -69,10 +69,12 @@ def _in_memory(data: Data) -> tuple[Spooled[Record], Source]:
 def read_mixture(run: RunConfig) -> tuple[Spooled[Record], Source]:
     """Return the records of ``dataset``, and what identifies them."""
     parts, sources = zip(*(_read(run, source, each_of_any) for source in run.dataset or ()), strict=True)
-    taken = mix([len(part) for part in parts], run.dataset_weights, run.split_seed)
-    drawn = ((part[index] for index in indices) for part, indices in zip(parts, taken, strict=True))
+    chosen = mix([len(part) for part in parts], run.dataset_weights, run.split_seed)
+    drawn = ((part[index] for index in indices) for part, indices in zip(parts, chosen, strict=True))
     records = Spooled(chain.from_iterable(drawn))
-    shares = [{**to_json(source), "taken": len(some)} for source, some in zip(sources, taken, strict=True)]
+    shares = [
+        {**to_json(source), "taken": len(part_indices)} for source, part_indices in zip(sources, chosen, strict=True)
+    ]
     names = " + ".join(str(source.file) for source in sources)
     more = {"datasets": shares}
     return records, Source(file=names, records=len(records), sha256=records_fingerprint(records), other=more)
@@ -97,8 +99,8 @@ def _read(
 def _tell_overlap(train_records: Sequence[Record], eval_records: Sequence[Record]) -> None:
     """Print a note if held-out records are also training records."""
     held_out = [_chat_hash(record) for record in eval_records]
-    known = set(held_out)
-    trained = known and known.intersection(map(_chat_hash, train_records))
+    held_out_texts = set(held_out)
+    trained = held_out_texts and held_out_texts.intersection(map(_chat_hash, train_records))
     both = sum(each in trained for each in held_out)
     if both and is_main_process():
         note(

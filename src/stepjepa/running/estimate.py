@@ -270,8 +270,8 @@ def describe(estimated: JsonObject) -> list[tuple[str, str]]:
     """Return the rows of an estimate for ``print_rows``."""
 
     def words(part: JsonObject) -> str:
-        named = [(key.replace("_", " "), "not known" if each is None else each) for key, each in part.items()]
-        return ", ".join(f"{key} {each if isinstance(each, str) else f'{each:,.6g}'}" for key, each in named)
+        figures = [(key.replace("_", " "), "not known" if each is None else each) for key, each in part.items()]
+        return ", ".join(f"{key} {each if isinstance(each, str) else f'{each:,.6g}'}" for key, each in figures)
 
     memory, checkpoint = estimated["memory"], estimated["checkpoint"]
     parts = {"activations": None, "optimizer states": None, **memory["parts"], "sum": memory["peak"]}
@@ -357,17 +357,20 @@ def kept_bytes(
         return tensor.numel() * (max(4, width) if shards.master == "instead" and tensor.requires_grad else width)
 
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    count, own = sum(parameter.numel() for parameter in trained), sum(map(size, trained))
-    parts = {"weights": sum(map(size, model.parameters())) / shards.weights, "gradients": own / shards.gradients}
+    count, trained_size = sum(parameter.numel() for parameter in trained), sum(map(size, trained))
+    parts = {
+        "weights": sum(map(size, model.parameters())) / shards.weights,
+        "gradients": trained_size / shards.gradients,
+    }
     if optim in OPTIMIZERS:
         values, width = OPTIMIZERS[optim]
         beside = 4 * count if shards.master == "beside" else 0
-        states = values * (count * width if width is not None else beside or own)
+        states = values * (count * width if width is not None else beside or trained_size)
         parts["optimizer states"] = (states + beside) / shards.states
     if processes > 1 and sharding is None:
         parts["buckets of DDP"] = parts["gradients"]
     if ema:
-        parts["averaged weights"] = own
+        parts["averaged weights"] = trained_size
     return {name: round(value) for name, value in parts.items()}
 
 

@@ -72,8 +72,8 @@ def check_agreement(parts: Mapping[str, object]) -> None:
     """
     if torch.distributed.is_initialized():
         of_all: list[dict[str, str]] = [{}] * torch.distributed.get_world_size()
-        own = {name: json.dumps(value, default=str, sort_keys=True) for name, value in parts.items()}
-        torch.distributed.all_gather_object(of_all, own)
+        of_this_process = {name: json.dumps(value, default=str, sort_keys=True) for name, value in parts.items()}
+        torch.distributed.all_gather_object(of_all, of_this_process)
         for name in parts:
             if len({each[name] for each in of_all}) > 1:
                 remedy = "start all with the same command and files"

@@ -352,9 +352,9 @@ def _load(
 def _asked(config: RunConfig, records: Sequence[Record], trained: Sequence[Record]) -> tuple[Task, list[Record]]:
     """Return the task of the held-out records, and those that it can score, prompted as in ``stepjepa evaluate``."""
     task = choose_task(config.eval_task, records, TaskOptions(config.spider_path, config.missing_databases))
-    asked = list(keep(task, records)[0].values())
+    answerable = list(keep(task, records)[0].values())
     prompt = common_system_prompt(system_prompts(trained))
-    return task, asked if prompt is None else with_system_prompt(asked, prompt)
+    return task, answerable if prompt is None else with_system_prompt(answerable, prompt)
 
 
 def _answer_scores(

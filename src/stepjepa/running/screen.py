@@ -104,9 +104,9 @@ def describe_groups(plan: Plan) -> str | None:
 
 def describe_template(facts: Mapping[str, str]) -> str:
     """What ends a turn, and what the saved chat template does beside the model's own."""
-    own = {"system role": "yes", "date": "none", "answer begins with": None}
-    told = {name: facts[name] for name, usual in own.items() if facts.get(name, usual) != usual}
-    return "; ".join(f"{name} {text}" for name, text in {"end of turn": facts["end of turn"], **told}.items())
+    usual_facts = {"system role": "yes", "date": "none", "answer begins with": None}
+    unusual = {name: facts[name] for name, usual in usual_facts.items() if facts.get(name, usual) != usual}
+    return "; ".join(f"{name} {text}" for name, text in {"end of turn": facts["end of turn"], **unusual}.items())
 
 
 def describe_turns(prepared: Prepared, *, shares: bool) -> str | None:
@@ -150,9 +150,9 @@ def last_lines(folder: Path, results: Results) -> list[tuple[str, str]]:
     losses = [("LM loss", results.last_log.get("lm_loss")), ("held out", results.evaluation.get("eval_lm_loss"))]
     shown_losses = [f"{name} {value:.4f}" for name, value in losses if value is not None]
     steps = f"{results.steps:,} step{'s' * (results.steps != 1)}"
-    taken = f"{steps}, {results.tokens or 0:,.0f} tokens in {duration(results.train_seconds or 0.0)}"
+    cost = f"{steps}, {results.tokens or 0:,.0f} tokens in {duration(results.train_seconds or 0.0)}"
     files = f"the model, {RUN_FILE}, {METRICS_FILE}, {PLOT_FILE}"
-    return [("done", "; ".join([taken, *shown_losses])), ("run folder", f"{folder} ({files})")]
+    return [("done", "; ".join([cost, *shown_losses])), ("run folder", f"{folder} ({files})")]
 
 
 def finished_json(run: RunConfig, record: RunRecord) -> JsonObject:
@@ -182,11 +182,11 @@ def draw_metrics(folder: Path) -> None:
         name: [(line["step"], line[name]) for line in lines if line.get(name) is not None]
         for name in chain(*PANELS.values())
     }
-    shown = [title for title, columns in PANELS.items() if any(map(curves.get, columns))]
-    if not shown:
+    panels = [title for title, columns in PANELS.items() if any(map(curves.get, columns))]
+    if not panels:
         return
-    figure = Figure(figsize=(3.6 * len(shown), 3), layout="constrained")
-    for axes, title in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
+    figure = Figure(figsize=(3.6 * len(panels), 3), layout="constrained")
+    for axes, title in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         for colour, (name, label) in zip(PALETTE, PANELS[title].items(), strict=False):
             if curves[name]:
                 axes.plot(*zip(*curves[name], strict=True), ".-", color=colour, label=label, markersize=4)

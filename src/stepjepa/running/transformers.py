@@ -27,9 +27,9 @@ def bf16_by_default(run: RunConfig) -> bool:
     Named are the fields of ``TrainingArguments``, also as False; weights in float16; the precision of DeepSpeed's
     configuration, and that of ``accelerate launch``.
     """
-    named = {"bf16", "fp16", "tf32", "deepspeed"} & run.trainer.keys()
+    precision = {"bf16", "fp16", "tf32", "deepspeed"} & run.trainer.keys()
     launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
-    return not named and run.dtype != "float16" and launched == "no"
+    return not precision and run.dtype != "float16" and launched == "no"
 
 
 def cpu_multiplies_in_bf16() -> bool:
@@ -97,11 +97,11 @@ def training_arguments(run: RunConfig, has_eval: bool, **more: object) -> Traini
         # Without it transformers would have every process train a model of its own.
         values["use_cpu"] = True
     try:
-        made = TrainingArguments(**values)
+        result = TrainingArguments(**values)
         # Here, since data and model take long to prepare.
-        check_arguments(made)
-        for tracker in get_reporting_integration_callbacks(made.report_to):
+        check_arguments(result)
+        for tracker in get_reporting_integration_callbacks(result.report_to):
             tracker()
     except (ValueError, ImportError, TypeError, RuntimeError) as error:
         raise UserError(" ".join(str(error).split())) from None
-    return made
+    return result

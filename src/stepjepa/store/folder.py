@@ -41,24 +41,24 @@ def open_run_folder(
     ``say`` is called with one line for each checkpoint that is skipped, with the reason. Without ``resumable`` the
     command can't resume, and the error for a folder that is not empty does not speak of it.
     """
-    folder, wanted = Path(path), None if resume is None else resume.lower()
+    folder, choice = Path(path), None if resume is None else resume.lower()
     is_run = (folder / RUN_FILE).is_file()
     checkpoint: Path | None = None
-    if wanted in ("last", "true") or (wanted == "auto" and is_run):
+    if choice in ("last", "true") or (choice == "auto" and is_run):
         checkpoint = last_checkpoint(folder, say, read_all=True)
-        if checkpoint is None and wanted != "auto":
+        if checkpoint is None and choice != "auto":
             raise UserError("holds no complete checkpoint to resume from; name another `output_dir`", path=folder)
     else:
-        if resume is not None and wanted != "auto":
+        if resume is not None and choice != "auto":
             checkpoint = Path(resume)
             if fault := checkpoint_fault(checkpoint, read_all=True):
                 raise UserError(f"is not a complete checkpoint ({fault}); name another one, or 'last'", path=checkpoint)
-            own = checkpoint.resolve().parent == folder.resolve()
-            names = [path.name for path in checkpoints(folder)] if own else []
+            in_folder = checkpoint.resolve().parent == folder.resolve()
+            names = [path.name for path in checkpoints(folder)] if in_folder else []
             # A newer checkpoint left in the folder would be the one that 'last' resumes.
             if is_main_process() and checkpoint.name in names[1:]:
                 raise UserError(f"is older than {names[0]}; move that elsewhere, or pass 'last'", path=checkpoint)
-            is_run = is_run or own
+            is_run = is_run or in_folder
         if is_main_process() and folder.exists() and not (checkpoint and is_run) and any(_contents(folder)):
             way = "pass `resume_from_checkpoint last`" if resumable and checkpoints(folder) else "empty it"
             raise UserError(f"is not empty; name another `output_dir`, or {way}", path=folder)

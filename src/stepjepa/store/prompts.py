@@ -86,8 +86,8 @@ def share_trained_on(model_path: str, records: Iterable[Record]) -> dict[str, fl
     ``model_path`` is a run folder, or a checkpoint folder in one.
     """
     try:
-        known = json.loads(prompts_file(model_path).read_text(encoding="utf-8"))
-        hashes = {form: set(known[form]) for form in FORMS}
+        trained = json.loads(prompts_file(model_path).read_text(encoding="utf-8"))
+        hashes = {form: set(trained[form]) for form in FORMS}
     except (OSError, ValueError, LookupError, TypeError):
         return None
     questions = [_question(record) for record in records]

@@ -73,8 +73,8 @@ def resumed_launches(
         FinishedError: the run is finished.
     """
     *_, launch = now.launches
-    own = (folder / RUN_FILE).is_file()
-    before = read_record(folder) if own else record_of(checkpoint) if checkpoint else None
+    in_run_folder = (folder / RUN_FILE).is_file()
+    before = read_record(folder) if in_run_folder else record_of(checkpoint) if checkpoint else None
     if before is None:
         return [launch]
     changes = list(_invariant_changes(before, now))
@@ -86,14 +86,14 @@ def resumed_launches(
             "(`allow_changes` resumes it all the same)",
             path=folder,
         )
-    if refuse_finished and own and before.status == "finished" and _length(before) == _length(now):
+    if refuse_finished and in_run_folder and before.status == "finished" and _length(before) == _length(now):
         raise FinishedError("the run is finished; there is nothing to resume", path=folder)
     if checkpoint is None:
         return [launch]
     changes += launch_changes(before, now)
     for change in changes:
         say(f"resumed with another {change}")
-    if own:
+    if in_run_folder:
         return [*before.launches, replace(launch, changes=changes)]
     # The steps before are those of the other run, with its changes.
     return [replace(launch, changes=[*(each for one in before.launches for each in one.changes), *changes])]
@@ -118,9 +118,9 @@ def _invariant_changes(before: RunRecord, now: RunRecord) -> Iterator[Change]:
             # Version 0.2.0 wrote no number where the weight of the router loss is the model's own.
             if first != second and not (name == "jepa.router_loss" and first is None):
                 yield Change(name=name, before=first, now=second, mixed=True)
-    known = [each.fingerprints or Fingerprints() for each in (before, now)]
+    both = [each.fingerprints or Fingerprints() for each in (before, now)]
     for each in fields(Fingerprints):
-        first, second = (getattr(one, each.name) for one in known)
+        first, second = (getattr(one, each.name) for one in both)
         if each.name in FINGERPRINTED and None not in (first, second) and first != second:
             yield Change(name=FINGERPRINTED[each.name], before=first, now=second, mixed=True)
 

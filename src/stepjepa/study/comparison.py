@@ -248,8 +248,8 @@ def _names(settings: Sequence[JsonObject]) -> list[str]:
     """Return unique short names of arms: the mode, and the settings that differ between arms."""
     first = ("mode", "layout", "predictors", "lbd", "jepa_loss_type", "lora", "lora_rank")
     order = dict.fromkeys([*first, *(key for arm in settings for key in arm)])
-    shown = [key for key in order if key == "mode" or len({_json(arm[key]) for arm in settings if key in arm}) > 1]
-    names = [" ".join(filter(None, (_part(key, arm[key]) for key in shown if key in arm))) for arm in settings]
+    keys = [key for key in order if key == "mode" or len({_json(arm[key]) for arm in settings if key in arm}) > 1]
+    names = [" ".join(filter(None, (_part(key, arm[key]) for key in keys if key in arm))) for arm in settings]
     # Two names are equal if an arm of an older version did not record the setting that differs.
     return [name if names.count(name) == 1 else f"{name} ({place})" for place, name in enumerate(names, start=1)]
 
@@ -258,12 +258,12 @@ def _part(key: str, value: object) -> str:
     """Format one setting as ``lbd=0.5``; mode, layout and loss type without their key."""
     if isinstance(value, bool):
         return key if value else ""
-    shown = f"{value:g}" if isinstance(value, float) else value if isinstance(value, str) else _json(value)
+    text = f"{value:g}" if isinstance(value, float) else value if isinstance(value, str) else _json(value)
     if key == "model":
-        shown = Path(shown).name
-    if not shown.strip() or shown != " ".join(shown.split()):
-        shown = _json(shown)
-    return shown if key in ("mode", "layout", "jepa_loss_type") else f"{'K' if key == 'predictors' else key}={shown}"
+        text = Path(text).name
+    if not text.strip() or text != " ".join(text.split()):
+        text = _json(text)
+    return text if key in ("mode", "layout", "jepa_loss_type") else f"{'K' if key == 'predictors' else key}={text}"
 
 
 def _json(value: object) -> str:

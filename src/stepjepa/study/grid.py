@@ -82,19 +82,19 @@ def read_grid(path: str | os.PathLike[str], seeds: Sequence[int] | None = None) 
     if not all(isinstance(name, str) and re.fullmatch(r"[A-Za-z][A-Za-z0-9._+-]{0,63}", name) for name in arms):
         allowed = "an arm's name begins with a letter and has nothing but letters, digits and '._+-'"
         raise _error(source, allowed, "arms")
-    own = {name: _flags(source, "train", flags, "arms", name) for name, flags in arms.items()}
+    arm_flags = {name: _flags(source, "train", flags, "arms", name) for name, flags in arms.items()}
     baseline = values.get("baseline", BASELINE)
     if baseline == BASELINE:
-        own.setdefault(BASELINE, {"regular": True})
-    if not isinstance(baseline, str) or baseline not in own:
-        raise _error(source, f"there is no arm '{baseline}'; name one of {', '.join(own)}", "baseline")
+        arm_flags.setdefault(BASELINE, {"regular": True})
+    if not isinstance(baseline, str) or baseline not in arm_flags:
+        raise _error(source, f"there is no arm '{baseline}'; name one of {', '.join(arm_flags)}", "baseline")
     numbers = values.get("seeds", SEEDS) if seeds is None else seeds
     whole = isinstance(numbers, list | tuple) and all(type(seed) is int and seed >= 0 for seed in numbers)
     if not whole or not numbers or len(set(numbers)) < len(numbers):
         fault = f"expected different whole numbers, 0 or more, got {json.dumps(numbers, default=str)}"
         raise _error(source, fault, "seeds") if seeds is None else UserError(f"seeds: {fault}")
     shared = {name: _flags(source, name, values.get(name), name) for name in ("train", "evaluate")}
-    return Grid(source, **shared, arms={baseline: {}, **own}, seeds=tuple(numbers), baseline=baseline)
+    return Grid(source, **shared, arms={baseline: {}, **arm_flags}, seeds=tuple(numbers), baseline=baseline)
 
 
 def _flags(source: Path, command: str, values: object, *keys: str) -> Flags:
@@ -137,9 +137,9 @@ def expand(grid: Grid, read_train: ReadTrain, read_evaluate: ReadEvaluate) -> li
         evaluate = tuple(read_evaluate(grid.evaluate))
     trials: list[Trial] = []
     settings: dict[str, JsonObject] = {}
-    for arm, own in grid.arms.items():
-        for label, chosen in _choices(grid, arm, own):
-            with _errors_at(grid, (("arms", arm), own), (("train",), grid.train)):
+    for arm, flags in grid.arms.items():
+        for label, chosen in _choices(grid, arm, flags):
+            with _errors_at(grid, (("arms", arm), flags), (("train",), grid.train)):
                 train = read_train({**grid.train, **chosen})
             for earlier, other in settings.items():
                 # Some file systems ignore case.
@@ -161,8 +161,8 @@ def _errors_at(grid: Grid, *places: tuple[tuple[str, ...], Flags]) -> Iterator[N
         yield
     except UserError as error:
         words = [*re.findall(r"(?:--|`)(\w+)", str(error)), *re.findall(r"\w+", str(error))]
-        named = ((*keys, word) for word in words for keys, flags in places if word in flags)
-        raise _error(grid.source, str(error), *next(named, places[0][0])) from None
+        uses = ((*keys, word) for word in words for keys, flags in places if word in flags)
+        raise _error(grid.source, str(error), *next(uses, places[0][0])) from None
 
 
 def _choices(grid: Grid, arm: str, own: Flags) -> Iterator[tuple[str, Flags]]:

@@ -181,26 +181,26 @@ def sweep(folder: SweepFolder, trials: Sequence[Trial], engine: Engine | None = 
     folder.path.mkdir(parents=True, exist_ok=True)
     with locked(folder.path), Interruptions() as asked:
         states, failed = folder.states(trials), dict[str, str]()
-        left = [trial for trial in trials if states[trial.name] != FINISHED]
+        waiting = [trial for trial in trials if states[trial.name] != FINISHED]
         # Seed by seed, so that a sweep that is stopped early can compare all arms.
         seeds = list(dict.fromkeys(trial.seed for trial in trials))
-        left.sort(key=lambda trial: seeds.index(trial.seed))
-        listed = [asdict(trial) for trial in folder.trials]
-        write_json(folder.path / SWEEP_FILE, {"grid": folder.grid, "trials": listed, "versions": versions()})
+        waiting.sort(key=lambda trial: seeds.index(trial.seed))
+        trial_list = [asdict(trial) for trial in folder.trials]
+        write_json(folder.path / SWEEP_FILE, {"grid": folder.grid, "trials": trial_list, "versions": versions()})
         try:
-            engine.begin(folder, left)
-            while left and not asked.count:
+            engine.begin(folder, waiting)
+            while waiting and not asked.count:
                 for trial in engine.ended():
-                    left.remove(trial)
+                    waiting.remove(trial)
                     outcome, record = FINISHED, folder.read_record(trial)
                     if record.get("status") != FINISHED:
                         failed[trial.name] = visible(str(record.get("reason", "unknown")))
                         outcome = f"{failed[trial.name]} (log: {folder.log_file(trial)})"
-                    print(f"[{len(trials) - len(left)}/{len(trials)}] {trial.name}: {outcome}", flush=True)
+                    print(f"[{len(trials) - len(waiting)}/{len(trials)}] {trial.name}: {outcome}", flush=True)
                 time.sleep(engine.pause)
         finally:
             engine.end(asked)
-    finished = [trial for trial in trials if trial not in left and trial.name not in failed]
+    finished = [trial for trial in trials if trial not in waiting and trial.name not in failed]
     return Outcome(finished, failed, asked.first)
 
 

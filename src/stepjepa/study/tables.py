@@ -66,8 +66,8 @@ def _numbered(names: Sequence[str]) -> tuple[dict[str, str], str]:
     """Return row names as tables show them, and a legend: long names are replaced by numbers."""
     if max(map(len, names)) <= _LONGEST_NAME:
         return {name: name for name in names}, ""
-    shown = {name: f"({number})" for number, name in enumerate(names, start=1)}
-    return shown, "\n".join(_wrap(f"{number} {name}", "    ") for name, number in shown.items()) + "\n\n"
+    numbers = {name: f"({number})" for number, name in enumerate(names, start=1)}
+    return numbers, "\n".join(_wrap(f"{number} {name}", "    ") for name, number in numbers.items()) + "\n\n"
 
 
 def _wrap(text: str, indent: str = "") -> str:
@@ -121,7 +121,7 @@ def report_text(rows: Sequence[JsonObject]) -> str:
     sentence = f"best by {rows[0]['score']}: {leader} with {best:.1%}{ends} (95 % interval over examples)"
     if len(rows) > 1:
         sentence += "; whether arms differ over seeds, 'stepjepa compare' tests"
-    names, listed = _numbered([row["run"] for row in rows])
+    names, legend = _numbered([row["run"] for row in rows])
     forms = {"lenient": "{:.1%}", "stop rate": "{:.1%}", **_FORMS}
     del forms["FLOPs"]
     cells = [
@@ -132,7 +132,7 @@ def report_text(rows: Sequence[JsonObject]) -> str:
         )
         for row in rows
     ]
-    return f"{_wrap(sentence)}\n\n{listed}{_text_table(('run', 'mode', 'K', 'accuracy', *forms), cells)}"
+    return f"{_wrap(sentence)}\n\n{legend}{_text_table(('run', 'mode', 'K', 'accuracy', *forms), cells)}"
 
 
 def overview(comparison: ComparedArms) -> Table:
@@ -283,8 +283,8 @@ def as_text(comparison: ComparedArms, *, details: bool = False) -> str:
 
     ``details`` replaces :func:`overview`, its legend and the table of retrieval by all :func:`tables`.
     """
-    names, listed = _numbered([arm.name for arm in comparison.arms])
-    blocks = [_wrap(comparison.verdict), f"{_wrap(_heading(comparison))}\n\n{listed}".rstrip()]
+    names, arm_legend = _numbered([arm.name for arm in comparison.arms])
+    blocks = [_wrap(comparison.verdict), f"{_wrap(_heading(comparison))}\n\n{arm_legend}".rstrip()]
     first = overview(comparison)
     for table in tables(comparison) if details else [first, *_retrieval(comparison)]:
         rows = [(names[row[0]], *row[1:]) for row in table.rows]

@@ -70,8 +70,8 @@ class NlRxTask(Task):
 
     @classmethod
     def recognises(cls, record: Record) -> bool:
-        named = re.match(r"(?:synth|turk|nl[_-]?rx)(?![a-z])", Path(record.path).name.lower())
-        return bool(named) or super().recognises(record)
+        prefix = re.match(r"(?:synth|turk|nl[_-]?rx)(?![a-z])", Path(record.path).name.lower())
+        return bool(prefix) or super().recognises(record)
 
     def truth(self, record: Record) -> str:
         """Return the expression in the assistant message; UserError if it does not parse."""
@@ -250,11 +250,11 @@ def generate_split(size: int, test_size: int, seed: int) -> tuple[list[tuple[str
     pairs = _draw_pairs(seed)
 
     def take(number: int, name: str, avoid: set[str]) -> list[tuple[str, str]]:
-        taken = list(islice((pair for pair in pairs if pair[1] not in avoid), number))
-        if len(taken) < number:
-            fault = f"{name}: expected a size that the grammar has pairs for, got {number} and found {len(taken)}"
+        chosen = list(islice((pair for pair in pairs if pair[1] not in avoid), number))
+        if len(chosen) < number:
+            fault = f"{name}: expected a size that the grammar has pairs for, got {number} and found {len(chosen)}"
             raise UserError(fault)
-        return taken
+        return chosen
 
     test = take(test_size, "test_size", set())
     return take(size, "size", {regex for _, regex in test}), test

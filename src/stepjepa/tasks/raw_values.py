@@ -88,10 +88,10 @@ def convert_paraphrases(row: Mapping[str, object]) -> list[JsonObject]:
 def _sentences(row: Mapping[str, object]) -> list[object]:
     for name in _LISTS:
         if name in row:
-            listed = as_list(row[name])
-            if listed is None:
+            values = as_list(row[name])
+            if values is None:
                 raise UserError(f"'{name}' is no list of sentences")
-            return [row.get("text"), *listed]
+            return [row.get("text"), *values]
     for pair in _PAIRS:
         if row.keys() >= set(pair):
             return [row[name] for name in pair]

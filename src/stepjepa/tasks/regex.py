@@ -170,7 +170,7 @@ def find_difference(left: str, right: str, most_states: int | None = None) -> st
     # Breadth-first search over pairs of derivatives, each with the line that leads there and whether it ends with a
     # word character; beyond the ends of a line there is none.
     waiting = deque([(terms.of(trees[0], blocks), terms.of(trees[1], blocks), 0, "")])
-    seen = set[tuple[object, object, int]]()
+    visited = set[tuple[object, object, int]]()
     while waiting:
         first, second, before, line = waiting.popleft()
         if (first.accepts ^ second.accepts) >> (2 * before) & 1:
@@ -178,10 +178,10 @@ def find_difference(left: str, right: str, most_states: int | None = None) -> st
         for block, example in enumerate(examples):
             pair = terms.derivative(first, before, block), terms.derivative(second, before, block)
             state = *pair, is_word[block]
-            if pair[0] is not pair[1] and state not in seen:
-                if most_states is not None and len(seen) >= most_states:
+            if pair[0] is not pair[1] and state not in visited:
+                if most_states is not None and len(visited) >= most_states:
                     raise TooManyStatesError
-                seen.add(state)
+                visited.add(state)
                 waiting.append((*pair, is_word[block], line + example))
     return None
 
@@ -215,8 +215,8 @@ class Matcher:
 
 
 def _character_sets(node: Node) -> set[Node]:
-    own = {"characters": {node}, "boundary": {_WORD}}.get(node.kind, set())
-    return own.union(*map(_character_sets, node.parts))
+    nodes = {"characters": {node}, "boundary": {_WORD}}.get(node.kind, set())
+    return nodes.union(*map(_character_sets, node.parts))
 
 
 def _alphabet(texts: Iterable[str], character_sets: set[Node]) -> tuple[list[str], dict[Node, int]]:

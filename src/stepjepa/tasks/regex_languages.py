@@ -47,16 +47,18 @@ class Languages:
         if not place:
             place.append(expression)
         else:
-            known = str(place[branch])
+            branch_name = str(place[branch])
             try:
-                line = find_difference(known, expression, self._most_states)
+                line = find_difference(branch_name, expression, self._most_states)
             except TooManyStatesError:
                 pass  # not in the tree, so that no other expression is compared with it
             else:
                 if line is None:
-                    name = known
+                    name = branch_name
                 else:
-                    both: list[_Question | str] = [expression, known] if Matcher(known)(line) else [known, expression]
+                    both: list[_Question | str] = (
+                        [expression, branch_name] if Matcher(branch_name)(line) else [branch_name, expression]
+                    )
                     place[branch] = _Question(line, both)
         self._known[expression] = name
         return name

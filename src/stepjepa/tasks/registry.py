@@ -122,8 +122,8 @@ def with_published_rules(task: Task) -> Task:
         __module__ = type(task).__module__
 
         def score_all(self, records: Sequence[Record], responses: Sequence[Response]) -> list[Scored]:
-            own = super().score_all(records, responses)
-            return [_published_first(task.name, *scored) for scored in zip(records, responses, own, strict=True)]
+            scores = super().score_all(records, responses)
+            return [_published_first(task.name, *scored) for scored in zip(records, responses, scores, strict=True)]
 
     return Reference.from_options(task.options)
 

@@ -34,9 +34,9 @@ def read_label(text: str) -> str | None:
     start = _FIRST.match(line) or _PHRASE.match(line)
     if start is None:
         return None
-    named = {_label(match) for match in _NAMED.finditer(line)}
-    stars = named.intersection(STARS)
-    if len(stars) > 1 or len({_SIDES[name] for name in named}) > 1:
+    labels = {_label(match) for match in _NAMED.finditer(line)}
+    stars = labels.intersection(STARS)
+    if len(stars) > 1 or len({_SIDES[name] for name in labels}) > 1:
         return None
     return next(iter(stars), _label(start))
 

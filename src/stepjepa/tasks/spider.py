@@ -81,11 +81,11 @@ class SpiderTask(Task):
             database, gold = str(self._database(record)), self.truth(record)
             for sql in (strip_code_fence(response.content), first_statement(response.content)):
                 calls.append((database, gold, sql or None, orders_rows(gold), seconds, memory))
-        wanted = list(dict.fromkeys(calls))
+        distinct = list(dict.fromkeys(calls))
         # Each of the two queries has its own time limit; a process is ended only if one exceeds it.
-        outcomes = self.run_within_limits(judge, wanted, 2 * seconds + 5)
+        outcomes = self.run_within_limits(judge, distinct, 2 * seconds + 5)
         verdicts = {}
-        for call, outcome in zip(wanted, outcomes, strict=True):
+        for call, outcome in zip(distinct, outcomes, strict=True):
             # If both queries were run, most likely the answer ended the process; its output must equal no other.
             failure = f"{outcome.failure}: {outcome.message}"
             ended = Verdict(gold_failure=failure) if call[2] is None else Verdict(failure=failure, output=failure)

@@ -182,9 +182,9 @@ def depends_on_ties(database: str | os.PathLike[str], sql: str, table: Table, *,
     deadline = time.monotonic() + seconds
     for rank in (count(0, -1).__next__, count().__next__, random.Random(0).random):
         for changed in with_last_term(sql, f"{RANK}()"):
-            left = deadline - time.monotonic()
+            remaining = deadline - time.monotonic()
             try:
-                other = run_query(database, changed, seconds=left, memory=memory, rank=rank)
+                other = run_query(database, changed, seconds=remaining, memory=memory, rank=rank)
             except QueryError:
                 continue
             if not compare(table, other, ordered=True)[1]:
@@ -206,8 +206,8 @@ def judge(  # noqa: PLR0917  # arguments are sent to another process by position
             output = "" if sql is None else _printed(run_query(database, sql, seconds=seconds, memory=memory).rows)
             return Verdict(gold_failure=f"{error.kind}: {error}", output=output)
         return Verdict(gold_failure=f"{error.kind}: {error}")
-    left = seconds - (time.monotonic() - started)
-    ties = ordered and depends_on_ties(database, gold, truth, seconds=left, memory=memory)
+    remaining = seconds - (time.monotonic() - started)
+    ties = ordered and depends_on_ties(database, gold, truth, seconds=remaining, memory=memory)
     of_truth = Verdict(gold_output=_printed(truth.rows), ties=ties)
     if sql is None:
         return of_truth

@@ -83,8 +83,12 @@ def _lines(run: Run, column: str, colour: str, dash: str) -> list[JsonObject]:
     for name, held_out in ((column, False), (f"eval_{column}", True)):
         steps, values = _points(run, name)
         if steps:
-            shown = terminal.visible_lines(run.name)
-            line: JsonObject = {"run": shown, "name": f"{shown}, held-out" if held_out else shown, "heldOut": held_out}
+            visible_name = terminal.visible_lines(run.name)
+            line: JsonObject = {
+                "run": visible_name,
+                "name": f"{visible_name}, held-out" if held_out else visible_name,
+                "heldOut": held_out,
+            }
             line |= {"colour": colour, "dash": DASHES["dot" if held_out else dash], "x": steps, "y": values}
             lines.append(line)
     return lines

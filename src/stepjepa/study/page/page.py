@@ -201,10 +201,12 @@ def _retrieval(name: str, summaries: Mapping[str, JsonObject]) -> list[Table]:
     """Return the table of retrieval in an evaluation; none if no run has it."""
     scores = {run: retrieval_scores(summary) for run, summary in summaries.items()}
     rows = []
-    for run, found in scores.items():
-        about = summaries[run].get("retrieval") or {}
-        counts = (about.get("queries"), about.get("candidates"), about.get("readout"))
-        rows.append((run, *(_score(found.get(f"retrieval_{metric}")) for metric in RETRIEVAL), *map(_plain, counts)))
+    for run, run_scores in scores.items():
+        retrieval = summaries[run].get("retrieval") or {}
+        counts = (retrieval.get("queries"), retrieval.get("candidates"), retrieval.get("readout"))
+        rows.append(
+            (run, *(_score(run_scores.get(f"retrieval_{metric}")) for metric in RETRIEVAL), *map(_plain, counts))
+        )
     heads = ("run", "hits at 1", "hits at 10", "MRR", "nDCG@10", "queries", "candidates", "read at")
     title = f"Evaluation {name}: right answers by embeddings. Intervals are of 95% (bootstrap over queries)"
     return [Table(title, heads, rows)] if any(scores.values()) else []
