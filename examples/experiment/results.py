@@ -19,6 +19,7 @@ from typing import Any
 import finding
 import pandas as pd
 import pictures
+import retrieval
 from collect import FIGURES
 from embeddings import KEPT
 from frame import BASELINE, REFERENCE, TESTS, copies, objectives, partners, read, runs, same_flops, searched, test
@@ -221,6 +222,19 @@ class Questions:
             lines.append(row)
         rule = "|---|" + "---:|" * (len(heads) - 1)
         return "\n".join(["| " + " | ".join(heads) + " |", rule, *("| " + " | ".join(row) + " |" for row in lines)])
+
+    def retrieval_table(self, file: str) -> str:
+        """Retrieval of all arms of a file of figures, from the table beside this script that is called as it is."""
+        rows = retrieval.read(HERE / f"{file}.csv")
+        columns = (finding.HITS, "hits_at_1_of_text", "hits_at_10", "mrr")
+        lines = [
+            "| arm | ranked by | seeds | hits at 1, % | own text, % | hits at 10, % | MRR, % |",
+            "|---|---|" + "---:|" * 5,
+        ]
+        for (arm, method), known in rows.groupby(["arm", "method"]):
+            row = [arm, method, str(len(known)), *(mean(known[column]) for column in columns)]
+            lines.append("| " + " | ".join(row) + " |")
+        return "\n".join(lines)
 
     def main_table(self) -> str:
         """All tests of arms that have enough seeds."""
