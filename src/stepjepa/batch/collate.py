@@ -25,7 +25,7 @@ Encoding = Literal["tree", "rows"]
 
 
 class Packing(TypedDict, total=False):
-    """How sequences are packed into rows: fields of :class:`Collator` that depend on model and device."""
+    """Options of packing sequences into rows: the fields of :class:`Collator` that depend on model and device."""
 
     row_length: int
     pass_length: int | None
@@ -46,10 +46,10 @@ class Collator:
     encoding: Encoding = "tree"
     row_length: int = 512  # maximum tokens of a row of trees under a mask
     pass_length: int | None = None  # maximum tokens of a pass by segments; None for no limit
-    costs: Costs | None = None  # of a layer on a CPU: they choose how a micro-batch runs, see ``pack.pack_passes``
-    kernel: Kernel = "mask"  # what the model runs trees by
+    costs: Costs | None = None  # costs of a layer on a CPU, by which ``pack.pack_passes`` chooses how to run a batch
+    kernel: Kernel = "mask"  # the form in which the model runs trees
     one_pass: bool = False  # never cut a micro-batch into several passes
-    share_prefixes: bool = True  # over the whole micro-batch, not only within a record
+    share_prefixes: bool = True  # share over the whole micro-batch, not only within a record
     prompt_labels: bool = False  # also label the tokens of user messages
     positions: int | None = None  # maximum length of a sequence, by the model's positions
     pad_id: int = 0  # arbitrary: padding is masked and unlabelled
@@ -119,7 +119,7 @@ class Collator:
         return batch
 
     def _labels(self, sequences: Sequence[TokenSequence], paths: Sequence[Numbers]) -> Batch:
-        """The positions that predict a token, each once, and the tokens that they must predict; those of the prompt."""
+        """Return the tensors of labels and prompt labels: distinct predicting positions, and the tokens to predict."""
         labels = [each.labels for each in sequences]
         prompt = [each.prompt for each in sequences] if self.prompt_labels else []
         (head_index, label_row), (prompt_index, prompt_row) = (
@@ -143,7 +143,7 @@ def _joined(parts: Sequence[NDArray[np.integer]]) -> Numbers:
 
 
 def _renumbered(sequences: Sequence[TokenSequence], before: Sequence[TokenSequence]) -> Sequence[TokenSequence]:
-    """The sequences of a further text of a record, its pairs counted on from those of the texts ``before``."""
+    """Number the pairs of a further text of a record after those of the texts ``before``."""
     first = max((readout.pair + 1 for each in before for readout in each.readouts), default=0)
     if not first:
         return sequences
@@ -153,12 +153,12 @@ def _renumbered(sequences: Sequence[TokenSequence], before: Sequence[TokenSequen
 
 
 def _readouts(owners: Sequence[int], sequences: Sequence[TokenSequence], paths: Sequence[Numbers]) -> Batch:
-    """Where the embeddings of all pairs are read, in the order of records and pairs."""
+    """Return the tensors of the readouts of all pairs, in the order of records and pairs."""
     batch = Batch()
     kinds: tuple[Kind, ...] = ("source", "target")
     for kind in kinds:
         by_pair = {
-            (owner, readout.pair): (path[readout.start : readout.end], _hash_of_seen(sequence, readout.end))
+            (owner, readout.pair): (path[readout.start : readout.end], _hash_of_visible(sequence, readout.end))
             for owner, sequence, path in zip(owners, sequences, paths, strict=True)
             for readout in sequence.readouts
             if readout.kind == kind
@@ -173,7 +173,7 @@ def _readouts(owners: Sequence[int], sequences: Sequence[TokenSequence], paths: 
     return batch
 
 
-def _hash_of_seen(sequence: TokenSequence, end: int) -> int:
+def _hash_of_visible(sequence: TokenSequence, end: int) -> int:
     """Hash the tokens that token ``end - 1`` of a sequence sees, itself included, to a signed 64-bit integer."""
     start = 0 if sequence.start is None else int(sequence.start[end - 1])
     return hash_tokens(sequence.ids[start:end])
@@ -200,15 +200,15 @@ def _records(
 
 
 def _inputs(rows: Rows, costs: Costs | None) -> Batch:
-    """The model's input."""
+    """Return the input tensors of the model for one pass."""
     batch = _tensors(input_ids=rows.ids, attention_mask=np.ones_like(rows.ids))
     if not rows.branches:
         return batch
     batch |= _tensors(position_ids=rows.positions, start=rows.start, end=rows.end)
     batch["isolates"] = bool(rows.start.any())
     if rows.segments is not None and costs is not None:
-        found = vars(calls(rows.segments, costs))
-        batch |= Batch(found, shapes=CallShapes(found["shapes"]))
+        tensors = vars(calls(rows.segments, costs))
+        batch |= Batch(tensors, shapes=CallShapes(tensors["shapes"]))
     elif rows.segments is not None:
         batch |= ragged(rows.segments)._asdict()
     return batch

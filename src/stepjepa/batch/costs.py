@@ -1,4 +1,4 @@
-"""The time that a micro-batch takes on a CPU, by a model of a layer: what packing chooses by."""
+"""A cost model of a layer on a CPU, by which packing chooses the fastest way to run a micro-batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BLOCK = 512
 
 @dataclass(frozen=True)
 class Costs:
-    """Time of the forward and backward pass of one layer; a unit of time of your choice, only ratios matter.
+    """Time of the forward and backward pass of one layer; in any unit, since only ratios matter.
 
     ``objectives/packing.py`` has the constants, and ``benchmarks/fit_costs.py`` measures them.
     """

@@ -1,4 +1,4 @@
-"""Which sequences a record becomes. A layout is a function, registered by name; nothing else knows its name.
+"""Layouts: functions from a record to its sequences, registered by name; nothing else knows their names.
 
 To add one: write ``(record, predictors, reading) -> list[TokenSequence]``, and put ``@layout("name", ...)`` above it.
 """

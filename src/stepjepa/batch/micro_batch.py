@@ -31,7 +31,7 @@ class BatchRecords:
 
 
 class ReadoutIndex(NamedTuple):
-    """Where one side, source or target, of the P pairs of a micro-batch is read."""
+    """The readouts of one side, source or target, of the P pairs of a micro-batch."""
 
     last: Tensor  # [P] flat position of each readout; the last one if several positions are averaged
     tokens: Tensor | None = None  # [M] flat positions of all averaged tokens; None if every readout is one token
@@ -89,7 +89,7 @@ class Batch(dict[str, BatchValue]):
 
     @property
     def trees(self) -> Trees | None:
-        """Which token sees which, from the keys ``start``, ``end`` and ``isolates``; None for plain causal text.
+        """The visibility of tokens, from the keys ``start``, ``end`` and ``isolates``; None for plain causal text.
 
         A batch that runs by segments has their index tensors, too, under the names of the fields of ``segments.Calls``
         or ``segments.Ragged``.
@@ -178,7 +178,7 @@ class Batch(dict[str, BatchValue]):
         return len(self.source_index)
 
     def readouts(self, kind: Kind) -> ReadoutIndex:
-        """Where the embeddings of one side are read; averaged tokens are under ``source_tokens``, ``source_pair``."""
+        """Return the readouts of one side; averaged tokens have the keys ``source_tokens`` and ``source_pair``."""
         index = self._get(f"{kind}_index", Tensor)
         if f"{kind}_tokens" not in self:
             return ReadoutIndex(index)

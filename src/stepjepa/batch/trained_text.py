@@ -1,4 +1,4 @@
-"""What is trained of a record, as text for people: the labelled parts between marks."""
+"""Show the trained parts of a record as text, between marks."""
 
 from __future__ import annotations
 

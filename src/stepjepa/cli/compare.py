@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class CompareFlags:
-    """What is compared, and where the tables go."""
+    """The runs to compare, and the output of the tables."""
 
     runs: list[str] = option(help="evaluated run folders, or folders of sweeps", positional=True, metavar="DIR")
     evaluation: str | None = option(None, "which one, if a run has several: NAME.summary.json", metavar="NAME")
@@ -95,7 +95,7 @@ def _comparison(args: argparse.Namespace) -> Comparison:
 
 @dataclass
 class ReportFlags:
-    """Which runs, and the page."""
+    """The runs to report, and the page."""
 
     runs: list[str] = option(help="run folders, or folders of sweeps", positional=True, metavar="RUN")
     evaluation: str | None = option(None, "which one, if a run has several: NAME.summary.json", metavar="NAME")

@@ -28,7 +28,7 @@ docs/how-to/embeddings.md says more."""
 
 @dataclass
 class EmbedFlags:
-    """What is embedded."""
+    """The input, the output and the side to embed."""
 
     model_path: str = option(help="run or checkpoint folder, or hub id", metavar="PATH", group="files")
     input_file: str = option(help="JSON lines, CSV, TSV or Parquet", metavar="FILE", group="files")
@@ -48,7 +48,7 @@ class EmbedFlags:
 
 @dataclass
 class ReadingFlags:
-    """How embeddings are read from a model."""
+    """The readout of embeddings, and the loading of the model."""
 
     batch_size: int = option(32, "texts at a time", allowed=FROM_ONE)
     dtype: Dtype = option("auto", "of the weights")
@@ -79,7 +79,7 @@ def load_jepa(args: argparse.Namespace, device: str | None = None) -> Jepa:
 
 
 def make_embedder(jepa: Jepa, args: argparse.Namespace, side: Literal["source", "target"], *, raw: bool) -> Embedder:
-    """The embedder that the flags describe."""
+    """Make the embedder that the flags describe."""
     try:
         return jepa.embedder(
             side,

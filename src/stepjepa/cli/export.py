@@ -32,7 +32,7 @@ TRANSFORMERS_5 = (
 
 @dataclass
 class ExportFlags:
-    """What is exported, and to where."""
+    """The model to export, and its destination."""
 
     model_path: str = option(help="run or checkpoint folder", metavar="DIR")
     output_dir: str | None = option(None, "folder for the model; empty or new", metavar="DIR")
@@ -146,7 +146,7 @@ def _export(args: argparse.Namespace, name: str | None) -> None:
     with _whole_folder(args) as (folder, part):
         model, tokenizer = load_for_inference(args.model_path, device="cpu", **options)
         if run is not None and run.jepa is not None:
-            # A run of an earlier version has the template as it came.
+            # A run of an earlier version saved the model's original template.
             variables = run.jepa.get("chat_template_kwargs")
             serve_as_trained(model, tokenizer, plain=bool(run.jepa.get("plain")), variables=variables)
         model.save_pretrained(part)

@@ -29,14 +29,14 @@ RECORDS_MODEL_OBJECTIVE = (
 
 @dataclass
 class JsonFlags:
-    """How results are printed."""
+    """JSON output."""
 
     json: bool = option(False, "one JSON document on standard output; lines go to standard error")
 
 
 @dataclass
 class DetailsFlags:
-    """How much of the results is printed."""
+    """Detailed output."""
 
     details: bool = option(False, "print every figure; else those that one reads first")
 

@@ -1,4 +1,4 @@
-"""``stepjepa inspect``, ``verify`` and ``analyze``: what records become, what is wrong, what a model represents."""
+"""``stepjepa inspect``, ``verify`` and ``analyze``: tokens of records, checks, embeddings of a model."""
 
 import argparse
 import sys
@@ -24,7 +24,7 @@ from stepjepa.models.presets import PREFIX, preset_config, train_tokenizer
 
 @dataclass
 class ShowFlags:
-    """What is shown, and how."""
+    """The records to show, and the form of the output."""
 
     index: int = option(0, "the first record, counted from 0", metavar="I")
     records: int = option(1, "how many to show, as one micro-batch from there on", allowed=FROM_ONE)

@@ -38,7 +38,7 @@ def as_arguments(flags: Mapping[str, object]) -> list[str]:
 
     def word(value: object) -> str:
         text = json.dumps(value) if isinstance(value, dict) else str(value)
-        # As a shell does.
+        # Expand the home folder, as a shell does.
         return str(Path(text).expanduser()) if text.startswith("~/") else text
 
     result: list[str] = []
@@ -93,7 +93,7 @@ class Parser(argparse.ArgumentParser):
         self.add_options(options_of(settings), group)
 
     def add_options(self, options: Iterable[Option], group: str, *, named_only: bool = False) -> None:
-        """Add the flags of some settings; with ``named_only`` what is parsed has no defaults, only what was named."""
+        """Add the flags of some settings; with ``named_only`` parsed arguments have no defaults, only named flags."""
         for each in options:
             title = each.about.get("group", group)
             section = next((existing for existing in self._action_groups if existing.title == title), None)
@@ -170,7 +170,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def argument_type(reader: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Return a reader of a flag's text with errors that argparse shows as they are."""
+    """Wrap a reader of a flag's text so that argparse shows its errors unchanged."""
 
     def read(text: str) -> Any:
         try:

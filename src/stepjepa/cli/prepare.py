@@ -32,7 +32,7 @@ from stepjepa.tasks.raw_values import chat_record
 
 @dataclass(kw_only=True)
 class SourceFlags:
-    """Where raw rows are read, and where records are written."""
+    """The source of raw rows, and the output of records."""
 
     input_file: str | None = option(None, f"{', '.join(FORMATS)}; or name a --dataset", metavar="FILE")
     dataset: str | None = option(None, "data set of the hub, or folder of one", metavar="NAME")
@@ -57,14 +57,14 @@ class ChatFlags:
 
 @dataclass
 class SplitFlags:
-    """How responses are split, after text in ``<think>`` is removed."""
+    """A custom splitter of responses; text in ``<think>`` is removed before."""
 
-    custom: str | None = option(None, "your own splitter: response in, list of steps out", metavar="MODULE:FUNCTION")
+    custom: str | None = option(None, "custom splitter: response in, list of steps out", metavar="MODULE:FUNCTION")
 
 
 @dataclass
 class Gsm8kFlags:
-    """How solutions are written."""
+    """The form of solutions."""
 
     format: Literal["plain", "steps"] = option("plain", "steps: a blank line between lines, so that each is a step")
     socratic: Literal["keep", "strip"] = option("keep", "the question in front of each line of the socratic variant")
@@ -97,15 +97,15 @@ def _run_rows(args: argparse.Namespace) -> int:
 
 
 def _converter(args: argparse.Namespace) -> tuple[Convert, str]:
-    """The function that makes a record of a row, and the fields that it expects."""
+    """Return the function that makes a record of a row, and the fields that it expects."""
     kind = args.preparation
     if kind == "chat":
         check_exclusive(args, ("system", "system_prompt"))
-        about = {name: getattr(args, name) for name in ("columns", "system", "system_prompt")}
-        return partial(convert_chat, **about), "--columns"
+        columns = {name: getattr(args, name) for name in ("columns", "system", "system_prompt")}
+        return partial(convert_chat, **columns), "--columns"
     if kind == "steps":
-        own = {} if args.custom is None else {"splitter": load("custom", args.custom)}
-        options = from_args(StepOptions, args, **own)
+        splitter = {} if args.custom is None else {"splitter": load("custom", args.custom)}
+        options = from_args(StepOptions, args, **splitter)
         expected = "--question_field and --response_field, steps divided by blank lines, or --custom"
         return partial(convert_response, options=options), expected
     convert = CONVERSIONS[kind].convert
@@ -129,7 +129,7 @@ def _write_files(files: Mapping[Path, Sequence[Mapping[str, object]]]) -> int:
 
 @dataclass(kw_only=True)
 class GeneratorFlags:
-    """What both generators take."""
+    """Settings of both generators."""
 
     overwrite: bool = option(False, "replace files that are there already")
     seed: int = option(0, "the same seed gives the same files")

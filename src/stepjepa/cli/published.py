@@ -1,4 +1,4 @@
-"""Command lines of the published scripts, translated into ours before the parser sees them.
+"""Translate command lines of the published scripts into ours, before they are parsed.
 
 The published programs are ``finetune.py``, ``stp.py`` and ``evaluate.py`` of LLM-JEPA (arXiv 2509.14252) and the
 training script of Step-JEPA. docs/published.md describes each of their flags. Flags that mean the same here pass
@@ -43,9 +43,9 @@ class CommandLine:
     """A command line that is translated flag by flag.
 
     Attributes:
-        flags: what is left of the command line, in its order.
-        defaults: arguments that stand before it, so that what the user names wins.
-        notes: what the user is told, one line each.
+        flags: the remaining flags of the command line, in its order.
+        defaults: arguments in front of them, which named flags override.
+        notes: messages for the user, one line each.
     """
 
     flags: list[Flag]
@@ -177,7 +177,7 @@ def _tube(line: CommandLine) -> None:
     line.refuse("load_lp", "Semantic Tube Prediction has no predictor layer to load here; leave it out")
     line.refuse("curvature_sign", "there is no signed curvature here; --stp is nearest")
     for name in ("random_span_mask", "random_span_mask_recover"):
-        line.refuse(name, "no masked spans are trained here; a term of your own can (docs/design.md); leave it out")
+        line.refuse(name, "no masked spans are trained here; a custom term can (docs/design.md); leave it out")
     line.refuse("random_span_zero", f"--stp draws all places of a span; nearest is {SPAN_TERM}")
     line.refuse("length_adjustment", f"--stp does not weigh spans by their length; nearest is {SPAN_TERM}")
     line.refuse("random_span_times", f"--stp draws once a record; nearest is {SPAN_TERM}", without_effect="1".__eq__)
@@ -263,7 +263,7 @@ def _answers(line: CommandLine, eval_split: float) -> None:
 
 
 def _reporting(line: CommandLine) -> None:
-    """Where logs go, and whether checkpoints are saved."""
+    """Destination of logs, and saving of checkpoints."""
     if line.take_switch("wandb"):
         line.add_agreeing("wandb", "report_to", "wandb")
     if (name := line.take("wandb_run_name")) is not None:
@@ -271,7 +271,7 @@ def _reporting(line: CommandLine) -> None:
     if line.take_switch("no_save"):
         line.add_agreeing("no_save", "save_strategy", "no")
     if (project := line.take("wandb_project")) is not None:
-        # Its library reads it from there.
+        # The library of wandb reads this variable.
         os.environ["WANDB_PROJECT"] = project
 
 

@@ -23,7 +23,7 @@ from stepjepa.store.record import read_run
 
 @dataclass
 class RerunFlags:
-    """The run, and what may differ."""
+    """The run to repeat, and allowed differences."""
 
     folder: str = option(help="run folder", positional=True, metavar="RUN")
     output_dir: str | None = option(None, "folder of the new run; empty or new (RUN-rerun)", metavar="DIR")
@@ -44,10 +44,10 @@ def run(args: argparse.Namespace) -> int:
     moved = {name: getattr(args, name) for name in ("train_file", "eval_file", "data_file", "model_name")}
     moved = {name: str(Path(path).absolute()) if Path(path).exists() else path for name, path in moved.items() if path}
     settings |= {**moved, "output_dir": str(new)}
-    # What it needs may be asked for only now: a model of the hub in the place of one in a folder.
+    # Moved files may need trust, too: a model of the hub instead of one in a folder.
     check_trusted(settings, trusted=args.trust_folder)
     directory = Path(str(old.get("directory", "")))
-    # Training runs where the run was started, if that is still there: terms of its own may lie there.
+    # Training runs in the folder where the run was started, if it still exists: custom terms may be there.
     with chdir(directory if directory.is_dir() else Path.cwd()):
         config = RunConfig.from_flat(settings)
         config.check_required()

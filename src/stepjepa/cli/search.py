@@ -23,7 +23,7 @@ corpus change. docs/how-to/embeddings.md says more."""
 
 @dataclass
 class SearchFlags:
-    """What is searched, and for what."""
+    """The corpus to search, and the queries."""
 
     model_path: str = option(help="run or checkpoint folder, or hub id", metavar="PATH", group="files")
     corpus: str = option(help="JSON lines, CSV, TSV or Parquet with the texts to find", metavar="FILE", group="files")

@@ -22,7 +22,7 @@ from stepjepa.config.run import RunConfig
 
 @dataclass
 class LaunchFlags:
-    """What one start of a run prints and where its flags are; none of it describes the run."""
+    """Settings of one start of a run, which are not part of its description: output, file of flags."""
 
     dry_run: bool = option(False, "print tokens, memory and FLOPs of a step, then stop")
     json: bool = option(False, "one JSON document on standard output at the end; lines go to standard error")

@@ -107,7 +107,7 @@ class Option:
             raise UserError(f"{self.flag}: expected one value, got the list {shown(str(value))}")
         try:
             text = json.dumps(value) if isinstance(value, dict) else str(value)
-            # As a shell does.
+            # Expand the home folder, as a shell does.
             return self.read(str(Path(text).expanduser()) if text.startswith("~/") else text)
         except (ValueError, TypeError) as error:  # json's own for a date or for what holds itself
             raise UserError(f"{self.flag}: {error}") from None

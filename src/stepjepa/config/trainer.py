@@ -93,7 +93,7 @@ def read_trainer_field(name: str, value: object) -> Any:
     if not isinstance(value, str | int | float | list | tuple):
         raise UserError(f"{name}: expected a text, a number, a list or a mapping, got {shown(value)}")
     read = option.convert(value)
-    # Of a field that takes a text or a list, the text.
+    # A field that takes a text or a list gets the text.
     return read[0] if option.several and len(read) == 1 and option.about["text"] else read
 
 

@@ -35,7 +35,7 @@ class Record:
     """One example as read from a file.
 
     A message is a dict with ``role`` (``system``, ``developer``, ``user``, ``assistant`` or ``tool``) and ``content``,
-    a text. Only where the data has them: ``reasoning_content``, a text; ``tool_calls``, a list of ``{"type":
+    a text. If the data has them, also: ``reasoning_content``, a text; ``tool_calls``, a list of ``{"type":
     "function", "function": {"name": ..., "arguments": {...}}}``; ``name`` and ``tool_call_id``, texts; ``weight``,
     always 0: the turn of an assistant that is context and not trained. The last message is an assistant's that is
     trained.
@@ -43,14 +43,14 @@ class Record:
 
     messages: tuple[JsonObject, ...]
     views: tuple[tuple[str, str], ...] | None = None  # explicit pairs of source and target view
-    path: str = "<memory>"  # of its file, or a label where it came from memory
+    path: str = "<memory>"  # the path of its file, or a label for records from memory
     line: int = 0  # its line there, counted from 1
-    extra: JsonObject = field(default_factory=dict)  # the other fields of the line, untouched
-    columns: tuple[str, ...] = ("messages",)  # of the line, which the chat was made of
+    extra: JsonObject = field(default_factory=dict)  # the other fields of the line, unchanged
+    columns: tuple[str, ...] = ("messages",)  # columns of the line that the chat was made from
     tools: list[JsonObject] | None = None  # descriptions of functions, as templates read them
     chat_template_kwargs: JsonObject | None = None  # variables of the template, for this record
     unused: tuple[str, ...] = ()  # keys of messages that nothing reads, as ``messages[].id``
-    dropped: int = 0  # messages that stood behind the last trained answer
+    dropped: int = 0  # number of messages behind the last trained answer
 
     @property
     def chat(self) -> tuple[tuple[JsonObject, ...], list[JsonObject] | None, JsonObject | None]:
@@ -59,7 +59,7 @@ class Record:
 
     @property
     def answer(self) -> str:
-        """The content of the last assistant message: what the model must learn to say."""
+        """The content of the last assistant message."""
         return str(self.messages[-1]["content"])
 
 
@@ -67,11 +67,11 @@ Data = str | os.PathLike[str] | Iterable[Record | JsonObject]
 """A file of records, a folder or hub name that ``datasets`` loads, a ``datasets.Dataset``, dicts or ``Record``."""
 
 Views = Callable[[Record], Iterable[tuple[str, str]]]
-"""A record to its pairs of source and target view."""
+"""Function from a record to its pairs of source and target view."""
 
 
 def as_records(values: Any) -> Iterator[Record]:
-    """Records from memory: dicts in the form of a file's lines, records as they are, a data frame, or a Dataset."""
+    """Yield records from memory: from dicts in the form of a file's lines, records, a data frame, or a Dataset."""
     if hasattr(values, "to_dict") and hasattr(values, "notna"):  # pandas
         values = values.astype(object).where(values.notna(), None).to_dict("records")
     for method in ("to_pylist", "to_dicts"):  # pyarrow, polars
@@ -90,8 +90,8 @@ def parse_record(
     """Check one object and make a record of it; ``path`` and ``line``, counted from 1, are for errors.
 
     It has ``messages``: optionally one system or developer message first, then user and assistant in turn, with tool
-    messages behind an assistant's; or the chat in another form, see :func:`stepjepa.data.columns.read_chat`. What
-    stands behind the last trained assistant message is dropped. Optionally ``tools`` and ``chat_template_kwargs``, and
+    messages behind an assistant's; or the chat in another form, see :func:`stepjepa.data.columns.read_chat`. Messages
+    behind the last trained answer are dropped. Optionally ``tools`` and ``chat_template_kwargs``, and
     explicit views: ``views``, a list of pairs of texts; or both ``text`` and ``code``, each a text or a list of one
     message.
     """
@@ -121,7 +121,7 @@ def parse_record(
 
 
 def describe_columns(record: Record) -> str | None:
-    """The columns that a record of a table is made of, and the record; None where its file has ``messages``."""
+    """Describe the columns that a record of a table was made from, with its texts; None for ``messages``."""
     if record.columns == ("messages",):
         return None
     turns = [f"{message['role']} {shown(message['content'])}" for message in record.messages[:3]]
@@ -129,7 +129,7 @@ def describe_columns(record: Record) -> str | None:
 
 
 def describe_unused(records: Iterable[Record], *, extra: bool = True) -> list[str]:
-    """Lines for people: what the records hold and nothing reads; without ``extra`` that of their chats alone."""
+    """Describe the unused parts of records, one line each; without ``extra`` only those of their chats."""
     names, dropped = dict[str, None](), 0
     for record in records:
         names.update(dict.fromkeys(record.unused))
@@ -142,13 +142,13 @@ def describe_unused(records: Iterable[Record], *, extra: bool = True) -> list[st
 
 
 def named(columns: Iterable[str]) -> str:
-    """Names of columns for a message, the first of many."""
+    """Format the names of columns for a message, at most ``MOST_NAMES`` of them."""
     names = [visible(name.strip()) or "a column without a name" for name in columns]
     return ", ".join(names[:MOST_NAMES]) + (f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else "")
 
 
 def tell_unused(records: Iterable[Record], *, extra: bool = True) -> None:
-    """Say on standard error what :func:`describe_unused` finds."""
+    """Print the lines of :func:`describe_unused` to standard error."""
     for line in describe_unused(records, extra=extra):
         note(line)
 
@@ -156,7 +156,7 @@ def tell_unused(records: Iterable[Record], *, extra: bool = True) -> None:
 def _check_views(
     value: Mapping[str, Any], used: set[str]
 ) -> tuple[tuple[tuple[str, str], ...] | None, tuple[str, ...]]:
-    """The explicit views of a row, and the columns that they stand in."""
+    """Return the explicit views of a row, and the columns that they are from."""
     pairs = value.get("views")
     if pairs is not None:
         is_list_of_lists = isinstance(pairs, list | tuple) and all(isinstance(pair, list | tuple) for pair in pairs)
@@ -173,7 +173,7 @@ def _check_views(
 
 
 def _view(value: object, key: str, role: str) -> str:
-    """A text, or the content of a list of one message, as in the published files."""
+    """Return a view: a text, or the content of a list of one message, as in the published files."""
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict) and value[0].get("role") == role:
         value = value[0].get("content", 0)
     if isinstance(value, str):
@@ -182,15 +182,15 @@ def _view(value: object, key: str, role: str) -> str:
 
 
 class BadRecords:
-    """What becomes of the lines of a file that something is wrong with (``--bad_records``): an error, or skipped."""
+    """Handling of invalid lines of a file (setting ``bad_records``): an error, or skipped and counted."""
 
     def __init__(self, choice: str = "error") -> None:
         self.skips = choice == "skip"
         self.count = 0
-        self.first: list[tuple[int, str]] = []  # the first few lines, and what is wrong there
+        self.first: list[tuple[int, str]] = []  # line numbers and messages of the first few errors
 
     def note(self, error: UserError, line: int) -> None:
-        """Raise the error, or skip a line or a row."""
+        """Raise the error, or count the skipped line."""
         if not self.skips:
             raise error from None
         self.count += 1
@@ -198,19 +198,19 @@ class BadRecords:
             self.first.append((line, one_line(error)))
 
     def describe(self) -> str:
-        """One line for people."""
+        """Return one line: the number of skipped lines, and the first errors."""
         others = [f"and {self.count - 3:,} more"] if self.count > 3 else []
         reasons = "; ".join([reason for _, reason in self.first] + others)
         lines = "line" if self.count == 1 else "lines"
         return f"{self.count:,} bad {lines} skipped (`bad_records skip`): {reasons}"
 
     def tell(self) -> None:
-        """Say on standard error how many lines were skipped, and the first of them; nothing if none was."""
+        """Print :meth:`describe` to standard error if lines were skipped."""
         if self.count:
             note(self.describe())
 
     def to_dict(self) -> JsonObject:
-        """For ``run.json``: nothing that depends on where the file lies."""
+        """Return the entry of ``run.json``, which does not depend on the path of the file."""
         return {"left_out": self.count, "first_lines": [line for line, _ in self.first]}
 
 
@@ -224,24 +224,25 @@ _SEPARATORS = {
 def find_steps(text: str, separator: str = "blank") -> list[tuple[int, int]]:
     """Split an assistant's content into reasoning steps that cover it without gaps; white space alone is no step.
 
-    Of each step the characters at which it begins and ends. The separator is ``blank`` (lines), ``line`` (ends) or a
-    literal string; repeats count once. It belongs to the step that it closes; one at the very start to the first step.
+    Returns the range ``[start, end)`` of each step, in characters. The separator is ``blank`` (lines), ``line`` (ends)
+    or a literal string; repeats count once. It belongs to the step that it closes; one at the very start belongs to the
+    first step.
     """
     pattern = re.compile(_SEPARATORS.get(separator) or f"(?:{re.escape(separator)})+")
     ends = [*(match.span() for match in pattern.finditer(text)), (len(text), len(text))]
     steps: list[tuple[int, int]] = []
-    seen = 0  # where what has not been looked at begins
+    begin = 0  # of the text behind the last separator
     for end, after in ends:
-        if text[seen:end].strip():
+        if text[begin:end].strip():
             steps.append((steps[-1][1] if steps else 0, after))
         elif steps:
             steps[-1] = (steps[-1][0], after)
-        seen = after
+        begin = after
     return steps
 
 
 def records_fingerprint(records: Iterable[Record]) -> str:
-    """A hash of what records say, in their order, and of views of their own; not of the files that they are from."""
+    """Hash the chats and explicit views of records, in their order, whatever files they are from."""
     digest, first = hashlib.sha256(b"["), True
     for record in records:
         digest.update(f"{'' if first else ', '}{(record.chat, record.views)!r}".encode("utf-8", "surrogatepass"))

@@ -58,7 +58,7 @@ def judge(
         samples, votes = [], []
         for answer in texts:
             scored, response = next(judged)
-            # Where likelihoods decide, a text that was cut off is not the reason of an error.
+            # If likelihoods decide, a text that was cut off is not the cause of an error.
             samples.append(_sample(answer, scored, name, by_text=question.likelihoods is None))
             votes.append(task.vote(scored, response) if len(texts) > 1 else None)
         truth = task.truth(question.record)

@@ -1,1 +1,1 @@
-"""What a record becomes, and whether training does what is meant."""
+"""Inspection of records as tokens, verification of fast paths, analysis of embeddings."""

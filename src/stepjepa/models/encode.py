@@ -198,7 +198,7 @@ class EmaEncoder(TrainerCallback):
     def update(self, model: nn.Module) -> None:
         """Set ``average = decay * average + (1 - decay) * weight``; call it after an optimizer step."""
         trained = {name: parameter.detach() for name, parameter in model.named_parameters() if name in self._average}
-        # A GPU updates many weights in one launch. Weights of 16 bits are converted, few enough to take little memory.
+        # A GPU updates many weights in one launch; few enough that the copies of 16-bit weights take little memory.
         for names in _groups({name: each.numel() for name, each in trained.items()}, UPDATED_TOGETHER):
             averages = [self._average[name] for name in names]
             torch._foreach_lerp_(averages, [trained[name].float() for name in names], 1 - self.decay)

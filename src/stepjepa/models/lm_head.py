@@ -162,7 +162,7 @@ class _DecoderOutput(BaseModelOutputWithPast):
 
 
 class Around(NamedTuple):
-    """Which parts of a causal language model's forward pass lie between its decoder, its LM head and its logits."""
+    """Whether a model's forward pass computes something before or after its LM head."""
 
     before: bool = False  # the LM head is called with something else than the decoder returned (MiniCPM3, BERT)
     after: bool = (

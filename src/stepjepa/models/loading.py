@@ -106,7 +106,7 @@ def load_tokenizer(
     name: str, *, chat_template: str | None = None, trust_remote_code: bool = False
 ) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a folder or hub id, perhaps with the template of a Jinja file."""
-    # Of a folder that holds none, transformers would make an empty tokenizer for some families.
+    # For some model families transformers would make an empty tokenizer from a folder without one.
     if Path(name).is_dir() and not any(any(Path(name).glob(file)) for file in TOKENIZER_FILES):
         raise UserError("holds no tokenizer; put the files of one there", path=name)
     tokenizer = _from_pretrained("tokenizer", name, trust_remote_code)

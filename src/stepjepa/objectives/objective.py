@@ -1,4 +1,4 @@
-"""The objective: weighted terms, each a mean over what it counts."""
+"""The objective: weighted terms, each a sum over a micro-batch divided by its count."""
 
 from __future__ import annotations
 

@@ -23,14 +23,14 @@ from stepjepa.store.record import Source
 def read_data(
     run: RunConfig, train: Data | None = None, held_out: Data | None = None
 ) -> tuple[Sequence[Record], Sequence[Record], dict[str, Source]]:
-    """Return training records, held-out records and what identifies their files.
+    """Return training records, held-out records and descriptions of their files.
 
-    Neither list is in memory: records are written to temporary files as they are read.
+    Records are written to temporary files as they are read, so that none of them are in memory.
 
     Args:
-        run: names the files.
-        train: training records in memory, in place of those of files.
-        held_out: likewise.
+        run: the configuration, which names the files.
+        train: training records in memory, instead of files.
+        held_out: held-out records in memory, instead of a file.
     """
     if run.data_file is not None:
         records, origin = _read(run, run.data_file)
@@ -67,7 +67,7 @@ def _in_memory(data: Data) -> tuple[Spooled[Record], Source]:
 
 
 def read_mixture(run: RunConfig) -> tuple[Spooled[Record], Source]:
-    """Return the records of ``dataset``, and what identifies them."""
+    """Return the mixed records of ``dataset``, and a description of their source."""
     parts, sources = zip(*(_read(run, source, each_of_any) for source in run.dataset or ()), strict=True)
     chosen = mix([len(part) for part in parts], run.dataset_weights, run.split_seed)
     drawn = ((part[index] for index in indices) for part, indices in zip(parts, chosen, strict=True))

@@ -1,7 +1,7 @@
 """Estimate the cost of a run from its real data and the shapes of its model (``stepjepa train --dry_run``).
 
-No weights are read, drawn or kept, and nothing is written. The data is prepared for real, so all its errors come to
-light here, too. FLOPs are those of ``flops.py``. The memory of a process is estimated in bytes, part by part, from
+No weights are read or created, and nothing is written. The data is prepared as in training, so its errors show here,
+too. FLOPs are those of ``flops.py``. The memory of a process is estimated in bytes, part by part, from
 shapes and dtypes. With N weights, n of them trained, w bytes per weight, and s, g, z the number of processes over which
 weights, gradients and optimizer states are sharded (1 if they are not):
 
@@ -10,8 +10,8 @@ weights, gradients and optimizer states are sharded (1 if they are not):
 - optimizer states: ``n a b / z``, for a values of b bytes per trained weight, see :data:`OPTIMIZERS`;
 - averaged weights (``--target_grad ema``): ``n w``;
 - activations: ``T w sum(i + o)``, for T tokens, over the matrices of all blocks, which read i and write o values a
-  token; with checkpointing of B blocks of width D: ``T w B D``, and the sum over one block. An estimate from below:
-  within a third for Llama and its kin, far less than what GPT-2 keeps.
+  token; with checkpointing of B blocks of width D: ``T w B D``, and the sum over one block. A lower bound:
+  within a third for Llama and similar models, far below for GPT-2.
 
 Not included: blocks that FSDP gathers while they are in use, logits, temporary tensors of the backward pass and of
 kernels, and the memory of the allocator and of the device's libraries.
@@ -133,7 +133,7 @@ def dry_run(
 
 
 def on_device(estimated: JsonObject, peak: float | None, mfu: float, memory: float | None) -> None:
-    """Add ``time`` and ``device`` to what :func:`dry_run` returned, and print them.
+    """Add ``time`` and ``device`` to the result of :func:`dry_run`, and print them.
 
     Args:
         estimated: changed in place.
@@ -188,10 +188,10 @@ def _estimate(
     jepa = Jepa(model, tokenizer, config, objective=objective, device=device, processes=processes, rows=False)
     check_positions(jepa.collator, prepared, held_out)
     fsdp = training.fsdp_config if isinstance(training.fsdp_config, dict) else {}
-    again = training.gradient_checkpointing or str(fsdp.get("activation_checkpointing")).lower() == "true"
+    checkpointing = training.gradient_checkpointing or str(fsdp.get("activation_checkpointing")).lower() == "true"
     ema = config.target_grad == "ema"
     try:
-        flops = FlopModel.of(model, gradient_checkpointing=again, ema=ema)
+        flops = FlopModel.of(model, gradient_checkpointing=checkpointing, ema=ema)
     except (RuntimeError, NotImplementedError):
         flops = FlopModel()  # unknown: a mixture of experts routes by its weights
     plan = Plan.of(
@@ -214,7 +214,7 @@ def _estimate(
     optim = str(getattr(training.optim, "value", training.optim))
     parts = kept_bytes(model, optim, processes=processes, sharding=sharding, quantized=run.quantized, ema=ema)
     mixed = training.bf16 or training.fp16
-    if (saved := activations(model, Shape.of(largest).tokens, mixed=mixed, checkpointing=again)) is not None:
+    if (saved := activations(model, Shape.of(largest).tokens, mixed=mixed, checkpointing=checkpointing)) is not None:
         parts["activations"] = saved
     # The records may be a sample of the data set.
     epoch = math.ceil((all_records or len(prepared.dataset)) / plan.records_per_step)

@@ -84,7 +84,7 @@ class Run:
 
     @property
     def record(self) -> RunRecord:
-        """What ``run.json`` says of the run: data, launches, results, versions."""
+        """The contents of ``run.json``: data, launches, results, versions."""
         return self._record
 
     @cached_property
@@ -95,8 +95,7 @@ class Run:
     def evaluate(self, test_file: str | os.PathLike[str], **settings: Any) -> Scores:
         """Evaluate the trained model: :func:`stepjepa.evaluate` with its folder.
 
-        Settings of the run that evaluations have, too (columns, the task, code that it trusts), are those of the run
-        unless ``settings`` name others.
+        Settings that evaluations share with the run (columns, task, trusted code) have the run's values by default.
         """
         from stepjepa.evaluation.run import evaluate
 

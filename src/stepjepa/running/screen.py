@@ -1,4 +1,4 @@
-"""What a run prints: the first screen, the last lines, its plot."""
+"""The output of a run: the first screen, the last lines, the plot."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def collapses(config: JepaConfig) -> bool:
 
 
 def _precision(run: RunConfig, training: TrainingArguments, width: int) -> str | None:
-    """The precision of matrix products, where the run names none, or one that is faster; None for float32."""
+    """Describe the precision of matrix products if the run names none, or a faster one; None for float32."""
     if training.bf16 and bf16_by_default(run):
         return "bfloat16 (autocast), the default on this device; `bf16 false` trains in float32"
     return bf16_advice(run, width, training.device.type)
@@ -103,18 +103,18 @@ def describe_groups(plan: Plan) -> str | None:
 
 
 def describe_template(facts: Mapping[str, str]) -> str:
-    """What ends a turn, and what the saved chat template does beside the model's own."""
+    """Describe the tokens that end a turn, and the additions to the chat template that is saved."""
     usual_facts = {"system role": "yes", "date": "none", "answer begins with": None}
     unusual = {name: facts[name] for name, usual in usual_facts.items() if facts.get(name, usual) != usual}
     return "; ".join(f"{name} {text}" for name, text in {"end of turn": facts["end of turn"], **unusual}.items())
 
 
 def describe_turns(prepared: Prepared, *, shares: bool) -> str | None:
-    """What it costs to train each turn behind its own prompt; None where every chat has one turn.
+    """Describe the cost of training each turn behind its own prompt; None if every chat has one turn.
 
     Args:
         prepared: the data, as tokens.
-        shares: whether the turns of a chat share what they begin with.
+        shares: whether the turns of a chat share their beginnings.
     """
     turns, records, tokens = prepared.counts["turns"], prepared.counts["records"], prepared.tokens
     if turns <= records:
@@ -170,7 +170,7 @@ PANELS: dict[str, dict[str, str]] = {
     "cosine of pairs": {"matched_similarity": "matched", "shuffled_similarity": "shuffled"},
     "effective rank": {"source_rank": "source", "target_rank": "target"},
 }
-"""What each panel of the plot shows: columns of ``metrics.jsonl`` with their labels."""
+"""Panels of the plot: title -> columns of ``metrics.jsonl`` with their labels."""
 
 
 def draw_metrics(folder: Path) -> None:

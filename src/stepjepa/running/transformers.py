@@ -14,18 +14,18 @@ from stepjepa.config.trainer import usual_fields
 from stepjepa.store.hub import check_online
 from stepjepa.training.checks import check_arguments, launched_together
 
-# Width of a model from which autocast to bfloat16 is faster on a CPU that multiplies in it; narrower ones lose more by
-# converting than products gain (``python benchmarks/precision.py``).
+# Least width of a model for which autocast to bfloat16 is faster on a CPU that supports it; narrower ones lose more by
+# conversions than their products gain (``python benchmarks/precision.py``).
 BF16_WIDTH = 512
 # Processes that collate micro-batches while a GPU computes; one would do for a small model.
 GPU_WORKERS = 2
 
 
 def bf16_by_default(run: RunConfig) -> bool:
-    """Whether a run names no precision, and so trains in bfloat16 where it has a CUDA device that can.
+    """Whether a run names no precision, and so trains in bfloat16 on a CUDA device that supports it.
 
-    Named are the fields of ``TrainingArguments``, also as False; weights in float16; the precision of DeepSpeed's
-    configuration, and that of ``accelerate launch``.
+    A precision is named by a field of ``TrainingArguments``, also as False, by weights in float16, by DeepSpeed's
+    configuration, or by ``accelerate launch``.
     """
     precision = {"bf16", "fp16", "tf32", "deepspeed"} & run.trainer.keys()
     launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
@@ -39,12 +39,12 @@ def cpu_multiplies_in_bf16() -> bool:
 
 
 def bf16_advice(run: RunConfig, width: int, device_type: str) -> str | None:
-    """Say where autocast to bfloat16 would be faster than the float32 of a run that names no precision.
+    """Return advice if a run names no precision, and autocast to bfloat16 would be faster than its float32.
 
     Args:
         run: the run.
-        width: of the model's hidden states.
-        device_type: of the device that it trains on.
+        width: width of the model's hidden states.
+        device_type: type of the training device.
     """
     if device_type != "cpu" or not bf16_by_default(run) or width < BF16_WIDTH or not cpu_multiplies_in_bf16():
         return None
@@ -58,14 +58,14 @@ def _cuda_device(values: Mapping[str, object]) -> bool:
 
 
 def _has_bf16() -> bool:
-    """Whether the CUDA device computes in bfloat16 itself; older ones emulate it slowly."""
+    """Whether the CUDA device has bfloat16 in hardware; older ones emulate it slowly."""
     return torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def training_arguments(run: RunConfig, has_eval: bool, **more: object) -> TrainingArguments:
     """Return the Trainer's arguments of a run; ``more`` replaces some of them.
 
-    On a CUDA device a run trains in bfloat16 and collates in processes of their own, unless it names others.
+    On a CUDA device a run trains in bfloat16 and collates in worker processes, unless it names other settings.
 
     Raises:
         UserError: transformers refuses them, or :func:`check_arguments` does.
@@ -98,7 +98,7 @@ def training_arguments(run: RunConfig, has_eval: bool, **more: object) -> Traini
         values["use_cpu"] = True
     try:
         result = TrainingArguments(**values)
-        # Here, since data and model take long to prepare.
+        # Checked before data and model are prepared, which takes long.
         check_arguments(result)
         for tracker in get_reporting_integration_callbacks(result.report_to):
             tracker()

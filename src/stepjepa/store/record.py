@@ -1,6 +1,6 @@
-"""The run record, ``run.json``: what was trained on what, each launch, and the results; typed, and checked on reading.
+"""The run record, ``run.json``: model, data, settings, launches and results; typed, and checked on reading.
 
-Folders of earlier versions are read, too: what they do not record is None or empty.
+Records of earlier versions are read, too; fields that they lack are None or empty.
 """
 
 import importlib.metadata
@@ -41,7 +41,7 @@ class Source:
 
     file: str | None = omitted_if_none()  # its name; None for records in memory
     records: int | None = omitted_if_none()
-    sha256: str | None = omitted_if_none()  # of the file, or of the records that were taken of a mixture
+    sha256: str | None = omitted_if_none()  # of the file, or of the records of a mixture
     sha256_of_first_mib: str | None = omitted_if_none()  # of streamed files (0.1.0)
     bytes: int | None = omitted_if_none()  # of streamed files (0.1.0)
     eval_split: float | None = omitted_if_none()  # share of the file that is held out
@@ -140,7 +140,7 @@ class RunRecord:
     arguments: list[str] | None = None  # the same with configuration files expanded, without flags of a single launch
     directory: str | None = None  # relative paths in ``arguments`` start from it
     model: str | None = None
-    model_fingerprint: str | None = None  # of a folder the hash of its files, of a hub id the commit
+    model_fingerprint: str | None = None  # hash of the files of a folder, or commit of a hub id
     machine: JsonObject = field(default_factory=dict)
     versions: JsonObject = field(default_factory=dict)
     jepa: JsonObject | None = None  # ``JepaConfig.to_dict``, of the version that trained
@@ -187,14 +187,14 @@ def read_record(folder: str | os.PathLike[str]) -> RunRecord:
 
 
 def origin_of(folder: str | os.PathLike[str]) -> Origin:
-    """Return the origin that errors about fields of a run's record name."""
+    """Return the file and the remedy that errors about fields of a run's record name."""
     return Origin(Path(folder) / RUN_FILE, REMEDY)
 
 
 def check_objective(jepa: JsonObject, origin: Origin) -> None:
     """Raise ``UserError`` for an option of ``JepaConfig`` that is of another type than its default.
 
-    Options without a value by default may be of any simple type; a run of another version may lack or have options.
+    Options whose default is None may have any simple type; a run of another version may have other options.
     """
     if "mode" not in jepa:
         raise origin.inside("jepa").missing("mode", "a text")
@@ -207,8 +207,8 @@ def check_objective(jepa: JsonObject, origin: Origin) -> None:
 
 
 def complete_objective(jepa: JsonObject) -> JsonObject:
-    """Add the options that a ``JepaConfig`` of an earlier version did not have, with what that version did."""
-    # Its InfoNCE had all other pairs as negatives.
+    """Add options that an earlier version lacked, with the values that reproduce its behaviour."""
+    # The InfoNCE of earlier versions had all other pairs as negatives.
     negatives = "all" if jepa.get("jepa_loss_type") == "infonce" else DEFAULTS["infonce_negatives"]
     return DEFAULTS | {"infonce_negatives": negatives} | jepa
 
@@ -242,7 +242,7 @@ def remove_start(folder: Path) -> None:
             folder.rmdir()
 
 
-# -- where a run is made -----------------------------------------------------------------------------------------------
+# -- versions and machine ----------------------------------------------------------------------------------------------
 
 
 def versions() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Resuming a run: check that its settings are those it was begun with, and list what has changed."""
+"""Resuming a run: check that its settings have not changed, and list allowed changes."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
@@ -33,7 +33,7 @@ class FinishedError(UserError):
 
 
 def launch_settings(record: RunRecord) -> JsonObject:
-    """Return the settings of a launch that affect the weights, by the names of ``TrainingArguments`` and of ours."""
+    """Return the settings of a launch that affect the weights, by name."""
     if record.training is None:
         return {}
     training, values, processes = record.training, record.training.other, int(record.machine.get("processes") or 1)
@@ -61,8 +61,8 @@ def resumed_launches(
 
     Args:
         folder: the run folder.
-        checkpoint: the checkpoint to resume from; that of another run is compared with the settings of that run. None
-            if the run was stopped before its first one: then it begins anew.
+        checkpoint: the checkpoint to resume from, perhaps of another run, whose settings are then compared. None if the
+            run was stopped before its first checkpoint: then it starts again.
         now: the record of the launch that begins.
         allow_changes: resume although the model, the data, their order or the objective have changed.
         say: is called with one line for each change.
@@ -105,7 +105,7 @@ def _length(record: RunRecord) -> tuple[float | None, int | None]:
 
 
 def _invariant_changes(before: RunRecord, now: RunRecord) -> Iterator[Change]:
-    """Yield the changes of :data:`INVARIANT` parts and of fingerprints; what an older record lacks is not compared."""
+    """Yield the changes of :data:`INVARIANT` parts and of fingerprints; parts that an old record lacks are skipped."""
     # A record of an earlier version lacks some options.
     complete = (
         each if each.jepa is None else replace(each, jepa=complete_objective(each.jepa)) for each in (before, now)

@@ -1,4 +1,4 @@
-"""Arms, one for each method: their runs, their differences from the baseline, and what these show."""
+"""Arms, one for each method: their runs, their differences from the baseline, and the conclusion."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field

@@ -203,7 +203,7 @@ class NonfiniteGuard(TrainerCallback):
     def check_weights(self, step: int) -> None:
         """Raise ``UserError`` on every process if a weight is not finite: no checkpoint or run may hold it."""
         trainer = self._trainer
-        # Of a sharded weight this process checks its own part.
+        # Each process checks its own part of a sharded weight.
         local = (p.to_local() if isinstance(p, DTensor) else p for p in trainer.model.parameters())
         # Stacked, so that the device is waited for once, not once a weight.
         finite = [all_finite(part).to(trainer.args.device) for part in local]

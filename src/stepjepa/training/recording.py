@@ -110,7 +110,7 @@ class Recorder(TrainerCallback):
     def launch(
         self, checkpoint: str | None, *, resumes: bool, allow_changes: bool = False, refuse_finished: bool = False
     ) -> Iterator[None]:
-        """Record a launch: what is trained inside the block.
+        """Record a launch; the block trains.
 
         A run that fails is recorded as such; where the launch took no step, the folder's record stays what it was.
 

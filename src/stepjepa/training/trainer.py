@@ -286,7 +286,7 @@ class JepaTrainer(Trainer):
         allow_changes: bool = False,
         **kwargs: Any,
     ) -> Any:
-        """As in Trainer, recorded in the run folder as ``stepjepa train`` does.
+        """Train as Trainer does, and record the run in its folder as ``stepjepa train`` does.
 
         At the end the folder holds the trained model, unless ``save_strategy`` is ``no``: then ``save_model()`` saves
         it. A further call trains on, as a further launch of the same run.
@@ -331,7 +331,7 @@ class JepaTrainer(Trainer):
         return result._replace(training_loss=result.metrics["train_loss"])
 
     def _run_epoch(self, *args: object, **kwargs: object) -> None:
-        """As in Trainer, but without a further step for a resumed run that has taken its last one."""
+        """Run an epoch as Trainer does, but no further step of a resumed run that has taken its last one."""
         if self.state.global_step >= self.state.max_steps:
             self.control.should_training_stop = True
             return
@@ -360,7 +360,7 @@ class JepaTrainer(Trainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
-        """As in Trainer: losses and monitors on held-out records; scores of answers, if asked for."""
+        """Return losses and monitors on held-out records, and scores of answers and retrieval if configured."""
         chosen = self.prepared_eval
         if eval_dataset is not None and eval_dataset is not self.eval_dataset:
             chosen = self._prepare(eval_dataset, self.processing_class, "evaluation data")
@@ -383,7 +383,7 @@ class JepaTrainer(Trainer):
         raise ValueError("predict: expected evaluate() for losses, or stepjepa.evaluate(folder, file) for answers")
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """As in Trainer; atomically, with checksums."""
+        """Save the model as Trainer does, but atomically and with checksums."""
         folder = Path(output_dir or str(self.args.output_dir))
         if self._part is not None:
             super().save_model(str(folder), _internal_call=True)
@@ -404,7 +404,7 @@ class JepaTrainer(Trainer):
         return super()._get_output_dir(trial) if self._part is None else str(self._part)
 
     def _save_checkpoint(self, model: nn.Module, trial: object) -> None:
-        """As in Trainer, but atomically; ``on_save`` comes after rotation, which must wait for it."""
+        """Save a checkpoint as Trainer does, but atomically."""
         self.state.num_input_tokens_seen = int(self.meter.pending_tokens())
         self.guard.check_weights(self.state.global_step)
         with saving.atomic_checkpoint(self):
