@@ -36,3 +36,8 @@ def test_views_are_of_llm_jepa(tmp_path: Path) -> None:
     config = JepaConfig(mode="step-jepa")
     with pytest.raises(ValueError, match="expected mode 'llm-jepa'"):
         JepaTrainer("preset:tiny", arguments(tmp_path), config, train_dataset=ROWS, views=lambda record: [])
+
+
+def test_a_preset_needs_records_for_its_tokenizer(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="train_dataset: expected records to train the tokenizer of 'preset:tiny'"):
+        JepaTrainer("preset:tiny", arguments(tmp_path), eval_dataset=ROWS)

@@ -29,8 +29,8 @@ def trained_turns(messages: Sequence[Message]) -> list[int]:
 def served_prompt(
     tokenizer: PreTrainedTokenizerBase,
     messages: Sequence[Message],
-    tools: Sequence[Mapping[str, Any]] | None = None,
-    variables: Mapping[str, Any] | None = None,
+    tools: Sequence[Mapping[str, object]] | None = None,
+    variables: Mapping[str, object] | None = None,
 ) -> list[int]:
     """Return the token ids that transformers, and servers that use it, make from a chat for its next turn.
 

@@ -9,7 +9,6 @@ import datetime
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
 
 # Some templates write today's date into the system turn; a run must not depend on the day it starts.
 PINNED_DATE = datetime.date(2024, 7, 26)
@@ -36,7 +35,7 @@ def with_pinned_date(source: str) -> str:
     return source
 
 
-def with_defaults(source: str, variables: Mapping[str, Any]) -> str:
+def with_defaults(source: str, variables: Mapping[str, object]) -> str:
     """Return a template with defaults of variables, which replace those of an earlier run."""
     lines = {name: _default(name, value) for name, value in variables.items()}
     # The first default of a variable wins, so those of an earlier run for the same variables are dropped.
@@ -64,7 +63,7 @@ def with_header(source: str, header: str) -> str:
     return source.removesuffix("\n") + f"{{{{ {_literal(header)} if add_generation_prompt else '' }}}}"
 
 
-def _default(name: str, value: Any) -> str:
+def _default(name: str, value: object) -> str:
     """Return a line of Jinja that sets a variable unless the caller has set it."""
     return f"{{%- if {name} is not defined %}}{{%- set {name} = {_literal(value)} %}}{{%- endif %}}"
 
@@ -74,7 +73,7 @@ def _before(source: str, prologue: str) -> str:
     return f"{prologue}\n{source}"
 
 
-def _literal(value: Any) -> str:
+def _literal(value: object) -> str:
     """Return a JSON value in Jinja's syntax."""
     if value is None or isinstance(value, bool):
         return str(value).lower()

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from stepjepa.base.errors import UserError
+from stepjepa.base.json_object import JsonObject
 from stepjepa.chat import source as sources
 from stepjepa.chat.marks import REASONING_KEYS, Message, Place, Span, locate
 from stepjepa.chat.source import PINNED_DATE
@@ -25,11 +26,16 @@ if TYPE_CHECKING:
 # Private-use characters: no template writes them and no ordinary text holds them.
 _ASKED, _ANSWER, _THOUGHT, _OTHER = "\ue000q\ue001", "\ue000a\ue001", "\ue000t\ue001", "\ue000o\ue001"
 _NAME = "name_of_a_function"
-_TOOL: dict[str, Any] = {
+_TOOL: JsonObject = {
     "type": "function",
     "function": {"name": _NAME, "description": "about", "parameters": {"type": "object", "properties": {}}},
 }
 
+Tools = Sequence[JsonObject] | None
+"""Descriptions of functions, as templates read them."""
+
+Variables = Mapping[str, object] | None
+"""Values of variables of a template (``chat_template_kwargs``)."""
 
 NOT_USED = "not used"
 """The name of the line of a description that lists unused parts of records."""
@@ -51,7 +57,7 @@ class ChatTemplate:
     training in plain transformers. UserError if the template can't be used.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, variables: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, variables: Variables = None) -> None:
         _check_fast(tokenizer)
         if not tokenizer.chat_template:
             remedy = "use an instruction-tuned model, pass `chat_template FILE`, or train without one (`plain`)"
@@ -65,7 +71,7 @@ class ChatTemplate:
             raise UserError(f"{fault}; write one of them to a file and pass it as `chat_template FILE`") from None
         self.has_date = "strftime_now" in original or "date_string" in original
         # Templates are rendered without the tokenizer's method, whose overhead is larger than the rendering.
-        self._special_tokens: dict[str, Any] = dict(tokenizer.special_tokens_map)
+        self._special_tokens: JsonObject = dict(tokenizer.special_tokens_map)
         self._alone: dict[str, tuple[str, str]] = {}  # role -> text before and behind the content of a lone message
         pinned, defaults = sources.with_pinned_date(original), variables or {}
         self._use(sources.with_defaults(pinned, defaults))
@@ -93,11 +99,11 @@ class ChatTemplate:
 
     # -- rendering -----------------------------------------------------------------------------------------------------
 
-    def normalise(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+    def normalise(self, messages: Sequence[Message]) -> list[JsonObject]:
         """Return messages in the form that the template reads, to be passed to ``apply_chat_template``."""
         return [self._normalised(message) for message in messages]
 
-    def prompt(self, messages: Sequence[Message], tools: Any = None, variables: Mapping[str, Any] | None = None) -> str:
+    def prompt(self, messages: Sequence[Message], tools: Tools = None, variables: Variables = None) -> str:
         """Return the prompt that a server makes for the next turn: the chat so far, with a generation prompt."""
         return self._apply(self.normalise(messages), True, tools, variables)
 
@@ -105,9 +111,7 @@ class ChatTemplate:
         """Return the spans of a prompt in which special tokens are plain text: none, as in a server."""
         return ()
 
-    def turns(
-        self, messages: Sequence[Message], tools: Any = None, variables: Mapping[str, Any] | None = None
-    ) -> list[Turn]:
+    def turns(self, messages: Sequence[Message], tools: Tools = None, variables: Variables = None) -> list[Turn]:
         """Return each trained turn of the assistant behind its own served prompt; UserError if that is impossible."""
         chat = self.normalise(messages)
         return [
@@ -116,18 +120,14 @@ class ChatTemplate:
             if message["role"] == "assistant" and message.get("weight", 1) != 0
         ]
 
-    def last_turn(
-        self, messages: Sequence[Message], tools: Any = None, variables: Mapping[str, Any] | None = None
-    ) -> Turn:
+    def last_turn(self, messages: Sequence[Message], tools: Tools = None, variables: Variables = None) -> Turn:
         """Return the last message, the assistant's, behind its served prompt."""
         chat = self.normalise(messages)
         return make_turn(
             self, chat, len(chat) - 1, lambda part, prompt=False: self._apply(part, prompt, tools, variables)
         )
 
-    def render(
-        self, messages: Sequence[Message], tools: Any = None, variables: Mapping[str, Any] | None = None
-    ) -> Rendered:
+    def render(self, messages: Sequence[Message], tools: Tools = None, variables: Variables = None) -> Rendered:
         """Render a whole chat as one text; UserError if the template refuses it, or rewrites a content."""
         chat = self.normalise(messages)
 
@@ -190,7 +190,7 @@ class ChatTemplate:
             raise UserError(f"the chat template can't be read: {_one_line(error)}") from None
 
     def _apply(
-        self, messages: Sequence[Message], prompt: bool = False, tools: Any = None, variables: Any = None
+        self, messages: Sequence[Message], prompt: bool = False, tools: Tools = None, variables: Variables = None
     ) -> str:
         try:
             return str(
@@ -206,13 +206,13 @@ class ChatTemplate:
             fault = f"the chat template refuses these messages ({_one_line(error)})"
             raise UserError(f"{fault}; change them, or name another `chat_template`") from None
 
-    def _try(self, messages: Sequence[Message], prompt: bool = False, tools: Any = None) -> str | None:
+    def _try(self, messages: Sequence[Message], prompt: bool = False, tools: Tools = None) -> str | None:
         try:
             return self._apply(messages, prompt, tools)
         except UserError:
             return None
 
-    def _normalised(self, message: Message) -> dict[str, Any]:
+    def _normalised(self, message: Message) -> JsonObject:
         fields = {key: value for key, value in message.items() if key not in ("weight", *REASONING_KEYS)}
         if fields["role"] == "developer" and not self.has_developer_role:
             fields["role"] = "system"
@@ -245,7 +245,7 @@ class ChatTemplate:
     def _learn_tools(self, asked: Message) -> None:
         """Determine whether the template writes tools, and tool calls with arguments as an object or as JSON text."""
         self.writes_tools = _NAME in (self._try([asked], True, [_TOOL]) or "")
-        self._called: dict[str, Any] | None = None
+        self._called: JsonObject | None = None
         function = {"name": _NAME, "arguments": {"key": _OTHER}}
         # Mistral's templates require an id of nine characters.
         call = {"type": "function", "id": "call00001", "function": function}
@@ -336,7 +336,7 @@ class PlainTemplate:
         begins = tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]
         self.begin = str(tokenizer.bos_token) if begins else ""
 
-    def prompt(self, messages: Sequence[Message], tools: Any = None, variables: Any = None) -> str:
+    def prompt(self, messages: Sequence[Message], tools: Tools = None, variables: Variables = None) -> str:
         """Return the text before the answer: the last question and ``<|perception|>``."""
         return f"{self.begin}{messages[-1]['content']}{PERCEPTION}"
 
@@ -344,7 +344,7 @@ class PlainTemplate:
         """Return the spans of a prompt in which special tokens are plain text: the question."""
         return ((len(self.begin), len(self.begin) + len(messages[-1]["content"])),)
 
-    def turns(self, messages: Sequence[Message], tools: Any = None, variables: Any = None) -> list[Turn]:
+    def turns(self, messages: Sequence[Message], tools: Tools = None, variables: Variables = None) -> list[Turn]:
         """Return the last question and its answer as the only turn; special tokens in both are plain text."""
         index, answer = len(messages) - 1, messages[-1]["content"]
         prompt = self.prompt(messages[:-1])
@@ -353,11 +353,11 @@ class PlainTemplate:
         text = prompt + answer + END_OF_TURN
         return [Turn(index, text, len(prompt), spans, (0, 0), (answered,), END_OF_TURN, prompt_own=(asked,))]
 
-    def last_turn(self, messages: Sequence[Message], tools: Any = None, variables: Any = None) -> Turn:
+    def last_turn(self, messages: Sequence[Message], tools: Tools = None, variables: Variables = None) -> Turn:
         """Return the only turn."""
         return self.turns(messages)[0]
 
-    def render(self, messages: Sequence[Message], tools: Any = None, variables: Any = None) -> Rendered:
+    def render(self, messages: Sequence[Message], tools: Tools = None, variables: Variables = None) -> Rendered:
         """Render the last question and, with ``answers``, its answer."""
         if self.answers:
             (turn,) = self.turns(messages)
@@ -382,11 +382,11 @@ class PlainTemplate:
         }
 
 
-def _message(role: str, content: str) -> dict[str, Any]:
+def _message(role: str, content: str) -> JsonObject:
     return {"role": role, "content": content}
 
 
-def _with_text(call: Mapping[str, Any]) -> dict[str, Any]:
+def _with_text(call: Message) -> JsonObject:
     """Return a tool call with its arguments as JSON text."""
     function = call["function"]
     return {**call, "function": {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}}

@@ -268,7 +268,7 @@ def _joined(parts: Sequence[tuple[Tokens, int]]) -> Tokens:
     )
 
 
-def _tokenize(tokenizer: PreTrainedTokenizerBase, texts: list[str], **options: Any) -> list[Tokens]:
+def _tokenize(tokenizer: PreTrainedTokenizerBase, texts: list[str], **options: bool) -> list[Tokens]:
     if not texts:
         return []
     encoding = tokenizer(

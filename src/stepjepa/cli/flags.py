@@ -1,7 +1,7 @@
 """Flags that describe a training run, and the file of ``--config``. Free of torch."""
 
 import argparse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -59,7 +59,7 @@ def run_config(args: argparse.Namespace, options: Iterable[Option] = (*SHORTCUTS
     return RunConfig.from_flat({**values, **getattr(args, "trainer", {})}, note)
 
 
-def settings_of_earlier_run(arguments: Sequence[str], jepa: Mapping[str, object]) -> JsonObject:
+def settings_of_earlier_run(arguments: Sequence[str], jepa: JsonObject) -> JsonObject:
     """Return the settings of a run of 0.2.0, by the names of their flags, not checked yet.
 
     Args:

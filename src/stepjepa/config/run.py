@@ -256,7 +256,7 @@ class RunConfig:
         Raises:
             UserError: a name is unknown or stands twice, or see :class:`RunConfig`.
         """
-        settings: dict[str, Any] = {}
+        settings: JsonObject = {}
         objects, trainer = {}, {}
         for key, value in values.items():
             if value is None:

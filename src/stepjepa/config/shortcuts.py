@@ -1,9 +1,8 @@
 """The flat spelling of the objective: shortcuts such as ``regular``, and custom terms. Free of torch."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.json_object import JsonObject
@@ -87,7 +86,7 @@ def read_objective(named: JsonObject, note: Callable[[str], None]) -> JepaConfig
         raise UserError(str(error)) from None
 
 
-def flat_objective(recorded: Mapping[str, Any]) -> JsonObject:
+def flat_objective(recorded: JsonObject) -> JsonObject:
     """Return the ``JepaConfig`` that a ``run.json`` of any version records, by the names of flags; not checked yet."""
     regular, terms = recorded.get("mode") == "regular", recorded.get("terms") or []
     flat = {

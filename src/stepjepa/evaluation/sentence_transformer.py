@@ -197,7 +197,7 @@ def _check_tokens(tokenizer: Any, task: str, embedder: Embedder) -> None:
             raise UserError(f"no SentenceTransformer can be written: {fault}; use 'stepjepa embed' instead")
 
 
-def _settings(dimensions: int) -> dict[str, Any]:
+def _settings(dimensions: int) -> JsonObject:
     """Return the contents of the files that sentence-transformers 6 reads, by name."""
     modules = "sentence_transformers"
     forward = {"method": "forward", "method_output_name": "last_hidden_state"}

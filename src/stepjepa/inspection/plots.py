@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from stepjepa.base import terminal
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import atomic_write
+from stepjepa.base.json_object import JsonObject
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -144,7 +145,7 @@ def write_png(inspection: Inspection, path: str | os.PathLike[str], title: str) 
         Patch(facecolor=COLOURS[kind], label=meaning) for kind, meaning in MEANING.items() if kind in kinds
     ]
     if inspection.config.uses_views:
-        style: dict[str, Any] = {"markerfacecolor": "white", "markeredgecolor": "black", "linestyle": "none"}
+        style: JsonObject = {"markerfacecolor": "white", "markeredgecolor": "black", "linestyle": "none"}
         entries += [
             Line2D([], [], marker=mark, label=f"{kind} is read here", **style) for kind, mark in MARKERS.items()
         ]
@@ -189,7 +190,7 @@ def _draw_matrix(axes: Axes, inspection: Inspection) -> None:
     labelled = [token for token in inspection.tokens if token.readouts or len(inspection.tokens) <= LABELLED]
     labels = [f"{_text(visible_text(token.text)[:18])} {token.place}" for token in labelled]
     reads = [f"{READ} {', '.join(token.readouts)}  " if token.readouts else "" for token in labelled]
-    font: dict[str, Any] = {"family": "DejaVu Sans Mono", "fontsize": 6.5}
+    font: JsonObject = {"family": "DejaVu Sans Mono", "fontsize": 6.5}
     places = [token.place for token in labelled]
     axes.set_yticks(places, [read + label for read, label in zip(reads, labels, strict=True)], **font)
     axes.set_xticks(places, labels, rotation=90, **font)

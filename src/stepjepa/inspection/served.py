@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, GenerationConfig
 from stepjepa.base.errors import UserError, shown
 from stepjepa.batch.sequences import Ids, TokenizedRecord
 from stepjepa.batch.tokenize import RecordTokenizer
-from stepjepa.chat.marks import REASONING_KEYS
+from stepjepa.chat.marks import REASONING_KEYS, Message
 from stepjepa.chat.served import difference, served_prompt, trained_turns
 from stepjepa.chat.template import ChatTemplate
 from stepjepa.chat.thought import thought_in
@@ -208,7 +208,7 @@ def _stop_ids(folder: str | os.PathLike[str]) -> set[int]:
     return {*ends} if isinstance(ends, list) else {ends} - {None}
 
 
-def _check_texts(tokenizer: PreTrainedTokenizerBase, message: Mapping[str, Any], turn: ShownTurn, where: str) -> None:
+def _check_texts(tokenizer: PreTrainedTokenizerBase, message: Message, turn: ShownTurn, where: str) -> None:
     """Raise a ``ValueError`` if the trained tokens of a turn lack a text of its message."""
     if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in turn.answer:
         return  # the tokenizer can't spell all of it
@@ -219,7 +219,7 @@ def _check_texts(tokenizer: PreTrainedTokenizerBase, message: Mapping[str, Any],
             raise ValueError(f"{where}: '{key}' ({shown(text)}) is not trained")
 
 
-def _texts(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _texts(message: Message) -> Iterator[tuple[str, str]]:
     """Yield all texts of a message with their keys."""
     for key in REASONING_KEYS:
         if isinstance(message.get(key), str):

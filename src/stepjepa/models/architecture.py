@@ -125,7 +125,7 @@ def without_heads(model: nn.Module) -> Iterator[nn.ModuleDict | None]:
             model.add_module(HEADS, heads)
 
 
-def split_state(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def split_state(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Split a model's weights into those outside the heads, and those of the heads (named as in the heads)."""
     outside = {name: value for name, value in state.items() if not name.startswith(f"{HEADS}.")}
     return outside, {name.removeprefix(f"{HEADS}."): value for name, value in state.items() if name not in outside}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -67,13 +67,13 @@ def encode(
     head = LMHead(model)
 
     def request_router_logits(
-        _decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], JsonObject]:
+        _decoder: nn.Module, args: tuple[object, ...], kwargs: JsonObject
+    ) -> tuple[tuple[object, ...], JsonObject]:
         # Asked of the decoder alone: the model would add its own router loss, over views and padding, too.
         return args, kwargs | {"output_router_logits": True}
 
     def capture(
-        decoder: PreTrainedModel, _args: tuple[Any, ...], output: ModelOutput | tuple[Tensor, ...]
+        decoder: PreTrainedModel, _args: tuple[object, ...], output: ModelOutput | tuple[Tensor, ...]
     ) -> ModelOutput | tuple[Tensor, ...]:
         captured.append({each: flat_states(output, each) for each in used})
         if router_logits:
@@ -89,7 +89,7 @@ def encode(
             results.append(evaluate(Encoded(joined or captured[0], batch, layer, head, heads, routers)))
         return (args[0][:, :0],)
 
-    def expose_results(_model: nn.Module, _args: tuple[Any, ...], output: ModelOutput) -> ModelOutput:
+    def expose_results(_model: nn.Module, _args: tuple[object, ...], output: ModelOutput) -> ModelOutput:
         # DDP finds parameters without a gradient by following the output's graph, so the results must be part of the
         # output. DDP rebuilds the output from its fields, so they must be under a field that its class has.
         if results:

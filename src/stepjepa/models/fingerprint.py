@@ -1,14 +1,20 @@
 """A fingerprint of the weights that a model was loaded with, before training adds rows of tokens to them."""
 
+from __future__ import annotations
+
 import hashlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from stepjepa.chat.tokens import END_OF_TURN, PERCEPTION, all_predictor_ids
 from stepjepa.models.architecture import HEADS, base_model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 CHUNK, CHUNKS = 2**16, 256
 """Bytes and number of evenly spaced chunks that are hashed of a tensor of more than 16 MiB: training changes all."""
@@ -18,7 +24,7 @@ _WRAPPERS = ("base_layer", "original_module", "token_adapter")
 _ADAPTERS = ("lora_", "trainable_tokens_", "modules_to_save")
 
 
-def weights_fingerprint(model: Any, tokenizer: Any) -> str | None:
+def weights_fingerprint(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> str | None:
     """Hash the weights of a model without those that training adds; None if they are not all in this process.
 
     The hash leaves out adapters, heads of terms, and the embedding rows of predictor tokens, of the tokens of the plain
@@ -74,5 +80,5 @@ def _update(digest: Any, values: Tensor) -> None:
         digest.update(_bytes(flat[start : start + CHUNK]))
 
 
-def _bytes(flat: Tensor) -> np.ndarray[Any, Any]:
+def _bytes(flat: Tensor) -> NDArray[np.uint8]:
     return flat.cpu().numpy()

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -54,7 +54,7 @@ class Generator:
         # Padding is masked, so any token will do; every tokenizer here has a stop token.
         self._pad = int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self.stop_ids[0])
         self.positions = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
-        settings: dict[str, Any] = {"do_sample": sampling.temperature > 0, "num_return_sequences": sampling.num_samples}
+        settings: JsonObject = {"do_sample": sampling.temperature > 0, "num_return_sequences": sampling.num_samples}
         if sampling.temperature > 0:
             settings |= {name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p")}
         self._config = GenerationConfig(
@@ -85,7 +85,7 @@ class Generator:
 
     def _decode(self, generated: list[int]) -> Answer:
         end = next((index for index, token in enumerate(generated) if token in self.stop_ids), None)
-        options: dict[str, Any] = {"clean_up_tokenization_spaces": False}
+        options: JsonObject = {"clean_up_tokenization_spaces": False}
         text = str(self.tokenizer.decode(generated[:end], skip_special_tokens=False, **options))
         # Some models separate thought and content by special tokens.
         if not any(mark in text for mark in MARKS):

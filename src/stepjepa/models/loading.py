@@ -73,8 +73,8 @@ def load_model(
     """
     if (Path(name) / "adapter_config.json").is_file():
         raise UserError("is an adapter; training starts from a whole model: run 'stepjepa export' on it", path=name)
-    shared: dict[str, Any] = {"chat_template": chat_template, "trust_remote_code": trust_remote_code}
-    options: dict[str, Any] = {"attn_implementation": attn_implementation, "trust_remote_code": trust_remote_code}
+    shared: JsonObject = {"chat_template": chat_template, "trust_remote_code": trust_remote_code}
+    options: JsonObject = {"attn_implementation": attn_implementation, "trust_remote_code": trust_remote_code}
     if pretrain or name.startswith(PREFIX):
         tokenizer, config = config_and_tokenizer(name, texts, plain=plain, fit=True, **shared)
         ends = add_plain_tokens(tokenizer)[1:] if plain else list(ChatTemplate(tokenizer).stop_ids)

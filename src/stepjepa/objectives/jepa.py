@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import torch
 import torch.distributed as dist
@@ -154,7 +154,7 @@ class Jepa:
         Raises:
             UserError: no model can be loaded from there.
         """
-        options: dict[str, Any] = {"dtype": dtype, "quantization": quantization, "device": device}
+        options: JsonObject = {"dtype": dtype, "quantization": quantization, "device": device}
         model, tokenizer = load_for_inference(path, trust_remote_code=trust_remote_code, **options)
         record = record_of(path) or RunRecord()
         config = reading_config(None, "llm-jepa")

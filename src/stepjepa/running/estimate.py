@@ -291,7 +291,7 @@ def _empty_model(run: RunConfig, records: Sequence[Record]) -> tuple[nn.Module, 
     """Build the model of ``load_model`` and ``add_lora`` on the meta device; return it with its real tokenizer."""
     name, config, lora = str(run.model_name), run.jepa, run.lora
     trust: dict[str, bool] = {"trust_remote_code": run.trust_remote_code}
-    shared: dict[str, Any] = {"chat_template": run.chat_template, "plain": config.plain, **trust}
+    shared: JsonObject = {"chat_template": run.chat_template, "plain": config.plain, **trust}
     texts = (message["content"] for record in records for message in record.messages)
     tokenizer, of_model = config_and_tokenizer(name, texts, fit=run.pretrain or name.startswith(PREFIX), **shared)
     add_predictor_tokens(tokenizer, config.used_predictors)

@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -351,7 +351,7 @@ def _protocol(folder: Path, record: RunRecord, summary: _Summary) -> JsonObject:
     return protocol | {name: value for name, value in summary.settings.other.items() if name not in _NO_PROTOCOL}
 
 
-def is_of_another_model(folder: Path, summary: Mapping[str, Any]) -> bool:
+def is_of_another_model(folder: Path, summary: JsonObject) -> bool:
     """Return whether an evaluation is of other weights than the folder holds, such as a checkpoint's.
 
     False if the weights have been removed, or the summary names no model.

@@ -3,28 +3,49 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from stepjepa.base.spool import Spooled
-from stepjepa.data.records import as_records
+from stepjepa.batch.dataset import Prepared
+from stepjepa.data.records import Data, as_records
 from stepjepa.data.sources import each_of_any
+from stepjepa.models.architecture import base_model
 from stepjepa.models.loading import load_model, load_tokenizer
 from stepjepa.models.presets import PREFIX
 
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-def load_named(model: Any, tokenizer: Any, data: Any, *, predictors: int, seed: int) -> tuple[Any, Any, Any]:
+
+def load_named(
+    model: PreTrainedModel | nn.Module | str,
+    tokenizer: PreTrainedTokenizerBase | None,
+    data: Data | Prepared | None,
+    *,
+    predictors: int,
+    seed: int,
+) -> tuple[PreTrainedModel | nn.Module, PreTrainedTokenizerBase, Data | Prepared | None]:
     """Resolve names: load ``model``, ``tokenizer`` (None: the model's own) and ``data`` that were given as strings.
 
     A preset's tokenizer is trained on the records. A model that is loaded here gets ``predictors`` predictor tokens.
+
+    Raises:
+        ValueError: a preset is named without records.
     """
     if isinstance(data, str | os.PathLike):
         data = Spooled(each_of_any(data))
-    loaded_tokenizer, texts = tokenizer, iter(())
+    texts: Iterator[str] = iter(())
     if isinstance(model, str):
         if model.startswith(PREFIX):
-            data = Spooled(as_records(data))
-            texts = (message["content"] for record in data for message in record.messages)
-        model, loaded_tokenizer = load_model(model, texts=texts, predictors=predictors, seed=seed)
-    elif tokenizer is None:
-        loaded_tokenizer = load_tokenizer(str(model.config.name_or_path))
-    return model, loaded_tokenizer if tokenizer is None else tokenizer, data
+            if data is None or isinstance(data, Prepared):
+                kind = type(data).__name__
+                raise ValueError(f"train_dataset: expected records to train the tokenizer of '{model}' on, got {kind}")
+            data = records = Spooled(as_records(data))
+            texts = (str(message["content"]) for record in records for message in record.messages)
+        model, its_tokenizer = load_model(model, texts=texts, predictors=predictors, seed=seed)
+        return model, tokenizer or its_tokenizer, data
+    if tokenizer is None:
+        tokenizer = load_tokenizer(str(base_model(model).config.name_or_path))
+    return model, tokenizer, data

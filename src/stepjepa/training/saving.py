@@ -20,6 +20,7 @@ from stepjepa.store.folder import CARD_FILE, PART, last_checkpoint, move_into_pl
 from stepjepa.training.interface import TrainerInterface
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
     from transformers import PreTrainedModel
@@ -78,7 +79,7 @@ def atomic_checkpoint(trainer: TrainerInterface) -> Iterator[None]:
 
 
 def save_model(
-    trainer: TrainerInterface, save: Callable[..., None], output_dir: str | None, state_dict: dict[str, Any] | None
+    trainer: TrainerInterface, save: Callable[..., None], output_dir: str | None, state_dict: dict[str, Tensor] | None
 ) -> None:
     """Save the model by Trainer's own method, and the heads of terms in separate files.
 

@@ -410,7 +410,7 @@ class JepaTrainer(Trainer):
         with saving.atomic_checkpoint(self):
             super()._save_checkpoint(model, trial)
 
-    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         """Called by ``save_model`` with the state of sharded weights, heads among them."""
         saving.save_model(self, super()._save, output_dir, state_dict)
 
