@@ -18,6 +18,7 @@ from stepjepa.config.lora import LoraSettings
 from stepjepa.models.loading import add_lora, load_for_inference, load_model
 from stepjepa.models.token_rows import (
     adapter_ids,
+    adapter_rows,
     add_missing_rows,
     add_plain_rows,
     add_predictor_rows,
@@ -208,6 +209,50 @@ def test_an_adapter_trains_and_saves_the_row_of_a_token_that_its_base_lacks(
     tokenizer.save_pretrained(tmp_path / "adapter")
     again, _ = load_for_inference(tmp_path / "adapter", device="cpu")
     tiny.assert_same(again.get_input_embeddings().weight[-1], wrapped.get_input_embeddings()(torch.tensor([290]))[0])
+
+
+@pytest.mark.parametrize("bare", [False, True], ids=["add_lora", "an adapter of the user's"])
+def test_an_adapter_trains_the_row_of_an_untied_head_for_a_token_that_is_a_label(
+    bare: bool, plain_tokenizer: Any, tmp_path: Path
+) -> None:
+    """The end of a turn that the base lacks can be learnt; rows of predictors, which nothing predicts, stay."""
+    tokenizer, size = copy.deepcopy(plain_tokenizer), len(plain_tokenizer)
+    tokenizer.add_special_tokens({"extra_special_tokens": ["<|turn|>"]})
+    tokenizer.chat_template = "{%- for m in messages -%}{{ m.role + ': ' + m.content + '<|turn|>\n' }}{%- endfor -%}"
+    tiny.make_model("qwen3", vocab_size=size).save_pretrained(tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+    model, tokenizer = load_model(str(tmp_path / "base"), predictors=2)
+    rows = adapter_rows(model, tokenizer, plain=False)
+    assert rows == {"embed_tokens": [290, 291, 292], "lm_head": [290]}
+    _, before = weights(model)
+    lora = peft.LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear")
+    run = JepaTrainer(
+        peft.get_peft_model(model, lora) if bare else add_lora(model, LoraSettings(3), rows),
+        tiny.arguments(tmp_path / "run", max_steps=2, learning_rate=1e-2),
+        JepaConfig(predictors=2),
+        train_dataset=tiny.records(),
+        processing_class=tokenizer,
+    )
+    run.train()
+    run.save_model()
+    again, _ = load_for_inference(tmp_path / "run", device="cpu")
+    _, after = weights(again)
+    assert (after[290] - before[290]).norm() > 1e-3
+    assert torch.equal(after[:290], before[:290])
+    tiny.assert_same(after[291:], before[291:])
+    ids = torch.arange(270, 293)[None]
+    with torch.no_grad():
+        tiny.assert_same(again(ids).logits, run.model.eval()(ids).logits)
+
+
+def test_rows_of_a_head_with_a_bias_stay(plain_tokenizer: Any) -> None:
+    """PEFT leaves the bias out while it trains rows of the head."""
+    tokenizer = copy.deepcopy(plain_tokenizer)
+    tokenizer.add_special_tokens({"extra_special_tokens": ["<|turn|>"]})
+    model = tiny.make_model("phi", vocab_size=len(plain_tokenizer))
+    assert model.get_output_embeddings().bias is not None
+    assert add_missing_rows(model, tokenizer) == 1
+    assert adapter_rows(model, tokenizer, plain=False) == [290]
 
 
 BOTH = ["embed_tokens", "lm_head"]

@@ -19,9 +19,13 @@ OWN = [7, 11, 13]
 IDS = torch.tensor([[7, 3, 11, 7, 5, 2, 17], [1, 13, 13, 4, 9, 7, 6]])
 
 
-def adapted(name: str) -> Any:
-    """A model of which LoRA trains some rows, all of its weights moved away from where they start."""
-    model: Any = add_lora(tiny.make_model(name, "eager", seed=3), LoraSettings(3), OWN)
+def adapted(name: str, *, head: bool = False) -> Any:
+    """A model of which LoRA trains some rows, all of its weights moved away from where they start.
+
+    With ``head`` also rows of an LM head that is not tied to the embedding.
+    """
+    rows: Any = {"embed_tokens": OWN, "lm_head": OWN[1:]} if head else OWN
+    model: Any = add_lora(tiny.make_model(name, "eager", seed=3), LoraSettings(3), rows)
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -30,10 +34,12 @@ def adapted(name: str) -> Any:
     return model.eval()
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2_window"])
-def test_logits_losses_and_gradients_are_pefts(name: str) -> None:
-    """Tied (Llama, Gemma, whose embedding is scaled) and untied."""
-    slow = adapted(name)
+@pytest.mark.parametrize(
+    ("name", "head"), [("llama", False), ("qwen3", False), ("qwen3", True), ("gemma2_window", False)]
+)
+def test_logits_losses_and_gradients_are_pefts(name: str, head: bool) -> None:
+    """Tied (Llama, Gemma, whose embedding is scaled) and untied, with and without rows of the head."""
+    slow = adapted(name, head=head)
     fast = copy.deepcopy(slow)
     replace_token_layers(fast)
     found, wanted = fast(input_ids=IDS).logits, slow(input_ids=IDS).logits
@@ -45,6 +51,8 @@ def test_logits_losses_and_gradients_are_pefts(name: str) -> None:
     tiny.assert_same(loss, plain)
     tiny.assert_same_gradients(tiny.gradients(fast, loss), tiny.gradients(slow, plain))
     assert fast.state_dict().keys() == slow.state_dict().keys()
+    trained = sum("trainable_tokens_delta" in key for key, value in fast.named_parameters() if value.requires_grad)
+    assert trained == 1 + head
 
 
 @pytest.mark.parametrize("chunk", [None, 1, 5])

@@ -78,7 +78,9 @@ def prepared(name: str, attention: str = "sdpa", adapter: str = "none", encoding
     if encoding != "rows":
         enable_trees(model, segments=encoding == "segments")
     if adapter != "none":
-        model = add_lora(model, LoraSettings(3), [7, 11] if adapter == "with token rows" else [])
+        rows: Any = [7, 11] if adapter == "with token rows" else []
+        rows = {"embed_tokens": [7, 11], "lm_head": [11]} if adapter == "with rows of the head" else rows
+        model = add_lora(model, LoraSettings(3), rows)
     LMHead(model)
     return model.train()
 
@@ -144,6 +146,7 @@ CASES = [
     *(("gemma2_window", "eager", "none", "tree"), ("qwen3_moe", "sdpa", BOTH[1], "tree")),
     *(("qwen3_moe", "eager", "none", "rows"),),
     *((name, "sdpa", BOTH[1], "segments") for name in ("llama", "gpt2", "gemma3_window")),
+    ("qwen3", "sdpa", "with rows of the head", "tree"),
 ]
 
 
@@ -254,3 +257,6 @@ def test_regular_training_trains_no_token_rows() -> None:
     assert flops.regular(trains_rows=True) == flops
     # Untied ones leave the head alone.
     assert FlopModel.of(prepared("qwen3", "sdpa", "with token rows")).token_rows == 0
+    # Their own rows of an untied head are labels, which regular training trains, too.
+    head = FlopModel.of(prepared("qwen3", "sdpa", "with rows of the head"))
+    assert head.regular() == head

@@ -124,7 +124,7 @@ def verify(args: argparse.Namespace) -> JsonObject:
     from stepjepa.evaluation.answering import spread
     from stepjepa.inspection import verification
     from stepjepa.models.loading import add_lora, load_model
-    from stepjepa.models.token_rows import adapter_ids
+    from stepjepa.models.token_rows import adapter_rows
     from stepjepa.tasks.stepmath import Difficulty, generate
 
     if run.train_file is not None:
@@ -140,7 +140,7 @@ def verify(args: argparse.Namespace) -> JsonObject:
     model, tokenizer = load_model(name, texts=_texts(records), **loading)
     model = model.to(torch.accelerator.current_accelerator(check_available=True) or "cpu")
     try:
-        trained = adapter_ids(model, tokenizer, plain=config.plain)
+        trained = adapter_rows(model, tokenizer, plain=config.plain)
         lora = (lambda base: add_lora(base, LoraSettings(), trained)) if args.lora else None
         subject = verification.Subject(model.eval(), tokenizer, config, looked_at, lora=lora)
     except ValueError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -148,10 +148,13 @@ def new_dtype(config: PreTrainedConfig, name: str) -> torch.dtype:
     return dtype
 
 
-def add_lora(model: PreTrainedModel, settings: LoraSettings, trainable_ids: Sequence[int]) -> nn.Module:
+def add_lora(
+    model: PreTrainedModel, settings: LoraSettings, rows: Sequence[int] | Mapping[str, Sequence[int]]
+) -> nn.Module:
     """Wrap a model that has its predictor tokens with a LoRA adapter that also trains some embedding rows.
 
-    ``trainable_ids`` are the new tokens (``token_rows.adapter_ids``), whose rows plain LoRA neither trains nor saves.
+    ``rows`` are those of new tokens (``token_rows.adapter_rows``), which plain LoRA neither trains nor saves: token ids
+    of the embedding, or of several layers by their names.
     """
     from peft import LoraConfig, get_peft_model
 
@@ -165,7 +168,7 @@ def add_lora(model: PreTrainedModel, settings: LoraSettings, trainable_ids: Sequ
         lora_dropout=settings.dropout,
         target_modules="all-linear" if settings.targets == "all-linear" else settings.targets.split(","),
         exclude_modules=inside_of(unreached) if unreached else None,
-        trainable_token_indices=list(trainable_ids) or None,
+        trainable_token_indices=(dict(rows) if isinstance(rows, Mapping) else list(rows)) or None,
         use_dora=settings.dora,
         use_rslora=settings.rslora,
     )

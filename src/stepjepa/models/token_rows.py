@@ -123,15 +123,39 @@ def adapter_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, p
     return sorted({*all_predictor_ids(tokenizer), *plain_ids, *added_rows(model)})
 
 
+Rows = list[int] | dict[str, list[int]]
+"""PEFT's ``trainable_token_indices``: token ids of the embedding, or of several layers by their names."""
+
+
+def adapter_rows(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, plain: bool) -> Rows:
+    """Return the rows that an adapter must train and save for :func:`adapter_ids`, see :func:`rows_by_layer`."""
+    return rows_by_layer(model, tokenizer, adapter_ids(model, tokenizer, plain=plain))
+
+
+def rows_by_layer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> Rows:
+    """Return the rows of some tokens by layer: those of the embedding, and those of an LM head that is not tied to it.
+
+    A tied head shares the embedding's rows. Of an untied one the rows of predictor tokens stay as they are, since none
+    is ever a label. So do all rows of a head with a bias, which PEFT leaves out while it trains rows.
+    """
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    labels = sorted({*ids} - {*all_predictor_ids(tokenizer)})
+    untied = type(head) is nn.Linear and head.weight is not embedding.weight and head.bias is None
+    if not untied or not labels:
+        return list(ids)
+    names = {module: name.rpartition(".")[2] for name, module in model.named_modules()}
+    return {names[embedding]: list(ids), names[head]: labels}
+
+
 def save_trained_rows_only(model: PreTrainedModel) -> None:
     """Patch a PEFT model to save only its trained rows; PEFT saves the whole embedding when it was resized."""
     model.save_pretrained = partial(model.save_pretrained, save_embedding_layers=False)
 
 
-def train_rows(model: PreTrainedModel, ids: Sequence[int]) -> None:
-    """Make the active adapter of a PEFT model train and save the embedding rows of some tokens that the model has.
+def train_rows(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> None:
+    """Make the active adapter of a PEFT model train and save the rows of some tokens that the model has.
 
-    ValueError if this type of adapter can't train rows, or trains other rows already.
+    The rows are those of :func:`rows_by_layer`. ValueError if this type of adapter can't train rows, or trains other rows already.
     """
     from peft.utils.other import set_additional_trainable_modules
 
@@ -156,6 +180,6 @@ def train_rows(model: PreTrainedModel, ids: Sequence[int]) -> None:
             f"the adapter holds an LM head that is tied to the embedding, of which it must train the rows of new "
             f"tokens, too; list both '{name}' and the LM head in modules_to_save"
         )
-    config.trainable_token_indices = list(ids)
+    config.trainable_token_indices = rows_by_layer(base, tokenizer, ids)
     save_trained_rows_only(model)
     set_additional_trainable_modules(base, config, base.config.to_dict(), model.active_adapter)

@@ -43,7 +43,7 @@ def set_up(
     if hasattr(model, "peft_config"):
         # An adapter must also train the rows of other tokens that its base lacked.
         new = [*predictor_ids(tokenizer, config.used_predictors), *new, *added_rows(base)]
-        train_rows(model, sorted({*new}))
+        train_rows(model, tokenizer, sorted({*new}))
         replace_token_layers(model)
     serve_as_trained(base, tokenizer, plain=config.plain, variables=config.chat_template_kwargs)
     chosen = set_up_attention(model, config)

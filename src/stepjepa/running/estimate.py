@@ -44,7 +44,7 @@ from stepjepa.data.records import Record
 from stepjepa.models.architecture import base_model, find_decoder, has_experts, hidden_size
 from stepjepa.models.loading import add_lora, as_user_error, config_and_tokenizer, new_dtype
 from stepjepa.models.presets import PREFIX
-from stepjepa.models.token_rows import adapter_ids, resize_embedding, rows_of
+from stepjepa.models.token_rows import adapter_rows, resize_embedding, rows_of
 from stepjepa.models.weights import parameter_counts
 from stepjepa.objectives.jepa import Jepa
 from stepjepa.objectives.objective import Objective
@@ -300,7 +300,7 @@ def _empty_model(run: RunConfig, records: Sequence[Record]) -> tuple[nn.Module, 
         model: Any = AutoModelForCausalLM.from_config(of_model, **kind, **trust)
         resize_embedding(model, rows_of(tokenizer))
         if lora is not None:
-            model = add_lora(model, lora, adapter_ids(model, tokenizer, plain=config.plain))
+            model = add_lora(model, lora, adapter_rows(model, tokenizer, plain=config.plain))
     return model.train(), tokenizer
 
 

@@ -34,7 +34,7 @@ from stepjepa.evaluation.answering import AnswerScores, spread
 from stepjepa.evaluation.held_out import RetrievalScores
 from stepjepa.models.architecture import base_model
 from stepjepa.models.loading import add_lora, load_model, load_tokenizer
-from stepjepa.models.token_rows import adapter_ids, add_plain_rows, add_predictor_rows
+from stepjepa.models.token_rows import adapter_rows, add_plain_rows, add_predictor_rows
 from stepjepa.models.weights import compute_dtype, quantization_options
 from stepjepa.running.data import read_data
 from stepjepa.running.passed import PassedObjects
@@ -287,7 +287,7 @@ def _build(
     if eval_records:
         held_out = prepare(eval_records, tokenizer, jepa, what="evaluation data", cache_dir=cache, say=_say)
     if config.lora is not None:
-        model = add_lora(model, config.lora, adapter_ids(model, tokenizer, plain=jepa.plain))
+        model = add_lora(model, config.lora, adapter_rows(model, tokenizer, plain=jepa.plain))
     rows, scores, retrieval = {"columns": describe_columns(train_records[0])}, None, None
     if config.eval_generate is not None or config.eval_retrieval:
         try:

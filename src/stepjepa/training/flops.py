@@ -223,7 +223,9 @@ def _head(model: PreTrainedModel) -> tuple[int, int]:
     if trained and all(each.numel() < vocabulary * width for each in trained):
         # Rows that an adapter trains have a product of their own, beside that of the frozen weight.
         rows = sum(2 * each.numel() for each in trained) * (2 + below)
-        return flops * (1 + below) + rows, rows
+        # Of an untied head they are rows of labels, which regular training trains, too.
+        untied = getattr(getattr(head, "token_adapter", None), "tied_adapter", None) is None
+        return flops * (1 + below) + rows, 0 if untied else rows
     return flops * (1 + below + bool(trained)), 0
 
 
