@@ -155,7 +155,8 @@ def save_trained_rows_only(model: PreTrainedModel) -> None:
 def train_rows(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> None:
     """Make the active adapter of a PEFT model train and save the rows of some tokens that the model has.
 
-    The rows are those of :func:`rows_by_layer`. ValueError if this type of adapter can't train rows, or trains other rows already.
+    The rows are those of :func:`rows_by_layer`.
+    ValueError if this type of adapter can't train rows, or trains other rows already.
     """
     from peft.utils.other import set_additional_trainable_modules
 
