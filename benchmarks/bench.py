@@ -274,9 +274,9 @@ def bench(args: argparse.Namespace) -> list[Path]:
         size = args.records or suite.records
         results: dict[str, Any] = {}
         for point in args.points or suite.points:
-            found = measure(args, name, everything[:size], point=point)
-            results.setdefault("points", {})[str(point)] = found
-            print(table(f"{name} {point}", found), flush=True)
+            figures = measure(args, name, everything[:size], point=point)
+            results.setdefault("points", {})[str(point)] = figures
+            print(table(f"{name} {point}", figures), flush=True)
         if not suite.points:
             results = measure(args, name, everything[:size], everything=everything)
             print(table(name, results), flush=True)
@@ -301,8 +301,8 @@ def measure(
 
     suite = SUITES[name]
     with tempfile.TemporaryDirectory(prefix="stepjepa-bench-") as folder:
-        told = name if point is None else f"{name} {point}"
-        print(f"{told}: data and model", file=sys.stderr, flush=True)
+        title = name if point is None else f"{name} {point}"
+        print(f"{title}: data and model", file=sys.stderr, flush=True)
         tables = described_tables(DATA / "spider" / "tables.json") if name == "prefix" else ""
         texts = (message["content"] for record in records for message in record.messages)
         model, tokenizer = load_model(args.model, texts=[*texts, *tables.splitlines()])
@@ -323,19 +323,19 @@ def measure(
             order = arms if number % 2 == 0 else arms[::-1]
             rounds.append(child({**task, "run": "train", "arms": order, "round": number}))
             speeds = ", ".join(f"{arm} {rounds[-1][arm]['examples_per_second']:.1f}" for arm in arms)
-            print(f"{told} [{number + 1}/{args.rounds}] {speeds}", file=sys.stderr, flush=True)
-        found: dict[str, Any] = {"rounds": rounds, "summary": summarise(rounds)}
+            print(f"{title} [{number + 1}/{args.rounds}] {speeds}", file=sys.stderr, flush=True)
+        figures: dict[str, Any] = {"rounds": rounds, "summary": summarise(rounds)}
         if everything is not None:
             write_jsonl(Path(folder) / "all.jsonl", ({"messages": list(each.messages)} for each in everything))
             starts = [child({**task, "run": "first", "round": number}) for number in range(args.rounds)]
             for what in ("first_step", "preparation"):
                 ratios = [one["regular"][what] / one["trl padded"][what] for one in starts]
-                found[f"{what}_over_trl"] = Spread.of(ratios)._asdict()
+                figures[f"{what}_over_trl"] = Spread.of(ratios)._asdict()
         if args.memory:
-            found["peak_mib"] = {
+            figures["peak_mib"] = {
                 arm: child({**task, "run": "train", "arms": [arm], "round": 0})[arm]["peak_mib"] for arm in arms
             }
-    return found
+    return figures
 
 
 def summarise(rounds: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, Any]]:
@@ -354,23 +354,23 @@ def summarise(rounds: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, 
     return summary
 
 
-def table(suite: str, found: Mapping[str, Any]) -> str:
+def table(suite: str, results: Mapping[str, Any]) -> str:
     """The figures of a suite as Markdown."""
-    peaks = found.get("peak_mib", {})
-    best = max(TRL, key=lambda arm: found["summary"][arm]["speed"]["median"])
+    peaks = results.get("peak_mib", {})
+    best = max(TRL, key=lambda arm: results["summary"][arm]["speed"]["median"])
     lines = [
         f"{suite}: times TRL's best ({best})",
         "",
         "| arm | over TRL's best | lowest, highest | tokens an example | peak memory over TRL's |",
     ]
     lines.append("| --- | --- | --- | --- | --- |")
-    for arm, figures in found["summary"].items():
+    for arm, figures in results["summary"].items():
         over = figures["over_trl"]
         peak = f"{peaks[arm] / peaks[best]:.2f}" if peaks else "–"
         spread = f"{over['low']:.2f}, {over['high']:.2f}"
         lines.append(f"| {arm} | {over['median']:.2f} | {spread} | {figures['tokens']:.1f} | {peak} |")
     for name, what in (("time to the first step", "first_step"), ("preparation of the whole file", "preparation")):
-        if (one := found.get(f"{what}_over_trl")) is None:
+        if (one := results.get(f"{what}_over_trl")) is None:
             continue
         lines += ["", f"{name} over TRL's: {one['median']:.2f} [{one['low']:.2f}, {one['high']:.2f}]"]
     return "\n".join(lines)

@@ -104,8 +104,8 @@ def run_suite(suite: str, args: argparse.Namespace) -> dict[str, Any]:
         rounds.append({name: len(part) / each for name, each in seconds.items()})
         ratio = rounds[-1]["ours"] / rounds[-1]["sentence-transformers"]
         cpu.append(worked["sentence-transformers"] / worked["ours"])
-        told = f"{suite}, round {number + 1} of {args.rounds}: {ratio:.2f}, by CPU time {cpu[-1]:.2f}"
-        print(told, file=sys.stderr, flush=True)
+        progress = f"{suite}, round {number + 1} of {args.rounds}: {ratio:.2f}, by CPU time {cpu[-1]:.2f}"
+        print(progress, file=sys.stderr, flush=True)
     if farthest > 1e-5:
         raise SystemExit(f"{suite}: the arms' vectors differ by up to {farthest:.1e}")
     ids = tokenizer(texts[:1000], add_special_tokens=False)["input_ids"]
@@ -144,11 +144,11 @@ def main() -> None:
         "versions": versions,
         "suites": {suite: run_suite(suite, args) for suite in args.suites},
     }
-    for suite, found in results["suites"].items():
-        ratio, speed = found["over_sentence_transformers"], found["texts_per_second"]["ours"]["median"]
+    for suite, figures in results["suites"].items():
+        ratio, speed = figures["over_sentence_transformers"], figures["texts_per_second"]["ours"]["median"]
         print(
             f"{suite}: {ratio['median']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}] times sentence-transformers "
-            f"(aim {found['aim']}), by CPU time {found['over_sentence_transformers_by_cpu_time']['median']:.2f}, "
+            f"(aim {figures['aim']}), by CPU time {figures['over_sentence_transformers_by_cpu_time']['median']:.2f}, "
             f"{speed:,.0f} texts a second"
         )
     path = args.output or free_name(HERE / "results" / f"{date.today()}-cpu-{args.threads}-embeddings.json")

@@ -198,10 +198,10 @@ def bench(args: argparse.Namespace) -> Path:
         "| arm | examples/s | over the plain loop | over the same with batch 1 | answers unlike the plain loop's |\n"
         "| --- | --- | --- | --- | --- |"
     )
-    for arm, found in figures.items():
-        cells = [found[name] for name in ("examples_per_second", "over_plain", "over_one")]
+    for arm, figure in figures.items():
+        cells = [figure[name] for name in ("examples_per_second", "over_plain", "over_one")]
         shown = ["" if each is None else "{median:.2f} [{low:.2f}, {high:.2f}]".format(**each) for each in cells]
-        print(f"| {arm} | {' | '.join(shown)} | {found['answers_unlike_plain']} |")
+        print(f"| {arm} | {' | '.join(shown)} | {figure['answers_unlike_plain']} |")
     machine = f"cpu-{args.threads}"
     path = free_name(args.output or HERE / "results" / f"{date.today().isoformat()}-{machine}-evaluation.json")
     settings = {name: value for name, value in vars(args).items() if name != "output"}

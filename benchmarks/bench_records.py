@@ -29,7 +29,7 @@ class Watch(TrainerCallback):
 
     def __init__(self) -> None:
         self.first = 0.0
-        self.kept = 0
+        self.rss = 0
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         self.first = time.time()
@@ -38,8 +38,8 @@ class Watch(TrainerCallback):
         if state.global_step == state.max_steps:
             gc.collect()
             status = Path("/proc/self/status").read_text(encoding="utf-8")
-            found = re.search(r"RssAnon:\s+(\d+)", status)
-            self.kept = int(found[1]) * 1024 if found else 0
+            match = re.search(r"RssAnon:\s+(\d+)", status)
+            self.rss = int(match[1]) * 1024 if match else 0
 
 
 def write_records(path: Path, count: int) -> None:
@@ -53,18 +53,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--records", type=int, default=1_000_000)
     parser.add_argument("--steps", type=int, default=100)
-    given = parser.parse_args()
+    args = parser.parse_args()
     watch = Watch()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "train.jsonl"
-        write_records(file, given.records)
+        write_records(file, args.records)
         settings = {
             "model_name": "preset:tiny",
             "train_file": str(file),
             "output_dir": f"{folder}/run",
             "cache_dir": f"{folder}/cache",
             "jepa_loss_type": "infonce",
-            "max_steps": given.steps,
+            "max_steps": args.steps,
             "save_strategy": "no",
             "report_to": "none",
             "use_cpu": True,
@@ -74,11 +74,11 @@ def main() -> None:
         end = time.time()
         size = sum(each.stat().st_size for each in Path(folder, "cache").glob("*.arrow"))
     figures = {
-        "records": given.records,
-        "steps": given.steps,
+        "records": args.records,
+        "steps": args.steps,
         "seconds until training": round(watch.first - start),
         "seconds of training and saving": round(end - watch.first),
-        "MiB kept at the last step": watch.kept >> 20,
+        "MiB kept at the last step": watch.rss >> 20,
         "MiB at the peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
         "MiB of tokens, mapped": size >> 20,
     }

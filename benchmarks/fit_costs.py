@@ -85,10 +85,10 @@ def call_time(config: Any, segments: int, queries: int, keys: int) -> float:
 
     def work() -> None:
         states = both.transpose(1, 2)
-        found = F.scaled_dot_product_attention(
+        output = F.scaled_dot_product_attention(
             query.transpose(1, 2), states[:, :groups], states[:, groups:], attn_mask=mask, enable_gqa=heads != groups
         )
-        torch.autograd.grad(found, (query, both), torch.ones_like(found))
+        torch.autograd.grad(output, (query, both), torch.ones_like(output))
 
     return nanoseconds(work, 0.5)
 
@@ -99,8 +99,8 @@ def gather_time(width: int, tokens: int, number: int) -> float:
     states = torch.randn(tokens, width, requires_grad=True)
 
     def work() -> None:
-        found = gather(states, index)
-        torch.autograd.grad(found, states, torch.ones_like(found))
+        rows = gather(states, index)
+        torch.autograd.grad(rows, states, torch.ones_like(rows))
 
     return nanoseconds(work, 0.5)
 
@@ -179,10 +179,10 @@ def main() -> None:
     options.add_argument("--check", action="store_true", help="compare rows with segments instead")
     options.add_argument("--data", type=Path, default=DATA, help="records of --check (synth)")
     options.add_argument("--records", type=int, default=16, help="of a micro-batch of --check (16)")
-    given = options.parse_args()
+    args = options.parse_args()
     torch.set_num_threads(1)
-    if given.check:
-        check(given.data, given.records)
+    if args.check:
+        check(args.data, args.records)
         return
     for name in PRESETS:
         costs = packing.cpu_costs(load_model(name)[0])

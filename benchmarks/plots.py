@@ -21,9 +21,9 @@ SUITES = {"answers": "answers to a question", "prefix": "tokens of the shared pr
 ARMS = {"trl": "TRL, plain, its fastest setting", "regular": "plain", "branched": "branched", "separate": "separate"}
 
 
-def costs(found: dict[str, Any], arm: str) -> tuple[float, float]:
+def costs(point: dict[str, Any], arm: str) -> tuple[float, float]:
     """Milliseconds and tokens of an example; ``trl`` is TRL's fastest setting at this point."""
-    figures = found["summary"][fastest(found) if arm == "trl" else arm]
+    figures = point["summary"][fastest(point) if arm == "trl" else arm]
     return 1000 / figures["speed"]["median"], figures["tokens"]
 
 
@@ -36,7 +36,7 @@ def draw(suite: str) -> Path:
     axes: tuple[Axes, Axes] = tuple(figure.subplots(1, 2))
     for place, (panel, unit) in enumerate(zip(axes, ("milliseconds an example", "tokens an example"), strict=True)):
         for colour, (arm, label) in zip(PALETTE[1::-1] + PALETTE[2:], ARMS.items(), strict=False):
-            values = [costs(found, arm)[place] for found in measured.values()]
+            values = [costs(figures_of_point, arm)[place] for figures_of_point in measured.values()]
             panel.plot(list(measured), values, "o-", color=colour, label=label, markersize=4)
         panel.set(xlabel=SUITES[suite], ylabel=unit, ylim=(0, None))
         if suite == "answers":

@@ -69,27 +69,27 @@ def losses(name: str, config: JepaConfig, records: list[Any], size: int, steps: 
     jepa = Jepa(model, tokenizer, config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     batches = itertools.cycle([records[at : at + size] for at in range(0, len(records) - size + 1, size)])
-    found = []
+    seconds = []
     for number, part in zip(range(steps), batches, strict=False):
-        found.append(step(jepa, model, jepa.collate(part), half=half, number=number)[1])
+        seconds.append(step(jepa, model, jepa.collate(part), half=half, number=number)[1])
         optimizer.step()
-    return found
+    return seconds
 
 
 def main() -> None:
     """Measure and print."""
-    given = parser().parse_args()
+    args = parser().parse_args()
     torch.set_num_threads(1)
-    records = list(itertools.islice(read_records(given.data), max(given.records, 512)))
-    for name, (arm, config) in itertools.product(given.model, ARMS.items()):
-        line: dict[str, Any] = {"model": name, "arm": arm, "records": given.records}
-        if given.losses:
-            both = [losses(name, config, records, given.records, given.losses, half=half) for half in (False, True)]
+    records = list(itertools.islice(read_records(args.data), max(args.records, 512)))
+    for name, (arm, config) in itertools.product(args.model, ARMS.items()):
+        line: dict[str, Any] = {"model": name, "arm": arm, "records": args.records}
+        if args.losses:
+            both = [losses(name, config, records, args.records, args.losses, half=half) for half in (False, True)]
             ends = [statistics.mean(each[-10:]) for each in both]
             apart = max(abs(a - b) / a for a, b in zip(*both, strict=True))
-            line |= {"steps": given.losses, "float32": ends[0], "bfloat16": ends[1], "most_apart": apart}
+            line |= {"steps": args.losses, "float32": ends[0], "bfloat16": ends[1], "most_apart": apart}
         else:
-            line |= time_ratio(name, config, records[: given.records], given.rounds)
+            line |= time_ratio(name, config, records[: args.records], args.rounds)
         print(json.dumps(line), flush=True)
 
 

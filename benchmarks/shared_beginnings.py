@@ -42,12 +42,12 @@ def with_answers(records: Sequence[Record], count: int, answers: int, seed: int 
     rows = []
     for record in records[: -(-count // answers)]:
         *before, answer = ({"role": each["role"], "content": each["content"]} for each in record.messages)
-        seen: set[str] = set()
+        used: set[str] = set()
         for content in reworded(answer["content"], draw):
-            if content not in seen:
-                seen.add(content)
+            if content not in used:
+                used.add(content)
                 rows.append([*before, {"role": "assistant", "content": content}])
-            if len(seen) == answers:
+            if len(used) == answers:
                 break
     rows = rows[:count]
     draw.shuffle(rows)
@@ -76,8 +76,8 @@ def described_tables(path: Path) -> str:
         lines.append(f"Database {database['db_id']}:")
         columns = list(zip(database["column_names_original"], database["column_types"], strict=True))
         for number, table in enumerate(database["table_names_original"]):
-            own = ", ".join(f"{name} {kind}" for (owner, name), kind in columns if owner == number)
-            lines.append(f"{table}({own})")
+            columns_of_table = ", ".join(f"{name} {kind}" for (owner, name), kind in columns if owner == number)
+            lines.append(f"{table}({columns_of_table})")
     return "\n".join(lines)
 
 

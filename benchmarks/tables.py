@@ -33,11 +33,11 @@ def table() -> str:
     suites = {name: newest(name) for name in NAMES}
     rows = [["over TRL's best plain setting", *NAMES.values()], ["---"] * (len(NAMES) + 1)]
     for arm, aims in AIMS.items():
-        found = (spread(suite["summary"][arm]["over_trl"]) for suite in suites.values())
-        rows.append([arm, *(f"{each}, aim {aim}" for each, aim in zip(found, aims, strict=True))])
+        over_trl = (spread(suite["summary"][arm]["over_trl"]) for suite in suites.values())
+        rows.append([arm, *(f"{each}, aim {aim}" for each, aim in zip(over_trl, aims, strict=True))])
     for arm in AIMS:
-        own = (spread(over_grouped(suite, arm)) for suite in suites.values())
-        rows.append([f"{arm}, over TRL's batches of the same size grouped by length", *own])
+        over_grouped_trl = (spread(over_grouped(suite, arm)) for suite in suites.values())
+        rows.append([f"{arm}, over TRL's batches of the same size grouped by length", *over_grouped_trl])
     for title, key in (("time to the first step", "first_step"), ("preparation of the whole file", "preparation")):
         rows.append([f"{title}, regular", *(spread(suite[f"{key}_over_trl"]) for suite in suites.values())])
     for arm in AIMS:
@@ -60,12 +60,12 @@ def table_of_points() -> str:
     ours = [f"{arm}, {what}" for what in ("speed", "tokens", "memory") for arm in AIMS]
     rows = [["over TRL's best plain setting", *ours], ["---"] * (len(ours) + 1)]
     for suite, unit in POINTS.items():
-        for point, found in points(suite).items():
-            best = fastest(found)
-            tokens = {arm: figures["tokens"] for arm, figures in found["summary"].items()}
-            speeds = [f"{found['summary'][arm]['over_trl']['median']:.2f}" for arm in AIMS]
+        for point, measured in points(suite).items():
+            best = fastest(measured)
+            tokens = {arm: figures["tokens"] for arm, figures in measured["summary"].items()}
+            speeds = [f"{measured['summary'][arm]['over_trl']['median']:.2f}" for arm in AIMS]
             rows.append([f"{point:,} {unit}", *speeds, *(f"{tokens[arm] / tokens[best]:.2f}" for arm in AIMS)])
-            rows[-1] += [peak(found, arm) for arm in AIMS]
+            rows[-1] += [peak(measured, arm) for arm in AIMS]
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
@@ -80,14 +80,14 @@ def newest(suite: str) -> dict[str, Any]:
     path = newest_file(suite)
     if path is None:
         sys.exit(f"error: there are no results of the suite {suite}; run bench.py --suite {suite}")
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["suites"][suite]
-    return found
+    results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["suites"][suite]
+    return results
 
 
 def points(suite: str) -> dict[int, dict[str, Any]]:
     """The figures of a suite at each point, in ascending order."""
     measured = newest(suite)["points"] if newest_file(suite) else {}
-    return {int(point): found for point, found in sorted(measured.items(), key=lambda each: int(each[0]))}
+    return {int(point): figures for point, figures in sorted(measured.items(), key=lambda each: int(each[0]))}
 
 
 def spread(figure: dict[str, float]) -> str:

@@ -70,15 +70,15 @@ def show(jepa: Jepa, known: Sequence[Record], test: Sequence[Record]) -> str:
     index = jepa.index([record.answer for record in known])
     hits = index.search(questions, k=NEAREST)
     answered = [is_right(*both) for both in zip(answers, truths, strict=True)]
-    found = [[is_right(hit.text, truth) for hit in row] for row, truth in zip(hits, truths, strict=True)]
+    retrieved = [[is_right(hit.text, truth) for hit in row] for row, truth in zip(hits, truths, strict=True)]
     lines = []
     for question, truth, answer, right, row, verdicts in zip(
-        *(questions[:SHOWN], truths, answers, answered, hits, found), strict=False
+        *(questions[:SHOWN], truths, answers, answered, hits, retrieved), strict=False
     ):
         lines += ["", f"  {question}", f"    {'right:':<11}{truth}", f"    {'answers:':<11}{answer}{_mark(right)}"]
         for hit, verdict in zip(row, verdicts, strict=True):
             lines.append(f"    {f'finds {hit.score:.2f}:':<12}{hit.text}"[: WIDTH - 7] + _mark(verdict))
-    first, among = [row[0] for row in found], np.mean([any(row) for row in found])
+    first, among = [row[0] for row in retrieved], np.mean([any(row) for row in retrieved])
     either = [one or other for one, other in zip(answered, first, strict=True)]
     lines += [
         "",
@@ -117,9 +117,9 @@ def draw(models: dict[str, Jepa], test: Sequence[Record], path: Path) -> None:
 def run(folder: Path, *, tiny: bool = False) -> str:
     """Train, show, and return what was shown."""
     model, known, test = train(folder, tiny=tiny)
-    told = show(Jepa.from_pretrained(model), read_records(known), read_records(test))
-    print(f"\n{told}")
-    return told
+    text = show(Jepa.from_pretrained(model), read_records(known), read_records(test))
+    print(f"\n{text}")
+    return text
 
 
 if __name__ == "__main__":

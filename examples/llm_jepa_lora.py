@@ -60,5 +60,5 @@ def run(folder: Path, *, tiny: bool = False) -> None:
 
 
 if __name__ == "__main__":
-    given = arguments(__doc__, "llm-jepa-lora")
-    run(given.output_dir, tiny=given.tiny)
+    args = arguments(__doc__, "llm-jepa-lora")
+    run(args.output_dir, tiny=args.tiny)

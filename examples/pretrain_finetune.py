@@ -70,8 +70,8 @@ def sentence(draw: random.Random, thing: str, good: bool, row: int) -> str:
         good: what is said.
         row: which words it is said with.
     """
-    own, other = (GOOD, BAD) if good else (BAD, GOOD)
-    word, synonym = draw.sample(own[row], 2)
+    words, other = (GOOD, BAD) if good else (BAD, GOOD)
+    word, synonym = draw.sample(words[row], 2)
     return draw.choice(FORMS).format(thing=thing, word=word, synonym=synonym, opposite=draw.choice(other[row]))
 
 
@@ -137,5 +137,5 @@ def run(folder: Path, *, tiny: bool = False) -> None:
 
 
 if __name__ == "__main__":
-    given = arguments(__doc__, "pretrain-finetune")
-    run(given.output_dir, tiny=given.tiny)
+    args = arguments(__doc__, "pretrain-finetune")
+    run(args.output_dir, tiny=args.tiny)

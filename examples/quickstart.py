@@ -211,34 +211,34 @@ class Quickstart:
             f"evaluate --model_path {folder}/plain --test_file {folder}/test.jsonl "
             f"--output_file {folder}/plain/test.jsonl",
         )
-        found = summary(folder / "plain")
-        share = found["scores"][found["headline"]]["mean"]
-        return f"Of {found['n']} step problems, plain training with the same small model gets {share:.0%} right."
+        of_problems = summary(folder / "plain")
+        share = of_problems["scores"][of_problems["headline"]]["mean"]
+        return f"Of {of_problems['n']} step problems, plain training with the same small model gets {share:.0%} right."
 
     def answers(self) -> str:
         """Three records with the answers of every arm."""
-        lines = {arm: (folders[0] / "test.jsonl").read_text(encoding="utf-8") for arm, folders in self.runs.items()}
-        answers = {arm: [json.loads(line) for line in text.splitlines()[:3]] for arm, text in lines.items()}
-        told = []
-        for number, asked in enumerate(answers["plain"]):
-            told += [
-                asked["prompt"].split("user\n")[-1].partition("<|")[0].strip(),
-                f"  {'right:':<14}{asked['truth']}",
+        texts = {arm: (folders[0] / "test.jsonl").read_text(encoding="utf-8") for arm, folders in self.runs.items()}
+        answers = {arm: [json.loads(line) for line in text.splitlines()[:3]] for arm, text in texts.items()}
+        lines = []
+        for number, first in enumerate(answers["plain"]):
+            lines += [
+                first["prompt"].split("user\n")[-1].partition("<|")[0].strip(),
+                f"  {'right:':<14}{first['truth']}",
             ]
-            told += [f"  {arm + ':':<14}{each[number]['generated'] or '(nothing)'}" for arm, each in answers.items()]
-        return "\n".join(told)
+            lines += [f"  {arm + ':':<14}{each[number]['generated'] or '(nothing)'}" for arm, each in answers.items()]
+        return "\n".join(lines)
 
 
 def results(folder: Path) -> dict[str, Any]:
     """What ``run.json`` says of a finished run: steps, tokens, FLOPs."""
-    found: dict[str, Any] = json.loads((folder / "run.json").read_text(encoding="utf-8"))["results"]
-    return found
+    values: dict[str, Any] = json.loads((folder / "run.json").read_text(encoding="utf-8"))["results"]
+    return values
 
 
 def summary(folder: Path) -> dict[str, Any]:
     """The summary of the evaluation of a run."""
-    found: dict[str, Any] = json.loads((folder / "test.summary.json").read_text(encoding="utf-8"))
-    return found
+    values: dict[str, Any] = json.loads((folder / "test.summary.json").read_text(encoding="utf-8"))
+    return values
 
 
 def row(folder: Path) -> dict[str, float]:
@@ -292,15 +292,15 @@ if __name__ == "__main__":
     words.add_argument("--paste", type=Path, nargs="+", help="documents that get the ending, between its marks")
     words.add_argument("--picture", type=Path, help="a copy of the picture")
     words.add_argument("-v", "--verbose", action="store_true", help="print every command and what it prints")
-    given = words.parse_args()
+    args = words.parse_args()
     use_free_cores()
-    chosen = size_of(given.model, full=given.full, tiny=given.tiny)
-    folder = new_folder("quickstart", given.output_dir)
-    said = Quickstart(folder, chosen, verbose=given.verbose).run()
-    if given.picture:
-        shutil.copy(folder / "searches.png", given.picture)
-    for page in given.paste or ():
+    chosen = size_of(args.model, full=args.full, tiny=args.tiny)
+    folder = new_folder("quickstart", args.output_dir)
+    said = Quickstart(folder, chosen, verbose=args.verbose).run()
+    if args.picture:
+        shutil.copy(folder / "searches.png", args.picture)
+    for page in args.paste or ():
         endings = {"quickstart": said, "quickstart found": found_alone(said)}
-        for mark, text in ({"quickstart full": said} if given.full else endings).items():
+        for mark, text in ({"quickstart full": said} if args.full else endings).items():
             if f"<!-- {mark} -->" in page.read_text(encoding="utf-8"):
                 paste(page, mark, text)

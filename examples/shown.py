@@ -25,10 +25,10 @@ def parser(text: str | None, name: str) -> argparse.ArgumentParser:
         text: the docstring of the example; its first line is the help.
         name: of its folder under ``runs/``.
     """
-    found = argparse.ArgumentParser(description=(text or "").partition("\n")[0])
-    found.add_argument("--output_dir", type=Path, help=f"must not be there yet (the next free runs/{name}-N)")
-    found.add_argument("--tiny", action="store_true", help="a size that shows only that everything runs, in seconds")
-    return found
+    result = argparse.ArgumentParser(description=(text or "").partition("\n")[0])
+    result.add_argument("--output_dir", type=Path, help=f"must not be there yet (the next free runs/{name}-N)")
+    result.add_argument("--tiny", action="store_true", help="a size that shows only that everything runs, in seconds")
+    return result
 
 
 def new_folder(name: str, wanted: Path | None = None) -> Path:

@@ -48,5 +48,5 @@ def run(folder: Path, *, tiny: bool = False) -> None:
 
 
 if __name__ == "__main__":
-    given = arguments(__doc__, "sweep-and-compare")
-    run(given.output_dir, tiny=given.tiny)
+    args = arguments(__doc__, "sweep-and-compare")
+    run(args.output_dir, tiny=args.tiny)

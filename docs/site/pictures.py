@@ -51,13 +51,13 @@ def inspections() -> dict[str, Inspection]:
         turns = {"system": SYSTEM, "user": QUESTION, "assistant": answer}
         messages = [{"role": role, "content": content} for role, content in turns.items()]
         records.append(parse_record({"messages": messages}, "two.jsonl", line))
-    found = {}
+    result = {}
     for name, config in LAYOUTS.items():
         vocabulary = preset_config("preset:tiny").vocab_size
         tokenizer = train_tokenizer([*texts, SYSTEM, QUESTION, *ANSWERS], vocabulary)
         add_predictor_tokens(tokenizer, config.predictors or 0)
-        found[name] = inspect_records(records, 0, tokenizer, config, count=2 if name == "tree" else 1)
-    return found
+        result[name] = inspect_records(records, 0, tokenizer, config, count=2 if name == "tree" else 1)
+    return result
 
 
 def fingerprint(inspection: Inspection) -> str:
@@ -125,8 +125,8 @@ def draw() -> int:
     """All of them."""
     import segments_picture  # beside this file
 
-    found = inspections()
-    for name, inspection in found.items():
+    all_inspections = inspections()
+    for name, inspection in all_inspections.items():
         layout = inspection.config.layout
         write_png(
             inspection,
@@ -135,7 +135,7 @@ def draw() -> int:
         )
     segments_picture.draw()
     collapse = draw_collapse(FOLDER / "collapse.png")
-    shown = {"layouts": {name: fingerprint(each) for name, each in found.items()}, "collapse": collapse}
+    shown = {"layouts": {name: fingerprint(each) for name, each in all_inspections.items()}, "collapse": collapse}
     (FOLDER / "pictures.json").write_text(json.dumps(shown, indent=1) + "\n", encoding="utf-8")
     print(f"drawn in {FOLDER}", file=sys.stderr)
     return 0

@@ -20,16 +20,16 @@ _OUTPUT = re.compile(r"(<!-- output -->\n)(?:```text\n(.*?)\n```\n)?(<!-- end --
 
 def block() -> str:
     """The Python block."""
-    found = re.search(r"^```python\n(.*?)^```$", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    assert found is not None
-    return found[1]
+    match = re.search(r"^```python\n(.*?)^```$", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    assert match is not None
+    return match[1]
 
 
 def shown() -> str:
     """What README says that the block prints."""
-    found = _OUTPUT.search(README.read_text(encoding="utf-8"))
-    assert found is not None
-    return found[2] or ""
+    match = _OUTPUT.search(README.read_text(encoding="utf-8"))
+    assert match is not None
+    return match[2] or ""
 
 
 def printed() -> str:
@@ -50,12 +50,14 @@ def main() -> int:
     """Write, or compare; 1 if README says something else."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--check", action="store_true")
-    check, found = parser.parse_args().check, printed()
+    check, output = parser.parse_args().check, printed()
     if check:
-        print(found if found != shown() else "README.md shows what its block prints")
-        return int(found != shown())
+        print(output if output != shown() else "README.md shows what its block prints")
+        return int(output != shown())
     text = README.read_text(encoding="utf-8")
-    README.write_text(_OUTPUT.sub(lambda match: f"{match[1]}```text\n{found}\n```\n{match[3]}", text), encoding="utf-8")
+    README.write_text(
+        _OUTPUT.sub(lambda match: f"{match[1]}```text\n{output}\n```\n{match[3]}", text), encoding="utf-8"
+    )
     return 0
 
 

@@ -43,12 +43,12 @@ def row_and_calls() -> tuple[Rows, Calls]:
 
 def titles() -> tuple[str, str]:
     """What stands above the two panels."""
-    rows, made = row_and_calls()
+    rows, calls = row_and_calls()
     tokens = rows.ids.size
-    seen = int(dense(Trees(*map(torch.from_numpy, (rows.start, rows.end, rows.positions)))).sum())
+    visible = int(dense(Trees(*map(torch.from_numpy, (rows.start, rows.end, rows.positions)))).sum())
     return (
-        f"under a mask: {tokens} x {tokens} = {tokens**2:,} pairs, of which {seen} are seen",
-        f"by segments: {len(made.shapes)} calls, {made.pairs} pairs",
+        f"under a mask: {tokens} x {tokens} = {tokens**2:,} pairs, of which {visible} are seen",
+        f"by segments: {len(calls.shapes)} calls, {calls.pairs} pairs",
     )
 
 
@@ -87,8 +87,8 @@ def drawn_calls(made: Calls, segment: NDArray[np.int64], tokens: int) -> NDArray
             block[:-1, : call.shape.keys] = 1
             for index in range(queries):
                 # In a whole path the queries before the segment's own are computed, too, and read by nobody.
-                own = segment[call.query[row, index]] == segment[call.query[row, queries - 1]]
-                block[index, : keys - queries + index + 1] = segment[call.query[row, index]] + 2 if own else 1
+                in_segment = segment[call.query[row, index]] == segment[call.query[row, queries - 1]]
+                block[index, : keys - queries + index + 1] = segment[call.query[row, index]] + 2 if in_segment else 1
             blocks.append(block)
     return np.concatenate(blocks)[:-1]
 

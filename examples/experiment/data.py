@@ -52,9 +52,9 @@ def texts(lines: Iterable[str], held_out: Iterable[str]) -> list[str]:
     """
     hidden = {answer(line) for line in held_out}
     turns = [json.loads(line)["messages"][-2:] for line in lines if answer(line) not in hidden]
-    found = sorted({turn["content"] for both in turns for turn in both}, key=draw)
+    distinct = sorted({turn["content"] for both in turns for turn in both}, key=draw)
     # Only what the user says is trained, but a record has an answer.
-    records = [[{"role": role, "content": text} for role in ("user", "assistant")] for text in found]
+    records = [[{"role": role, "content": text} for role in ("user", "assistant")] for text in distinct]
     return [json.dumps({"messages": messages}) for messages in records]
 
 

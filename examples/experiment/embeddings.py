@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
     # Those after training are in the figures of each run.
     before = models[0]["numbers"]
     similarity = {f"{kind}_similarity": before[kind]["mean"] for kind in ("matched", "shuffled")}
-    kept = {each: before[each] for each in NUMBERS} | similarity
+    figures = {each: before[each] for each in NUMBERS} | similarity
     points = {}
     with np.load(folder / "embeddings.npz") as arrays:
         for place, name in enumerate(names):
@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
             is_target = np.repeat([False, True], [len(view) for view in views])
             labels = tuple(f"Enc({'code' if target else 'text'})" for target in is_target)
             points[name] = Points(np.concatenate(views), is_target, labels)
-    write_json(KEPT, kept)
+    write_json(KEPT, figures)
     with atomic_write(PICTURE, "wb") as stream:
         figure = draw_projection(points, "in_n_out", "SmolLM2-135M, test records of synth", 0)
         figure.savefig(stream, format="png", dpi=80)

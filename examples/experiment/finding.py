@@ -52,14 +52,14 @@ def joined(table: pd.DataFrame) -> pd.DataFrame:
     rows = retrieval.read()
     answers = table[table.file == FILE].set_index(["arm", "seed"]).right
     keys = zip(rows.arm, rows.seed, strict=True)
-    known = [answers.get(key, own) for key, own in zip(keys, rows.right, strict=True)]
-    return rows.assign(right=known)
+    shares_right = [answers.get(key, measured) for key, measured in zip(keys, rows.right, strict=True)]
+    return rows.assign(right=shares_right)
 
 
 def of_model(rows: pd.DataFrame, arm: str, method: str) -> pd.DataFrame:
     """The runs of a model by seed; empty if there is none yet."""
-    found = rows[(rows.arm == arm) & (rows.method == method)]
-    return found.set_index("seed").sort_index()
+    of_arm = rows[(rows.arm == arm) & (rows.method == method)]
+    return of_arm.set_index("seed").sort_index()
 
 
 def difference(
@@ -79,6 +79,6 @@ def better_plain(rows: pd.DataFrame) -> tuple[str, str]:
 def known_models(rows: pd.DataFrame) -> Iterator[tuple[Model, pd.DataFrame]]:
     """The models that have runs, in the order of the table."""
     for model in MODELS:
-        found = of_model(rows, model.arm, model.method)
-        if len(found):
-            yield model, found
+        runs = of_model(rows, model.arm, model.method)
+        if len(runs):
+            yield model, runs

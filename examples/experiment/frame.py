@@ -105,9 +105,9 @@ def _row(file: str, each: Figures, splits: dict[str, dict[str, list[bool]]]) -> 
         number = asked["number"]
         parts = {"number": number, "rest": [not bit for bit in number]}
         if about.whole:
-            seen = asked["language"]
-            parts |= {"language seen": seen, "language new": [not bit for bit in seen]}
-            parts["rest, language new"] = [not any(both) for both in zip(number, seen, strict=True)]
+            language = asked["language"]
+            parts |= {"language seen": language, "language new": [not bit for bit in language]}
+            parts["rest, language new"] = [not any(both) for both in zip(number, language, strict=True)]
             parts |= {"shape new": [not bit for bit in asked["shape"]], "trivial": asked["trivial"]}
         row |= {
             name: share(right, [w * bit for w, bit in zip(weights, bits, strict=True)]) for name, bits in parts.items()
@@ -126,10 +126,10 @@ def share(right: Sequence[float], weights: Sequence[float]) -> float | None:
 
 def runs(table: pd.DataFrame, file: str, arm: str) -> pd.DataFrame:
     """The runs of an arm, by seed."""
-    found = table[(table.file == file) & (table.arm == arm)]
-    if found.empty:
+    of_arm = table[(table.file == file) & (table.arm == arm)]
+    if of_arm.empty:
         raise ValueError(f"expected runs of {arm} in {file}, got none")
-    return found.set_index("seed").sort_index()
+    return of_arm.set_index("seed").sort_index()
 
 
 def partners(table: pd.DataFrame, file: str, arm: str, baseline: str) -> tuple[pd.DataFrame, bool]:
@@ -139,10 +139,10 @@ def partners(table: pd.DataFrame, file: str, arm: str, baseline: str) -> tuple[p
     leaves fewer pairs than the runs of the file itself, it is those, though another version rounds otherwise.
     """
     ours, theirs = runs(table, file, arm), runs(table, file, baseline)
-    known = table[table.file.isin([file, file + AGAIN]) & (table.arm == baseline)].set_index("seed").sort_index()
-    own = known[known.version.to_numpy() == ours.version.reindex(known.index).to_numpy()]
-    own = own[~own.index.duplicated()]
-    return (own, False) if len(own) >= len(theirs.index.intersection(ours.index)) else (theirs, True)
+    candidates = table[table.file.isin([file, file + AGAIN]) & (table.arm == baseline)].set_index("seed").sort_index()
+    same_version = candidates[candidates.version.to_numpy() == ours.version.reindex(candidates.index).to_numpy()]
+    same_version = same_version[~same_version.index.duplicated()]
+    return (same_version, False) if len(same_version) >= len(theirs.index.intersection(ours.index)) else (theirs, True)
 
 
 def test(table: pd.DataFrame, file: str, arm: str, baseline: str, column: str = "right") -> PairedT | None:
@@ -173,9 +173,9 @@ def is_plain(arm: str) -> bool:
 
 def searched(table: pd.DataFrame, file: str) -> pd.DataFrame:
     """The runs of a search over learning rates and lengths: ``arm``, ``rate``, ``epochs`` and ``right``, held out."""
-    found = table[table.file == file]
-    parts = found.arm.str.extract(r"(?P<arm>.+)_learning_rate(?P<rate>[\d.e-]+)_num_epochs(?P<epochs>\d+)$")
-    return parts.astype({"rate": float, "epochs": int}).assign(right=found.right, gold_loss=found.gold_loss)
+    of_file = table[table.file == file]
+    parts = of_file.arm.str.extract(r"(?P<arm>.+)_learning_rate(?P<rate>[\d.e-]+)_num_epochs(?P<epochs>\d+)$")
+    return parts.astype({"rate": float, "epochs": int}).assign(right=of_file.right, gold_loss=of_file.gold_loss)
 
 
 def copies(row: pd.Series) -> bool:

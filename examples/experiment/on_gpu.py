@@ -211,7 +211,7 @@ class Shared:
             return
         for arm in training:
             arm.read(now)
-        ends = [found - self.began for arm in training if (found := arm.end_of_training()) is not None]
+        ends = [time - self.began for arm in training if (time := arm.end_of_training()) is not None]
         shares = (f"{arm.label} {arm.readings[-1][1] / arm.epochs:.0%}" for arm in training)
         self.say(f"trained: {', '.join(shares)}" + (f"; all at {max(ends):.0f} s" if ends else ""))
         if ends and max(ends) > self.seconds - self.tail and len(training) > 1:

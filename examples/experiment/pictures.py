@@ -64,19 +64,19 @@ def flops(table: pd.DataFrame) -> Figure:
     figure = Figure(figsize=(9, 4), layout="constrained")
     axes: Any = figure.subplots(1, 2)
     for axis, (file, title) in zip(axes, (("synth", "synth"), ("turk", "TURK")), strict=True):
-        found = table[(table.file == file) & ~table.arm.str.endswith(REFERENCE)]
-        means = found.groupby("arm")[["cost", "right"]].mean()
+        of_file = table[(table.file == file) & ~table.arm.str.endswith(REFERENCE)]
+        means = of_file.groupby("arm")[["cost", "right"]].mean()
         plain = means.index.map(is_plain)
         # A single seed is a point, and no mean.
-        several = found.groupby("arm").seed.nunique() > 1
+        several = of_file.groupby("arm").seed.nunique() > 1
         line = means[plain & several].sort_values("cost")
         axis.plot(line.cost, line.right, "-", color=PLAIN)
-        seen = set()
+        labelled = set()
         for arm in means.index:
             kind = {PLAIN: "plain", INFONCE: "InfoNCE", COSINE: "cosine", OTHER: "others"}[colour(arm)]
             values = runs(table, file, arm)["right"]
-            label = None if kind in seen else kind
-            seen.add(kind)
+            label = None if kind in labelled else kind
+            labelled.add(kind)
             axis.plot([means.cost[arm]] * len(values), values, "o", color=colour(arm), alpha=0.6, label=label)
         axis.set_title(title)
         axis.set_xlabel("FLOPs of training, plain = 1")
@@ -113,9 +113,9 @@ def shares(table: pd.DataFrame) -> Figure:
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     axis, other = figure.subplots(1, 2)
     for arm, mark in ((BASELINE, "o-"), ("branched-infonce", "s-")):
-        found = {records: runs(table, file, arm)["right"] for file, records in SHARES.items()}
-        axis.plot(list(found), [values.mean() for values in found.values()], mark, color=colour(arm), label=arm)
-        for records, values in found.items():
+        by_size = {records: runs(table, file, arm)["right"] for file, records in SHARES.items()}
+        axis.plot(list(by_size), [values.mean() for values in by_size.values()], mark, color=colour(arm), label=arm)
+        for records, values in by_size.items():
             axis.plot([records] * len(values), values, mark[0], color=colour(arm), alpha=0.4)
     axis.set_xscale("log", base=2)
     axis.set_xticks(list(SHARES.values()), [f"{records:,}" for records in SHARES.values()])

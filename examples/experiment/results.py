@@ -47,16 +47,16 @@ def mean(values: pd.Series) -> str:
     """Mean, and standard deviation over seeds where there are several."""
     if values.isna().any():
         return NOTHING
-    found = spread(list(values))
-    return f"{found.mean:.1f}" + ("" if found.std is None else f" ± {found.std:.1f}")
+    statistics = spread(list(values))
+    return f"{statistics.mean:.1f}" + ("" if statistics.std is None else f" ± {statistics.std:.1f}")
 
 
-def interval(found: PairedT | None) -> str:
+def interval(difference: PairedT | None) -> str:
     """The mean difference and its interval; a single pair has none."""
-    if found is None:
+    if difference is None:
         return NOTHING
-    ends = "" if found.low is None else f" [{found.low:+.1f}, {found.high:+.1f}]"
-    return f"{found.mean:+.1f}{ends}"
+    ends = "" if difference.low is None else f" [{difference.low:+.1f}, {difference.high:+.1f}]"
+    return f"{difference.mean:+.1f}{ends}"
 
 
 class Questions:
@@ -101,18 +101,18 @@ class Questions:
 
     def against(self, file: str, arm: str, baseline: str = BASELINE, column: str = "right") -> str:
         """The difference of two arms, in points; a star where they are of different versions."""
-        found = interval(test(self.table, file, arm, baseline, column))
-        return found + (OTHER_VERSION if partners(self.table, file, arm, baseline)[1] else "")
+        text = interval(test(self.table, file, arm, baseline, column))
+        return text + (OTHER_VERSION if partners(self.table, file, arm, baseline)[1] else "")
 
     def p(self, file: str, arm: str, baseline: str) -> str:
         """The two-sided p-value of the difference of two arms, asked alone."""
-        found = test(self.table, file, arm, baseline)
-        return NOTHING if found is None or found.p_two_sided is None else f"{found.p_two_sided:.3f}"
+        difference = test(self.table, file, arm, baseline)
+        return NOTHING if difference is None or difference.p_two_sided is None else f"{difference.p_two_sided:.3f}"
 
     def by_seed(self, file: str, arm: str, baseline: str = BASELINE) -> str:
         """The difference of two arms in points, of each seed."""
-        found = (runs(self.table, file, arm).right - partners(self.table, file, arm, baseline)[0].right).dropna()
-        return ", ".join(f"{each:+.1f}" for each in found)
+        differences = (runs(self.table, file, arm).right - partners(self.table, file, arm, baseline)[0].right).dropna()
+        return ", ".join(f"{each:+.1f}" for each in differences)
 
     def at_equal_flops(self, file: str, arm: str, column: str = "right") -> str:
         """The difference from plain training for the same FLOPs, in points."""
@@ -124,8 +124,8 @@ class Questions:
         views = [arm for arm in objectives(self.table, file) if arm.startswith(("branched", "separate"))]
         right = [arm for arm in views if not arm.endswith("-wrong") and self.seeds(file, arm) >= FEW]
         pairs = [(arm, partner) for arm in right if (partner := same_flops(self.table, file, arm))]
-        found = [test(self.table, file, arm, partner) for arm, partner in pairs]
-        return f"{sum(each is not None and each.mean > 0 for each in found)} of {len(found)}"
+        tests = [test(self.table, file, arm, partner) for arm, partner in pairs]
+        return f"{sum(each is not None and each.mean > 0 for each in tests)} of {len(tests)}"
 
     def corrected(self, file: str, arm: str) -> str:
         """Holm's corrected p-value of an arm against plain training at equal steps."""
@@ -133,19 +133,19 @@ class Questions:
 
     def copying(self, file: str, arm: str) -> str:
         """How many runs of an arm copy the number."""
-        found = runs(self.table, file, arm).apply(copies, axis=1)
-        return f"{found.sum()} of {len(found)}"
+        do_copy = runs(self.table, file, arm).apply(copies, axis=1)
+        return f"{do_copy.sum()} of {len(do_copy)}"
 
     def between(self, file: str, low: float, high: float, column: str = "number") -> int:
         """How many runs with right labels have a score from ``low`` to below ``high``."""
-        found = self.table[(self.table.file == file) & ~self.table.arm.str.endswith(REFERENCE)]
-        return int(found[column].between(low, high, inclusive="left").sum())
+        with_right_labels = self.table[(self.table.file == file) & ~self.table.arm.str.endswith(REFERENCE)]
+        return int(with_right_labels[column].between(low, high, inclusive="left").sum())
 
     def margin(self, file: str, arm: str) -> str:
         """Half of the 95 % interval that the number of test records alone leaves."""
-        found = runs(self.table, file, arm).iloc[0]
-        share = found["right"] / 100
-        return f"{196 * math.sqrt(share * (1 - share) / found['records']):.1f}"
+        run = runs(self.table, file, arm).iloc[0]
+        share = run["right"] / 100
+        return f"{196 * math.sqrt(share * (1 - share) / run['records']):.1f}"
 
     def shown(self, file: str, arm: str, baseline: str = BASELINE) -> str:
         """The smallest difference that the seeds of two arms could have shown, asked alone."""
@@ -153,14 +153,14 @@ class Questions:
 
     def best(self, file: str, arm: str) -> str:
         """The best point of a search over learning rates and lengths: its score, rate and epochs."""
-        found = searched(self.table, file)
-        best = found[found.arm == arm].sort_values("right").iloc[-1]
+        points = searched(self.table, file)
+        best = points[points.arm == arm].sort_values("right").iloc[-1]
         return f"{best.right:.1f} % (learning rate {best.rate:g}, {best.epochs} epochs)"
 
     def cost(self, file: str, arm: str) -> str:
         """FLOPs of training over those of plain training."""
-        found = float(runs(self.table, file, arm).cost.mean())
-        return NOTHING if math.isnan(found) else f"{found:.2f}"
+        ratio = float(runs(self.table, file, arm).cost.mean())
+        return NOTHING if math.isnan(ratio) else f"{ratio:.2f}"
 
     def rows(self, file: str) -> Iterator[list[str]]:
         """Rows of one test: plain training, then every arm with its tests, corrected over the arms of this test."""
@@ -170,19 +170,19 @@ class Questions:
         steps = {arm: test(self.table, file, arm, BASELINE) for arm in arms}
         longer = {arm: same_flops(self.table, file, arm) for arm in arms}
         flops = {arm: test(self.table, file, arm, other) if other else None for arm, other in longer.items()}
-        corrected = [_corrected(found) for found in (steps, flops)]
+        corrected = [_corrected(tests) for tests in (steps, flops)]
         for arm in [*plain, *arms]:
-            known = runs(self.table, file, arm)
-            row = [TESTS[file].title, arm, str(len(known)), mean(known["right"])]
-            row += [mean(known[each]) if each in known else NOTHING for each in PARTS]
+            of_arm = runs(self.table, file, arm)
+            row = [TESTS[file].title, arm, str(len(of_arm)), mean(of_arm["right"])]
+            row += [mean(of_arm[each]) if each in of_arm else NOTHING for each in PARTS]
             row.append(self.copying(file, arm) if TESTS[file].split in read_splits() else NOTHING)
             row.append(self.cost(file, arm))
             for partner, p_values in zip((BASELINE, longer.get(arm)), corrected, strict=True):
-                told = NOTHING
+                text = NOTHING
                 if partner and arm in arms:
                     again = set(partners(self.table, file, arm, partner)[0].file) != {file}
-                    told = self.against(file, arm, partner) + (OF_AGAIN if again else "")
-                row += [told, f"{p_values[arm]:.3f}" if arm in p_values else NOTHING]
+                    text = self.against(file, arm, partner) + (OF_AGAIN if again else "")
+                row += [text, f"{p_values[arm]:.3f}" if arm in p_values else NOTHING]
             yield [*row, _shown(flops.get(arm) or steps.get(arm), len(corrected[0]))]
 
     def found(self, arm: str, method: str = "trained", column: str = finding.HITS) -> str:
@@ -249,21 +249,25 @@ class Questions:
 
     def few(self) -> str:
         """The arms that have too few seeds for the table, by what they are tested on."""
-        found: dict[str, list[str]] = {}
-        for (file, arm), known in self.table.groupby(["file", "arm"]).seed.nunique().items():
-            if file in TESTS and TESTS[file].tabled and known < FEW and not arm.endswith(REFERENCE):
-                found.setdefault(TESTS[file].title, []).append(f"`{arm}`")
-        return "; ".join(f"{title}: {', '.join(arms)}" for title, arms in found.items())
+        by_title: dict[str, list[str]] = {}
+        for (file, arm), seeds_of_arm in self.table.groupby(["file", "arm"]).seed.nunique().items():
+            if file in TESTS and TESTS[file].tabled and seeds_of_arm < FEW and not arm.endswith(REFERENCE):
+                by_title.setdefault(TESTS[file].title, []).append(f"`{arm}`")
+        return "; ".join(f"{title}: {', '.join(arms)}" for title, arms in by_title.items())
 
 
-def _shown(found: PairedT | None, arms: int = 1) -> str:
-    size = None if found is None else detectable(found, "two", arms)
+def _shown(difference: PairedT | None, arms: int = 1) -> str:
+    size = None if difference is None else detectable(difference, "two", arms)
     return NOTHING if size is None else f"{size:.1f}" if size < 100 else "> 100"
 
 
 def _corrected(tests: dict[str, PairedT | None]) -> dict[str, float]:
-    known = {arm: found.p_two_sided for arm, found in tests.items() if found and found.p_two_sided is not None}
-    return dict(zip(known, holm(list(known.values())), strict=True))
+    p_values = {
+        arm: difference.p_two_sided
+        for arm, difference in tests.items()
+        if difference and difference.p_two_sided is not None
+    }
+    return dict(zip(p_values, holm(list(p_values.values())), strict=True))
 
 
 def page(table: pd.DataFrame, name: str) -> str:

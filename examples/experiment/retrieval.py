@@ -108,14 +108,17 @@ def row(about: dict[str, Any], source: Matrix, target: Matrix, test: Asked) -> d
     """
     count = np.arange(len(test.records))
     views = ViewEmbeddings(source, target, count, np.ones_like(count), test.same)
-    found = rank_targets(views, test.names, JepaConfig(mode="llm-jepa", predictors=0))
-    values = metrics(found.ranks)
-    of_text = metrics(found.of_text or found.ranks)["hits_at_1"]
-    seen = np.asarray(read_splits()["synth"]["language"])
+    ranking = rank_targets(views, test.names, JepaConfig(mode="llm-jepa", predictors=0))
+    values = metrics(ranking.ranks)
+    of_text = metrics(ranking.of_text or ranking.ranks)["hits_at_1"]
+    in_training = np.asarray(read_splits()["synth"]["language"])
     figures = {name: values[name].mean() for name in RETRIEVAL} | {"hits_at_1_of_text": of_text.mean()}
-    if len(seen) == len(count):
-        figures |= {"hits_at_1_language_seen": of_text[seen].mean(), "hits_at_1_language_new": of_text[~seen].mean()}
-    return {**about, "queries": len(count), "candidates": found.candidates} | {k: 100 * v for k, v in figures.items()}
+    if len(in_training) == len(count):
+        figures |= {
+            "hits_at_1_language_seen": of_text[in_training].mean(),
+            "hits_at_1_language_new": of_text[~in_training].mean(),
+        }
+    return {**about, "queries": len(count), "candidates": ranking.candidates} | {k: 100 * v for k, v in figures.items()}
 
 
 def beside_training_answers(

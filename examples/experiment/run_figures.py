@@ -74,22 +74,23 @@ def write_figures(path: str | os.PathLike[str], figures: Sequence[Figures]) -> N
     common: list[dict[str, Any]] = []
     arms: dict[str, Any] = {}
     runs: dict[tuple[str, str], dict[str, Any]] = {}
-    for each in sorted(figures, key=lambda found: (found.label, [int(part) for part in found.run.seed.split("/")])):
+    for each in sorted(figures, key=lambda each: (each.label, [int(part) for part in each.run.seed.split("/")])):
         if each.key in runs:
             raise ValueError(f"expected one run of each arm and seed, got two of {each.label}, seed {each.run.seed}")
         values = {field.name: getattr(each.run, field.name) for field in fields(EvaluatedRun)}
         settings = values.pop(_OF_ARM)
-        known = arms.setdefault(each.label, settings)
+        recorded = arms.setdefault(each.label, settings)
         # Another version may know other settings.
-        if any(known[name] != settings[name] for name in known.keys() & settings.keys()):
+        if any(recorded[name] != settings[name] for name in recorded.keys() & settings.keys()):
             raise ValueError(
                 f"expected equal settings in all runs of {each.label}, got others for seed {each.run.seed}"
             )
         shared = {name: values.pop(name) for name in _OF_ALL}
         if shared not in common:
             common.append(shared)
-        # Written where they are known: files of earlier versions have none.
-        fingerprints = {name: known for name, known in asdict(values.pop("fingerprints")).items() if known is not None}
+        # Files of earlier versions have no fingerprints.
+        digests = asdict(values.pop("fingerprints"))
+        fingerprints = {name: digest for name, digest in digests.items() if digest is not None}
         launches = {name: list(values.pop(name)) for name in ("mixed", "noted")}
         values |= {"fingerprints": fingerprints} if fingerprints else {}
         values |= {name: changes for name, changes in launches.items() if changes}
@@ -97,10 +98,15 @@ def write_figures(path: str | os.PathLike[str], figures: Sequence[Figures]) -> N
             # A path of this machine says nothing elsewhere.
             "folder": f"{each.label}/seed{each.run.seed}",
             "indices": _pack_indices(values["indices"]),
-            "examples": {name: _pack(found) for name, found in values["examples"].items()},
+            "examples": {name: _pack(marks) for name, marks in values["examples"].items()},
         }
-        said = {"arm": each.label, "common": common.index(shared), "scores": each.scores, "similarity": each.similarity}
-        runs[each.key] = {**said, **values}
+        about = {
+            "arm": each.label,
+            "common": common.index(shared),
+            "scores": each.scores,
+            "similarity": each.similarity,
+        }
+        runs[each.key] = {**about, **values}
     write_json(Path(path), {"format": FORMAT, "common": common, "arms": arms, "runs": list(runs.values())})
 
 
@@ -110,14 +116,14 @@ def read_figures(path: str | os.PathLike[str]) -> list[Figures]:
     Raises:
         UserError: there is no such file, or it is another one.
     """
-    found = Path(path)
-    content = read_json_object(found, "file of figures", "make it again")
+    file = Path(path)
+    content = read_json_object(file, "file of figures", "make it again")
     if content.get("format") != FORMAT:
-        raise UserError(f"is no file of figures ('{FORMAT}'); name one that was made from run folders", path=found)
+        raise UserError(f"is no file of figures ('{FORMAT}'); name one that was made from run folders", path=file)
     try:
         return [_unpack_run(content, dict(each)) for each in content["runs"]]
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise UserError(f"is damaged ({type(error).__name__}: {error}); make it again", path=found) from None
+        raise UserError(f"is damaged ({type(error).__name__}: {error}); make it again", path=file) from None
 
 
 def _unpack_run(content: dict[str, Any], values: dict[str, Any]) -> Figures:

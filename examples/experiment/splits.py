@@ -77,10 +77,10 @@ def main(argv: list[str] | None = None) -> int:
     """Write the file; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.parse_args(argv)
-    found = {name: split(answers(train), answers(test)) for name, (train, test) in SETS.items()}
-    found["untouched"] = {"number": numbers(answers(MADE / "untouched.jsonl"))}
-    write_json(FILE, {name: {what: _digits(bits) for what, bits in each.items()} for name, each in found.items()})
-    for name, each in found.items():
+    splits = {name: split(answers(train), answers(test)) for name, (train, test) in SETS.items()}
+    splits["untouched"] = {"number": numbers(answers(MADE / "untouched.jsonl"))}
+    write_json(FILE, {name: {what: _digits(bits) for what, bits in each.items()} for name, each in splits.items()})
+    for name, each in splits.items():
         counts = {what: sum(bits) for what, bits in each.items()}
         print(f"{name}: {len(each['number'])} records, {json.dumps(counts)}")
     return 0

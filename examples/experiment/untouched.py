@@ -42,13 +42,13 @@ def new_records(lines: Sequence[str], known: Sequence[str]) -> list[str]:
     """Records whose answer describes other lines than every known one does, and than that of every record before."""
     languages = Languages()
     taken = {languages.of(text) for text in known}
-    kept = []
+    new = []
     for line in lines:
         language = languages.of(answer(line))
         if language not in taken:
             taken.add(language)
-            kept.append(line)
-    return kept
+            new.append(line)
+    return new
 
 
 def drawn(lines: Sequence[str], like: Sequence[str], wanted: int) -> list[str]:
@@ -66,13 +66,13 @@ def drawn(lines: Sequence[str], like: Sequence[str], wanted: int) -> list[str]:
 
     shares = Counter(map(kind, like))
     waiting = {each: round(wanted * count / len(like)) for each, count in shares.items()}
-    kept = []
+    chosen = []
     for line in sorted(lines, key=draw):
         each = kind(answer(line))
         if waiting.get(each, 0) > 0:
             waiting[each] -= 1
-            kept.append(line)
-    return kept
+            chosen.append(line)
+    return chosen
 
 
 def weights(texts: Sequence[str], like: Sequence[str]) -> list[float]:
@@ -121,8 +121,8 @@ def main(argv: list[str] | None = None) -> int:
         if not pool.exists() and (code := stepjepa(["prepare", "nl-rx", *flags])):
             return code
         # Takes half an hour: the languages of 50,000 expressions.
-        found = new_records(pool.read_text(encoding="utf-8").splitlines(), [*train, *test])
-        write(file, drawn(found, test, WANTED))
+        candidates = new_records(pool.read_text(encoding="utf-8").splitlines(), [*train, *test])
+        write(file, drawn(candidates, test, WANTED))
     untouched = answers(file)
     weighted = weights(untouched, test)
     about = {

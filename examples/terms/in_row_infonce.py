@@ -40,8 +40,8 @@ class InRowInfoNCE(Term):
         ends, tokens = answers(batch)
         states = encoded.at(ends).float()
         means = [encoded.at(places, 0).float().mean(0) for places in tokens]
-        own = torch.stack(means) if means else states
-        choices, first_choice = context.gather(own.detach())
+        answer_embeddings = torch.stack(means) if means else states
+        choices, first_choice = context.gather(answer_embeddings.detach())
         # Another record's answer is not wrong where it is the same, or its question is.
         equal = equal_partners(question_and_answer_keys(batch).to(states.device), context)
         return InfoNCE(self.temperature)(states, choices, first_choice, equal)

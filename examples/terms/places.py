@@ -20,12 +20,12 @@ def next_tokens(batch: Batch) -> tuple[Tensor, Tensor]:
 
 def answers(batch: Batch) -> tuple[Tensor, list[Tensor]]:
     """Of each text with a label the position ``[records]`` of the last token of the prompt, and those of its answer."""
-    members, device = batch.records, batch.label_ids.device
+    infos, device = batch.records, batch.label_ids.device
     # The answer begins behind the first token that has a label.
-    firsts = [(path, int(labels[0])) for path, labels in zip(members.paths, members.labels, strict=True) if len(labels)]
+    firsts = [(path, int(labels[0])) for path, labels in zip(infos.paths, infos.labels, strict=True) if len(labels)]
     ends = torch.tensor([path[first] for path, first in firsts], dtype=torch.long)
-    found = [torch.from_numpy(path[first + 1 :]).to(device) for path, first in firsts]
-    return ends.to(device), found
+    answer_positions = [torch.from_numpy(path[first + 1 :]).to(device) for path, first in firsts]
+    return ends.to(device), answer_positions
 
 
 def question_and_answer_keys(batch: Batch) -> Tensor:

@@ -61,13 +61,11 @@ def _moves(batch: Batch) -> list[NDArray[np.int64]]:
 
     Tokens that see one step alone are left out: between them and others lies no movement of the text.
     """
-    members, found = batch.records, []
-    for path, isolated, labels, prompt in zip(
-        members.paths, members.isolated, members.labels, members.prompt, strict=True
-    ):
+    infos, moves = batch.records, []
+    for path, isolated, labels, prompt in zip(infos.paths, infos.isolated, infos.labels, infos.prompt, strict=True):
         if np.intersect1d(labels, prompt).size:
             raise ValueError("expected labels of answers alone, got some in the prompt: set labels to assistant")
         before = np.union1d(labels, prompt).astype(np.int64)
         before = before[~np.isin(before, isolated) & ~np.isin(before + 1, isolated)]
-        found.append(np.stack([path[before], path[before + 1]], axis=1))
-    return found
+        moves.append(np.stack([path[before], path[before + 1]], axis=1))
+    return moves
