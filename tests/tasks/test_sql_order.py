@@ -19,6 +19,7 @@ def zoo(tmp_path_factory):
         f"create table animal(id integer primary key, name text, age int); insert into animal values {rows}"
     )
     connection.commit()
+    connection.close()
     return path
 
 
