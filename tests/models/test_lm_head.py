@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from accelerate.utils import convert_to_fp32
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 import tiny
@@ -373,6 +374,9 @@ def test_a_run_trains_the_layers_before_the_head(adapter: bool, trained_tokenize
         model = add_lora(model, LoraSettings(3), ids)
         assert any("cls" in name for name, value in model.named_parameters() if value.requires_grad)
     plain = copy.deepcopy(model)
+    # The older name warns in the newest version.
+    names = {field.name for field in dataclasses.fields(TrainingArguments)}
+    checkpointing = "activation_checkpointing" if "activation_checkpointing" in names else "gradient_checkpointing"
     arguments = tiny.arguments(
         tmp_path,
         max_steps=1,
@@ -382,7 +386,7 @@ def test_a_run_trains_the_layers_before_the_head(adapter: bool, trained_tokenize
         max_grad_norm=0.0,
         per_device_train_batch_size=2,
         gradient_accumulation_steps=2,
-        activation_checkpointing=True,
+        **{checkpointing: True},
     )
     records = [*tiny.records(), tiny.records()[0]]
     config = JepaConfig(mode="regular", predictors=0)
