@@ -108,12 +108,12 @@ def damaged_text(chance: random.Random, text: bytes) -> bytes:
     lines, words = text.splitlines(keepends=True), text.split(b" ")
     words[chance.randrange(len(words))] = chance.choice([b"null", b"[1]", b"{}", b"-1", b'"x"', b"1e999", b"''"])
     insert = _insert(b"\xff", b"\x00", b"{", b"}", b"[", b'"', b": ", b"\n", b"\t", b"&a ", b"*a", b"!!int ''")
-    found = (
+    ending = (
         *(_cut(chance, text), _flip(chance, text), insert(chance, text), b"".join(chance.sample(lines, len(lines)))),
         *(b" ".join(words), chance.choice([*_OTHER, b"", b"{a: " * 10**4, b"\x1f\x8b\x08"])),
         text.decode().encode("utf-16"),
     )
-    return chance.choice(found)
+    return chance.choice(ending)
 
 
 class Attempt(NamedTuple):
@@ -137,22 +137,22 @@ def attempt(capsys: pytest.CaptureFixture[str], what: str, *arguments: object) -
         what: tells what was damaged, for the message of a test that fails.
         arguments: of the command line.
     """
-    given = [str(argument) for argument in arguments]
+    words = [str(argument) for argument in arguments]
     capsys.readouterr()
     try:
-        code = main(given)
+        code = main(words)
     except BaseException as error:
-        raise AssertionError(f"{what}: {type(error).__name__}: {error} ({' '.join(given)})") from error
-    said = capsys.readouterr()
-    assert "Traceback" not in said.err, what
+        raise AssertionError(f"{what}: {type(error).__name__}: {error} ({' '.join(words)})") from error
+    output = capsys.readouterr()
+    assert "Traceback" not in output.err, what
     if code == 2:
-        lines = [line for line in said.err.strip().splitlines() if not line.startswith("note: ")]
-        assert len(lines) == 1, f"{what}: {said.err[:2000]}"
-        assert lines[0].startswith(f"stepjepa {given[0]}: error: "), f"{what}: {lines[0][:2000]}"
+        lines = [line for line in output.err.strip().splitlines() if not line.startswith("note: ")]
+        assert len(lines) == 1, f"{what}: {output.err[:2000]}"
+        assert lines[0].startswith(f"stepjepa {words[0]}: error: "), f"{what}: {lines[0][:2000]}"
         assert lines[0].isprintable(), what
-        return Attempt("error", *said)
-    assert code == 0, f"{what}: code {code}: {said.err[:2000]}"
-    return Attempt("skipped" if "skipped (--bad_records skip)" in said.err else "sound", *said)
+        return Attempt("error", *output)
+    assert code == 0, f"{what}: code {code}: {output.err[:2000]}"
+    return Attempt("skipped" if "skipped (--bad_records skip)" in output.err else "sound", *output)
 
 
 def try_data(capsys: pytest.CaptureFixture[str], folder: Path, number: int, seed: int) -> str:
@@ -173,9 +173,9 @@ def try_data(capsys: pytest.CaptureFixture[str], folder: Path, number: int, seed
         ["score", "--test_file", good, "--predictions", path, "--output_file", scored, "--overwrite"],
         ["prepare", "gsm8k", "--input_file", path, "--output_file", folder / "p.jsonl", "--overwrite"],
     ]
-    found = outcome(capsys, f"seed {seed}, file {number}, {kind}", *commands[number % 5])
+    ending = outcome(capsys, f"seed {seed}, file {number}, {kind}", *commands[number % 5])
     path.unlink()
-    return found
+    return ending
 
 
 CONFIG = """model_name: preset:tiny

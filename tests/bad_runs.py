@@ -96,15 +96,15 @@ def try_comparison(capsys: pytest.CaptureFixture[str], folder: Path, number: int
     what = f"seed {seed}, comparison {number}, {kind} of {file.parent.name}/{file.name}"
     more = [["--json"], []] if number % 2 else [["--format", name] for name in ("text", "markdown", "json")]
     command = ["report" if number % 2 else "compare", *folders, *chance.choice(more)]
-    found, out, said = attempt(capsys, what, *command)
+    ending, out, err = attempt(capsys, what, *command)
     assert visible_lines(out) == out, what
-    if found == "error":
+    if ending == "error":
         # Wrong values that are values still set a run apart from the others, of which any may be named.
         apart = ("can't be compared", "differ", "arm", "in one table")
-        assert str(file.parent) in said or any(word in said for word in apart), f"{what}: {said}"
-        assert any(mark in said for mark in (";", "in one table")), f"{what}: {said}"
+        assert str(file.parent) in err or any(word in err for word in apart), f"{what}: {err}"
+        assert any(mark in err for mark in (";", "in one table")), f"{what}: {err}"
     shutil.rmtree(runs)
-    return found
+    return ending
 
 
 def try_sweep(capsys: pytest.CaptureFixture[str], folder: Path, number: int, seed: int) -> str:

@@ -105,10 +105,10 @@ def try_table(capsys: pytest.CaptureFixture[str], folder: Path, number: int, see
     target.unlink(missing_ok=True)
     what = f"seed {seed}, table {number}: {kind} from {form}"
     skip = ["--bad_records", "skip"] if number % 2 else []
-    found = attempt(capsys, what, "prepare", kind, "--input_file", path, "--output_file", target, *skip)
-    if found.outcome == "error":
-        assert str(path) in found.err, f"{what}: {found.err}"
+    ending = attempt(capsys, what, "prepare", kind, "--input_file", path, "--output_file", target, *skip)
+    if ending.outcome == "error":
+        assert str(path) in ending.err, f"{what}: {ending.err}"
         assert not target.exists(), what
     else:
         assert read_records(target), what
-    return found.outcome
+    return ending.outcome

@@ -15,10 +15,10 @@ class InProcess:
 
     def __init__(self, command: Sequence[str], log: IO[bytes], environment: Mapping[str, str]) -> None:
         assert list(command[1:4]) == ["-P", "-m", "stepjepa"]
-        said = io.StringIO()
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        stream = io.StringIO()
+        with contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream):
             self._code = main(list(command[4:]))
-        log.write(said.getvalue().encode())
+        log.write(stream.getvalue().encode())
 
     def ended(self) -> int:
         """The exit code."""

@@ -112,8 +112,8 @@ def _without_times(value: Any, place: str = "") -> Any:
 
 def half_files(folder: Path) -> list[str]:
     """Files with a final name that are not complete; hidden names are for what is being written."""
-    found = [checkpoint for path in folder.rglob("run.json") for checkpoint in checkpoints(path.parent)]
-    wrong = [f"{path}: {fault}" for path in found if (fault := checkpoint_fault(path, read_all=True))]
+    complete = [checkpoint for path in folder.rglob("run.json") for checkpoint in checkpoints(path.parent)]
+    wrong = [f"{path}: {fault}" for path in complete if (fault := checkpoint_fault(path, read_all=True))]
     for path in folder.rglob("*"):
         hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
         if path.is_file() and not hidden and path.suffix in (".json", ".safetensors"):

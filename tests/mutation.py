@@ -69,11 +69,11 @@ def changeable(path: Path) -> dict[int, list[int]]:
     idle = {id(inner) for each in types if each is not None for inner in ast.walk(each)}
     idle |= {id(node.value) for node in nodes if isinstance(node, ast.keyword) and node.arg == "strict"}
     idle |= {id(node) for node in nodes if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"}
-    found: dict[int, list[int]] = {}
+    by_line: dict[int, list[int]] = {}
     for place, node in enumerate(nodes):
         if id(node) not in idle and any(True for _ in changes(node)):
-            found.setdefault(node.lineno, []).append(place)  # type: ignore[attr-defined]
-    return found
+            by_line.setdefault(node.lineno, []).append(place)  # type: ignore[attr-defined]
+    return by_line
 
 
 def mutate(path: Path, line: int, place: int) -> Mutation:
@@ -139,10 +139,12 @@ def main() -> int:
     results: list[dict[str, Any]] = json.loads(args.output.read_text()) if args.output.exists() else []
     for number, mutation in enumerate(drawn[len(results) :], start=len(results) + 1):
         where = f"{mutation.path.relative_to(ROOT)}:{mutation.line}"
-        found = noticed(mutation, tests_of(mutation, coverage))
-        results.append({"where": where, "change": mutation.change, "noticed": found})
+        is_noticed = noticed(mutation, tests_of(mutation, coverage))
+        results.append({"where": where, "change": mutation.change, "noticed": is_noticed})
         args.output.write_text(json.dumps(results, indent=1), encoding="utf-8")
-        print(f"[{number}/{len(drawn)}] {'noticed ' if found else 'SURVIVED'} {where}  {mutation.change}", flush=True)
+        print(
+            f"[{number}/{len(drawn)}] {'noticed ' if is_noticed else 'SURVIVED'} {where}  {mutation.change}", flush=True
+        )
     share = sum(bool(result["noticed"]) for result in results) / len(results)
     print(f"{share:.1%} of {len(results)} noticed")
     return 0

@@ -25,25 +25,25 @@ def _trees_of(regex, name):
     parts = production.get("parts", ())
     if not parts:
         return [Tree(name)] if regex == production["regex"] else []
-    found = []
+    trees = []
     for times in range(2, 8) if name == "or more times" else (None,):
         # Braces of the expression itself are doubled in the pattern; a mark keeps the places of the parts apart.
         first, *rest = production["regex"].format(*["\0"] * len(parts), times=times).split("\0")
         if regex.startswith(first):
-            found += [Tree(name, found_parts, times) for found_parts in _parts(regex[len(first) :], rest, parts)]
-    return found
+            trees += [Tree(name, found_parts, times) for found_parts in _parts(regex[len(first) :], rest, parts)]
+    return trees
 
 
 def _parts(regex, between, groups):
     """All ways to read parts out of an expression, each followed by what stands behind it."""
     if not groups:
         return [()] if regex == "" else []
-    found = []
+    splits = []
     end = regex.find(between[0], 1)
     while end > 0:
         heads = _trees(regex[:end], groups[0]) if end < len(regex) or not between[0] else []
         if heads:
             tails = _parts(regex[end + len(between[0]) :], between[1:], groups[1:])
-            found += [(head, *tail) for head in heads for tail in tails]
+            splits += [(head, *tail) for head in heads for tail in tails]
         end = regex.find(between[0], end + 1) if end < len(regex) else -1
-    return found
+    return splits

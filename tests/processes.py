@@ -197,17 +197,17 @@ def sharded(name: str, world: int, rank: int) -> tuple[dict[str, torch.Tensor], 
             dist.all_reduce(counts)
         gather = gather_rows if objective.compares_pairs else no_gather
         context = Context(step, 3, step * STEP / len(keys), gather)
-        seen = torch.zeros(len(objective.names) + 1)
+        sums = torch.zeros(len(objective.names) + 1)
         for batch in batches:
             means = dict(zip(objective.names, counts.tolist(), strict=True))
             losses = jepa_loss(model, batch, objective, means, context)
             (losses.loss * world).backward()
-            seen += torch.stack([part.detach() for part in (*losses.parts.values(), losses.loss)])
+            sums += torch.stack([part.detach() for part in (*losses.parts.values(), losses.loss)])
         optimizer.step()
         optimizer.zero_grad()
         if world > 1:
-            dist.all_reduce(seen)
-        lines.append(dict(zip((*objective.names, "loss"), seen.tolist(), strict=True)))
+            dist.all_reduce(sums)
+        lines.append(dict(zip((*objective.names, "loss"), sums.tolist(), strict=True)))
     state = {
         key: value.full_tensor() if isinstance(value, DTensor) else value for key, value in model.state_dict().items()
     }
@@ -223,9 +223,9 @@ def load_into_shards(folder: Path) -> None:
     fully_shard(parts)
     load_heads(nn.ModuleDict({"some_head": parts}), folder)
     for name, value in load_file(folder / "some_head.safetensors").items():
-        found = parts.state_dict()[name]
-        assert isinstance(found, DTensor)
-        assert torch.equal(found.full_tensor(), value), name
+        weight = parts.state_dict()[name]
+        assert isinstance(weight, DTensor)
+        assert torch.equal(weight.full_tensor(), value), name
 
 
 def main(kind: str, folder: Path) -> None:

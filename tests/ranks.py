@@ -16,12 +16,12 @@ def _run(arguments: list[str], log: Path, environment: Mapping[str, str], fault:
     """Run a command in this process, in which something happens when the N-th loss is computed."""
     from stepjepa.training.trainer import JepaTrainer
 
-    before, seen = JepaTrainer.compute_loss, 0
+    before, calls = JepaTrainer.compute_loss, 0
 
     def struck(*args: Any, **kwargs: Any) -> Any:
-        nonlocal seen
-        seen += 1
-        if fault is not None and seen == fault[1]:
+        nonlocal calls
+        calls += 1
+        if fault is not None and calls == fault[1]:
             if fault[0] == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             import numpy

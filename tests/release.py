@@ -45,8 +45,8 @@ def versions() -> dict[str, str | None]:
 
 def unreleased() -> str:
     """What the change log has under "Unreleased"."""
-    found = re.search(r"^## Unreleased$(.*?)(?=^## |\Z)", read("CHANGELOG.md"), re.MULTILINE | re.DOTALL)
-    return found[1].strip() if found else ""
+    section = re.search(r"^## Unreleased$(.*?)(?=^## |\Z)", read("CHANGELOG.md"), re.MULTILINE | re.DOTALL)
+    return section[1].strip() if section else ""
 
 
 def pythons() -> tuple[list[str], list[str]]:

@@ -33,18 +33,18 @@ def slow_tokens(tokenizer: Any, text: str, contents: Sequence[tuple[int, int]]) 
     special, splitting = _known(tokenizer)
     begins = {token[0] for token in special}
     if not any(token in text[start:end] for start, end in contents for token in special):
-        found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        return _as_tokens(found["input_ids"], found["offset_mapping"])
+        encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        return _as_tokens(encoding["input_ids"], encoding["offset_mapping"])
     inside = [any(start <= place < end for start, end in contents) for place in range(len(text))]
     ids: list[int] = []
     offsets: list[tuple[int, int]] = []
 
     def add(start: int, end: int) -> None:
-        found = splitting(
+        encoding = splitting(
             text[start:end], add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True
         )
-        ids.extend(found["input_ids"])
-        offsets.extend((start + first, start + last) for first, last in found["offset_mapping"])
+        ids.extend(encoding["input_ids"])
+        offsets.extend((start + first, start + last) for first, last in encoding["offset_mapping"])
 
     begin = place = 0
     while place < len(text):

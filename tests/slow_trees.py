@@ -31,13 +31,13 @@ def random_sequences(
     With ``isolated``, runs of tokens inside some see nothing before them; ``longest`` is the most tokens that one adds.
     """
     draw = np.random.default_rng(seed)
-    found: list[TokenSequence] = []
+    sequences: list[TokenSequence] = []
     for index in range(int(draw.integers(3, 9))):
         ids, start = np.empty(0, np.int32), np.empty(0, np.int32)
         if index and draw.random() < 0.7:
-            other = found[int(draw.integers(index))]
-            kept = int(draw.integers(1, len(other) + 1))
-            ids, start = other.ids[:kept], _starts(other)[:kept]
+            other = sequences[int(draw.integers(index))]
+            length = int(draw.integers(1, len(other) + 1))
+            ids, start = other.ids[:length], _starts(other)[:length]
         added = int(draw.integers(0 if len(ids) else 1, longest + 1))
         own = np.zeros(added, np.int32)
         if isolated and draw.random() < 0.5:
@@ -49,8 +49,8 @@ def random_sequences(
         end = int(draw.integers(1, len(ids) + 1))
         kind = ("source", "target")[int(draw.integers(2))]
         readout = Readout(index, kind, int(draw.integers(end)), end)  # type: ignore[arg-type]
-        found.append(TokenSequence(ids, labels, start=start if start.any() else None, readouts=(readout,)))
-    return found
+        sequences.append(TokenSequence(ids, labels, start=start if start.any() else None, readouts=(readout,)))
+    return sequences
 
 
 def random_records(seed: int, *, vocabulary: int = 380) -> list[TokenizedRecord]:
@@ -95,27 +95,27 @@ def own_mask(sequence: TokenSequence) -> Tensor:
 def row_mask(sequences: Sequence[TokenSequence], rows: Rows, rule: Rule = lambda query, key: True) -> Tensor:
     """``[R, T, T]`` bool: the masks of all sequences, put where their tokens stand; padding sees and shows nothing."""
     count, length = rows.ids.shape
-    found = torch.zeros(count, length, length, dtype=torch.bool)
+    sees = torch.zeros(count, length, length, dtype=torch.bool)
     for sequence, path in zip(sequences, rows.paths, strict=True):
         mask = own_mask(sequence)
         (row,) = set((path // length).tolist())
         for query, to in enumerate(path % length):
             for key, of in enumerate(path % length):
-                found[row, to, of] |= bool(mask[query, key]) and rule(query, key)
-    return found
+                sees[row, to, of] |= bool(mask[query, key]) and rule(query, key)
+    return sees
 
 
 def separate_states(model: Any, sequence: TokenSequence, layer: int = -1) -> Tensor:
     """``[N, D]``: a plain pass over one sequence; with isolated tokens under its mask, which eager attention takes."""
-    given: dict[str, Any] = {"input_ids": torch.from_numpy(sequence.ids.astype(np.int64))[None]}
+    inputs: dict[str, Any] = {"input_ids": torch.from_numpy(sequence.ids.astype(np.int64))[None]}
     if sequence.start is not None:
         allowed = own_mask(sequence)
         lowest = torch.finfo(torch.float32).min
-        given["attention_mask"] = torch.zeros(allowed.shape).masked_fill(~allowed, lowest)[None, None]
-        given["position_ids"] = torch.arange(len(sequence))[None]
+        inputs["attention_mask"] = torch.zeros(allowed.shape).masked_fill(~allowed, lowest)[None, None]
+        inputs["position_ids"] = torch.arange(len(sequence))[None]
     if layer != -1:
-        return model(**given, use_cache=False, output_hidden_states=True).hidden_states[layer][0]
-    return model.get_decoder()(**given, use_cache=False).last_hidden_state[0]
+        return model(**inputs, use_cache=False, output_hidden_states=True).hidden_states[layer][0]
+    return model.get_decoder()(**inputs, use_cache=False).last_hidden_state[0]
 
 
 def logits_of(model: Any, states: Tensor) -> Tensor:

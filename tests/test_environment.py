@@ -60,13 +60,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     (folder / "lines.json").write_text(json.dumps(lines), encoding="utf-8")
     gone = ("HF_HUB_OFFLINE", "XDG_CACHE_HOME", "HF_HOME", "MPLCONFIGDIR", "TERM", "COLUMNS", "FORCE_COLOR")
-    kept = {name: value for name, value in os.environ.items() if name not in gone}
+    variables = {name: value for name, value in os.environ.items() if name not in gone}
     home = {"HOME": str(folder / "home"), "NO_COLOR": "1", "PYTHONIOENCODING": "ascii"}
     code = [sys.executable, "-c", CLOSED, "lines.json", "found.json"]
     with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
         closed = ["sh", "-c", 'exec "$0" "$@" <&-', *code]
         # A new session, without a terminal to ask.
-        environment = {**kept, **home, **SECRETS}
+        environment = {**variables, **home, **SECRETS}
         subprocess.run(
             closed, cwd=folder, env=environment, stdout=out, stderr=err, timeout=240, check=True, start_new_session=True
         )
@@ -77,8 +77,8 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="closes standard inpu
 
 
 def test_everything_works_and_no_connection_is_tried(place: Path) -> None:
-    found = json.loads((place / "found.json").read_text(encoding="utf-8"))
-    assert found == {"codes": [0] * 6, "tried": []}, (place / "err").read_text()
+    outcome = json.loads((place / "found.json").read_text(encoding="utf-8"))
+    assert outcome == {"codes": [0] * 6, "tried": []}, (place / "err").read_text()
     run = place / "läufe" / "a b"
     for file in (place / "bild ü.png", run / "test ü.summary.json", place / "läufe" / "export" / "model.safetensors"):
         assert file.stat().st_size > 0

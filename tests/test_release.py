@@ -10,8 +10,8 @@ import release
 
 
 def test_the_version_is_the_same_everywhere() -> None:
-    found = release.versions()
-    assert len({*found.values()}) == 1, found
+    named = release.versions()
+    assert len({*named.values()}) == 1, named
 
 
 def test_ci_tests_the_versions_of_python_that_the_metadata_name() -> None:

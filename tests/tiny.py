@@ -200,8 +200,10 @@ def collator(tokenizer: Any, config: JepaConfig, **options: Any) -> Collator:
 
 def batch_of(tokenizer: Any, config: JepaConfig, given: Sequence[Record] | None = None, **options: Any) -> Batch:
     """One micro-batch of all records; the options are those of :func:`collator`."""
-    found = tokenized(tokenizer, config, given)
-    return collator(tokenizer, config, **options)(SampledRecord(record, True, (0, i)) for i, record in enumerate(found))
+    records = tokenized(tokenizer, config, given)
+    return collator(tokenizer, config, **options)(
+        SampledRecord(record, True, (0, i)) for i, record in enumerate(records)
+    )
 
 
 def hidden_states(model: Any, batch: Batch, layer: int = -1) -> Tensor:

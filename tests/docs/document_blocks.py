@@ -73,7 +73,7 @@ class Block:
         if self.title or (self.fenced and self.language not in SHELL):
             return []
         lines = re.sub(r"\\\n\s*", "", self.text).splitlines()
-        found = []
+        blocks = []
         for line in (line.strip().removeprefix("$ ") for line in lines):
             if line.startswith(("(", "#")) or not line:
                 continue
@@ -84,8 +84,8 @@ class Block:
             while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):
                 words = words[1:]
             if words and (self.fenced or PROGRAMS.fullmatch(words[0])):
-                found.append(words)
-        return found
+                blocks.append(words)
+        return blocks
 
 
 def documents() -> list[str]:

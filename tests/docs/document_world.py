@@ -50,8 +50,8 @@ class World:
         for name in ("examples", "benchmarks"):
             (folder / name).symlink_to(ROOT / name)
         tested = [json.loads(line) for line in (folder / "test.jsonl").read_text(encoding="utf-8").splitlines()]
-        said = [{"index": i, "generated": record["messages"][-1]["content"]} for i, record in enumerate(tested)]
-        write_jsonl(folder / "said.jsonl", said)
+        answers = [{"index": i, "generated": record["messages"][-1]["content"]} for i, record in enumerate(tested)]
+        write_jsonl(folder / "said.jsonl", answers)
         self._before: dict[str, list[str]] = {}
 
     def whole(self, words: list[str]) -> list[str]:
@@ -68,19 +68,19 @@ class World:
         always = {} if name == "prepare" or "--dry_run" in flags else SMALL.get(name, {})
         if "--same_flop" in flags:
             always = {flag: value for flag, value in always.items() if flag != "--max_steps"}
-        kept, values = [], iter([*flags, "--"])
+        result, values = [], iter([*flags, "--"])
         word = next(values)
         while word != "--":
             value = next(values)
             if word in always or word in SMALLER:
-                kept += [] if word in always else [word, SMALLER[word]]
+                result += [] if word in always else [word, SMALLER[word]]
                 word = value if value.startswith("--") else next(values)
             else:
-                kept.append("M" if HUB_NAME.match(word) else word)
+                result.append("M" if HUB_NAME.match(word) else word)
                 word = value
         return [
             name,
-            *kept,
+            *result,
             *(part for flag, value in always.items() if value is not None for part in (flag, value) if part),
         ]
 
@@ -94,7 +94,7 @@ class World:
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
             path.with_suffix(".summary.json").unlink(missing_ok=True)
         followed = [sorted(map(str, Path().glob(word))) if "*" in word else [word] for word in words]
-        return main([word for found in followed for word in found])
+        return main([word for part in followed for word in part])
 
     def _stand_in(self, word: str) -> None:
         """A trained and evaluated run, or two arms with two seeds each."""

@@ -176,9 +176,9 @@ def compare(model_type: str) -> Compared:
         except Exception as error:  # the same
             return Compared(model_type, f"its own loss can't be computed ({_first_words(error)})")
         loss = our_loss(model, encoding, segments=encoding == "tree" and probe(whole).segments)
-        found, wanted = gradient(model, loss), gradient(model, expected)
+        actual, wanted = gradient(model, loss), gradient(model, expected)
     apart = [
-        float(((one - other).norm() / other.norm()).detach()) for one, other in [(loss, expected), (found, wanted)]
+        float(((one - other).norm() / other.norm()).detach()) for one, other in [(loss, expected), (actual, wanted)]
     ]
     return Compared(model_type, "", encoding, LMHead(model).around.before, *apart)
 
@@ -230,8 +230,8 @@ def main(arguments: list[str]) -> None:
         compared.append(compare(model_type))
         print(f"{number} of {len(chosen)}: {compared[-1]}", file=sys.stderr, flush=True)
     exact = sum(each.is_exact for each in compared)
-    told = f"transformers {transformers.__version__}: {exact} of {len(chosen)} model types are compared and agree."
-    text = f"{told}\n\n{table(compared)}"
+    summary = f"transformers {transformers.__version__}: {exact} of {len(chosen)} model types are compared and agree."
+    text = f"{summary}\n\n{table(compared)}"
     print(text)
     if args.write:
         page_tables.write(MARK, text)
