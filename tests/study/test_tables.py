@@ -188,7 +188,7 @@ def test_the_picture_shows_means_deviations_seeds_and_the_baseline(runs, tmp_pat
             file.write_bytes(picture(comparison, kind))
         assert files[0].read_bytes() == files[1].read_bytes()
     assert ElementTree.parse(tmp_path / "1.svg").getroot().tag.endswith("svg")
-    with pytest.raises(UserError, match=r"a\.pdf: --plot draws \.png or \.svg"):
+    with pytest.raises(UserError, match=r"a\.pdf: `plot` draws \.png or \.svg"):
         check_picture("a.pdf")
 
 

@@ -61,7 +61,7 @@ def inspect(args: argparse.Namespace) -> JsonObject:
     if args.png is not None:
         from stepjepa.study.plot import check_picture
 
-        check_picture(args.png, "--png")
+        check_picture(args.png, "png")
         check_output_file(args.png, args.overwrite)
     records = _records(run)
     if name.startswith(PREFIX):

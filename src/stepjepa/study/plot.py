@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 PICTURES = (".png", ".svg")
 
 
-def check_picture(path: str | os.PathLike[str], flag: str = "--plot") -> None:
-    """Raise UserError if a file name ends in none of ``PICTURES``."""
+def check_picture(path: str | os.PathLike[str], setting: str = "plot") -> None:
+    """Raise UserError if the file name that a setting holds ends in none of ``PICTURES``."""
     if Path(path).suffix.lower() not in PICTURES:
-        raise UserError(f"{flag} draws {' or '.join(PICTURES)}; end its name in one of them", path=path)
+        raise UserError(f"`{setting}` draws {' or '.join(PICTURES)}; end its name in one of them", path=path)
 
 
 def picture(comparison: ComparedArms, kind: str) -> bytes:

@@ -102,7 +102,7 @@ class Task(ABC):
     name: ClassVar[str]
     headline: ClassVar[str]  # the score that counts when only one is shown
     secondary_score: ClassVar[str]  # a more lenient score, which ignores text after the right answer
-    beginning: ClassVar[str] = "prefix"  # the score of answers that begin right, the headline with --startswith
+    beginning: ClassVar[str] = "prefix"  # the score of answers that begin right, the headline with `startswith`
     used_options: ClassVar[tuple[str, ...]] = ()  # the fields of TaskOptions that this task uses
     system_prompt: ClassVar[str] = ""  # of the data set's records, to recognise them; empty for none
     file_names: ClassVar[

@@ -130,7 +130,7 @@ OTHER_LIBRARIES = {
     "_foreach_copy_": "torch: the same",
     "_get_embed_scale": "peft: the factor of an embedding that scales itself, for its trained rows",
     "_reset_state": "accelerate: a run from Python leaves the process as it was before",
-    "_typed_parameters": "submitit: which options of `--slurm` it names itself, without the prefix `slurm_`",
+    "_typed_parameters": "submitit: which options of a job it names itself, without the prefix `slurm_`",
     "_ArgumentGroup": "argparse: the type of a group of flags",
     "_SubParsersAction": "argparse: the type of the list of commands, for completion",
     "_action_groups": "argparse: a group of flags is added to by its title",
