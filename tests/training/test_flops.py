@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import tiny
 from stepjepa.batch.collate import Collator
@@ -157,6 +158,41 @@ def test_derived_equals_counted(name: str, attention: str, adapter: str, encodin
     for views in (True, False):
         given = batch(encoding, views=views)
         assert flops.of_batch(given) == measure(lambda: run(model, given))  # noqa: B023  # called at once
+
+
+def made(name: str, **changes: Any) -> Any:
+    if name != "modernbert-decoder":
+        return tiny.make_model(name, "eager", **changes)
+    shape = {"hidden_size": 30, "intermediate_size": 37, "num_hidden_layers": 2, "num_attention_heads": 3}
+    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
+    config = AutoConfig.for_model(name, vocab_size=tiny.VOCABULARY, **ids, **shape, **changes)
+    return AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+
+
+@pytest.mark.parametrize("adapter", [False, True], ids=["all weights", "adapter"])
+@pytest.mark.parametrize("name", ["bert", "modernbert-decoder", "minicpm3"])
+def test_layers_between_decoder_and_head_are_counted(name: str, adapter: bool) -> None:
+    """A dense layer of BERT and ModernBERT; MiniCPM3 scales, which takes no product."""
+    model = made(name, tie_word_embeddings=not adapter)
+    enable_trees(model, segments=False)
+    if adapter:
+        model = add_lora(model, LoraSettings(3), [])
+    assert LMHead(model).around.before
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    flops = FlopModel.of(model.train())
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    for prompt in (False, True):
+        given = batch(prompt=prompt)
+        objective = Objective([LMLoss(), *[PromptLoss()] * prompt, Alignment()])
+        assert flops.of_batch(given) == measure(lambda: run(model, given, objective))  # noqa: B023  # called at once
+
+
+def test_a_dense_layer_before_the_head_by_hand() -> None:
+    model = tiny.make_model("bert", "eager")
+    vocabulary, width = model.get_input_embeddings().weight.shape
+    # Forward, gradient of the input, gradient of the weight.
+    assert FlopModel.of(model).label == 3 * 2 * (vocabulary * width + width * width)
 
 
 @pytest.mark.parametrize("name", ["lfm2", "mamba"])

@@ -45,6 +45,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 def find_decoder(model: nn.Module) -> PreTrainedModel:
     """Return the decoder of a causal language model (everything below its LM head), under any wrapper."""
     causal = causal_model(model)
+    if hasattr(causal, "get_base_model"):  # a PEFT wrapper; the model inside has a `peft_config`, too
+        causal = causal.get_base_model()
     decoder = causal.get_decoder()
     if decoder is causal or not isinstance(decoder, PreTrainedModel):
         # Some models do not override get_decoder, and the inherited method does not find their decoder.

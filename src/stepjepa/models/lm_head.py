@@ -226,11 +226,11 @@ class LMHead:
         half = multiplies_in(states) == torch.float16
         parameters = None if half or self.around.after else self._parameters()
         if parameters is not None:
-            return summed_cross_entropy(self._inputs(states), parameters, label_ids, rows, trained=self._trained_rows())
+            return summed_cross_entropy(self.inputs(states), parameters, label_ids, rows, trained=self._trained_rows())
         logits = self.logits(states).float()
         return (logits.logsumexp(-1)[rows] - logits[rows, label_ids]).sum()
 
-    def _inputs(self, states: Tensor) -> Tensor:
+    def inputs(self, states: Tensor) -> Tensor:
         """Return the inputs ``[U, D]`` of the LM head for last hidden states ``[U, D]``."""
         if not self.around.before:
             return states

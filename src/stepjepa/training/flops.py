@@ -28,6 +28,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.models.architecture import base_model, find_decoder, find_heads
+from stepjepa.models.lm_head import LMHead
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -69,7 +70,7 @@ class FlopModel:
     square: int = 0  # per (query, key) of a row: attention
     label: int = 0  # per labelled position: the LM head
     pair: int = 0  # per pair: the predictor head
-    fixed: int = 0  # per pass: PEFT recomputes the adapted weights of experts in every pass
+    fixed: int = 0  # per pass: adapted weights of experts, which PEFT recomputes; one state before the LM head
     token_rows: int = 0  # the part of ``label`` that trains token rows of an otherwise frozen head
     ema_token: int = 0  # per token of a micro-batch with pairs: the forward pass of the averaged decoder
     ema_square: int = 0  # per (query, key) of that pass
@@ -86,8 +87,10 @@ class FlopModel:
         checkpoint_fn = partial(checkpoint, use_reentrant=reentrant) if gradient_checkpointing else None
         forward, (token, square, fixed) = _fit(model, checkpoint_fn)
         label, token_rows = _head(model)
+        once, before = _before_head(model)
         averaged = forward[:2] if ema else (0, 0)
-        return cls(token, square, label, _predictor_head(model), fixed, token_rows, *averaged)
+        # In every pass one state goes through the model's own layers before the head, see ``encode``.
+        return cls(token, square, label + before, _predictor_head(model), fixed + once, token_rows, *averaged)
 
     def of_shape(self, shape: Shape) -> int:
         total = shape.tokens * self.token + shape.squares * self.square + shape.passes * self.fixed
@@ -104,6 +107,8 @@ class FlopModel:
         return replace(self, pair=0, ema_token=0, ema_square=0, **head)
 
 
+# Number of positions at which the layers before the LM head are counted.
+_POSITIONS = 2
 # Most weights of a model for which a pass of a few tokens takes less time than one on fake tensors.
 _SMALL = 10**7
 
@@ -227,6 +232,29 @@ def _head(model: PreTrainedModel) -> tuple[int, int]:
         untied = getattr(getattr(head, "token_adapter", None), "tied_adapter", None) is None
         return flops * (1 + below) + rows, 0 if untied else rows
     return flops * (1 + below + bool(trained)), 0
+
+
+def _before_head(model: nn.Module) -> tuple[int, int]:
+    """FLOPs per position of the layers between decoder and LM head (BERT, ModernBERT): forward pass, both passes.
+
+    0 on the meta device, where :class:`LMHead` can't see whether there are any.
+    """
+    head = LMHead(model)
+    if not head.around.before:
+        return 0, 0
+    decoder = find_decoder(model)
+    weight = next(decoder.parameters())
+    below = any(parameter.requires_grad for parameter in decoder.parameters())
+    shape = _POSITIONS, decoder.config.hidden_size
+    states = torch.zeros(shape, dtype=weight.dtype, device=weight.device, requires_grad=below)
+    trained = [each for each in model.parameters() if each.requires_grad]
+    with torch.random.fork_rng(), torch.enable_grad(), counting() as counter:
+        inputs = head.inputs(states)
+        forward = counter.get_total_flops()
+        if inputs.requires_grad:
+            # Not backward(), which would leave gradients in the model.
+            torch.autograd.grad(inputs.sum(), [*trained, *[states] * below], allow_unused=True)
+    return forward // _POSITIONS, counter.get_total_flops() // _POSITIONS
 
 
 def _predictor_head(model: nn.Module) -> int:
