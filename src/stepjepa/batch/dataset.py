@@ -126,6 +126,9 @@ class TokenizedDataset(Dataset[SampledRecord | None]):
         # [records] number of tokens of its main texts
         self.lengths: Numbers = table.column("length").to_numpy()
 
+    def __repr__(self) -> str:
+        return f"TokenizedDataset({len(self)} records)"
+
     def __reduce__(self) -> tuple[type[TokenizedDataset], tuple[str | pa.Buffer]]:
         return TokenizedDataset, (self._source,)
 

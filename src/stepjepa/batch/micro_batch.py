@@ -29,6 +29,9 @@ class BatchRecords:
     prompt: tuple[Ids, ...] = ()  # indices into its path of the tokens that precede a user-message token
     plain_tokens: int = 0  # tokens of all records as plain rows without padding
 
+    def __repr__(self) -> str:
+        return f"BatchRecords({len(self.lines)} records, {self.plain_tokens} tokens as plain rows)"
+
 
 class ReadoutIndex(NamedTuple):
     """The readouts of one side, source or target, of the P pairs of a micro-batch."""
@@ -49,6 +52,13 @@ class Batch(dict[str, BatchValue]):
     all of them. Every property below is also a key; a batch is a mapping because transformers' Trainer moves the
     tensors of mappings to its device, and of no other objects. Only tensors are moved.
     """
+
+    def __repr__(self) -> str:
+        if "num_records" not in self:  # a batch in the making
+            return f"Batch({', '.join(self)})"
+        shapes = ", ".join(f"[{rows}, {length}]" for rows, length in (each.input_ids.shape for each in self.passes))
+        counts = f"{self.num_records} records, {self.pairs} pairs, {len(self.label_ids)} labels"
+        return f"Batch({counts}; token ids {shapes} on {self.input_ids.device})"
 
     def to(self, device: torch.device | str | int, non_blocking: bool = False) -> Batch:
         """Copy the batch, with its tensors on a device; the arguments are those of ``Tensor.to``.

@@ -21,6 +21,7 @@ from stepjepa.config.option import (
     load,
     option,
     options_of,
+    short_repr,
 )
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -203,6 +204,11 @@ class JepaConfig:
         for contradicts, message in self._contradictions():
             if contradicts:
                 raise ValueError(message)
+
+    def __repr__(self) -> str:
+        usual = JepaConfig(mode=self.mode)
+        usual.mode = DEFAULTS["mode"]
+        return short_repr(self, usual)
 
     def _contradictions(self) -> tuple[tuple[object, str], ...]:
         """Return contradictory combinations of options, each with the message of its error."""

@@ -197,6 +197,13 @@ def has_effect(each: Option, values: Mapping[str, Any]) -> bool:
     )
 
 
+def short_repr(settings: DataclassInstance, usual: DataclassInstance) -> str:
+    """Represent a dataclass by the fields that differ from those of ``usual``, as a call that makes an equal one."""
+    values = {each.name: getattr(settings, each.name) for each in fields(settings)}
+    changed = [f"{name}={value!r}" for name, value in values.items() if value != getattr(usual, name)]
+    return f"{type(settings).__name__}({', '.join(changed)})"
+
+
 def load(flag: str, address: str) -> Any:
     """Load a custom ``module:name``, which runs code of that module; it may be in the working folder."""
     # Unlike 'python -m', an installed command does not search the working folder. Added last, it hides no module.

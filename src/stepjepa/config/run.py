@@ -29,6 +29,7 @@ from stepjepa.config.option import (
     has_effect,
     option,
     options_of,
+    short_repr,
 )
 from stepjepa.config.shortcuts import JEPA, SHORTCUTS, TERMS, read_objective
 from stepjepa.config.trainer import read_trainer_field, unknown_setting
@@ -163,6 +164,9 @@ class RunConfig:
         fields = {name: value for name, value in self.trainer.items() if value is not None}
         self.trainer = {name: _trainer_setting(name, value) for name, value in fields.items()}
         self._check_contradictions()
+
+    def __repr__(self) -> str:
+        return short_repr(self, RunConfig())
 
     def _check_contradictions(self) -> None:
         """Raise ``UserError`` for settings that have no effect or contradict each other."""

@@ -26,6 +26,10 @@ class Encoded:
     heads: nn.ModuleDict = field(default_factory=nn.ModuleDict)  # trained modules of terms, by name
     router_logits: tuple[Tensor, ...] = ()  # [cells, E] of each router of a mixture of experts, if requested
 
+    def __repr__(self) -> str:
+        shape = list(next(iter(self.states.values())).shape)
+        return f"Encoded(states {shape} of layers {', '.join(map(str, self.states))}; {self.batch!r})"
+
     def at(self, index: Tensor, layer: int = -1) -> Tensor:
         """Return hidden states ``[..., D]`` at flat positions ``[...]``, of a layer that a term names in ``layers``."""
         if layer not in self.states:

@@ -195,6 +195,10 @@ class Embedder:
     side: Kind
     raw: bool = False  # don't divide the vectors by their lengths
 
+    def __repr__(self) -> str:
+        config = self.reader.config
+        return f"Embedder(side {self.side}, layer {config.jepa_layer}, pooling {config.pooling})"
+
     def __call__(self, inputs: Inputs) -> SideEmbeddings:
         """Embed texts, one row each, or records, one row for each view; see :meth:`Jepa.embed` for errors."""
         values = as_inputs(inputs, open_chats=self.tokenizer.open_chats)

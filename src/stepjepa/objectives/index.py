@@ -43,6 +43,9 @@ class TextIndex:
     side: Kind = "target"
     options: EmbedOptions | None = None
 
+    def __repr__(self) -> str:
+        return f"TextIndex({len(self.texts)} texts, {self.vectors.shape[1]} dimensions, side {self.side})"
+
     @classmethod
     def of(cls, jepa: Embeds, texts: Inputs, side: Kind = "target", **options: Unpack[EmbedOptions]) -> TextIndex:
         """Embed a corpus; for the arguments see ``Jepa.index``."""

@@ -72,6 +72,9 @@ class Objective:
         # All layers whose hidden states are read.
         self.layers = sorted({layer, -1, *(layer for each in self.terms.values() for layer in each.layers)})
 
+    def __repr__(self) -> str:
+        return f"Objective({' + '.join(f'{each.weight:g} {name}' for name, each in self.terms.items())})"
+
     @classmethod
     def from_config(cls, config: JepaConfig, model: nn.Module | None = None) -> Objective:
         """Make the objective that a configuration describes; a ``model`` with experts gets its router loss.
@@ -125,6 +128,10 @@ class Losses(NamedTuple):
     sums: dict[str, Tensor]  # term -> its sum over the micro-batch
     source: Tensor  # [P, D] source embeddings, without gradient
     target: Tensor  # [P, D] target embeddings, without gradient
+
+    def __repr__(self) -> str:
+        values = {"loss": self.loss, **self.parts}
+        return f"Losses({', '.join(f'{name} {float(value.detach()):.4f}' for name, value in values.items())})"
 
     @property
     def monitors(self) -> dict[str, float]:

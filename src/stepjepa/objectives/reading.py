@@ -106,6 +106,10 @@ class ViewEmbeddings:
     pair: NDArray[np.int64]  # [P], number of the pair in its record, from 1; in Step-JEPA that of the source step
     same_target: NDArray[np.int64]  # [P], index of the first pair whose target has the same tokens
 
+    def __repr__(self) -> str:
+        pairs, dimensions = self.source.shape
+        return f"ViewEmbeddings({pairs} pairs, {dimensions} dimensions)"
+
 
 @dataclass(frozen=True)
 class _ReadoutCollator(Collator):
@@ -124,6 +128,10 @@ class SideEmbeddings:
     vectors: NDArray[np.float32]  # [R, D]
     index: NDArray[np.int64]  # [R], index of the input of a view
     step: NDArray[np.int64]  # [R], number of the view in its input, from 1
+
+    def __repr__(self) -> str:
+        rows, dimensions = self.vectors.shape
+        return f"SideEmbeddings({rows} views, {dimensions} dimensions)"
 
 
 @dataclass(frozen=True)

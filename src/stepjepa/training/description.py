@@ -130,9 +130,14 @@ def _named_fields(args: TrainingArguments) -> JsonObject:
     """Return the fields of ``TrainingArguments`` that differ from the defaults of ``stepjepa train``."""
     usual = {each.name: _plain(each.default) for each in dataclasses.fields(args) if each.init}
     usual |= {name: _plain(value) for name, value in usual_fields().items()}
-    usual["accelerator_config"] = AcceleratorConfig().to_dict()
+    values = args.to_dict()
+    # ``TrainingArguments`` leaves out a part of its accelerator's configuration.
+    written = values.get("accelerator_config") or {}
+    usual["accelerator_config"] = {
+        name: each for name, each in AcceleratorConfig().to_dict().items() if name in written
+    }
     named: JsonObject = {}
-    for name, raw in args.to_dict().items():
+    for name, raw in values.items():
         if name in FLAT or name in NOT_WRITTEN or name not in usual:
             continue
         value, default = _plain(raw), usual[name]
