@@ -4,7 +4,7 @@ BIN := .venv/bin
 # A file's tests share what they set up, so they stay on one worker.
 PARALLEL := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup quickstart test test-slow test-harness test-all test-oldest soak check format bench wheel-test release-check audit docs pictures
+.PHONY: help setup quickstart test test-slow test-harness test-all test-oldest soak check format bench wheel-test release-check audit docs pictures tour
 
 # A half-made environment is made again: the stamp is written last.
 .venv/.made: pyproject.toml constraints.txt
@@ -89,6 +89,9 @@ audit:  ## known vulnerabilities of the pinned dependencies
 docs: setup  ## the site of the documents in site/, every warning an error; nothing is fetched
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "site/index.html; with search: $(BIN)/python -m http.server -d site"
+
+tour: setup  ## run examples/tour.ipynb again and store its outputs, two minutes
+	$(BIN)/python docs/site/tour.py
 
 pictures: setup  ## draw the pictures of docs/design.md again, about a minute
 	$(BIN)/python docs/site/pictures.py
