@@ -6,7 +6,7 @@ Imports none of the libraries that it configures: they read the environment once
 import os
 
 STAYS_OFFLINE = "STEPJEPA_OFFLINE"
-"""Environment variable that means ``--offline`` if it is 1, so that child processes of a command are offline too."""
+"""Environment variable that switches ``offline`` on if it is 1, for the child processes of a command."""
 
 OFFLINE = {
     **dict.fromkeys((STAYS_OFFLINE, "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE"), "1"),

@@ -17,7 +17,7 @@ PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8
 
 
 MARKED = ("⟦", "⟧")
-"""What stands around a part of a text that is marked; on a terminal it is green instead, unless NO_COLOR is set."""
+"""Marks around a part of a text; on a terminal the part is green instead, unless NO_COLOR is set."""
 
 _GREEN, _PLAIN = "\x1b[32m", "\x1b[0m"
 

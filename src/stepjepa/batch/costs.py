@@ -26,23 +26,23 @@ class Costs:
     forward: float = 0.0  # one more forward pass, whatever its size
 
     def rows(self, sizes: NDArray[np.int64], masked: NDArray[np.bool_] | bool) -> NDArray[np.float64]:
-        """Time of rows of these sizes, under a dense mask or as plain causal text."""
+        """Return the time of rows of these sizes, under a dense mask or as plain causal text."""
         pairs = np.where(masked, 1.0, causal_share(sizes)) * sizes * sizes
         time: NDArray[np.float64] = sizes * self.token + pairs * self.pair
         return time
 
     def whole_paths(self, count: NDArray[np.int64], keys: int) -> NDArray[np.float64]:
-        """Time of attention of ``count`` segments as whole paths of ``keys`` tokens: causal rows without a mask."""
+        """Return the time of attention of ``count`` segments as whole paths of ``keys`` tokens, without a mask."""
         pairs = keys * keys * float(causal_share(keys))
         return np.asarray(count * (keys * (2 * self.query + self.key) + pairs * self.pair) + self.call, np.float64)
 
     def queries_by_keys(self, count: NDArray[np.int64], queries: NDArray[np.int64], keys: int) -> NDArray[np.float64]:
-        """Time of attention of ``count`` segments, padded to ``queries`` and ``keys``, under a small mask."""
+        """Return the time of attention of ``count`` segments, padded to ``queries`` by ``keys``, with a mask."""
         gathered = count * (2 * queries * self.query + keys * self.key)
         return np.asarray(gathered + count * queries * keys * self.pair + self.call, np.float64)
 
 
 def causal_share(size: NDArray[np.int64] | int) -> NDArray[np.float64]:
-    """Share of the pairs of a causal square that fused attention computes: it skips whole blocks of keys."""
+    """Return the share of the pairs of a causal square that fused attention computes: it skips whole blocks of keys."""
     share: NDArray[np.float64] = (1 + 1 / np.maximum(1, np.ceil(np.asarray(size) / BLOCK))) / 2
     return share

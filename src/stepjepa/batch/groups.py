@@ -43,7 +43,7 @@ def prompt_groups(prompts: Sequence[Ids]) -> Numbers:
 
 
 def _shared(first: Ids, second: Ids) -> int:
-    """Length of the longest common beginning."""
+    """Return the length of the longest common beginning."""
     size = min(len(first), len(second))
     differs = first[:size] != second[:size]
     return int(differs.argmax()) if differs.any() else size

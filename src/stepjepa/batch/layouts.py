@@ -32,7 +32,7 @@ PairMessagesFn = Callable[[tuple[Mapping[str, object], ...]], list[tuple[int, in
 
 
 def question_and_answer(messages: tuple[Mapping[str, object], ...]) -> list[tuple[int, int]]:
-    """Each user message and the assistant message that answers it."""
+    """Pair each user message with the assistant message that answers it."""
     return [(place, place + 1) for place, message in enumerate(messages[:-1]) if message["role"] == "user"]
 
 

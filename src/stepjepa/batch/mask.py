@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Kernel = Literal["mask", "calls", "ragged", "cheapest"]
-"""What attention on trees is run by: a mask of the whole row, a few calls of segments, one variable-length call, or
+"""The form in which attention on trees is run: a mask of the whole row, a few calls of segments, one variable-length call, or
 whichever of mask and calls takes less time for a micro-batch."""
 
 BLOCK = 128
@@ -103,7 +103,7 @@ class Trees(NamedTuple):
 
 
 def sees(trees: Trees) -> Rule:
-    """The rule ``start[q] <= k <= q < end[k]`` over columns of the row; FlexAttention calls it a ``mask_mod``."""
+    """Apply the rule ``start[q] <= k <= q < end[k]`` to columns of the row; FlexAttention calls it a ``mask_mod``."""
     start, end = trees.start, trees.end
     if not trees.isolates:
         return lambda batch, head, query, key: (key <= query) & (query < end[batch, key])

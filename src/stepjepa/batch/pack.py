@@ -110,7 +110,7 @@ class _Sorted:
         self._cells = 0
 
     def sizes(self, first: Numbers, last: int) -> Numbers:
-        """Lengths of rows that hold sequences first..last-1, for each of several ``first``.
+        """Return the lengths of rows that hold sequences first..last-1, for each of several ``first``.
 
         The first sequence is stored in full, shared prefix included.
         """
@@ -124,7 +124,7 @@ class _Sorted:
         return masked
 
     def size(self, first: int, last: int) -> int:
-        """Length of one row, see :meth:`sizes`."""
+        """Return the length of one row, see :meth:`sizes`."""
         return int(self.sizes(np.array([first]), last)[0])
 
     def is_masked(self, first: int, last: int) -> bool:
@@ -132,7 +132,7 @@ class _Sorted:
         return bool(self.masked(np.array([first]), last)[0])
 
     def passes_of_rows(self, row_length: int, costs: Costs | None, *, one_each: bool) -> list[list[Range]]:
-        """The rows of each pass; without ``costs`` of a single pass."""
+        """Return the rows of each pass; without ``costs`` of a single pass."""
         if one_each:
             last = np.append(np.flatnonzero(self.shared[1:] < self.lengths[:-1]) + 1, len(self.lengths))
             rows = list(pairwise([0, *last.tolist()]))
@@ -160,7 +160,7 @@ class _Sorted:
         return cheapest_parts(len(self.lengths), times)
 
     def time_of_rows(self, passes: list[list[Range]], costs: Costs) -> float:
-        """Time of a layer on these passes."""
+        """Return the time of a layer on these passes."""
         total = 0.0
         for rows in passes:
             width, masked = max(self.size(*row) for row in rows), any(self.is_masked(*row) for row in rows)
@@ -168,13 +168,13 @@ class _Sorted:
         return total
 
     def passes_of_segments(self, pass_length: int | None) -> list[Range]:
-        """The row of each pass, one in all if there is no limit to its length."""
+        """Return the row of each pass; there is one pass if its length has no limit."""
         if pass_length is None:
             return [(0, len(self.lengths))]
         return list(pairwise(balanced_cut(self.lengths, self.shared, pass_length)))
 
     def time_of_segments(self, rows: list[Range], costs: Costs) -> float:
-        """Time of a layer on passes of one row each, by segments."""
+        """Return the time of a layer on passes of one row each, by segments."""
         total = 0.0
         for first, last in rows:
             lengths, shared = self.lengths[first:last], self.shared[first:last].copy()

@@ -87,7 +87,7 @@ class SampledRecord(NamedTuple):
 
 
 Kind = Literal["source", "target"]
-"""The side of a pair that an embedding is."""
+"""The side of a pair."""
 
 
 class Readout(NamedTuple):
@@ -117,6 +117,6 @@ class TokenSequence:
 
 
 def main_sequence(record: TokenizedRecord) -> TokenSequence:
-    """The whole text of a record with its labels: all that plain fine-tuning runs."""
+    """Make the sequence of a record's whole text with its labels: plain fine-tuning runs no other one."""
     labels, prompt = (np.stack([at, record.ids[at + 1]], axis=1) for at in (record.labels, record.prompt))
     return TokenSequence(record.ids, labels, prompt, np.arange(len(record.ids), dtype=np.int32))

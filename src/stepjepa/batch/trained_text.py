@@ -18,7 +18,7 @@ _HEAD, _TAIL = 120, 80  # characters that are shown of a long part
 
 
 def trained_text(record: TokenizedRecord, tokenizer: PreTrainedTokenizerBase) -> str:
-    """The main texts of a record, labelled tokens between :data:`~stepjepa.base.terminal.MARKED`, on one line.
+    """Format the main texts of a record in one line, labelled tokens between :data:`~stepjepa.base.terminal.MARKED`.
 
     The middle of long parts is left out. A line end is shown as ``⏎``.
     """

@@ -159,7 +159,7 @@ class ChatTemplate:
         return self.render([message])
 
     def describe(self) -> dict[str, str]:
-        """Properties derived from the template, for reports."""
+        """Return properties derived from the template, for reports."""
         bos = self._tokenizer.bos_token
         begins = bos is not None and self._apply([_message("user", _ASKED)], True).startswith(bos)
         ends = ", ".join(map(repr, self.stop_tokens))
@@ -373,7 +373,7 @@ class PlainTemplate:
         return Rendered(text, ((len(self.begin), len(text)),))
 
     def describe(self) -> dict[str, str]:
-        """Properties of the format, for reports."""
+        """Return properties of the format, for reports."""
         parts = f"{PERCEPTION} answer {END_OF_TURN}" if self.answers else END_OF_TURN
         return {
             "form": f"plain: user {parts}",

@@ -79,11 +79,11 @@ class Tokens(NamedTuple):
     ends: NDArray[np.int32]
 
     def first_overlapping(self, character: int) -> int:
-        """Index of the first token that reaches beyond a character position."""
+        """Return the index of the first token that reaches beyond a character position."""
         return int(self.ends.searchsorted(character, side="right"))
 
     def first_from(self, character: int) -> int:
-        """Index of the first token that begins at or after a character position."""
+        """Return the index of the first token that begins at or after a character position."""
         return int(self.starts.searchsorted(character, side="left"))
 
 

@@ -104,7 +104,7 @@ def _list_files(folder: Path, name: str, *, whole: bool) -> int:
 
 @contextmanager
 def _whole_folder(args: argparse.Namespace) -> Iterator[tuple[Path, Path]]:
-    """The folder of the export, and a hidden one beside it that becomes it when the block ends without an error."""
+    """Yield the folder of the export, and a hidden folder to write to, which is renamed to it if the block succeeds."""
     if fault := checksum_fault(Path(args.model_path)):
         raise UserError(f"{fault}; export an earlier checkpoint, or train again", path=args.model_path)
     folder, _ = open_run_folder(args.output_dir, None, resumable=False)

@@ -152,7 +152,7 @@ class Parser(argparse.ArgumentParser):
         raise UserError(re.sub(r"^argument (--\w+)(?:/--[\w-]+)+:", r"argument \1:", message))
 
     def format_help(self) -> str:
-        """The help text: all options in full, or the common ones in short form."""
+        """Return the help text: all options in full, or the common ones in short form."""
         positional = [str(each.metavar or each.dest) for each in self._actions if not each.option_strings]
         needed = [f"--{name} {self._option_string_actions[f'--{name}'].metavar}" for name in self.required]
         self.usage = " ".join([self.prog, *positional, *needed, "[flags below]"])

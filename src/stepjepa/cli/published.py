@@ -66,7 +66,7 @@ class CommandLine:
         return cls(flags)
 
     def arguments(self) -> list[str]:
-        """The translated command line."""
+        """Return the translated command line."""
         return [*self.defaults, *(word for flag in self.flags for word in flag.words)]
 
     def has(self, *names: str) -> bool:
@@ -74,7 +74,7 @@ class CommandLine:
         return any(flag.name in names for flag in self.flags)
 
     def value(self, *names: str) -> str | None:
-        """The value of the last flag of these names; None if there is none."""
+        """Return the value of the last flag of these names; None if there is none."""
         return next((flag.value for flag in reversed(self.flags) if flag.name in names), None)
 
     def is_on(self, *names: str) -> bool:
@@ -151,7 +151,7 @@ def translate_train(arguments: Sequence[str], eval_split: float = 0.2) -> tuple[
 
 
 def _preset(line: CommandLine) -> None:
-    """``--preset paper``: the published programs' defaults, where ours are others, before all that is named."""
+    """Translate ``--preset paper`` to the published defaults that differ from ours, in front of named flags."""
     regular, preset = line.is_on("regular"), line.value("preset")
     if line.is_on("infonce") and not regular:
         line.defaults.append(f"--infonce_temperature={PUBLISHED_TEMPERATURE}")
@@ -215,7 +215,7 @@ def _number(name: str, text: str) -> float:
 
 
 def _schedules(line: CommandLine) -> None:
-    """The published schedules of ``lbd`` and of the learning rate."""
+    """Translate the published schedules of ``lbd`` and of the learning rate."""
     if line.has("lbd_warmup") and line.value("lbd_warmup") in (None, "True", "true"):
         line.remove("lbd_warmup")
         line.add_agreeing("lbd_warmup", "lbd_schedule", "warmup")
@@ -230,7 +230,7 @@ def _schedules(line: CommandLine) -> None:
 
 
 def _views(line: CommandLine) -> None:
-    """Flags of predictor tokens and readouts that exist in the published programs alone."""
+    """Translate flags of predictor tokens and readouts that only the published programs have."""
     idle = line.is_on("regular")
     predictors = line.value("predictors") or ("2" if line.is_on("step_jepa") else "1")
     one = idle or _number("predictors", predictors) <= 1
@@ -263,7 +263,7 @@ def _answers(line: CommandLine, eval_split: float) -> None:
 
 
 def _reporting(line: CommandLine) -> None:
-    """Destination of logs, and saving of checkpoints."""
+    """Translate flags of the destination of logs, and of saving checkpoints."""
     if line.take_switch("wandb"):
         line.add_agreeing("wandb", "report_to", "wandb")
     if (name := line.take("wandb_run_name")) is not None:

@@ -15,7 +15,7 @@ from stepjepa.models.sampling import Answer
 from stepjepa.tasks.base import WRONG, Likelihood, Response, Scored, Task
 
 RAN_ON = "ran on"
-"""The error of an answer that was cut off at the most tokens that it may have."""
+"""The error of an answer that was cut off at the maximum number of tokens."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,7 +110,7 @@ class Generator:
         return [-float(loss) for loss in torch.stack(losses).tolist()]
 
     def _pad_rows(self, rows: Sequence[Sequence[int]], side: str) -> tuple[Tensor, Tensor]:
-        """Token ids and attention mask, ``[B, T]`` each, padded on the ``left`` or the ``right``."""
+        """Return token ids and attention mask, ``[B, T]`` each, padded on the ``left`` or the ``right``."""
         tensors = [torch.tensor(row) for row in rows]
         ids = pad_sequence(tensors, batch_first=True, padding_value=self._pad, padding_side=side)
         mask = pad_sequence([torch.ones_like(row) for row in tensors], batch_first=True, padding_side=side)

@@ -71,7 +71,7 @@ def effective_rank(embeddings: Tensor, *, centred: bool = False) -> float:
 
 
 def retrieval_top1(source: Tensor, target: Tensor) -> float:
-    """Fraction of sources ``[P, D]`` whose nearest target ``[P, D]`` by cosine is their own; 0 for no pairs.
+    """Return the fraction of sources ``[P, D]`` whose nearest target ``[P, D]`` by cosine is their own; 0 for no pairs.
 
     The small sister of ``hits_at_1`` in ``evaluation.retrieval``: among the latest pairs of a line of logs, equal texts
     among them, not among the distinct answers of a test file. It is higher the fewer pairs there are.

@@ -85,7 +85,7 @@ class Term(ABC):
 
     @abstractmethod
     def count(self, batch: Batch) -> int:
-        """Denominator of the mean for one batch: the number of labels, pairs or tokens; known before the forward."""
+        """Return the denominator of the mean for one batch (labels, pairs or tokens), known before the forward pass."""
 
     @abstractmethod
     def __call__(self, encoded: Encoded, batch: Batch, context: Context) -> Tensor:

@@ -30,7 +30,7 @@ FIGURES = ("gold_loss", "matched", "shuffled", "tokens", "seconds", "flops")
 and FLOPs of training."""
 
 OF_RETRIEVAL = tuple(f"retrieval_{name}" for name in RETRIEVAL)
-"""Measures of a whole run that were measured with ``evaluate --retrieval``: hits at 1 and 10, MRR, nDCG at 10."""
+"""Measures of retrieval of a whole run, from evaluations with ``retrieval``: hits at 1 and 10, MRR, nDCG at 10."""
 
 # Fields of TrainingArguments that do not affect the trained weights, and the seeds.
 _NO_SETTING = (

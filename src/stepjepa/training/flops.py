@@ -45,7 +45,7 @@ class Shape(NamedTuple):
 
     @classmethod
     def of(cls, batch: Batch) -> Shape:
-        """The shape of a micro-batch."""
+        """Return the shape of a micro-batch."""
         shapes = [each.input_ids.shape for each in batch.passes]
         # The LM loss and the prompt loss call the head one after the other, each with its own positions.
         labels = len(batch.head_index) + len(batch.prompt_index)
@@ -54,7 +54,7 @@ class Shape(NamedTuple):
 
 
 def _squares(batch: Batch) -> int:
-    """(query, key) pairs of attention of one pass: those of every call by segments, or of whole rows."""
+    """Count the (query, key) pairs of attention in one pass: of all calls by segments, or of whole rows."""
     segments = batch.trees and batch.trees.segments
     if segments:
         return segments.pairs
@@ -101,7 +101,7 @@ class FlopModel:
         return self.of_shape(Shape.of(batch))
 
     def regular(self, *, trains_rows: bool = False) -> FlopModel:
-        """The cost of regular training; ``trains_rows`` where that trains token rows, too, as ``--plain`` does."""
+        """Return the cost of regular training; ``trains_rows`` if that trains token rows, too, as with ``plain``."""
         rows = 0 if trains_rows else self.token_rows
         head = {"label": self.label - rows, "token_rows": self.token_rows - rows}
         return replace(self, pair=0, ema_token=0, ema_square=0, **head)
@@ -114,7 +114,7 @@ _SMALL = 10**7
 
 
 def _fit(model: nn.Module, checkpoint_fn: Callable[..., Tensor] | None) -> list[list[int]]:
-    """FLOPs of the decoder per token, per (query, key) and per pass: of the forward pass, and of both passes.
+    """Return the FLOPs of the decoder per token, per (query, key) and per pass: forward pass, both passes.
 
     The fit is exact, since the FLOPs are such a polynomial.
     """
@@ -169,7 +169,7 @@ def _set_to_train(model: PreTrainedModel, checkpoint_fn: Callable[..., Tensor] |
 
 
 def _unpacked(layer: nn.Linear, values: Tensor) -> Tensor:
-    """A dense product of the size of a quantized layer's product."""
+    """Compute a dense product of the size of a quantized layer's product."""
     return F.linear(values, values.new_zeros(layer.out_features, layer.in_features))
 
 
@@ -208,7 +208,7 @@ def _alike(decoder: PreTrainedModel, layers: nn.ModuleList) -> bool:
 
 
 def _count(model: nn.Module, length: int) -> list[int]:
-    """FLOPs of the decoder on one row: of the forward pass, and of the forward and backward pass."""
+    """Count the FLOPs of the decoder on one row: of the forward pass, and of both passes."""
     ids = torch.zeros((1, length), dtype=torch.long, device=next(model.parameters()).device)
     with counting() as counter:
         states = find_decoder(model)(input_ids=ids, use_cache=False).last_hidden_state
@@ -219,7 +219,7 @@ def _count(model: nn.Module, length: int) -> list[int]:
 
 
 def _head(model: PreTrainedModel) -> tuple[int, int]:
-    """FLOPs of the LM head per position, and the part of them that is spent on training only a few rows."""
+    """Return the FLOPs of the LM head per position, and the part of them that trains a few rows only."""
     head = model.get_output_embeddings()
     vocabulary, width = model.get_input_embeddings().weight.shape
     flops = 2 * vocabulary * width
@@ -235,7 +235,7 @@ def _head(model: PreTrainedModel) -> tuple[int, int]:
 
 
 def _before_head(model: nn.Module) -> tuple[int, int]:
-    """FLOPs per position of the layers between decoder and LM head (BERT, ModernBERT): forward pass, both passes.
+    """Return the FLOPs per position of layers between decoder and LM head (BERT, ModernBERT): forward, both passes.
 
     0 on the meta device, where :class:`LMHead` can't see whether there are any.
     """
@@ -258,7 +258,7 @@ def _before_head(model: nn.Module) -> tuple[int, int]:
 
 
 def _predictor_head(model: nn.Module) -> int:
-    """FLOPs of the linear layers of the predictor head per source embedding."""
+    """Return the FLOPs of the predictor head's linear layers per source embedding."""
     heads = find_heads(model)
     if heads is None or "predictor_head" not in heads:
         return 0
@@ -284,7 +284,7 @@ def _attention_backward(
 
 
 def _grouped_product(first: Sequence[int], second: Sequence[int], *_: object, **__: object) -> int:
-    """FLOPs of the products of experts with their rows, or of the weights' gradients, which are sums over rows."""
+    """Return the FLOPs of products of experts with their rows, or of the weights' gradients, sums over rows."""
     groups = first[0] if len(first) == len(second) == 3 else 1
     return 2 * groups * first[-2] * first[-1] * second[-1]
 
@@ -298,7 +298,7 @@ for _kind in ("flash_attention_for_cpu", "flash_attention", "efficient_attention
 
 
 def counting() -> FlopCounterMode:
-    """A context that counts the FLOPs inside, forward and backward, by torch's counter (``get_total_flops()``).
+    """Make a context that counts the FLOPs inside by torch's counter (``get_total_flops()``).
 
     Kernels from outside torch (flash-attn) are not counted. Torch decomposes composite operations to count them, so
     results may differ in rounding.

@@ -87,16 +87,16 @@ class Plan:
         return math.ceil(len(self.records) / self.records_per_step)
 
     def keys(self, epoch: int) -> list[list[SampleKey]]:
-        """The sampler's keys of an epoch, one list for each step."""
+        """Return the sampler's keys of an epoch, one list for each step."""
         self.sampler.set_epoch(epoch)
         return _cut(list(self.sampler), self.records_per_step)
 
     def micro_batches(self, keys: Sequence[SampleKey]) -> list[Batch]:
-        """The collated micro-batches of a step: one for each process, then the next ones of the accumulation."""
+        """Collate the micro-batches of a step: one for each process, then the next ones of the accumulation."""
         return [self.collator(self.records[key] for key in part) for part in _cut(keys, self.batch_size)]
 
     def saved_by_groups(self, most: int = 32) -> float:
-        """Share of tokens that the sampler's groups save, measured on at most ``most`` micro-batches of an epoch."""
+        """Measure the share of tokens that the sampler's groups save, on at most ``most`` micro-batches of an epoch."""
 
         def relative(plan: Plan) -> float:
             parts = [part for step in plan.keys(0) for part in _cut(step, self.batch_size)]
@@ -147,12 +147,12 @@ class EqualCompute:
 
 
 def equal_compute(plan: Plan, epochs: float) -> EqualCompute:
-    """The number of steps that spends the compute of ``epochs`` of regular training on the same records."""
+    """Return the number of steps that spends the compute of ``epochs`` of regular training on the same records."""
     return equal_steps(plan.costs(), plan.regular.budgets(epochs))
 
 
 def equal_steps(costs: Iterable[float], budgets: Sequence[float]) -> EqualCompute:
-    """The number of steps whose cumulative ``costs`` are nearest to a budget; of two equally near, the smaller.
+    """Return the number of steps whose cumulative ``costs`` are nearest to a budget; the smaller of two equally near.
 
     ``budgets`` are the cumulative FLOPs at the ends of the regular run's epochs; the last is the whole run's.
     """

@@ -117,7 +117,7 @@ PARTS = (
         ("chat_template",),
     ),
 )
-"""Those of transformers."""
+"""Private parts of transformers."""
 
 OTHER_LIBRARIES = {
     "torch._dynamo": "`recompile_limit`: beyond 8 shapes FlexAttention would silently run uncompiled",
