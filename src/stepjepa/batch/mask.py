@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Kernel = Literal["mask", "calls", "ragged", "cheapest"]
-"""The form in which attention on trees is run: a mask of the whole row, a few calls of segments, one variable-length call, or
-whichever of mask and calls takes less time for a micro-batch."""
+"""The form of attention on trees: a mask of the whole row, a few calls of segments, one variable-length call, or the
+faster one of mask and calls for each micro-batch."""
 
 BLOCK = 128
 """Number of queries, and of keys, in a block of FlexAttention."""
