@@ -57,6 +57,17 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 @contextmanager
+def raising_user_errors() -> Iterator[None]:
+    """Raise a ``ValueError`` of the block, which names settings, as a ``UserError``."""
+    try:
+        yield
+    except UserError:
+        raise
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
+@contextmanager
 def naming_batch_size(batch_size: int) -> Iterator[None]:
     """Re-raise an out-of-memory error as a ``UserError`` that names ``--batch_size``."""
     try:

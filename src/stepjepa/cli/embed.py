@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from stepjepa.base.errors import UserError
+from stepjepa.base.errors import UserError, raising_user_errors
 from stepjepa.base.files import existing_file
 from stepjepa.base.json_object import JsonObject
 from stepjepa.cli.commands import Command
@@ -17,6 +17,7 @@ from stepjepa.config.option import FROM_ONE, option
 
 if TYPE_CHECKING:
     from stepjepa.objectives.embedding import Embedder
+    from stepjepa.objectives.inputs import EmbedOptions
     from stepjepa.objectives.jepa import Jepa
 
 EPILOG = """\
@@ -65,11 +66,9 @@ def load_jepa(args: argparse.Namespace, device: str | None = None) -> Jepa:
     """Load the model that the flags name."""
     from stepjepa.objectives.jepa import Jepa
 
-    try:
-        options = {"dtype": args.dtype, "trust_remote_code": args.trust_remote_code, "device": device}
+    options = {"dtype": args.dtype, "trust_remote_code": args.trust_remote_code, "device": device}
+    with raising_user_errors():
         jepa = Jepa.from_pretrained(args.model_path, **options)
-    except ValueError as error:
-        raise error if isinstance(error, UserError) else UserError(str(error)) from None
     if args.system_prompt is not None:
         if not jepa.reads_system_prompt:
             warning = "`system_prompt` does nothing: the model reads questions by themselves, without a system prompt"
@@ -78,19 +77,22 @@ def load_jepa(args: argparse.Namespace, device: str | None = None) -> Jepa:
     return jepa
 
 
+def reading_options(args: argparse.Namespace) -> EmbedOptions:
+    """Return the options of ``Jepa.embedder`` that the flags name."""
+    return {
+        "batch_size": args.batch_size,
+        "layer": args.layer,
+        "pooling": args.pooling,
+        "max_length": args.max_length,
+    }
+
+
 def make_embedder(jepa: Jepa, args: argparse.Namespace, side: Literal["source", "target"], *, raw: bool) -> Embedder:
     """Make the embedder that the flags describe."""
-    try:
-        return jepa.embedder(
-            side,
-            batch_size=args.batch_size,
-            raw=raw,
-            layer=args.layer,
-            pooling=args.pooling,
-            max_length=args.max_length,
-        )
-    except ValueError as error:
-        raise error if isinstance(error, UserError) else UserError(str(error)) from None
+    options = reading_options(args)
+    options["raw"] = raw
+    with raising_user_errors():
+        return jepa.embedder(side, **options)
 
 
 def run(args: argparse.Namespace) -> JsonObject:

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
-from stepjepa.base.errors import UserError, one_line, visible
+from stepjepa.base.errors import one_line, raising_user_errors, visible
 from stepjepa.base.files import check_output_file
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import note, spelled
@@ -139,12 +139,10 @@ def verify(args: argparse.Namespace) -> JsonObject:
     loading = {"predictors": config.used_predictors, "seed": args.finetune_seed, "plain": config.plain, **_loading(run)}
     model, tokenizer = load_model(name, texts=_texts(records), **loading)
     model = model.to(torch.accelerator.current_accelerator(check_available=True) or "cpu")
-    try:
+    with raising_user_errors():
         trained = adapter_rows(model, tokenizer, plain=config.plain)
         lora = (lambda base: add_lora(base, LoraSettings(), trained)) if args.lora else None
         subject = verification.Subject(model.eval(), tokenizer, config, looked_at, lora=lora)
-    except ValueError as error:
-        raise UserError(str(error)) from None
     if (unused := subject.jepa.record_tokenizer.describe().get(NOT_USED)) is not None:
         note(f"{NOT_USED}: {unused}")
     checks = []

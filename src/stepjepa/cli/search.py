@@ -10,9 +10,9 @@ from stepjepa.base.errors import UserError, visible
 from stepjepa.base.files import check_output_file, existing_file, write_jsonl
 from stepjepa.base.json_object import JsonObject
 from stepjepa.cli.commands import Command
-from stepjepa.cli.embed import ReadingFlags, load_jepa, make_embedder
+from stepjepa.cli.embed import ReadingFlags, load_jepa, make_embedder, reading_options
 from stepjepa.cli.flags import JsonFlags
-from stepjepa.config.option import FROM_ONE, option
+from stepjepa.config.option import FROM_ONE, check_effects, option
 
 EPILOG = """\
 example: stepjepa search --model_path runs/a --corpus answers.jsonl \\
@@ -46,8 +46,6 @@ class SearchFlags:
 
 def run(args: argparse.Namespace) -> JsonObject:
     """Search and print."""
-    from stepjepa.config.option import check_effects
-
     check_effects(vars(args), SearchFlags)
     if (args.query is None) == (args.queries is None):
         raise UserError("expected queries; pass either --query or --queries")
@@ -66,8 +64,8 @@ def run(args: argparse.Namespace) -> JsonObject:
         queries = read_texts(args.queries, args.query_column, answers=args.side == "source")
     jepa = load_jepa(args)
     make_embedder(jepa, args, args.side, raw=False)  # refuses wrong settings before anything is embedded
-    options = {name: getattr(args, name) for name in ("batch_size", "layer", "pooling", "max_length")}
-    index = corpus_index(jepa, args.model_path, args.corpus, corpus, args.side, cache=not args.no_cache, **options)
+    cache, options = not args.no_cache, reading_options(args)
+    index = corpus_index(jepa, args.model_path, args.corpus, corpus, args.side, cache=cache, **options)
     hits = index.search(queries, args.k)
     results: list[JsonObject] = [
         {

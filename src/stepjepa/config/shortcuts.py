@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from stepjepa.base.errors import UserError
+from stepjepa.base.errors import UserError, raising_user_errors
 from stepjepa.base.json_object import JsonObject
 from stepjepa.config.jepa import DEFAULTS, NEEDS_VIEWS, JepaConfig
 from stepjepa.config.option import option, options_of
@@ -80,10 +80,8 @@ def read_objective(named: JsonObject, note: Callable[[str], None]) -> JepaConfig
         )
     if short["additive_mask"]:
         note("`additive_mask` changes nothing: all views are run in one pass anyway")
-    try:
+    with raising_user_errors():
         return JepaConfig(**objective)
-    except ValueError as error:
-        raise UserError(str(error)) from None
 
 
 def flat_objective(recorded: JsonObject) -> JsonObject:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
+from typing import Unpack
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import atomic_write
@@ -63,7 +64,7 @@ def corpus_index(
     side: Kind = "target",
     *,
     cache: bool = True,
-    **options: object,
+    **options: Unpack[EmbedOptions],
 ) -> TextIndex:
     """Make the index of a corpus, from the file beside it if that has the embeddings of this model and these texts.
 
@@ -82,10 +83,10 @@ def corpus_index(
     from safetensors import SafetensorError, safe_open
     from safetensors.numpy import save
 
-    file, chosen = Path(f"{path}{SUFFIX}"), EmbedOptions(**options)  # type: ignore[typeddict-item]
+    file = Path(f"{path}{SUFFIX}")
     if not cache:
-        return jepa.index(texts, side, **chosen)
-    digest = corpus_fingerprint(jepa, model_path, texts, side, chosen)
+        return jepa.index(texts, side, **options)
+    digest = corpus_fingerprint(jepa, model_path, texts, side, options)
     if file.exists():
         try:
             with safe_open(file, "numpy") as stored:
@@ -99,9 +100,9 @@ def corpus_index(
             raise UserError(f"{fault}, or pass `no_cache`", path=file)
         if vectors is not None:
             entries, first = distinct(texts)
-            return TextIndex(jepa, [each.text for each in entries], first, vectors, side, chosen)
+            return TextIndex(jepa, [each.text for each in entries], first, vectors, side, options)
         note(f"{file} is of another model or corpus; it is written again")
-    index = jepa.index(texts, side, **chosen)
+    index = jepa.index(texts, side, **options)
     try:
         with atomic_write(file, "wb") as stream:
             stream.write(save({"vectors": index.vectors}, {"format": FORMAT, "fingerprint": digest}))

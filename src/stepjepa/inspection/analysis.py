@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from stepjepa.base.errors import UserError
+from stepjepa.base.errors import UserError, raising_user_errors
 from stepjepa.base.files import atomic_write, fingerprint, write_json
 from stepjepa.base.json_object import JsonObject
 from stepjepa.config.jepa import Dtype, JepaConfig
@@ -164,10 +164,8 @@ def choose_configs(settings: AnalysisSettings) -> list[JepaConfig]:
         "pooling": settings.pooling,
     }
     changes = {name: value for name, value in changes.items() if value is not None}
-    try:
+    with raising_user_errors():
         return [replace(reading_config(each, views), **changes) for each in trained]
-    except ValueError as error:
-        raise UserError(str(error)) from None
 
 
 def view_names(mode: str, reverse_pred: bool) -> tuple[str, str]:
