@@ -85,7 +85,7 @@ class Spread(NamedTuple):
 
     @classmethod
     def of(cls, values: list[float]) -> Spread:
-        """Of at least one figure."""
+        """Return the spread of one or more figures."""
         return cls(statistics.median(values), min(values), max(values))
 
 

@@ -53,7 +53,7 @@ def train(folder: Path, *, tiny: bool) -> tuple[Path, Path, Path]:
 
 
 def question_of(record: Record) -> str:
-    """What the user asks."""
+    """Return the user's question."""
     return str(record.messages[-2]["content"])
 
 

@@ -1,4 +1,4 @@
-"""Your own views in thirty lines: the question predicts the last step, whatever stands between. Offline, on a CPU.
+"""Custom views in thirty lines: the question predicts the last step, whatever is in between. Offline, on a CPU.
 
 What predicts what is a matter of your data. A record may say so itself, with 'text' (the source) and 'code' (the
 target) beside its messages; they may be any texts and need not stand in the messages. Here 'text' is the question and
@@ -24,7 +24,7 @@ from stepjepa import JepaConfig, JepaTrainer, Record, load_model, read_records
 
 
 def with_views(record: Record) -> dict[str, Any]:
-    """A record with the views of one's own."""
+    """Return a record with custom views."""
     question, solution = record.messages[-2]["content"], record.answer
     last = solution.split("\n\n")[-1]
     return {"messages": record.messages, "text": question, "code": last}

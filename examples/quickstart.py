@@ -38,7 +38,7 @@ SHOWN = 24
 
 @dataclass(frozen=True)
 class Size:
-    """How much is trained and evaluated.
+    """The sizes of training and evaluation.
 
     ``full`` adds answers, an arm of plain training for the FLOPs of InfoNCE, and the step problems; ``problems`` are
     the flags of their data and training.
@@ -131,7 +131,7 @@ class Quickstart:
     # -- what came out -------------------------------------------------------------------------------------------------
 
     def found(self) -> str:
-        """How many sentences each arm finds the expression of."""
+        """Describe for how many sentences each arm finds the expression."""
         lines = [f"Of {self.size.test} sentences that no model saw, the nearest expression is the right one for"]
         for arm, folders in self.runs.items():
             hits = [summary(each)["retrieval"]["hits_at_1"]["mean"] for each in folders]
@@ -192,7 +192,7 @@ class Quickstart:
         return "\n".join(lines)
 
     def later(self) -> str:
-        """What the answers are good for after so few steps."""
+        """Describe the answers after so few steps."""
         right = round(self.size.test * summary(self.runs["plain"][0])["scores"]["equivalent"]["mean"])
         return textwrap.fill(LATER.format(right=right, test=self.size.test, steps=self.size.steps), 80)
 
@@ -230,13 +230,13 @@ class Quickstart:
 
 
 def results(folder: Path) -> dict[str, Any]:
-    """What ``run.json`` says of a finished run: steps, tokens, FLOPs."""
+    """Return the results in ``run.json`` of a finished run: steps, tokens, FLOPs."""
     values: dict[str, Any] = json.loads((folder / "run.json").read_text(encoding="utf-8"))["results"]
     return values
 
 
 def summary(folder: Path) -> dict[str, Any]:
-    """The summary of the evaluation of a run."""
+    """Return the summary of the evaluation of a run."""
     values: dict[str, Any] = json.loads((folder / "test.summary.json").read_text(encoding="utf-8"))
     return values
 

@@ -1,4 +1,4 @@
-"""A step splitter of one's own, for ``stepjepa prepare steps --custom sentence_steps:split`` (see own_splitter.py)."""
+"""A custom step splitter, for ``stepjepa prepare steps --custom sentence_steps:split`` (see own_splitter.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the examples share: commands are shown before they are run, and no folder is written to twice."""
+"""Shared parts of the examples: they show commands before they run them, and write to no folder twice."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TINY = "--max_steps 2 --batch_size 4 --warmup_steps 0 --logging_steps 1"
 
 
 def parser(text: str | None, name: str) -> argparse.ArgumentParser:
-    """A parser of the arguments that every example takes: ``--output_dir`` and ``--tiny``.
+    """Make a parser of the arguments of all examples: ``--output_dir`` and ``--tiny``.
 
     Args:
         text: the docstring of the example; its first line is the help.

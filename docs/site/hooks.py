@@ -1,4 +1,4 @@
-"""What the site has beside docs/: pages of the root, files that pages link to, a generated reference, formulas.
+"""Parts of the site outside of docs/: pages of the root, files that pages link to, a generated reference, formulas.
 
 The reference is made when the site is built and not committed: it says what the parsers and docstrings say, so a copy
 could only be the same or wrong.

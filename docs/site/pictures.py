@@ -61,7 +61,7 @@ def inspections() -> dict[str, Inspection]:
 
 
 def fingerprint(inspection: Inspection) -> str:
-    """Of all that a picture shows: tokens, branches, who sees whom, readouts."""
+    """Hash everything that a picture shows: tokens, branches, visibility, readouts."""
     shown = [[token.text, token.branch, token.position, *token.readouts] for token in inspection.tokens]
     kinds = [branch.kind for branch in inspection.branches]
     mask = np.packbits(visible_matrix(inspection)).tobytes()
@@ -122,7 +122,7 @@ def draw_collapse(path: Path) -> dict[str, dict[str, float]]:
 
 
 def draw() -> int:
-    """All of them."""
+    """Draw all pictures."""
     import segments_picture  # beside this file
 
     all_inspections = inspections()

@@ -19,14 +19,14 @@ _OUTPUT = re.compile(r"(<!-- output -->\n)(?:```text\n(.*?)\n```\n)?(<!-- end --
 
 
 def block() -> str:
-    """The Python block."""
+    """Return the Python block of README."""
     match = re.search(r"^```python\n(.*?)^```$", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     assert match is not None
     return match[1]
 
 
 def shown() -> str:
-    """What README says that the block prints."""
+    """Return the output that README shows for the block."""
     match = _OUTPUT.search(README.read_text(encoding="utf-8"))
     assert match is not None
     return match[2] or ""

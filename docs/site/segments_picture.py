@@ -42,7 +42,7 @@ def row_and_calls() -> tuple[Rows, Calls]:
 
 
 def titles() -> tuple[str, str]:
-    """What stands above the two panels."""
+    """Return the titles of the two panels."""
     rows, calls = row_and_calls()
     tokens = rows.ids.size
     visible = int(dense(Trees(*map(torch.from_numpy, (rows.start, rows.end, rows.positions)))).sum())

@@ -49,7 +49,7 @@ def trained(folder: Path) -> bool:
 
 
 def collect(sweep: Path, file: Path, evaluation: str) -> tuple[list[Figures], list[str]]:
-    """What is known of a sweep.
+    """Collect the figures of the runs of a sweep.
 
     Args:
         sweep: its folder.

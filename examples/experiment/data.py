@@ -36,7 +36,7 @@ def draw(text: str) -> bytes:
 
 
 def answer(line: str) -> str:
-    """What the assistant says in a record."""
+    """Return the assistant's answer of a record."""
     return str(json.loads(line)["messages"][-1]["content"])
 
 

@@ -1,4 +1,4 @@
-"""What training makes of the embeddings of a pretrained model: an analysis of ``stepjepa analyze``, kept for the page.
+"""Record the embeddings of a pretrained model before and after training, from an analysis of ``stepjepa analyze``.
 
     stepjepa analyze --model_path runs/experiment/smollm2-135m-instruct runs/experiment/smollm2/regular-prompt/seed23 \\
         runs/experiment/smollm2/branched-cosine-lbd0.5-k1/seed82 runs/experiment/smollm2/branched-infonce-0.2/seed82 \\

@@ -23,7 +23,7 @@ REFERENCE = "-reference"
 
 
 class Test(NamedTuple):
-    """What the runs of a file of figures are of.
+    """The data, the test and the model of the runs in a file of figures.
 
     ``split`` is the test set in ``splits.json``; ``whole``: they trained on all of its training file, so that the file
     says which answers are new to them; ``weighted``: its records have weights, see ``untouched.py``; ``tabled``: its

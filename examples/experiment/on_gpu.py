@@ -115,7 +115,7 @@ class Arm:
         self.readings.append((now, float(json.loads(lines[-1]).get("epoch", 0)) if lines else 0.0))
 
     def end_of_training(self) -> float | None:
-        """When the training ends at the pace of the last seconds; None if it isn't known yet."""
+        """Return the time at which the training ends, at the pace of the last seconds; None if it is not known yet."""
         now, done = self.readings[-1]
         earlier = [each for each in self.readings if each[0] <= now - WINDOW]
         if not earlier or earlier[-1][1] in (0.0, done):

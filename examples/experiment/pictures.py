@@ -18,7 +18,7 @@ SHARES = {"synth-1-16": 500, "synth-1-8": 1000, "synth-1-4": 2000, "synth-1-2": 
 
 
 def colour(arm: str) -> str:
-    """Of an arm, by its loss."""
+    """Return the colour of an arm, by its loss."""
     if is_plain(arm.removesuffix(REFERENCE)):
         return PLAIN
     return INFONCE if "infonce" in arm else COSINE if "cosine" in arm else OTHER
@@ -40,7 +40,7 @@ def draw(table: pd.DataFrame, folder: Path) -> None:
 
 
 def copying(table: pd.DataFrame) -> Figure:
-    """What is a gain made of? Right answers on records with a number, and on the rest."""
+    """Which answers does a gain consist of? Right answers on records with a number, and on the rest."""
     figure = Figure(figsize=(9, 9), layout="constrained")
     grids: Any = figure.subplots(2, 2, sharex="col", sharey="row", height_ratios=(19, 15))
     for axes, (file, title) in zip(grids, (("synth", "synth"), ("turk", "TURK")), strict=True):
@@ -142,7 +142,7 @@ def shares(table: pd.DataFrame) -> Figure:
 
 
 def plane(table: pd.DataFrame) -> Figure:
-    """What do the same models answer, and find? Right answers against hits at 1; every seed is a point."""
+    """How do the same models answer, and retrieve? Right answers against hits at 1; every seed is a point."""
     figure = Figure(figsize=(9, 5), layout="constrained")
     axis: Any = figure.subplots()
     marks = iter("*v^<>osDPXhdp8H|_+x")

@@ -60,7 +60,7 @@ def interval(difference: PairedT | None) -> str:
 
 
 class Questions:
-    """What the text of the page asks of the table of runs.
+    """Figures that the text of the page takes from the table of runs.
 
     Args:
         table: of :func:`frame.read`.
@@ -84,7 +84,7 @@ class Questions:
         return bool(((self.table.file == file) & (self.table.arm == arm)).any())
 
     def title(self, file: str) -> str:
-        """What the runs of a file are of."""
+        """Return the title of the test of a file."""
         return TESTS[file].title
 
     def similarity(self, file: str, arm: str, column: str, digits: int = 3) -> str:
@@ -96,7 +96,7 @@ class Questions:
         return f"{self.of_embeddings[column]:.{digits}f}"
 
     def seeds(self, file: str, arm: str) -> int:
-        """How many runs an arm has."""
+        """Return the number of runs of an arm."""
         return len(runs(self.table, file, arm))
 
     def against(self, file: str, arm: str, baseline: str = BASELINE, column: str = "right") -> str:
@@ -120,7 +120,7 @@ class Questions:
         return self.against(file, arm, partner, column) if partner else NOTHING
 
     def above(self, file: str) -> str:
-        """How many arms with views and enough seeds are above plain training for the same FLOPs, if there is one."""
+        """Count the arms with views and enough seeds that are above plain training for the same FLOPs."""
         views = [arm for arm in objectives(self.table, file) if arm.startswith(("branched", "separate"))]
         right = [arm for arm in views if not arm.endswith("-wrong") and self.seeds(file, arm) >= FEW]
         pairs = [(arm, partner) for arm in right if (partner := same_flops(self.table, file, arm))]
@@ -132,12 +132,12 @@ class Questions:
         return next(row for row in self.rows(file) if row[1] == arm)[HEADS.index("Holm")]
 
     def copying(self, file: str, arm: str) -> str:
-        """How many runs of an arm copy the number."""
+        """Count the runs of an arm that copy the number."""
         do_copy = runs(self.table, file, arm).apply(copies, axis=1)
         return f"{do_copy.sum()} of {len(do_copy)}"
 
     def between(self, file: str, low: float, high: float, column: str = "number") -> int:
-        """How many runs with right labels have a score from ``low`` to below ``high``."""
+        """Count the runs with right labels whose score is from ``low`` to below ``high``."""
         with_right_labels = self.table[(self.table.file == file) & ~self.table.arm.str.endswith(REFERENCE)]
         return int(with_right_labels[column].between(low, high, inclusive="left").sum())
 
@@ -191,17 +191,17 @@ class Questions:
         return mean(known) if len(known) else NOTHING
 
     def runs_of_retrieval(self) -> str:
-        """How many seeds the arms of the grid of retrieval have."""
+        """Return the number of seeds of the arms in the grid of retrieval."""
         counts = {len(known) for model, known in finding.known_models(self.finding) if model.method == "trained"}
         low, high = min(counts), max(counts)
         return f"{low} seed{'s' * (low > 1)} each" if low == high else f"{low} to {high} seeds"
 
     def choice(self, arm: str, method: str) -> str:
-        """Where embeddings are read, of each seed."""
+        """Return the chosen readout of each seed."""
         return "; ".join(dict.fromkeys(finding.of_model(self.finding, arm, method).choice))
 
     def found_over(self, arm: str, baseline: str, method: str = "trained", column: str = finding.HITS) -> str:
-        """How far an arm that was trained for retrieval is above another model, in points."""
+        """Return the difference of an arm that was trained for retrieval from another model, in points."""
         theirs = finding.better_plain(self.finding) if baseline == finding.PLAIN else (baseline, method)
         return interval(finding.difference(self.finding, (arm, "trained"), theirs, column))
 

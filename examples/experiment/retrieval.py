@@ -58,7 +58,7 @@ Embed = Callable[[Sequence[Record], JepaConfig], ViewEmbeddings]
 
 
 class Readout(NamedTuple):
-    """Where embeddings are read, and whether the mean of each side is subtracted."""
+    """A readout of embeddings, and whether the mean of each side is subtracted."""
 
     layout: str
     layer: int

@@ -1,4 +1,4 @@
-"""What evaluated runs came to, in one JSON file without weights or answers: small enough to be committed.
+"""Figures of evaluated runs in one JSON file, without weights or answers: small enough to be committed.
 
 A file holds all that a comparison needs, so that tables and tests are made from it as from the run folders.
 """

@@ -1,4 +1,4 @@
-"""Which test records ask for what, so that a score can be taken apart.
+"""Parts of the test records by what they ask for, so that scores can be computed on each part.
 
     python examples/experiment/splits.py     # after data.py and untouched.py; writes splits.json
 
@@ -33,7 +33,7 @@ _CONTENT = re.compile(r"\[[^\]]*\]|\{\d+(,\d*)?\}|(?<!\\)[a-z0-9]+")
 
 
 def split(train: Iterable[str], test: Sequence[str]) -> dict[str, list[bool]]:
-    """What is so of each test record.
+    """Return the properties of each test record.
 
     Args:
         train: right answers that were trained on.
@@ -63,7 +63,7 @@ def shape(expression: str) -> str:
 
 
 def read_splits() -> dict[str, dict[str, list[bool]]]:
-    """What :func:`main` wrote, by test set."""
+    """Read the file that :func:`main` wrote, by test set."""
     content = read_json_object(FILE, "splits", "run splits.py")
     return {name: {what: [bit == "1" for bit in bits] for what, bits in each.items()} for name, each in content.items()}
 

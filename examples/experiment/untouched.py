@@ -90,7 +90,7 @@ def weights(texts: Sequence[str], like: Sequence[str]) -> list[float]:
 
 
 def described(texts: Sequence[str], weights: Sequence[float]) -> dict[str, object]:
-    """How long answers are, and how many have each operator; the weighted share, too."""
+    """Describe the lengths of answers and the share that has each operator, also weighted."""
     total = sum(weights)
     shares = {
         sign: round(sum(weight for weight, text in zip(weights, texts, strict=True) if sign in text) / total, 3)

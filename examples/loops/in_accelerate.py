@@ -10,7 +10,7 @@ from itertools import chain, islice, repeat
 
 import torch
 from accelerate import Accelerator
-from given import Given, given, train_texts
+from loop_arguments import LoopArguments, read_arguments, train_texts
 from torch.utils.data import DataLoader
 
 from stepjepa import Jepa, JepaConfig, load_model
@@ -18,19 +18,19 @@ from stepjepa import Jepa, JepaConfig, load_model
 BATCH_SIZE, ACCUMULATION = 8, 1
 
 
-def train(wanted: Given) -> list[float]:
+def train(args: LoopArguments) -> list[float]:
     """Train and save; returns the loss of every step, of this process."""
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
-    base, tokenizer = load_model(wanted.model_name, texts=train_texts(wanted))
+    base, tokenizer = load_model(args.model_name, texts=train_texts(args))
     jepa = Jepa(base, tokenizer, JepaConfig(jepa_loss_type="infonce"))
-    loader = DataLoader(wanted.records, batch_size=BATCH_SIZE, shuffle=wanted.shuffle, collate_fn=jepa.collate)
+    loader = DataLoader(args.records, batch_size=BATCH_SIZE, shuffle=args.shuffle, collate_fn=jepa.collate)
     optimizer = torch.optim.AdamW(base.parameters(), lr=1e-3, weight_decay=0.0)
     model, optimizer, loader = accelerator.prepare(base, optimizer, loader)
 
     losses = []
     model.train()
     batches = chain.from_iterable(repeat(loader))
-    for _ in range(wanted.steps):
+    for _ in range(args.steps):
         step = list(islice(batches, ACCUMULATION))
         counts = jepa.counts(step)  # of all batches and processes, so that the step's mean is that of one large batch
         for batch in step:
@@ -43,9 +43,9 @@ def train(wanted: Given) -> list[float]:
         losses.append(out.loss.item())
         accelerator.print({name: round(part.item(), 4) for name, part in out.parts.items()})
     if accelerator.is_main_process:
-        jepa.save(wanted.output_dir)
+        jepa.save(args.output_dir)
     return losses
 
 
 if __name__ == "__main__":
-    train(given(__doc__))
+    train(read_arguments(__doc__))

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from given import Given, given, train_texts
+from loop_arguments import LoopArguments, read_arguments, train_texts
 from trl import SFTConfig, SFTTrainer
 
 from stepjepa import Jepa, JepaConfig, load_model
@@ -30,17 +30,17 @@ class JepaSFTTrainer(SFTTrainer):
         return (out.loss, out) if return_outputs else out.loss
 
 
-def train(wanted: Given) -> list[float]:
+def train(args: LoopArguments) -> list[float]:
     """Train and save; returns the loss of every step."""
-    model, tokenizer = load_model(wanted.model_name, texts=train_texts(wanted))
+    model, tokenizer = load_model(args.model_name, texts=train_texts(args))
     jepa = Jepa(model, tokenizer, JepaConfig(jepa_loss_type="infonce"))
     settings = SFTConfig(
-        str(wanted.output_dir),
-        max_steps=wanted.steps,
+        str(args.output_dir),
+        max_steps=args.steps,
         per_device_train_batch_size=8,
         learning_rate=1e-3,
         lr_scheduler_type="constant",
-        train_sampling_strategy="random" if wanted.shuffle else "sequential",
+        train_sampling_strategy="random" if args.shuffle else "sequential",
         logging_steps=1,
         save_strategy="no",
         report_to="none",
@@ -50,12 +50,12 @@ def train(wanted: Given) -> list[float]:
         dataset_kwargs={"skip_prepare_dataset": True},
         remove_unused_columns=False,
     )
-    data = Dataset.from_list([{"messages": list(record.messages)} for record in wanted.records])
+    data = Dataset.from_list([{"messages": list(record.messages)} for record in args.records])
     trainer = JepaSFTTrainer(model, settings, train_dataset=data, processing_class=tokenizer, jepa=jepa)
     trainer.train()
-    jepa.save(wanted.output_dir)
+    jepa.save(args.output_dir)
     return [line["loss"] for line in trainer.state.log_history if "loss" in line]
 
 
 if __name__ == "__main__":
-    train(given(__doc__))
+    train(read_arguments(__doc__))

@@ -8,22 +8,22 @@ from __future__ import annotations
 from itertools import chain, islice, repeat
 
 import torch
-from given import Given, given, train_texts
+from loop_arguments import LoopArguments, read_arguments, train_texts
 from torch.utils.data import DataLoader
 
 from stepjepa import Jepa, JepaConfig, load_model
 
 
-def train(wanted: Given) -> list[float]:
+def train(args: LoopArguments) -> list[float]:
     """Train and save; returns the loss of every step."""
-    model, tokenizer = load_model(wanted.model_name, texts=train_texts(wanted))
+    model, tokenizer = load_model(args.model_name, texts=train_texts(args))
     jepa = Jepa(model, tokenizer, JepaConfig(jepa_loss_type="infonce"))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
-    loader = DataLoader(wanted.records, batch_size=8, shuffle=wanted.shuffle, collate_fn=jepa.collate)
+    loader = DataLoader(args.records, batch_size=8, shuffle=args.shuffle, collate_fn=jepa.collate)
 
     losses = []
     model.train()
-    for batch in islice(chain.from_iterable(repeat(loader)), wanted.steps):
+    for batch in islice(chain.from_iterable(repeat(loader)), args.steps):
         out = jepa.loss(model, batch.to(model.device))
         out.loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -32,9 +32,9 @@ def train(wanted: Given) -> list[float]:
         losses.append(out.loss.item())
         print({name: round(part.item(), 4) for name, part in out.parts.items()})
     print({name: round(value, 4) for name, value in out.monitors.items()})
-    jepa.save(wanted.output_dir)
+    jepa.save(args.output_dir)
     return losses
 
 
 if __name__ == "__main__":
-    train(given(__doc__))
+    train(read_arguments(__doc__))

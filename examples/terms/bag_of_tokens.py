@@ -20,7 +20,7 @@ from stepjepa import Batch, Context, Encoded, Term, term
 @term("bag_loss", "bag of tokens")
 @dataclass
 class BagOfTokens(Term):
-    """Needs no views: it stands beside any mode."""
+    """A term that needs no views, and so works in any mode."""
 
     weight: float = 0.2
 

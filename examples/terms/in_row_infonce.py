@@ -21,7 +21,7 @@ from stepjepa import Batch, Context, Encoded, InfoNCE, Term, equal_partners, ter
 @term("in_row_loss", "in-row InfoNCE")
 @dataclass
 class InRowInfoNCE(Term):
-    """Needs no views: it stands beside any mode."""
+    """A term that needs no views, and so works in any mode."""
 
     weight: float = 0.1
     temperature: float = 0.07

@@ -20,7 +20,7 @@ from stepjepa import Batch, Context, Encoded, Term, term
 @term("nextlat_loss", "NextLat")
 @dataclass
 class NextLat(Term):
-    """Needs no views: it stands beside any mode."""
+    """A term that needs no views, and so works in any mode."""
 
     weight: float = 0.1
     # A control: predict the state of another token, half of the tokens of the micro-batch further on.

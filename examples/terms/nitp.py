@@ -22,7 +22,7 @@ SHALLOW = 1
 @term("nitp_loss", "NITP")
 @dataclass
 class NextImplicitToken(Term):
-    """Needs no views: it stands beside any mode."""
+    """A term that needs no views, and so works in any mode."""
 
     weight: float = 0.3
 

@@ -1,4 +1,4 @@
-"""Where tokens of a micro-batch stand in its rows, for the terms of this folder."""
+"""Positions of the tokens of a micro-batch, for the terms of this folder."""
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ def next_tokens(batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def answers(batch: Batch) -> tuple[Tensor, list[Tensor]]:
-    """Of each text with a label the position ``[records]`` of the last token of the prompt, and those of its answer."""
+    """Return the last prompt position of each text with a label, ``[records]``, and the positions of its answer."""
     infos, device = batch.records, batch.label_ids.device
     # The answer begins behind the first token that has a label.
     firsts = [(path, int(labels[0])) for path, labels in zip(infos.paths, infos.labels, strict=True) if len(labels)]

@@ -23,7 +23,7 @@ from stepjepa import Batch, Context, Encoded, Term, term
 @term("random_span_loss", "STP of a random span")
 @dataclass
 class RandomSpan(Term):
-    """Needs no views: it stands beside any mode. Needs ``labels="assistant"``, which say what the messages are."""
+    """A term without views, for any mode; it needs ``labels="assistant"``, which mark the messages."""
 
     weight: float = 0.02
 
@@ -57,7 +57,7 @@ def span(length: int, draw: np.random.Generator) -> tuple[int, int]:
 
 
 def _moves(batch: Batch) -> list[NDArray[np.int64]]:
-    """Of each record the flat positions ``[K, 2]`` before and at each token of its messages and at the answer's end.
+    """Return for each record the flat positions ``[K, 2]`` before and at each token of its messages and of its end.
 
     Tokens that see one step alone are left out: between them and others lies no movement of the text.
     """

@@ -45,8 +45,8 @@ def test_a_loop_gives_the_losses_of_the_trainer(
     name: str, records: list[Any], losses: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(LOOPS))
-    loop, given = importlib.import_module(name), importlib.import_module("given")
-    found = loop.train(given.Given(records, "preset:tiny", STEPS, tmp_path / "model", shuffle=False))
+    loop, loop_arguments = importlib.import_module(name), importlib.import_module("loop_arguments")
+    found = loop.train(loop_arguments.LoopArguments(records, "preset:tiny", STEPS, tmp_path / "model", shuffle=False))
     assert found == pytest.approx(losses, abs=1e-5)
 
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -79,11 +79,11 @@ def test_without_pairs_the_loss_is_that_of_trl(records: list[Any], tmp_path: Pat
 
 
 TWO = """
-import sys, in_accelerate, given
+import sys, in_accelerate, loop_arguments
 in_accelerate.BATCH_SIZE = 4
-wanted = given.given("")
-wanted.shuffle = False
-in_accelerate.train(wanted)
+args = loop_arguments.read_arguments("")
+args.shuffle = False
+in_accelerate.train(args)
 """
 
 
@@ -91,9 +91,9 @@ def test_two_processes_of_accelerate_train_what_one_trains(
     records: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(LOOPS))
-    loop, given = importlib.import_module("in_accelerate"), importlib.import_module("given")
+    loop, loop_arguments = importlib.import_module("in_accelerate"), importlib.import_module("loop_arguments")
     whole = records[:16]  # no batch of the epoch is uneven
-    loop.train(given.Given(whole, "preset:tiny", 3, tmp_path / "one", shuffle=False))
+    loop.train(loop_arguments.LoopArguments(whole, "preset:tiny", 3, tmp_path / "one", shuffle=False))
 
     write_jsonl(tmp_path / "data.jsonl", [{"messages": list(record.messages)} for record in whole])
     (tmp_path / "two.py").write_text(TWO, encoding="utf-8")

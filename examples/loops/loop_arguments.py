@@ -1,4 +1,4 @@
-"""What the loops of this folder take from the command line."""
+"""The command line of the loops in this folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stepjepa import read_records
 
 
 @dataclass
-class Given:
+class LoopArguments:
     """Records, model and length of a run."""
 
     records: Any
@@ -21,7 +21,7 @@ class Given:
     shuffle: bool = True
 
 
-def given(text: str | None) -> Given:
+def read_arguments(text: str | None) -> LoopArguments:
     """Read the command line; ``text`` is the docstring of the example."""
     parser = argparse.ArgumentParser(description=(text or "").partition("\n")[0])
     parser.add_argument("--train_file", required=True, help="JSON lines with 'messages'")
@@ -31,9 +31,9 @@ def given(text: str | None) -> Given:
     args = parser.parse_args()
     if args.output_dir.exists():
         parser.error(f"{args.output_dir} is there already; name another --output_dir, or remove it")
-    return Given(read_records(args.train_file), args.model_name, args.steps, args.output_dir)
+    return LoopArguments(read_records(args.train_file), args.model_name, args.steps, args.output_dir)
 
 
-def train_texts(wanted: Given) -> list[str]:
-    """The texts of the records, from which a preset learns its tokenizer."""
-    return [message["content"] for record in wanted.records for message in record.messages]
+def train_texts(args: LoopArguments) -> list[str]:
+    """Return the texts of the records, from which a preset learns its tokenizer."""
+    return [message["content"] for record in args.records for message in record.messages]
