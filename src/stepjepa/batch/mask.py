@@ -166,5 +166,5 @@ def blocks(trees: Trees, *, exact: bool) -> Blocks:
     before = first[:, None] > first
     partial = (end.amax(2)[:, None, :] > first[:, None]) & before  # [R, query, key]
     full = (end.amin(2)[:, None, :] > first[:, None] + BLOCK - 1) & before & exact
-    own = torch.eye(len(first), dtype=torch.bool, device=end.device)
-    return Blocks((partial & ~full) | own, full)
+    itself = torch.eye(len(first), dtype=torch.bool, device=end.device)
+    return Blocks((partial & ~full) | itself, full)

@@ -144,9 +144,9 @@ class _Sorted:
             return [rows]
         passes: list[list[Range]] = []
         for masked in (False, True):
-            own = sorted((row for row in rows if self.is_masked(*row) == masked), key=lambda row: self.size(*row))
-            sizes = np.array([self.size(*row) for row in own], np.int64)
-            passes += [own[first:last] for first, last in _cheapest_passes(sizes, masked, costs)]
+            of_kind = sorted((row for row in rows if self.is_masked(*row) == masked), key=lambda row: self.size(*row))
+            sizes = np.array([self.size(*row) for row in of_kind], np.int64)
+            passes += [of_kind[first:last] for first, last in _cheapest_passes(sizes, masked, costs)]
         return passes
 
     def _cheapest_rows(self, row_length: int, costs: Costs) -> list[Range]:
@@ -203,10 +203,10 @@ class _Sorted:
                 shared, length = int(self.shared[index]) if index > first else 0, len(sequence)
                 # The subtrees of tokens that are not in this sequence's prefix end here.
                 end[path[shared:before]] = place - begin
-                path[shared:length] = own = np.arange(place, place + length - shared)
-                ids[own], positions[own] = sequence.ids[shared:], np.arange(shared, length)
+                path[shared:length] = places = np.arange(place, place + length - shared)
+                ids[places], positions[places] = sequence.ids[shared:], np.arange(shared, length)
                 if sequence.start is not None:
-                    start[own] = path[sequence.start[shared:]] - begin
+                    start[places] = path[sequence.start[shared:]] - begin
                 self._paths[self._order[index]] = path[:length] + self._cells
                 if by_segments:
                     own_path = path[:length].copy()
@@ -222,8 +222,8 @@ class _Sorted:
         shape, branches = (-1, width), any(self.is_masked(*row) for row in rows)
         ids, positions = ids.reshape(shape), positions.reshape(shape)
         trees = start.reshape(shape), end.reshape(shape)
-        found = Segments.of(segments) if by_segments and branches else None
-        return Rows(ids, positions, *trees, self._paths, sizes, branches, found)
+        result = Segments.of(segments) if by_segments and branches else None
+        return Rows(ids, positions, *trees, self._paths, sizes, branches, result)
 
 
 def _sorted(sequences: Sequence[TokenSequence], groups: Sequence[int] | None) -> tuple[list[int], Numbers]:

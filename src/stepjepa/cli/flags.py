@@ -81,15 +81,15 @@ def settings_of_earlier_run(arguments: Sequence[str], jepa: JsonObject) -> JsonO
 # -- a file of flags ---------------------------------------------------------------------------------------------------
 
 
-def arguments_of_file(parser: Parser, path: str, given: Sequence[str], *, trusted: bool = False) -> list[str]:
-    """Read a YAML file of flags as arguments, without those that the command line ``given`` has, too.
+def arguments_of_file(parser: Parser, path: str, typed: Sequence[str], *, trusted: bool = False) -> list[str]:
+    """Read a YAML file of flags as arguments, without those that the command line as ``typed`` has, too.
 
     The file of a run folder repeats its run, see ``repeat.recorded_settings``.
 
     Raises:
         UserError: the file is wrong, or a line of it, whose number is named; or it names code that is not trusted.
     """
-    overridden = {parser.destination(each.partition("=")[0]) for each in given} - {None}
+    overridden = {parser.destination(each.partition("=")[0]) for each in typed} - {None}
     arguments = list[str]()
     for name, value in (recorded_settings(path, trusted=trusted) if is_record(path) else read_flat(path)).items():
         try:

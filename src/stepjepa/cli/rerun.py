@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         if is_main_process():
             lines = [f"stepjepa train {shlex.join(command)}", *(f"note: {each}" for each in (*changes, *differences))]
             print(*map(visible, lines), sep="\n", flush=True)
-        load("train").run(argparse.Namespace(run=config, given=command, dry_run=False, json=False, debug=0))
+        load("train").run(argparse.Namespace(run=config, typed=command, dry_run=False, json=False, debug=0))
     return _compare(folder, new, old, bool(changes)) if is_main_process() else 0
 
 

@@ -41,19 +41,19 @@ def add_flags(parser: Parser) -> None:
     parser.more_help = more_help
 
 
-def parse(parser: Parser, given: Sequence[str]) -> argparse.Namespace:
+def parse(parser: Parser, typed: Sequence[str]) -> argparse.Namespace:
     """Parse flags of a run, those of ``TrainingArguments`` among them, into ``args.run``, its ``RunConfig``.
 
-    ``args.given`` is the command line as it was given. Settings in the file of ``--config`` come before it.
+    ``args.typed`` is the command line as it was typed. Settings in the file of ``--config`` come before it.
     """
-    arguments, line = list(given), CommandLine.of(given)
+    arguments, line = list(typed), CommandLine.of(typed)
     if (file := line.value("config")) is not None:
-        arguments = [*arguments_of_file(parser, file, given, trusted=line.is_on("trust_folder")), *arguments]
+        arguments = [*arguments_of_file(parser, file, typed, trusted=line.is_on("trust_folder")), *arguments]
     arguments, notes = translate_train(arguments, RunConfig.eval_split)
     for each in notes:
         note(each)
     args, others = parser.parse_known_args(arguments)
-    args.given, args.trainer = list(given), trainer_values(parser, others)
+    args.typed, args.trainer = list(typed), trainer_values(parser, others)
     parser.check_required(args, "model_name", "output_dir")
     check_effects(vars(args), LaunchFlags)
     args.run = run_config(args)
@@ -74,7 +74,7 @@ def train(args: argparse.Namespace) -> JsonObject | int:
     if args.dry_run:
         records, held_out, _ = read_data(config)
         return dry_run(config, records, held_out) or 0
-    record = run(config, command=["train", *args.given]).record
+    record = run(config, command=["train", *args.typed]).record
     if not is_main_process():
         return 0
     if not args.json and record.results is not None:

@@ -65,9 +65,9 @@ REMEDIES = {
 
 def check_subclass_fields(args: TrainingArguments) -> None:
     """Raise a ``ValueError`` for a field that a subclass of ``TrainingArguments`` adds, and that nothing here reads."""
-    known, name = {field.name for field in dataclasses.fields(TrainingArguments)}, type(args).__name__
+    inherited, name = {field.name for field in dataclasses.fields(TrainingArguments)}, type(args).__name__
     for field in dataclasses.fields(args):
-        if field.name in known:
+        if field.name in inherited:
             continue
         usual = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
         # SFTConfig itself sets some to None.
