@@ -24,14 +24,9 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_mask
 
-from stepjepa.batch.mask import BLOCK, Kernel, Rule, Trees, blocks, dense, padded, sees, static_length, under
-from stepjepa.models.segment_attention import (
-    RaggedMask,
-    SegmentMask,
-    ragged_forward,
-    segment_forward,
-    segment_mask,
-)
+from stepjepa.batch.mask import BLOCK, Kernel, Ragged, Rule, Trees, blocks, dense, padded, sees, static_length, under
+from stepjepa.models.segment_attention import SegmentMask, segment_forward, segment_mask
+from stepjepa.models.varlen_attention import RaggedMask, ragged_forward
 
 SDPA, EAGER = "tree_sdpa", "tree_eager"
 SEGMENTS, VARLEN = "tree_segments", "tree_varlen"
@@ -238,8 +233,11 @@ def _flex_or(plain: Any, module: nn.Module, *states_and_mask: Any, **kwargs: Any
 
 
 def _additive_or_segments(trees: Trees, rule: Rule | None, dtype: torch.dtype) -> Tensor | SegmentMask | RaggedMask:
-    given = trees, rule, dtype
-    return _additive(given, -torch.inf) if trees.segments is None else segment_mask(*given)
+    if isinstance(trees.segments, Ragged):
+        return RaggedMask(trees, trees.segments, rule)
+    if trees.segments is not None:
+        return segment_mask(trees, trees.segments, rule, dtype)
+    return _additive((trees, rule, dtype), -torch.inf)
 
 
 def _sdpa_or_segments(module: nn.Module, *states_and_mask: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:

@@ -1,8 +1,7 @@
-"""Attention on prefix trees by segments: a few fused calls on a CPU, one variable-length call on a GPU.
+"""Attention on prefix trees by segments, as a few fused calls: what a CPU runs fast.
 
-Each computes exactly what attention under the mask of the whole row does, see ``batch/segments.py``. A rule of the
-model (sliding window, chunks) is over positions, which are consecutive along a path, so it is one over the keys of a
-path.
+It computes exactly what attention under the mask of the whole row does, see ``batch/segments.py``. A rule of the model
+(sliding window, chunks) is over positions, which are consecutive along a path, so it is one over the keys of a path.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from stepjepa.batch.mask import Call, Calls, CallShape, Ragged, Rule, Trees
+from stepjepa.batch.mask import Call, Calls, CallShape, Rule, Trees
 
 
 class CallMask(NamedTuple):
@@ -37,15 +36,9 @@ class SegmentMask:
         return self._masks
 
 
-def segment_mask(trees: Trees, rule: Rule | None, dtype: torch.dtype) -> SegmentMask | RaggedMask:
-    """The mask of a row that runs by segments; ``rule`` is the model's own, None for the ordinary causal one."""
-    segments = trees.segments
-    if isinstance(segments, Ragged):
-        return RaggedMask(trees, segments, rule)
-    assert segments is not None
-    return SegmentMask(
-        segments, [CallMask(call.shape, _call_mask(call, trees, rule, dtype)) for call in segments.each()]
-    )
+def segment_mask(trees: Trees, calls: Calls, rule: Rule | None, dtype: torch.dtype) -> SegmentMask:
+    """The mask of a row that runs by calls; ``rule`` is the model's own, None for the ordinary causal one."""
+    return SegmentMask(calls, [CallMask(call.shape, _call_mask(call, trees, rule, dtype)) for call in calls.each()])
 
 
 def _call_mask(call: Call, trees: Trees, rule: Rule | None, dtype: torch.dtype) -> Tensor | None:
@@ -142,99 +135,3 @@ def refuse_scores(others: dict[str, Any]) -> None:
     for name in ("softcap", "s_aux", "position_bias"):
         if others.get(name) is not None:
             raise ValueError(f"attention by segments has no {name}; load the model with attn_implementation 'eager'")
-
-
-# -- On a GPU ----------------------------------------------------------------------------------------------------------
-
-
-class RaggedMask:
-    """The mask argument of layers whose attention is one variable-length call."""
-
-    def __init__(self, trees: Trees, segments: Ragged, rule: Rule | None) -> None:
-        self.positions, self.segments, self.rule = trees.position_ids[0], segments, rule
-
-    def window(self, wanted: int | None) -> int | None:
-        """Most keys that a query sees, itself included: -1 for all, None if the rule is no sliding window."""
-        if self.rule is None:
-            return -1
-        if wanted is None:
-            return None
-        query, key = torch.tensor(2 * wanted + 1), torch.arange(2 * wanted + 2)
-        try:
-            seen = self.rule(torch.tensor(0), torch.tensor(0), query, key)
-        except (RuntimeError, IndexError):  # it reads tensors of another device, as chunks do
-            return None
-        return wanted if torch.equal(seen, query - key < wanted) else None
-
-
-def ragged_forward(
-    _module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: RaggedMask,
-    *,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    sliding_window: int | None = None,
-    **others: Any,
-) -> tuple[Tensor, None]:
-    """Attention with the signature that transformers calls, on one row, as one variable-length call.
-
-    Shapes are those of :func:`segment_forward`. What FlashAttention does not take (float32, chunks, dropout, a CPU)
-    runs as a call for each segment, which is slow.
-    """
-    refuse_scores(others)
-    segments, heads, groups = attention_mask.segments, query.shape[1], key.shape[1]
-    window = attention_mask.window(sliding_window)
-    if not _takes_varlen(query) or dropout or window is None or key.shape[3] != value.shape[3]:
-        return segment_by_segment(query, key, value, attention_mask, scaling=scaling, dropout=dropout), None
-    from torch.nn.attention.varlen import varlen_attn
-
-    keys = gather(torch.cat([_rows(key), _rows(value)], 1), segments.key_index).unflatten(1, (2, groups, -1))
-    output = varlen_attn(
-        query[0].transpose(0, 1),  # [T, H, d]: the segments stand behind each other
-        keys[:, 0],
-        keys[:, 1],
-        segments.query_bounds,
-        segments.key_bounds,
-        segments.most_queries,
-        segments.most_keys,
-        scale=scaling,
-        # Causal, aligned at the end: a query sees as many keys before itself as the window has.
-        window_size=(window - 1 if window > 0 else -1, 0),
-        enable_gqa=heads != groups,
-    )
-    assert isinstance(output, Tensor)
-    return output[None], None
-
-
-def _takes_varlen(query: Tensor) -> bool:
-    return query.is_cuda and query.dtype in (torch.bfloat16, torch.float16)
-
-
-def segment_by_segment(
-    query: Tensor, key: Tensor, value: Tensor, mask: RaggedMask, *, scaling: float | None = None, dropout: float = 0.0
-) -> Tensor:
-    """``[1, T, H, e]``: attention of one segment after the other."""
-    segments, results, zero = mask.segments, [], torch.zeros((), dtype=torch.long, device=query.device)
-    bounds, key_bounds = segments.query_bounds.tolist(), segments.key_bounds.tolist()
-    for first, last, begin, end in zip(bounds, bounds[1:], key_bounds, key_bounds[1:], strict=False):
-        index = segments.key_index[begin:end]
-        number, count = last - first, len(index)
-        place = torch.arange(count, device=query.device)
-        seen = place <= place[count - number :, None]
-        if mask.rule is not None:
-            at_query, at_key = mask.positions[first:last, None], mask.positions[index]
-            seen = seen & mask.rule(zero, zero, at_query, at_key)
-        result = F.scaled_dot_product_attention(
-            query[:, :, first:last],
-            key[:, :, index],
-            value[:, :, index],
-            attn_mask=seen,
-            dropout_p=dropout,
-            scale=scaling,
-            enable_gqa=query.shape[1] != key.shape[1],
-        )
-        results.append(result.transpose(1, 2))
-    return torch.cat(results, 1)

@@ -1,0 +1,175 @@
+"""Attention on prefix trees by segments, as one variable-length call of FlashAttention: what a GPU runs fast.
+
+It computes exactly what attention under the mask of the whole row does, see ``batch/segments.py``: no mask, no padding,
+nothing compiled. FlashAttention takes 16 bits; anything else runs as a call for each segment, which is slow.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd import Function
+
+from stepjepa.batch.mask import Ragged, Rule, Trees
+from stepjepa.models.segment_attention import refuse_scores
+
+HALF = (torch.bfloat16, torch.float16)
+"""What FlashAttention computes in."""
+
+
+class RaggedMask:
+    """The mask argument of layers whose attention is one variable-length call; ``rule`` is the model's own."""
+
+    def __init__(self, trees: Trees, segments: Ragged, rule: Rule | None) -> None:
+        self.positions, self.segments, self.rule = trees.position_ids[0], segments, rule
+
+    def window(self, wanted: int | None) -> int | None:
+        """Most keys that a query sees, itself included: -1 for all, None if the rule is no sliding window."""
+        if self.rule is None:
+            return -1
+        if wanted is None:
+            return None
+        query, key = torch.tensor(2 * wanted + 1), torch.arange(2 * wanted + 2)
+        try:
+            seen = self.rule(torch.tensor(0), torch.tensor(0), query, key)
+        except (RuntimeError, IndexError):  # it reads tensors of another device, as chunks do
+            return None
+        return wanted if torch.equal(seen, query - key < wanted) else None
+
+
+def takes_varlen(device: torch.device | str, dtype: torch.dtype, head_size: int) -> bool:
+    """Whether FlashAttention has a variable-length call for heads of this size, computed in this dtype on a device."""
+    if torch.device(device).type != "cuda" or dtype not in HALF or head_size > 256 or head_size % 8:
+        return False
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def ragged_forward(
+    _module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: RaggedMask,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Attention with the signature that transformers calls, on one row, as one variable-length call.
+
+    Query ``[1, H, T, d]``, key ``[1, G, T, d]`` and value ``[1, G, T, e]``, H a multiple of G, to ``[1, T, H, e]``.
+    What FlashAttention does not take (float32, chunks, dropout, e above d, a CPU) runs as a call for each segment.
+    """
+    refuse_scores(others)
+    if query.is_cuda and torch.is_autocast_enabled("cuda"):
+        # Autocast converts the arguments of torch's own attention, but not those of what FlashAttention calls.
+        dtype = torch.get_autocast_dtype("cuda")
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    window, size, of_value = attention_mask.window(sliding_window), key.shape[3], value.shape[3]
+    slow = dropout or window is None or of_value > size
+    if slow or not takes_varlen(query.device, query.dtype, size):
+        return segment_by_segment(query, key, value, attention_mask, scaling=scaling, dropout=dropout), None
+    assert window is not None
+    # FlashAttention has one size of heads.
+    value = F.pad(value, (0, size - of_value)) if of_value < size else value
+    call = VarlenCall(attention_mask.segments, size**-0.5 if scaling is None else scaling, window)
+    output: Tensor = _Varlen.apply(*(each[0].transpose(0, 1) for each in (query, key, value)), call)
+    return output[None, :, :, :of_value], None
+
+
+class VarlenCall(NamedTuple):
+    """What a call computes beside its tensors."""
+
+    segments: Ragged
+    scale: float
+    window: int  # most keys that a query sees, itself included; -1 for all
+
+    @property
+    def arguments(self) -> tuple[Tensor, Tensor, int, int, float, bool]:
+        """The kernel's bounds, longest segment and path, dropout, and whether it is causal without a window."""
+        ragged = self.segments
+        return ragged.query_bounds, ragged.key_bounds, ragged.most_queries, ragged.most_keys, 0.0, self.window < 0
+
+    @property
+    def named(self) -> dict[str, float]:
+        """The kernel's scale and window: aligned at the end, so many keys before each query."""
+        return {
+            "scale": self.scale,
+            "window_size_left": self.window - 1 if self.window > 0 else -1,
+            "window_size_right": 0,
+        }
+
+
+def flash_forward(query: Tensor, keys: Tensor, values: Tensor, call: VarlenCall) -> tuple[Tensor, ...]:
+    """Output ``[T, H, d]``; and three tensors that the backward pass needs."""
+    kernel = torch.ops.aten._flash_attention_forward
+    output: tuple[Tensor, ...] = kernel(query, keys, values, *call.arguments, False, **call.named)
+    return output[:4]
+
+
+def flash_backward(gradient: Tensor, saved: tuple[Tensor, ...], call: VarlenCall) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of query ``[T, H, d]``, keys and values ``[M, G, d]``; ``saved`` is the input and result of forward."""
+    *tensors, state, unused = saved
+    kernel = torch.ops.aten._flash_attention_backward
+    gradients: tuple[Tensor, Tensor, Tensor] = kernel(gradient, *tensors, *call.arguments, state, unused, **call.named)
+    return gradients
+
+
+class _Varlen(Function):
+    """Attention of the queries of each segment to the keys of its path, as ``torch.nn.attention.varlen`` does it.
+
+    The function there wants keys that are gathered already and keeps them until the backward pass. Here they are
+    gathered twice instead, and less stands between Python and the kernel, which is called in every layer.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, call: VarlenCall) -> Tensor:
+        """Query ``[T, H, d]`` (the segments stand behind each other), key and value ``[T, G, d]``, to ``[T, H, d]``."""
+        index = call.segments.key_index
+        output, *states = flash_forward(query, key.index_select(0, index), value.index_select(0, index), call)
+        ctx.call = call
+        ctx.save_for_backward(query, key, value, output, *states)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, *result = ctx.saved_tensors
+        index, groups, size = ctx.call.segments.key_index, key.shape[1], key.shape[2]
+        saved = query, key.index_select(0, index), value.index_select(0, index), *result
+        of_query, *of_gathered = flash_backward(gradient.contiguous(), saved, ctx.call)
+        both = torch.cat(of_gathered, 1).flatten(1)
+        # What index_add_ does, but that rounds in 16 bits after every summand, and in any order.
+        summed = torch.ops.aten.embedding_dense_backward(both, index, len(key), -1, False)
+        of_key, of_value = summed.view(len(key), 2, groups, size).unbind(1)
+        return of_query, of_key, of_value, None
+
+
+def segment_by_segment(
+    query: Tensor, key: Tensor, value: Tensor, mask: RaggedMask, *, scaling: float | None = None, dropout: float = 0.0
+) -> Tensor:
+    """``[1, T, H, e]``: attention of one segment after the other."""
+    segments, results, zero = mask.segments, [], torch.zeros((), dtype=torch.long, device=query.device)
+    bounds, key_bounds = segments.query_bounds.tolist(), segments.key_bounds.tolist()
+    for first, last, begin, end in zip(bounds, bounds[1:], key_bounds, key_bounds[1:], strict=False):
+        index = segments.key_index[begin:end]
+        number, count = last - first, len(index)
+        place = torch.arange(count, device=query.device)
+        seen = place <= place[count - number :, None]
+        if mask.rule is not None:
+            at_query, at_key = mask.positions[first:last, None], mask.positions[index]
+            seen = seen & mask.rule(zero, zero, at_query, at_key)
+        result = F.scaled_dot_product_attention(
+            query[:, :, first:last],
+            key[:, :, index],
+            value[:, :, index],
+            attn_mask=seen,
+            dropout_p=dropout,
+            scale=scaling,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+        results.append(result.transpose(1, 2))
+    return torch.cat(results, 1)
