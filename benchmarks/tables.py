@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,72 @@ def table_of_points() -> str:
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
+def gpu_tables() -> str:
+    """Markdown: speed of every arm on a GPU, a large model, attention alone and the LM head alone."""
+    results = json.loads(newest_gpu_file().read_text(encoding="utf-8"))
+    parts, about = results["parts"], results["about"]
+    tables = [speed_on_gpu(parts["speed"]), large_on_gpu(parts["large"]), *pieces_on_gpu(parts["micro"])]
+    where = f"{parts['speed']['card']}, torch {about['torch']}, {about['cpus']} CPU cores."
+    return "\n\n".join([where, *("\n".join(lines) for lines in tables)]) + "\n"
+
+
+def large_on_gpu(large: dict[str, Any]) -> list[str]:
+    """Time and memory of a large model with LoRA, as lines of a table."""
+    columns = (
+        "8B shape, LoRA, 8 records of 1,024 tokens",
+        "ms a step",
+        "peak GiB",
+        "peak by `--dry_run`, without kernels",
+    )
+    arms = {name: each for name, each in large.items() if isinstance(each, dict) and each.get("records") == 8}
+    rows = [(name, f"{each['median']:,.0f}", each["peak GiB"], each["dry run, sum"]) for name, each in arms.items()]
+    return markdown(columns, rows)
+
+
+def pieces_on_gpu(micro: dict[str, Any]) -> Iterator[list[str]]:
+    """Yield the lines of two tables: attention alone and the LM head alone."""
+    kinds = "segments", "flex", "dense mask"
+    columns = "attention of one row, 32 heads of 64, both passes", *(f"{kind}, ms" for kind in kinds)
+    points = {name.removeprefix("attention, "): each for name, each in micro.items() if name.startswith("attention")}
+    yield markdown(columns, [(name, *(piece(each, kind, "ms") for kind in kinds)) for name, each in points.items()])
+    shapes = micro["lm head of 8192 states"]
+    sizes = [size for size in shapes["0.5B"] if re.match(r"chunk \d|plain", size)]
+    rows = [
+        (size, *(f"{piece(each, size, 'ms')}, {piece(each, size, 'peak GiB')} GiB" for each in shapes.values()))
+        for size in sizes
+    ]
+    yield markdown(("LM head of 8,192 states, ms", *shapes), rows)
+
+
+def speed_on_gpu(speed: dict[str, Any]) -> list[str]:
+    """Speed and memory of every arm, as lines of a table."""
+    arms = {name: each for name, each in speed.items() if isinstance(each, dict) and "examples/s" in each}
+    rows = []
+    for name, each in arms.items():
+        point, _, arm = name.rpartition(": ")
+        over = each["examples/s"] / arms[f"{point}: trl grouped"]["examples/s"]
+        rows.append((point, arm, f"{each['median']:.0f}", f"{over:.2f}", f"{each['peak GiB']:.1f}"))
+    return markdown(
+        ("records", "arm", "ms a step", "examples a second over TRL's, grouped by length", "peak GiB"), rows
+    )
+
+
+def piece(measured: dict[str, Any], name: str, figure: str) -> str:
+    """A figure of a piece; a dash where it was not measured."""
+    value = measured.get(name, {}).get(figure)
+    return "-" if value is None else f"{value:.3g}"
+
+
+def markdown(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
+    """The lines of a table."""
+    return [f"| {' | '.join(map(str, row))} |" for row in [columns, ["---"] * len(columns), *rows]]
+
+
+def newest_gpu_file() -> Path:
+    """The newest results of ``python -m benchmarks.gpu``."""
+    return max((HERE / "results").glob("*-gpu-*.json"))
+
+
 def newest_file(suite: str) -> Path | None:
     """The newest results file of a suite; None if there is none."""
     files = [path for path in (HERE / "results").glob("*.json") if re.search(rf"-{suite}(-\d+)?$", path.stem)]
@@ -117,8 +184,13 @@ def fastest(suite: dict[str, Any]) -> str:
 
 if __name__ == "__main__":
     text = PAGE.read_text(encoding="utf-8")
-    made = re.sub(BLOCK.format("tables.py"), lambda _: table(), text)
-    made = re.sub(BLOCK.format("tables.py, points"), lambda _: pictures_and_table_of_points(), made)
+    made = text
+    tables = {"tables.py": table, "tables.py, points": pictures_and_table_of_points, "tables.py, gpu": gpu_tables}
+    for name, make in tables.items():
+        block = re.search(BLOCK.format(name), made)
+        if block is None:
+            sys.exit(f"error: {PAGE} has no block '<!-- {name} -->'")
+        made = made[: block.start()] + make() + made[block.end() :]
     if "--check" in sys.argv[1:]:
         sys.exit(f"{PAGE.name}: the table is not that of benchmarks/results" if made != text else 0)
     PAGE.write_text(made, encoding="utf-8")

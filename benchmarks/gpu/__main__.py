@@ -6,7 +6,8 @@
 
 Call it in the root of a checkout. Each part runs in its own process, which is forked after the imports and has its own
 time limit, so a crash or a hang of one part does not affect the others. A part writes its results to OUT/PART.json
-after every measurement. The last lines of the output are a digest.
+after every measurement. The last lines of the output are a digest; OUT/results.json holds all parts, and goes into
+`benchmarks/results/` as DATE-gpu-CARD.json, from which `benchmarks/tables.py` writes its tables.
 """
 
 from __future__ import annotations
@@ -93,6 +94,7 @@ def run_part(name: str, world: World, seconds: float, forked: bool = True) -> No
                     print(f"  no CUDA in a forked process ({str(error)[:200]}); parts are started anew", flush=True)
                     os._exit(NO_FORK)
                 raise
+            result.put("card", torch.cuda.get_device_name(), say=False)
             result.put("started after", round(time.perf_counter() - result.began, 1), say=False)
         if name != "correct":
             # As while JepaTrainer trains, so that TRL has the same kernels: cuDNN would plan for every new shape.
@@ -191,18 +193,24 @@ def main() -> int:
             summary["parts"][child.name] = {"state": state, "s": round(time.perf_counter() - child.began, 1)}
         (world.out / "summary.json").write_text(json.dumps(summary, indent=1), encoding="utf-8")
     shutil.rmtree(world.scratch, ignore_errors=True)
+    joined = {"about": head, "parts": {name: read(world.out, name) for name in PARTS if read(world.out, name)}}
+    (world.out / "results.json").write_text(json.dumps(joined, indent=1) + "\n", encoding="utf-8")
     print(digest(world.out, summary), flush=True)
     return 0
+
+
+def read(out: Path, name: str) -> dict[str, Any]:
+    """What a part has written; nothing if it did not run."""
+    path = out / f"{name}.json"
+    values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return values
 
 
 def digest(out: Path, summary: dict[str, Any]) -> str:
     """The summary at the end of the output: errors, and one line for each result of the main parts."""
     lines = ["", "==== digest ====", json.dumps(summary["parts"])]
     for name in PARTS:
-        path = out / f"{name}.json"
-        if not path.is_file():
-            continue
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = read(out, name)
         results = {key: value for key, value in values.items() if isinstance(value, dict)}
         lines += [
             f"ERROR {name} / {key}: {str(value['error'])[:300]}" for key, value in results.items() if "error" in value

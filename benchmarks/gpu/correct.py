@@ -21,7 +21,7 @@ def part_correct(world: World, result: Result) -> None:
     """Loss and gradients of a tree batch against those of separate passes over each sequence in float64."""
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
-    families = {
+    families: dict[str, dict[str, Any]] = {
         "llama": {"model_type": "llama", "head_dim": 32},
         "qwen2 window": {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 37,
                          "num_hidden_layers": 3,
@@ -29,10 +29,10 @@ def part_correct(world: World, result: Result) -> None:
         "gemma2": {"model_type": "gemma2", "head_dim": 32, "sliding_window": 41, "query_pre_attn_scalar": 32},
         "qwen3, head 128": {"model_type": "qwen3", "head_dim": 128},
     }  # fmt: skip
-    small = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-             "intermediate_size": 160, "vocab_size": 2048, "max_position_embeddings": 4096,
+    small: dict[str, Any] = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+             "num_key_value_heads": 2, "intermediate_size": 160, "vocab_size": 2048, "max_position_embeddings": 4096,
              "tie_word_embeddings": True}  # fmt: skip
-    arms = {
+    arms: dict[str, dict[str, Any]] = {
         "branched": {"mode": "llm-jepa", "layout": "branched", "jepa_loss_type": "cosine", "predictors": 2},
         "separate": {"mode": "llm-jepa", "layout": "separate", "jepa_loss_type": "cosine", "predictors": 1},
         "step": {"mode": "step-jepa", "layout": "branched", "jepa_loss_type": "cosine", "pairs": "all"},
@@ -46,7 +46,7 @@ def part_correct(world: World, result: Result) -> None:
             ("qwen2 window", "branched", ()), ("gemma2", "branched", ()),
             ("qwen3, head 128", "inplace", ("bfloat16",))]  # fmt: skip
     both = ("bfloat16", "autocast")
-    plan = [
+    plan: list[tuple[str, str, str, tuple[str, ...]]] = [
         (*case, "sdpa", both) for case in cases if case[0] != "gemma2"
     ]  # transformers refuses gemma2 with sdpa, because of its soft cap
     plan += [(*case, "tree_varlen", both) for case in cases if case[0] != "gemma2"]
@@ -108,7 +108,9 @@ def collated(world: World, model: Any, config: Any, prepared: Any, count: int, *
 
 def slow_loss(model: Any, items: Any, collator: Any, config: Any, device: str) -> Any:
     """The objective by a separate pass over each sequence, without trees, without tree masks and without chunks."""
-    nll, labels, distance, pairs = 0.0, 0, 0.0, 0
+    nll: Any = 0.0
+    distance: Any = 0.0
+    labels = pairs = 0
     for item in items:
         read = {}
         for sequence in collator.sequences(item):

@@ -19,7 +19,7 @@ from stepjepa.batch.sequences import TokenSequence
 from stepjepa.models import attention, segment_attention, varlen_attention
 from stepjepa.models.lm_head import states_at_once, summed_cross_entropy
 from stepjepa.objectives.monitors import MetricWindow
-from stepjepa.objectives.packing import DENSE_ROW, FLEX_ROW, make_collator
+from stepjepa.objectives.packing import make_collator
 from stepjepa.objectives.setup import set_up
 
 from .result import Result, free, peak_memory, rounded, short, timed, wait
@@ -78,10 +78,10 @@ def packed(world: World, tokens: int, record: int) -> Packed:
     sequences = [TokenSequence(np.r_[prompt, ids(piece)]) for prompt in prompts for _ in range(3)]
     rows = pack_passes(sequences, row_length=10**6, kernel="ragged", one_pass=True)[0]
     assert rows.segments is not None
-    segments = Ragged(*(x.to(world.device) if isinstance(x, torch.Tensor) else x for x in ragged(rows.segments)))
-    trees = Trees(
-        *(torch.from_numpy(x).to(world.device) for x in (rows.start, rows.end, rows.positions)), False, segments
-    )
+    moved: dict[str, Any] = {name: each.to(world.device) if isinstance(each, torch.Tensor) else each
+             for name, each in ragged(rows.segments)._asdict().items()}  # fmt: skip
+    start, end, positions = (torch.from_numpy(each).to(world.device) for each in (rows.start, rows.end, rows.positions))
+    trees = Trees(start, end, positions, False, Ragged(**moved))
     width = rows.ids.shape[1]
 
     def states(number: int) -> torch.Tensor:
@@ -100,7 +100,9 @@ def attention_pieces(world: World, result: Result) -> None:
         row = packed(world, tokens, record)
         query, key, value = row.query, row.key, row.value
         assert isinstance(row.trees.segments, Ragged)
-        measured: dict[str, Any] = {"width": row.width, "keys gathered": len(row.trees.segments.key_index)}
+        index = row.trees.segments.key_index
+        assert index is not None
+        measured: dict[str, Any] = {"width": row.width, "keys gathered": len(index)}
 
         def measure(
             name: str, call: Callable[[], torch.Tensor], row: Packed = row, measured: dict[str, Any] = measured
@@ -130,7 +132,6 @@ def attention_pieces(world: World, result: Result) -> None:
 
         mask = varlen_attention.RaggedMask(row.trees, row.trees.segments, None)
         measure("segments", lambda: varlen_attention.ragged_forward(layer, query, key, value, mask)[0])
-        index = row.trees.segments.key_index
         rows = torch.cat([segment_attention._rows(key), segment_attention._rows(value)], 1).detach().requires_grad_()
         measure("its gather alone", lambda: segment_attention.gather(rows, index))
         measure("its gather, index_select", lambda: rows.index_select(0, index))
@@ -202,8 +203,8 @@ def collation(world: World, result: Result) -> None:
     for length in world.sizes((512, 2048), (60,)):
         records = make_records(world.sizes(128, 16), length)
         for name, arm in (("regular", {"mode": "regular"}), ("branched", {"mode": "llm-jepa", "layout": "branched"})):
-            for row in (DENSE_ROW, FLEX_ROW):
-                config = jepa_config(arm, row_length=row)
+            for kind, autocast in (("mask", None), ("varlen", torch.bfloat16)):
+                config = jepa_config(arm)
                 prepared = world.prepared(records, config)
                 encoding, _ = set_up(model, world.tokenizer, config)
                 kinds: dict[str, Any] = {
@@ -211,19 +212,20 @@ def collation(world: World, result: Result) -> None:
                     "device_type": "cuda",
                     "processes": 1,
                     "prompt_labels": False,
+                    "autocast": autocast,
                 }
                 collator = make_collator(model, world.tokenizer, config, **kinds)
-                shapes, cells, tokens, masked = Counter(), 0, 0, 0
+                shapes: Counter[tuple[int, int]] = Counter()
+                cells = tokens = 0
                 size, start = world.sizes(16, 4), time.perf_counter()
                 parts = [range(at, at + size) for at in range(0, len(records), size)]
                 for part in parts:
                     batch = collator(prepared.dataset[index] for index in part)
-                    rows, width = batch["input_ids"].shape
+                    rows, width = batch.input_ids.shape
                     shapes[rows, static_length(width)] += 1
-                    cells, tokens = cells + rows * width, tokens + int(batch["num_tokens"])
-                    masked += "end" in batch
-                measured[f"{length} {name} row {row}"] = {
+                    cells, tokens = cells + rows * width, tokens + batch.num_tokens
+                measured[f"{length} {name}, {kind}"] = {
                     "ms": rounded((time.perf_counter() - start) / len(parts) * 1e3), "shapes": len(shapes),
-                    "filled": rounded(tokens / cells, 3), "masked": masked / len(parts), "last": [rows, width],
+                    "filled": rounded(tokens / cells, 3), "last": [rows, width],
                 }  # fmt: skip
     result.put("collation of 16 records", measured)

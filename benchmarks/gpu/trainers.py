@@ -9,11 +9,11 @@ import time
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
+from unittest.mock import patch
 
 from transformers import TrainerCallback, TrainingArguments
 
 from stepjepa import JepaTrainer
-from stepjepa.objectives import packing
 from stepjepa.training.flops import FlopModel
 
 from .result import Skip, compiled, peak_memory, quiet, rounded, wait
@@ -82,12 +82,8 @@ def arguments(world: World, *, steps: int, batch: int, logging: int = 0, **more:
 @contextlib.contextmanager
 def masked() -> Iterator[None]:
     """Have trees run under a dense mask, whatever the default of the device is."""
-    before = packing.segment_kernel
-    packing.segment_kernel = lambda *_, **__: "mask"
-    try:
+    with patch("stepjepa.objectives.packing.segment_kernel", lambda *_, **__: "mask"):
         yield
-    finally:
-        packing.segment_kernel = before
 
 
 def make_trainer(
@@ -112,17 +108,15 @@ def make_trainer(
 @contextlib.contextmanager
 def flops_once() -> Iterator[None]:
     """Compute the FLOPs of a model once for each shape, since many trainers use the same shape."""
-    before, known = FlopModel.__dict__["of"], {}
+    before = FlopModel.__dict__["of"]
+    known: dict[Any, FlopModel] = {}
 
-    def of(cls: Any, model: Any, **how: Any) -> Any:
+    def of(cls: Any, model: Any, **options: Any) -> FlopModel:
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        key = (model.config.hidden_size, model.config.num_hidden_layers, trained, tuple(sorted(how.items())))
+        key = (model.config.hidden_size, model.config.num_hidden_layers, trained, tuple(sorted(options.items())))
         if key not in known:
-            known[key] = before.__func__(cls, model, **how)
+            known[key] = before.__func__(cls, model, **options)
         return known[key]
 
-    FlopModel.of = classmethod(of)
-    try:
+    with patch.object(FlopModel, "of", classmethod(of)):
         yield
-    finally:
-        FlopModel.of = before

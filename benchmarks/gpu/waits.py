@@ -23,7 +23,7 @@ def part_sync(world: World, result: Result) -> None:
     """Where the host waits for the device in a step of JepaTrainer, and how busy the device is."""
     shape, length, batch = world.sizes(("0.5B", 512, 16), ("toy", 60, 4))
     records = make_records(batch * 16, length)
-    arms = {
+    arms: dict[str, dict[str, Any]] = {
         "branched infonce": {"mode": "llm-jepa", "layout": "branched"},
         "regular": {"mode": "regular"},
         "all terms": {"mode": "llm-jepa", "layout": "branched", "prompt_loss_weight": 0.1, "sigreg": 0.05,
@@ -39,7 +39,7 @@ def part_sync(world: World, result: Result) -> None:
             places: Counter[str] = Counter()
             first, last = 6, 10  # the steps in which waits are counted
 
-            def warned(message: Any, category: Any, filename: str, lineno: int, *_: Any) -> None:
+            def warned(message: Any, *_: Any) -> None:
                 if "synchroniz" in str(message):
                     frames = [
                         f
@@ -59,11 +59,11 @@ def part_sync(world: World, result: Result) -> None:
                     torch.cuda.set_sync_debug_mode("warn" if first <= number < last else "default")
 
             stopwatch.on_step = on_step
-            before, warnings.showwarning = warnings.showwarning, warned
+            before: Any = warnings.showwarning
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("always")
-                    warnings.showwarning = warned
+                    warnings.showwarning = warned  # type: ignore[assignment]  # it needs the message alone
                     trainer.train()
             finally:
                 warnings.showwarning = before
@@ -102,7 +102,8 @@ def profile(world: World, shape: str, arm: dict[str, Any], records: Any, batch: 
 
     stopwatch.on_step = on_step
     trainer.train()
-    spans, names = [], Counter()
+    spans: list[tuple[float, float]] = []
+    names: Counter[str] = Counter()
     for event in state["profiler"].events():
         if str(getattr(event, "device_type", "")).endswith("CUDA"):
             spans.append((event.time_range.start, event.time_range.end))

@@ -114,4 +114,5 @@ class World:
 
 def jepa_config(arm: dict[str, Any], **more: Any) -> JepaConfig:
     """The objective of an arm."""
-    return JepaConfig(**{"max_length": 16384, "jepa_loss_type": "infonce"} | arm | more)
+    settings: dict[str, Any] = {"max_length": 16384, "jepa_loss_type": "infonce"}
+    return JepaConfig(**settings | arm | more)

@@ -1,4 +1,4 @@
-"""Attention by segments: gradients of its gather, windows, autocast, checkpointing, refusals, variable-length calls."""
+"""Attention by segments: gradients of its gather, windows, autocast, checkpointing, refusals."""
 
 from __future__ import annotations
 
@@ -7,36 +7,30 @@ from typing import Any
 
 import pytest
 import torch
-from transformers.masking_utils import chunked_causal_mask_function, sliding_window_causal_mask_function
+from transformers.masking_utils import sliding_window_causal_mask_function
 
 import tiny
 from slow_trees import random_sequences
 from stepjepa.batch.costs import Costs
-from stepjepa.batch.mask import Ragged, Trees
+from stepjepa.batch.mask import Trees
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.batch.pack import pack_passes
-from stepjepa.batch.segments import calls, ragged
+from stepjepa.batch.segments import calls
 from stepjepa.config.jepa import JepaConfig
-from stepjepa.models.attention import SDPA, SEGMENTS, VARLEN, enable_trees, segment_kernel
+from stepjepa.models.attention import enable_trees
 from stepjepa.models.probe import probe
-from stepjepa.models.segment_attention import (
-    RaggedMask,
-    SegmentMask,
-    gather,
-    ragged_forward,
-    segment_forward,
-    segment_mask,
-)
+from stepjepa.models.segment_attention import SegmentMask, gather, segment_forward, segment_mask
 
 ModelFactory = Callable[..., Any]
 EACH = Costs(1.0, 1.0)
 
 
-def trees_of(seed: int, kind: str) -> Trees:
+def mask_of(seed: int, rule: Any) -> SegmentMask:
     (rows,) = pack_passes(random_sequences(seed, vocabulary=3), row_length=10**6, kernel="ragged")
     assert rows.segments is not None
-    made = calls(rows.segments, EACH) if kind == "calls" else ragged(rows.segments)
-    return Trees(*map(torch.from_numpy, (rows.start, rows.end, rows.positions)), segments=made)
+    made = calls(rows.segments, EACH)
+    trees = Trees(*map(torch.from_numpy, (rows.start, rows.end, rows.positions)), segments=made)
+    return segment_mask(trees, made, rule, torch.float32)
 
 
 def by_segments(tokenizer: Any, **options: Any) -> Batch:
@@ -58,8 +52,7 @@ def test_the_gradient_of_a_gather_is_that_of_an_index() -> None:
 
 @pytest.mark.parametrize(("window", "plain"), [(100, True), (3, False)])
 def test_a_window_that_no_path_fills_needs_no_mask(window: int, plain: bool) -> None:
-    mask = segment_mask(trees_of(2, "calls"), sliding_window_causal_mask_function(window), torch.float32)
-    assert isinstance(mask, SegmentMask)
+    mask = mask_of(2, sliding_window_causal_mask_function(window))
     whole = [each.mask for each in mask.of_dtype(torch.float32) if each.shape.causal]
     assert whole
     assert all((each is None) == plain for each in whole)
@@ -92,12 +85,10 @@ def test_gradient_checkpointing_changes_nothing(
 
 
 @pytest.mark.parametrize("name", ["softcap", "s_aux", "position_bias"])
-@pytest.mark.parametrize(("kind", "forward"), [("calls", segment_forward), ("ragged", ragged_forward)])
-def test_changed_scores_are_refused(kind: str, forward: Any, name: str) -> None:
+def test_changed_scores_are_refused(name: str) -> None:
     states = torch.zeros(1, 1, 3, 2)
-    mask = segment_mask(trees_of(2, kind), None, torch.float32)
     with pytest.raises(ValueError, match=f"no {name}; load the model with attn_implementation 'eager'"):
-        forward(torch.nn.Identity(), states, states, states, mask, **{name: torch.ones(1)})
+        segment_forward(torch.nn.Identity(), states, states, states, mask_of(2, None), **{name: torch.ones(1)})
 
 
 @pytest.mark.parametrize(
@@ -117,75 +108,3 @@ def test_a_model_whose_segments_differ_runs_masks(tiny_model: ModelFactory, monk
     monkeypatch.setattr("stepjepa.models.segment_attention._call_mask", leaking)
     found = probe(tiny_model("llama", num_hidden_layers=3, rms_norm_eps=1e-4))
     assert (found.no_tree, found.segments) == (None, False)
-
-
-def test_which_attention_runs_where(tiny_model: ModelFactory) -> None:
-    for name, segments, wanted, kernels in [
-        (None, False, SDPA, ("mask", "mask")),
-        (None, True, SEGMENTS, ("cheapest", "mask")),
-        (VARLEN, True, VARLEN, ("cheapest", "ragged")),
-        (VARLEN, False, SDPA, ("mask", "mask")),
-    ]:
-        model = tiny_model("llama")
-        if name is not None:
-            model.set_attn_implementation(name)
-        enable_trees(model, segments=segments)
-        assert model.config._attn_implementation == wanted
-        assert (segment_kernel(model, "cpu"), segment_kernel(model, "cuda")) == kernels
-
-
-# -- one variable-length call ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("rule", "layer_window", "wanted"),
-    [
-        (None, None, -1),
-        (sliding_window_causal_mask_function(5), 5, 5),
-        (sliding_window_causal_mask_function(5), 4, None),
-        (sliding_window_causal_mask_function(5), None, None),
-        (chunked_causal_mask_function(5, torch.zeros(1, dtype=torch.long)), 5, None),
-    ],
-    ids=["causal", "window", "another window", "unnamed window", "chunks"],
-)
-def test_only_a_sliding_window_becomes_one_of_the_kernel(rule: Any, layer_window: Any, wanted: Any) -> None:
-    trees = trees_of(2, "ragged")
-    assert isinstance(trees.segments, Ragged)
-    assert RaggedMask(trees, trees.segments, rule).window(layer_window) == wanted
-
-
-@pytest.mark.parametrize("window", [None, 3])
-@pytest.mark.parametrize("heads", [(3, 3), (6, 2)])
-def test_the_variable_length_call_gets_the_segments(
-    heads: tuple[int, int], window: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A plain loop stands for the kernel: causal, aligned at the end, ``window_size`` keys before each query."""
-
-    def loop(query: Any, key: Any, value: Any, bounds: Any, key_bounds: Any, *most: int, **given: Any) -> Any:
-        assert given["enable_gqa"] == (heads[0] != heads[1])
-        assert most == (int(bounds.diff().max()), int(key_bounds.diff().max()))
-        before, behind = given["window_size"]
-        assert behind == 0
-        out = torch.empty_like(query)
-        times = query.shape[1] // key.shape[1]
-        for segment in range(len(bounds) - 1):
-            for place in range(int(bounds[segment]), int(bounds[segment + 1])):
-                last = int(key_bounds[segment + 1]) - (int(bounds[segment + 1]) - place)
-                first = max(int(key_bounds[segment]), last - before) if before >= 0 else int(key_bounds[segment])
-                keys, values = (each[first : last + 1].repeat_interleave(times, 1) for each in (key, value))
-                scores = torch.einsum("hd,khd->hk", query[place], keys) * given["scale"]
-                out[place] = torch.einsum("hk,khd->hd", scores.softmax(-1), values)
-        return out
-
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", loop)
-    monkeypatch.setattr("stepjepa.models.segment_attention._takes_varlen", lambda query: True)
-    draw = torch.Generator().manual_seed(3)
-    trees = trees_of(2, "ragged")
-    length = trees.start.shape[1]
-    query, key, value = (torch.randn(1, count, length, 5, generator=draw) for count in (heads[0], heads[1], heads[1]))
-    rule = None if window is None else sliding_window_causal_mask_function(window)
-    mask: Any = segment_mask(trees, rule, torch.float32)
-    found, _ = ragged_forward(torch.nn.Identity(), query, key, value, mask, scaling=0.4, sliding_window=window)
-    same: Any = segment_mask(trees_of(2, "calls"), rule, torch.float32)
-    wanted, _ = segment_forward(torch.nn.Identity(), query, key, value, same, scaling=0.4)
-    tiny.assert_same(found, wanted)

@@ -210,7 +210,8 @@ def _inputs(rows: Rows, costs: Costs | None) -> Batch:
         tensors = vars(calls(rows.segments, costs))
         batch |= Batch(tensors, shapes=CallShapes(tensors["shapes"]))
     elif rows.segments is not None:
-        batch |= ragged(rows.segments)._asdict()
+        values = ragged(rows.segments)._asdict()
+        batch |= {name: value for name, value in values.items() if value is not None}
     return batch
 
 

@@ -56,7 +56,7 @@ class Calls:
     output_index: Tensor  # [T] place of each token's result among all queries
 
     @property
-    def pairs(self) -> int:
+    def scores(self) -> int:
         """Number of queries against keys that are computed, padding included."""
         return sum(each.segments * each.queries * each.keys for each in self.shapes)
 
@@ -82,14 +82,10 @@ class Ragged(NamedTuple):
 
     query_bounds: Tensor  # [S + 1] int32: where the queries of each segment begin, and T
     key_bounds: Tensor  # [S + 1] int32: the same in ``key_index``
-    key_index: Tensor  # [sum of keys] columns of the keys of each segment
     most_queries: int
     most_keys: int
-
-    @property
-    def pairs(self) -> int:
-        """Number of queries against keys."""
-        return int((self.query_bounds.diff().long() * self.key_bounds.diff()).sum())
+    scores: int  # queries against keys
+    key_index: Tensor | None = None  # [sum of keys] columns of the keys of each segment; None: those of the row itself
 
 
 class Trees(NamedTuple):

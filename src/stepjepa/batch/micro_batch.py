@@ -115,8 +115,10 @@ class Batch(dict[str, BatchValue]):
             names = ("query_index", "key_index", "query_count", "key_count", "output_index")
             return Calls(self._get("shapes", CallShapes).shapes, *(self._get(name, Tensor) for name in names))
         if "query_bounds" in self:
-            queries, keys, index = (self._get(name, Tensor) for name in ("query_bounds", "key_bounds", "key_index"))
-            return Ragged(queries, keys, index, self._get("most_queries", int), self._get("most_keys", int))
+            queries, keys = (self._get(name, Tensor) for name in ("query_bounds", "key_bounds"))
+            most_queries, most_keys, scores = (self._get(name, int) for name in ("most_queries", "most_keys", "scores"))
+            index = self._get("key_index", Tensor) if "key_index" in self else None
+            return Ragged(queries, keys, most_queries, most_keys, scores, index)
         return None
 
     @property

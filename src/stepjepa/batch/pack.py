@@ -18,6 +18,9 @@ from stepjepa.batch.mask import Kernel
 from stepjepa.batch.segments import Segments, added_segments, cheapest_calls
 from stepjepa.batch.sequences import Numbers, TokenSequence
 
+WORTH_GATHERING = 0.05
+"""Share of the tokens that one variable-length call must save by sharing: gathering keys costs a GPU as much."""
+
 Range = tuple[int, int]
 """The first and one past the last of some consecutive sequences."""
 
@@ -86,6 +89,8 @@ def pack_passes(
         none = np.zeros((1, 1), np.int64)
         return [Rows(none + pad_id, none, none, none + 1, [], np.zeros(1, np.int64), False)]
     laid = _Sorted(sequences, groups, pad_id)
+    if kernel == "ragged" and not one_each and laid.saved < WORTH_GATHERING:
+        laid = _Sorted(sequences, range(len(sequences)), pad_id)
     passes = laid.passes_of_rows(row_length, None if one_pass else costs, one_each=one_each)
     if not one_each and kernel != "mask":
         by_segments = laid.passes_of_segments(None if one_pass else pass_length)
@@ -108,6 +113,11 @@ class _Sorted:
         self._isolating = np.cumsum([False, *(start is not None and start.any() for start in starts)])
         self._paths: list[Numbers] = [np.empty(0, np.int64)] * len(sequences)
         self._cells = 0
+
+    @property
+    def saved(self) -> float:
+        """Share of all tokens that are not computed, since they are shared."""
+        return float(self.shared.sum() / self.lengths.sum())
 
     def sizes(self, first: Numbers, last: int) -> Numbers:
         """Return the lengths of rows that hold sequences first..last-1, for each of several ``first``.

@@ -117,5 +117,14 @@ def ragged(segments: Segments) -> Ragged:
         return torch.from_numpy(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32))
 
     queries, keys = segments.queries, segments.keys
-    index = torch.from_numpy(np.concatenate(segments.paths))
-    return Ragged(bounds(queries), bounds(keys), index, int(queries.max()), int(keys.max()))
+    index = np.concatenate(segments.paths)
+    # Where nothing is shared every segment is its own path, and no key need be gathered.
+    whole = len(index) == int(queries.sum()) and bool((index == np.arange(len(index))).all())
+    return Ragged(
+        bounds(queries),
+        bounds(keys),
+        int(queries.max()),
+        int(keys.max()),
+        int((queries * keys).sum()),
+        None if whole else torch.from_numpy(index),
+    )

@@ -151,3 +151,10 @@ def load_heads(heads: nn.ModuleDict, folder: str | Path) -> None:
             raise ValueError(f"expected {path.name} in {folder}, got none; the checkpoint was made without this head")
         state: dict[str, Any] = load_file(path)
         set_model_state_dict(head, state, options=StateDictOptions(full_state_dict=True))
+
+
+def drops_attention(model: PreTrainedModel) -> bool:
+    """Whether a model drops attention weights while it trains, by the names that configurations have for it."""
+    config = model.config.get_text_config()
+    names = "attention_dropout attn_dropout attn_pdrop attention_dropout_prob attention_probs_dropout_prob"
+    return any(getattr(config, name, None) for name in names.split())

@@ -56,8 +56,8 @@ def enable_trees(model: PreTrainedModel, *, segments: bool = False) -> None:
     """Switch a model to the registered attention implementation that suits it.
 
     FlexAttention if the model was loaded with it; otherwise sdpa, or eager if the model was loaded with eager or
-    refuses sdpa. ``segments`` lets a model that takes sdpa run segments, too, on a GPU if it was loaded with
-    ``tree_varlen``. Whether a model can run trees, and segments, is tested by :mod:`stepjepa.models.probe`.
+    refuses sdpa. ``segments`` lets a model that takes sdpa run segments, too, see
+    :func:`segment_kernel`. Whether a model can run trees, and segments, is tested by :mod:`stepjepa.models.probe`.
     """
     if uses_flex(model):
         sdpa = getattr(model, "_supports_sdpa", False)
@@ -77,12 +77,18 @@ def plain_attention(model: PreTrainedModel) -> str:
     return "sdpa" if getattr(model, "_supports_sdpa", False) and not eager else "eager"
 
 
-def segment_kernel(model: PreTrainedModel, device_type: str) -> Kernel:
-    """What a model that :func:`enable_trees` has switched runs trees by on a device."""
+def segment_kernel(model: PreTrainedModel, device_type: str, *, varlen: bool) -> Kernel:
+    """Return the kernel by which a model that :func:`enable_trees` has switched runs trees on a device.
+
+    ``varlen`` tells whether FlashAttention computes the model's attention there. Asked for by name, as ``tree_varlen``,
+    it is taken anyway: what FlashAttention does not compute then runs a segment at a time.
+    """
     attention = model.config._attn_implementation
-    if attention == VARLEN:
-        return "cheapest" if device_type == "cpu" else "ragged"
-    return "cheapest" if attention == SEGMENTS and device_type == "cpu" else "mask"
+    if attention not in (SEGMENTS, VARLEN):
+        return "mask"
+    if device_type == "cpu":
+        return "cheapest"
+    return "ragged" if varlen or attention == VARLEN else "mask"
 
 
 # -- Dense masks -------------------------------------------------------------------------------------------------------
@@ -113,6 +119,17 @@ def _additive(given: tuple[Trees, Rule | None, torch.dtype], hidden: float) -> T
     trees, rule, dtype = given
     allowed = dense(trees, rule)
     return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, hidden)
+
+
+def _fused(trees: Trees, rule: Rule | None, dtype: torch.dtype) -> Tensor:
+    """The additive mask of fused attention, such that no layer on a GPU needs a copy of it."""
+    allowed = dense(trees, rule)
+    device, (*front, length) = allowed.device, allowed.shape
+    if torch.is_autocast_enabled(device.type):
+        dtype = torch.get_autocast_dtype(device.type)
+    # The memory-efficient kernel reads rows that begin at multiples of 16 numbers.
+    longer = torch.zeros(*front, -(-length // 16) * 16, dtype=dtype, device=device)
+    return longer[..., :length].masked_fill_(~allowed, -torch.inf)
 
 
 def _sdpa(
@@ -237,7 +254,7 @@ def _additive_or_segments(trees: Trees, rule: Rule | None, dtype: torch.dtype) -
         return RaggedMask(trees, trees.segments, rule)
     if trees.segments is not None:
         return segment_mask(trees, trees.segments, rule, dtype)
-    return _additive((trees, rule, dtype), -torch.inf)
+    return _fused(trees, rule, dtype)
 
 
 def _sdpa_or_segments(module: nn.Module, *states_and_mask: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
@@ -249,7 +266,7 @@ def _sdpa_or_segments(module: nn.Module, *states_and_mask: Any, **kwargs: Any) -
     return _sdpa(module, *states_and_mask, **kwargs)
 
 
-_register(SDPA, _sdpa, sdpa_mask, lambda *given: _additive(given, -torch.inf))
+_register(SDPA, _sdpa, sdpa_mask, _fused)
 for _name in (SEGMENTS, VARLEN):
     _register(_name, _sdpa_or_segments, sdpa_mask, _additive_or_segments)
 _register(EAGER, _eager, eager_mask, lambda *given: _additive(given, torch.finfo(given[2]).min))

@@ -27,6 +27,7 @@ from stepjepa.batch.sequences import Ids, SampledRecord, TokenizedRecord
 from stepjepa.models.architecture import HEADS, base_model
 from stepjepa.models.attention import enable_trees, plain_attention
 from stepjepa.models.encode import encode
+from stepjepa.models.varlen_attention import refusals
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -60,6 +61,7 @@ class Findings(NamedTuple):
     unreached: frozenset[str] = frozenset()  # parameter_pattern of each weight that gets no gradient from a text
     partly: bool = False  # of some patterns only a part of the weights gets a gradient
     segments: bool = False  # it can also run trees by segments, without a mask
+    varlen: bool = False  # ... and FlashAttention computes its attention, so that a GPU runs them as one call
 
 
 _findings: dict[str, Findings] = {}  # by class and configuration
@@ -123,7 +125,7 @@ def _check(model: PreTrainedModel) -> Findings:
     if not getattr(model, "_supports_attention_backend", False):
         reason = f"{name} does not use transformers' attention interface, which brings masks to layers"
         return Findings(None, reason, unreached, partly)
-    no_tree, segments = None, False
+    no_tree, segments, varlen = None, False, False
     try:
         enable_trees(small)
         if (gap := _difference(_states(small, sequences, "tree"), alone)) > ROUNDING:
@@ -131,16 +133,19 @@ def _check(model: PreTrainedModel) -> Findings:
     except Exception as error:  # any error again; the model then runs plain rows, and the reason is shown
         no_tree = f"{name} fails on prefix trees ({type(error).__name__}: {error})"
     if no_tree is None and plain_attention(small) == "sdpa":
-        segments = _runs_segments(small, sequences, alone)
-    return Findings(None, no_tree, unreached, partly, segments)
+        segments, varlen = (_runs_segments(small, sequences, alone, kernel) for kernel in SEGMENT_KERNELS)
+    return Findings(None, no_tree, unreached, partly, segments, segments and varlen)
 
 
-def _runs_segments(model: PreTrainedModel, sequences: Sequence[Ids], alone: Sequence[Tensor]) -> bool:
+SEGMENT_KERNELS: tuple[Kernel, Kernel] = ("calls", "ragged")
+
+
+def _runs_segments(model: PreTrainedModel, sequences: Sequence[Ids], alone: Sequence[Tensor], kernel: Kernel) -> bool:
     """Whether a small copy that runs trees also computes, by segments, the states of sequences alone."""
     try:
         enable_trees(model, segments=True)
-        # With these costs each segment is a call of its own: the first one as a whole path, the others under a mask.
-        return _difference(_states(model, sequences, "tree", Costs(token=1.0, pair=1.0)), alone) <= ROUNDING
+        with refusals() as refused:
+            return _difference(_states(model, sequences, "tree", kernel), alone) <= ROUNDING and not refused
     except Exception:  # an unknown architecture may raise anything; it then runs trees under a mask
         return False
 
@@ -174,12 +179,13 @@ def _sequences() -> list[Ids]:
 
 
 def _states(
-    model: PreTrainedModel, sequences: Sequence[Ids], encoding: Encoding, costs: Costs | None = None
+    model: PreTrainedModel, sequences: Sequence[Ids], encoding: Encoding, kernel: Kernel = "mask"
 ) -> list[Tensor]:
-    """Compute the last hidden states of each sequence, ``[N, D]``, as in training; with ``costs`` by segments."""
+    """Compute the last hidden states of each sequence, ``[N, D]``, as in training."""
     pad = max(getattr(model.config.get_text_config(), "pad_token_id", None) or 0, 0)
     none = np.empty(0, np.int32)
-    kernel: Kernel = "mask" if costs is None else "calls"
+    # With these costs each segment is a call of its own: the first one as a whole path, the others under a mask.
+    costs = Costs(token=1.0, pair=1.0) if kernel == "calls" else None
     collator = Collator("separate", none, encoding=encoding, row_length=10**6, costs=costs, kernel=kernel, pad_id=pad)
     batch = collator(SampledRecord(TokenizedRecord(ids, none)) for ids in sequences)
     every = torch.arange(batch.input_ids.numel())

@@ -6,6 +6,9 @@ nothing compiled. FlashAttention takes 16 bits; anything else runs as a call for
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
@@ -40,11 +43,18 @@ class RaggedMask:
         return wanted if torch.equal(seen, query - key < wanted) else None
 
 
-def takes_varlen(device: torch.device | str, dtype: torch.dtype, head_size: int) -> bool:
-    """Whether FlashAttention has a variable-length call for heads of this size, computed in this dtype on a device."""
-    if torch.device(device).type != "cuda" or dtype not in HALF or head_size > 256 or head_size % 8:
-        return False
-    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
+_refused: ContextVar[list[str] | None] = ContextVar("refused", default=None)
+
+
+@contextmanager
+def refusals() -> Iterator[list[str]]:
+    """Collect why attention inside the block is none that FlashAttention computes, whatever its device and dtype."""
+    reasons: list[str] = []
+    token = _refused.set(reasons)
+    try:
+        yield reasons
+    finally:
+        _refused.reset(token)
 
 
 def ragged_forward(
@@ -70,15 +80,29 @@ def ragged_forward(
         dtype = torch.get_autocast_dtype("cuda")
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     window, size, of_value = attention_mask.window(sliding_window), key.shape[3], value.shape[3]
-    slow = dropout or window is None or of_value > size
-    if slow or not takes_varlen(query.device, query.dtype, size):
+    reason = _refusal(window, size, of_value, dropout)
+    if reason is not None and (reasons := _refused.get()) is not None:
+        reasons.append(reason)
+    if window is None or reason is not None or not _runs_flash(query):
         return segment_by_segment(query, key, value, attention_mask, scaling=scaling, dropout=dropout), None
-    assert window is not None
     # FlashAttention has one size of heads.
     value = F.pad(value, (0, size - of_value)) if of_value < size else value
     call = VarlenCall(attention_mask.segments, size**-0.5 if scaling is None else scaling, window)
     output: Tensor = _Varlen.apply(*(each[0].transpose(0, 1) for each in (query, key, value)), call)
     return output[None, :, :, :of_value], None
+
+
+def _runs_flash(query: Tensor) -> bool:
+    return query.is_cuda and query.dtype in HALF
+
+
+def _refusal(window: int | None, size: int, of_value: int, dropout: float) -> str | None:
+    """Why FlashAttention has no variable-length call for a layer; None if it has."""
+    if window is None:
+        return "its rule is no sliding window"
+    if size > 256 or size % 8 or of_value > size:
+        return f"heads of {size} for keys and {of_value} for values"
+    return f"dropout of {dropout}" if dropout else None
 
 
 class VarlenCall(NamedTuple):
@@ -130,7 +154,7 @@ class _Varlen(Function):
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, call: VarlenCall) -> Tensor:
         """Query ``[T, H, d]`` (the segments stand behind each other), key and value ``[T, G, d]``, to ``[T, H, d]``."""
         index = call.segments.key_index
-        output, *states = flash_forward(query, key.index_select(0, index), value.index_select(0, index), call)
+        output, *states = flash_forward(query, _gathered(key, index), _gathered(value, index), call)
         ctx.call = call
         ctx.save_for_backward(query, key, value, output, *states)
         return output
@@ -138,14 +162,22 @@ class _Varlen(Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, *result = ctx.saved_tensors
-        index, groups, size = ctx.call.segments.key_index, key.shape[1], key.shape[2]
-        saved = query, key.index_select(0, index), value.index_select(0, index), *result
-        of_query, *of_gathered = flash_backward(gradient.contiguous(), saved, ctx.call)
-        both = torch.cat(of_gathered, 1).flatten(1)
-        # What index_add_ does, but that rounds in 16 bits after every summand, and in any order.
-        summed = torch.ops.aten.embedding_dense_backward(both, index, len(key), -1, False)
-        of_key, of_value = summed.view(len(key), 2, groups, size).unbind(1)
-        return of_query, of_key, of_value, None
+        index = ctx.call.segments.key_index
+        saved = query, _gathered(key, index), _gathered(value, index), *result
+        of_query, of_keys, of_values = flash_backward(gradient.contiguous(), saved, ctx.call)
+        return of_query, _summed(of_keys, index, key), _summed(of_values, index, value), None
+
+
+def _gathered(states: Tensor, index: Tensor | None) -> Tensor:
+    return states if index is None else states.index_select(0, index)
+
+
+def _summed(gradient: Tensor, index: Tensor | None, states: Tensor) -> Tensor:
+    """The gradient of states ``[T, G, d]`` from that of the gathered ones; a sum in 16 bits would be rounded often."""
+    if index is None:
+        return gradient
+    summed = torch.zeros(states.shape, dtype=torch.float32, device=states.device)
+    return summed.index_add_(0, index, gradient.float()).to(states.dtype)
 
 
 def segment_by_segment(
@@ -154,8 +186,9 @@ def segment_by_segment(
     """``[1, T, H, e]``: attention of one segment after the other."""
     segments, results, zero = mask.segments, [], torch.zeros((), dtype=torch.long, device=query.device)
     bounds, key_bounds = segments.query_bounds.tolist(), segments.key_bounds.tolist()
+    columns = torch.arange(query.shape[2], device=query.device) if segments.key_index is None else segments.key_index
     for first, last, begin, end in zip(bounds, bounds[1:], key_bounds, key_bounds[1:], strict=False):
-        index = segments.key_index[begin:end]
+        index = columns[begin:end]
         number, count = last - first, len(index)
         place = torch.arange(count, device=query.device)
         seen = place <= place[count - number :, None]

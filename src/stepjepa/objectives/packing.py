@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from stepjepa.batch.collate import Collator, Encoding, Packing
 from stepjepa.batch.costs import Costs
 from stepjepa.chat.tokens import predictor_ids
 from stepjepa.config.jepa import JepaConfig
-from stepjepa.models.architecture import base_model, find_decoder
+from stepjepa.models.architecture import base_model, drops_attention, find_decoder
 from stepjepa.models.attention import segment_kernel, uses_flex
+from stepjepa.models.probe import probe
+from stepjepa.models.varlen_attention import HALF
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -56,20 +60,38 @@ def cpu_costs(model: PreTrainedModel) -> Costs:
     )
 
 
-def packing(model: PreTrainedModel, config: JepaConfig, device_type: str, processes: int = 1) -> Packing:
-    """How the sequences of a micro-batch are packed for a model after ``setup.set_up``: arguments of ``Collator``."""
+def packing(
+    model: PreTrainedModel,
+    config: JepaConfig,
+    device_type: str,
+    processes: int = 1,
+    autocast: torch.dtype | None = None,
+) -> Packing:
+    """How the sequences of a micro-batch are packed for a model after ``setup.set_up``: arguments of ``Collator``.
+
+    ``autocast`` is the dtype in which passes will compute, None for the model's own.
+    """
     base = base_model(model)
     decoder, on_cpu = base.config.get_text_config(), device_type == "cpu"
     return {
         "row_length": config.row_length or (CPU_ROW if on_cpu else FLEX_ROW if uses_flex(base) else DENSE_ROW),
         "pass_length": config.row_length,
         "costs": cpu_costs(model) if on_cpu else None,
-        "kernel": segment_kernel(base, device_type),
+        "kernel": segment_kernel(base, device_type, varlen=runs_varlen(base, device_type, autocast or base.dtype)),
         # Processes that train together must all run equally many passes, so if there are several, each runs one.
         "one_pass": processes > 1,
         "share_prefixes": config.share_prefixes,
         "positions": getattr(decoder, "max_position_embeddings", None),
     }
+
+
+def runs_varlen(model: PreTrainedModel, device_type: str, dtype: torch.dtype) -> bool:
+    """Whether FlashAttention computes a model's attention on the devices of a type: in 16 bits, without dropout."""
+    if device_type != "cuda" or dtype not in HALF or torch.version.hip is not None or drops_attention(model):
+        return False
+    # A run on a GPU may be estimated on a machine without one.
+    old = torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 0)
+    return not old and probe(model).varlen
 
 
 def make_collator(
@@ -81,6 +103,7 @@ def make_collator(
     device_type: str,
     processes: int,
     prompt_labels: bool,
+    autocast: torch.dtype | None = None,
 ) -> Collator:
     """The collator for a model after ``setup.set_up``.
 
@@ -92,12 +115,13 @@ def make_collator(
         device_type: of the devices that train, such as ``cuda``.
         processes: number that train together.
         prompt_labels: also label the tokens of the prompt, for an objective with the term ``prompt_loss``.
+        autocast: dtype in which passes will compute; None for the model's own.
     """
     return Collator.of(
         config,
         predictor_ids(tokenizer, config.used_predictors),
         encoding=encoding,
         prompt_labels=prompt_labels,
-        **packing(model, config, device_type, processes),
+        **packing(model, config, device_type, processes, autocast),
         pad_id=tokenizer.pad_token_id or 0,
     )

@@ -185,7 +185,16 @@ def _estimate(
     check_batch_size(config, training, objective.compares_pairs)
     if sharding:
         check_sharding(config, run.eval_generate, run.eval_retrieval or None)
-    jepa = Jepa(model, tokenizer, config, objective=objective, device=device, processes=processes, rows=False)
+    jepa = Jepa(
+        model,
+        tokenizer,
+        config,
+        objective=objective,
+        device=device,
+        processes=processes,
+        autocast=torch.bfloat16 if training.bf16 else torch.float16 if training.fp16 else None,
+        rows=False,
+    )
     check_positions(jepa.collator, prepared, held_out)
     fsdp = training.fsdp_config if isinstance(training.fsdp_config, dict) else {}
     checkpointing = training.gradient_checkpointing or str(fsdp.get("activation_checkpointing")).lower() == "true"

@@ -178,7 +178,9 @@ class NonfiniteGuard(TrainerCallback):
     ) -> None:
         """Raise ``UserError`` if the norm of the gradient, the same on every process, is not finite."""
         trainer = self._trainer
-        if math.isfinite(float(self.norm.full_tensor() if isinstance(self.norm, DTensor) else self.norm or 0.0)):
+        norm = self.norm.full_tensor() if isinstance(self.norm, DTensor) else self.norm
+        # The one wait of a step for its device.
+        if norm is None or math.isfinite(float(norm)):
             return
         of_this_process = [
             (batch.records.lines, {name: float(part) for name, part in parts.items()})

@@ -57,7 +57,7 @@ def _squares(batch: Batch) -> int:
     """Count the (query, key) pairs of attention in one pass: of all calls by segments, or of whole rows."""
     segments = batch.trees and batch.trees.segments
     if segments:
-        return segments.pairs
+        return segments.scores
     rows, length = batch.input_ids.shape
     return rows * length * length
 

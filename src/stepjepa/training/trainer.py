@@ -143,6 +143,7 @@ class JepaTrainer(Trainer):
             seed=args.seed,
             device=args.device,
             processes=args.world_size,
+            autocast=torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None,
         )
         self.objective = self.bound.objective
         self.encoding, self.encoding_reason = self.bound.encoding, self.bound.encoding_reason

@@ -1,0 +1,197 @@
+"""Attention by segments as one variable-length call: its arguments and gradients, what it refuses, where it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers.masking_utils import chunked_causal_mask_function, sliding_window_causal_mask_function
+
+import tiny
+from slow_trees import random_sequences
+from stepjepa.batch.mask import Trees
+from stepjepa.batch.pack import pack_passes
+from stepjepa.batch.segments import ragged
+from stepjepa.config.jepa import JepaConfig
+from stepjepa.models import varlen_attention
+from stepjepa.models.attention import SDPA, SEGMENTS, VARLEN, enable_trees, segment_kernel
+from stepjepa.models.probe import probe
+from stepjepa.models.varlen_attention import RaggedMask, VarlenCall, ragged_forward, refusals, segment_by_segment
+from stepjepa.objectives.packing import packing
+
+ModelFactory = Callable[..., Any]
+NO_LAYER = torch.nn.Identity()
+
+
+def mask_of(seed: int, rule: Any, *, shared: bool = True) -> RaggedMask:
+    sequences = random_sequences(seed, vocabulary=3 if shared else 97)
+    groups = None if shared else range(len(sequences))
+    (rows,) = pack_passes(sequences, row_length=10**6, kernel="ragged", groups=groups)
+    assert rows.segments is not None
+    made = ragged(rows.segments)
+    assert (made.key_index is not None) == shared
+    return RaggedMask(Trees(*map(torch.from_numpy, (rows.start, rows.end, rows.positions))), made, rule)
+
+
+def attended(query: Tensor, keys: Tensor, values: Tensor, call: VarlenCall) -> Tensor:
+    """A plain loop in place of the kernel: causal, aligned at the end, so many keys before each query."""
+    bounds, key_bounds, most_queries, most_keys, dropout, causal = call.arguments
+    assert (most_queries, most_keys) == (int(bounds.diff().max()), int(key_bounds.diff().max()))
+    assert dropout == 0
+    assert causal == (call.window < 0)
+    before = call.named["window_size_left"]
+    assert call.named["window_size_right"] == 0
+    rows, times = [], query.shape[1] // keys.shape[1]
+    for segment in range(len(bounds) - 1):
+        for place in range(int(bounds[segment]), int(bounds[segment + 1])):
+            last = int(key_bounds[segment + 1]) - (int(bounds[segment + 1]) - place)
+            first = max(int(key_bounds[segment]), last - int(before)) if before >= 0 else int(key_bounds[segment])
+            own, of_own = (each[first : last + 1].repeat_interleave(times, 1) for each in (keys, values))
+            scores = torch.einsum("hd,khd->hk", query[place], own) * call.named["scale"]
+            rows.append(torch.einsum("hk,khd->hd", scores.softmax(-1), of_own))
+    return torch.stack(rows)
+
+
+@pytest.fixture
+def loop_for_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forward(query: Tensor, keys: Tensor, values: Tensor, call: VarlenCall) -> tuple[Tensor, ...]:
+        return attended(query, keys, values, call), *torch.zeros(3, 1)
+
+    def backward(gradient: Tensor, saved: tuple[Tensor, ...], call: VarlenCall) -> tuple[Tensor, ...]:
+        with torch.enable_grad():
+            given = [each.detach().requires_grad_() for each in saved[:3]]
+            output = attended(*given, call)
+        assert torch.equal(output, saved[3])
+        return torch.autograd.grad(output, given, gradient)
+
+    monkeypatch.setattr(varlen_attention, "flash_forward", forward)
+    monkeypatch.setattr(varlen_attention, "flash_backward", backward)
+    monkeypatch.setattr(varlen_attention, "_runs_flash", lambda query: True)
+
+
+@pytest.mark.usefixtures("loop_for_kernel")
+@pytest.mark.parametrize("shared", [True, False], ids=["shared", "nothing shared"])
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize(("heads", "of_value"), [((3, 3), 8), ((6, 2), 8), ((6, 2), 5)])
+def test_output_and_gradients_are_those_of_each_segment(
+    heads: tuple[int, int], of_value: int, window: int | None, *, shared: bool
+) -> None:
+    draw = torch.Generator().manual_seed(3)
+    mask = mask_of(2, None if window is None else sliding_window_causal_mask_function(window), shared=shared)
+    length, (count, groups) = len(mask.positions), heads
+    sizes = ((count, 8), (groups, 8), (groups, of_value))
+    states = [torch.randn(1, number, length, size, generator=draw, requires_grad=True) for number, size in sizes]
+    weights = torch.randn(1, length, count, of_value, generator=draw)
+    output, _ = ragged_forward(NO_LAYER, *states, mask, scaling=0.4, sliding_window=window)
+    expected = segment_by_segment(*states, mask, scaling=0.4)
+    tiny.assert_same(output, expected)
+    for actual, wanted in zip(
+        torch.autograd.grad((output * weights).sum(), states),
+        torch.autograd.grad((expected * weights).sum(), states),
+        strict=True,
+    ):
+        tiny.assert_same(actual, wanted)
+
+
+@pytest.mark.usefixtures("loop_for_kernel")
+def test_without_a_scale_it_is_that_of_sdpa() -> None:
+    mask, draw = mask_of(2, None), torch.Generator().manual_seed(5)
+    states = [torch.randn(1, 3, len(mask.positions), 8, generator=draw) for _ in range(3)]
+    tiny.assert_same(ragged_forward(NO_LAYER, *states, mask)[0], segment_by_segment(*states, mask))
+
+
+@pytest.mark.parametrize(
+    ("rule", "layer_window", "wanted"),
+    [
+        (None, None, -1),
+        (sliding_window_causal_mask_function(5), 5, 5),
+        (sliding_window_causal_mask_function(5), 4, None),
+        (sliding_window_causal_mask_function(5), None, None),
+        (chunked_causal_mask_function(5, torch.zeros(1, dtype=torch.long)), 5, None),
+    ],
+    ids=["causal", "window", "another window", "unnamed window", "chunks"],
+)
+def test_only_a_sliding_window_becomes_one_of_the_kernel(rule: Any, layer_window: Any, wanted: Any) -> None:
+    assert mask_of(2, rule).window(layer_window) == wanted
+
+
+@pytest.mark.parametrize("name", ["softcap", "s_aux", "position_bias"])
+def test_changed_scores_are_refused(name: str) -> None:
+    states = torch.zeros(1, 1, 3, 2)
+    with pytest.raises(ValueError, match=f"no {name}; load the model with attn_implementation 'eager'"):
+        ragged_forward(NO_LAYER, states, states, states, mask_of(2, None), **{name: torch.ones(1)})
+
+
+@pytest.mark.parametrize(
+    ("size", "of_value", "options", "reason"),
+    [
+        (8, 5, {}, None),
+        (5, 5, {}, "heads of 5 for keys and 5 for values"),
+        (264, 264, {}, "heads of 264"),
+        (8, 16, {}, "heads of 8 for keys and 16 for values"),
+        (8, 8, {"dropout": 0.5}, "dropout of 0.5"),
+    ],
+)
+def test_what_flash_attention_does_not_compute_runs_by_segments(
+    size: int, of_value: int, options: dict[str, float], reason: str | None
+) -> None:
+    mask, draw = mask_of(2, None), torch.Generator().manual_seed(3)
+    query, key, value = (torch.randn(1, 3, len(mask.positions), n, generator=draw) for n in (size, size, of_value))
+    with refusals() as reasons:
+        output, _ = ragged_forward(NO_LAYER, query, key, value, mask, **options)
+    assert [reason is not None] == [bool(reasons)]
+    assert all(str(reason) in each for each in reasons)
+    if not options:
+        tiny.assert_same(output, segment_by_segment(query, key, value, mask))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "options", "runs"),
+    [
+        ("llama", {"head_dim": 16}, True),
+        ("llama", {}, False),  # heads of 10
+        ("qwen2_window", {"head_dim": 16}, True),
+        ("gpt2", {"n_embd": 48, "n_head": 3, "attn_pdrop": 0.0}, True),
+    ],
+)
+def test_the_probe_finds_which_models_flash_attention_computes(
+    architecture: str, options: dict[str, Any], *, runs: bool, tiny_model: ModelFactory
+) -> None:
+    assert probe(tiny_model(architecture, "sdpa", **options)).varlen == runs
+
+
+def test_which_attention_runs_where(tiny_model: ModelFactory) -> None:
+    for name, segments, wanted, kernels in [
+        (None, False, SDPA, ("mask", "mask", "mask")),
+        (None, True, SEGMENTS, ("cheapest", "mask", "ragged")),
+        (VARLEN, True, VARLEN, ("cheapest", "ragged", "ragged")),
+        (VARLEN, False, SDPA, ("mask", "mask", "mask")),
+    ]:
+        model = tiny_model("llama")
+        if name is not None:
+            model.set_attn_implementation(name)
+        enable_trees(model, segments=segments)
+        assert model.config._attn_implementation == wanted
+        places = (("cpu", False), ("cuda", False), ("cuda", True))
+        assert tuple(segment_kernel(model, device, varlen=varlen) for device, varlen in places) == kernels
+
+
+@pytest.mark.parametrize(
+    ("dtype", "autocast", "options", "kernel"),
+    [
+        (torch.float32, None, {}, "mask"),
+        (torch.float32, torch.bfloat16, {}, "ragged"),
+        (torch.float16, None, {}, "ragged"),
+        (torch.float32, torch.bfloat16, {"attention_dropout": 0.1}, "mask"),
+    ],
+)
+def test_sixteen_bits_on_a_gpu_take_it(
+    dtype: torch.dtype, autocast: torch.dtype | None, options: dict[str, Any], kernel: str, tiny_model: ModelFactory
+) -> None:
+    model = tiny_model("llama", head_dim=16, **options).to(dtype)
+    enable_trees(model, segments=True)
+    assert packing(model, JepaConfig(), "cuda", autocast=autocast)["kernel"] == kernel
+    assert packing(model, JepaConfig(), "cpu", autocast=autocast)["kernel"] == "cheapest"
