@@ -48,7 +48,7 @@ def titles() -> tuple[str, str]:
     visible = int(dense(Trees(*map(torch.from_numpy, (rows.start, rows.end, rows.positions)))).sum())
     return (
         f"under a mask: {tokens} x {tokens} = {tokens**2:,} pairs, of which {visible} are seen",
-        f"by segments: {len(calls.shapes)} calls, {calls.pairs} pairs",
+        f"by segments: {len(calls.shapes)} calls, {calls.scores} pairs",
     )
 
 

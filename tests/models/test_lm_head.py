@@ -153,7 +153,7 @@ def test_tokens_that_are_impossible(chunk: int) -> None:
     [
         (1_000, 64, False, 1_048),  # 2^20 logits
         (151_936, 896, False, 224),  # a quarter of the width
-        (151_936, 896, True, 331),  # 3 * 2^24 logits
+        (151_936, 896, True, 883),  # 2^27 logits
         (2**29, 3, True, 1),
     ],
 )

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import AttentionInterface
 from transformers.masking_utils import chunked_causal_mask_function, sliding_window_causal_mask_function
 
 import tiny
@@ -122,7 +123,7 @@ def test_only_a_sliding_window_becomes_one_of_the_kernel(rule: Any, layer_window
 def test_changed_scores_are_refused(name: str) -> None:
     states = torch.zeros(1, 1, 3, 2)
     with pytest.raises(ValueError, match=f"no {name}; load the model with attn_implementation 'eager'"):
-        ragged_forward(NO_LAYER, states, states, states, mask_of(2, None), **{name: torch.ones(1)})
+        AttentionInterface()[SEGMENTS](NO_LAYER, states, states, states, mask_of(2, None), **{name: torch.ones(1)})
 
 
 @pytest.mark.parametrize(

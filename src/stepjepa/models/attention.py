@@ -259,11 +259,20 @@ def _additive_or_segments(trees: Trees, rule: Rule | None, dtype: torch.dtype) -
 
 def _sdpa_or_segments(module: nn.Module, *states_and_mask: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
     mask = states_and_mask[-1]
+    if isinstance(mask, SegmentMask | RaggedMask):
+        _refuse_scores(kwargs)
     if isinstance(mask, SegmentMask):
         return segment_forward(module, *states_and_mask, **kwargs)
     if isinstance(mask, RaggedMask):
         return ragged_forward(module, *states_and_mask, **kwargs)
     return _sdpa(module, *states_and_mask, **kwargs)
+
+
+def _refuse_scores(others: dict[str, Any]) -> None:
+    """ValueError if a layer changes its scores, which fused attention does not do: caps, sinks, biases."""
+    for name in ("softcap", "s_aux", "position_bias"):
+        if others.get(name) is not None:
+            raise ValueError(f"attention by segments has no {name}; load the model with attn_implementation 'eager'")
 
 
 _register(SDPA, _sdpa, sdpa_mask, _fused)

@@ -93,13 +93,12 @@ def segment_forward(
     *,
     scaling: float | None = None,
     dropout: float = 0.0,
-    **others: Any,
+    **_: object,
 ) -> tuple[Tensor, None]:
     """Attention with the signature that transformers calls, on one row, by the calls of :func:`segment_mask`.
 
     Query ``[1, H, T, d]``, key ``[1, G, T, d]`` and value ``[1, G, T, e]``, H a multiple of G, to ``[1, T, H, e]``.
     """
-    refuse_scores(others)
     heads, groups = query.shape[1], key.shape[1]
     calls = attention_mask.calls
     queries = gather(_rows(query), calls.query_index)
@@ -128,10 +127,3 @@ def segment_forward(
 def _rows(states: Tensor) -> Tensor:
     """``[1, H, T, d]`` to ``[T, H * d]``; no copy where the layer computed one row a token."""
     return states[0].transpose(0, 1).flatten(1)
-
-
-def refuse_scores(others: dict[str, Any]) -> None:
-    """ValueError if a layer changes its scores, which fused attention does not do: caps, sinks, biases."""
-    for name in ("softcap", "s_aux", "position_bias"):
-        if others.get(name) is not None:
-            raise ValueError(f"attention by segments has no {name}; load the model with attn_implementation 'eager'")

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from stepjepa.batch.mask import Ragged, Rule, Trees
-from stepjepa.models.segment_attention import refuse_scores
 
 HALF = (torch.bfloat16, torch.float16)
 """What FlashAttention computes in."""
@@ -67,14 +66,13 @@ def ragged_forward(
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
-    **others: Any,
+    **_: object,
 ) -> tuple[Tensor, None]:
     """Attention with the signature that transformers calls, on one row, as one variable-length call.
 
     Query ``[1, H, T, d]``, key ``[1, G, T, d]`` and value ``[1, G, T, e]``, H a multiple of G, to ``[1, T, H, e]``.
     What FlashAttention does not take (float32, chunks, dropout, e above d, a CPU) runs as a call for each segment.
     """
-    refuse_scores(others)
     if query.is_cuda and torch.is_autocast_enabled("cuda"):
         # Autocast converts the arguments of torch's own attention, but not those of what FlashAttention calls.
         dtype = torch.get_autocast_dtype("cuda")

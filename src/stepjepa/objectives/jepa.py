@@ -75,8 +75,7 @@ class Jepa:
         device: the device of micro-batches, or its type; None for the accelerator if there is one, else the model's.
             The length of rows depends on it.
         processes: number that train together; None for those of the process group, or 1 without one.
-        autocast: dtype in which ``loss`` will compute under ``torch.autocast``; None for the model's own. A GPU runs
-            trees faster in 16 bits, as variable-length calls of FlashAttention.
+        autocast: dtype of the ``torch.autocast`` around ``loss``, by which a GPU runs trees; None for the model's own.
         rows: add tokens, rows and generation settings; if False, the model must have them already.
         heads: attach new heads; if False, ``loss`` raises an error for an objective whose heads the model lacks.
 
@@ -118,12 +117,10 @@ class Jepa:
         base = base_model(model)
         if device is None:
             # A model on the CPU will be moved to the accelerator later, if there is one.
-            accelerator = torch.accelerator.current_accelerator(check_available=True)
-            device = base.device if accelerator is None else accelerator
+            device = torch.accelerator.current_accelerator(check_available=True) or base.device
         self._device_type = torch.device(device).type
-        if processes is None:
-            processes = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-        self._processes, self._autocast = processes, autocast
+        grouped = dist.is_available() and dist.is_initialized()
+        self._processes, self._autocast = processes or (dist.get_world_size() if grouped else 1), autocast
         if rows:
             self.encoding, self.encoding_reason = set_up(model, tokenizer, self.config, seed)
         else:
