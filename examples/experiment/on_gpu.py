@@ -4,11 +4,10 @@
     ln -s "$(python examples/smollm2.py | tail -n 1)" runs/experiment/smollm2-135m-instruct
     python examples/experiment/on_gpu.py examples/experiment/smollm2-recipe.yaml --seconds 600 --jobs 6
 
-A step of a small model keeps a GPU busy for a part of its time only, so several arms share one. Each is a sweep of its
-own, ``runs/on-gpu/ARM-SEED/GRID``, beside whose evaluation ``retrieval.py`` runs. The archive is renewed after each
-arm. Arms stand in the grid by importance, the baseline first: where not all would be through in time, the last of those
-that still train is ended, so that the others are faster. Where it is unpacked, ``collect.py`` takes the sweeps,
-and ``retrieval.csv`` has the retrieval of all arms:
+A step of a small model keeps a GPU busy for a part of its time only, so several arms share one: on an H100 a step of
+SmolLM2-135M took 0.11 s whether one run or five trained. Each arm is a sweep of its own, ``runs/on-gpu/ARM-SEED/GRID``,
+beside whose evaluation ``retrieval.py`` runs. Arms begin in the order of the grid; the archive is renewed after each.
+Where it is unpacked, ``collect.py`` takes the sweeps, and ``retrieval.csv`` has the retrieval of all arms:
 
     tar xzf runs/on-gpu.tar.gz -C runs
     python examples/experiment/collect.py runs/on-gpu/*/smollm2-recipe
@@ -132,7 +131,6 @@ class Shared:
         arms: by importance.
         jobs: arms at a time.
         seconds: when everything is ended.
-        tail: seconds for what follows a training.
         layers: those that plain training is read at; empty for all.
         folder: of the arms.
         archive: file of the results.
@@ -141,7 +139,6 @@ class Shared:
     arms: list[Arm]
     jobs: int
     seconds: float
-    tail: float
     layers: list[int]
     folder: Path
     archive: Path
@@ -205,7 +202,7 @@ class Shared:
         self.say(f"{arm.label}: {state}")
 
     def watch(self, now: float) -> None:
-        """Print how far each training is; end the last one if not all would be through in time."""
+        """Print how far each training is, and when the last one ends at the pace of the last seconds."""
         training = [arm for arm in self.running() if arm.state == TRAINS]
         if not training:
             return
@@ -214,10 +211,6 @@ class Shared:
         ends = [time - self.began for arm in training if (time := arm.end_of_training()) is not None]
         shares = (f"{arm.label} {arm.readings[-1][1] / arm.epochs:.0%}" for arm in training)
         self.say(f"trained: {', '.join(shares)}" + (f"; all at {max(ends):.0f} s" if ends else ""))
-        if ends and max(ends) > self.seconds - self.tail and len(training) > 1:
-            self.end(training[-1], "ended, so that others are through in time")
-            for arm in training:
-                arm.readings.clear()  # the others are faster now
 
     def pack(self) -> None:
         """Write the archive, and the rows of retrieval of all arms in one file."""
@@ -242,7 +235,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("grid", type=Path, metavar="GRID", help="YAML file of the grid")
     parser.add_argument("--seconds", type=float, required=True, metavar="S", help="when everything is ended")
     parser.add_argument("--jobs", type=int, default=6, metavar="N", help="arms at a time (%(default)s)")
-    parser.add_argument("--tail", type=float, default=50, metavar="S", help="for what follows a training (%(default)s)")
     parser.add_argument("--arms", nargs="+", metavar="ARM", help="arms, instead of all")
     parser.add_argument("--seeds", nargs="+", type=int, metavar="N", help="seeds, instead of those of the grid")
     parser.add_argument("--output_dir", type=Path, default=Path("runs/on-gpu"), metavar="DIR", help="(%(default)s)")
@@ -267,7 +259,7 @@ def main(argv: list[str] | None = None) -> int:
     # Ended from outside, it still packs what there is.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     archive = args.archive or args.output_dir.with_name(f"{args.output_dir.name}.tar.gz")
-    return Shared(arms, args.jobs, args.seconds, args.tail, args.layers, args.output_dir, archive).run()
+    return Shared(arms, args.jobs, args.seconds, args.layers, args.output_dir, archive).run()
 
 
 if __name__ == "__main__":
