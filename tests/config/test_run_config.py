@@ -10,6 +10,9 @@ import pytest
 
 from stepjepa import JepaConfig, LoraSettings, RunConfig, UserError
 from stepjepa.config.run import FLAT, OPTIONS, WRITTEN
+from stepjepa.inspection.analysis import AnalysisSettings
+from stepjepa.models.sampling import Sampling
+from stepjepa.tasks.stepmath import Difficulty
 
 DATA = {"model_name": "org/model", "train_file": "train.jsonl", "output_dir": "runs/a"}
 
@@ -164,3 +167,15 @@ def test_paths_may_be_path_objects() -> None:
 def test_other_names_of_a_setting_mean_the_same() -> None:
     assert FLAT["per_device_train_batch_size"] is FLAT["batch_size"]
     assert RunConfig.from_flat({"per_device_train_batch_size": 3}).batch_size == 3
+
+
+def test_messages_of_the_library_name_fields() -> None:
+    for make, message in (
+        (lambda: LoraSettings(rank=0), "rank: expected 1 or more, got 0"),
+        (lambda: Sampling(max_new_tokens=0), "max_new_tokens: expected 1 or more, got 0"),
+        (lambda: AnalysisSettings(["a"], "b", "c", batch_size=0), "batch_size: expected 1 or more, got 0"),
+        (lambda: Difficulty(min_steps=1), "min_steps: expected 2 or more, got 1"),
+    ):
+        with pytest.raises(UserError) as caught:
+            make()
+        assert str(caught.value).startswith(message)

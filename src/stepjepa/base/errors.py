@@ -69,7 +69,7 @@ def raising_user_errors() -> Iterator[None]:
 
 @contextmanager
 def naming_batch_size(batch_size: int) -> Iterator[None]:
-    """Re-raise an out-of-memory error as a ``UserError`` that names ``--batch_size``."""
+    """Re-raise an out-of-memory error as a ``UserError`` that names ``batch_size``."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:

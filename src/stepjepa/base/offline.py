@@ -1,4 +1,4 @@
-"""Network access: ``--offline``, and telemetry, which is off.
+"""Network access: the setting ``offline``, and telemetry, which is off.
 
 Imports none of the libraries that it configures: they read the environment once, when they are imported.
 """

@@ -187,7 +187,7 @@ class JepaConfig:
     def __post_init__(self) -> None:
         # Folders of the first edition have the old name.
         self.encoding = "tree" if str(self.encoding) == "forest" else self.encoding
-        check_values(self, sign="")
+        check_values(self)
         if self.layout is not None and ":" in self.layout:
             name_layout(load("layout", self.layout), self.layout)
         layouts = layouts_of(self.mode)

@@ -164,15 +164,15 @@ READERS: Mapping[Any, Callable[[str], Any]] = {
 """Type -> function that converts the text of a flag."""
 
 
-def check_values(settings: DataclassInstance, sign: str = "--") -> None:
+def check_values(settings: DataclassInstance) -> None:
     """Raise ``UserError`` for the first option that is out of range or not among its choices."""
     for each in options_of(settings):
         value = getattr(settings, each.name)
         if each.several and not isinstance(value, list | tuple | None):
-            raise UserError(f"{sign}{each.name}: expected a list, got {shown(value)}")
+            raise UserError(f"{each.name}: expected a list, got {shown(value)}")
         for one in value if each.several and value is not None else (value,):
             if fault := each.fault(one):
-                raise UserError(f"{sign}{each.name}: {fault}")
+                raise UserError(f"{each.name}: {fault}")
 
 
 def check_effects(values: Mapping[str, Any], *settings: type) -> None:

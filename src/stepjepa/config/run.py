@@ -158,7 +158,7 @@ class RunConfig:
             value = getattr(self, each.name)
             if each.type is str and isinstance(value, os.PathLike):
                 setattr(self, each.name, os.fspath(value))
-        check_values(self, sign="")
+        check_values(self)
         if ours := [name for name in self.trainer if name in FLAT]:
             raise UserError(f"trainer: '{ours[0]}' is set by `{FLAT[ours[0]].flag}`; use that instead")
         fields = {name: value for name, value in self.trainer.items() if value is not None}

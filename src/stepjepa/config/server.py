@@ -33,7 +33,7 @@ class ServerSettings:
     )
 
     def __post_init__(self) -> None:
-        check_values(self, "")
+        check_values(self)
         check_effects(vars(self), ServerSettings)
         if self.server is None:
             return

@@ -43,7 +43,7 @@ class ScoringSettings:
     )
 
     def __post_init__(self) -> None:
-        check_values(self, "")
+        check_values(self)
         if self.task != AUTO:
             load_task(self.task)
         self.check_output(self.test_file, "test file")

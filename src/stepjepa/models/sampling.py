@@ -39,7 +39,7 @@ class Sampling:
     )
 
     def __post_init__(self) -> None:
-        check_values(self, "")
+        check_values(self)
         check_effects(vars(self), Sampling)
 
 

@@ -8,7 +8,7 @@ weights, gradients and optimizer states are sharded (1 if they are not):
 - weights: ``N w / s``; a quantized weight takes 0.516 bytes (4 bits and scales) or 1 byte (8 bits);
 - gradients: ``n w / g``, and the same again for the buckets of DDP;
 - optimizer states: ``n a b / z``, for a values of b bytes per trained weight, see :data:`OPTIMIZERS`;
-- averaged weights (``--target_grad ema``): ``n w``;
+- averaged weights (``target_grad ema``): ``n w``;
 - activations: ``T w sum(i + o)``, for T tokens, over the matrices of all blocks, which read i and write o values a
   token; with checkpointing of B blocks of width D: ``T w B D``, and the sum over one block. A lower bound:
   within a third for Llama and similar models, far below for GPT-2.

@@ -156,7 +156,7 @@ def last_lines(folder: Path, results: Results) -> list[tuple[str, str]]:
 
 
 def finished_json(run: RunConfig, record: RunRecord) -> JsonObject:
-    """Return what ``--json`` prints: run folder, parts of ``run.json``, and ``next``, the command that evaluates it."""
+    """Return the JSON output of a run: folder, parts of ``run.json``, and ``next``, the command that evaluates it."""
     same = ("status", "model", "jepa", "encoding", "parameters", "counts", "eval_counts", "results")
     parts = {name: to_json(getattr(record, name)) for name in same}
     return {"run_folder": str(run.output_dir), **parts, "next": next_command(run)}

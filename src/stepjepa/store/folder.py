@@ -95,7 +95,7 @@ def checkpoint_fault(folder: Path, *, read_all: bool = False) -> str | None:
     """Say why a checkpoint can't be resumed; None if it can. See :func:`checksum_fault`."""
     if not (folder / "trainer_state.json").is_file():
         return "trainer_state.json is missing"
-    # Transformers would resume without the optimizer's states, as --save_only_model leaves it, and say nothing.
+    # Transformers would resume without the optimizer's states, as ``save_only_model`` leaves it, and say nothing.
     if not any(any(folder.glob(pattern)) for pattern in ("*optimizer*", "global_step*")):
         return "optimizer.pt is missing"
     return checksum_fault(folder, read_all=read_all, complete=True)

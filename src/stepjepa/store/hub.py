@@ -104,7 +104,7 @@ def _plain(text: object) -> str:
 
 
 def check_online() -> None:
-    """Raise ``UserError`` if ``--offline`` or the environment forbids network access."""
+    """Raise ``UserError`` if ``offline`` or the environment forbids network access."""
     if os.environ.get(STAYS_OFFLINE) == "1" or constants.is_offline_mode():
         raise UserError("`push_to_hub` needs a connection, which `offline` (or HF_HUB_OFFLINE) forbids; leave one out")
 

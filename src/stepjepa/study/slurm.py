@@ -25,7 +25,7 @@ CLUSTER = "STEPJEPA_SUBMITIT_CLUSTER"
 """Environment variable that names submitit's executor, by default ``slurm``. The tests set ``local``, which runs jobs
 as processes of this machine."""
 
-# A trial is one process on one node, and --jobs says how many run at a time.
+# A trial is one process on one node, and `jobs` says how many run at a time.
 _SET_HERE = ("nodes", "ntasks_per_node", "tasks_per_node", "array_parallelism")
 
 

@@ -1,7 +1,7 @@
 """The interface of tasks: a task reads the gold answer of a record and scores the answer of a model.
 
-A new task is a class derived from :class:`Task` in a file of this folder. A custom task is named on the command line by
-its module, ``--task my_module:MyTask``.
+A new task is a class derived from :class:`Task` in a file of this folder. A custom task is named by its module and
+class, ``my_module:MyTask``.
 """
 
 from abc import ABC, abstractmethod
@@ -130,7 +130,7 @@ class Task(ABC):
 
     @classmethod
     def recognises(cls, record: Record) -> bool:
-        """Return whether a record is of this task, for ``--task auto``: by its system prompt or file name."""
+        """Return whether a record is of this task, for the task ``auto``: by its system prompt or file name."""
         file = Path(record.path).name.lower().replace("-", "_")
         prompt = {"role": "system", "content": cls.system_prompt}
         return file.startswith(cls.file_names) or bool(cls.system_prompt and record.messages[0] == prompt)

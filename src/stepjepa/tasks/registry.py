@@ -111,7 +111,7 @@ def with_published_rules(task: Task) -> Task:
     """Return the task with the verdict of the published LLM-JEPA evaluation as headline, beside the task's own scores.
 
     ``reference`` follows the script where it is right and where it is not; ``reference_prefix`` is its
-    ``--startswith``: for every task, the answer begins with the truth. Not reproduced: the script cuts prompts, and
+    ``startswith``: for every task, the answer begins with the truth. Not reproduced: the script cuts prompts, and
     gives queries to a shell that may write, takes a fence for SQL, and prints what ran before a statement that fails.
     """
 

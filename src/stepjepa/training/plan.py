@@ -1,7 +1,7 @@
 """The schedule of a run: the records and the FLOPs of every step, computed before training.
 
 The order of records, loss dropout and the packing into rows depend on nothing but records and settings, so the shapes
-of all micro-batches are known in advance: this module collates them as the run will. ``--same_flop`` gives a
+of all micro-batches are known in advance: this module collates them as the run will. ``same_flop`` gives a
 run the compute of regular training on the same records with the same ``row_length`` and ``share_prefixes``.
 """
 
@@ -190,7 +190,7 @@ class EqualComputeCallback(TrainerCallback):
 
 
 class FlopTracker:
-    """Measures the FLOPs of the first optimizer steps and prints them beside the derived ones (``--track_flop``).
+    """Measures the FLOPs of the first optimizer steps and prints them beside the derived ones (``track_flop``).
 
     ``total`` sums numbers over all processes, ``say`` prints a line, and ``steps`` are 10 as in the published scripts.
     """
