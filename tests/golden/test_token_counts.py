@@ -1,4 +1,4 @@
-"""Chats cost the tokens that they cost when they were counted: of one row a chat, and of templates that rewrite turns."""
+"""Golden counts of tokens: chats of one row, and templates that rewrite earlier turns."""
 
 from __future__ import annotations
 
