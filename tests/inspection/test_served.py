@@ -10,7 +10,7 @@ import pytest
 
 import chat_templates
 import tiny
-from stepjepa.chat import turns
+from stepjepa.chat import beginnings
 from stepjepa.chat.served import difference
 from stepjepa.chat.template import ChatTemplate
 from stepjepa.chat.tokens import TextTokenizer, TurnTokens
@@ -222,12 +222,12 @@ def test_tool_calls_that_are_left_out(subject: Any, monkeypatch: Any) -> None:
     )
     with pytest.raises(ValueError, match="writes no 'tool_calls'"):
         subject(None, record)
-    located = turns.locate
+    located = beginnings.locate
 
     def without_calls(*given: Any, **options: Any) -> Any:
         return [place for place in located(*given, **options) if place.part.kind != "call"]
 
-    monkeypatch.setattr(turns, "locate", without_calls)
+    monkeypatch.setattr(beginnings, "locate", without_calls)
     fails(subject(None, record), "'tool_calls' ('cod') is not trained")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 from stepjepa.base.errors import UserError
@@ -71,6 +72,42 @@ def locate(
     return places
 
 
+class Located(NamedTuple):
+    """The places of all texts of a chat in its rendered text."""
+
+    text: str
+    places: list[Place]
+    open_ends: frozenset[int]  # numbers of parts whose last white space may belong to the next part
+
+    def beginning(self, text: str, count: int) -> list[Place] | None:
+        """Return the places of the first ``count`` messages in their own text; None unless the whole begins with it."""
+        chosen = [number for number, place in enumerate(self.places) if place.part.message < count]
+        spans = {number: span for number in chosen if (span := self.places[number].span) is not None}
+        last = max(spans, key=lambda number: spans[number], default=None)
+        if (
+            not self.text.startswith(text)
+            or last in self.open_ends
+            or any(end > len(text) for _, end in spans.values())
+        ):
+            return None
+        return [self.places[number] for number in chosen]
+
+
+def locate_whole(render: Render, messages: Sequence[Message], text: str, *, opened: bool) -> Located | None:
+    """Find the parts of all messages as :func:`locate`; None if they can't be marked at once, or one occurs twice."""
+    try:
+        marker = _Marker(text, messages, opened)
+    except UserError:
+        return None
+    places = marker.locate(render, set(range(len(messages))), once=True)
+    if places is None:
+        return None
+    present = sorted((span, number) for number, (_, span) in enumerate(places) if span is not None)
+    numbers = [number for _, number in present]
+    ends = (n for n, following in pairwise(numbers) if places[n].part.trail and places[following].part.lead)
+    return Located(text, places, frozenset(ends))
+
+
 def _only(text: str, part: str, begin: int) -> Span | None:
     """Return the span of a part in a text behind ``begin``; None unless it occurs exactly once."""
     start = text.find(part, begin)
@@ -87,8 +124,11 @@ class _Marker:
             raise UserError("the chat holds characters of both private-use planes (U+F0000 and above); remove them")
         self._first, self._pattern = free[0]
 
-    def locate(self, render: Render, chosen: set[int]) -> list[Place] | None:
-        """Return the places of the parts of some messages; None if marks change the template's output."""
+    def locate(self, render: Render, chosen: set[int], *, once: bool = False) -> list[Place] | None:
+        """Return the places of the parts of some messages; None if marks change the template's output.
+
+        With ``once`` also None if the template writes a part twice.
+        """
         marked, parts = self.marked(chosen, outside=False)
         if not parts:
             return []
@@ -96,7 +136,7 @@ class _Marker:
             inside = self._read(render(marked))
         except UserError:  # a template may refuse texts that it does not know
             return None
-        if inside.text != self.text:
+        if inside.text != self.text or (once and inside.repeats):
             return None
         spans = [inside.spans.get(number) for number in range(len(parts))]
         if any(part.lead or part.trail for part in parts):
@@ -147,7 +187,7 @@ class _Marker:
     def _read(self, text: str) -> _Unmarked:
         """Take the marks out of a rendered text."""
         pieces, starts, spans = list[str](), dict[int, int](), dict[int, Span]()
-        position = last = 0
+        position, last, repeats = 0, 0, False
         for match in self._pattern.finditer(text):
             pieces.append(text[last : match.start()])
             position += match.start() - last
@@ -156,9 +196,10 @@ class _Marker:
             if not closes:
                 starts[number] = position
             elif number in starts:
+                repeats |= number in spans
                 spans[number] = (starts[number], position)  # the last one, if a text is written twice
         pieces.append(text[last:])
-        return _Unmarked("".join(pieces), spans)
+        return _Unmarked("".join(pieces), spans, repeats)
 
 
 class _Unmarked(NamedTuple):
@@ -166,6 +207,7 @@ class _Unmarked(NamedTuple):
 
     text: str
     spans: dict[int, Span]
+    repeats: bool  # a part is written twice
 
 
 def _marked_call(call: Any, mark: Callable[[str, Kind], str]) -> Any:

@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from stepjepa.base.errors import UserError
 from stepjepa.base.json_object import JsonObject
 from stepjepa.chat import source as sources
+from stepjepa.chat.beginnings import Beginnings
+from stepjepa.chat.growth import marked_template
 from stepjepa.chat.marks import REASONING_KEYS, Message, Place, Span, locate
+from stepjepa.chat.served import trained_turns
 from stepjepa.chat.source import PINNED_DATE
 from stepjepa.chat.thought import ends_in_thought, last_tag, thought_in
 from stepjepa.chat.tokens import END_OF_TURN, PERCEPTION
@@ -113,19 +116,23 @@ class ChatTemplate:
 
     def turns(self, messages: Sequence[Message], tools: Tools = None, variables: Variables = None) -> list[Turn]:
         """Return each trained turn of the assistant behind its own served prompt; UserError if that is impossible."""
-        chat = self.normalise(messages)
-        return [
-            make_turn(self, chat, index, lambda part, prompt=False: self._apply(part, prompt, tools, variables))
-            for index, message in enumerate(messages)
-            if message["role"] == "assistant" and message.get("weight", 1) != 0
-        ]
+        return self._turns(self.normalise(messages), trained_turns(messages), tools, variables)
 
     def last_turn(self, messages: Sequence[Message], tools: Tools = None, variables: Variables = None) -> Turn:
         """Return the last message, the assistant's, behind its served prompt."""
-        chat = self.normalise(messages)
-        return make_turn(
-            self, chat, len(chat) - 1, lambda part, prompt=False: self._apply(part, prompt, tools, variables)
-        )
+        (turn,) = self._turns(self.normalise(messages), [len(messages) - 1], tools, variables)
+        return turn
+
+    def _turns(self, chat: Sequence[Message], indices: Sequence[int], tools: Tools, variables: Variables) -> list[Turn]:
+        def render(part: Sequence[Message], prompt: bool = False) -> str:
+            return self._apply(part, prompt, tools, variables)
+
+        def render_marked(part: Sequence[Message], prompt: bool = False) -> str:
+            return self._apply(part, prompt, tools, variables, marked=True)
+
+        until = chat[: max(indices, default=-1) + 1]
+        texts = Beginnings(until, render, render_marked if self._marked is not None else None, len(indices))
+        return [make_turn(self, chat, index, texts) for index in indices]
 
     def render(self, messages: Sequence[Message], tools: Tools = None, variables: Variables = None) -> Rendered:
         """Render a whole chat as one text; UserError if the template refuses it, or rewrites a content."""
@@ -186,15 +193,23 @@ class ChatTemplate:
         self.source = source
         try:
             self._compiled = _compile_jinja_template(source)
+            self._marked = marked_template(self._compiled.environment, source)
         except Exception as error:  # from Jinja's parser, or from constants evaluated while compiling
             raise UserError(f"the chat template can't be read: {_one_line(error)}") from None
 
     def _apply(
-        self, messages: Sequence[Message], prompt: bool = False, tools: Tools = None, variables: Variables = None
+        self,
+        messages: Sequence[Message],
+        prompt: bool = False,
+        tools: Tools = None,
+        variables: Variables = None,
+        *,
+        marked: bool = False,
     ) -> str:
+        compiled = self._marked if marked and self._marked is not None else self._compiled
         try:
             return str(
-                self._compiled.render(
+                compiled.render(
                     **{**self._special_tokens, **(variables or {})},
                     messages=messages,
                     tools=tools,

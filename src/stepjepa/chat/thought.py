@@ -74,8 +74,7 @@ def last_tag(text: str, begin: int = 0) -> Tag | None:
 
 def ends_in_thought(prompt: str) -> bool:
     """Whether a prompt ends in an opening think tag, so that the model continues with a thought."""
-    tag = last_tag(prompt)
-    return tag is not None and tag.is_open and not prompt[tag.start + len(tag.text) :].strip()
+    return prompt.rstrip().endswith(tuple(_CLOSING))
 
 
 def without_thought(content: str) -> str:

@@ -10,16 +10,19 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from stepjepa.base.errors import UserError, shown
-from stepjepa.chat.marks import REASONING_KEYS, Kind, Message, Place, Span, locate
+from stepjepa.chat.marks import REASONING_KEYS, Kind, Message, Place, Span
 from stepjepa.chat.thought import Tag, ends_in_thought, last_tag, thought_in
 
 _AROUND = 40  # characters that an error shows around the first difference of two texts
 
 
-class Render(Protocol):
-    """Renders some messages of a chat, perhaps with a generation prompt."""
+class Texts(Protocol):
+    """What a template writes for the beginnings of a chat; see ``beginnings.Beginnings``."""
 
-    def __call__(self, messages: Sequence[Message], prompt: bool = False) -> str: ...
+    def prompt(self, index: int) -> str: ...
+    def full(self, index: int) -> str: ...
+    def places(self, index: int, begin: int, opened: bool) -> list[Place]: ...
+    def places_in_prompt(self, index: int, opened: bool) -> list[Place]: ...
 
 
 class Rules(Protocol):
@@ -55,8 +58,8 @@ class _Answer(NamedTuple):
     thought: str | None = None  # a thought that F lacks, put in front
 
 
-def make_turn(template: Rules, chat: Sequence[Message], index: int, render: Render) -> Turn:
-    """Make the turn of message ``index`` of a normalised chat.
+def make_turn(template: Rules, chat: Sequence[Message], index: int, texts: Texts) -> Turn:
+    """Make the turn of message ``index`` of a normalised chat, of which ``texts`` has what the template writes.
 
     1. If F begins with P, the answer is the remainder of F.
     2. Else, if F continues the last content of the prompt as P does, the answer is the remainder of F behind that.
@@ -64,33 +67,32 @@ def make_turn(template: Rules, chat: Sequence[Message], index: int, render: Rend
 
     UserError if none of these holds, or if the answer lacks a text of the message.
     """
-    before, until, message = chat[:index], chat[: index + 1], chat[index]
-    prompt, full = render(before, prompt=True), render(until)
+    message, prompt, full = chat[index], texts.prompt(index), texts.full(index)
     plain, opened = full.startswith(prompt), ends_in_thought(prompt)
-    places = locate(render, until, full, range(index + 1), begin=len(prompt) if plain else 0, opened=opened)
+    places = texts.places(index, len(prompt) if plain else 0, opened)
     own_places = [place for place in places if place.part.message == index]
     if plain:
         earlier = [place for place in places if place.part.message < index]
         answer = _Answer(full[len(prompt) :], len(prompt))
     else:
-        earlier = locate(lambda chat: render(chat, prompt=True), before, prompt, range(index), opened=opened)
+        earlier = texts.places_in_prompt(index, opened)
         answer = _rewritten(template, message, _Both(prompt, full, earlier, places), own_places)
     shift = len(prompt) + len(answer.text) - len(full)  # from positions in F to positions in prompt and answer
     reasoning = (0, 0) if answer.thought is None else (len(prompt), len(prompt) + len(answer.thought))
-    content, texts = (0, 0), [] if answer.thought is None else [reasoning]
+    content, own = (0, 0), [] if answer.thought is None else [reasoning]
     for part, span in own_places:
         if span is None or span[1] <= answer.behind:
             if part.kind == "thought" and answer.thought is not None:
                 continue
             raise UserError(_lost(message, part.kind))
         moved = (max(span[0], answer.behind) + shift, span[1] + shift)
-        texts.append(moved)
+        own.append(moved)
         if part.kind == "content":
             content = moved
         elif part.kind == "thought":
             reasoning = moved
     following = chat[index + 1]["role"] if index + 1 < len(chat) else None
-    text, stop = template.turn_end(prompt + answer.text, max([len(prompt), *(end for _, end in texts)]), following)
+    text, stop = template.turn_end(prompt + answer.text, max([len(prompt), *(end for _, end in own)]), following)
     spans = [(0, 0)] * index + [content]
     for part, span in earlier:
         if part.kind == "content" and span is not None:
@@ -98,7 +100,7 @@ def make_turn(template: Rules, chat: Sequence[Message], index: int, render: Rend
     written = prompt + answer.text
     # A stop token that was appended is not part of the template's text.
     untrained = written[len(text) if written.startswith(text) else len(text) - len(stop) :]
-    return Turn(index, text, len(prompt), tuple(spans), reasoning, tuple(texts), stop, untrained=untrained)
+    return Turn(index, text, len(prompt), tuple(spans), reasoning, tuple(own), stop, untrained=untrained)
 
 
 class _Both(NamedTuple):

@@ -192,6 +192,6 @@ def draw_metrics(folder: Path) -> None:
                 axes.plot(*zip(*curves[name], strict=True), ".-", color=colour, label=label, markersize=4)
         axes.set(title=title, xlabel="step")
         axes.grid(visible=True, color="#dddddd", linewidth=0.6)
-        axes.legend()
+        axes.legend(loc="upper right")  # "best" may take seconds
     with atomic_write(folder / PLOT_FILE, "wb") as stream:
         figure.savefig(stream, format="png", dpi=120)

@@ -1,0 +1,110 @@
+"""What a chat template writes for a chat and for its beginnings, each rendered once.
+
+The turns of a chat need a prompt and a text each, so that rendering them takes the square of the chat's length. Where a
+template only adds text (``chat.growth``) the whole chat is rendered instead, and cut. The places of texts are found in
+the whole chat and hold for every beginning whose text the whole begins with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple, Protocol
+
+from stepjepa.base.errors import UserError
+from stepjepa.chat.growth import MARK
+from stepjepa.chat.marks import Located, Message, Place, locate, locate_whole
+
+
+class Render(Protocol):
+    """Renders some messages of a chat, perhaps with a generation prompt."""
+
+    def __call__(self, messages: Sequence[Message], /, prompt: bool = False) -> str: ...
+
+
+class _Cut(NamedTuple):
+    """A chat rendered by a template that only adds text."""
+
+    text: str
+    starts: list[int]  # where the text of each message begins, and where that of the last one ends
+    prompt: str  # what stands behind it with a generation prompt
+    end: str  # and without one
+
+
+class Beginnings:
+    """The texts of a chat's beginnings.
+
+    Args:
+        chat: normalised messages.
+        render: renders some of them.
+        render_marked: the same with ``growth.MARK`` around each message; None if the template does not only add text.
+        turns: how many turns are made of the chat.
+    """
+
+    def __init__(self, chat: Sequence[Message], render: Render, render_marked: Render | None, turns: int) -> None:
+        self._chat, self._render, self._turns = chat, render, turns
+        self._texts: dict[tuple[int, bool], str] = {}
+        self._located: dict[bool, Located | None] = {}
+        self._cut = self._cut_up(render_marked) if render_marked is not None and turns > 1 else None
+
+    def prompt(self, index: int) -> str:
+        """Return the prompt of turn ``index``: the chat up to it with a generation prompt."""
+        cut = self._cut
+        return self._rendered(index, True) if cut is None else cut.text[: cut.starts[index]] + cut.prompt
+
+    def full(self, index: int) -> str:
+        """Return the chat up to and with message ``index``."""
+        cut = self._cut
+        return self._rendered(index + 1, False) if cut is None else cut.text[: cut.starts[index + 1]] + cut.end
+
+    def places(self, index: int, begin: int, opened: bool) -> list[Place]:
+        """Find the texts of the messages up to ``index`` in :meth:`full`; for the options see ``marks.locate``."""
+        text = self.full(index)
+        if self._turns > 1 and (located := self._whole(opened)) is not None:
+            places = located.beginning(text, index + 1)
+            if places is not None:
+                return places
+        return locate(self._render, self._chat[: index + 1], text, range(index + 1), begin=begin, opened=opened)
+
+    def places_in_prompt(self, index: int, opened: bool) -> list[Place]:
+        """Find the texts of the messages in front of ``index`` in :meth:`prompt`."""
+
+        def render(messages: Sequence[Message]) -> str:
+            return self._render(messages, prompt=True)
+
+        return locate(render, self._chat[:index], self.prompt(index), range(index), opened=opened)
+
+    def _rendered(self, count: int, prompt: bool) -> str:
+        if (count, prompt) not in self._texts:
+            self._texts[count, prompt] = self._render(self._chat[:count], prompt=prompt)
+        return self._texts[count, prompt]
+
+    def _whole(self, opened: bool) -> Located | None:
+        """Return the places of all texts in the whole chat; None if they can't be marked at once."""
+        if opened not in self._located:
+            try:
+                text = self.full(len(self._chat) - 1)
+            except UserError:
+                return None  # the turn that can't be rendered says so
+            self._located[opened] = locate_whole(self._render, self._chat, text, opened=opened)
+        return self._located[opened]
+
+    def _cut_up(self, render_marked: Render) -> _Cut | None:
+        """Render the whole chat and cut it; None if the marks don't stand where they should."""
+        try:
+            text, marked = self._rendered(len(self._chat), False), render_marked(self._chat)
+            prompt = render_marked(self._chat, prompt=True).rpartition(MARK)[2]
+        except UserError:
+            return None  # the turn that can't be rendered says so
+        before, *messages, end = marked.split(MARK)
+        skipped = len(self._chat) - len(messages)  # a system message in front, which the template writes by itself
+        roles = [message["role"] for message in self._chat]
+        if (
+            marked.replace(MARK, "") != text
+            or MARK in text
+            or skipped not in (0, 1)
+            or "assistant" in roles[: skipped + 1]
+        ):
+            return None
+        starts = [len(before)] * skipped + list(accumulate(map(len, messages), initial=len(before)))
+        return _Cut(text, starts, prompt, end)
