@@ -30,9 +30,9 @@ class Case:
 
     def results(self, folder: Path) -> dict[str, Any]:
         """What is to be equal, by file: bytes, or what a JSON file holds beside times."""
-        found = sorted({path for pattern in self.files for path in folder.glob(pattern) if path.name[0] != "."})
-        assert found, f"{self.name} left nothing"
-        return {str(path.relative_to(folder)): _content(path) for path in found}
+        result = sorted({path for pattern in self.files for path in folder.glob(pattern) if path.name[0] != "."})
+        assert result, f"{self.name} left nothing"
+        return {str(path.relative_to(folder)): _content(path) for path in result}
 
 
 def make_material(folder: Path, tokenizer: Any) -> Path:

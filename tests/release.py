@@ -85,8 +85,8 @@ def _sdist(path: Path) -> tuple[list[str], Message]:
 
 def checks(dist: Path) -> Iterator[tuple[str, object]]:
     """Yield the name of each check and what is wrong; nothing (an empty value) where all is well."""
-    found, table = versions(), project()
-    yield "the same version everywhere", found if len({*found.values()}) > 1 else ""
+    result, table = versions(), project()
+    yield "the same version everywhere", result if len({*result.values()}) > 1 else ""
     yield "nothing under Unreleased in CHANGELOG.md", unreleased()[:60]
     named, tested = pythons()
     yield "CI tests the versions of Python that the metadata name", "" if named == tested else (named, tested)

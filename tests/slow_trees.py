@@ -147,18 +147,18 @@ def separately(model: Any, parts: Sequence[Sequence[TokenSequence]], layer: int 
         for sequence in sequences:
             last = separate_states(model, sequence)
             states.append(last)
-            for name, found in losses.items():
+            for name, result in losses.items():
                 for place, token in getattr(sequence, name).tolist():
-                    found.append(F.cross_entropy(logits_of(model, last[place]), torch.tensor(token)))
+                    result.append(F.cross_entropy(logits_of(model, last[place]), torch.tensor(token)))
             inner = last if layer == -1 else separate_states(model, sequence, layer)
             for pair, kind, start, end in sequence.readouts:
                 read[kind].append((owner, pair, inner[start:end].mean(0)))
     width = states[0].shape[-1] if states else 1
     embeddings = {
-        kind: torch.stack([value for *_, value in sorted(found, key=lambda each: each[:2])])
-        if found
+        kind: torch.stack([value for *_, value in sorted(result, key=lambda each: each[:2])])
+        if result
         else torch.zeros(0, width)
-        for kind, found in read.items()
+        for kind, result in read.items()
     }
     sums = [torch.stack(losses[name]).sum() for name in ("labels", "prompt")]
     return Slow(states, *sums, **embeddings)

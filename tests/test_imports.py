@@ -41,15 +41,15 @@ MODULES = {module_name(path): path for path in sorted(ROOT.rglob("*.py"))}
 
 def imports(name: str) -> set[str]:
     """The package's modules that a module imports: at its top, in a function, or for type checkers alone."""
-    found = set()
+    result = set()
     for node in ast.walk(ast.parse(MODULES[name].read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module:
             inner = {f"{node.module}.{each.name}" for each in node.names}
-            found |= inner & MODULES.keys() or {node.module}
+            result |= inner & MODULES.keys() or {node.module}
         elif isinstance(node, ast.Import):
-            found |= {each.name for each in node.names}
+            result |= {each.name for each in node.names}
     # A package's __init__ that is imported for a name in it counts, one that is passed on the way does not.
-    return found & MODULES.keys() - {name}
+    return result & MODULES.keys() - {name}
 
 
 def test_imports_have_no_circle_and_few_levels() -> None:

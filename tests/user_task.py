@@ -32,8 +32,8 @@ class Weighing(LastWord):
     def score(self, record, response: Response):
         """Adds how likely the words are."""
         scored = super().score(record, response)
-        found = response.likelihoods
-        return Scored({**scored.scores, "a_likelier": found["a"].log_probability > found["b"].log_probability})
+        result = response.likelihoods
+        return Scored({**scored.scores, "a_likelier": result["a"].log_probability > result["b"].log_probability})
 
 
 class Choosy(LastWord):

@@ -27,8 +27,8 @@ def test_a_wrong_line_is_named(line: bytes, told: str, tmp_path: Path) -> None:
     path = tmp_path / "data.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"a": 1}\r\n\n' + line + b'\n{"a": "\\ud83d\\ude00"}')
     errors: list[UserError] = []
-    found = list(read_jsonl(path, wrong=errors.append))
-    assert found == [(1, {"a": 1}), (4, {"a": "\U0001f600"})]
+    result = list(read_jsonl(path, wrong=errors.append))
+    assert result == [(1, {"a": 1}), (4, {"a": "\U0001f600"})]
     assert len(errors) == 1 and str(errors[0]).startswith(f"{path}:3: ") and told in str(errors[0])
     with pytest.raises(UserError, match=r"data\.jsonl:3: "):
         list(read_jsonl(path))
@@ -81,9 +81,9 @@ def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     ],
 )
 def test_disk_errors_name_the_file(error: Exception) -> None:
-    with pytest.raises(OSError) as found, naming_disk_errors("a.pt"):
+    with pytest.raises(OSError) as result, naming_disk_errors("a.pt"):
         raise error
-    assert found.value.filename == "a.pt"
+    assert result.value.filename == "a.pt"
     with pytest.raises(RuntimeError, match="shapes"), naming_disk_errors("a.pt"):
         raise RuntimeError("shapes")
 
@@ -97,8 +97,8 @@ def test_a_second_process_is_told_who_holds_the_lock_and_a_kill_frees_it(tmp_pat
     with subprocess.Popen([sys.executable, "-c", HOLD, folder], stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout is not None
         assert first.stdout.readline() == "held\n"
-        told = rf"is in use by process {first.pid} on "
-        with pytest.raises(UserError, match=told), locked(folder, patience=0):
+        message = rf"is in use by process {first.pid} on "
+        with pytest.raises(UserError, match=message), locked(folder, patience=0):
             pass
         first.send_signal(signal.SIGKILL)
     with locked(folder, patience=5):

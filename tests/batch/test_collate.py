@@ -61,7 +61,7 @@ def test_everything_is_where_it_belongs(name: str, options: dict[str, Any], trai
 
     for kind, field, index in (("label", "labels", batch.head_index), ("prompt", "prompt", batch.prompt_index)):
         at = index[batch[f"{kind}_row"]].tolist()
-        found = Counter(
+        result = Counter(
             (seen(batch, place), token) for place, token in zip(at, batch[f"{kind}_ids"].tolist(), strict=True)
         )
         wanted = Counter(
@@ -70,8 +70,8 @@ def test_everything_is_where_it_belongs(name: str, options: dict[str, Any], trai
             for sequence in part
             for place, token in getattr(sequence, field)
         )
-        assert found == wanted
-        assert sum(found.values()) == sum(len(getattr(record, field)) for record in records)
+        assert result == wanted
+        assert sum(result.values()) == sum(len(getattr(record, field)) for record in records)
         assert len(set(index.tolist())) == len(index), "the head runs twice for a position"
 
     for kind in ("source", "target"):

@@ -168,9 +168,9 @@ def test_one_flipped_bit_anywhere_is_noticed(damaged: str, trained_tokenizer: An
     for place in range(7, len(whole), max(1, len(whole) // 23)):
         notes: list[str] = []
         file.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
-        found = prepare(dicts(), trained_tokenizer, STEPS, cache_dir=tmp_path, say=notes.append)
+        result = prepare(dicts(), trained_tokenizer, STEPS, cache_dir=tmp_path, say=notes.append)
         # White space of the description may be another one.
-        assert contents(found) == wanted, place
+        assert contents(result) == wanted, place
         assert (notes == []) == (file.read_bytes() == whole), place
 
 
@@ -186,8 +186,8 @@ def test_only_the_main_process_writes_and_where_it_can(
 ) -> None:
     notes: list[str] = []
     (tmp_path / "file").write_text("")
-    found = prepare(dicts(), trained_tokenizer, STEPS, cache_dir=tmp_path / "file", say=notes.append)
-    assert len(found.dataset) == 3
+    result = prepare(dicts(), trained_tokenizer, STEPS, cache_dir=tmp_path / "file", say=notes.append)
+    assert len(result.dataset) == 3
     assert "nothing stored" in notes[0]
     monkeypatch.setenv("RANK", "1")
     assert len(prepare(dicts(), trained_tokenizer, STEPS, cache_dir=tmp_path / "cache").dataset) == 3
@@ -203,9 +203,9 @@ def fingerprints(tokenizer: Any, config: JepaConfig, records: list[Record] | Non
 
 def test_views_are_in_the_fingerprint_of_the_records_and_not_in_that_of_the_texts(trained_tokenizer: Any) -> None:
     configs = [JepaConfig(mode="regular"), JepaConfig(), STEPS, replace(STEPS, layout="inplace", pairs="all")]
-    found = [fingerprints(trained_tokenizer, config) for config in configs]
-    assert len({records for records, _ in found}) == len(configs)
-    assert len({texts for _, texts in found}) == 1
+    result = [fingerprints(trained_tokenizer, config) for config in configs]
+    assert len({records for records, _ in result}) == len(configs)
+    assert len({texts for _, texts in result}) == 1
 
 
 def test_what_changes_the_texts_changes_both_fingerprints(trained_tokenizer: Any) -> None:

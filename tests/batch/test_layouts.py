@@ -115,12 +115,12 @@ def test_views_beside_the_text(
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_without_pairs_there_is_the_text(name: str) -> None:
-    (found,) = LAYOUTS[name].place(record(), PREDICTORS, ReadoutOptions())
-    assert found.ids.tolist() == found.text.tolist() == MAIN
+    (result,) = LAYOUTS[name].place(record(), PREDICTORS, ReadoutOptions())
+    assert result.ids.tolist() == result.text.tolist() == MAIN
     # Position and token behind it.
-    assert found.labels.tolist() == [[place, place + 1] for place in range(7, 15)]
-    assert found.prompt.tolist() == [[place, place + 1] for place in range(2, 6)]
-    assert found.start is None or not found.start.any()
+    assert result.labels.tolist() == [[place, place + 1] for place in range(7, 15)]
+    assert result.prompt.tolist() == [[place, place + 1] for place in range(2, 6)]
+    assert result.start is None or not result.start.any()
 
 
 def test_a_readout_before_the_view_is_refused() -> None:
@@ -154,20 +154,20 @@ def slow_inplace(given: TokenizedRecord, predictors: Any) -> tuple[list[int], li
 @pytest.mark.parametrize("mean", [False, True])
 def test_in_place(pairs: list[tuple[int, int]], predictors: Any, mean: bool) -> None:
     given = record(*((STEPS[first], STEPS[second]) for first, second in pairs))
-    (found,) = LAYOUTS["inplace"].place(given, predictors, ReadoutOptions(mean=mean))
+    (result,) = LAYOUTS["inplace"].place(given, predictors, ReadoutOptions(mean=mean))
     ids, start, text, labels = slow_inplace(given, predictors)
-    assert found.ids.tolist() == ids
-    assert found.start is not None
-    assert found.start.tolist() == start
-    assert found.text.tolist() == text
-    assert found.labels.tolist() == labels
+    assert result.ids.tolist() == ids
+    assert result.start is not None
+    assert result.start.tolist() == start
+    assert result.text.tolist() == text
+    assert result.labels.tolist() == labels
     for number, (first, second) in enumerate(given.pairs):
         source_end, target_end = text[first.end - 1] + 1 + len(predictors), text[second.end - 1] + 1
         width = (len(predictors) or first.end - first.start) if mean else 1
-        assert Readout(number, "source", source_end - width, source_end) in found.readouts
+        assert Readout(number, "source", source_end - width, source_end) in result.readouts
         width = second.end - second.start if mean else 1
-        assert Readout(number, "target", target_end - width, target_end) in found.readouts
-    assert len(found.readouts) == 2 * len(pairs)
+        assert Readout(number, "target", target_end - width, target_end) in result.readouts
+    assert len(result.readouts) == 2 * len(pairs)
 
 
 # -- the register ------------------------------------------------------------------------------------------------------

@@ -38,9 +38,9 @@ def test_a_rule_of_the_model_counts_in_positions(seed: int, number: int) -> None
     ours, slow = RULES[number]
     sequences = random_sequences(seed, vocabulary=5)
     rows = pack(sequences, row_length=23)
-    found, here = dense(trees_of(rows), ours)[:, 0], real(rows)
-    assert torch.equal(found & here[:, :, None] & here[:, None, :], row_mask(sequences, rows, slow))
-    assert not torch.equal(found, dense(trees_of(rows))[:, 0]), "the rule takes nothing away"
+    result, here = dense(trees_of(rows), ours)[:, 0], real(rows)
+    assert torch.equal(result & here[:, :, None] & here[:, None, :], row_mask(sequences, rows, slow))
+    assert not torch.equal(result, dense(trees_of(rows))[:, 0]), "the rule takes nothing away"
 
 
 def long_rows(seed: int, *, isolated: bool = False) -> Rows:
@@ -67,13 +67,13 @@ def slow_blocks(allowed: torch.Tensor) -> Blocks:
 def test_blocks_are_those_of_the_dense_mask(seed: int, isolated: bool) -> None:
     rows = long_rows(seed, isolated=isolated)
     trees = padded(trees_of(rows), static_length(rows.ids.shape[1]))
-    found, slow = blocks(trees, exact=not isolated), slow_blocks(dense(trees)[:, 0])
+    result, slow = blocks(trees, exact=not isolated), slow_blocks(dense(trees)[:, 0])
     if isolated:
-        assert not found.full.any()
-        assert not ((slow.full | slow.partial) & ~found.partial).any()
+        assert not result.full.any()
+        assert not ((slow.full | slow.partial) & ~result.partial).any()
     else:
-        assert torch.equal(found.full, slow.full)
-        assert torch.equal(found.partial, slow.partial)
+        assert torch.equal(result.full, slow.full)
+        assert torch.equal(result.partial, slow.partial)
 
 
 def test_lengths_are_few_and_grow_by_little() -> None:

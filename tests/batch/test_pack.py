@@ -33,12 +33,12 @@ def sequence(*ids: int, start: Sequence[int] | None = None) -> TokenSequence:
 
 def prefixes(sequences: Sequence[TokenSequence]) -> set[tuple[tuple[int, int], ...]]:
     """All distinct beginnings, as (token, first token that it sees)."""
-    found = set()
+    result = set()
     for each in sequences:
         starts = [0] * len(each) if each.start is None else each.start.tolist()
         both = tuple(zip(each.ids.tolist(), starts, strict=True))
-        found |= {both[: end + 1] for end in range(len(both))}
-    return found
+        result |= {both[: end + 1] for end in range(len(both))}
+    return result
 
 
 def seen(rows: Rows) -> list[set[int]]:
@@ -197,8 +197,8 @@ def test_losses_and_gradients_of_several_passes_are_those_of_one(encoding: Any) 
     items = [SampledRecord(record, True, (0, index)) for index, record in enumerate(random_records(3, vocabulary=60))]
 
     def run(costs: Costs | None) -> tuple[Tensor, dict[str, Tensor], int]:
-        how = {"encoding": encoding, "row_length": 97, "costs": costs, "prompt_labels": True}
-        batch = Collator("branched", np.array([61, 62], np.int32), **how)([*items, None])
+        options = {"encoding": encoding, "row_length": 97, "costs": costs, "prompt_labels": True}
+        batch = Collator("branched", np.array([61, 62], np.int32), **options)([*items, None])
         loss = jepa_loss(model, batch, objective).loss
         return loss.detach(), tiny.gradients(model, loss), len(batch.passes)
 

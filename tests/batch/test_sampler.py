@@ -80,13 +80,13 @@ def test_views_are_dropped_by_whole_steps() -> None:
 def test_views_of_the_first_epochs_only() -> None:
     # Steps of 8 of 35 records: the fourth one begins at .69 of an epoch, the fifth one at .91.
     options = {"lengths": [7] * 35, "jepa_epochs": 1.7}
-    found = [steps(epoch(number, **options), 8, 1, 1) for number in range(3)]
-    views = [[{key.with_views for key in step} for step in number] for number in found]
+    result = [steps(epoch(number, **options), 8, 1, 1) for number in range(3)]
+    views = [[{key.with_views for key in step} for step in number] for number in result]
     assert views == [[{True}] * 5, [{True}] * 4 + [{False}], [{False}] * 5]
-    dropped, kept = (
+    dropped, remaining = (
         [key.with_views for key in epoch(lengths=[7] * 800, jepa_ratio=0.5, jepa_epochs=end)] for end in (0.5, None)
     )
-    assert dropped == kept[:400] + [False] * 400
+    assert dropped == remaining[:400] + [False] * 400
 
 
 def test_records_of_a_step_come_by_length() -> None:

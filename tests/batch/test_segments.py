@@ -50,9 +50,9 @@ def seen_in_calls(made: Calls) -> list[set[int]]:
             for index in range(height):
                 last = keys - count + min(index, count - 1)
                 queries.append((int(call.query[row, index]), set(call.key[row, : last + 1].tolist())))
-    found = [queries[place] for place in made.output_index.tolist()]
-    assert [column for column, _ in found] == list(range(len(found)))
-    return [keys for _, keys in found]
+    result = [queries[place] for place in made.output_index.tolist()]
+    assert [column for column, _ in result] == list(range(len(result)))
+    return [keys for _, keys in result]
 
 
 @pytest.mark.parametrize("name", COSTS)
@@ -83,12 +83,12 @@ def test_ragged_segments_show_what_the_mask_shows(seed: int, isolated: bool) -> 
     bounds, key_bounds = made.query_bounds.tolist(), made.key_bounds.tolist()
     assert bounds[-1] == rows.ids.size
     columns = list(range(bounds[-1])) if made.key_index is None else made.key_index.tolist()
-    found = []
+    result = []
     for first, last, begin, end in zip(bounds, bounds[1:], key_bounds, key_bounds[1:], strict=False):
         keys = columns[begin:end]
         assert keys[first - last :] == list(range(first, last))
-        found += [set(keys[: len(keys) - (last - first) + index + 1]) for index in range(last - first)]
-    assert found == visible(rows)
+        result += [set(keys[: len(keys) - (last - first) + index + 1]) for index in range(last - first)]
+    assert result == visible(rows)
     sizes = np.diff(bounds), np.diff(key_bounds)
     assert (made.most_queries, made.most_keys) == tuple(each.max() for each in sizes)
     assert made.scores == int((sizes[0] * sizes[1]).sum())
@@ -98,17 +98,17 @@ def test_ragged_segments_show_what_the_mask_shows(seed: int, isolated: bool) -> 
 def test_by_hand() -> None:
     """``1 2 3``, ``1 2 4 5``, ``1 2``, ``6``: a whole path, what the second adds, nothing, a tree of one token."""
     rows = one_row([sequence(1, 2, 3), sequence(1, 2, 4, 5), sequence(1, 2), sequence(6)])
-    found = rows.segments
-    assert found is not None
-    assert (found.first.tolist(), found.queries.tolist(), found.keys.tolist()) == ([0, 3, 5], [3, 2, 1], [3, 4, 1])
-    assert [path.tolist() for path in found.paths] == [[0, 1, 2], [0, 1, 3, 4], [5]]
+    result = rows.segments
+    assert result is not None
+    assert (result.first.tolist(), result.queries.tolist(), result.keys.tolist()) == ([0, 3, 5], [3, 2, 1], [3, 4, 1])
+    assert [path.tolist() for path in result.paths] == [[0, 1, 2], [0, 1, 3, 4], [5]]
 
 
 def test_isolated_tokens_are_segments_of_their_own() -> None:
     """Tokens 2 and 3 of a sequence see nothing before token 2; token 4 sees all."""
     path, start = np.arange(10, 15), np.array([0, 0, 2, 2, 0], np.int32)
-    found = [(place, count, keys.tolist()) for place, count, keys in added_segments(11, path, 1, start)]
-    assert found == [(11, 1, [10, 11]), (12, 2, [12, 13]), (14, 1, [10, 11, 12, 13, 14])]
+    result = [(place, count, keys.tolist()) for place, count, keys in added_segments(11, path, 1, start)]
+    assert result == [(11, 1, [10, 11]), (12, 2, [12, 13]), (14, 1, [10, 11, 12, 13, 14])]
 
 
 def test_the_groups_cost_least_of_all_cuts() -> None:

@@ -44,8 +44,8 @@ STEPS = tiny.make_record("S", "q", "one\n\ntwo\n\nthree")
 def pairs_of(tokenizer: Any, record: Record, **options: Any) -> list[tuple[tuple[str, bool], ...]]:
     """Of each pair what the views say, and whether they stand in the chat."""
     made = RecordTokenizer(tokenizer, JepaConfig(predictors=0, **options))
-    found = made.pairs(record, made.turns(record))
-    return [tuple((view.text.text[view.start : view.end], view.in_main) for view in pair[1:]) for pair in found]
+    result = made.pairs(record, made.turns(record))
+    return [tuple((view.text.text[view.start : view.end], view.in_main) for view in pair[1:]) for pair in result]
 
 
 def test_steps_predict_the_next(trained_tokenizer: Any) -> None:
@@ -199,9 +199,9 @@ def test_over_length(trained_tokenizer: Any) -> None:
 def test_truncation_that_leaves_nothing_to_learn_skips(trained_tokenizer: Any) -> None:
     (whole,) = make(trained_tokenizer, [CHAT], mode="regular")
     first = int(whole.labels[0])
-    for limit, kept in [(first + 1, 0), (first + 2, 1)]:
-        found = make(trained_tokenizer, [CHAT], mode="regular", max_length=limit, over_length="truncate")
-        assert len(found) == kept
+    for limit, remaining in [(first + 1, 0), (first + 2, 1)]:
+        result = make(trained_tokenizer, [CHAT], mode="regular", max_length=limit, over_length="truncate")
+        assert len(result) == remaining
 
 
 def test_required_pairs_name_the_line(trained_tokenizer: Any) -> None:

@@ -72,23 +72,23 @@ def test_tokens_of_turns_by_hand(thinking: Any, plain_tokenizer: Any) -> None:
         )
         chat = plain if shares else record
         made = RecordTokenizer(tokenizer, CONFIG)
-        found = count_tokens(made.tokenize([chat]), CONFIG)
+        result = count_tokens(made.tokenize([chat]), CONFIG)
         rows = [made._texts([turn.text], [turn.own])[0].ids.tolist() for turn in made.turns(chat)]
         prefixes = {tuple(row[: end + 1]) for row in rows for end in range(len(row))}
-        assert found["turns"] == sum(map(len, rows))
-        assert found["tree"] == len(prefixes)
-        assert found["chat"] == len(rows[-1])
-        assert found["main"] == found["all"] == (len(rows[-1]) if shares else sum(map(len, rows)))
+        assert result["turns"] == sum(map(len, rows))
+        assert result["tree"] == len(prefixes)
+        assert result["chat"] == len(rows[-1])
+        assert result["main"] == result["all"] == (len(rows[-1]) if shares else sum(map(len, rows)))
 
 
 def test_the_factor_is_said_where_chats_have_several_turns(thinking: Any) -> None:
     prepared = prepare([reasoned(2), reasoned(1)], thinking, CONFIG)
     tokens = prepared.tokens
-    told = describe_turns(prepared, shares=True)
-    assert told is not None
-    assert told.startswith("3 of 2 chats, each behind the prompt that a server sends: ")
-    assert f"{tokens['tree']:,} tokens, {tokens['tree'] / tokens['chat']:.2f} times one row a chat" in told
-    assert f"{tokens['tree'] / tokens['turns']:.2f} times a row a turn" in told
+    message = describe_turns(prepared, shares=True)
+    assert message is not None
+    assert message.startswith("3 of 2 chats, each behind the prompt that a server sends: ")
+    assert f"{tokens['tree']:,} tokens, {tokens['tree'] / tokens['chat']:.2f} times one row a chat" in message
+    assert f"{tokens['tree'] / tokens['turns']:.2f} times a row a turn" in message
     assert f": {tokens['main']:,} tokens, " in str(describe_turns(prepared, shares=False))
     assert describe_turns(prepare([reasoned(1)], thinking, CONFIG), shares=True) is None
 
@@ -101,11 +101,11 @@ def test_the_first_screen(thinking: Any, tmp_path: Path, capsys: Any) -> None:
     flags = ["--model_name", tmp_path / "base", "--train_file", tmp_path / "data.jsonl", "--use_cpu", "--no_cache"]
     flags += ["--output_dir", tmp_path / "run", "--max_steps", "1", "--regular", "--save_strategy", "no"]
     assert main(["train", *map(str, flags)]) == 0
-    said = capsys.readouterr().out
-    assert "\nturns: 2 of 1 chats, each behind the prompt that a server sends: " in said
-    assert f"\nexample: {ASKED.format('0?')}⟦<think>⏎It is 0.⏎</think>⏎⏎0.<|im_end|>⟧ / " in said
-    assert "\nchat template: end of turn '<|im_end|>'\n" in said
-    assert "not used" not in said
+    output = capsys.readouterr().out
+    assert "\nturns: 2 of 1 chats, each behind the prompt that a server sends: " in output
+    assert f"\nexample: {ASKED.format('0?')}⟦<think>⏎It is 0.⏎</think>⏎⏎0.<|im_end|>⟧ / " in output
+    assert "\nchat template: end of turn '<|im_end|>'\n" in output
+    assert "not used" not in output
 
 
 @pytest.mark.parametrize("command", ["train", "inspect", "verify", "evaluate"])
@@ -124,8 +124,8 @@ def test_tools_that_a_template_does_not_write_are_said_once(
         flags = ["--test_file", data, "--model_path", model, "--output_file", str(tmp_path / "out.jsonl")]
         flags += ["--task", "generic", "--max_new_tokens", "2"]
     assert main([command, *flags]) == 0
-    said = "".join(capsys.readouterr())
-    assert said.count("not used: tools; the template writes none") == 1
+    output = "".join(capsys.readouterr())
+    assert output.count("not used: tools; the template writes none") == 1
 
 
 def test_what_the_saved_template_does_beside_the_own(plain_tokenizer: Any) -> None:
@@ -168,6 +168,6 @@ def test_what_chats_of_four_turns_cost(
             messages += reasons if reasoned else served_forms.chat(question, solution)
         chats.append(parse_record({"messages": messages}))
     config = JepaConfig(mode="regular", max_length=4096)
-    found = count_tokens(RecordTokenizer(tokenizer, config).tokenize(chats), config)
-    assert found["tree"] / found["chat"] == pytest.approx(over_chat, abs=0.005)
-    assert found["tree"] / found["turns"] == pytest.approx(over_turns, abs=0.005)
+    result = count_tokens(RecordTokenizer(tokenizer, config).tokenize(chats), config)
+    assert result["tree"] / result["chat"] == pytest.approx(over_chat, abs=0.005)
+    assert result["tree"] / result["turns"] == pytest.approx(over_turns, abs=0.005)

@@ -37,8 +37,8 @@ def record(messages: list[dict[str, Any]], **fields: Any) -> Record:
 
 
 def made(tokenizer: Any, config: JepaConfig, messages: Any = THOUGHTS, **fields: Any) -> TokenizedRecord:
-    (found,) = RecordTokenizer(tokenizer, config).tokenize([record(messages, **fields)])
-    return found
+    (result,) = RecordTokenizer(tokenizer, config).tokenize([record(messages, **fields)])
+    return result
 
 
 def text(tokenizer: Any, ids: Any) -> str:
@@ -50,29 +50,29 @@ def content(tokenizer: Any, view: View) -> str:
 
 
 def test_each_turn_is_a_text_with_its_labels_and_the_question_since_the_turn_before(qwen3: Any) -> None:
-    found = made(qwen3, REGULAR)
-    assert len(found.texts) == 3
+    result = made(qwen3, REGULAR)
+    assert len(result.texts) == 3
     answers = ["<think>\nTwo and three.\n\nFive.\n</think>\n\n5", "<think>\nFive and one.\n</think>\n\n6"]
     answers += ["<think>\nEight?\n</think>\n\n8"]
-    for each, question, answer in zip(found.texts, ["2+3?", "And 1?", "And 2?"], answers, strict=True):
+    for each, question, answer in zip(result.texts, ["2+3?", "And 1?", "And 2?"], answers, strict=True):
         assert text(qwen3, each.ids[each.labels + 1]) == f"{answer}<|im_end|>"
         assert text(qwen3, each.ids[each.prompt + 1]) == question
     # The thoughts of earlier turns are in none of the later ones.
-    assert "Five and" not in text(qwen3, found.texts[2].ids)
+    assert "Five and" not in text(qwen3, result.texts[2].ids)
 
 
 def test_equal_turns_of_a_chat_that_is_not_rewritten_are_one_text(trained_tokenizer: Any) -> None:
-    found = made(trained_tokenizer, REGULAR, chat("a?", "b", "c?", "d"))
-    assert len(found.texts) == 1
-    assert text(trained_tokenizer, found.ids[found.labels + 1]) == "b<|im_end|>d<|im_end|>"
-    assert text(trained_tokenizer, found.ids[found.prompt + 1]) == "a?c?"
+    result = made(trained_tokenizer, REGULAR, chat("a?", "b", "c?", "d"))
+    assert len(result.texts) == 1
+    assert text(trained_tokenizer, result.ids[result.labels + 1]) == "b<|im_end|>d<|im_end|>"
+    assert text(trained_tokenizer, result.ids[result.prompt + 1]) == "a?c?"
 
 
 def test_they_are_stored_and_read_back(qwen3: Any) -> None:
     for config in (REGULAR, LLM):
-        found = made(qwen3, config)
-        again = _unflattened(flattened(found))
-        for first, second in zip(found.texts, again.texts, strict=True):
+        result = made(qwen3, config)
+        again = _unflattened(flattened(result))
+        for first, second in zip(result.texts, again.texts, strict=True):
             for part in ("ids", "labels", "prompt"):
                 assert np.array_equal(getattr(first, part), getattr(second, part))
             assert len(first.pairs) == len(second.pairs)
@@ -92,17 +92,17 @@ def test_the_limit_is_one_of_each_turn(over_length: Any, qwen3: Any) -> None:
         with pytest.raises(UserError, match=rf"data.jsonl:3: the record has {lengths[2]} tokens, more than max_length"):
             tokenizer.tokenize([record(THOUGHTS)])
         return
-    (found,) = tokenizer.tokenize([record(THOUGHTS)])
+    (result,) = tokenizer.tokenize([record(THOUGHTS)])
     cut = over_length == "truncate"
-    assert [len(each.ids) for each in found.texts] == [*lengths[:2], lengths[1]][: 2 + cut]
+    assert [len(each.ids) for each in result.texts] == [*lengths[:2], lengths[1]][: 2 + cut]
     expected = {"turns": 2 + cut, "turns skipped": 1 - cut, "over length": 1, "truncated": int(cut), "skipped": 0}
     assert {name: tokenizer.counts[name] for name in expected} == expected
 
 
 def test_a_source_view_branches_from_the_prompt_of_its_turn(qwen3: Any) -> None:
-    found = made(qwen3, LLM)
-    assert [len(each.pairs) for each in found.texts] == [1, 1, 1]
-    for each, question, answer in zip(found.texts, ["2+3?", "And 1?", "And 2?"], "568", strict=True):
+    result = made(qwen3, LLM)
+    assert [len(each.pairs) for each in result.texts] == [1, 1, 1]
+    for each, question, answer in zip(result.texts, ["2+3?", "And 1?", "And 2?"], "568", strict=True):
         ((source, target),) = each.pairs
         assert source.in_main
         assert np.array_equal(source.ids, each.ids)
@@ -116,8 +116,8 @@ def test_a_pair_of_a_turn_that_is_skipped_goes_with_it(qwen3: Any) -> None:
     lengths = [len(each.ids) for each in made(qwen3, REGULAR).texts]
     config = JepaConfig(layout="branched", predictors=2, pairs="all", max_length=lengths[1], over_length="skip")
     tokenizer = RecordTokenizer(qwen3, config)
-    (found,) = tokenizer.tokenize([record(THOUGHTS)])
-    assert [len(each.pairs) for each in found.texts] == [1, 1]
+    (result,) = tokenizer.tokenize([record(THOUGHTS)])
+    assert [len(each.pairs) for each in result.texts] == [1, 1]
     assert tokenizer.counts["pairs"] == 2
     assert tokenizer.counts["pairs cut by truncation"] == 1
 
@@ -125,24 +125,24 @@ def test_a_pair_of_a_turn_that_is_skipped_goes_with_it(qwen3: Any) -> None:
 def test_context_has_no_pair(qwen3: Any) -> None:
     messages = chat("a?", "b", "c?", "d")
     messages[1]["weight"] = 0
-    found = made(qwen3, LLM, messages)
-    ((source, target),) = found.all_pairs
+    result = made(qwen3, LLM, messages)
+    ((source, target),) = result.all_pairs
     assert (content(qwen3, source), content(qwen3, target)) == ("c?", "d")
 
 
 def test_a_call_has_a_pair_where_both_sides_have_text(qwen3: Any) -> None:
     messages = [*with_call("Is cod a fish?", "cod", "cod: a fish", "It is."), *chat("And elm?", "No.")]
-    found = made(qwen3, LLM, messages, tools=TOOLS)
+    result = made(qwen3, LLM, messages, tools=TOOLS)
     # The call says nothing, and its result is no question.
-    assert [content(qwen3, view) for pair in found.all_pairs for view in pair] == ["And elm?", "No."]
+    assert [content(qwen3, view) for pair in result.all_pairs for view in pair] == ["And elm?", "No."]
 
 
 def test_steps_of_the_last_thought(qwen3: Any) -> None:
     config = JepaConfig(mode="step-jepa", steps_from="reasoning", predictors=1, pairs="all", max_length=4096)
-    found = made(qwen3, config, with_thoughts("a?", "x\n\ny", "b", "2+3?", "Two.\n\nThree.\n\nFive.", "5"))
-    views = [[content(qwen3, view) for view in pair] for pair in found.all_pairs]
+    result = made(qwen3, config, with_thoughts("a?", "x\n\ny", "b", "2+3?", "Two.\n\nThree.\n\nFive.", "5"))
+    views = [[content(qwen3, view) for view in pair] for pair in result.all_pairs]
     assert views == [["Two.\n\n", "Three.\n\n"], ["Three.\n\n", "Five."]]
-    assert not found.texts[0].pairs
+    assert not result.texts[0].pairs
     with pytest.raises(UserError, match="usable pair"):
         made(qwen3, JepaConfig(mode="step-jepa", require_pairs=True), with_thoughts("a?", "x\n\ny", "b"))
 

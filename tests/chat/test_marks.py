@@ -99,13 +99,13 @@ def test_all_texts_of_a_call_are_marked() -> None:
     def render(messages: Sequence[Message]) -> str:
         return str(messages[0]["tool_calls"][0]["function"])
 
-    found = texts(render, [answer("", tool_calls=[call])], [0])
-    assert [kind for kind, _ in found] == ["call"] * 4
-    assert [place[1] for _, place in found] == ["look_up", "cod", "eel", "ray"]
+    result = texts(render, [answer("", tool_calls=[call])], [0])
+    assert [kind for kind, _ in result] == ["call"] * 4
+    assert [place[1] for _, place in result] == ["look_up", "cod", "eel", "ray"]
     # In the form of other programs, without an inner object.
     flat = [{"name": "look_up", "arguments": '{"word": "cod"}'}]
-    found = texts(lambda messages: str(messages[0]["tool_calls"]), [answer("", tool_calls=flat)], [0])
-    assert [place[1] for _, place in found] == ["look_up", '{"word": "cod"}']
+    result = texts(lambda messages: str(messages[0]["tool_calls"]), [answer("", tool_calls=flat)], [0])
+    assert [place[1] for _, place in result] == ["look_up", '{"word": "cod"}']
 
 
 def test_the_last_place_of_a_text_that_is_written_twice() -> None:

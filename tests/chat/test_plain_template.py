@@ -50,12 +50,12 @@ def sequences(tokenizer: Any, records: list[Record], **options: Any) -> list[dic
     config = JepaConfig(plain=True, **options)
     made = RecordTokenizer(tokenizer, config)
     collator = Collator.of(config, made.predictors.tolist())
-    found = []
+    result = []
     for record in made.tokenize(records):
         main, *views = collator.sequences(SampledRecord(record))
         assert all(len(view.readouts) == 1 and view.readouts[0].end == len(view) for view in views)
-        found.append({"main": main, **{view.readouts[0].kind: view for view in views}})
-    return found
+        result.append({"main": main, **{view.readouts[0].kind: view for view in views}})
+    return result
 
 
 def test_question_and_answer_by_hand(plain: Any) -> None:
@@ -89,7 +89,7 @@ def test_a_text_begins_as_the_tokenizer_begins_texts(beginning: Any) -> None:
 def test_the_answer_and_its_end_are_taught_or_the_users_text(plain: Any) -> None:
     for labels in ("assistant", "all"):
         made = RecordTokenizer(plain, JepaConfig(mode="regular", plain=True, labels=labels))
-        for record, found in zip(tiny.records(), made.tokenize(tiny.records()), strict=True):
+        for record, result in zip(tiny.records(), made.tokenize(tiny.records()), strict=True):
             question = record.messages[1]["content"]
             taught = ids_of(plain, record.answer, END_OF_TURN)
             whole = (
@@ -97,8 +97,8 @@ def test_the_answer_and_its_end_are_taught_or_the_users_text(plain: Any) -> None
                 if labels == "assistant"
                 else ids_of(plain, question, END_OF_TURN)
             )
-            assert found.ids.tolist() == whole
-            assert found.ids[found.labels + 1].tolist() == (taught if labels == "assistant" else whole[1:])
+            assert result.ids.tolist() == whole
+            assert result.ids[result.labels + 1].tolist() == (taught if labels == "assistant" else whole[1:])
 
 
 @pytest.mark.parametrize("labels", ["assistant", "all"])
@@ -106,14 +106,14 @@ def test_the_answer_and_its_end_are_taught_or_the_users_text(plain: Any) -> None
 def test_views_are_bare_contents(labels: str, count: int, plain: Any) -> None:
     predictors = ["<|predictor_1|>", "<|predictor_2|>"][:count]
     every = sequences(plain, tiny.records(), labels=labels, predictors=count)
-    for record, found in zip(tiny.records(), every, strict=True):
+    for record, result in zip(tiny.records(), every, strict=True):
         question = record.messages[1]["content"]
-        assert found["source"].ids.tolist() == ids_of(plain, question, *predictors)
-        assert found["target"].ids.tolist() == ids_of(plain, record.answer)
+        assert result["source"].ids.tolist() == ids_of(plain, question, *predictors)
+        assert result["target"].ids.tolist() == ids_of(plain, record.answer)
 
 
 def test_steps_of_the_answer(plain: Any) -> None:
-    (found,) = sequences(plain, tiny.records()[1:2], mode="step-jepa", predictors=1)
+    (result,) = sequences(plain, tiny.records()[1:2], mode="step-jepa", predictors=1)
     before = ids_of(plain, "And 1+1 then?", PERCEPTION, "It is two\n\n")
-    assert found["source"].ids.tolist() == before + ids_of(plain, "<|predictor_1|>")
-    assert found["target"].ids.tolist() == ids_of(plain, "2.")
+    assert result["source"].ids.tolist() == before + ids_of(plain, "<|predictor_1|>")
+    assert result["target"].ids.tolist() == ids_of(plain, "2.")

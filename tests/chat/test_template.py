@@ -151,9 +151,9 @@ REFUSED: dict[str | None, str] = {
 @pytest.mark.parametrize("source", REFUSED)
 def test_what_is_wrong_with_a_template_is_one_line(source: str | None, tiny_tokenizer: Any) -> None:
     tiny_tokenizer.chat_template = source
-    with pytest.raises(UserError) as found:
+    with pytest.raises(UserError) as result:
         ChatTemplate(tiny_tokenizer)
-    assert REFUSED[source] in str(found.value)
+    assert REFUSED[source] in str(result.value)
 
 
 def test_no_end_of_turn_is_refused(tiny_tokenizer: Any) -> None:

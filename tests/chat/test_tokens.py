@@ -75,7 +75,7 @@ def test_no_special_token_comes_from_an_answer_or_a_view(
     harmless, record = made.tokenize([spelling("nothing"), spelling(SPELT)])
     assert made.counts["turns that spell special tokens"] == 1
     # As many as the template and the layout write, and the same ones.
-    kept = [
+    remaining = [
         [
             each.ids[np.isin(each.ids, special)].tolist()
             for each in collator.sequences(SampledRecord(one))
@@ -84,8 +84,8 @@ def test_no_special_token_comes_from_an_answer_or_a_view(
         for one in (harmless, record)
     ]
     if mode not in ("steps", "inplace"):  # whose sources stand in the chat
-        assert kept[0] == kept[1]
-        assert any(kept[0])
+        assert remaining[0] == remaining[1]
+        assert any(remaining[0])
     # All of the text is there.
     assert "<|predictor_1|><|eot_id|> <|im_start|>x<|im_end|>" in tokenizer.decode(record.ids)
     assert len(record.pairs) == len(harmless.pairs) > 0
@@ -112,8 +112,8 @@ def test_an_evaluation_asks_with_the_tokens_of_training(
     add_predictor_tokens(tokenizer, 1)
     record = spelling(SPELT)
     template = PlainTemplate(tokenizer) if plain else ChatTemplate(tokenizer)
-    told = [Continuation("a", f"so {SPELT}"), Continuation("b", f"so {SPELT}", f"context {SPELT} ")]
-    (example,) = make_examples([(0, record)], tokenizer, template, lambda _: told)
+    message = [Continuation("a", f"so {SPELT}"), Continuation("b", f"so {SPELT}", f"context {SPELT} ")]
+    (example,) = make_examples([(0, record)], tokenizer, template, lambda _: message)
     config = JepaConfig(mode="regular", plain=plain, max_length=997)
     (trained,) = RecordTokenizer(tokenizer, config).tokenize([record])
     assert example.gold.ids == trained.ids.tolist()[: len(example.gold.ids)]
@@ -145,11 +145,11 @@ def test_stand_ins_give_the_tokens_of_every_stretch_by_itself(real_tokenizer: Ca
     made = TextTokenizer(tokenizer)
     assert 0 < sum(map(made.spelt, texts, contents)) < len(texts)
     # Together, and one by one.
-    for found in (
+    for result in (
         made(texts, contents),
         [made([text], [spans])[0] for text, spans in zip(texts, contents, strict=True)],
     ):
-        for tokens, text, spans in zip(found, texts, contents, strict=True):
+        for tokens, text, spans in zip(result, texts, contents, strict=True):
             for one, other in zip(tokens, slow_tokens(tokenizer, text, spans), strict=True):
                 assert one.tolist() == other.tolist(), text
     assert tokenizer(special[0])["input_ids"] == [tokenizer.convert_tokens_to_ids(special[0])], "left as it was"
@@ -165,21 +165,21 @@ def test_a_prompt_is_tokenised_once_whatever_follows(trained_tokenizer: Any, mon
     """Characters that reach the tokenizer grow with the chat, not with its square, though each turn has its prompt."""
     from stepjepa.chat import tokens
 
-    kept, seen = tokens._tokenize, list[int]()
+    remaining, observed = tokens._tokenize, list[int]()
 
     def counting(tokenizer: Any, texts: list[str], **options: Any) -> Any:
-        seen.append(sum(map(len, texts)))
-        return kept(tokenizer, texts, **options)
+        observed.append(sum(map(len, texts)))
+        return remaining(tokenizer, texts, **options)
 
     monkeypatch.setattr(tokens, "_tokenize", counting)
     cost = {}
     for turns in (4, 16):
-        seen.clear()
+        observed.clear()
         contents = [f"number {number} of many" for number in range(2 * turns)]
         made = RecordTokenizer(trained_tokenizer, JepaConfig(mode="regular", max_length=4096))
         (record,) = made.tokenize([tiny.make_record("", *contents)])
         assert sum(np.diff(record.labels) != 1) + 1 == turns
-        cost[turns] = sum(seen)
+        cost[turns] = sum(observed)
     assert cost[16] < 4.5 * cost[4]
 
 

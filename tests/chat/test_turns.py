@@ -133,9 +133,9 @@ def test_no_end(template: Any) -> None:
     source = made.source
     messages = [*with_call("q", "cod", "a fish", "Yes."), *chat("r", "b")]
     messages[1] = {"role": "assistant", "content": "look"}
-    found = made.turns(messages)
-    assert [turn.stop for turn in found] == ["<|observation|>", "<|user|>", "<|user|>"]
-    assert [turn.text[turn.answer :] for turn in found] == ["look<|observation|>", "Yes.<|user|>", "b<|user|>"]
+    result = made.turns(messages)
+    assert [turn.stop for turn in result] == ["<|observation|>", "<|user|>", "<|user|>"]
+    assert [turn.text[turn.answer :] for turn in result] == ["look<|observation|>", "Yes.<|user|>", "b<|user|>"]
     assert made.source == source
 
 

@@ -68,13 +68,13 @@ def test_the_numbers_are_those_of_evaluate(
         assert numbers[kind]["mean"] == pytest.approx(slow.pop(f"{kind}_similarity"), abs=1e-6)
     assert len(slow) > 4
     assert {key: numbers[key] for key in slow} == pytest.approx(slow, rel=1e-5)
-    said = capsys.readouterr().out
-    assert f"{name}: {views} views, source " in said
-    assert f"{numbers['matched']['mean']:.4g}" in said
-    assert "are too few to tell a linear map" in said
+    output = capsys.readouterr().out
+    assert f"{name}: {views} views, source " in output
+    assert f"{numbers['matched']['mean']:.4g}" in output
+    assert "are too few to tell a linear map" in output
     for file in output_files(tmp_path / "out"):
         assert file.stat().st_size > 500
-        assert str(file) in said
+        assert str(file) in output
 
 
 def test_models_stand_side_by_side_on_the_same_pairs(
@@ -98,10 +98,10 @@ def test_any_layer_of_a_model_without_a_run(runs: dict[str, Path], data: Path, t
     flags = ["--layer", 1, "--pooling", "mean"]
     ((base,), _) = analysed([runs["base"]], data, tmp_path / "base", *flags)
     assert (base["config"]["mode"], base["config"]["predictors"]) == ("llm-jepa", 0)
-    ((trained,), found) = analysed([runs["llm"]], data, tmp_path / "trained", *flags)
+    ((trained,), result) = analysed([runs["llm"]], data, tmp_path / "trained", *flags)
     assert [trained["config"][name] for name in ("predictors", "jepa_layer", "pooling")] == [2, 1, "mean"]
     _, last = analysed([runs["llm"]], data, tmp_path / "last")
-    assert not np.allclose(found["0/source"], last["0/source"], atol=1e-2)
+    assert not np.allclose(result["0/source"], last["0/source"], atol=1e-2)
 
 
 def test_the_system_prompt_is_that_of_training(runs: dict[str, Path], data: Path, tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ SEED = 7
 
 
 def test_damaged_data_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = {try_data(capsys, tmp_path, number, SEED) for number in range(42)}
-    assert found == {"error", "skipped", "sound"}
+    result = {try_data(capsys, tmp_path, number, SEED) for number in range(42)}
+    assert result == {"error", "skipped", "sound"}
 
 
 def test_damaged_configurations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,11 +67,11 @@ def test_bad_rows_are_left_out_of_a_preparation_and_counted(
     assert refused.outcome == "error"
     assert f"{path}{BAD_LINES[name]}" in refused.err
     assert not target.exists()
-    found = attempt(capsys, name, *given, "--bad_records", "skip")
-    assert found.outcome == "skipped"
-    assert f"note: 4 bad lines skipped (--bad_records skip): {path}{BAD_LINES[name]}" in found.err
-    assert "; and 1 more" in found.err
-    assert "bad, skipped: 4\n" in found.out
+    result = attempt(capsys, name, *given, "--bad_records", "skip")
+    assert result.outcome == "skipped"
+    assert f"note: 4 bad lines skipped (--bad_records skip): {path}{BAD_LINES[name]}" in result.err
+    assert "; and 1 more" in result.err
+    assert "bad, skipped: 4\n" in result.out
     assert [record.messages[-2]["content"] for record in read_records(target)] == ["q", "q2"]
 
 

@@ -29,9 +29,9 @@ def test_a_table_is_trained_on_and_evaluated(table: Path, tmp_path: Path, capsys
     data = ["--train_file", table, "--columns", "asked", "said"]
     flags = ["--model_name", "preset:tiny", "--use_cpu", "--batch_size", 3, "--save_strategy", "no"]
     assert main([str(each) for each in ("train", *data, "--output_dir", run, *flags)]) == 0
-    said, notes = capsys.readouterr()
+    output, notes = capsys.readouterr()
     assert "note: not used: id\n" in notes
-    assert "columns: asked, said; line 2 is user 'How many?', assistant 'Ben has 2. So 2.'\n" in said
+    assert "columns: asked, said; line 2 is user 'How many?', assistant 'Ben has 2. So 2.'\n" in output
     assert read_run(run)["data"]["train"]["file"] == table.name
     for name, *flags in (("inspect", "--index", "1"), ("verify", "--max_records", "2")):
         assert main([str(each) for each in (name, *flags, *data, "--model_name", run)]) == 0
@@ -46,10 +46,10 @@ def test_every_other_command_names_what_it_does_not_use(tmp_path: Path, capsys: 
     rows = [{"question": f"{n}+{n}?", "answer": f"It is {2 * n}.", "source": "web", "gap": None} for n in range(3)]
     file, out = tmp_path / "a.jsonl", tmp_path / "o.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    said = tmp_path / "p.jsonl"
-    said.write_text("".join(json.dumps({"index": n, "generated": "1"}) + "\n" for n in range(3)))
+    output = tmp_path / "p.jsonl"
+    output.write_text("".join(json.dumps({"index": n, "generated": "1"}) + "\n" for n in range(3)))
     for command in (
-        ("score", "--test_file", file, "--predictions", said, "--output_file", out, "--task", "generic"),
+        ("score", "--test_file", file, "--predictions", output, "--output_file", out, "--task", "generic"),
         (
             "train",
             "--train_file",

@@ -13,11 +13,11 @@ MORE = "more figures: the same command with --details\n"
 @pytest.fixture
 def runs(tmp_path):
     """Two seeds of two arms."""
-    found = []
+    result = []
     for name, jepa, rights in (("a", None, ("1000", "1100")), ("b", {"mode": "step-jepa"}, ("1110", "1110"))):
         for seed, right in enumerate(rights, start=1):
-            found.append(make_run(tmp_path / f"{name}{seed}", right, seed=seed, jepa=jepa))
-    return found
+            result.append(make_run(tmp_path / f"{name}{seed}", right, seed=seed, jepa=jepa))
+    return result
 
 
 def compare(*arguments):

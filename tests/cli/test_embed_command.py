@@ -70,16 +70,16 @@ def test_equal_texts_of_different_blocks_are_embedded_once(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(embed_file, "BLOCK", 2)
-    seen: list[str] = []
+    observed: list[str] = []
     texts = embed_file.Embedder._texts
 
     def counting(self: Any, values: Any) -> Any:
-        seen.extend(each.text for each in values)
+        observed.extend(each.text for each in values)
         return texts(self, values)
 
     monkeypatch.setattr(embed_file.Embedder, "_texts", counting)
     assert embed(folder, "separate", "texts.jsonl", tmp_path / "e.npy", "--column", "question") == 0
-    assert seen == [*dict.fromkeys(TEXTS)]
+    assert observed == [*dict.fromkeys(TEXTS)]
 
 
 def test_each_step_of_a_record_is_a_row(folder: Path, tmp_path: Path, capsys: Any) -> None:

@@ -48,10 +48,10 @@ def test_inspect_shows_what_is_there_and_obeys_nothing(data: Path, capsys: Any, 
 
 
 def test_scores_of_generated_text(data: Path, tmp_path: Path, capsys: Any) -> None:
-    said = tmp_path / "said.jsonl"
-    write_jsonl(said, [{"index": index, "generated": f"{EVIL} {index}"} for index in range(3)])
+    output = tmp_path / "said.jsonl"
+    write_jsonl(output, [{"index": index, "generated": f"{EVIL} {index}"} for index in range(3)])
     scored = tmp_path / "scored.jsonl"
-    flags = ["--test_file", str(data), "--predictions", str(said), "--output_file", str(scored), "--overwrite"]
+    flags = ["--test_file", str(data), "--predictions", str(output), "--output_file", str(scored), "--overwrite"]
     assert main(["score", *flags]) == 0
     assert "<script>" not in printed(capsys)
     # In the file every character is kept.

@@ -32,8 +32,8 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def told(capsys: pytest.CaptureFixture[str], data: Path, *more: object) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(printed(capsys, "estimate", *flags_of(data, *more), "--json"))
-    return found
+    result: dict[str, Any] = json.loads(printed(capsys, "estimate", *flags_of(data, *more), "--json"))
+    return result
 
 
 def test_it_says_what_a_dry_run_says(
@@ -49,18 +49,18 @@ def test_it_says_what_a_dry_run_says(
 
 
 def test_time_and_memory_of_a_device_by_hand(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = told(capsys, data, "--device", "h200", "--mfu", 0.5, "--gpus", 2)
-    memory, device = found["memory"], DEVICES["h200"]
+    result = told(capsys, data, "--device", "h200", "--mfu", 0.5, "--gpus", 2)
+    memory, device = result["memory"], DEVICES["h200"]
     assert memory["peak"] == sum(memory["parts"].values())
-    assert found["device"] == {"bytes": device[1], "fits": True}
-    assert found["time"]["step_seconds"] == pytest.approx(found["flops"]["step"] / (0.5 * device[0] * 2))
-    assert found["time"]["run_seconds"] == pytest.approx(found["steps"] * found["time"]["step_seconds"])
+    assert result["device"] == {"bytes": device[1], "fits": True}
+    assert result["time"]["step_seconds"] == pytest.approx(result["flops"]["step"] / (0.5 * device[0] * 2))
+    assert result["time"]["run_seconds"] == pytest.approx(result["steps"] * result["time"]["step_seconds"])
     # A sample that stands for a larger data set, on a device of one's own.
     more = ("--records", 100_003, "--batch_size", 3, "--grad_accum", 5, "--num_epochs", 2)
-    found = told(capsys, data, "--peak_tflops", 1, "--memory_gib", 0.001, *more)
-    assert (found["device"]["fits"], found["time"]["peak"]) == (False, 1e12)
-    assert found["steps_per_epoch"] == -(-100_003 // 15)
-    assert found["steps"] == 2 * found["steps_per_epoch"]
+    result = told(capsys, data, "--peak_tflops", 1, "--memory_gib", 0.001, *more)
+    assert (result["device"]["fits"], result["time"]["peak"]) == (False, 1e12)
+    assert result["steps_per_epoch"] == -(-100_003 // 15)
+    assert result["steps"] == 2 * result["steps_per_epoch"]
 
 
 WRONG = [

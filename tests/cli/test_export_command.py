@@ -56,10 +56,10 @@ def export(*flags: object) -> int:
 @pytest.mark.parametrize("name", ["run", "adapter"])
 def test_a_plain_folder(name: str, material: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert export("--model_path", material / name, "--output_dir", tmp_path / "plain") == 0
-    said = capsys.readouterr().out
-    assert "needs transformers 5" in said
-    assert "served: 3 turns: their prompts are those of plain apply_chat_template, and generation" in said
-    assert "(records of data.jsonl)" in said
+    output = capsys.readouterr().out
+    assert "needs transformers 5" in output
+    assert "served: 3 turns: their prompts are those of plain apply_chat_template, and generation" in output
+    assert "(records of data.jsonl)" in output
     assert {path.name for path in (tmp_path / "plain").iterdir()} == PLAIN | {"run.json", "trained_prompts.json"}
     base = AutoConfig.from_pretrained(material / "base")
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "plain")
@@ -121,9 +121,9 @@ def test_a_hub_that_refuses_costs_nothing(
 ) -> None:
     hub.refuse = step
     assert export("--model_path", material / "run", "--output_dir", tmp_path / "plain", "--push_to_hub", "me/mine") == 2
-    told = capsys.readouterr().err.splitlines()[-1]
-    assert "403" in told
-    assert ("to try again: stepjepa export --model_path" in told) == (step == "commit")
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert "403" in message
+    assert ("to try again: stepjepa export --model_path" in message) == (step == "commit")
     assert hub.commits == []
     # A repository that can't be made is told before a model is loaded; otherwise the exported folder can be uploaded.
     assert (tmp_path / "plain").exists() == (step == "commit")
@@ -197,9 +197,9 @@ def test_a_folder_that_would_be_asked_otherwise_is_not_exported(
 
     monkeypatch.setattr(generation, "serve_as_trained", as_it_came)
     assert export("--model_path", material / "run", "--output_dir", tmp_path / "plain") == 2
-    said = capsys.readouterr().err
-    assert "it would not be served as it was trained (records of data.jsonl, " in said
-    assert fault in said
+    output = capsys.readouterr().err
+    assert "it would not be served as it was trained (records of data.jsonl, " in output
+    assert fault in output
     assert not [*tmp_path.iterdir()]
 
 
@@ -210,8 +210,8 @@ def test_without_the_training_file_chats_are_made_up(
     text = (run / "run.yaml").read_text(encoding="utf-8")
     (run / "run.yaml").write_text(text.replace("data.jsonl", "gone.jsonl"), encoding="utf-8")
     assert export("--model_path", run, "--output_dir", tmp_path / "plain") == 0
-    assert "served: 2 turns: " in (said := capsys.readouterr().out)
-    assert "(made-up chats, since the training file is not here)" in said
+    assert "served: 2 turns: " in (output := capsys.readouterr().out)
+    assert "(made-up chats, since the training file is not here)" in output
 
 
 def test_a_folder_that_is_uploaded_as_it_is_is_compared_too(

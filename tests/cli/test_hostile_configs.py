@@ -61,9 +61,9 @@ def test_an_odd_file_is_one_line(
     given += ["--train_file", str(data)] if "train_file" not in str(held) else []
     start = time.process_time()  # of this process, whatever else the machine does
     code = main(["train", "--config", str(path), *given])
-    seconds, (_, said) = time.process_time() - start, capsys.readouterr()
-    assert (code, len(said.splitlines())) == (2, 1), said
-    assert words in said, said
-    assert path.name in said or words == "no such data file"
-    assert len(said) < 1000 and "\x1b" not in said
+    seconds, (_, output) = time.process_time() - start, capsys.readouterr()
+    assert (code, len(output.splitlines())) == (2, 1), output
+    assert words in output, output
+    assert path.name in output or words == "no such data file"
+    assert len(output) < 1000 and "\x1b" not in output
     assert seconds < 2

@@ -135,12 +135,12 @@ def test_steps_of_a_thought(command: str, thinking: tuple[Path, Path], capsys: p
     template, path = thinking
     flags = ["--train_file", str(path), "--model_name", "preset:tiny", "--chat_template", str(template), "--step_jepa"]
     assert main([command, *flags, "--steps_from", "reasoning", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    result = json.loads(capsys.readouterr().out)
     if command == "inspect":
-        assert [step["text"] for step in found["records"][0]["steps"]] == ["3+4=7.\n\n", "7+5=12"]
+        assert [step["text"] for step in result["records"][0]["steps"]] == ["3+4=7.\n\n", "7+5=12"]
     else:
         assert (
-            "1 of 1 records have pairs" in {each["name"]: each["detail"] for each in found["checks"]}["pairs of views"]
+            "1 of 1 records have pairs" in {each["name"]: each["detail"] for each in result["checks"]}["pairs of views"]
         )
     # The content has one step.
     assert main([command, *flags, "--json"]) == (0 if command == "inspect" else 1)

@@ -71,12 +71,12 @@ def parsed(flags: str) -> JepaConfig:
 
 @pytest.mark.parametrize(("flags", "wanted"), FLAGS, ids=[flags or "none" for flags, _ in FLAGS])
 def test_a_flag_sets_what_it_says_and_nothing_else(flags: str, wanted: dict[str, Any]) -> None:
-    found, plain = parsed(flags).to_dict(), parsed("").to_dict()
+    result, plain = parsed(flags).to_dict(), parsed("").to_dict()
     for name, value in wanted.items():
-        assert found.pop(name) == value, name
+        assert result.pop(name) == value, name
         del plain[name]
     if "mode" not in wanted and "--step_jepa" not in flags:
-        assert found == plain
+        assert result == plain
 
 
 REFUSED: list[tuple[str, str]] = [

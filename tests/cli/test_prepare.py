@@ -40,9 +40,9 @@ def test_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = write_lines(tmp_path / "raw.jsonl", response(), response(deepseek_response="\\boxed{5}"), response(6))
     target = tmp_path / "new" / "steps.jsonl"
     assert prepare("steps", "--input_file", source, "--output_file", target) == 0
-    assert [kept.extra["total_steps"] for kept in read_records(target)] == [2, 2]
-    told = table_of(capsys.readouterr().out)
-    assert (told["read"], told["kept"], told["fewer than two steps"]) == ("3", "2", "1")
+    assert [remaining.extra["total_steps"] for remaining in read_records(target)] == [2, 2]
+    message = table_of(capsys.readouterr().out)
+    assert (message["read"], message["kept"], message["fewer than two steps"]) == ("3", "2", "1")
     assert prepare("steps", "--input_file", source, "--output_file", target, "--max_examples", 1, "--overwrite") == 0
     assert len(read_records(target)) == 1
 
@@ -55,8 +55,8 @@ def test_steps_with_every_option(tmp_path: Path, monkeypatch: Any, capsys: pytes
     options = ("--response_field", "solution", "--system_prompt", "Go.", "--custom", "half_splitter:split")
     files = ("--input_file", source, "--output_file", target, "--overwrite")
     assert prepare("steps", *files, *options, "--require_correct") == 0
-    (kept,) = read_records(target)
-    assert (kept.messages[0]["content"], kept.answer) == ("Go.", "It was 7\n\nnow \\boxed{5}.")
+    (remaining,) = read_records(target)
+    assert (remaining.messages[0]["content"], remaining.answer) == ("Go.", "It was 7\n\nnow \\boxed{5}.")
     assert "wrong or no final answer" in capsys.readouterr().out
 
 
@@ -68,8 +68,8 @@ def test_gsm8k(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "gsm8k.jsonl"
     flags = ("--format", "steps", "--calculator", "strip")
     assert prepare("gsm8k", "--input_file", source, "--output_file", target, *flags) == 0
-    (kept,) = read_records(target)
-    assert kept.answer == "1 + 1 = 2.\n\n2 + 1 = 3.\n#### 3"
+    (remaining,) = read_records(target)
+    assert remaining.answer == "1 + 1 = 2.\n\n2 + 1 = 3.\n#### 3"
     assert table_of(capsys.readouterr().out) == {
         "read": "3",
         "kept": "1",

@@ -50,15 +50,15 @@ CHANGED = (
 
 def flags_of(arguments: Iterable[str]) -> dict[str, str]:
     """Flags without dashes, and what is written behind them; nothing for switches."""
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     name = ""
     for argument in arguments:
         if argument.startswith("--"):
             name, _, value = argument[2:].partition("=")
-            found[name] = value
+            result[name] = value
         else:
-            found[name] = argument
-    return found
+            result[name] = argument
+    return result
 
 
 def command_of(line: Line) -> str:

@@ -102,9 +102,9 @@ def test_a_changed_file_is_noticed_and_then_told(
     assert f"{tmp_path / 'other.jsonl'} has changed since; restore what it was" in capsys.readouterr().err
     assert not (tmp_path / "a").exists()
     assert main([*flags, str(tmp_path / "a"), "--allow_changes"]) == 0
-    told = capsys.readouterr()
-    assert f"note: {tmp_path / 'other.jsonl'} has changed since\n" in told.out
-    assert "weights: differ from those of" in told.err
+    message = capsys.readouterr()
+    assert f"note: {tmp_path / 'other.jsonl'} has changed since\n" in message.out
+    assert "weights: differ from those of" in message.err
 
 
 @pytest.mark.parametrize("flag", ["--eval_accuracy", "--eval_accuracy=True"])

@@ -68,7 +68,7 @@ def test_queries_of_a_file_of_chats(folder: Path, capsys: Any) -> None:
 def test_embeddings_are_kept_beside_the_corpus_and_renewed(
     folder: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = folder / f"answers.jsonl{SUFFIX}"
+    remaining = folder / f"answers.jsonl{SUFFIX}"
     first = results(folder, capsys)
     embedded: list[int] = []
     index = Jepa.index
@@ -78,9 +78,9 @@ def test_embeddings_are_kept_beside_the_corpus_and_renewed(
         return index(self, texts, *args, **options)
 
     monkeypatch.setattr(Jepa, "index", counting)
-    before = kept.read_bytes()
+    before = remaining.read_bytes()
     assert results(folder, capsys) == first
-    assert not embedded and kept.read_bytes() == before
+    assert not embedded and remaining.read_bytes() == before
     # Another model, another reading, another corpus: embedded anew, and never mixed.
     other = results(folder, capsys, model="other")
     assert len(embedded) == 1 and other != first
@@ -90,29 +90,29 @@ def test_embeddings_are_kept_beside_the_corpus_and_renewed(
     assert embedded == [6, 6, 7]
     assert {hit["text"] for hit in again[0]["hits"]} == {"Blue", *ANSWERS}
     monkeypatch.undo()
-    kept.unlink()
+    remaining.unlink()
     assert results(folder, capsys) == again
-    kept.unlink()
+    remaining.unlink()
     assert results(folder, capsys, "--no_cache") == again
-    assert not kept.exists()
+    assert not remaining.exists()
 
 
 @pytest.mark.parametrize("content", [b"mine", b""])
 def test_a_file_of_another_program_is_never_replaced(content: bytes, folder: Path, capsys: Any) -> None:
-    kept = folder / f"answers.jsonl{SUFFIX}"
-    kept.write_bytes(content)
+    remaining = folder / f"answers.jsonl{SUFFIX}"
+    remaining.write_bytes(content)
     assert search(folder, "--query", "Why?") == 2
     assert "but stepjepa did not write it; move it away, or pass --no_cache" in capsys.readouterr().err
-    assert kept.read_bytes() == content
+    assert remaining.read_bytes() == content
     assert search(folder, "--query", "Why?", "--no_cache") == 0
 
 
 def test_weights_of_another_program_are_not_taken_for_embeddings(folder: Path, capsys: Any) -> None:
-    kept = folder / f"answers.jsonl{SUFFIX}"
+    remaining = folder / f"answers.jsonl{SUFFIX}"
     weights = (folder / "run" / "model.safetensors").read_bytes()
-    kept.write_bytes(weights)
+    remaining.write_bytes(weights)
     assert search(folder, "--query", "Why?") == 2
-    assert kept.read_bytes() == weights
+    assert remaining.read_bytes() == weights
 
 
 @pytest.mark.parametrize(

@@ -82,8 +82,8 @@ def test_a_chat_with_tools() -> None:
     asks = {"role": "assistant", "content": None, "tool_calls": [PARIS], "thinking": "t"}
     replies = {"role": "tool", "content": "", "tool_call_id": "7", "name": "weather"}
     record = read(developer, USER, asks, replies, replies, ASSISTANT, USER, ASSISTANT, tools=[BARE])
-    kept = {"role": "assistant", "content": "", "reasoning_content": "t", "tool_calls": [PARIS]}
-    assert record.messages == (developer, USER, kept, replies, replies, ASSISTANT, USER, ASSISTANT)
+    remaining = {"role": "assistant", "content": "", "reasoning_content": "t", "tool_calls": [PARIS]}
+    assert record.messages == (developer, USER, remaining, replies, replies, ASSISTANT, USER, ASSISTANT)
     assert record.tools == [TOOL] and not record.extra
     for text in (json.dumps([TOOL]), [TOOL], [json.dumps(BARE)]):
         assert read(USER, ASSISTANT, tools=text).tools == [TOOL]

@@ -105,5 +105,5 @@ def blocks(page: str) -> Iterator[Block]:
             text = token.content.rstrip("\n")
             yield Block(page, line, token.info.partition(" ")[0], fenced, title[1] if title else "", text, mark)
         # A mark stands right before its block.
-        found = _MARK.match(token.content) if token.type == "html_block" else None
-        mark = found[1] if found else ""
+        result = _MARK.match(token.content) if token.type == "html_block" else None
+        mark = result[1] if result else ""

@@ -90,8 +90,8 @@ def test_the_commands_of_a_document_run(
             assert words[0] == "stepjepa", f"{block.place}: nobody knows how to run '{words[0]}'; mark it with a reason"
             small = world.small(command)
             code = world.run(small)
-            said = capsys.readouterr().err
-            assert code == 0, f"{block.place}: stepjepa {' '.join(small)}: exit code {code}\n{said[-1500:]}"
+            output = capsys.readouterr().err
+            assert code == 0, f"{block.place}: stepjepa {' '.join(small)}: exit code {code}\n{output[-1500:]}"
 
 
 def flags_of(words: list[str]) -> set[str]:
@@ -110,8 +110,8 @@ def test_flags_files_targets_and_extras_of_every_command_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     with (ROOT / "pyproject.toml").open("rb") as stream:
         extras = set(tomllib.load(stream)["project"]["optional-dependencies"])
-    found = [(block, words) for page in documents() for block in blocks(page) for words in block.commands()]
-    for block, words in found:
+    result = [(block, words) for page in documents() for block in blocks(page) for words in block.commands()]
+    for block, words in result:
         # The log names commands and files of its day.
         if block.page == "docs/log.md":
             continue
@@ -196,8 +196,8 @@ def test_the_page_of_tasks_has_every_task_and_an_own_one_that_works(
     Path("my_task.py").write_text(page.partition("```python\n")[2].partition("```")[0], encoding="utf-8")
     chat = [{"role": "user", "content": "What is the capital of Peru?"}, {"role": "assistant", "content": "Lima"}]
     write_jsonl("test.jsonl", [{"messages": chat}] * 3)
-    said = ["Lima, of course", "It is Lima", ""]
-    write_jsonl("said.jsonl", [{"index": i, "generated": text} for i, text in enumerate(said)])
+    output = ["Lima, of course", "It is Lima", ""]
+    write_jsonl("said.jsonl", [{"index": i, "generated": text} for i, text in enumerate(output)])
     command = "score --task my_task:Capital --test_file test.jsonl --predictions said.jsonl --output_file scored.jsonl"
     assert main(command.split()) == 0
     lines = [json.loads(line) for line in Path("scored.jsonl").read_text(encoding="utf-8").splitlines()]

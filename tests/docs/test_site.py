@@ -89,11 +89,13 @@ def test_the_picture_of_segments_has_the_figures_of_the_code() -> None:
 
 def test_pictures_are_those_of_the_code() -> None:
     pictures = load("pictures")
-    kept = json.loads((pictures.FOLDER / "pictures.json").read_text(encoding="utf-8"))
-    found = pictures.inspections()
-    assert kept["layouts"] == {name: pictures.fingerprint(each) for name, each in found.items()}, "run 'make pictures'"
-    for name in (*found, "tree", "collapse"):
+    remaining = json.loads((pictures.FOLDER / "pictures.json").read_text(encoding="utf-8"))
+    result = pictures.inspections()
+    assert remaining["layouts"] == {name: pictures.fingerprint(each) for name, each in result.items()}, (
+        "run 'make pictures'"
+    )
+    for name in (*result, "tree", "collapse"):
         assert (pictures.FOLDER / f"{name}.png").is_file()
-    gaps = {name: each["matched"] - each["shuffled"] for name, each in kept["collapse"].items()}
+    gaps = {name: each["matched"] - each["shuffled"] for name, each in remaining["collapse"].items()}
     assert gaps["cosine"] < 0.01 and gaps["infonce"] > 0.2
     assert all(isinstance(config, JepaConfig) for config in pictures.LAYOUTS.values())

@@ -49,12 +49,12 @@ def test_an_answer_that_is_not_right_says_why(answer, error):
 
 def test_an_answer_is_judged_by_what_stands_behind_its_thought():
     """Of a prompt that opens a thought the answer begins inside it; the line holds all that was generated."""
-    said = "it is four"
+    output = "it is four"
     for prompt, text, right in (
-        (None, f"<think>\nfive?\n</think>\n\n{said}", True),
-        ("<think>\n", f"five?\n</think>\n\n{said}", True),
-        ("<think>\n", said, False),
-        ("Why?", said, True),
+        (None, f"<think>\nfive?\n</think>\n\n{output}", True),
+        ("<think>\n", f"five?\n</think>\n\n{output}", True),
+        ("<think>\n", output, False),
+        ("Why?", output, True),
     ):
         (line,) = judge(GenericTask(), [question(prompt=prompt)], [[Answer(text, True, 5)]])
         assert line["scores"]["exact"] is line["scores"]["contains"] is right
@@ -86,14 +86,14 @@ def test_a_score_that_is_not_there_is_refused_with_the_flag_that_asks_for_it():
 
 
 def test_samples_are_averaged_and_put_to_the_vote():
-    said = ["is four", "was five", "four", "six", "five", "four"]
-    answers = [[Answer(text, index != 3, 2 + index) for index, text in enumerate(said)]]
+    output = ["is four", "was five", "four", "six", "five", "four"]
+    answers = [[Answer(text, index != 3, 2 + index) for index, text in enumerate(output)]]
     (line,) = judge(LastWord(), [question()], answers)
     assert line["scores"] == {"last": 0.5, "anywhere": 0.5, "pass@1": 0.5, "pass@6": True, "majority": True}
     # The representative is the first that says what most say.
     assert (line["generated"], line["extracted"], line["error"]) == ("is four", {"answer": "four"}, None)
     assert (line["stopped"], line["new_tokens"]) == (pytest.approx(5 / 6), 2 + 3 + 4 + 5 + 6 + 7)
-    assert [sample["generated"] for sample in line["samples"]] == said
+    assert [sample["generated"] for sample in line["samples"]] == output
     assert [sample["error"] for sample in line["samples"]].count("ran on") == 1
 
 
@@ -112,9 +112,9 @@ def test_the_vote_is_decided_without_chance(said, chosen):
 
 
 def test_questions_keep_their_own_answers_and_likelihoods():
-    seen = {"a": Likelihood(-1.5, 2), "b": Likelihood(-2.0, 1)}
+    observed = {"a": Likelihood(-1.5, 2), "b": Likelihood(-2.0, 1)}
     other = {"a": Likelihood(-3.0, 2), "b": Likelihood(-2.0, 1)}
-    questions = [question("one", 7, prompt="p", likelihoods=seen), question("two", 3, likelihoods=other)]
+    questions = [question("one", 7, prompt="p", likelihoods=observed), question("two", 3, likelihoods=other)]
     lines = judge(Weighing(), questions, [[Answer("one"), Answer("two")], [Answer("one"), Answer("two")]])
     assert [line["index"] for line in lines] == [7, 3]
     assert [[sample["scores"]["last"] for sample in line["samples"]] for line in lines] == [
@@ -242,14 +242,14 @@ def test_a_training_model_is_asked_as_the_trained_one_will_be(trained_with, file
         first = [{"role": "system", "content": system}] if system else []
         rest = [{"role": "user", "content": "Which word?"}, {"role": "assistant", "content": "this"}]
         write_jsonl(files / f"{name}.jsonl", [{"messages": [*first, *rest]}] * 4)
-    seen = []
+    observed = []
 
     class Watching(AnswerScores):
         def __init__(self, records, *args, **options):
-            seen.extend(record.messages[0]["content"] for record in records)
+            observed.extend(record.messages[0]["content"] for record in records)
             super().__init__(records, *args, **options)
 
     monkeypatch.setattr("stepjepa.running.run.AnswerScores", Watching)
     flags = ["--train_file", str(files / "train.jsonl"), "--eval_file", str(files / "held.jsonl"), "--max_steps", "1"]
     assert train(files, *flags, "--eval_generate", "2", "--eval_max_new_tokens", "2", "--save_strategy", "no") == 0
-    assert seen == [trained_with or "Which word?"] * 2
+    assert observed == [trained_with or "Which word?"] * 2

@@ -47,14 +47,14 @@ def test_views_are_read_as_in_training(
     architecture: str, settings: dict[str, Any], tiny_model: Any, trained_tokenizer: Any
 ) -> None:
     config = JepaConfig(**settings)
-    found = embed(tiny_model(architecture), trained_tokenizer, config)
+    result = embed(tiny_model(architecture), trained_tokenizer, config)
     model = tiny_model(architecture)
     enable_trees(model)
     with torch.no_grad():
         outputs = jepa_loss(model, tiny.batch_of(trained_tokenizer, config), Objective.from_config(config))
-    assert len(found.record) == len(outputs.source) > 2
-    tiny.assert_same(torch.from_numpy(found.source), outputs.source)
-    tiny.assert_same(torch.from_numpy(found.target), outputs.target)
+    assert len(result.record) == len(outputs.source) > 2
+    tiny.assert_same(torch.from_numpy(result.source), outputs.source)
+    tiny.assert_same(torch.from_numpy(result.target), outputs.target)
 
 
 class Slow:
@@ -90,9 +90,9 @@ def test_embeddings_are_those_of_separate_passes(architecture: str, tiny_model: 
     model, config = tiny_model(architecture), JepaConfig(**STEPS, predictors=2)
     slow = Slow(model, trained_tokenizer, config)
     expected = [pair for record in tiny.records() for pair in slow.pairs(record)]
-    found = embed(model, trained_tokenizer, config)
-    assert len(found.record) == len(expected) > 2
-    for fast, each in zip((found.source, found.target), zip(*expected, strict=True), strict=True):
+    result = embed(model, trained_tokenizer, config)
+    assert len(result.record) == len(expected) > 2
+    for fast, each in zip((result.source, result.target), zip(*expected, strict=True), strict=True):
         tiny.assert_same(torch.from_numpy(fast), torch.from_numpy(np.stack(each)), 5e-5)
 
 
@@ -110,10 +110,10 @@ def test_records_without_embeddings_leave_the_others_where_they_are(tiny_model: 
     long = tiny.make_record("Add.", "x " * 200, "a\n\nb", line=1)
     # All of one line number: nothing but the order tells them apart.
     records = [long, single, second, long, first, single]
-    found = embed_views(model, trained_tokenizer, records, config)
-    assert found.record.tolist() == [2, 4, 4, 4]
+    result = embed_views(model, trained_tokenizer, records, config)
+    assert result.record.tolist() == [2, 4, 4, 4]
     alone = embed_views(model, trained_tokenizer, [second], config)
-    tiny.assert_same(torch.from_numpy(found.source[:1]), torch.from_numpy(alone.source))
+    tiny.assert_same(torch.from_numpy(result.source[:1]), torch.from_numpy(alone.source))
 
 
 def test_what_can_not_be_embedded(tiny_model: Any, trained_tokenizer: Any) -> None:
@@ -137,15 +137,15 @@ def runs(tmp_path_factory: Any, trained_tokenizer: Any) -> dict[str, Path]:
     trained_tokenizer.save_pretrained(folder / "base")
     write_jsonl(folder / "data.jsonl", [{"messages": list(record.messages)} for record in tiny.records()])
     shared = ["--train_file", folder / "data.jsonl", "--model_name", folder / "base", "--use_cpu", "--max_steps", "2"]
-    found = {}
+    result = {}
     for name, flags in {"regular": ["--regular"], "step": ["--step_jepa", "--layout", "inplace"]}.items():
         run = folder / name
         assert main(list(map(str, ["train", *shared, "--output_dir", run, "--save_strategy", "no", *flags]))) == 0
         evaluate = ["evaluate", "--model_path", run, "--test_file", folder / "data.jsonl", "--task", "generic"]
         evaluate += ["--output_file", run / "test.jsonl", "--max_new_tokens", 5, "--similarity", "step-jepa"]
         assert main(list(map(str, evaluate))) == 0
-        found[name] = run
-    return found
+        result[name] = run
+    return result
 
 
 def test_a_model_is_read_where_it_was_trained_to_be_read(runs: dict[str, Path], tmp_path: Path) -> None:
@@ -166,11 +166,11 @@ def test_a_model_is_read_where_it_was_trained_to_be_read(runs: dict[str, Path], 
 
 def test_right_and_wrong_answers_are_told_apart(runs: dict[str, Path]) -> None:
     lines = [json.loads(line) for line in (runs["step"] / "test.jsonl").read_text().splitlines()]
-    found = json.loads((runs["step"] / "test.summary.json").read_text())["similarity"]
+    result = json.loads((runs["step"] / "test.summary.json").read_text())["similarity"]
     measured = [line["similarity"] for line in lines if line["similarity"] is not None]
     # Tiny models know nothing, so all that has a pair of steps is on one side.
     assert {line["error"] is None for line in lines} == {False}
-    assert len(measured) == found["wrong"]["n"] == found["pairs"] < len(lines)
-    assert found["wrong"]["mean"] == pytest.approx(sum(measured) / len(measured))
-    assert found["wrong"]["mean"] == pytest.approx(found["matched_similarity"], abs=1e-6)
-    assert found["right"] == {"n": 0}
+    assert len(measured) == result["wrong"]["n"] == result["pairs"] < len(lines)
+    assert result["wrong"]["mean"] == pytest.approx(sum(measured) / len(measured))
+    assert result["wrong"]["mean"] == pytest.approx(result["matched_similarity"], abs=1e-6)
+    assert result["right"] == {"n": 0}

@@ -294,8 +294,8 @@ def test_the_pipeline_of_transformers_gives_the_same_answers(name: str, models: 
     answers = []
     for line in trained.files["single"].read_text(encoding="utf-8").splitlines()[:20]:
         chat = json.loads(line)["messages"][:-1]
-        (said,) = speak(chat, max_new_tokens=NEW, do_sample=False)
-        answers.append(content_of(said["generated_text"][-1]["content"]))
+        (output,) = speak(chat, max_new_tokens=NEW, do_sample=False)
+        answers.append(content_of(output["generated_text"][-1]["content"]))
     assert answers == trained.contents("single")[:20]
 
 

@@ -33,11 +33,11 @@ def read(files):
 
 
 def test_lines_and_summary_are_those_of_evaluate(files, capsys):
-    said = [{"index": 2, "generated": "Good!"}, {"index": 0, "generated": "Good"}, {"index": 1, "generated": "Good"}]
-    assert score(files, said) == 0
+    output = [{"index": 2, "generated": "Good!"}, {"index": 0, "generated": "Good"}, {"index": 1, "generated": "Good"}]
+    assert score(files, output) == 0
     lines, summary = read(files)
-    found = [(line["index"], line["generated"], line["truth"]) for line in lines]
-    assert found == [(0, "Good", "Good"), (1, "Good", "Bad"), (2, "Good!", "Good")]
+    result = [(line["index"], line["generated"], line["truth"]) for line in lines]
+    assert result == [(0, "Good", "Good"), (1, "Good", "Bad"), (2, "Good!", "Good")]
     assert [line["scores"]["exact"] for line in lines] == [True, False, False]
     assert [line["scores"]["prefix"] for line in lines] == [True, False, True]
     assert summary["scores"]["exact"]["mean"] == pytest.approx(1 / 3)
@@ -46,8 +46,8 @@ def test_lines_and_summary_are_those_of_evaluate(files, capsys):
 
 
 def test_stopping_and_samples_are_taken_where_they_are_given(files):
-    said = [{"index": i, "generated": text, "stopped": i != 1} for i, text in enumerate(["Good", "Bad or so", "Bad"])]
-    assert score(files, said, "--startswith") == 0
+    output = [{"index": i, "generated": text, "stopped": i != 1} for i, text in enumerate(["Good", "Bad or so", "Bad"])]
+    assert score(files, output, "--startswith") == 0
     lines, summary = read(files)
     assert [line["error"] for line in lines] == [None, None, "wrong answer"]
     assert (summary["headline"], summary["scores"]["stopped"]["mean"]) == ("prefix", pytest.approx(2 / 3))
@@ -92,12 +92,12 @@ def test_wrong_predictions_are_one_line_and_exit_code_two(text, words, files, ca
 
 
 def test_nothing_is_overwritten_unasked(files, capsys):
-    said = [{"index": i, "generated": "Good"} for i in range(3)]
-    assert score(files, said) == 0
-    assert score(files, said) == 2
+    output = [{"index": i, "generated": "Good"} for i in range(3)]
+    assert score(files, output) == 0
+    assert score(files, output) == 2
     assert "is there already" in capsys.readouterr().err
     for name, words in (("test.jsonl", "is the test file"), ("predictions.jsonl", "is the file of predictions")):
-        assert score(files, said, "--output_file", str(files / name)) == 2
+        assert score(files, output, "--output_file", str(files / name)) == 2
         assert words in capsys.readouterr().err
 
 
@@ -105,8 +105,8 @@ def test_scored_answers_are_not_taken_for_those_of_the_evaluation_that_they_repl
     """What says that the old lines belong to a model must go with them."""
     (files / "out.jsonl").write_text("{}\n", encoding="utf-8")
     (files / "out.jsonl.meta.json").write_text("{}", encoding="utf-8")
-    said = [{"index": i, "generated": "Good"} for i in range(3)]
-    assert score(files, said, "--overwrite") == 0
+    output = [{"index": i, "generated": "Good"} for i in range(3)]
+    assert score(files, output, "--overwrite") == 0
     given = ["--model_path", "some/model", "--test_file", str(files / "test.jsonl"), "--task", "generic"]
     assert main(["evaluate", *given, "--output_file", str(files / "out.jsonl")]) == 2
     assert "is no output of an evaluation: out.jsonl.meta.json is missing" in capsys.readouterr().err

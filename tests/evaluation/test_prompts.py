@@ -109,9 +109,9 @@ def test_a_folder_that_servers_would_ask_otherwise_is_named(run, tmp_path, capsy
     template.write_text("{{ strftime_now('%Y') }}" + template.read_text(encoding="utf-8"), encoding="utf-8")
     output = ["--output_file", tmp_path / "b.jsonl"]
     assert main(["evaluate", *map(str, ["--model_path", dated, *given, *output])]) == 0
-    said = capsys.readouterr().err
-    assert "note: programs that serve this folder ask otherwise (line 1: plain apply_chat_template gives '" in said
-    assert "'2024<|im_start|>" in said
+    printed = capsys.readouterr().err
+    assert "note: programs that serve this folder ask otherwise (line 1: plain apply_chat_template gives '" in printed
+    assert "'2024<|im_start|>" in printed
 
 
 def test_a_prompt_that_a_server_would_tokenise_otherwise_is_refused_and_shows_where(run):
@@ -124,7 +124,7 @@ def test_a_prompt_that_a_server_would_tokenise_otherwise_is_refused_and_shows_wh
     )
     with pytest.raises(UserError) as refused:
         rendered_prompts({0: record}, tokenizer)
-    said = str(refused.value)
-    assert "a server that reads the prompt as text gives '<|im_end|><|im_start|>" in said
-    assert "where '<|im_start|>" in said
-    assert "leave `completions` out, so that messages are sent" in said
+    output = str(refused.value)
+    assert "a server that reads the prompt as text gives '<|im_end|><|im_start|>" in output
+    assert "where '<|im_start|>" in output
+    assert "leave `completions` out, so that messages are sent" in output

@@ -39,13 +39,13 @@ CONFIG = JepaConfig(mode="llm-jepa", predictors=0)
 
 
 def test_metrics_by_hand() -> None:
-    found = metrics([np.array([1]), np.array([3]), np.array([2, 5, 17]), np.array([11])])
-    assert found["hits_at_1"].tolist() == [1, 0, 0, 0]
-    assert found["hits_at_10"].tolist() == [1, 1, 1, 0]
-    assert found["mrr"] == pytest.approx([1, 1 / 3, 1 / 2, 1 / 11])
+    result = metrics([np.array([1]), np.array([3]), np.array([2, 5, 17]), np.array([11])])
+    assert result["hits_at_1"].tolist() == [1, 0, 0, 0]
+    assert result["hits_at_10"].tolist() == [1, 1, 1, 0]
+    assert result["mrr"] == pytest.approx([1, 1 / 3, 1 / 2, 1 / 11])
     # Gains 1 / log2(1 + rank); three right candidates gain at most 1 + 1 / log2(3) + 1 / 2.
     third = (1 / math.log2(3) + 1 / math.log2(6)) / (1 + 1 / math.log2(3) + 0.5)
-    assert found["ndcg_at_10"] == pytest.approx([1, 1 / 2, third, 0])
+    assert result["ndcg_at_10"] == pytest.approx([1, 1 / 2, third, 0])
 
 
 def slow_ranks(source: Any, candidates: Any, right: list[int]) -> list[int]:
@@ -64,8 +64,8 @@ def test_ranks_are_those_of_a_slow_loop(cosines: int, monkeypatch: pytest.Monkey
     source, candidates = generator.normal(size=(23, 5)), generator.normal(size=(31, 5)) * 7
     right = [sorted(generator.choice(31, count, replace=False).tolist()) for count in generator.integers(1, 13, 23)]
     ranks = ranks_of_right(source, candidates, right)
-    for query, indices, found in zip(source, right, ranks, strict=True):
-        assert found.tolist() == slow_ranks(query, candidates, indices)
+    for query, indices, result in zip(source, right, ranks, strict=True):
+        assert result.tolist() == slow_ranks(query, candidates, indices)
     relevance = np.zeros((23, 31))
     for row, indices in zip(relevance, right, strict=True):
         row[indices] = 1
@@ -132,12 +132,12 @@ def runs(tmp_path_factory: Any, trained_tokenizer: Any) -> dict[str, Path]:
     shared = ["--train_file", folder / "data.jsonl", "--model_name", folder / "base", "--use_cpu", "--max_steps", "2"]
     held_out = ["--eval_file", folder / "data.jsonl", "--eval_retrieval", "--eval_steps", "1", "--save_steps", "1"]
     held_out += ["--load_best_model_at_end", "--metric_for_best_model", "eval_retrieval_hits_at_1"]
-    found = {"data": folder / "data.jsonl"}
+    result = {"data": folder / "data.jsonl"}
     for name, flags in {"regular": ["--regular"], "views": ["--jepa_loss_type", "infonce", *held_out]}.items():
         command = ["train", *shared, "--output_dir", folder / name, *flags]
         assert main(list(map(str, command))) == 0
-        found[name] = folder / name
-    return found
+        result[name] = folder / name
+    return result
 
 
 def evaluate(run: Path, data: Path, *flags: object) -> int:
@@ -148,9 +148,9 @@ def evaluate(run: Path, data: Path, *flags: object) -> int:
 def test_an_evaluation_with_retrieval(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
     assert evaluate(runs["views"], runs["data"], "--retrieval") == 0
     summary = json.loads((runs["views"] / "test.summary.json").read_text())
-    found = summary["retrieval"]
-    assert (found["queries"], found["candidates"], found["equal_text_only"]) == (11, 7, None)
-    assert found["readout"] == {"views": "llm-jepa", "layer": -1, "pooling": "last"}
+    result = summary["retrieval"]
+    assert (result["queries"], result["candidates"], result["equal_text_only"]) == (11, 7, None)
+    assert result["readout"] == {"views": "llm-jepa", "layer": -1, "pooling": "last"}
     # What the embeddings of the public interface give, one query after the other.
     jepa = Jepa.from_pretrained(runs["views"])
     embeddings = jepa.embed_pairs(stepjepa.read_records(runs["data"]))
@@ -158,8 +158,8 @@ def test_an_evaluation_with_retrieval(runs: dict[str, Path], capsys: pytest.Capt
     lines = [json.loads(line) for line in (runs["views"] / "test.jsonl").read_text().splitlines()]
     assert [line["ranks"] for line in lines] == ranks
     for name, values in metrics(list(map(np.asarray, ranks))).items():
-        assert found[name]["mean"] == pytest.approx(values.mean())
-        assert found[name]["low"] <= found[name]["mean"] <= found[name]["high"]
+        assert result[name]["mean"] == pytest.approx(values.mean())
+        assert result[name]["low"] <= result[name]["mean"] <= result[name]["high"]
     shown = capsys.readouterr().out
     assert "of 11 questions (95% interval" in shown
     assert "among 7 distinct answers" in shown
@@ -170,7 +170,7 @@ def test_an_evaluation_with_retrieval(runs: dict[str, Path], capsys: pytest.Capt
         runs["views"], runs["data"], output_file=runs["views"] / "test.jsonl", task="generic", max_new_tokens=3,
         retrieval=True,
     )  # fmt: skip
-    assert scores["retrieval_mrr"] == found["mrr"]["mean"]
+    assert scores["retrieval_mrr"] == result["mrr"]["mean"]
     assert [name for name in scores.names if name.startswith("retrieval")] == [f"retrieval_{n}" for n in RETRIEVAL]
     without = format_summary({**summary, "retrieval": None}, details=True)
     assert not any(word in without for word in ("nearest answer", "nDCG", "retrieval"))
@@ -180,13 +180,13 @@ def test_a_model_without_an_objective_needs_a_named_readout(runs: dict[str, Path
     assert evaluate(runs["regular"], runs["data"], "--retrieval") == 2
     assert "has no JEPA objective" in capsys.readouterr().err
     assert evaluate(runs["regular"], runs["data"], "--retrieval", "--layer", 1, "--pooling", "mean") == 0
-    found = json.loads((runs["regular"] / "test.summary.json").read_text())["retrieval"]
-    assert found["readout"] == {"views": "llm-jepa", "layer": 1, "pooling": "mean"}
+    result = json.loads((runs["regular"] / "test.summary.json").read_text())["retrieval"]
+    assert result["readout"] == {"views": "llm-jepa", "layer": 1, "pooling": "mean"}
     model, tokenizer = Jepa.from_pretrained(runs["regular"]).model, Jepa.from_pretrained(runs["regular"]).tokenizer
     records = stepjepa.read_records(runs["data"])
     config = embedding_config(trained_objective(runs["regular"]), layer=1, pooling="mean")
     embeddings = embed_views(model, tokenizer, records, config)
-    assert found["mrr"]["mean"] == rank_targets(embeddings, [None] * 11, config).means()["mrr"]
+    assert result["mrr"]["mean"] == rank_targets(embeddings, [None] * 11, config).means()["mrr"]
     assert evaluate(runs["regular"], runs["data"], "--layer", 1) == 2
     assert "--layer does nothing without --retrieval" in capsys.readouterr().err
     assert evaluate(runs["regular"], runs["data"], "--retrieval", "--layer", 9) == 2

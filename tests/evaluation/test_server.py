@@ -288,18 +288,18 @@ def test_a_wrong_answer_is_one_line_that_names_the_record(reply, words, test_fil
 
 
 def test_a_server_that_is_busy_or_breaks_off_is_asked_again(test_file):
-    seen = []
+    observed = []
 
     def now_and_then(body):
-        seen.append(question_of(body))
-        tries = seen.count(seen[-1])
+        observed.append(question_of(body))
+        tries = observed.count(observed[-1])
         if tries == 1:
             raise ConnectionError
         return Reply("wait", 503, {"Retry-After": "0"}) if tries == 2 else right(body)
 
     with recording_server(now_and_then) as server:
         assert ask(server, test_file, retries=2)["exact"] == 1.0
-    assert len(seen) == 15
+    assert len(observed) == 15
 
 
 def test_pauses_grow_and_follow_the_servers_wish(test_file, monkeypatch):

@@ -20,9 +20,9 @@ from stepjepa.evaluation.summary_text import format_summary
     ],
 )
 def test_wilson_intervals_are_those_of_the_literature(successes, trials, low, high):
-    found = mean_with_interval([1] * successes + [0] * (trials - successes))
-    assert (found["low"], found["high"]) == (pytest.approx(low, abs=6e-5), pytest.approx(high, abs=6e-5))
-    assert found["mean"] == pytest.approx(successes / trials)
+    result = mean_with_interval([1] * successes + [0] * (trials - successes))
+    assert (result["low"], result["high"]) == (pytest.approx(low, abs=6e-5), pytest.approx(high, abs=6e-5))
+    assert result["mean"] == pytest.approx(successes / trials)
 
 
 def test_scores_that_are_no_shares_have_no_interval():

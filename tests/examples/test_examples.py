@@ -44,23 +44,23 @@ def test_the_table_names_every_example() -> None:
 def test_quickstart(load: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     quickstart = load("quickstart")
     size = quickstart.size_of("", full=True, tiny=True)
-    said = quickstart.Quickstart(tmp_path / "a", replace(size, seeds=(82, 23), full=True)).run()
+    output = quickstart.Quickstart(tmp_path / "a", replace(size, seeds=(82, 23), full=True)).run()
     printed = capsys.readouterr().out
     # One line a command, the ending, and the last line.
     assert re.search(r"^train infonce-23 +\d+ s$", printed, re.MULTILINE)
-    assert len(printed.splitlines()) < len(said.splitlines()) + 30
+    assert len(printed.splitlines()) < len(output.splitlines()) + 30
     assert "$ stepjepa train " in (tmp_path / "a" / "log.txt").read_text(encoding="utf-8")
-    table = said.rpartition("plain training.\n\n")[2]
+    table = output.rpartition("plain training.\n\n")[2]
     for arm in ("plain", "cosine", "infonce", "plain-longer"):
-        assert re.search(rf"^  {arm} +[\d.]+ %", said, re.MULTILINE)
+        assert re.search(rf"^  {arm} +[\d.]+ %", output, re.MULTILINE)
         assert config_of(tmp_path / "a" / f"{arm}-82")["jepa_loss_type"] == (
             "infonce" if arm == "infonce" else "cosine"
         )
         assert re.search(rf"^{arm}( +[\d.]+){{6}}$", table, re.MULTILINE)
         assert table.count(f"  {arm}: ") == 3
     assert (tmp_path / "a" / "report.html").exists()
-    assert len(re.findall(r"^  [* ] -?\d\.\d{3}  ", said, re.MULTILINE)) == 9
-    assert "Of 2 step problems" in said
+    assert len(re.findall(r"^  [* ] -?\d\.\d{3}  ", output, re.MULTILINE)) == 9
+    assert "Of 2 step problems" in output
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- quickstart -->\nold\n<!-- end -->\nafter\n", encoding="utf-8")
     quickstart.paste(page, "quickstart", "new")
@@ -115,8 +115,8 @@ def test_an_example_trains_and_evaluates(
     name: str, evaluated: list[str], made: str, load: Load, tmp_path: Path
 ) -> None:
     load(name).run(tmp_path / "a", tiny=True)
-    found = sorted(str(path.parent.relative_to(tmp_path / "a")) for path in tmp_path.rglob("*.summary.json"))
-    assert [each.removeprefix("sweep/") for each in found] == evaluated
+    result = sorted(str(path.parent.relative_to(tmp_path / "a")) for path in tmp_path.rglob("*.summary.json"))
+    assert [each.removeprefix("sweep/") for each in result] == evaluated
     assert (tmp_path / "a" / made).exists()
 
 

@@ -149,8 +149,8 @@ def test_runs_are_paired_with_those_of_their_version(scripts: dict[str, ModuleTy
     rows += [("synth-again", "regular", "0.2", 0, 82), ("synth-again", "regular", "0.2", 50, 23)]
     table = pd.DataFrame(rows, columns=["file", "arm", "version", "right", "seed"])
     assert frame.test(table, "synth", "arm", "regular").mean == 20
-    found, mixed = frame.partners(table[:5], "synth", "arm", "regular")
-    assert (list(found.right.sort_index()), mixed) == ([20, 10], True)
+    result, mixed = frame.partners(table[:5], "synth", "arm", "regular")
+    assert (list(result.right.sort_index()), mixed) == ([20, 10], True)
 
 
 def test_a_score_is_taken_apart(scripts: dict[str, ModuleType], tmp_path: Path, monkeypatch) -> None:
@@ -164,8 +164,8 @@ def test_a_score_is_taken_apart(scripts: dict[str, ModuleType], tmp_path: Path, 
     monkeypatch.setattr(scripts["frame"], "read_splits", lambda: {"synth": splits})
     scripts["collect"].main([str(sweep_of(tmp_path / "synth", [("a", 23, "1100")])), "--figures", str(tmp_path)])
     row = scripts["frame"].read(tmp_path).iloc[0]
-    found = [row[name] for name in ("right", "number", "language seen", "shape new", "rest")]
-    assert found == pytest.approx([50, 100, 100, 100 / 3, 100 / 3])
+    result = [row[name] for name in ("right", "number", "language seen", "shape new", "rest")]
+    assert result == pytest.approx([50, 100, 100, 100 / 3, 100 / 3])
     assert scripts["frame"].copies(row)
 
 
@@ -181,14 +181,14 @@ def test_languages_and_splits_are_those_of_the_data(scripts: dict[str, ModuleTyp
     files = (shared_data / "llm_jepa" / f"synth_{name}.jsonl" for name in ("train", "test"))
     train, test = map(scripts["splits"].answers, files)
     languages = Languages()
-    found = [languages.of(text) for text in train[:97]]
-    assert found == [next(other for other in train if find_difference(other, text) is None) for text in train[:97]]
+    result = [languages.of(text) for text in train[:97]]
+    assert result == [next(other for other in train if find_difference(other, text) is None) for text in train[:97]]
     splits, shape = scripts["splits"].read_splits()["synth"], scripts["splits"].shape
     assert splits["number"] == ["{" in text for text in test]
     shapes, known = set(map(shape, train)), set(train)
     assert splits["shape"] == [shape(text) in shapes for text in test]
     # Whoever has the text has the language.
-    assert all(seen for seen, text in zip(splits["language"], test, strict=True) if text in known)
+    assert all(observed for observed, text in zip(splits["language"], test, strict=True) if text in known)
 
 
 def test_figures_are_read_back_as_they_were_written(tmp_path: Path) -> None:
@@ -198,9 +198,9 @@ def test_figures_are_read_back_as_they_were_written(tmp_path: Path) -> None:
     figures[1] = replace(figures[1], run=replace(figures[1].run, indices=[2, 3, 11], examples=shares))
     file = tmp_path / "figures" / "a.json"
     write_figures(file, figures)
-    for found, each in zip(read_figures(file), figures, strict=True):
+    for result, each in zip(read_figures(file), figures, strict=True):
         elsewhere = replace(each.run, folder=Path(f"{each.label}/seed{each.run.seed}"))
-        assert found == replace(each, run=elsewhere)
+        assert result == replace(each, run=elsewhere)
     # "1000001" by hand: 65, in two digits.
     text = file.read_text()
     run = json.loads(text)["runs"][0]
@@ -247,8 +247,10 @@ def test_training_answers_are_candidates_that_distract(scripts: dict[str, Module
     test, train = retrieval.asked(records[:2]), retrieval.asked(records)
     # The first question is nearer to a training answer than to its own; an answer of both files is asked once.
     source = np.array([[0.5, 0, 1, 0, 0], [0, 1, 0, 0, 0]])
-    found = retrieval.beside_training_answers({}, views(source, target[:2]), views(target[:4], target[:4]), test, train)
-    assert (found["candidates"], found["hits_at_1"], found["mrr"]) == (3, 50, 75)
+    result = retrieval.beside_training_answers(
+        {}, views(source, target[:2]), views(target[:4], target[:4]), test, train
+    )
+    assert (result["candidates"], result["hits_at_1"], result["mrr"]) == (3, 50, 75)
 
 
 def test_answers_and_retrieval_are_paired_by_seed(scripts: dict[str, ModuleType], tmp_path: Path, monkeypatch) -> None:
@@ -269,16 +271,16 @@ def test_answers_and_retrieval_are_paired_by_seed(scripts: dict[str, ModuleType]
     )
     table = pd.DataFrame([("retrieval", "separate-infonce", seed, 70.0) for seed in ("82", "23")])
     table.columns = ["file", "arm", "seed", "right"]
-    found = finding.joined(table)
-    assert finding.of_model(found, "separate-infonce", "trained").right.tolist()[:2] == [
+    result = finding.joined(table)
+    assert finding.of_model(result, "separate-infonce", "trained").right.tolist()[:2] == [
         70,
         pytest.approx(np.nan, nan_ok=True),
     ]
-    assert finding.better_plain(found) == ("regular-1.35x", "ridge")
+    assert finding.better_plain(result) == ("regular-1.35x", "ridge")
     # 60 - 45 and 50 - 40; the third seed has no partner.
-    test = finding.difference(found, ("separate-infonce", "trained"), finding.better_plain(found))
+    test = finding.difference(result, ("separate-infonce", "trained"), finding.better_plain(result))
     assert (test.n, test.mean) == (2, 12.5)
-    assert [model.arm for model, _ in finding.known_models(found)] == [
+    assert [model.arm for model, _ in finding.known_models(result)] == [
         "none",
         *["regular-1.35x"] * 2,
         "separate-infonce",

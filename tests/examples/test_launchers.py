@@ -42,9 +42,9 @@ def test_a_job_script(script: Path) -> None:
     assert text.startswith("#!/bin/bash\n")
     # Behind the first command SLURM reads no more of its settings.
     assert max(m.start() for m in re.finditer(r"^#SBATCH", text, re.MULTILINE)) < text.index("set -euo pipefail")
-    found = commands(script)
-    assert len(found) == 1
-    name, *flags = found[0]
+    result = commands(script)
+    assert len(result) == 1
+    name, *flags = result[0]
     with contextlib.chdir(ROOT):
         parsed = parse(name, normalise(flags))
         if name == "train":

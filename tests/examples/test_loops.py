@@ -30,8 +30,8 @@ def losses(records: list[Any], tmp_path_factory: pytest.TempPathFactory) -> list
     """Of JepaTrainer."""
     texts = [message["content"] for record in records for message in record.messages]
     model, tokenizer = load_model("preset:tiny", texts=texts)
-    how = {"train_sampling_strategy": "sequential", "lr_scheduler_type": "constant", "learning_rate": 1e-3}
-    args = arguments(tmp_path_factory.mktemp("run"), max_steps=STEPS, per_device_train_batch_size=8, **how)
+    options = {"train_sampling_strategy": "sequential", "lr_scheduler_type": "constant", "learning_rate": 1e-3}
+    args = arguments(tmp_path_factory.mktemp("run"), max_steps=STEPS, per_device_train_batch_size=8, **options)
     config = JepaConfig(jepa_loss_type="infonce")
     trainer = JepaTrainer(model, args, config, train_dataset=records, processing_class=tokenizer)
     trainer.train()
@@ -46,8 +46,8 @@ def test_a_loop_gives_the_losses_of_the_trainer(
 ) -> None:
     monkeypatch.syspath_prepend(str(LOOPS))
     loop, loop_arguments = importlib.import_module(name), importlib.import_module("loop_arguments")
-    found = loop.train(loop_arguments.LoopArguments(records, "preset:tiny", STEPS, tmp_path / "model", shuffle=False))
-    assert found == pytest.approx(losses, abs=1e-5)
+    result = loop.train(loop_arguments.LoopArguments(records, "preset:tiny", STEPS, tmp_path / "model", shuffle=False))
+    assert result == pytest.approx(losses, abs=1e-5)
 
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -71,8 +71,8 @@ def test_without_pairs_the_loss_is_that_of_trl(records: list[Any], tmp_path: Pat
     jepa = JepaLoss(model, tokenizer, JepaConfig(mode="regular"))
     own = jepa(model, jepa.collate(records[:8])).loss.item()
     rows = [dict(zip(("prompt", "completion"), ([m] for m in record.messages), strict=True)) for record in records[:8]]
-    how = {"max_steps": 1, "logging_steps": 1, "per_device_train_batch_size": 8, "save_strategy": "no"}
-    settings = SFTConfig(str(tmp_path), use_cpu=True, bf16=False, report_to="none", **how)
+    options = {"max_steps": 1, "logging_steps": 1, "per_device_train_batch_size": 8, "save_strategy": "no"}
+    settings = SFTConfig(str(tmp_path), use_cpu=True, bf16=False, report_to="none", **options)
     trainer = SFTTrainer(model, settings, train_dataset=Dataset.from_list(rows), processing_class=tokenizer)
     trainer.train()
     assert trainer.state.log_history[0]["loss"] == pytest.approx(own, abs=1e-5)

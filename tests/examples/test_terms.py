@@ -78,7 +78,7 @@ def test_the_value_from_each_text_by_itself(module: str, args: dict[str, Any], m
     attach_heads(model, objective.heads(model.config))
     collator = Collator("separate", np.array([61], np.int32), encoding="rows")
     items = [SampledRecord(each, rng_key=(2, index)) for index, each in enumerate(records)]
-    found = jepa_loss(model, collator(items), objective, context=Context(seed=5)).parts[made.name]
+    result = jepa_loss(model, collator(items), objective, context=Context(seed=5)).parts[made.name]
     texts = [torch.from_numpy(np.asarray(record.ids, np.int64)) for record in records]
     states = [model(input_ids=text[None], output_hidden_states=True).hidden_states for text in texts]
     if module == "nitp":
@@ -117,7 +117,7 @@ def test_the_value_from_each_text_by_itself(module: str, args: dict[str, Any], m
         sides = [
             (text[: first + 1].tolist(), text[first + 1 :].tolist()) for text, first in zip(texts, firsts, strict=True)
         ]
-        kept = [
+        remaining = [
             [
                 other
                 for other, pair in enumerate(sides)
@@ -125,15 +125,15 @@ def test_the_value_from_each_text_by_itself(module: str, args: dict[str, Any], m
             ]
             for own, mine in enumerate(sides)
         ]
-        losses = [-score[kept[own]].log_softmax(0)[kept[own].index(own)] for own, score in enumerate(scores)]
+        losses = [-score[remaining[own]].log_softmax(0)[remaining[own].index(own)] for own, score in enumerate(scores)]
         expected = torch.stack(losses).mean()
-    assert found.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert result.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_a_span_is_some_of_the_tokens_and_each_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
-    found = {importlib.import_module("random_span").span(5, np.random.default_rng(seed)) for seed in range(400)}
-    assert found == {(first, last) for first in range(5) for last in range(first + 1, 6)} - {(0, 5)}
+    result = {importlib.import_module("random_span").span(5, np.random.default_rng(seed)) for seed in range(400)}
+    assert result == {(first, last) for first in range(5) for last in range(first + 1, 6)} - {(0, 5)}
 
 
 def test_a_random_span_asks_for_the_labels_that_say_what_a_message_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,8 +151,8 @@ def test_a_random_span_leaves_out_moves_to_tokens_that_see_one_step_alone(monkey
     numbers = [np.array(each, np.int32) for each in ([5, 6], [4, 5, 6, 7], [1, 2])]
     isolated, labels, prompt = ((each,) for each in numbers)
     members = BatchRecords(paths=(np.arange(10, 19),), isolated=isolated, labels=labels, prompt=prompt)
-    (found,) = importlib.import_module("random_span")._moves(Batch(records=members))
-    assert found.tolist() == [[11, 12], [12, 13], [17, 18]]
+    (result,) = importlib.import_module("random_span")._moves(Batch(records=members))
+    assert result.tolist() == [[11, 12], [12, 13], [17, 18]]
 
 
 def test_an_answer_begins_at_its_own_records_first_label(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,11 +177,11 @@ def test_multi_token_prediction_is_annealed(monkeypatch: pytest.MonkeyPatch) -> 
     batch = Collator("separate", np.array([61], np.int32), encoding="rows")(
         [SampledRecord(record) for record in random_records(3, vocabulary=60)]
     )
-    found = [
+    result = [
         float(jepa_loss(model, batch, Objective([made]), context=Context(progress=progress)).loss.detach())
         for progress in (0.0, 0.4, 0.9)
     ]
-    assert found[0] > found[1] > found[2] == 0
+    assert result[0] > result[1] > result[2] == 0
 
 
 @pytest.mark.parametrize("module", TERMS)

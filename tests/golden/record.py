@@ -39,7 +39,7 @@ def records(kind: str) -> list[dict[str, Any]]:
 
     Every third chat has a system message, and every eighth a turn before.
     """
-    found = []
+    result = []
     for index in range(64):
         numbers = [1 + (index * 5 + place * 7) % 13 for place in range(3 + index % 3)]
         name, thing = ("Ada", "Bo", "Cy", "Dee")[index % 4], ("apples", "books", "pens")[index % 3]
@@ -52,8 +52,8 @@ def records(kind: str) -> list[dict[str, Any]]:
         record: dict[str, Any] = {"messages": [{"role": role, "content": text} for role, text in texts]}
         if kind == "views" and index % 7 != 3:
             record |= {"text": f"Sum of task {index}: {thing}.", "code": f"add({index}, {index % 5})"}
-        found.append(record)
-    return found
+        result.append(record)
+    return result
 
 
 def make_tokenizer() -> Any:
@@ -201,13 +201,13 @@ def run_case(name: str, folder: Path) -> list[dict[str, float]]:
     from stepjepa.cli.main import main as stepjepa
 
     torch.set_num_threads(1)
-    output, said = folder / "runs" / name, io.StringIO()
+    output, printed = folder / "runs" / name, io.StringIO()
     shutil.rmtree(output, ignore_errors=True)
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
         make_material(folder)
         code = stepjepa(command(name, folder, output))
     if code:
-        raise RuntimeError(f"{name}: exit code {code}\n{said.getvalue()}")
+        raise RuntimeError(f"{name}: exit code {code}\n{printed.getvalue()}")
     lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     shutil.rmtree(output)
     return [

@@ -77,20 +77,20 @@ def test_the_tree_holds_what_training_runs_and_shows_each_token_its_own(
     if layout == "inplace" and "encoding" in options:
         pytest.skip("inplace is a tree by itself")
     config = _config(mode, layout, pairs="all", pooling="mean", predictors=3, **options)
-    found = inspect_records(records, 0, tokenizer, config, count=3)
+    result = inspect_records(records, 0, tokenizer, config, count=3)
     collate = tiny.collator(tokenizer, config)
     made = [
         (record.line, collate.sequences(SampledRecord(record))) for record in tiny.tokenized(tokenizer, config, records)
     ]
     sequences = [(line, sequence) for line, each in made for sequence in each]
-    value = json.loads(json.dumps(asdict(found)))["tokens"]
-    paths = _paths(found)
+    value = json.loads(json.dumps(asdict(result)))["tokens"]
+    paths = _paths(result)
     expected = np.zeros((len(value), len(value)), bool)
     labels: list[list[int]] = [[] for _ in value]
     reads = 0
-    for (line, sequence), path, info in zip(sequences, paths, found.sequences, strict=True):
-        assert [found.tokens[place].id for place in path] == sequence.ids.tolist()
-        assert [found.tokens[place].position for place in path] == list(range(len(sequence)))
+    for (line, sequence), path, info in zip(sequences, paths, result.sequences, strict=True):
+        assert [result.tokens[place].id for place in path] == sequence.ids.tolist()
+        assert [result.tokens[place].position for place in path] == list(range(len(sequence)))
         assert info.shared == sum(sum(place in other for other in paths) > 1 for place in path)
         start = np.zeros(len(path), int) if sequence.start is None else sequence.start
         for query, place in enumerate(path):
@@ -100,13 +100,13 @@ def test_the_tree_holds_what_training_runs_and_shows_each_token_its_own(
         for pair, kind, first, last in sequence.readouts:
             reads += 1
             mean = f" (mean of {last - first} tokens)" if last > first + 1 else ""
-            assert f"{kind} {pair + 1} of line {line}{mean}" in found.tokens[path[last - 1]].readouts
-    assert (visible_matrix(found) == expected).all()
+            assert f"{kind} {pair + 1} of line {line}{mean}" in result.tokens[path[last - 1]].readouts
+    assert (visible_matrix(result) == expected).all()
     ruled = [[q["start"] <= k["place"] <= q["place"] < k["end"] for k in value] for q in value]
     assert (np.array(ruled) == expected).all()
-    assert [list(token.labels) for token in found.tokens] == labels
-    assert sum(map(len, paths)) >= len(found.tokens) == len(set().union(*paths))
-    assert sum(len(token.readouts) for token in found.tokens) == reads
+    assert [list(token.labels) for token in result.tokens] == labels
+    assert sum(map(len, paths)) >= len(result.tokens) == len(set().union(*paths))
+    assert sum(len(token.readouts) for token in result.tokens) == reads
     assert bool(reads) == (mode != "regular")
 
 
@@ -114,23 +114,23 @@ def test_the_tree_holds_what_training_runs_and_shows_each_token_its_own(
 def test_branches_are_runs_of_tokens_of_the_same_sequences(
     records: list[Record], tokenizer: Any, mode: str, layout: str
 ) -> None:
-    found = inspect_records(records, 0, tokenizer, _config(mode, layout, pairs="all"), count=2)
-    paths = _paths(found)
-    assert [branch.start for branch in found.branches[1:]] == [branch.end for branch in found.branches[:-1]]
-    assert found.branches[-1].end == len(found.tokens)
-    for branch in found.branches:
+    result = inspect_records(records, 0, tokenizer, _config(mode, layout, pairs="all"), count=2)
+    paths = _paths(result)
+    assert [branch.start for branch in result.branches[1:]] == [branch.end for branch in result.branches[:-1]]
+    assert result.branches[-1].end == len(result.tokens)
+    for branch in result.branches:
         for place in range(branch.start, branch.end):
             assert [number for number, path in enumerate(paths) if place in path] == list(branch.sequences)
-            assert found.tokens[place].branch == branch.index
+            assert result.tokens[place].branch == branch.index
         path = paths[branch.sequences[0]]
         depth = path.index(branch.start)
-        before = None if depth == 0 else found.tokens[path[depth - 1]].branch
+        before = None if depth == 0 else result.tokens[path[depth - 1]].branch
         assert branch.parent == before
         if len(branch.sequences) > 1:
             assert branch.kind == "shared"
         elif layout != "inplace":
-            assert branch.kind == found.sequences[branch.sequences[0]].kind
-    kinds = {branch.kind for branch in found.branches}
+            assert branch.kind == result.sequences[branch.sequences[0]].kind
+    kinds = {branch.kind for branch in result.branches}
     wanted = {"regular": {"shared", "main"}, "llm-jepa": set(COLOURS), "step-jepa": set(COLOURS)}
     assert kinds == wanted[mode]
 
@@ -138,36 +138,36 @@ def test_branches_are_runs_of_tokens_of_the_same_sequences(
 def test_predictors_and_isolated_steps_in_place_have_branches_of_their_own(
     records: list[Record], tokenizer: Any
 ) -> None:
-    found = inspect_records(records, 0, tokenizer, _config("step-jepa", "inplace", pairs="all", predictors=2))
-    kinds = [branch.kind for branch in found.branches]
+    result = inspect_records(records, 0, tokenizer, _config("step-jepa", "inplace", pairs="all", predictors=2))
+    kinds = [branch.kind for branch in result.branches]
     assert kinds == ["main", *["source", "target"] * 3, "main"]
-    assert [branch.isolated for branch in found.branches] == [kind == "target" for kind in kinds]
-    assert [part["text"] for part in found.records[0]["steps"]] == ["3+4=7.\n\n", "7+5=12\n\n", "So it is\n\n", "12"]
-    for branch, step in zip([b for b in found.branches if b.isolated], found.records[0]["steps"][1:], strict=True):
-        assert "".join(token.text for token in found.tokens[branch.start : branch.end]) == step["text"]
+    assert [branch.isolated for branch in result.branches] == [kind == "target" for kind in kinds]
+    assert [part["text"] for part in result.records[0]["steps"]] == ["3+4=7.\n\n", "7+5=12\n\n", "So it is\n\n", "12"]
+    for branch, step in zip([b for b in result.branches if b.isolated], result.records[0]["steps"][1:], strict=True):
+        assert "".join(token.text for token in result.tokens[branch.start : branch.end]) == step["text"]
 
 
 def test_counts_are_of_the_whole_file(records: list[Record], tokenizer: Any) -> None:
     config = _config("step-jepa", "branched")
-    found = inspect_records(records, 1, tokenizer, config)
+    result = inspect_records(records, 1, tokenizer, config)
     made = tiny.tokenized(tokenizer, config, records)
-    assert (found.path, found.index, found.records[0]["line"], found.file["lines"]) == ("sums.jsonl", 1, 2, 3)
-    assert [found.file["counts"][name] for name in ("records", "pairs", "without a pair")] == [3, 2, 1]
-    assert found.file["tokens"]["main"] == sum(len(record.ids) for record in made)
+    assert (result.path, result.index, result.records[0]["line"], result.file["lines"]) == ("sums.jsonl", 1, 2, 3)
+    assert [result.file["counts"][name] for name in ("records", "pairs", "without a pair")] == [3, 2, 1]
+    assert result.file["tokens"]["main"] == sum(len(record.ids) for record in made)
     views = sum(len(pair.second.content) + 2 for record in made for pair in record.pairs)
-    assert found.file["tokens"]["all"] == found.file["tokens"]["main"] + views
-    assert found.template["system role"] == "yes"
+    assert result.file["tokens"]["all"] == result.file["tokens"]["main"] + views
+    assert result.template["system role"] == "yes"
 
 
 def test_a_record_too_long_is_shown_truncated_and_the_note_says_so(records: list[Record], tokenizer: Any) -> None:
     config = _config("step-jepa", "branched")
     (full,) = inspect_records(records, 0, tokenizer, config).records
-    found = inspect_records(records, 0, tokenizer, replace(config, max_length=full["main_tokens"] - 4))
-    (cut,) = found.records
-    assert found.config.over_length == "error"
+    result = inspect_records(records, 0, tokenizer, replace(config, max_length=full["main_tokens"] - 4))
+    (cut,) = result.records
+    assert result.config.over_length == "error"
     assert cut["main_tokens"] == full["main_tokens"] - 4
-    assert found.file["counts"]["over length"] == found.file["counts"]["truncated"] > 0
-    assert f"{full['main_tokens'] - 4} tokens of {full['main_tokens'] - 4} at most" in as_text(found)
+    assert result.file["counts"]["over length"] == result.file["counts"]["truncated"] > 0
+    assert f"{full['main_tokens'] - 4} tokens of {full['main_tokens'] - 4} at most" in as_text(result)
 
 
 def test_what_training_would_refuse_is_said_as_it_would_say_it(records: list[Record], tokenizer: Any) -> None:
@@ -189,16 +189,16 @@ def test_answers_and_the_exchange_that_gives_the_views_are_shown(tokenizer: Any,
     record = parse_record({"messages": chat}, "chats.jsonl", 1)
     config = _config("llm-jepa", "separate", predictors=2, **options)
     for pairs in ("first", "all"):
-        found = inspect_records([record], 0, tokenizer, replace(config, pairs=pairs))
-        exchanges = [texts[:2], texts[2:]][: len(found.records[0]["views"])]
-        assert len(exchanges) == found.records[0]["pairs"] == (1 if pairs == "first" else 2)
+        result = inspect_records([record], 0, tokenizer, replace(config, pairs=pairs))
+        exchanges = [texts[:2], texts[2:]][: len(result.records[0]["views"])]
+        assert len(exchanges) == result.records[0]["pairs"] == (1 if pairs == "first" else 2)
         sides = ("target", "source") if options.get("reverse_pred") else ("source", "target")
-        assert found.records[0]["views"] == [dict(zip(sides, each, strict=True)) for each in exchanges]
-        said = as_text(found)
-        assert "line 1, answer 1: Red\nline 1, answer 2: Blue⏎⏎One\n" in said
-        assert "step 1" not in said
+        assert result.records[0]["views"] == [dict(zip(sides, each, strict=True)) for each in exchanges]
+        output = as_text(result)
+        assert "line 1, answer 1: Red\nline 1, answer 2: Blue⏎⏎One\n" in output
+        assert "step 1" not in output
         ends = ("Red", "Red?") if options.get("reverse_pred") else ("Red?", "Red")
-        assert f"line 1, pair 1: source {ends[0]} {EDGE} target {ends[1]}" in said
+        assert f"line 1, pair 1: source {ends[0]} {EDGE} target {ends[1]}" in output
     steps = inspect_records([record], 0, tokenizer, _config("step-jepa", "branched"))
     assert "line 1, step 1: Blue⏎⏎\nline 1, step 2: One\n" in as_text(steps)
     assert steps.records[0]["answers"] == []
@@ -224,8 +224,8 @@ def test_token_text_keeps_the_blank_of_sentence_pieces() -> None:
 
 
 def test_the_tree_as_text(records: list[Record], tokenizer: Any) -> None:
-    found = inspect_records(records, 0, tokenizer, _config("step-jepa", "branched", pairs="all"), count=2)
-    text = as_text(found)
+    result = inspect_records(records, 0, tokenizer, _config("step-jepa", "branched", pairs="all"), count=2)
+    text = as_text(result)
     words = " ".join(text.split())
     assert all(each in words for each in ("source 1", "step 2: 7+5=12⏎⏎", "begin of text", "tokens over regular", "⇥"))
     assert f"<|predictor_1|>{EDGE}<|predictor_2|>{READ}" in map(str.strip, text.splitlines())
@@ -233,17 +233,17 @@ def test_the_tree_as_text(records: list[Record], tokenizer: Any) -> None:
 
 def test_labels_of_several_records_at_one_position_are_counted(tokenizer: Any) -> None:
     same = [_record("Red", line) for line in (1, 2)]
-    found = inspect_records(same, 0, tokenizer, _config("regular", "separate"), count=2)
-    assert [branch.kind for branch in found.branches] == ["shared"]
-    assert all(len(token.labels) in (0, 2) for token in found.tokens)
-    assert "<|im_end|> ×2" in as_text(found)
+    result = inspect_records(same, 0, tokenizer, _config("regular", "separate"), count=2)
+    assert [branch.kind for branch in result.branches] == ["shared"]
+    assert all(len(token.labels) in (0, 2) for token in result.tokens)
+    assert "<|im_end|> ×2" in as_text(result)
 
 
 @pytest.mark.parametrize("layout", ["branched", "inplace"])
 def test_the_picture_is_a_png(records: list[Record], tokenizer: Any, tmp_path: Path, layout: str) -> None:
     # Dollar signs would be mathematics, and the font has no glyph for every script: both must pass without a warning.
-    found = inspect_records(records, 0, tokenizer, _config("step-jepa", layout, pairs="all", predictors=1), count=2)
-    write_png(found, tmp_path / "record.png", title(found))
+    result = inspect_records(records, 0, tokenizer, _config("step-jepa", layout, pairs="all", predictors=1), count=2)
+    write_png(result, tmp_path / "record.png", title(result))
     content = (tmp_path / "record.png").read_bytes()
     assert content.startswith(PNG_SIGNATURE)
     assert len(content) > 10_000

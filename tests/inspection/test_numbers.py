@@ -59,34 +59,34 @@ def test_cosines_are_those_of_a_slow_loop() -> None:
 @pytest.mark.parametrize(("count", "size"), [(40, 7), (5, 9)])
 def test_singular_values_are_roots_of_the_eigenvalues_of_the_gram_matrix(count: int, size: int) -> None:
     embeddings = random_views(count, size)
-    found = embedding_metrics(embeddings)
+    result = embedding_metrics(embeddings)
     source, target = embeddings.source.astype(np.float64), embeddings.target.astype(np.float64)
     matrix = source - target
     expected = np.sqrt(np.maximum(np.linalg.eigvalsh(matrix.T @ matrix)[::-1], 0))[: min(count, size)]
-    assert found["difference"]["values"] == pytest.approx(expected, rel=1e-4)
-    assert found["difference"]["top"] == min(count, size)
-    assert found["difference"]["top_mean"] == pytest.approx(expected.mean(), rel=1e-4)
+    assert result["difference"]["values"] == pytest.approx(expected, rel=1e-4)
+    assert result["difference"]["top"] == min(count, size)
+    assert result["difference"]["top_mean"] == pytest.approx(expected.mean(), rel=1e-4)
 
 
 def test_only_the_largest_hundred_are_averaged() -> None:
-    found = singular_values(np.diag(np.arange(1.0, 131.0)))
-    assert (found["top"], len(found["values"]), found["values"][0]) == (100, 130, pytest.approx(130))
-    assert found["top_mean"] == pytest.approx(np.mean(np.arange(31, 131)))
+    result = singular_values(np.diag(np.arange(1.0, 131.0)))
+    assert (result["top"], len(result["values"]), result["values"][0]) == (100, 130, pytest.approx(130))
+    assert result["top_mean"] == pytest.approx(np.mean(np.arange(31, 131)))
 
 
 def test_the_error_of_the_map_is_that_of_the_normal_equations() -> None:
     embeddings = random_views(50, 4, noise=2.0)
     x, y = embeddings.source.astype(np.float64), embeddings.target.astype(np.float64)
-    found = linear_map(embeddings)
+    result = linear_map(embeddings)
     weights = np.linalg.inv(x.T @ x) @ x.T @ y
-    assert found["error"] == pytest.approx(np.linalg.norm(x @ weights - y), rel=1e-6)
+    assert result["error"] == pytest.approx(np.linalg.norm(x @ weights - y), rel=1e-6)
 
 
 def test_a_linear_map_is_found_and_an_intercept_is_no_error() -> None:
     embeddings = random_views(200, 4, noise=0.0)
-    found, moved = (linear_map(views(embeddings.source, embeddings.target + shift)) for shift in (0, 50))
-    assert found["error"] < 1e-3 and moved["error"] > 100
-    assert found["held_out"] < 1e-6 and moved["held_out"] < 1e-6
+    result, moved = (linear_map(views(embeddings.source, embeddings.target + shift)) for shift in (0, 50))
+    assert result["error"] < 1e-3 and moved["error"] > 100
+    assert result["held_out"] < 1e-6 and moved["held_out"] < 1e-6
 
 
 def test_unrelated_views_are_told_from_too_few_of_them() -> None:

@@ -45,10 +45,10 @@ def drawn(found: Points) -> list[tuple[float, str]]:
 
 
 def test_views_are_both_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = points("in_n_out")
+    result = points("in_n_out")
     sources = [(value, "Enc(text)") for value in (1, 11, 12, 13, 21)]
-    assert drawn(found) == sources + [(-value, "Enc(code)") for value, _ in sources]
-    assert found.is_target.tolist() == [False] * 5 + [True] * 5
+    assert drawn(result) == sources + [(-value, "Enc(code)") for value, _ in sources]
+    assert result.is_target.tolist() == [False] * 5 + [True] * 5
     monkeypatch.setattr(analysis, "MOST_POINTS", 2)
     sample = points("in_n_out", seed=1)
     assert (sample.vectors[:2] == -sample.vectors[2:]).all()
@@ -70,8 +70,8 @@ def test_labels_of_the_record_colour_the_text_alone() -> None:
     [(False, 1, [1, 2, 2, 3, 4]), (True, 1, [2, 3, 1, 2, 3]), (False, 3, [1, 2, 4, 5, 6])],
 )
 def test_a_target_is_the_step_after_its_source(reverse: bool, distance: int, steps: list[int]) -> None:
-    found = dict(drawn(points("steps", view_names("step-jepa", reverse), distance)))
-    assert [found[place] for place in (11, 12, -11, -12, -13)] == [f"step {n}" for n in steps]
+    result = dict(drawn(points("steps", view_names("step-jepa", reverse), distance)))
+    assert [result[place] for place in (11, 12, -11, -12, -13)] == [f"step {n}" for n in steps]
 
 
 def test_the_largest_classes_have_a_colour() -> None:
@@ -117,18 +117,18 @@ LABELS = {
 @pytest.mark.filterwarnings("ignore:Glyph .* missing from font:UserWarning")
 def test_every_point_is_drawn_in_the_colour_that_the_legend_gives_its_label(kind: str, tmp_path: Path) -> None:
     both = np.arange(20) >= (10 if kind != "paraphrase" else 20)
-    found = {
+    result = {
         f"model {seed} $x": Points(np.random.default_rng(seed).normal(size=(20, 6)).astype(np.float32), both, labels)
         for seed, labels in enumerate([LABELS[kind]] * 2)
     }
-    figure = draw_projection(found, kind, "t.jsonl", 42)
+    figure = draw_projection(result, kind, "t.jsonl", 42)
     assert figure.get_suptitle().endswith("\nt.jsonl")
     save_figure(figure, tmp_path / "a.png")
     (legend,) = figure.legends
     texts = [text.get_text().strip() for text in legend.get_texts()]
     colours = dict(zip(texts, (to_rgba(each.get_facecolor())[:3] for each in legend.legend_handles), strict=True))
     assert (REST in texts) == (kind == "paraphrase")
-    for axes, (name, each) in zip(figure.axes, product(("PCA", "t-SNE"), found.values()), strict=True):
+    for axes, (name, each) in zip(figure.axes, product(("PCA", "t-SNE"), result.values()), strict=True):
         shown = {
             (float(x), float(y)): (*part.get_facecolors()[0][:3], number % 2)
             for number, part in enumerate(axes.collections)

@@ -74,10 +74,10 @@ def subject(plain_tokenizer: Any) -> Callable[..., Subject]:
 
 
 def test_what_it_says(subject: Any) -> None:
-    told = check_served_folder(subject(None, TWO_TURNS, CONTEXT))
-    assert told.startswith("3 turns: their prompts are those of plain apply_chat_template, and generation stops at ")
+    message = check_served_folder(subject(None, TWO_TURNS, CONTEXT))
+    assert message.startswith("3 turns: their prompts are those of plain apply_chat_template, and generation stops at ")
     # The template's line end behind a turn is no label, and only in the middle of a chat a part of a prompt.
-    assert told.endswith("'<|im_end|>'; rendered, and neither prompt nor trained: '\\n' behind 3")
+    assert message.endswith("'<|im_end|>'; rendered, and neither prompt nor trained: '\\n' behind 3")
 
 
 @pytest.mark.parametrize(
@@ -100,9 +100,9 @@ def test_what_it_says(subject: Any) -> None:
     ids=["ChatML", "blank", "thought", "tools", "Llama-3", "Gemma", "open end", "odd"],
 )
 def test_what_is_right_passes(template: str | None, record: Record, tokens: Sequence[str], subject: Any) -> None:
-    found = {each["name"]: each for each in verify(subject(template, record, tokens=tokens))}
-    assert found["served"]["passed"], found["served"]["detail"]
-    assert found["end of turn is trained"]["passed"], found["end of turn is trained"]["detail"]
+    result = {each["name"]: each for each in verify(subject(template, record, tokens=tokens))}
+    assert result["served"]["passed"], result["served"]["detail"]
+    assert result["end of turn is trained"]["passed"], result["end of turn is trained"]["detail"]
 
 
 def test_a_cut_turn_is_compared_as_far_as_it_goes(subject: Any) -> None:
@@ -117,9 +117,9 @@ def test_a_cut_turn_is_compared_as_far_as_it_goes(subject: Any) -> None:
 
 
 def fails(subject: Subject, message: str) -> None:
-    (found,) = (each for each in verify(subject) if each["name"] == "served")
-    assert not found["passed"]
-    assert message in found["detail"], found["detail"]
+    (result,) = (each for each in verify(subject) if each["name"] == "served")
+    assert not result["passed"]
+    assert message in result["detail"], result["detail"]
 
 
 # -- faults ------------------------------------------------------------------------------------------------------------
@@ -175,20 +175,20 @@ def test_an_end_of_turn_that_is_cut_off(subject: Any, monkeypatch: Any) -> None:
 
 
 def test_a_turn_with_weight_0_that_is_trained(subject: Any, monkeypatch: Any) -> None:
-    kept = ChatTemplate.turns
+    remaining = ChatTemplate.turns
 
     def all_of_them(self: ChatTemplate, messages: Any, *rest: Any) -> Any:
-        return kept(self, [{**message, "weight": 1} for message in messages], *rest)
+        return remaining(self, [{**message, "weight": 1} for message in messages], *rest)
 
     monkeypatch.setattr(ChatTemplate, "turns", all_of_them)
     fails(subject(None, CONTEXT), "line 2: 2 turns are trained, its messages ask for 1")
 
 
 def test_a_thought_that_is_left_out(subject: Any, monkeypatch: Any) -> None:
-    kept = ChatTemplate._normalised
+    remaining = ChatTemplate._normalised
 
     def without(self: ChatTemplate, message: Any) -> Any:
-        return {key: text for key, text in kept(self, message).items() if key != "reasoning_content"}
+        return {key: text for key, text in remaining(self, message).items() if key != "reasoning_content"}
 
     monkeypatch.setattr(ChatTemplate, "_normalised", without)
     fails(
@@ -198,12 +198,12 @@ def test_a_thought_that_is_left_out(subject: Any, monkeypatch: Any) -> None:
 
 
 def test_tools_that_are_left_out(subject: Any, monkeypatch: Any) -> None:
-    kept = ChatTemplate._apply
+    remaining = ChatTemplate._apply
 
     def without(
         self: ChatTemplate, messages: Any, prompt: bool = False, tools: Any = None, variables: Any = None
     ) -> str:
-        return kept(self, messages, prompt, None, variables)
+        return remaining(self, messages, prompt, None, variables)
 
     monkeypatch.setattr(ChatTemplate, "_apply", without)
     fails(

@@ -36,18 +36,18 @@ def results(model: Any, tokenizer: Any, config: JepaConfig, **options: Any) -> d
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_what_is_right_passes(name: str, tiny_tokenizer: Any) -> None:
-    found = results(tiny.make_model("llama"), tiny_tokenizer, CONFIGS[name])
-    assert len(found) == len(verification.CHECKS)
-    assert all(result["passed"] for result in found.values()), found
+    actual = results(tiny.make_model("llama"), tiny_tokenizer, CONFIGS[name])
+    assert len(actual) == len(verification.CHECKS)
+    assert all(result["passed"] for result in actual.values()), actual
 
 
 def test_lora(tiny_tokenizer: Any) -> None:
     def wrap(model: Any) -> Any:
         return add_lora(model, LoraSettings(3), all_predictor_ids(tiny_tokenizer))
 
-    found = results(tiny.make_model("llama"), tiny_tokenizer, CONFIGS["branched"], lora=wrap)
-    assert all(result["passed"] for result in found.values()), found
-    assert "2 predictor rows" in found["one optimisation step"]["detail"]
+    actual = results(tiny.make_model("llama"), tiny_tokenizer, CONFIGS["branched"], lora=wrap)
+    assert all(result["passed"] for result in actual.values()), actual
+    assert "2 predictor rows" in actual["one optimisation step"]["detail"]
 
 
 @pytest.fixture
@@ -66,8 +66,8 @@ def test_a_leaking_mask_fails(tiny_tokenizer: Any, monkeypatch: Any) -> None:
         return torch.ones(rows, 1, size, size, dtype=torch.bool).tril()
 
     monkeypatch.setattr("stepjepa.models.attention.dense", all_earlier)
-    found = results(tiny.make_model("llama", "eager"), tiny_tokenizer, CONFIGS["branched"])
-    assert not found["batch against separate passes"]["passed"]
+    result = results(tiny.make_model("llama", "eager"), tiny_tokenizer, CONFIGS["branched"])
+    assert not result["batch against separate passes"]["passed"]
 
 
 @pytest.mark.usefixtures("tokens_cost_most")
@@ -76,15 +76,15 @@ def test_a_leaking_segment_fails(tiny_tokenizer: Any, monkeypatch: Any) -> None:
         return torch.zeros(call.shape.segments, 1, call.shape.queries, call.shape.keys)
 
     monkeypatch.setattr("stepjepa.models.segment_attention._call_mask", whole_path)
-    found = results(tiny.make_model("llama"), tiny_tokenizer, CONFIGS["branched"])
-    assert not found["batch against separate passes"]["passed"]
+    result = results(tiny.make_model("llama"), tiny_tokenizer, CONFIGS["branched"])
+    assert not result["batch against separate passes"]["passed"]
 
 
 @pytest.mark.usefixtures("tokens_cost_most")
 def test_a_step_that_sees_what_is_before_it_fails(tiny_tokenizer: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr("stepjepa.batch.mask.Trees.isolates", False)
-    found = results(tiny.make_model("llama", "eager"), tiny_tokenizer, CONFIGS["inplace"])
-    assert not found["batch against separate passes"]["passed"]
+    result = results(tiny.make_model("llama", "eager"), tiny_tokenizer, CONFIGS["inplace"])
+    assert not result["batch against separate passes"]["passed"]
 
 
 @pytest.mark.usefixtures("tokens_cost_most")
@@ -93,8 +93,8 @@ def test_a_segment_that_sees_what_is_before_it_fails(tiny_tokenizer: Any, monkey
         return segments.added_segments(place, path, shared, None)
 
     monkeypatch.setattr("stepjepa.batch.pack.added_segments", not_isolated)
-    found = results(tiny.make_model("llama"), tiny_tokenizer, CONFIGS["inplace"])
-    assert not found["batch against separate passes"]["passed"]
+    result = results(tiny.make_model("llama"), tiny_tokenizer, CONFIGS["inplace"])
+    assert not result["batch against separate passes"]["passed"]
 
 
 def without_gradient(jepa_loss: Any) -> Any:
@@ -123,17 +123,17 @@ def test_what_is_broken_fails(
     owner: Any, name: str, broken: Any, check: str, tiny_tokenizer: Any, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(owner, name, broken(getattr(owner, name)))
-    found = results(tiny.make_model("llama"), tiny_tokenizer, CONFIGS["branched"])
-    assert not found[check]["passed"]
-    assert found["data format"]["passed"]
+    result = results(tiny.make_model("llama"), tiny_tokenizer, CONFIGS["branched"])
+    assert not result[check]["passed"]
+    assert result["data format"]["passed"]
 
 
 def test_an_untrained_end_of_turn_fails(tiny_tokenizer: Any, monkeypatch: Any) -> None:
     subject = Subject(tiny.make_model("llama"), tiny_tokenizer, CONFIGS["separate"], tiny.records())
     subject.tokenized = [replace(record, labels=record.labels[:-1]) for record in subject.tokenized]
-    found = {result["name"]: result for result in verify(subject)}
-    assert "the last label is not the end of turn" in found["end of turn is trained"]["detail"]
-    assert not found["end of turn is trained"]["passed"]
+    actual = {result["name"]: result for result in verify(subject)}
+    assert "the last label is not the end of turn" in actual["end of turn is trained"]["detail"]
+    assert not actual["end of turn is trained"]["passed"]
 
 
 def test_command(tmp_path: Any, capsys: Any, monkeypatch: Any) -> None:
@@ -147,7 +147,7 @@ def test_command(tmp_path: Any, capsys: Any, monkeypatch: Any) -> None:
 
 @pytest.mark.parametrize("architecture", ["mamba", "gpt2", "gemma3_window"])
 def test_the_verdict_of_the_probe_is_told(architecture: str, tiny_tokenizer: Any) -> None:
-    found = results(tiny.make_model(architecture), tiny_tokenizer, CONFIGS["separate"])
-    assert all(result["passed"] for result in found.values()), found
+    actual = results(tiny.make_model(architecture), tiny_tokenizer, CONFIGS["separate"])
+    assert all(result["passed"] for result in actual.values()), actual
     wanted = "rows" if architecture == "mamba" else "tree"
-    assert found["encoding by probe"]["detail"].startswith(f"{wanted}: ")
+    assert actual["encoding by probe"]["detail"].startswith(f"{wanted}: ")

@@ -64,10 +64,10 @@ def test_lm_loss_is_the_models_own(
     if encoding == "tree":
         enable_trees(model)
     expected = own_loss(plain, trained_tokenizer, config)
-    found = losses(model, trained_tokenizer, config, encoding)
-    tiny.assert_same(found.parts["lm_loss"], expected)
-    assert torch.equal(found.loss, found.parts["lm_loss"])
-    tiny.assert_same_gradients(tiny.gradients(model, found.loss), tiny.gradients(plain, expected))
+    result = losses(model, trained_tokenizer, config, encoding)
+    tiny.assert_same(result.parts["lm_loss"], expected)
+    assert torch.equal(result.loss, result.parts["lm_loss"])
+    tiny.assert_same_gradients(tiny.gradients(model, result.loss), tiny.gradients(plain, expected))
 
 
 def test_predictor_rows_take_no_gradient_from_the_lm_loss(tiny_model: ModelFactory, trained_tokenizer: Any) -> None:
@@ -76,7 +76,7 @@ def test_predictor_rows_take_no_gradient_from_the_lm_loss(tiny_model: ModelFacto
     for lbd, moves in [(0.0, False), (1.0, True)]:
         model = tiny_model("qwen3")
         enable_trees(model)
-        found = losses(model, trained_tokenizer, VIEWS[0], lbd=lbd).loss
-        gradient = tiny.gradients(model, found)["model.embed_tokens.weight"]
+        result = losses(model, trained_tokenizer, VIEWS[0], lbd=lbd).loss
+        gradient = tiny.gradients(model, result)["model.embed_tokens.weight"]
         assert bool((gradient[rows].abs().amax(1) > 1e-6).all()) == moves
         assert bool((gradient[rows] == 0).all()) != moves

@@ -116,8 +116,8 @@ def test_what_belongs_to_a_run_is_resumed_too(name: str, lora: bool, trained_tok
             model = add_lora(model, LoraSettings(3), all_predictor_ids(trained_tokenizer))
         config = JepaConfig(mode="step-jepa", lbd=0.7, **EXTRAS[name])
         objective = objective_with(config, *([NextLatent(0.6)] if name.startswith("a term") else []))
-        how: dict[str, Any] = {"max_steps": 6, "save_steps": 3, "per_device_train_batch_size": 4}
-        return make_trainer(trained_tokenizer, folder, model=model, objective=objective, config=config, **how)
+        options: dict[str, Any] = {"max_steps": 6, "save_steps": 3, "per_device_train_batch_size": 4}
+        return make_trainer(trained_tokenizer, folder, model=model, objective=objective, config=config, **options)
 
     whole = trainer(tmp_path / "whole")
     begun = {key: value.clone() for key, value in whole.model.named_parameters() if value.requires_grad}
@@ -138,8 +138,8 @@ def test_what_belongs_to_a_run_is_resumed_too(name: str, lora: bool, trained_tok
     model_file = "adapter_model.safetensors" if lora else "model.safetensors"
     assert not any("heads" in key or "latent" in key for key in load_file(last / model_file))
     if not lora:
-        _, told = AutoModelForCausalLM.from_pretrained(last, output_loading_info=True)
-        assert not any(told[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+        _, message = AutoModelForCausalLM.from_pretrained(last, output_loading_info=True)
+        assert not any(message[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
 
 
 def test_a_finished_checkpoint_trains_no_further(trained_tokenizer: Any, tmp_path: Path) -> None:
@@ -164,15 +164,15 @@ def test_a_changed_rate_and_decay_take_effect_when_resumed(trained_tokenizer: An
             self.groups.append((optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["weight_decay"]))
 
     def train(resume: str | None, **changed: Any) -> list[tuple[float, float]]:
-        how: dict[str, Any] = {"max_steps": 5, "save_steps": 2, "lr_scheduler_type": "linear"}
-        trainer, seen = (
-            make_trainer(trained_tokenizer, tmp_path, per_device_train_batch_size=3, **how, **changed),
+        options: dict[str, Any] = {"max_steps": 5, "save_steps": 2, "lr_scheduler_type": "linear"}
+        trainer, observed = (
+            make_trainer(trained_tokenizer, tmp_path, per_device_train_batch_size=3, **options, **changed),
             Seen(),
         )
-        seen.groups = []
-        trainer.add_callback(seen)
+        observed.groups = []
+        trainer.add_callback(observed)
         trainer.train(resume_from_checkpoint=resume)
-        return seen.groups
+        return observed.groups
 
     # A linear schedule over 5 steps: 1, 4/5, 3/5 ... of the rate.
     assert train(None, learning_rate=1e-3, weight_decay=0.1)[:2] == [(1e-3, 0.1), (8e-4, 0.1)]

@@ -71,8 +71,8 @@ class Saved:
         return parse_record({"messages": list(messages), **fields}, "memory.jsonl", 1)
 
     def tokenized(self, messages: Sequence[Message], **fields: Any) -> TokenizedRecord:
-        (found,) = self.made.tokenize([self.record(messages, **fields)])
-        return found
+        (result,) = self.made.tokenize([self.record(messages, **fields)])
+        return result
 
     def served(self, messages: Sequence[Message], tools: Any = None, chat_template_kwargs: Any = None) -> list[int]:
         """The ids of a prompt by plain transformers; messages in the form that the template reads."""

@@ -77,12 +77,12 @@ def scalar(found: dict[str, Tensor] | Slow, states: Tensor) -> Tensor:
 
 def check(model: Any, plain: Any, batch: Batch, parts: Parts, paths: Sequence[Any]) -> None:
     """Hidden states of every sequence, logits, losses, embeddings and all gradients."""
-    slow, found = separately(plain, parts), sums(model, batch)
-    ours = [found["states"][torch.from_numpy(path)] for path in paths]
+    slow, result = separately(plain, parts), sums(model, batch)
+    ours = [result["states"][torch.from_numpy(path)] for path in paths]
     for own, wanted in zip(ours, slow.states, strict=True):
         tiny.assert_same(own, wanted, what="hidden states")
     for name in ("lm_loss", "prompt_loss", "source", "target"):
-        tiny.assert_same(found[name], getattr(slow, name), what=name)
+        tiny.assert_same(result[name], getattr(slow, name), what=name)
     by_place = {
         place: state
         for path, states in zip(paths, slow.states, strict=True)
@@ -90,8 +90,8 @@ def check(model: Any, plain: Any, batch: Batch, parts: Parts, paths: Sequence[An
     }
     if len(batch.head_index):
         wanted = logits_of(plain, torch.stack([by_place[place] for place in batch.head_index.tolist()]))
-        tiny.assert_same(found["logits"], wanted, what="logits")
-    fast = scalar({name: value for name, value in found.items() if name != "logits"}, torch.cat(ours))
+        tiny.assert_same(result["logits"], wanted, what="logits")
+    fast = scalar({name: value for name, value in result.items() if name != "logits"}, torch.cat(ours))
     tiny.assert_same_gradients(tiny.gradients(model, fast), tiny.gradients(plain, scalar(slow, torch.cat(slow.states))))
 
 

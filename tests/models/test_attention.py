@@ -94,11 +94,11 @@ def test_masks_are_numbers_and_show_what_the_sequences_see(kind: str, window: in
         mask = AttentionMaskInterface()[kind](dtype=torch.bfloat16, **rule)
     count, length = rows.ids.shape
     assert (mask.shape, mask.dtype) == ((count, 1, length, length), torch.bfloat16)
-    seen = row_mask(sequences, rows, lambda query, key: window is None or query - key < window)
+    observed = row_mask(sequences, rows, lambda query, key: window is None or query - key < window)
     here = torch.arange(length) < torch.from_numpy(rows.lengths)[:, None]
     real = here[:, :, None] & here[:, None, :]
-    assert torch.equal((mask[:, 0] == 0) & real, seen)
-    hidden = mask[:, 0][real & ~seen]
+    assert torch.equal((mask[:, 0] == 0) & real, observed)
+    hidden = mask[:, 0][real & ~observed]
     assert (hidden == (-torch.inf if kind == SDPA else torch.finfo(torch.bfloat16).min)).all()
 
 
@@ -129,23 +129,23 @@ def test_layers_of_another_dtype_than_the_model(tiny_model: ModelFactory, traine
 def test_a_block_mask_is_the_dense_mask(seed: int, rule: Callable[..., Tensor] | None, isolated: bool) -> None:
     """Entry by entry by its rule, and block by block as torch finds them; with a further rule none is missing."""
     _, rows = packed(seed, isolated=isolated)
-    found, trees = block_mask(trees_of(rows), rule), trees_of(rows)
+    result, trees = block_mask(trees_of(rows), rule), trees_of(rows)
     trees = padded(trees, static_length(rows.ids.shape[1]))
     count, length = trees.start.shape
-    assert found.seq_lengths == (length, length)
+    assert result.seq_lengths == (length, length)
     place = torch.arange(length)
     places = torch.arange(count)[:, None, None, None], torch.tensor(0), place[:, None], place
-    assert torch.equal(found.mask_mod(*places), dense(trees, rule))
-    evaluated = torch_flex.create_block_mask(found.mask_mod, count, None, length, length, device="cpu")
-    assert found.shape == evaluated.shape
+    assert torch.equal(result.mask_mod(*places), dense(trees, rule))
+    evaluated = torch_flex.create_block_mask(result.mask_mod, count, None, length, length, device="cpu")
+    assert result.shape == evaluated.shape
     if rule is not None or isolated:
-        looked_at, needed = found.to_dense(), evaluated.to_dense()
+        looked_at, needed = result.to_dense(), evaluated.to_dense()
         assert (looked_at >= needed).all()
-        assert not found.full_kv_num_blocks.any()
+        assert not result.full_kv_num_blocks.any()
         return
     for kind in ("kv", "q", "full_kv", "full_q"):
         numbers, indices = (
-            [getattr(mask, f"{kind}_{part}") for mask in (found, evaluated)] for part in ("num_blocks", "indices")
+            [getattr(mask, f"{kind}_{part}") for mask in (result, evaluated)] for part in ("num_blocks", "indices")
         )
         assert torch.equal(*numbers)
         used = torch.arange(indices[0].shape[-1]) < numbers[0][..., None]
@@ -175,11 +175,11 @@ def test_attention_sinks() -> None:
     with torch.no_grad():
         query, key, value = torch.randn((3, count, 3, length, 5), generator=torch.Generator().manual_seed(3))
         sinks = torch.randn(3, generator=torch.Generator().manual_seed(5))
-        found, _ = flex_forward(torch.nn.Identity(), query, key, value, block_mask(trees), s_aux=sinks)
+        result, _ = flex_forward(torch.nn.Identity(), query, key, value, block_mask(trees), s_aux=sinks)
         scores = (query @ key.mT / 5**0.5).masked_fill(~dense(trees), -torch.inf)
         scores = torch.cat([scores, sinks[None, :, None, None].expand(count, 3, length, 1)], -1)
         wanted = scores.softmax(-1)[..., :-1] @ value
-    tiny.assert_same(found, wanted.transpose(1, 2))
+    tiny.assert_same(result, wanted.transpose(1, 2))
 
 
 @pytest.fixture
@@ -248,13 +248,13 @@ def states_and_gradients(model: Any, *, together: bool) -> tuple[Tensor, dict[st
     sequences, rows = packed(1)
     if together:
         flat = tiny.hidden_states(model, batch_of(rows).to("cuda"))
-        found = torch.cat([flat[torch.from_numpy(path).to("cuda")] for path in rows.paths])
+        result = torch.cat([flat[torch.from_numpy(path).to("cuda")] for path in rows.paths])
     else:
         ids = [torch.from_numpy(each.ids).long()[None].to("cuda") for each in sequences]
         passes = [model.get_decoder()(input_ids=each, use_cache=False).last_hidden_state[0] for each in ids]
-        found = torch.cat(passes)
-    weights = torch.randn(found.shape, generator=torch.Generator().manual_seed(7)).to(found)
-    return found.detach().float(), tiny.gradients(model, (found * weights).sum())
+        result = torch.cat(passes)
+    weights = torch.randn(result.shape, generator=torch.Generator().manual_seed(7)).to(result)
+    return result.detach().float(), tiny.gradients(model, (result * weights).sum())
 
 
 @pytest.mark.cuda

@@ -70,14 +70,14 @@ def test_against_the_whole_output(architecture: str, tiny_model: ModelFactory, b
     """The head sees the positions that it is asked for, and still scales and caps them as the model does."""
     model = ready(tiny_model, architecture)
     with torch.no_grad():
-        found, states = run(model, batch), tiny.hidden_states(model, batch)
+        result, states = run(model, batch), tiny.hidden_states(model, batch)
         logits = logits_of(model, states[batch.head_index])
-    tiny.assert_same(found["logits"], logits)
+    tiny.assert_same(result["logits"], logits)
     wanted = F.cross_entropy(logits[batch.label_row], batch.label_ids, reduction="sum")
-    tiny.assert_same(found["loss"], wanted)
-    assert torch.equal(found["source"], states[batch.source_index])
-    assert torch.equal(found["target"], states[batch.target_index])
-    assert torch.equal(found["first"], states[torch.tensor([[0, 3], [5, 2]])])
+    tiny.assert_same(result["loss"], wanted)
+    assert torch.equal(result["source"], states[batch.source_index])
+    assert torch.equal(result["target"], states[batch.target_index])
+    assert torch.equal(result["first"], states[torch.tensor([[0, 3], [5, 2]])])
 
 
 def test_no_logits_of_the_whole_batch_are_made(tiny_model: ModelFactory, batch: Batch) -> None:
@@ -92,7 +92,7 @@ def test_no_logits_of_the_whole_batch_are_made(tiny_model: ModelFactory, batch: 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3_window"])
 def test_gradient_checkpointing_changes_no_gradient(architecture: str, tiny_model: ModelFactory, batch: Batch) -> None:
     """The blocks run again in the backward pass, where no tree mask is set."""
-    found = []
+    actual = []
     for checkpointing in (False, True):
         model = ready(tiny_model, architecture).train()
         if checkpointing:
@@ -100,8 +100,8 @@ def test_gradient_checkpointing_changes_no_gradient(architecture: str, tiny_mode
             enable({"use_reentrant": False})
         result = run(model, batch)
         loss = result["loss"] + result["source"].square().sum() + result["target"].sum()
-        found.append(tiny.gradients(model, loss))
-    tiny.assert_same_gradients(found[1], found[0], 1e-6)
+        actual.append(tiny.gradients(model, loss))
+    tiny.assert_same_gradients(actual[1], actual[0], 1e-6)
 
 
 @pytest.mark.parametrize("wrap", ["plain", "wrapped twice", "adapter"])
@@ -123,18 +123,18 @@ def test_other_layers(tiny_model: ModelFactory, batch: Batch) -> None:
     with torch.no_grad():
 
         def evaluate(encoded: Encoded) -> dict[str, Tensor]:
-            found = {str(layer): encoded.at(index, layer) for layer in (0, 2, -2, -1)}
+            result = {str(layer): encoded.at(index, layer) for layer in (0, 2, -2, -1)}
             with pytest.raises(ValueError, match=r"a layer that a term names in 'layers' \(-2, -1, 0, 2\), got 1"):
                 encoded.at(index, 1)
-            return found | {"source": encoded.pairs[0]}
+            return result | {"source": encoded.pairs[0]}
 
-        found = encode(model, batch, evaluate, layer=2, layers=(0, -2))
+        result = encode(model, batch, evaluate, layer=2, layers=(0, -2))
         for layer in (0, 2, -2, -1):
-            assert torch.equal(found[str(layer)], tiny.hidden_states(model, batch, layer)[index])
-    assert torch.equal(found["source"], found["2"])
+            assert torch.equal(result[str(layer)], tiny.hidden_states(model, batch, layer)[index])
+    assert torch.equal(result["source"], result["2"])
     # The last one is the same by both its numbers, after the final norm.
     assert torch.equal(tiny.hidden_states(model, batch, 5), tiny.hidden_states(model, batch, -1))
-    assert not torch.allclose(found["2"], found["-1"], atol=1e-3)
+    assert not torch.allclose(result["2"], result["-1"], atol=1e-3)
     for wrong in ({"layer": 6}, {"layers": (-7,)}):
         with pytest.raises(ValueError, match="jepa_layer: expected -6 to 5 for a model of 5 layers"):
             run(model, batch, **wrong)
@@ -210,10 +210,10 @@ def test_states_are_those_of_the_averaged_model(encoding: str, layer: int, train
             mean.copy_((mean + second) / 2)
         slow = tiny.hidden_states(average, batch, layer)
         before = tiny.hidden_states(model, batch, layer)
-    found = encoder.states(batch, layer)
-    tiny.assert_same(found, slow)
-    assert not found.requires_grad
-    assert not torch.allclose(found, before, atol=1e-2)
+    result = encoder.states(batch, layer)
+    tiny.assert_same(result, slow)
+    assert not result.requires_grad
+    assert not torch.allclose(result, before, atol=1e-2)
 
 
 def test_half_precision_keeps_its_average_in_single() -> None:
@@ -317,13 +317,13 @@ def test_heads_are_attached_found_taken_out_and_replaced() -> None:
     names = set(model.state_dict())
     attach_heads(model, {"one": nn.Linear(3, 5), "two": nn.Linear(5, 3)})
     wrapped = nn.Sequential(model)
-    found = find_heads(wrapped)
-    assert found is not None
+    result = find_heads(wrapped)
+    assert result is not None
     with without_heads(model) as taken:
-        assert taken is found
+        assert taken is result
         assert find_heads(wrapped) is None
         assert set(model.state_dict()) == names
-    assert find_heads(model) is found
+    assert find_heads(model) is result
     attach_heads(model, {"one": nn.Linear(7, 5)})
     assert list(find_heads(model) or ()) == ["one"]
     attach_heads(model, {})

@@ -45,10 +45,10 @@ def test_every_weight_counts(plain_tokenizer: Any, monkeypatch: pytest.MonkeyPat
     for name, weight in model.named_parameters():
         last = len(plain_tokenizer) - 1 if "embed_tokens" in name or "lm_head" in name else len(weight) - 1
         with torch.no_grad():
-            kept = weight[last].clone()
+            remaining = weight[last].clone()
             weight[last] += 1
             assert weights_fingerprint(model, plain_tokenizer) != before, name
-            weight[last] = kept
+            weight[last] = remaining
     assert weights_fingerprint(model, plain_tokenizer) == before
     # Rows beyond the tokenizer are drawn when tokens are added.
     with torch.no_grad():

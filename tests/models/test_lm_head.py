@@ -86,8 +86,8 @@ def test_in_chunks_as_at_once(chunk: int | None, bias: bool) -> None:
     assert loss.dtype == torch.float32
     torch.testing.assert_close(loss, slow, rtol=1e-6, atol=0)
     # Whatever the loss is multiplied by goes through.
-    for found, wanted in zip(gradients(0.3 * loss, states, head), gradients(0.3 * slow, states, head), strict=True):
-        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+    for result, wanted in zip(gradients(0.3 * loss, states, head), gradients(0.3 * slow, states, head), strict=True):
+        torch.testing.assert_close(result, wanted, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("chunk", "autocast"), [(5, False), (STATES, True)])
@@ -105,9 +105,9 @@ def test_in_sixteen_bits(chunk: int, autocast: bool) -> None:
     assert logits.dtype == torch.bfloat16
     assert loss.dtype == torch.float32
     torch.testing.assert_close(loss, truth, rtol=2e-2, atol=0)
-    found = gradients(loss, states, head)
+    result = gradients(loss, states, head)
     slow = gradients(F.cross_entropy(logits.float()[rows], labels, reduction="sum"), states, head)
-    for ours, theirs, true in zip(found, slow, wanted, strict=True):
+    for ours, theirs, true in zip(result, slow, wanted, strict=True):
         assert ours.dtype == theirs.dtype
         assert float((ours - true).norm()) <= 1.5 * float((theirs - true).norm()) + 1e-6
 
@@ -115,9 +115,9 @@ def test_in_sixteen_bits(chunk: int, autocast: bool) -> None:
 def test_only_what_is_trained_gets_a_gradient() -> None:
     states, head, labels, rows = drawn()
     head.requires_grad_(False)
-    (found,) = torch.autograd.grad(summed_cross_entropy(states, of(head), labels, rows, 5), [states])
+    (result,) = torch.autograd.grad(summed_cross_entropy(states, of(head), labels, rows, 5), [states])
     (wanted,) = torch.autograd.grad(at_once(states, head, labels, rows), [states])
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(result, wanted, rtol=1e-5, atol=1e-6)
     with torch.no_grad():
         assert not summed_cross_entropy(states, of(head), labels, rows).requires_grad
     loss = summed_cross_entropy(states, of(head), labels, rows)
@@ -133,12 +133,12 @@ def test_tokens_that_are_impossible(chunk: int) -> None:
     with torch.no_grad():
         labels[labels == 7] = 8
         head.bias[7] = -math.inf
-    found, slow = (
+    result, slow = (
         summed_cross_entropy(states, of(head), labels, rows, chunk),
         at_once(states, head, labels, rows),
     )
-    torch.testing.assert_close(found, slow, rtol=1e-6, atol=0)
-    for ours, wanted in zip(gradients(found, states, head), gradients(slow, states, head), strict=True):
+    torch.testing.assert_close(result, slow, rtol=1e-6, atol=0)
+    for ours, wanted in zip(gradients(result, states, head), gradients(slow, states, head), strict=True):
         assert bool(torch.isfinite(ours).all())
         torch.testing.assert_close(ours, wanted, rtol=1e-5, atol=1e-6)
     labels[4] = 7
@@ -186,8 +186,8 @@ def test_logits_are_the_models(architecture: str) -> None:
     wanted = model(input_ids=ids).logits[0]
     states = model.get_decoder()(input_ids=ids).last_hidden_state[0]
     head = LMHead(model)
-    found = head.logits(states)
-    tiny.assert_same(found, wanted)
+    result = head.logits(states)
+    tiny.assert_same(result, wanted)
     tiny.assert_same(head.logits(states.reshape(1, 11, -1))[0], wanted)
     tiny.assert_same(logits_of(model, states), wanted, what="the tests' own head")
     labels, rows = torch.arange(20, 35), torch.arange(15) % 11

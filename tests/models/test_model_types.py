@@ -64,10 +64,10 @@ def test_the_page_lists_every_model_type() -> None:
     listed = [name for names in written.values() for name in names]
     assert DIFFERS not in written
     assert len(listed) == len(set(listed)) > 150
-    told = re.search(r"transformers (\S+): (\d+) of (\d+) model types", page)
-    assert told is not None
-    assert int(told[3]) == len(listed)
-    if told[1] == transformers.__version__:
+    message = re.search(r"transformers (\S+): (\d+) of (\d+) model types", page)
+    assert message is not None
+    assert int(message[3]) == len(listed)
+    if message[1] == transformers.__version__:
         assert set(listed) == set(MODEL_TYPES)
     assert {
         name for name in CHANGE_STATES if any(name in names for kind, names in written.items() if "makes of" in kind)

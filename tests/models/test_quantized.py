@@ -100,9 +100,9 @@ def test_the_command_line(kind: str, base: Path, tmp_path: Path, capsys: pytest.
     assert main(["train", *flags.split(), "2"]) == 0
     capsys.readouterr()
     assert main(["train", *flags.split(), "4", "--resume_from_checkpoint", "last"]) == 0
-    said = capsys.readouterr().out
-    assert "step 4/4" in said
-    assert "step 1/4" not in said
+    output = capsys.readouterr().out
+    assert "step 4/4" in output
+    assert "step 1/4" not in output
     assert read_run(tmp_path / "run")["loaded"]["quantized"] == kind
     model, _ = load_for_inference(tmp_path / "run", device="cpu")
     assert model.get_input_embeddings().weight.dtype == torch.float32

@@ -44,9 +44,9 @@ def test_the_gradient_of_a_gather_is_that_of_an_index() -> None:
     draw = torch.Generator().manual_seed(2)
     states, index = torch.randn(7, 5, generator=draw, requires_grad=True), torch.randint(0, 7, (13,), generator=draw)
     weights = torch.randn(13, 5, generator=draw)
-    found, wanted = gather(states, index), states[index]
-    assert torch.equal(found, wanted)
-    gradients = [torch.autograd.grad((each * weights).sum(), states)[0] for each in (found, wanted)]
+    result, wanted = gather(states, index), states[index]
+    assert torch.equal(result, wanted)
+    gradients = [torch.autograd.grad((each * weights).sum(), states)[0] for each in (result, wanted)]
     tiny.assert_same(*gradients)
 
 
@@ -99,5 +99,5 @@ def test_a_model_whose_segments_differ_runs_masks(tiny_model: ModelFactory, monk
         return torch.zeros(call.shape.segments, 1, call.shape.queries, call.shape.keys)
 
     monkeypatch.setattr("stepjepa.models.segment_attention._call_mask", leaking)
-    found = probe(tiny_model("llama", num_hidden_layers=3, rms_norm_eps=1e-4))
-    assert (found.no_tree, found.segments) == (None, False)
+    result = probe(tiny_model("llama", num_hidden_layers=3, rms_norm_eps=1e-4))
+    assert (result.no_tree, result.segments) == (None, False)

@@ -62,15 +62,15 @@ def test_rows_of_new_tokens(spare: str, architecture: str, plain_tokenizer: Any)
 
 
 def test_rows_depend_on_the_seed_and_are_given_once(plain_tokenizer: Any) -> None:
-    found = []
+    result = []
     for seed in (1, 1, 2):
         tokenizer, model = copy.deepcopy(plain_tokenizer), tiny.make_model("llama", vocab_size=len(plain_tokenizer))
         add_predictor_rows(model, tokenizer, 2, seed)
-        found.append(weights(model)[0])
+        result.append(weights(model)[0])
         add_predictor_rows(model, tokenizer, 2, seed + 5)
-        assert torch.equal(weights(model)[0], found[-1]), "tokens that were there are drawn again"
-    assert torch.equal(found[0], found[1])
-    assert not torch.equal(found[0], found[2])
+        assert torch.equal(weights(model)[0], result[-1]), "tokens that were there are drawn again"
+    assert torch.equal(result[0], result[1])
+    assert not torch.equal(result[0], result[2])
 
 
 @pytest.mark.parametrize("spare", [True, False])

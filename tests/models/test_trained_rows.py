@@ -42,8 +42,8 @@ def test_logits_losses_and_gradients_are_pefts(name: str, head: bool) -> None:
     slow = adapted(name, head=head)
     fast = copy.deepcopy(slow)
     replace_token_layers(fast)
-    found, wanted = fast(input_ids=IDS).logits, slow(input_ids=IDS).logits
-    tiny.assert_same(found, wanted)
+    result, wanted = fast(input_ids=IDS).logits, slow(input_ids=IDS).logits
+    tiny.assert_same(result, wanted)
     labels, rows = torch.arange(20), torch.arange(20) % 14
     states = fast.get_base_model().get_decoder()(input_ids=IDS).last_hidden_state.flatten(0, 1)
     loss = LMHead(fast).cross_entropy(states, labels, rows)
@@ -63,13 +63,15 @@ def test_rows_of_the_head_in_chunks(chunk: int | None, dtype: torch.dtype) -> No
     own = TrainedRows(torch.tensor(OWN), torch.randn(3, 5, generator=generator).to(dtype).requires_grad_())
     states, weight = states.to(dtype).requires_grad_(), weight.to(dtype)
     labels, rows = torch.tensor([7, 3, 11, 7, 18, 7]), torch.tensor([0, 0, 4, 10, 10, 10])
-    found = summed_cross_entropy(states, (weight, None), labels, rows, chunk, trained=own)
+    result = summed_cross_entropy(states, (weight, None), labels, rows, chunk, trained=own)
     whole = weight.float().index_copy(0, own.ids, own.values.float())
     wanted = F.cross_entropy((states.float() @ whole.T)[rows], labels, reduction="sum")
     tolerance = 1e-6 if dtype == torch.float32 else 0.02
-    tiny.assert_same(found, wanted, tolerance)
+    tiny.assert_same(result, wanted, tolerance)
     for mine, other in zip(
-        torch.autograd.grad(found, [states, own.values]), torch.autograd.grad(wanted, [states, own.values]), strict=True
+        torch.autograd.grad(result, [states, own.values]),
+        torch.autograd.grad(wanted, [states, own.values]),
+        strict=True,
     ):
         assert mine.dtype == dtype
         tiny.assert_same(mine.float(), other.float(), tolerance)

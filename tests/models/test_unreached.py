@@ -27,9 +27,9 @@ def without_gradient(model: Any) -> set[str]:
     """The weights of the whole model that a text gives no gradient."""
     ids = torch.arange(5, 24)[None]
     model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits.square().sum().backward()
-    found = {name for name, parameter in model.named_parameters() if parameter.grad is None}
+    result = {name for name, parameter in model.named_parameters() if parameter.grad is None}
     model.zero_grad()
-    return found
+    return result
 
 
 def test_a_vision_tower() -> None:

@@ -59,8 +59,8 @@ def test_infonce_by_hand(temperature: float) -> None:
     # Cosines: (3,4)/5 with (4,3)/5 is 0.96 and with (1,0) is 0.6; (0,1) with them 0.6 and 0.
     first = math.log(math.exp(0.96 / temperature) + math.exp(0.6 / temperature)) - 0.96 / temperature
     second = math.log(math.exp(0.6 / temperature) + 1) - 0
-    found = make_distance("infonce", temperature)(SOURCE, TARGET)
-    assert found.item() == pytest.approx(first + second, rel=1e-5)
+    result = make_distance("infonce", temperature)(SOURCE, TARGET)
+    assert result.item() == pytest.approx(first + second, rel=1e-5)
 
 
 # Unit vectors, so that the cosine of two is the cosine of the angle between them: 0, 60, 90 and 180 degrees.
@@ -140,18 +140,21 @@ def test_pairs_have_equal_keys_where_their_readouts_see_equal_tokens(
     collator = tiny.collator(trained_tokenizer, config, encoding=encoding)
     samples = [SampledRecord(each) for each in tiny.tokenized(trained_tokenizer, config, records)]
     keys = collator(samples).pair_keys.tolist()
-    seen: list[dict[str, tuple[int, ...]]] = []
+    observed: list[dict[str, tuple[int, ...]]] = []
     for sample in samples:
         sides: dict[str, tuple[int, ...]] = {}
         for sequence in collator.sequences(sample):
             for readout in sequence.readouts:
                 start = 0 if sequence.start is None else int(sequence.start[readout.end - 1])
                 sides[readout.kind] = tuple(sequence.ids[start : readout.end].tolist())
-        seen.append(sides)
+        observed.append(sides)
     assert len(keys) == len(records)
     for one, other in itertools.product(range(len(records)), repeat=2):
         for column, kind in enumerate(("source", "target")):
-            assert (keys[one][column] == keys[other][column]) == (seen[one][kind] == seen[other][kind]), (one, other)
+            assert (keys[one][column] == keys[other][column]) == (observed[one][kind] == observed[other][kind]), (
+                one,
+                other,
+            )
     targets = [key[1] for key in keys]
     assert targets[1] == targets[2] and targets[0] == targets[3]
     # Step-JEPA's source is a step of the answer, behind the question.
@@ -221,9 +224,9 @@ def test_autocast_rounds_no_term(name: str) -> None:
     exact = value()
     gradient = torch.autograd.grad(exact, source)[0]
     with torch.autocast("cpu", torch.bfloat16):
-        found = value()
-    assert torch.equal(found, exact)
-    assert torch.equal(torch.autograd.grad(found, source)[0], gradient)
+        result = value()
+    assert torch.equal(result, exact)
+    assert torch.equal(torch.autograd.grad(result, source)[0], gradient)
 
 
 SEEDS = range(60)
@@ -282,9 +285,9 @@ def test_by_hand() -> None:
     second = torch.tensor([[4.0, 3.0], [1.0, 2.0], [0.0, 0.0]])
     # 1 - 24/25; the others have no direction on one side.
     assert cosine_distance(first, second).tolist() == pytest.approx([0.04, 0, 0])
-    found, there = unit_vectors(torch.tensor([[3.0, 4.0], [0.0, 0.0], [SHORTEST / 2, 0.0], [math.nan, 1.0]]))
-    assert found[:3].flatten().tolist() == pytest.approx([0.6, 0.8, 0, 0, 0, 0])
-    assert found[3].isnan().all()
+    result, there = unit_vectors(torch.tensor([[3.0, 4.0], [0.0, 0.0], [SHORTEST / 2, 0.0], [math.nan, 1.0]]))
+    assert result[:3].flatten().tolist() == pytest.approx([0.6, 0.8, 0, 0, 0, 0])
+    assert result[3].isnan().all()
     assert there.tolist() == [True, False, False, True]
     # Three sources, the second without a direction, and three targets, the third without: what is left is the first,
     # with cosines 0.96, 11 / (5 sqrt 5) and 0.
@@ -341,20 +344,20 @@ def test_a_model_on_a_batch_of_nothing(loss: str, encoding: str, trained_tokeniz
     config = JepaConfig(mode="step-jepa", jepa_loss_type=loss, **EVERYTHING)  # type: ignore[arg-type]
     objective = Objective.from_config(config)
     options = {"encoding": encoding, "prompt_labels": True}
-    found = jepa_loss(model, tiny.collator(trained_tokenizer, config, **options)([None]), objective)
-    assert found.loss.item() == 0
-    assert all(part.item() == 0 for part in found.parts.values())
+    result = jepa_loss(model, tiny.collator(trained_tokenizer, config, **options)([None]), objective)
+    assert result.loss.item() == 0
+    assert all(part.item() == 0 for part in result.parts.values())
     model.zero_grad()
-    found.loss.backward()
+    result.loss.backward()
     assert not any(p.grad is not None and bool((p.grad != 0).any()) for p in model.parameters())
     # One record without a pair, and one pair alone.
     for record in [*tiny.records()[2:], *tiny.records()[:1]]:
         batch = tiny.batch_of(trained_tokenizer, config, [record], **options)
-        found = jepa_loss(model, batch, objective)
-        assert all(bool(torch.isfinite(part)) for part in found.parts.values())
+        result = jepa_loss(model, batch, objective)
+        assert all(bool(torch.isfinite(part)) for part in result.parts.values())
         if not batch.pairs or loss == "infonce":
-            assert found.parts["jepa_loss"].item() == 0
-        gradients = tiny.gradients(model, found.loss)
+            assert result.parts["jepa_loss"].item() == 0
+        gradients = tiny.gradients(model, result.loss)
         assert all(bool(torch.isfinite(gradient).all()) for gradient in gradients.values())
         assert any(bool(gradient.any()) for gradient in gradients.values())
 

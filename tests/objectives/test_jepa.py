@@ -54,9 +54,9 @@ def test_a_call_is_a_step_counted_from_0_unless_it_names_one(name: str, tiny_tok
         # What it draws depends on the step.
         return jepa(model, batch, **named).parts[f"{name}_loss"].item()
 
-    found = [drawn() for _ in range(3)]
-    assert [drawn(step=step) for step in range(3)] == found
-    assert len(set(found)) == 3
+    result = [drawn() for _ in range(3)]
+    assert [drawn(step=step) for step in range(3)] == result
+    assert len(set(result)) == 3
 
 
 def test_rows_are_packed_for_the_accelerator_that_the_model_will_move_to(

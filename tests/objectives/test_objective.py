@@ -52,7 +52,7 @@ class ByHand:
 
 def batch(**changes: Any) -> Batch:
     """Two pairs, labels 1 and 0 at two places, of which the prompt has its own; one record of five tokens."""
-    found = {
+    result = {
         "head_index": torch.tensor([1, 4]),
         "label_row": torch.tensor([0, 1]),
         "label_ids": torch.tensor([1, 0]),
@@ -69,7 +69,7 @@ def batch(**changes: Any) -> Batch:
             isolated=(np.empty(0, np.int64),),
         ),
     }
-    return Batch({**found, **changes})
+    return Batch({**result, **changes})
 
 
 def sums(
@@ -79,21 +79,21 @@ def sums(
 
 
 def test_losses_on_tokens_by_hand() -> None:
-    found = sums(LMLoss(), PromptLoss())
-    assert found["lm_loss"].item() == pytest.approx(math.log(3) + math.log(2))
-    assert found["prompt_loss"].item() == pytest.approx(2 * math.log(4))
+    result = sums(LMLoss(), PromptLoss())
+    assert result["lm_loss"].item() == pytest.approx(math.log(3) + math.log(2))
+    assert result["prompt_loss"].item() == pytest.approx(2 * math.log(4))
     assert Objective([LMLoss(), PromptLoss()]).counts([batch(), batch()]) == {"lm_loss": 4, "prompt_loss": 4}
 
 
 def test_means_and_weights_by_hand() -> None:
     objective = Objective([LMLoss(0.5), Alignment(2.0, Cosine())])
-    found = objective.sums(ByHand(), batch(), Context())  # type: ignore[arg-type]
-    means = objective.means(found, objective.counts([batch()]))
+    result = objective.sums(ByHand(), batch(), Context())  # type: ignore[arg-type]
+    means = objective.means(result, objective.counts([batch()]))
     assert means["lm_loss"].item() == pytest.approx((math.log(3) + math.log(2)) / 2)
     assert means["jepa_loss"].item() == pytest.approx(1.04 / 2)
     assert means["loss"].item() == pytest.approx(0.5 * math.log(6) / 2 + 2.0 * 0.52)
     # Counts of a longer step; and nothing to count counts as one.
-    assert objective.means(found, {"lm_loss": 8, "jepa_loss": 0})["jepa_loss"].item() == pytest.approx(1.04)
+    assert objective.means(result, {"lm_loss": 8, "jepa_loss": 0})["jepa_loss"].item() == pytest.approx(1.04)
 
 
 def test_a_mean_over_less_than_one_is_over_that() -> None:
@@ -127,10 +127,10 @@ def test_the_tube_by_hand() -> None:
 
 
 def test_regularizers_count_every_pair() -> None:
-    found = sums(Variance(), Covariance())
+    result = sums(Variance(), Covariance())
     # Source (3, 4), (0, 2): variances 4.5 and 2, covariance 3. Target (4, 3), (5, 0): 0.5 and 4.5, covariance -1.5.
-    assert found["variance_loss"].item() == pytest.approx(2 * 0.5 * (1 - math.sqrt(0.5 + 1e-4)), rel=1e-5)
-    assert found["covariance_loss"].item() == pytest.approx(2 * ((2 * 3**2) / 2 + (2 * 1.5**2) / 2), rel=1e-5)
+    assert result["variance_loss"].item() == pytest.approx(2 * 0.5 * (1 - math.sqrt(0.5 + 1e-4)), rel=1e-5)
+    assert result["covariance_loss"].item() == pytest.approx(2 * ((2 * 3**2) / 2 + (2 * 1.5**2) / 2), rel=1e-5)
     term, encoded, context = SIGReg(), ByHand(), Context(step=5, seed=3)
     both = (term.value(encoded.source, context) + term.value(encoded.target, context)) / 2
     assert sums(term, context=context)["sigreg_loss"].item() == pytest.approx(2 * both.item())
@@ -233,8 +233,8 @@ def test_similarity_against_a_double_loop(pairs: int) -> None:
     cosines = [[float(one @ other / one.norm() / other.norm()) for other in target] for one in source]
     matched = sum(cosines[index][index] for index in range(pairs))
     shuffled = sum(map(sum, cosines)) - matched
-    found = pair_similarity(source, target)
-    assert [value.item() for value in found] == pytest.approx([matched, shuffled], abs=1e-4)
+    result = pair_similarity(source, target)
+    assert [value.item() for value in result] == pytest.approx([matched, shuffled], abs=1e-4)
 
 
 def test_retrieval_by_hand() -> None:

@@ -18,13 +18,13 @@ ModelFactory = Callable[..., Any]
 @pytest.mark.parametrize("trained", [True, False])
 def test_the_costs_of_a_layer_by_hand(*, trained: bool, tiny_model: ModelFactory) -> None:
     """Width 33, three heads of size 10 over one of keys, an MLP of 37; a frozen weight has no gradient of its own."""
-    found = cpu_costs(tiny_model("llama").requires_grad_(trained))
+    result = cpu_costs(tiny_model("llama").requires_grad_(trained))
     weights = 33 * 30 + 2 * 33 * 10 + 30 * 33 + 3 * 33 * 37
     assert weights == 6303
     linear = weights * constants.NS_WEIGHT * (1 if trained else 2 / 3)
-    assert found.token == pytest.approx(linear + 33 * constants.NS_FEATURE)
-    assert found.pair == pytest.approx(3 * (constants.NS_SCORE + 10 * constants.NS_HEAD_FEATURE))
-    assert (found.query, found.key) == (30 * constants.NS_GATHER, 20 * constants.NS_GATHER)
+    assert result.token == pytest.approx(linear + 33 * constants.NS_FEATURE)
+    assert result.pair == pytest.approx(3 * (constants.NS_SCORE + 10 * constants.NS_HEAD_FEATURE))
+    assert (result.query, result.key) == (30 * constants.NS_GATHER, 20 * constants.NS_GATHER)
 
 
 def test_a_token_meets_some_of_the_experts(tiny_model: ModelFactory) -> None:
@@ -35,8 +35,8 @@ def test_a_token_meets_some_of_the_experts(tiny_model: ModelFactory) -> None:
 
 @pytest.mark.parametrize("architecture", ["gpt2", "mamba", "lfm2", "minicpm3"])
 def test_every_architecture_has_costs(architecture: str, tiny_model: ModelFactory) -> None:
-    found = cpu_costs(tiny_model(architecture))
-    assert min(found.token, found.pair, found.query, found.key) > 0
+    result = cpu_costs(tiny_model(architecture))
+    assert min(result.token, result.pair, result.query, result.key) > 0
 
 
 def test_processes_run_one_pass_each_and_a_gpu_no_calls(tiny_model: ModelFactory) -> None:

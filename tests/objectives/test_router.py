@@ -83,11 +83,11 @@ def test_trees_equal_the_models_own_loss_of_separate_rows(architecture: str, nam
     if encoding == "tree":
         enable_trees(model)
         assert batch.num_tokens < sum(batch.records.lengths), "nothing is shared"
-    found = jepa_loss(model, batch, only_router(model)).loss
+    result = jepa_loss(model, batch, only_router(model)).loss
     expected = own_loss(plain, trained_tokenizer, config)
     assert abs(float(expected.detach()) - plain.num_experts_per_tok) > 0.01, "the load is even, and says nothing"
-    tiny.assert_same(found, expected, 2e-6)
-    tiny.assert_same_gradients(tiny.gradients(model, found), tiny.gradients(plain, expected))
+    tiny.assert_same(result, expected, 2e-6)
+    tiny.assert_same_gradients(tiny.gradients(model, result), tiny.gradients(plain, expected))
 
 
 def test_several_passes_and_plain_rows(trained_tokenizer: Any) -> None:
@@ -110,13 +110,13 @@ def test_predictors_in_the_text_do_not_count(trained_tokenizer: Any) -> None:
     logits: list[Tensor] = []
     gates = [module for module in model.modules() if type(module).__name__ == "MixtralTopKRouter"]
     handles = [gate.register_forward_hook(lambda _module, _args, output: logits.append(output[0])) for gate in gates]
-    found = jepa_loss(model, batch, only_router(model)).loss
+    result = jepa_loss(model, batch, only_router(model)).loss
     for handle in handles:
         handle.remove()
     places = torch.cat([torch.from_numpy(path) for path in batch.records.paths])
     assert not set(batch.token_ids[places].tolist()) & set(range(290, 294)), "a predictor token is in a text"
     picked = tuple(layer[places] for layer in logits)
-    tiny.assert_same(found, load_balance(picked, torch.ones(len(places)), 2))
+    tiny.assert_same(result, load_balance(picked, torch.ones(len(places)), 2))
 
 
 def test_an_empty_batch_is_zero_and_reaches_every_parameter(trained_tokenizer: Any) -> None:
@@ -162,12 +162,12 @@ def test_only_the_decoder_is_asked(trained_tokenizer: Any) -> None:
     model = tiny.make_model("mixtral")
     LMHead(model)  # runs the model once
     batch = tiny.batch_of(trained_tokenizer, CONFIGURATIONS["regular"], encoding="rows")
-    seen: list[Any] = []
-    model.register_forward_hook(lambda _module, _args, output: seen.append(output))
+    observed: list[Any] = []
+    model.register_forward_hook(lambda _module, _args, output: observed.append(output))
     jepa_loss(model, batch, Objective.from_config(JepaConfig(mode="regular"), model))
     jepa_loss(model, batch, Objective.from_config(JepaConfig(mode="regular")))
-    assert [output.aux_loss for output in seen] == [None, None]
-    assert [output.router_logits is None for output in seen] == [False, True]
+    assert [output.aux_loss for output in observed] == [None, None]
+    assert [output.router_logits is None for output in observed] == [False, True]
 
 
 # -- training ----------------------------------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ def checkpointed(model: Any, **options: Any) -> Any:
 def test_gradient_checkpointing(lora: bool, trained_tokenizer: Any) -> None:
     config = CONFIGURATIONS["llm separate"]
     batch = tiny.batch_of(trained_tokenizer, config)
-    found = []
+    result = []
     for again in (False, True):
         model = tiny.make_model("mixtral").train()
         enable_trees(model)
@@ -197,9 +197,9 @@ def test_gradient_checkpointing(lora: bool, trained_tokenizer: Any) -> None:
                     parameter.data.fill_(0.1)
         model = checkpointed(model) if again else model
         loss = jepa_loss(model, batch, Objective.from_config(JepaConfig(mode="regular", router_loss=0.7), model)).loss
-        found.append({name: value for name, value in tiny.gradients(model, loss).items() if value.any()})
-    tiny.assert_same_gradients(*found)
-    gates = [name for name in found[0] if name.endswith("gate.weight")]
+        result.append({name: value for name, value in tiny.gradients(model, loss).items() if value.any()})
+    tiny.assert_same_gradients(*result)
+    gates = [name for name in result[0] if name.endswith("gate.weight")]
     assert bool(gates) is not lora
 
 

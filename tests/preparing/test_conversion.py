@@ -189,14 +189,14 @@ def test_require_correct(changes, reason):
 
 
 def test_a_splitter_of_ones_own():
-    seen = []
+    observed = []
 
     def split(response):
-        seen.append(response)
+        observed.append(response)
         return ["She has\n\n7.", " ", "She keeps 5.\n"]
 
     (record,), _ = prepare(raw(), splitter=split)
-    assert seen == ["She has 3 + 4 = 7.\n\nShe eats 2, so \\boxed{5}."]
+    assert observed == ["She has 3 + 4 = 7.\n\nShe eats 2, so \\boxed{5}."]
     assert record["messages"][2]["content"] == "She has\n7.\n\nShe keeps 5."
     assert record["total_steps"] == 2
 

@@ -61,8 +61,8 @@ def tiny_shape(**changes: Any) -> dict[str, Any]:
 
 
 def told(capsys: pytest.CaptureFixture[str], *flags: object) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(printed(capsys, *flags, "--json"))
-    return found
+    result: dict[str, Any] = json.loads(printed(capsys, *flags, "--json"))
+    return result
 
 
 def printed(capsys: pytest.CaptureFixture[str], *flags: object) -> str:
@@ -78,18 +78,18 @@ def test_it_says_what_a_run_then_does(
 ) -> None:
     flags = ["--train_file", data, "--model_name", "preset:tiny", "--output_dir", tmp_path / "run", "--use_cpu"]
     flags += ["--num_epochs", 1.5, "--batch_size", 3, "--grad_accum", 2, "--save_strategy", "no", *mode]
-    found = told(capsys, *flags)
+    result = told(capsys, *flags)
     assert not (tmp_path / "run").exists()
     assert main(["train", *map(str, flags)]) == 0
     run = read_run(tmp_path / "run")
-    assert run["results"]["steps"] == found["steps"] == 6
-    assert found["steps_per_epoch"] == 4
-    assert run["counts"].items() <= found["data"].items()
-    assert f"{run['parameters']['total']:,} parameters, {run['parameters']['trained']:,} trained" in found["model"]
-    assert run["encoding"]["used"] == found["encoding"].split()[0]
-    assert found["step"]["records"] == "6 records (3 x 2 accumulated x 1 processes)"
-    assert (found["flops"]["step"] == found["flops"]["regular_step"]) == (mode == ["--regular"])
-    assert found["checkpoint"]["kept"] == 0
+    assert run["results"]["steps"] == result["steps"] == 6
+    assert result["steps_per_epoch"] == 4
+    assert run["counts"].items() <= result["data"].items()
+    assert f"{run['parameters']['total']:,} parameters, {run['parameters']['trained']:,} trained" in result["model"]
+    assert run["encoding"]["used"] == result["encoding"].split()[0]
+    assert result["step"]["records"] == "6 records (3 x 2 accumulated x 1 processes)"
+    assert (result["flops"]["step"] == result["flops"]["regular_step"]) == (mode == ["--regular"])
+    assert result["checkpoint"]["kept"] == 0
     capsys.readouterr()
     assert len(printed(capsys, *flags[:4], "--output_dir", tmp_path / "other").strip().splitlines()) <= 20
 
@@ -99,7 +99,7 @@ def test_its_tokens_are_those_that_the_trainer_runs(
 ) -> None:
     flags = ["--train_file", data, "--model_name", "preset:tiny", "--output_dir", tmp_path / "run", "--use_cpu"]
     flags += ["--batch_size", 3, "--grad_accum", 2, "--step_jepa"]
-    found = told(capsys, *flags)
+    result = told(capsys, *flags)
     run = parse("train", [str(flag) for flag in flags]).run
     records = read_records(str(data))
     texts = [message["content"] for record in records for message in record.messages]
@@ -109,10 +109,10 @@ def test_its_tokens_are_those_that_the_trainer_runs(
     batches = list(trainer.get_train_dataloader())
     tokens = [sum(each.input_ids.numel() for each in batch.passes) for batch in batches]
     steps = [sum(tokens[start : start + 2]) for start in range(0, len(tokens), 2)]
-    assert (found["step"]["tokens"], found["step"]["most_tokens"]) == (sum(steps) / len(steps), max(steps))
-    assert found["step"]["plain_tokens"] == sum(trainer.train_dataset.lengths) / len(steps)
-    assert found["step"]["text_share"] == sum(batch.num_tokens for batch in batches) / sum(tokens)
-    assert found["flops"]["step"] == sum(map(trainer.floating_point_ops, batches)) / len(steps)
+    assert (result["step"]["tokens"], result["step"]["most_tokens"]) == (sum(steps) / len(steps), max(steps))
+    assert result["step"]["plain_tokens"] == sum(trainer.train_dataset.lengths) / len(steps)
+    assert result["step"]["text_share"] == sum(batch.num_tokens for batch in batches) / sum(tokens)
+    assert result["flops"]["step"] == sum(map(trainer.floating_point_ops, batches)) / len(steps)
 
 
 # The product over experts has shapes in bfloat16 alone, and needs widths of whole 16 bytes.
@@ -126,9 +126,9 @@ def test_a_model_that_has_no_shapes_alone_is_still_described(
     shape = {"model_type": family, "vocab_size": tiny.VOCABULARY, **shape, **MOE}
     folder = model_folder(tmp_path / "base", trained_tokenizer, shape)
     flags = ["--train_file", data, "--model_name", folder, "--output_dir", tmp_path / "run"]
-    told = printed(capsys, *flags)
-    assert "FLOPs: step not known, " in told
-    assert "activations not known, " in told
+    message = printed(capsys, *flags)
+    assert "FLOPs: step not known, " in message
+    assert "activations not known, " in message
     assert "FLOPs: step not known" not in printed(capsys, *flags, "--dtype", "bfloat16")
 
 
@@ -149,10 +149,10 @@ def test_nothing_of_an_8b_model_is_made(trained_tokenizer: Any, data: Path, tmp_
     assert done.returncode == 0, done.stderr[-3000:]
     # The published model's own count: its vocabulary has room for the predictor tokens here.
     assert "8,030,261,248 parameters, 8,030,261,248 trained, torch.bfloat16" in done.stdout
-    found = re.search(r"peak (\d+) seconds ([\d.]+)", done.stdout)
-    assert found is not None
-    assert int(found[1]) < 3 * 2**20, "kilobytes"
-    assert float(found[2]) < 60
+    result = re.search(r"peak (\d+) seconds ([\d.]+)", done.stdout)
+    assert result is not None
+    assert int(result[1]) < 3 * 2**20, "kilobytes"
+    assert float(result[2]) < 60
     assert not (tmp_path / "run").exists()
     assert len(list(folder.iterdir())) == 4
 
@@ -171,10 +171,10 @@ def test_the_example_configurations(
     processes = 8 if "8xh200" in name else 1
     monkeypatch.setenv("WORLD_SIZE", str(processes))
     flags = ["--config", EXAMPLES / name, "--train_file", data, "--eval_file", data, "--model_name", folder]
-    told = printed(capsys, *flags, "--output_dir", tmp_path / "run")
-    assert "error" not in told
-    assert "not known" not in told
-    assert f"x {processes} process" in told
+    message = printed(capsys, *flags, "--output_dir", tmp_path / "run")
+    assert "error" not in message
+    assert "not known" not in message
+    assert f"x {processes} process" in message
     assert f"--config examples/{name}" in (EXAMPLES / name).read_text(), "the command is told in the file"
 
 

@@ -85,8 +85,8 @@ def test_it_is_said_and_recorded(cuda: None, tmp_path: Path, capsys: pytest.Capt
     write_jsonl(tmp_path / "train.jsonl", [{"messages": record.messages} for record in tiny.records()])
     config = described(tmp_path, max_steps=2, batch_size=3, save_strategy="no")
     trained = run(config)
-    said = capsys.readouterr().out
-    assert "bfloat16 (autocast), the default on this device; `bf16 false` trains in float32" in said
+    output = capsys.readouterr().out
+    assert "bfloat16 (autocast), the default on this device; `bf16 false` trains in float32" in output
     (launch,) = trained.record.launches
     assert launch.settings["bf16"] is True
     # It is no setting of the run: elsewhere it trains in float32.
@@ -133,6 +133,6 @@ def test_a_wide_model_is_told_of_bfloat16_where_the_cpu_has_it(
         monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
     else:
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
-    said = arguments.bf16_advice(described(tmp_path, **changes), width, device)
-    assert (said is not None) == wanted
-    assert said is None or "`bf16 true` is faster here" in said
+    output = arguments.bf16_advice(described(tmp_path, **changes), width, device)
+    assert (output is not None) == wanted
+    assert output is None or "`bf16 true` is faster here" in output

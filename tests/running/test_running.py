@@ -97,7 +97,7 @@ class Seen(TrainerCallback):
 
 
 def test_objects_take_the_place_of_names(tiny_tokenizer: Any, tmp_path: Path) -> None:
-    seen, objective = Seen(), Objective([LMLoss(1.0), Alignment(0.3, InfoNCE(0.2))])
+    observed, objective = Seen(), Objective([LMLoss(1.0), Alignment(0.3, InfoNCE(0.2))])
     config = RunConfig(output_dir=str(tmp_path / "a"), batch_size=3, eval_steps=2, trainer=TRAINER)
     made = run(
         config,
@@ -106,9 +106,9 @@ def test_objects_take_the_place_of_names(tiny_tokenizer: Any, tmp_path: Path) ->
         train_dataset=tiny.records() * 5,
         eval_dataset=[{"messages": list(record.messages)} for record in tiny.records()],
         objective=objective,
-        callbacks=[seen],
+        callbacks=[observed],
     )
-    assert seen.steps == 3
+    assert observed.steps == 3
     assert made.record.results is not None and made.record.results.evaluation["eval_lm_loss"] > 0
     # InfoNCE of the terms that were passed, not the configuration's cosine.
     config = RunConfig(output_dir=str(tmp_path / "b"), batch_size=3, trainer=TRAINER)
@@ -189,13 +189,13 @@ def test_a_run_is_evaluated_and_shown(data: Path, tmp_path: Path, capsys: pytest
     flags = ["--model_path", str(made.folder), "--test_file", str(data), "--output_file", str(tmp_path / "b.jsonl")]
     capsys.readouterr()
     assert main(["evaluate", *flags, "--max_new_tokens", "5", "--task", "generic", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    message = json.loads(capsys.readouterr().out)
     timed = {"seconds", "tokens_per_second", "output_file", "summary_file"}
     assert {k: v for k, v in scores.summary.items() if k not in timed} == {
-        k: v for k, v in told.items() if k not in timed
+        k: v for k, v in message.items() if k not in timed
     }
-    assert scores[scores.headline] == told["scores"][told["headline"]]["mean"]
-    assert len(scores.lines) == told["n"]
+    assert scores[scores.headline] == message["scores"][message["headline"]]["mean"]
+    assert len(scores.lines) == message["n"]
     # The same answer as the evaluation's to the same question, as a text and as messages.
     question = tiny.records()[0].messages[1]["content"]
     messages = list(tiny.records()[0].messages[:2])

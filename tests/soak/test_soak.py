@@ -133,8 +133,8 @@ def test_damaged_files_are_errors_of_one_line_or_counted(
 ) -> None:
     attempt, count, errors = DAMAGE[kind]
     more = [make_run(tmp_path / "model", trained_tokenizer)] if kind == "run folders" else []
-    found = Counter(attempt(capsys, tmp_path, *more, number, SEED) for number in range(count))
-    assert found["error"] > errors, (SEED, found)
+    result = Counter(attempt(capsys, tmp_path, *more, number, SEED) for number in range(count))
+    assert result["error"] > errors, (SEED, result)
 
 
 @pytest.mark.parametrize("name", DEFECTS)

@@ -103,9 +103,9 @@ def test_the_lines_of_a_card_load_the_model(flags: list[str], plain_tokenizer: A
     assert str(tmp_path) not in text
     assert "<|predictor_1|>" in text
     assert yaml.safe_load(text.split("---\n")[1])["library_name"] == ("peft" if flags else "transformers")
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     with contextlib.chdir(tmp_path):
-        exec(text.partition("```python\n")[2].partition("```")[0], found)
-    ids = found["tokenizer"]("3+4 <|predictor_1|>", return_tensors="pt").input_ids
+        exec(text.partition("```python\n")[2].partition("```")[0], result)
+    ids = result["tokenizer"]("3+4 <|predictor_1|>", return_tensors="pt").input_ids
     with torch.no_grad():
-        assert torch.isfinite(found["model"](ids).logits).all()
+        assert torch.isfinite(result["model"](ids).logits).all()

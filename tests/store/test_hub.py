@@ -64,10 +64,10 @@ def test_a_command_whose_upload_is_refused_keeps_its_run_and_says_how_to_go_on(
     hub.refuse = "commit"
     assert main([*line, str(tmp_path / "base")]) == 2
     run = tmp_path / "run"
-    told = capsys.readouterr().err.splitlines()[-1]
+    message = capsys.readouterr().err.splitlines()[-1]
     again = f"stepjepa export --model_path {run} --push_to_hub me/mine --hub_revision dev"
-    assert told.startswith("stepjepa train: error: can't upload to 'me/mine': 403 ")
-    assert told.endswith(f"; to try again: {again}")
+    assert message.startswith("stepjepa train: error: can't upload to 'me/mine': 403 ")
+    assert message.endswith(f"; to try again: {again}")
     assert json.loads((run / "run.json").read_text())["status"] == "finished"
     hub.refuse = None
     assert main(again.split()[1:]) == 0

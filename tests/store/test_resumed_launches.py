@@ -55,10 +55,10 @@ def make(**parts: Any) -> RunRecord:
 
 def resume(folder: Path, now: RunRecord, *, allow_changes: bool = False, checkpoint: str | None = None) -> Any:
     """The changes of the launch that resumes, and the lines that are said of them."""
-    said: list[str] = []
+    output: list[str] = []
     checkpoint = str(folder / "checkpoint-5") if checkpoint is None else checkpoint
-    *_, launch = resumed_launches(folder, checkpoint, now, allow_changes=allow_changes, say=said.append)
-    return launch.changes, said
+    *_, launch = resumed_launches(folder, checkpoint, now, allow_changes=allow_changes, say=output.append)
+    return launch.changes, output
 
 
 OTHER = {"train": Source(file="train.jsonl", sha256="e" * 64)}
@@ -93,9 +93,9 @@ def test_what_must_not_change_is_refused_and_named(changed: dict[str, Any], name
     write_record(tmp_path, make(fingerprints=Fingerprints(records="1", eval_records="1", weights="1")))
     with pytest.raises(UserError, match=rf"begun with other settings \({named}.*\); .*`allow_changes` resumes it"):
         resume(tmp_path, make(**changed))
-    changes, said = resume(tmp_path, make(**changed), allow_changes=True)
+    changes, output = resume(tmp_path, make(**changed), allow_changes=True)
     assert changes and all(change.mixed for change in changes)
-    assert said == [f"resumed with another {change}" for change in changes]
+    assert output == [f"resumed with another {change}" for change in changes]
 
 
 @pytest.mark.parametrize(
@@ -122,9 +122,9 @@ def test_what_may_change_is_said_and_written_down(
     changed: dict[str, Any], expected: list[tuple[str, bool]], tmp_path: Path
 ) -> None:
     write_record(tmp_path, make())
-    changes, said = resume(tmp_path, make(**changed))
+    changes, output = resume(tmp_path, make(**changed))
     assert [(str(change), change.mixed) for change in changes] == expected
-    assert said == [f"resumed with another {words}" for words, _ in expected]
+    assert output == [f"resumed with another {words}" for words, _ in expected]
     # It is compared with the last launch, of which the record has the settings.
     both = resumed_launches(tmp_path, "checkpoint-5", make(**changed), allow_changes=False, say=print)
     write_record(tmp_path, replace(make(**changed), launches=both))

@@ -51,9 +51,9 @@ def test_the_newest_complete_checkpoint_is_resumed(damage: Callable[[Path], obje
     assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-101", "checkpoint-13", "checkpoint-7"]
     assert open_run_folder(str(tmp_path), "last") == (tmp_path, str(tmp_path / "checkpoint-101"))
     damage(tmp_path / "checkpoint-101")
-    said: list[str] = []
-    assert open_run_folder(str(tmp_path), "last", said.append) == (tmp_path, str(tmp_path / "checkpoint-13"))
-    assert len(said) == 1 and f"checkpoint-101 ({told}" in said[0]
+    output: list[str] = []
+    assert open_run_folder(str(tmp_path), "last", output.append) == (tmp_path, str(tmp_path / "checkpoint-13"))
+    assert len(output) == 1 and f"checkpoint-101 ({told}" in output[0]
     with pytest.raises(UserError, match="is not a complete checkpoint"):
         open_run_folder(str(tmp_path), str(tmp_path / "checkpoint-101"))
 

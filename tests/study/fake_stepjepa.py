@@ -15,17 +15,17 @@ STEPS = 6
 
 
 def flags_of(arguments):
-    found = {}
+    result = {}
     for argument in arguments:
         if argument.startswith("--"):
             name, _, value = argument[2:].partition("=")
-            found[name] = value
+            result[name] = value
         else:
-            found[name] = argument
-    if "config" in found:  # without PyYAML, which is not there without site packages
-        lines = Path(found["config"]).read_text().splitlines()
-        found |= dict(line.split(": ", 1) for line in lines)
-    return found
+            result[name] = argument
+    if "config" in result:  # without PyYAML, which is not there without site packages
+        lines = Path(result["config"]).read_text().splitlines()
+        result |= dict(line.split(": ", 1) for line in lines)
+    return result
 
 
 def write(path, value):
@@ -67,8 +67,8 @@ def train(flags):
             write(run / f"checkpoint-{step}.json", {"step": step, "total": total})
     environment = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")}
     results = {"steps": STEPS, "tokens": total, "train_seconds": 1, "environment": environment}
-    told = {"model": "fake", "training": {"seed": int(flags["finetune_seed"])}, "data": {}}
-    write(run / "run.json", {"status": "finished", "jepa": {"mode": "regular"}, "results": results, **told})
+    message = {"model": "fake", "training": {"seed": int(flags["finetune_seed"])}, "data": {}}
+    write(run / "run.json", {"status": "finished", "jepa": {"mode": "regular"}, "results": results, **message})
 
 
 def evaluate(flags):
@@ -79,8 +79,8 @@ def evaluate(flags):
     lines = "".join(json.dumps({"index": index, **line}) + "\n" for index in range(3))
     Path(flags["output_file"]).write_text(lines)
     scores = {name: {"mean": value, "low": 0, "high": 1} for name in ("correct", "contains", "stopped")}
-    told = {"headline": "correct", "lenient": "contains", "n": 3, "task": "generic", "test_fingerprint": "same"}
-    write(Path(flags["output_file"]).with_suffix(".summary.json"), {"scores": scores, "gold_loss": value, **told})
+    message = {"headline": "correct", "lenient": "contains", "n": 3, "task": "generic", "test_fingerprint": "same"}
+    write(Path(flags["output_file"]).with_suffix(".summary.json"), {"scores": scores, "gold_loss": value, **message})
 
 
 if __name__ == "__main__":

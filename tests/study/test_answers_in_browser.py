@@ -94,10 +94,10 @@ def test_side_by_side_only_where_they_differ(page):
     assert len(page.find_elements("css selector", ".answers-answer")) == 14
     put(page, "differ", "text")
     assert examples(page) == [5, 6]
-    said = page.execute_script(
+    output = page.execute_script(
         "return [...document.querySelectorAll('.answers-card:first-child .answers-answer pre')].map(e => e.textContent)"
     )
-    assert said == ["five five", "six"]
+    assert output == ["five five", "six"]
     put(page, "differ", "verdict")
     assert examples(page) == [0, 1, 2, 3, 4]
     put(page, "verdict", "right")

@@ -16,15 +16,15 @@ LLM = {"mode": "llm-jepa", "lbd": 0.5}
 
 
 def test_three_seeds_by_hand(runs):
-    found = compare(runs)
-    assert [arm.name for arm in found.arms] == ["regular", "llm-jepa"]
-    regular, jepa = found.arms
-    assert found.baseline is regular
+    result = compare(runs)
+    assert [arm.name for arm in result.arms] == ["regular", "llm-jepa"]
+    regular, jepa = result.arms
+    assert result.baseline is regular
     assert [run.seed for run in jepa.runs] == ["23", "37", "82"]
     assert regular.spread("headline") == (3, pytest.approx(2 / 8), pytest.approx(1 / 8))
     assert jepa.spread("headline") == (3, pytest.approx(4 / 8), 0)
     assert (jepa.spread("tokens").mean, jepa.spread("gold_loss").mean) == (1500, 0.5)
-    difference = found.differences["llm-jepa"]
+    difference = result.differences["llm-jepa"]
     # Differences 2, 1, 3 eighths: mean 2, std 1, t = 2 sqrt 3.
     test = difference.measures["headline"]
     assert (test.mean, test.std, test.t) == (pytest.approx(2 / 8), pytest.approx(1 / 8), pytest.approx(12**0.5))
@@ -35,16 +35,16 @@ def test_three_seeds_by_hand(runs):
     # Net over seeds, example by example: 0 1 1+1 1+1 0 1 0 0; all gains, so one of 2^4 assignments is as far out.
     assert difference.by_example == (6, 0, pytest.approx(1 / 16), pytest.approx(1 / 8))
     assert difference.by_example_holm == pytest.approx(1 / 16)
-    assert found.notes[0] == "optimizer steps: regular 10; llm-jepa 10"
-    assert not any("skipped" in note for note in found.notes)
+    assert result.notes[0] == "optimizer steps: regular 10; llm-jepa 10"
+    assert not any("skipped" in note for note in result.notes)
 
 
 def test_two_tails_and_two_arms_are_corrected(runs, tmp_path):
     for seed, right in {23: "11010000", 37: "11100010", 82: "11000000"}.items():
         runs.append(make_run(tmp_path / f"step-{seed}", right, seed=seed, jepa={"mode": "step-jepa"}))
     for tails, name in (("one", "p_greater"), ("two", "p_two_sided")):
-        found = compare(runs, tails=tails)
-        llm, step = found.differences.values()
+        result = compare(runs, tails=tails)
+        llm, step = result.differences.values()
         # Every seed of step-jepa has one more than its baseline: no variance, no p, but still a second arm tested.
         assert step.measures["headline"].t is None
         assert (llm.holm, step.holm) == (pytest.approx(2 * getattr(llm.measures["headline"], name)), None)
@@ -58,21 +58,21 @@ def test_two_tails_and_two_arms_are_corrected(runs, tmp_path):
 def test_seeds_without_a_partner_are_shown_and_left_out(runs, tmp_path):
     runs.append(make_run(tmp_path / "jepa-4", "11111111", seed=4, jepa=LLM))
     runs.append(make_run(tmp_path / "regular-9", "00000000", seed=9))
-    found, before = compare(runs), compare(runs[:-2])
-    assert found.differences == before.differences
-    assert [run.seed for run in found.arms[1].runs] == ["4", "23", "37", "82"]
-    assert found.arms[1].spread("headline").mean == pytest.approx((4 * 3 + 8) / 8 / 4)
-    assert "llm-jepa and regular don't both have the seeds 4, 9; skipped in the differences" in found.notes
+    result, before = compare(runs), compare(runs[:-2])
+    assert result.differences == before.differences
+    assert [run.seed for run in result.arms[1].runs] == ["4", "23", "37", "82"]
+    assert result.arms[1].spread("headline").mean == pytest.approx((4 * 3 + 8) / 8 / 4)
+    assert "llm-jepa and regular don't both have the seeds 4, 9; skipped in the differences" in result.notes
 
 
 def test_does_the_gain_come_from_stopping(tmp_path):
     regular = make_run(tmp_path / "a", "1000", lenient="1110", stopped="1001")
     jepa = make_run(tmp_path / "b", "1111", lenient="1111", stopped="1111", jepa=LLM)
-    found = compare([regular, jepa]).differences["llm-jepa"]
-    means = {name: test.mean for name, test in found.measures.items()}
+    result = compare([regular, jepa]).differences["llm-jepa"]
+    means = {name: test.mean for name, test in result.measures.items()}
     assert means == {"headline": 0.75, "lenient": 0.25, "stopped": 0.5}
     # Of three examples gained, the baseline had two but ran on.
-    assert (found.by_example.gained, found.gained_lenient_before) == (3, 2)
+    assert (result.by_example.gained, result.gained_lenient_before) == (3, 2)
 
 
 def test_what_is_not_known_is_none(tmp_path):
@@ -81,10 +81,10 @@ def test_what_is_not_known_is_none(tmp_path):
     summary = folders[0] / "test.summary.json"
     change(summary, "scores", "exact", "mean", to=0.25)
     change(summary, "gold_loss", to=float("nan"))
-    found = compare(folders)
-    difference = found.differences["llm-jepa"]
+    result = compare(folders)
+    difference = result.differences["llm-jepa"]
     assert difference.measures["stopped"] is difference.by_example is difference.gained_lenient_before is None
-    assert found.arms[0].spread("stopped") is found.arms[0].spread("gold_loss") is None
+    assert result.arms[0].spread("stopped") is result.arms[0].spread("gold_loss") is None
     assert difference.measures["headline"].mean == pytest.approx(0.5)
 
 
@@ -97,13 +97,13 @@ def test_compute_is_compared_by_seed(tmp_path):
             jepa = {**LLM, "predictors": k}
             make_run(tmp_path / f"{name}{seed}", "1110", seed=seed, flops=ratio * flops, jepa=jepa, steps=11)
     folders = {name: [tmp_path / f"{name}{seed}" for seed in (3, 5)] for name in "rabc"}
-    found = compare([folder for pair in folders.values() for folder in pair])
-    differences = list(found.differences.values())
+    result = compare([folder for pair in folders.values() for folder in pair])
+    differences = list(result.differences.values())
     assert [each.flops_ratio for each in differences] == pytest.approx([1.5, 1.019, 0.97])
     assert [each.equal for each in differences] == [("steps",), ("FLOPs",), ()]
     steps = "regular 10; llm-jepa K=1 10; llm-jepa K=2 11; llm-jepa K=3 11"
-    assert found.notes[0] == f"optimizer steps: {steps}"
-    assert not any("nothing here is comparable" in note for note in found.notes)
+    assert result.notes[0] == f"optimizer steps: {steps}"
+    assert not any("nothing here is comparable" in note for note in result.notes)
     without = compare([folder for name in "rac" for folder in folders[name]]).notes
     remedy = "nothing here is comparable at equal FLOPs (within 2% of regular); add runs trained with `same_flop`"
     assert any(note.startswith(remedy) for note in without)
@@ -111,9 +111,9 @@ def test_compute_is_compared_by_seed(tmp_path):
     change(folders["b"][0] / "run.json", "results", "tokens", to=None)
     # One run that does not know them, and the arm has none. Nothing is made of tokens instead.
     change(folders["b"][1] / "run.json", "results", "flops", to=None)
-    found = compare([*folders["r"], *folders["b"]])
-    assert found.differences["llm-jepa"].flops_ratio is None and found.differences["llm-jepa"].equal == ()
-    assert found.differences["llm-jepa"].token_ratio is None
+    result = compare([*folders["r"], *folders["b"]])
+    assert result.differences["llm-jepa"].flops_ratio is None and result.differences["llm-jepa"].equal == ()
+    assert result.differences["llm-jepa"].token_ratio is None
 
 
 def test_doubtful_runs_are_named(runs):
@@ -153,8 +153,8 @@ NAMES = [
 @pytest.mark.parametrize(("configs", "names"), NAMES, ids=[" | ".join(names) for _, names in NAMES])
 def test_arms_are_named_by_what_differs(configs, names, tmp_path):
     folders = [make_run(tmp_path / str(place), "10", jepa=config) for place, config in enumerate(configs)]
-    found = compare(folders, baseline=names[0])
-    assert [arm.name for arm in found.arms] == names
+    result = compare(folders, baseline=names[0])
+    assert [arm.name for arm in result.arms] == names
 
 
 def test_arms_of_an_older_version_that_lack_a_setting_have_names_of_their_own(tmp_path):
@@ -174,8 +174,8 @@ def test_other_settings_make_arms_too(tmp_path):
         make_run(tmp_path / "g", "10", loaded={"pretrain": True, "train_tokenizer": 500, "quantized": None}),
         make_run(tmp_path / "h", "10", seed=2, loaded={"pretrain": False, "train_tokenizer": None, "dtype": "float32"}),
     ]
-    found = compare(folders, baseline="regular model=preset:tiny learning_rate=2e-05 batch_size=4")
-    assert {arm.name: [run.folder.name for run in arm.runs] for arm in found.arms} == {
+    result = compare(folders, baseline="regular model=preset:tiny learning_rate=2e-05 batch_size=4")
+    assert {arm.name: [run.folder.name for run in arm.runs] for arm in result.arms} == {
         "regular model=preset:tiny learning_rate=2e-05 batch_size=4": ["a", "h"],
         "regular model=preset:tiny learning_rate=0.001 batch_size=4": ["b"],
         # An alpha left out is twice the rank.
@@ -223,15 +223,15 @@ def test_seeds_of_order_and_weights(tmp_path):
     both = {"data_seed": 7}
     folders = [make_run(tmp_path / f"{n}", "10", seed=n, training={"data_seed": n}) for n in (3, 10)]
     folders += [make_run(tmp_path / f"b{n}", "10", seed=n, training=both, jepa=LLM) for n in (3, 10)]
-    found = compare(folders)
-    assert [[run.seed for run in arm.runs] for arm in found.arms] == [["3", "10"], ["3/7", "10/7"]]
-    assert found.differences["llm-jepa"].seeds == ()
+    result = compare(folders)
+    assert [[run.seed for run in arm.runs] for arm in result.arms] == [["3", "10"], ["3/7", "10/7"]]
+    assert result.differences["llm-jepa"].seeds == ()
 
 
 def test_the_baseline(runs, tmp_path):
-    found = compare(runs, baseline="llm-jepa")
-    assert [arm.name for arm in found.arms] == ["llm-jepa", "regular"]
-    assert found.differences["regular"].measures["headline"].mean == pytest.approx(-2 / 8)
+    result = compare(runs, baseline="llm-jepa")
+    assert [arm.name for arm in result.arms] == ["llm-jepa", "regular"]
+    assert result.differences["regular"].measures["headline"].mean == pytest.approx(-2 / 8)
     with pytest.raises(UserError, match="`baseline`: no arm 'regulr'; choose one of regular; llm-jepa"):
         compare(runs, baseline="regulr")
     with pytest.raises(UserError, match="differ in nothing but their seeds"):

@@ -26,7 +26,7 @@ def test_they_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     page = tmp_path / "page.html"
     assert main(["report", *map(str, RUNS), "--output_file", str(page)]) == 0, capsys.readouterr().err
     assert main(["report", *map(str, RUNS)]) == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     for run in RUNS:
-        assert run.name in said
+        assert run.name in output
         assert run.name in page.read_text(encoding="utf-8")

@@ -140,9 +140,9 @@ def test_the_command_writes_a_page_and_overwrites_only_when_told(arms, tmp_path,
     assert main([*given, "--overwrite"]) == 0
     assert target.read_bytes() == before
     assert [path.name for path in target.parent.iterdir()] == ["report.html"]
-    for flags, told in [(["--analysis", "nowhere"], "holds no analysis"), (["--baseline", "none"], "'none'")]:
+    for flags, message in [(["--analysis", "nowhere"], "holds no analysis"), (["--baseline", "none"], "'none'")]:
         assert main([*given, "--overwrite", *flags]) == 2
-        assert told in capsys.readouterr().err
+        assert message in capsys.readouterr().err
     assert main([*given[:2], *given[-2:], "--overwrite", "--baseline", "none"]) == 2
     assert "--baseline: no evaluation that two finished runs have" in capsys.readouterr().err
 
@@ -161,8 +161,8 @@ def test_the_page_in_a_browser(browser, hostile, tmp_path):
     assert browser.execute_script(drawn) >= browser.execute_script(charts) > 6
     assert browser.execute_script("return document.querySelectorAll('img:not([alt]), [onerror]').length") == 0
     assert browser.title == "2 runs"
-    told = [line for line in browser.get_log("browser") if line["level"] in ("SEVERE", "WARNING")]
-    assert told == []
+    message = [line for line in browser.get_log("browser") if line["level"] in ("SEVERE", "WARNING")]
+    assert message == []
     # Markup that got into a page would do nothing there.
     browser.execute_script(
         "document.body.insertAdjacentHTML('beforeend', `<img src=x onerror=\"document.title = 'caught'\">`);"
@@ -261,13 +261,13 @@ def test_an_axis_of_one_value_shows_no_rounding(browser, arms, tmp_path):
     target = tmp_path / "page.html"
     target.write_text(make_page(read_runs(arms)), encoding="utf-8")
     open_page(browser, target)
-    found = browser.execute_script(
+    result = browser.execute_script(
         "return Object.fromEntries([...document.querySelectorAll('.chart')].map((chart) =>"
         "[chart.dataset.title, [...chart.querySelectorAll('text.tick')].map((e) => e.textContent)]))"
     )
-    assert found["lbd"] == ["0.09", "0.095", "0.1", "0.105", "0.11"]
-    assert found["grad norm"] == ["0.9", "0.95", "1", "1.05", "1.1"]
-    assert found["learning rate"] == ["-1", "-0.5", "0", "0.5", "1"]
+    assert result["lbd"] == ["0.09", "0.095", "0.1", "0.105", "0.11"]
+    assert result["grad norm"] == ["0.9", "0.95", "1", "1.05", "1.1"]
+    assert result["learning rate"] == ["-1", "-0.5", "0", "0.5", "1"]
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

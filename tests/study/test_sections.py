@@ -27,8 +27,8 @@ from stepjepa.study.page.page import (
 
 def charts(html: str) -> dict[str, dict]:
     """The charts of some markup, by their names."""
-    found = re.findall(r'<div class="chart" id="([^"]+)".*?<script type="application/json"[^>]*>(.*?)</script>', html)
-    return {name: json.loads(data) for name, data in found}
+    result = re.findall(r'<div class="chart" id="([^"]+)".*?<script type="application/json"[^>]*>(.*?)</script>', html)
+    return {name: json.loads(data) for name, data in result}
 
 
 def rows(html: str) -> list[list[str]]:
@@ -57,8 +57,8 @@ def test_the_overview_says_what_was_trained(tmp_path):
     parts = {"command": ["train", "--train_file=a b.jsonl"], "parameters": {"trained": 11, "total": 1013}}
     folders = [make_run(tmp_path / "a", "1101", jepa=STEP_JEPA, flops=2.5e12, **parts), make_run(tmp_path / "b", "1")]
     html = overview_section(read_runs(folders)).html
-    found = rows(html)
-    facts = dict(zip(found[0], found[1], strict=True))
+    result = rows(html)
+    facts = dict(zip(result[0], result[1], strict=True))
     assert [facts[name] for name in ("mode", "K", "layout")] == ["step-jepa", "2", "branched"]
     assert [facts[name] for name in ("FLOPs", "tokens", "seconds")] == ["2.5e+12", "1,000", "2.5"]
     assert "stepjepa train &#39;--train_file=a b.jsonl&#39;" in html
@@ -81,29 +81,29 @@ def test_losses_over_steps_of_one_run(tmp_path):
     log(folder, 3, views=True, eval_lm_loss=5.0, eval_answer_exact=0.25, grad_norm=1.0)
     runs = read_runs([folder])
     section = steps_section(runs, looks(runs, None))
-    found = charts(section.html)
-    (total,) = found["steps-0"]["lines"]
+    result = charts(section.html)
+    (total,) = result["steps-0"]["lines"]
     assert total["x"] == [7, 14, 21] and total["y"] == [13, 6.5, 4.33333]
-    lm, held_out = found["steps-1"]["lines"]
+    lm, held_out = result["steps-1"]["lines"]
     assert (lm["name"], held_out["name"], held_out["dash"]) == ("a", "a, held-out", DASHES["dot"])
     assert (lm["heldOut"], held_out["heldOut"]) == (False, True)
     titles = ["loss", "lm loss", "jepa loss", "exact", "matched similarity", "shuffled similarity", "source rank"]
     assert re.findall("<figcaption>(.*?) <", section.html) == [*titles, "grad norm"]
-    assert [chart["percent"] for chart in found.values()] == [False] * 3 + [True] + [False] * 4
-    assert [each["y"] for each in found["steps-7"]["lines"]] == [[1, 1, 1]]
+    assert [chart["percent"] for chart in result.values()] == [False] * 3 + [True] + [False] * 4
+    assert [each["y"] for each in result["steps-7"]["lines"]] == [[1, 1, 1]]
 
 
 def test_of_several_runs_each_column_has_a_chart(arms):
     runs = read_runs(arms)
     look = looks(runs, compare_runs(runs)[0][1])
-    found = charts(steps_section(runs, look).html)
-    lines = found["steps-0"]["lines"]
+    result = charts(steps_section(runs, look).html)
+    lines = result["steps-0"]["lines"]
     assert [line["run"] for line in lines] == [run.name for run in runs]
     # Arms have colours, seeds have line styles.
     assert [line["colour"] for line in lines] == [PALETTE[0]] * 3 + [PALETTE[1]] * 3
     assert [line["dash"] for line in lines] == [DASHES[name] for name in ("solid", "dash", "dot")] * 2
     # Regular training has no views.
-    assert [len(each["lines"]) for each in found.values()] == [6, 6, 3, 3, 3, 3]
+    assert [len(each["lines"]) for each in result.values()] == [6, 6, 3, 3, 3, 3]
 
 
 def test_long_logs_are_thinned_and_values_that_are_no_numbers_skipped(tmp_path):
@@ -176,16 +176,16 @@ def test_a_sweep_names_its_arms(tmp_path, arms):
 
 def test_answers_are_those_of_the_lines(tmp_path):
     folder = make_run(tmp_path / "one", "101", lenient="111", stopped="110")
-    said = ["3", "</script><b>", "3 3 3"]
+    output = ["3", "</script><b>", "3 3 3"]
     say(folder, prompt=["S\nWhat is 3?", "S\nWhat is 5?", "S\nWhat is 7?"], truth=[["3", "three"], "5", "3"])
-    section = answers_section(read_runs([say(folder, generated=said)]))
+    section = answers_section(read_runs([say(folder, generated=output)]))
     value = json.loads(re.search(r'id="answers-data">(.*?)</script>', section.html, re.DOTALL)[1])
-    (found,) = value
-    assert (found["run"], found["name"], found["headline"]) == ("one", "test", "exact")
-    assert found["scores"] == ["exact", "prefix"] and found["begin"] == "S\n"
+    (result,) = value
+    assert (result["run"], result["name"], result["headline"]) == ("one", "test", "exact")
+    assert result["scores"] == ["exact", "prefix"] and result["begin"] == "S\n"
     # index, prompt, right answer, generated, right, stopped, error, scores
-    index, prompt, truth, generated, right, stopped, error, scores = map(list, zip(*found["answers"], strict=True))
-    assert index == [0, 1, 2] and generated == said
+    index, prompt, truth, generated, right, stopped, error, scores = map(list, zip(*result["answers"], strict=True))
+    assert index == [0, 1, 2] and generated == output
     assert prompt == ["What is 3?", "What is 5?", "What is 7?"]
     assert truth == ["3\nthree", "5", "3"]
     assert right == [True, False, True] and stopped == [True, True, False]

@@ -15,11 +15,11 @@ def test_students_own_example():
     # Student (1908), the soporific drugs; R prints t = -4.0621, df = 9, p = 0.002833, -2.4598858 .. -0.7001142.
     first = [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0]
     second = [1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4]
-    found = paired_t(first, second)
-    assert found.t == pytest.approx(-4.0621, abs=5e-5)
-    assert found.p_two_sided == pytest.approx(0.002833, abs=5e-7)
-    assert found.p_greater == pytest.approx(1 - 0.002833 / 2, abs=5e-7)
-    assert (found.low, found.high) == (pytest.approx(-2.4598858), pytest.approx(-0.7001142))
+    result = paired_t(first, second)
+    assert result.t == pytest.approx(-4.0621, abs=5e-5)
+    assert result.p_two_sided == pytest.approx(0.002833, abs=5e-7)
+    assert result.p_greater == pytest.approx(1 - 0.002833 / 2, abs=5e-7)
+    assert (result.low, result.high) == (pytest.approx(-2.4598858), pytest.approx(-0.7001142))
 
 
 @pytest.mark.parametrize(
@@ -33,9 +33,9 @@ def test_students_own_example():
     ],
 )
 def test_nothing_is_claimed_where_nothing_varies(ours, theirs, mean, std):
-    found = paired_t(ours, theirs)
-    assert found[:3] == (len(ours), pytest.approx(mean), std)
-    assert found[3:] == (None,) * 5
+    result = paired_t(ours, theirs)
+    assert result[:3] == (len(ours), pytest.approx(mean), std)
+    assert result[3:] == (None,) * 5
 
 
 @pytest.mark.parametrize(
@@ -83,16 +83,16 @@ def test_sign_flip_is_all_assignments_counted(seeds):
         pairs = [[[generator.random() < share for _ in range(9)] for share in (0.6, 0.4)] for _ in range(seeds)]
         net = [sum(ours[i] - theirs[i] for ours, theirs in pairs) for i in range(9)]
         sums = [sum(map(int.__mul__, signs, net)) for signs in itertools.product((1, -1), repeat=9)]
-        found = sign_flip(pairs)
-        assert found.p_greater == pytest.approx(sum(total >= sum(net) for total in sums) / 512)
-        assert found.p_two_sided == pytest.approx(sum(abs(total) >= abs(sum(net)) for total in sums) / 512)
+        result = sign_flip(pairs)
+        assert result.p_greater == pytest.approx(sum(total >= sum(net) for total in sums) / 512)
+        assert result.p_two_sided == pytest.approx(sum(abs(total) >= abs(sum(net)) for total in sums) / 512)
 
 
 def test_the_same_example_seen_by_five_seeds_is_one_example():
     # Pooling would count 20 of 20 discordant pairs and find p = 1e-6; there are four examples.
-    found = sign_flip([pair_of(4, 0)] * 5)
-    assert (found.gained, found.lost) == (20, 0)
-    assert (found.p_greater, found.p_two_sided) == (pytest.approx(1 / 16), pytest.approx(1 / 8))
+    result = sign_flip([pair_of(4, 0)] * 5)
+    assert (result.gained, result.lost) == (20, 0)
+    assert (result.p_greater, result.p_two_sided) == (pytest.approx(1 / 16), pytest.approx(1 / 8))
 
 
 @pytest.mark.parametrize(("seeds", "arms", "tails"), [(3, 4, "one"), (3, 1, "two"), (5, 3, "one"), (7, 2, "two")])

@@ -57,10 +57,10 @@ def driver(path: Path, trials: list[Trial], jobs: int = 2, code: str = DRIVER) -
 
 def wait_for(condition: Callable[[], Any], seconds: float = 90) -> Any:
     until = time.monotonic() + seconds
-    while not (found := condition()):
+    while not (result := condition()):
         assert time.monotonic() < until, "waited in vain"
         time.sleep(0.01)
-    return found
+    return result
 
 
 def running_pids(path: Path) -> list[int]:
@@ -87,10 +87,10 @@ def test_a_whole_sweep_and_what_it_leaves(tmp_path: Path, capsys: Any) -> None:
     assert set(folder.states(trials).values()) == {"new"}
     outcome = sweep(folder, trials, Local(2))
     assert (outcome.finished, outcome.failed, outcome.stopped) == (trials, {}, 0)
-    said = capsys.readouterr().out.splitlines()
-    assert [line.split("]")[0] for line in said] == [f"[{n}/6" for n in range(1, 7)]
+    output = capsys.readouterr().out.splitlines()
+    assert [line.split("]")[0] for line in output] == [f"[{n}/6" for n in range(1, 7)]
     # Seed by seed, whatever the order of the table: of two at a time the first two to end are of the first seed.
-    assert {line.split()[1].rpartition("/")[2] for line in said[:2]} == {"seed1:"}
+    assert {line.split()[1].rpartition("/")[2] for line in output[:2]} == {"seed1:"}
     written = json.loads((folder.path / "sweep.json").read_text())
     assert written["grid"] == {"asked": "for"} and "torch" in written["versions"]
     assert [trial["name"] for trial in written["trials"]] == [trial.name for trial in trials]
@@ -162,10 +162,10 @@ def test_cores_and_gpus_are_shared_out(tmp_path: Path, monkeypatch: pytest.Monke
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
     three = environments(tmp_path / "three", jobs=3, gpus=["4", "GPU-x", "6"])
-    assert {found["OMP_NUM_THREADS"] for found in three} == {"2"}
-    assert sorted(found["CUDA_VISIBLE_DEVICES"] for found in three) == ["4", "6", "GPU-x"]
+    assert {result["OMP_NUM_THREADS"] for result in three} == {"2"}
+    assert sorted(result["CUDA_VISIBLE_DEVICES"] for result in three) == ["4", "6", "GPU-x"]
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
-    assert {found["OMP_NUM_THREADS"] for found in environments(tmp_path / "set", gpus=["0"])} == {"5"}
+    assert {result["OMP_NUM_THREADS"] for result in environments(tmp_path / "set", gpus=["0"])} == {"5"}
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": " 3, GPU-ab "}) == ["3", "GPU-ab"]
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": ""}) == visible_gpus({"CUDA_VISIBLE_DEVICES": "-1"}) == []
 

@@ -159,14 +159,14 @@ def test_json_holds_every_number(runs):
     assert regular["difference"] is None
     assert jepa["headline"] == {"n": 4, "mean": 0.625, "std": pytest.approx(0.25)}
     assert jepa["settings"]["mode"] == "llm-jepa"
-    found = jepa["difference"]
-    assert found["seeds"] == ["23", "37", "82"]
-    assert set(found["headline"]) == {*("n", "mean", "std", "low", "high", "t", "p_greater", "p_two_sided")}
-    assert set(found) == {
+    result = jepa["difference"]
+    assert result["seeds"] == ["23", "37", "82"]
+    assert set(result["headline"]) == {*("n", "mean", "std", "low", "high", "t", "p_greater", "p_two_sided")}
+    assert set(result) == {
         *("seeds", "headline", "lenient", "stopped", "holm", "by_example", "by_example_holm"),
         *("gained_lenient_before", "token_ratio", "flops_ratio", "equal"),
     }
-    assert (found["by_example"]["gained"], found["gained_lenient_before"], found["token_ratio"]) == (6, 0, 1.5)
+    assert (result["by_example"]["gained"], result["gained_lenient_before"], result["token_ratio"]) == (6, 0, 1.5)
     assert [run["mcnemar"] and run["mcnemar"]["gained"] for run in jepa["runs"]] == [None, 2, 1, 3]
 
 

@@ -24,8 +24,8 @@ def test_an_answer_without_text_is_left_out():
     """A tool call is no text to be compared."""
     call = {"function": {"name": "f", "arguments": {}}}
     messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
-    kept, left_out = keep(GenericTask(), [record("a"), parse_record({"messages": messages})])
-    assert list(kept) == [0] and left_out == {"answer without text (a tool call)": 1}
+    remaining, left_out = keep(GenericTask(), [record("a"), parse_record({"messages": messages})])
+    assert list(remaining) == [0] and left_out == {"answer without text (a tool call)": 1}
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ def judge(task, example, text):
 
 
 def test_generic_tells_exact_from_ran_on_from_mentioned():
-    said = ("[0-9]+\n", "[0-9]+[0-9]+", "try [0-9]+", "[0-9]", " ")
-    judged = [judge(GenericTask(), record("[0-9]+"), text) for text in said]
+    output = ("[0-9]+\n", "[0-9]+[0-9]+", "try [0-9]+", "[0-9]", " ")
+    judged = [judge(GenericTask(), record("[0-9]+"), text) for text in output]
     reached = [[name for name, score in scored.scores.items() if score] for scored in judged]
     assert reached == [["exact", "prefix", "contains"], ["prefix", "contains"], ["contains"], [], []]
     assert [scored.error for scored in judged] == [None, WRONG, WRONG, WRONG, NO_ANSWER]
@@ -44,8 +44,8 @@ def test_boxed_reads_marked_answers_and_tells_the_first_from_the_last(text, reac
 
 def test_boxed_votes_are_counted_by_value():
     task, example = BoxedTask(), record(r"\boxed{18}")
-    said = [r"\boxed{18.0}", "#### $18", r"\boxed{ \text{a b}}", "18"]
-    votes = [task.vote(judge(task, example, text), Response(text)) for text in said]
+    output = [r"\boxed{18.0}", "#### $18", r"\boxed{ \text{a b}}", "18"]
+    votes = [task.vote(judge(task, example, text), Response(text)) for text in output]
     assert votes == ["18", "18", "ab", None]
 
 

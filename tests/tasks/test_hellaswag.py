@@ -22,8 +22,8 @@ def question(answer):
 
 
 def likelihoods(letters, endings):
-    found = {letter: Likelihood(value, 1) for letter, value in zip(LETTERS, letters, strict=True)}
-    return found | {f"ending_{letter}": Likelihood(value, 9) for letter, value in zip(LETTERS, endings, strict=True)}
+    result = {letter: Likelihood(value, 1) for letter, value in zip(LETTERS, letters, strict=True)}
+    return result | {f"ending_{letter}": Likelihood(value, 9) for letter, value in zip(LETTERS, endings, strict=True)}
 
 
 SAID = {

@@ -68,8 +68,8 @@ HARD = "(.*)a.{30}", "(.*)a(.{15}.{15}|b.{29})"
 )
 def test_what_is_not_decided_is_counted_and_not_guessed(options, reason):
     task = NlRxTask.from_options(TaskOptions(workers=1, **options))
-    truths, said = [HARD[0], "dog", HARD[0], "dog"], [HARD[1], "(dog)", HARD[0], "truck"]
-    scored = task.score_all([record(truth) for truth in truths], [Response(text) for text in said])
+    truths, output = [HARD[0], "dog", HARD[0], "dog"], [HARD[1], "(dog)", HARD[0], "truck"]
+    scored = task.score_all([record(truth) for truth in truths], [Response(text) for text in output])
     task.close()
     assert [one.scores["equivalent"] for one in scored] == [False, True, True, False]
     assert [one.scores["undecided"] for one in scored] == [True, False, False, False]
@@ -79,8 +79,8 @@ def test_what_is_not_decided_is_counted_and_not_guessed(options, reason):
 
 
 def test_what_is_right_because_it_says_nothing_is_told_apart(task):
-    truths, said = ["(dog)&(truck)", "(dog)&(truck)", "dog", ".*"], ["(a)&(b)", "(dog)&(truck)", "(dog)", "(.*)"]
-    scored = task.score_all([record(truth) for truth in truths], [Response(text) for text in said])
+    truths, output = ["(dog)&(truck)", "(dog)&(truck)", "dog", ".*"], ["(a)&(b)", "(dog)&(truck)", "(dog)", "(.*)"]
+    scored = task.score_all([record(truth) for truth in truths], [Response(text) for text in output])
     assert all(one.scores["equivalent"] for one in scored)
     assert task.details([{"extracted": one.extracted} for one in scored]) == {
         "verdicts": {"equivalent": 3, "same text": 1},

@@ -47,13 +47,13 @@ def test_published_verdicts_right_or_wrong(task, truth, said, expected, own):
 def test_hellaswag_goes_by_the_likelihoods(shared_data):
     example = read_records(shared_data / "llm_jepa" / "hellaswag_test.jsonl")[0]
     labels = [each.label for each in HellaswagTask().continuations(example)]
-    for said in ("A", "B", ""):
+    for output in ("A", "B", ""):
         for likely in LETTERS:
-            found = {label: Likelihood(-1.0 if label.endswith(likely) else -2.0, 1) for label in labels}
-            scored = judge(HellaswagTask, example, said, found)
+            result = {label: Likelihood(-1.0 if label.endswith(likely) else -2.0, 1) for label in labels}
+            scored = judge(HellaswagTask, example, output, result)
             assert scored.scores["reference"] == (likely == HellaswagTask().truth(example))
             assert scored.scores["reference_prefix"] == scored.scores["reference"]
-        assert judge(HellaswagTask, example, said).scores["reference"] == (said == HellaswagTask().truth(example))
+        assert judge(HellaswagTask, example, output).scores["reference"] == (output == HellaswagTask().truth(example))
 
 
 def test_the_name_and_the_headline_say_which_rules():

@@ -85,9 +85,9 @@ def test_what_is_no_expression(text, message):
 )
 def test_equivalent_or_a_shortest_line_that_shows_the_difference(left, right, line):
     for sides in ((left, right), (right, left)):
-        found = find_difference(*sides)
-        assert line == found or len(line) == len(found)
-        for shown in (found, line) if line is not None else ():
+        result = find_difference(*sides)
+        assert line == result or len(line) == len(result)
+        for shown in (result, line) if line is not None else ():
             assert matches(left, shown) != matches(right, shown)
 
 
@@ -190,9 +190,9 @@ def test_published_expressions_against_greenery(shared_data):
 def test_a_matcher_is_the_slow_one():
     expressions = [r".*\bdog.*", "(a|b){2,3}&~(ab)", "[^a-c]+", r"\b[A-Z]\b", "~(.*dog.*)", r"\d+(\W)?", "()"]
     lines = ["", "a", "ab", "ba", "bab", "dog", "a dog", "adog", "é", "Z", "12", "1!", "12 ", "~", "dogs 3"]
-    found = {(text, line): Matcher(text)(line) for text in expressions for line in lines}
-    assert found == {(text, line): matches(text, line) for text, line in found}
-    assert 0 < sum(found.values()) < len(found)
+    result = {(text, line): Matcher(text)(line) for text in expressions for line in lines}
+    assert result == {(text, line): matches(text, line) for text, line in result}
+    assert 0 < sum(result.values()) < len(result)
 
 
 def test_languages_are_those_of_all_comparisons():

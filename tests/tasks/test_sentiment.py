@@ -53,8 +53,10 @@ def test_errors_and_what_was_read():
 
 def test_details_count_by_class():
     pairs = [("Good", "Good")] * 6 + [("Good", "Bad")] * 2 + [("Bad", "bad."), ("Bad", "?")]
-    found = TASK.details([{"extracted": TASK.score(record(truth), Response(said)).extracted} for truth, said in pairs])
-    assert found == {
+    result = TASK.details(
+        [{"extracted": TASK.score(record(truth), Response(output)).extracted} for truth, output in pairs]
+    )
+    assert result == {
         # (6/8 + 1/2) / 2; plain accuracy would be 7/10.
         "balanced_accuracy": 0.625,
         "recall": {"Bad": 0.5, "Good": 0.75},

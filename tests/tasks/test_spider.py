@@ -107,8 +107,8 @@ def test_the_verdict_of_a_person(judged, place):
 
 def test_true_queries_that_fail_are_counted_apart(task, judged):
     truths = ["SELECT nme FROM singer", "SELECT count(*) FROM singer", "SELECT nme FROM singer"]
-    said = ["SELECT nme FROM singer;", "SELECT 5", "SELECT name FROM singer"]
-    scored = task.score_all([record(truth) for truth in truths], [Response(text) for text in said])
+    output = ["SELECT nme FROM singer;", "SELECT 5", "SELECT name FROM singer"]
+    scored = task.score_all([record(truth) for truth in truths], [Response(text) for text in output])
     assert [each.scores["execution"] for each in scored] == [False, True, False]
     assert [each.error for each in scored] == [FAILED, None, FAILED]
     assert scored[0].extracted["gold_failure"] == "other: no such column: nme"

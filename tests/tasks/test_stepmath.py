@@ -30,19 +30,19 @@ def chain(record):
 
 def test_every_step_holds_one_true_equation_on_a_result_that_the_question_does_not_tell(records):
     for record in records:
-        steps, found = record["answer"].split("\n\n"), equations(record)
-        assert len(steps) == len(found) == record["total_steps"]
+        steps, actual = record["answer"].split("\n\n"), equations(record)
+        assert len(steps) == len(actual) == record["total_steps"]
         assert all(len(EQUATION.findall(step)) == 1 for step in steps)
-        assert all(APPLY[sign](a, b) == result for a, sign, b, result in found)
-        assert all(after[0] == before[3] for before, after in pairwise(found))
-        assert record["ground_truth"] == str(found[-1][3])
+        assert all(APPLY[sign](a, b) == result for a, sign, b, result in actual)
+        assert all(after[0] == before[3] for before, after in pairwise(actual))
+        assert record["ground_truth"] == str(actual[-1][3])
         assert steps[-1].endswith(f"The answer is \\boxed{{{record['ground_truth']}}}.")
         # "Twice" and "half" tell a two.
-        told = {int(number) for number in re.findall(r"\d+", record["question"])}
-        told |= {2} if re.search(r"twice|half|again", record["question"]) else set()
-        results = {result for *_, result in found}
-        assert len(results) == len(found)
-        assert not told & results
+        message = {int(number) for number in re.findall(r"\d+", record["question"])}
+        message |= {2} if re.search(r"twice|half|again", record["question"]) else set()
+        results = {result for *_, result in actual}
+        assert len(results) == len(actual)
+        assert not message & results
 
 
 def test_train_and_test_share_no_problem_and_the_test_set_does_not_depend_on_the_training_size():

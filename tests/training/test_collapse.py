@@ -34,8 +34,8 @@ def ranks(source: float, target: float, pairs: int = COLLAPSE_PAIRS) -> dict[str
     ],
 )
 def test_what_counts_as_a_collapse(logs: dict[str, float], said: str | None) -> None:
-    found = collapse(logs)
-    assert (found is None) == (said is None) and (said or "") in (found or "")
+    result = collapse(logs)
+    assert (result is None) == (said is None) and (said or "") in (result or "")
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -64,10 +64,10 @@ def test_once_in_a_run_that_is_resumed(tiny_tokenizer: Any, tmp_path: Path, capl
 
     with caplog.at_level(logging.WARNING):
         run(tmp_path / "a", None, _Stop())
-        (said,) = warnings(caplog)
-        assert said.startswith("step 1: unrelated pairs have cosine 1.000: ")
-        assert said.endswith(REMEDIES)
-        assert "`jepa_loss_type infonce`" in said
+        (printed,) = warnings(caplog)
+        assert printed.startswith("step 1: unrelated pairs have cosine 1.000: ")
+        assert printed.endswith(REMEDIES)
+        assert "`jepa_loss_type infonce`" in printed
         run(tmp_path / "a", str(tmp_path / "a" / "checkpoint-2"))
         assert len(warnings(caplog)) == 1
         # Another run is warned of again.

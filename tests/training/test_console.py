@@ -44,8 +44,8 @@ def test_rows_say_what_was_chosen_and_why(tiny_tokenizer: Any, tmp_path: Path) -
     checkpoint = str(tmp_path / "checkpoint-6")
     rows = dict(first_screen(arguments(tmp_path / "run"), made, None, {"resumed from": checkpoint}))
     assert rows["model"].startswith("m (LlamaForCausalLM, float32 on cpu), ")
-    told = "mode step-jepa, layout branched, predictors 3, pairs first, stp 0.02, jepa_loss_type cosine, lbd 0.1"
-    assert sorted(rows["objective"].split(", ")) == sorted(told.split(", "))
+    message = "mode step-jepa, layout branched, predictors 3, pairs first, stp 0.02, jepa_loss_type cosine, lbd 0.1"
+    assert sorted(rows["objective"].split(", ")) == sorted(message.split(", "))
     assert rows["encoding"] == f"tree ({made.encoding_reason})"
     assert ": records 21, turns 21, turns skipped 0, pairs 14, without a pair 7, " in rows["data"]
     assert rows["held out"].startswith("records 3, turns 3, turns skipped 0, pairs 2, without a pair 1, ")
@@ -130,10 +130,10 @@ def test_the_last_lines_say_where_everything_is(tmp_path: Path) -> None:
         ("done", "1 step, 4,321 tokens in 3 min 07 s; LM loss 1.2500; held out 2.0000"),
         ("run folder", f"{tmp_path} (the model, run.json, metrics.jsonl, metrics.png)"),
     ]
-    found = finished_json(arguments("runs/a b"), record)
-    assert found["run_folder"] == "runs/a b"
-    assert {"steps": 1, "tokens": 4321.0, "eval_lm_loss": 2}.items() <= found["results"].items()
-    assert found["next"][:4] == ["stepjepa", "evaluate", "--model_path", "runs/a b"]
+    result = finished_json(arguments("runs/a b"), record)
+    assert result["run_folder"] == "runs/a b"
+    assert {"steps": 1, "tokens": 4321.0, "eval_lm_loss": 2}.items() <= result["results"].items()
+    assert result["next"][:4] == ["stepjepa", "evaluate", "--model_path", "runs/a b"]
 
 
 def test_the_plot_of_a_run_has_what_was_logged(tmp_path: Path) -> None:

@@ -48,9 +48,9 @@ def weights(change: Callable[[dict[str, torch.Tensor]], Any], file: str = WEIGHT
     """Other tensors in the place of the weights."""
 
     def apply(folder: Path) -> None:
-        found = load_file(folder / file)
-        change(found)
-        save_file(found, folder / file, metadata={"format": "pt"})
+        result = load_file(folder / file)
+        change(result)
+        save_file(result, folder / file, metadata={"format": "pt"})
 
     return apply
 
@@ -71,10 +71,10 @@ def test_what_can_not_be_loaded_is_said_in_one_line(
     line = given(run, tmp_path / "run", "--save_steps", "1", "--resume_from_checkpoint", "last")
     capsys.readouterr()
     assert main(line) == 2
-    said = capsys.readouterr().err.strip()
-    assert len([each for each in said.splitlines() if "error: " in each]) == 1, said
-    assert "Traceback" not in said
-    assert f"{tmp_path}/run/checkpoint-2" in said, said
+    output = capsys.readouterr().err.strip()
+    assert len([each for each in output.splitlines() if "error: " in each]) == 1, output
+    assert "Traceback" not in output
+    assert f"{tmp_path}/run/checkpoint-2" in output, output
     if name == "a weight is missing":
         # What it tells to do: the checkpoint out of the way, and on from the one before it, to the same weights.
         (tmp_path / "run" / "checkpoint-2").rename(tmp_path / "elsewhere")

@@ -21,10 +21,10 @@ def test_one_process_dies_and_the_run_is_resumed_exactly(material: Path, tmp_pat
     whole, run, log = tmp_path / "whole", tmp_path / "run", tmp_path / "log"
     train = ["train", *kills.train_flags(material, STEPS), "--resume_from_checkpoint", "auto", "--output_dir"]
     assert together([*train, whole], log)[0] == [0, 0]
-    ended, said = together([*train, run], log, fault=(1, "kill", 6))
-    assert ended == [2, -9], said
-    assert "checkpoint-2 is complete: resume with --resume_from_checkpoint last" in said[0]
-    assert "Traceback" not in said[0]
+    ended, output = together([*train, run], log, fault=(1, "kill", 6))
+    assert ended == [2, -9], output
+    assert "checkpoint-2 is complete: resume with --resume_from_checkpoint last" in output[0]
+    assert "Traceback" not in output[0]
     assert [path.name for path in checkpoints(run)] == ["checkpoint-2"]
     assert not kills.half_files(run)
     assert together([*train, run], log)[0] == [0, 0]
@@ -39,9 +39,9 @@ def test_a_process_that_was_given_another_file_is_refused_by_all(material: Path,
     given = [["--train_file", folder / "train.jsonl"] for folder in (material, tmp_path / "other")]
     position = flags.index("--train_file")
     common = ["train", *flags[:position], *flags[position + 2 :], "--output_dir", run]
-    ended, said = together(common, tmp_path / "log", of_each=given)
-    assert ended == [2, 2], said
-    for each in said:
+    ended, output = together(common, tmp_path / "log", of_each=given)
+    assert ended == [2, 2], output
+    for each in output:
         assert "error: the processes were started with different data" in each
     assert not (run / "run.json").exists()
 
@@ -60,8 +60,8 @@ def test_three_processes_of_which_two_have_no_record_at_last(trained_tokenizer: 
     runs = tmp_path / "one", tmp_path / "three"
     for count, run in zip((1, 3), runs, strict=True):
         given = [*common, "--batch_size", 3 // count, "--output_dir", run]
-        ended, said = together(given, tmp_path / "log", of_each=[[]] * count, fault=(1, "draws", 2))
-        assert ended == [0] * count, said
+        ended, output = together(given, tmp_path / "log", of_each=[[]] * count, fault=(1, "draws", 2))
+        assert ended == [0] * count, output
     one, three = (load_file(run / "model.safetensors") for run in runs)
     assert all((one[name] - three[name]).abs().max() <= 1e-5 for name in one)
     lines = [

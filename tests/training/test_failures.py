@@ -57,9 +57,9 @@ def fail_in_pass(monkeypatch: pytest.MonkeyPatch, number: int, error: BaseExcept
 def test_before_the_first_step_nothing_stays(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert train(made, tmp_path / "new", *FOO) == 2
-    (told,) = capsys.readouterr().err.strip().splitlines()
-    assert told.startswith("stepjepa train: error: TypeError: ")
-    assert "unexpected keyword argument 'foo'" in told
+    (message,) = capsys.readouterr().err.strip().splitlines()
+    assert message.startswith("stepjepa train: error: TypeError: ")
+    assert "unexpected keyword argument 'foo'" in message
     assert not (tmp_path / "new").exists()
 
 
@@ -70,8 +70,8 @@ def test_after_some_steps_the_record_says_so(
     capsys.readouterr()
     folder = tmp_path / "new"
     assert train(made, folder, "--max_steps", "4") == 2
-    (told,) = capsys.readouterr().err.strip().splitlines()
-    assert told == (
+    (message,) = capsys.readouterr().err.strip().splitlines()
+    assert message == (
         "stepjepa train: error: the run failed after step 2 (KeyError: 'step'); checkpoint-2 is complete: resume with "
         "--resume_from_checkpoint last; --debug 2 shows where it was"
     )

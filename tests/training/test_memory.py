@@ -55,8 +55,12 @@ def test_sharding_and_mixed_precision_by_hand(tmp_path: Path) -> None:
     stage = Sharding.of(mixed, {"zero_optimization": {"stage": 2}}, 3)
     assert stage == Sharding(1, 3, 3, "beside")
     # Weights and gradients of 16 bits; a copy in float32 and two averages of it, spread out.
-    found = kept_bytes(model, "adamw_torch", processes=3, sharding=stage)
-    assert found == {"weights": 2 * count, "gradients": round(2 * count / 3), "optimizer states": round(12 * count / 3)}
+    result = kept_bytes(model, "adamw_torch", processes=3, sharding=stage)
+    assert result == {
+        "weights": 2 * count,
+        "gradients": round(2 * count / 3),
+        "optimizer states": round(12 * count / 3),
+    }
     whole = kept_bytes(model, "adamw_torch", processes=3, sharding=Sharding(3, 3, 3, "instead"), ema=True)
     assert (whole["weights"], whole["averaged weights"]) == (round(4 * count / 3), 4 * count)
     assert "optimizer states" not in kept_bytes(model, "adafactor")
@@ -76,17 +80,17 @@ def test_activations_are_about_those_of_a_real_pass() -> None:
     """Of a model whose matrices outweigh its norms; the bytes of what torch keeps are counted by its hooks."""
     model: Any = tiny.make_model("llama", hidden_size=264, intermediate_size=704, head_dim=88).train()
     own = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
-    kept: dict[int, Tensor] = {}
+    remaining: dict[int, Tensor] = {}
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        kept.update({} if storage._cdata in own else {storage._cdata: tensor})
+        remaining.update({} if storage._cdata in own else {storage._cdata: tensor})
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         model.model(input_ids=torch.zeros(2, 31, dtype=torch.long), use_cache=False)
-    found = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
-    assert activations(model, 62) == pytest.approx(found, rel=0.34)
+    result = sum(tensor.untyped_storage().nbytes() for tensor in remaining.values())
+    assert activations(model, 62) == pytest.approx(result, rel=0.34)
     assert activations(model, 62, mixed=True) == activations(model, 62) // 2  # type: ignore[operator]
     # Two blocks; of each its input, and of one all the rest.
     assert activations(model, 62, checkpointing=True) == 62 * 4 * 2 * 264 + activations(model, 62) // 2  # type: ignore[operator]

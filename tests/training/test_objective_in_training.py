@@ -118,7 +118,7 @@ def test_a_term_of_ones_own_is_trained_logged_and_evaluated(trained_tokenizer: A
     assert last["latent_loss"] < first["latent_loss"]
     assert first["loss"] == pytest.approx(first["lm_loss"] + 0.5 * first["latent_loss"], rel=1e-5)
     run.save_model(str(tmp_path / "saved"))
-    plain, told = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", output_loading_info=True)
-    assert not any(told[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    plain, message = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", output_loading_info=True)
+    assert not any(message[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert (tmp_path / "saved" / "latent_loss.safetensors").is_file()
     assert not any("latent" in name for name in plain.state_dict())

@@ -119,14 +119,14 @@ def test_equal_steps_against_trying_every_number(seed: int) -> None:
     generator = np.random.default_rng(seed)
     costs = generator.integers(50, 150, 400).astype(float).tolist()
     budgets = np.cumsum(generator.integers(300, 4000, 5)).astype(float).tolist()
-    found = equal_steps(iter(costs), budgets)
+    result = equal_steps(iter(costs), budgets)
     sums = [0.0, *itertools.accumulate(costs)]
     best = [min(range(1, len(sums)), key=lambda steps: abs(sums[steps] - budget)) for budget in budgets]
-    assert found.checkpoints == best
-    assert found.steps == best[-1]
-    assert found.flops == sums[best[-1]]
-    assert found.regular_flops == budgets[-1]
-    assert f"{found.steps} steps" in found.describe()
+    assert result.checkpoints == best
+    assert result.steps == best[-1]
+    assert result.flops == sums[best[-1]]
+    assert result.regular_flops == budgets[-1]
+    assert f"{result.steps} steps" in result.describe()
 
 
 def test_same_compute_as_the_regular_run_measured(trained_tokenizer: Any, tmp_path: Path) -> None:

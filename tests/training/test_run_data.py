@@ -30,8 +30,8 @@ def test_held_out_records_that_are_trained_on_are_counted(
     files = {"train_file": write(tmp_path / "a.jsonl", 1, 2, 3), "eval_file": write(tmp_path / "b.jsonl", *held_out)}
     train, evaluated, _ = read_data(RunConfig(**files))
     assert (len(train), len(evaluated)) == (3, len(held_out))
-    told = capsys.readouterr().err
-    assert told.startswith(said) and bool(told) == bool(said)
+    message = capsys.readouterr().err
+    assert message.startswith(said) and bool(message) == bool(said)
 
 
 def test_a_file_is_split_by_its_seed_and_never_into_an_empty_part(tmp_path: Path) -> None:

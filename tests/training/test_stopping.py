@@ -42,16 +42,18 @@ def test_a_training_is_saved_at_the_end_of_its_step(
     log = tmp_path / "run.log"
     run = tmp_path / "run"
     assert commands.run(train(material, run), log, folder=run, when=run / "checkpoint-2", number=number) == 128 + number
-    said = log.read_text()
-    assert f"{number.name}: saving a checkpoint at the end of this step, then stopping; once more to stop at on" in said
-    (step,) = re.findall(r"stopped; \S+/checkpoint-(\d+) is saved; resume with --resume_from_checkpoint last", said)
+    output = log.read_text()
+    assert (
+        f"{number.name}: saving a checkpoint at the end of this step, then stopping; once more to stop at on" in output
+    )
+    (step,) = re.findall(r"stopped; \S+/checkpoint-(\d+) is saved; resume with --resume_from_checkpoint last", output)
     assert step == "3"
     assert checkpoint_fault(run / "checkpoint-3") is None
     assert json.loads((run / "run.json").read_text())["status"] == "interrupted"
     assert not (run / "model.safetensors").exists()
     assert commands.run(train(material, run, "--resume_from_checkpoint", "last"), log, folder=run) == 0
-    expected, found = (load_file(folder / "model.safetensors") for folder in (whole, run))
-    assert all(expected[name].equal(found[name]) for name in expected)
+    expected, result = (load_file(folder / "model.safetensors") for folder in (whole, run))
+    assert all(expected[name].equal(result[name]) for name in expected)
     launches = json.loads((run / "run.json").read_text())["launches"]
     assert [launch["to_step"] for launch in launches] == [3, STEPS]
 

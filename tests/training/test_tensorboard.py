@@ -22,9 +22,9 @@ def test_the_curves_are_those_of_the_metrics(tmp_path: Path) -> None:
     flags += " --model_name preset:tiny --use_cpu --step_jepa --logging_steps 1 --eval_steps 2 --max_steps 4"
     assert main(["train", *flags.split()]) == 0
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    found = EventAccumulator(str(tmp_path / "run" / "tensorboard"), size_guidance={"scalars": 0})
-    found.Reload()
+    result = EventAccumulator(str(tmp_path / "run" / "tensorboard"), size_guidance={"scalars": 0})
+    result.Reload()
     for name in CURVES:
         for tag, column in ((f"train/{name}", name), (f"eval/{name}", f"eval_{name}")):
             logged = {line["step"]: line[column] for line in lines if column in line}
-            assert {each.step: each.value for each in found.Scalars(tag)} == pytest.approx(logged, rel=1e-6), tag
+            assert {each.step: each.value for each in result.Scalars(tag)} == pytest.approx(logged, rel=1e-6), tag

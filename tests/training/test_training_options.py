@@ -71,8 +71,8 @@ def test_one_callback_prints_and_only_experts_may_be_unused(
     trainer = JepaTrainer(
         model, arguments, JepaConfig(), train_dataset=tiny.records(), processing_class=copy.deepcopy(tiny_tokenizer)
     )
-    found = [type(each) for each in trainer.callback_handler.callbacks]
-    assert [each for each in found if issubclass(each, PrinterCallback | ProgressCallback)] == [BarCallback] * bar
+    result = [type(each) for each in trainer.callback_handler.callbacks]
+    assert [each for each in result if issubclass(each, PrinterCallback | ProgressCallback)] == [BarCallback] * bar
     # What DDP looks for in every step: weights that take no part in it.
     assert trainer.args.ddp_find_unused_parameters is looks
 
