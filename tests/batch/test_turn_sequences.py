@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -153,3 +154,15 @@ def test_views_of_all_texts_are_run(qwen3: Any) -> None:
     batch = tiny.batch_of(qwen3, LLM, [record(THOUGHTS)], row_length=4096)
     assert batch.source_index.shape[0] == batch.target_index.shape[0] == 3
     assert len(batch.label_ids) == sum(len(each.labels) for each in tokenized.texts)
+
+
+def test_answers_that_would_fuse_with_their_prompt_are_counted(trained_tokenizer: Any) -> None:
+    """Two line ends are one token: the template's own and that with which an answer begins."""
+    tokenizer = copy.deepcopy(trained_tokenizer)
+    tokenizer.add_tokens(["\n\n"])
+    made = RecordTokenizer(tokenizer, REGULAR)
+    whole, fused = made.tokenize([record(chat("a?", "Two.")), record(chat("a?", "\nTwo."))])
+    assert made.counts["answers tokenised apart"] == 1
+    prompts = [each.ids[: each.labels[0] + 1].tolist() for each in (whole, fused)]
+    assert prompts[0] == prompts[1]
+    assert text(tokenizer, fused.ids[fused.labels + 1]) == "\nTwo.<|im_end|>"

@@ -39,6 +39,7 @@ COUNTS = (
     "skipped",
     "messages behind the last answer",
     "turns that spell special tokens",
+    "answers tokenised apart",
 )
 """Names of the counts that tokenising records makes."""
 
@@ -236,7 +237,7 @@ class RecordTokenizer:
         too_long = [self._too_long(record, each) for each in tokens]
         counts["over length"] += any(too_long)
         counts["truncated"] += any(too_long) and config.over_length == "truncate"
-        for number, (turn, (encoding, answer)) in enumerate(zip(turns, tokens, strict=True)):
+        for number, (turn, (encoding, answer, is_apart)) in enumerate(zip(turns, tokens, strict=True)):
             ids = encoding.ids[: config.max_length]
             prompt_spans = [turn.spans[place] for place in self._prompting_messages(record, turn)]
             labels = self._labels(ids, answer)
@@ -255,6 +256,7 @@ class RecordTokenizer:
             )
             belongs[number] = text, len(ids)
             spans = [span for span in turn.spans if span[0] < span[1]]
+            counts["answers tokenised apart"] += is_apart
             counts["turns that spell special tokens"] += self._texts.spelt(turn.text, [*spans, *turn.own])
         if not texts:
             counts["skipped"] += 1

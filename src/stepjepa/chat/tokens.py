@@ -105,6 +105,7 @@ class TurnTokens(NamedTuple):
 
     tokens: Tokens
     answer: int  # the answer's first token
+    is_apart: bool = False  # the answer was tokenised by itself, since it would fuse with the prompt
 
 
 class TextTokenizer:
@@ -152,7 +153,7 @@ class TextTokenizer:
             else:
                 spans = [(start - turn.answer, end - turn.answer) for start, end in turn.own]
                 (answer,) = self.without_dummy_blank([turn.text[turn.answer :]], [spans])
-                tokens.append(TurnTokens(_joined([(prompt, 0), (answer, turn.answer)]), count))
+                tokens.append(TurnTokens(_joined([(prompt, 0), (answer, turn.answer)]), count, True))
         return tokens
 
     def without_dummy_blank(self, texts: Sequence[str], contents: Sequence[Spans]) -> list[Tokens]:

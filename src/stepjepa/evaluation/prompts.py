@@ -50,7 +50,7 @@ def make_examples(
             scored = {each.label: _continuation_span(record, each, texts, template) for each in continuations(record)}
         except UserError as error:
             raise record_error(record, str(error)) from None
-        (((ids, *_), answer),) = texts.turns([turn])
+        (((ids, *_), answer, _),) = texts.turns([turn])
         gold = Span(ids.tolist(), max(1, answer))
         examples.append(Example(index, turn.text[: turn.answer], gold.ids[:answer], gold, scored))
     return examples
@@ -122,7 +122,7 @@ def _continuation_span(record: Record, continuation: Continuation, texts: TextTo
         )
         start, end = turn.spans[-1]
         # Cut here, so that no token contains text after the continuation.
-        ((tokens, _),) = texts.turns([turn._replace(text=turn.text[:end])])
+        ((tokens, *_),) = texts.turns([turn._replace(text=turn.text[:end])])
     else:
         # A rendered prompt has its special tokens; a context of its own needs the one that begins texts.
         begin = texts.tokenizer.bos_token or ""
