@@ -12,6 +12,7 @@ import os
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -24,6 +25,7 @@ from transformers import TrainingArguments
 import tiny
 from own_term import Margin, NextLatent, objective_with
 from stepjepa.batch.dataset import StepSampler
+from stepjepa.batch.mask import Calls, Kernel, Ragged
 from stepjepa.batch.sequences import SampledRecord
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.models.architecture import PredictorHead, attach_heads, load_heads, save_heads
@@ -66,11 +68,17 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "beside a vision tower": {"mode": "llm-jepa"},
     "a contrastive distance of one's own": {"mode": "llm-jepa"},
     "infonce, grouped by prompt": {"mode": "llm-jepa", "jepa_loss_type": "infonce"},
+    "infonce, calls of segments": {"mode": "llm-jepa", "jepa_loss_type": "infonce", "layout": "branched"},
+    "all steps, one ragged call": {"mode": "step-jepa", "pairs": "all"},
 }
 
 # Those that are run in a minute's tests: of labels and pairs, of some steps alone, of all pairs, with modules.
 FEW = ["regular with stp", "cosine, half of the steps", "infonce", "mlp head, stp", "a term with weights of its own"]
 FEW += ["a contrastive distance of one's own", "router loss", "beside a vision tower", "infonce, grouped by prompt"]
+FEW += ["infonce, calls of segments", "all steps, one ragged call"]
+
+# By what an objective runs trees, where it is not whatever is fastest.
+KERNELS: dict[str, Kernel] = {"infonce, calls of segments": "calls", "all steps, one ragged call": "ragged"}
 
 
 # Which model an objective is run on, where it is no Llama.
@@ -111,6 +119,13 @@ def objective_of(name: str) -> Objective:
 
 def trained(name: str, folder: Path, batch: int) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
     """Weights and lines of losses of a run of the Trainer over two epochs, ``batch`` records a process at once."""
+    if name in KERNELS:
+        with patch("stepjepa.objectives.packing.segment_kernel", return_value=KERNELS[name]):
+            return _trained(name, folder, batch)
+    return _trained(name, folder, batch)
+
+
+def _trained(name: str, folder: Path, batch: int) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
     more = batch * 2 // STEP if name in OF_MICRO_BATCHES else 1
     batch //= more
     arguments = TrainingArguments(
@@ -141,6 +156,9 @@ def trained(name: str, folder: Path, batch: int) -> tuple[dict[str, torch.Tensor
         objective=objective_of(name),
         group_by="prompt" if "grouped" in name else None,
     )
+    if name in KERNELS:
+        trees = trainer.data_collator(trainer.prepared.dataset[index] for index in range(3)).trees
+        assert type(trees.segments) is {"calls": Calls, "ragged": Ragged}[KERNELS[name]]
     trainer.train()
     if name not in OF_MICRO_BATCHES:  # two processes cut held-out records into other batches
         trainer.evaluate()

@@ -108,7 +108,7 @@ class Collator:
             pad_id=self.pad_id,
         )
         paths = passes[0].paths
-        batch, *further = (_inputs(rows, self.costs) for rows in passes)
+        batch, *further = (_inputs(rows, None if self.kernel == "ragged" else self.costs) for rows in passes)
         batch.update(self._labels(sequences, paths) | _readouts(owners, sequences, paths))
         if further:
             batch["further"] = further
