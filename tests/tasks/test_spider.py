@@ -186,6 +186,17 @@ def test_without_databases_there_is_no_task(tmp_path):
         choose_task("auto", [record(COUNT)])
 
 
+def test_without_databases_another_task_says_what_it_compares(databases, capsys):
+    assert choose_task("generic", [record(COUNT)]).name == "generic"
+    expected = "note: the records are of task 'spider', which judges by 'execution'; 'generic' compares texts alone\n"
+    assert capsys.readouterr().err == expected
+    with pytest.raises(UserError, match="`spider_path` does nothing with task 'generic'"):
+        choose_task("generic", [record(COUNT)], TaskOptions(spider_path=str(databases)))
+    # Of another task, which lacks nothing, it is not said.
+    choose_task("generic", [task_records.record("2", "What is 1+1?")])
+    assert capsys.readouterr().err == ""
+
+
 def test_a_database_that_is_missing_is_named_or_its_records_are_left_out(databases, task):
     with pytest.raises(UserError, match=r"^test\.jsonl:7: the database 'flights' is not at .*flights\.sqlite; pass"):
         task.truth(record(COUNT, "flights", line=7))

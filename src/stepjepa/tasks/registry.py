@@ -71,7 +71,18 @@ def choose_task(name: str, records: Sequence[Record], options: TaskOptions = Tas
             note(f"`spider_path` does nothing with task '{kind.name}'")
         else:
             raise UserError(f"`{field.name}` does nothing with task '{kind.name}'; leave it out or name another task")
+    if kind is TASKS["generic"]:
+        _note_what_is_compared(records, options)
     return kind.from_options(options)
+
+
+def _note_what_is_compared(records: Sequence[Record], options: TaskOptions) -> None:
+    """Say that texts alone are compared where the records are of a task that lacks what it needs (Spider's databases)."""
+    own = next((kind for kind in TASKS.values() if all(map(kind.recognises, records))), TASKS["generic"])
+    try:
+        own.from_options(options)
+    except UserError:
+        note(f"the records are of task '{own.name}', which judges by '{own.headline}'; 'generic' compares texts alone")
 
 
 def _recognise(records: Sequence[Record]) -> type[Task]:
