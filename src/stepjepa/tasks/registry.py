@@ -77,7 +77,7 @@ def choose_task(name: str, records: Sequence[Record], options: TaskOptions = Tas
 
 
 def _note_what_is_compared(records: Sequence[Record], options: TaskOptions) -> None:
-    """Say that texts alone are compared where the records are of a task that lacks what it needs (Spider's databases)."""
+    """Say that texts alone are compared, where the records' own task lacks what it needs (Spider's databases)."""
     own = next((kind for kind in TASKS.values() if all(map(kind.recognises, records))), TASKS["generic"])
     try:
         own.from_options(options)
