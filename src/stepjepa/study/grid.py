@@ -165,16 +165,16 @@ def _errors_at(grid: Grid, *places: tuple[tuple[str, ...], Flags]) -> Iterator[N
         raise _error(grid.source, str(error), *next(uses, places[0][0])) from None
 
 
-def _choices(grid: Grid, arm: str, own: Flags) -> Iterator[tuple[str, Flags]]:
+def _choices(grid: Grid, arm: str, arm_flags: Flags) -> Iterator[tuple[str, Flags]]:
     """Yield every combination of the values of an arm's lists, with its label."""
-    axes = {name: values for name, values in own.items() if isinstance(values, list)}
+    axes = {name: values for name, values in arm_flags.items() if isinstance(values, list)}
     for name, values in axes.items():
         if not values:
             raise _error(grid.source, "an empty list leaves nothing to train", "arms", arm, name)
     for combination in itertools.product(*axes.values()):
         chosen = dict(zip(axes, combination, strict=True))
         label = "_".join([arm, *(_name_of_value(name, value) for name, value in chosen.items())])
-        yield _file_name(label, 150), {**own, **chosen}
+        yield _file_name(label, 150), {**arm_flags, **chosen}
 
 
 def _name_of_value(flag: str, value: object) -> str:

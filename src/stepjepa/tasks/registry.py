@@ -78,11 +78,13 @@ def choose_task(name: str, records: Sequence[Record], options: TaskOptions = Tas
 
 def _note_what_is_compared(records: Sequence[Record], options: TaskOptions) -> None:
     """Say that texts alone are compared, where the records' own task lacks what it needs (Spider's databases)."""
-    own = next((kind for kind in TASKS.values() if all(map(kind.recognises, records))), TASKS["generic"])
+    task = next((kind for kind in TASKS.values() if all(map(kind.recognises, records))), TASKS["generic"])
     try:
-        own.from_options(options)
+        task.from_options(options)
     except UserError:
-        note(f"the records are of task '{own.name}', which judges by '{own.headline}'; 'generic' compares texts alone")
+        note(
+            f"the records are of task '{task.name}', which judges by '{task.headline}'; 'generic' compares texts alone"
+        )
 
 
 def _recognise(records: Sequence[Record]) -> type[Task]:
@@ -139,10 +141,10 @@ def with_published_rules(task: Task) -> Task:
     return Reference.from_options(task.options)
 
 
-def _published_first(name: str, record: Record, response: Response, own: Scored) -> Scored:
+def _published_first(name: str, record: Record, response: Response, scored: Scored) -> Scored:
     answer = response.text.strip().removesuffix("<|end|>").strip()
     if name == "hellaswag" and response.likelihoods is not None:
-        answer = own.extracted["answer"] or ""
+        answer = scored.extracted["answer"] or ""
     match name:
         case "nq-open":
             # So an empty answer is right, and so is "a".
@@ -154,9 +156,9 @@ def _published_first(name: str, record: Record, response: Response, own: Scored)
         case "spider":
             # What the sqlite3 shell prints: a query that fails prints nothing, as one that finds nothing.
             # A thought in front of a query makes a statement that fails.
-            printed = own.extracted["answer_output"] if response.content == response.text else None
-            verdict = own.extracted["truth_output"] == printed
+            printed = scored.extracted["answer_output"] if response.content == response.text else None
+            verdict = scored.extracted["truth_output"] == printed
         case _:
             verdict = answer == record.answer
-    scores = {"reference": verdict, "reference_prefix": answer.startswith(record.answer), **own.scores}
-    return Scored(scores, own.extracted, None if verdict else own.error or WRONG)
+    scores = {"reference": verdict, "reference_prefix": answer.startswith(record.answer), **scored.scores}
+    return Scored(scores, scored.extracted, None if verdict else scored.error or WRONG)

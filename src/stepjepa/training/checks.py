@@ -82,7 +82,7 @@ def check_arguments(args: TrainingArguments) -> None:
     strategy = str(args.train_sampling_strategy)
     if strategy not in STRATEGIES:
         raise ValueError(f"train_sampling_strategy: expected one of {', '.join(STRATEGIES)}, got '{strategy}'")
-    # Other losses; other records in a step.
+    # These change the loss, or the records of a step.
     for name in ("label_smoothing_factor", "auto_find_batch_size", "dataloader_drop_last"):
         if getattr(args, name):
             raise ValueError(f"{name}: expected 0 or False with this trainer, got {getattr(args, name)}")
