@@ -122,15 +122,24 @@ def about(world: World) -> dict[str, Any]:
     return facts | {"cuda": torch.version.cuda}
 
 
+def known_parts(text: str) -> str:
+    """The argument of ``--parts``, refused if it names no part."""
+    for name in text.replace("+", ",").split(","):
+        if name not in PARTS:
+            raise argparse.ArgumentTypeError(f"no part {name!r}; choose from {', '.join(PARTS)}")
+    return text
+
+
 def parser() -> argparse.ArgumentParser:
     """The options."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = options.add_argument
-    add("--out", default="gpu-check", help="folder of the results")
+    add("--out", default="gpu-check", help="folder of the results (gpu-check)")
     add("--device", default="cuda", choices=("cuda", "cpu"))
     add("--smoke", action="store_true", help="small sizes in every part")
-    add("--parts", default=DEFAULT, help=f"of {', '.join(PARTS)}")
-    add("--inline", help="run only this part, in this process")
+    add("--parts", default=DEFAULT, type=known_parts, metavar="PART[+PART][,PART]",
+        help=f"of {', '.join(PARTS)}; those behind a comma run when those before it have ended ({DEFAULT})")  # fmt: skip
+    add("--inline", choices=PARTS, help="run only this part, in this process")
     add("--budget", type=float, default=480, help="time limit in seconds for all parts and the imports (480)")
     return options
 

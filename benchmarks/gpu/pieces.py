@@ -130,7 +130,7 @@ def attention_pieces(world: World, result: Result) -> None:
             except Exception as error:  # of any kind, so that the others still run
                 measured[name] = {"error": f"{type(error).__name__}: {error}"[:300]}
 
-        mask = varlen_attention.RaggedMask(row.trees, row.trees.segments, None)
+        mask = varlen_attention.RaggedMask(row.trees.position_ids[0], row.trees.segments, None)
         measure("segments", lambda: varlen_attention.ragged_forward(layer, query, key, value, mask)[0])
         rows = torch.cat([segment_attention._rows(key), segment_attention._rows(value)], 1).detach().requires_grad_()
         measure("its gather alone", lambda: segment_attention.gather(rows, index))

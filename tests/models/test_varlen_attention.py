@@ -13,7 +13,6 @@ from transformers.masking_utils import chunked_causal_mask_function, sliding_win
 
 import tiny
 from slow_trees import random_sequences
-from stepjepa.batch.mask import Trees
 from stepjepa.batch.pack import pack_passes
 from stepjepa.batch.segments import ragged
 from stepjepa.config.jepa import JepaConfig
@@ -34,7 +33,7 @@ def mask_of(seed: int, rule: Any, *, shared: bool = True) -> RaggedMask:
     assert rows.segments is not None
     made = ragged(rows.segments)
     assert (made.key_index is not None) == shared
-    return RaggedMask(Trees(*map(torch.from_numpy, (rows.start, rows.end, rows.positions))), made, rule)
+    return RaggedMask(torch.from_numpy(rows.positions)[0], made, rule)
 
 
 def attended(query: Tensor, keys: Tensor, values: Tensor, call: VarlenCall) -> Tensor:
@@ -112,11 +111,61 @@ def test_without_a_scale_it_is_that_of_sdpa() -> None:
         (sliding_window_causal_mask_function(5), 4, None),
         (sliding_window_causal_mask_function(5), None, None),
         (chunked_causal_mask_function(5, torch.zeros(1, dtype=torch.long)), 5, None),
+        (chunked_causal_mask_function(2, torch.zeros(1, dtype=torch.long)), 2, None),
     ],
-    ids=["causal", "window", "another window", "unnamed window", "chunks"],
+    ids=["causal", "window", "another window", "unnamed window", "chunks", "short chunks"],
 )
 def test_only_a_sliding_window_becomes_one_of_the_kernel(rule: Any, layer_window: Any, wanted: Any) -> None:
     assert mask_of(2, rule).window(layer_window) == wanted
+
+
+def test_a_rule_is_looked_at_once_for_all_layers() -> None:
+    asked: list[int] = []
+
+    def rule(*indices: Tensor) -> Tensor:
+        asked.append(1)
+        return sliding_window_causal_mask_function(5)(*indices)  # type: ignore[no-any-return]
+
+    mask = mask_of(2, rule)
+    assert [mask.window(size) for size in (5, 5, 4, 5)] == [5, 5, None, 5]
+    assert len(asked) == 2
+
+
+@pytest.mark.usefixtures("loop_for_kernel")
+def test_layers_on_another_device_get_the_mask_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a model that is spread over several devices, whose layers get the mask of the first one."""
+    calls: list[VarlenCall] = []
+
+    def forward(query: Tensor, keys: Tensor, values: Tensor, call: VarlenCall) -> tuple[Tensor, ...]:
+        calls.append(call)
+        assert {each.device.type for each in (query, keys, values)} == {"meta"}
+        return query, *torch.zeros(3, 1)
+
+    monkeypatch.setattr(varlen_attention, "flash_forward", forward)
+    mask = mask_of(2, None)
+    states = torch.zeros(1, 3, len(mask.positions), 8, device="meta")
+    for _ in range(2):
+        assert ragged_forward(NO_LAYER, states, states, states, mask)[0].device.type == "meta"
+    first, second = ([each for each in call.segments if isinstance(each, Tensor)] for call in calls)
+    assert {each.device.type for each in first} == {"meta"}
+    assert all(one is other for one, other in zip(first, second, strict=True))
+
+
+@pytest.mark.usefixtures("loop_for_kernel")
+def test_numbers_of_a_head_are_behind_each_other_before_and_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FlashAttention refuses other states, and models view the output as rows of all heads."""
+
+    def forward(*given: Any) -> tuple[Tensor, ...]:
+        assert [each.stride(-1) for each in given[:3]] == [1, 1, 1]
+        return attended(*given), *torch.zeros(3, 1)
+
+    monkeypatch.setattr(varlen_attention, "flash_forward", forward)
+    mask, draw = mask_of(2, None, shared=False), torch.Generator().manual_seed(5)
+    query, key, value = (
+        torch.randn(1, 3, size, len(mask.positions), generator=draw).transpose(2, 3) for size in (8, 8, 5)
+    )
+    output, _ = ragged_forward(NO_LAYER, query, key, value, mask)
+    tiny.assert_same(output.view(1, len(mask.positions), 15), segment_by_segment(query, key, value, mask).flatten(2))
 
 
 @pytest.mark.parametrize("name", ["softcap", "s_aux", "position_bias"])
@@ -196,3 +245,17 @@ def test_sixteen_bits_on_a_gpu_take_it(
     enable_trees(model, segments=True)
     assert packing(model, JepaConfig(), "cuda", autocast=autocast)["kernel"] == kernel
     assert packing(model, JepaConfig(), "cpu", autocast=autocast)["kernel"] == "cheapest"
+
+
+@pytest.mark.parametrize(
+    ("built", "capability", "kernel"), [(True, (8, 0), "ragged"), (True, (7, 5), "mask"), (False, (9, 0), "mask")]
+)
+def test_a_device_or_a_torch_without_flash_attention_takes_a_mask(
+    built: bool, capability: tuple[int, int], kernel: str, tiny_model: ModelFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: built)
+    model = tiny_model("llama", head_dim=16).to(torch.float16)
+    enable_trees(model, segments=True)
+    assert packing(model, JepaConfig(), "cuda")["kernel"] == kernel

@@ -251,7 +251,7 @@ def _flex_or(plain: Any, module: nn.Module, *states_and_mask: Any, **kwargs: Any
 
 def _additive_or_segments(trees: Trees, rule: Rule | None, dtype: torch.dtype) -> Tensor | SegmentMask | RaggedMask:
     if isinstance(trees.segments, Ragged):
-        return RaggedMask(trees, trees.segments, rule)
+        return RaggedMask(trees.position_ids[0], trees.segments, rule)
     if trees.segments is not None:
         return segment_mask(trees, trees.segments, rule, dtype)
     return _fused(trees, rule, dtype)

@@ -16,17 +16,34 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from stepjepa.batch.mask import Ragged, Rule, Trees
+from stepjepa.batch.mask import Ragged, Rule
 
 HALF = (torch.bfloat16, torch.float16)
 """What FlashAttention computes in."""
 
 
 class RaggedMask:
-    """The mask argument of layers whose attention is one variable-length call; ``rule`` is the model's own."""
+    """The mask argument of layers whose attention is one variable-length call; ``rule`` is the model's own.
 
-    def __init__(self, trees: Trees, segments: Ragged, rule: Rule | None) -> None:
-        self.positions, self.segments, self.rule = trees.position_ids[0], segments, rule
+    It is no tensor, so libraries pass it on as it is; a layer on another device asks for its copy there.
+    """
+
+    def __init__(self, positions: Tensor, segments: Ragged, rule: Rule | None) -> None:
+        self.positions, self.segments, self.rule = positions, segments, rule
+        self._windows: dict[int, int | None] = {}  # results of :meth:`window`, which every layer asks for
+        self._copies: dict[torch.device, RaggedMask] = {}
+
+    def on(self, device: torch.device) -> RaggedMask:
+        """The mask with its tensors on the device of a layer, for models that are spread over several devices."""
+        if device == self.positions.device:
+            return self
+        if device not in self._copies:
+            moved = {
+                name: each.to(device) if isinstance(each, Tensor) else each
+                for name, each in self.segments._asdict().items()
+            }
+            self._copies[device] = RaggedMask(self.positions.to(device), Ragged(**moved), self.rule)
+        return self._copies[device]
 
     def window(self, wanted: int | None) -> int | None:
         """Most keys that a query sees, itself included: -1 for all, None if the rule is no sliding window."""
@@ -34,12 +51,21 @@ class RaggedMask:
             return -1
         if wanted is None:
             return None
-        query, key = torch.tensor(2 * wanted + 1), torch.arange(2 * wanted + 2)
+        if wanted not in self._windows:
+            self._windows[wanted] = wanted if _is_window(self.rule, wanted) else None
+        return self._windows[wanted]
+
+
+def _is_window(rule: Rule, size: int) -> bool:
+    """Whether a rule shows a query, of the keys up to itself, the last ``size`` ones."""
+    with torch.device("cpu"):
+        # One query alone may stand at the end of a chunk of this size.
+        zero, query, key = torch.tensor(0), torch.tensor([[2 * size], [2 * size + 1]]), torch.arange(2 * size + 2)
         try:
-            seen = self.rule(torch.tensor(0), torch.tensor(0), query, key)
+            seen = rule(zero, zero, query, key)
         except (RuntimeError, IndexError):  # it reads tensors of another device, as chunks do
-            return None
-        return wanted if torch.equal(seen, query - key < wanted) else None
+            return False
+        return bool(((seen == (query - key < size)) | (key > query)).all())
 
 
 _refused: ContextVar[list[str] | None] = ContextVar("refused", default=None)
@@ -77,17 +103,25 @@ def ragged_forward(
         # Autocast converts the arguments of torch's own attention, but not those of what FlashAttention calls.
         dtype = torch.get_autocast_dtype("cuda")
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-    window, size, of_value = attention_mask.window(sliding_window), key.shape[3], value.shape[3]
+    mask = attention_mask.on(query.device)
+    window, size, of_value = mask.window(sliding_window), key.shape[3], value.shape[3]
     reason = _refusal(window, size, of_value, dropout)
     if reason is not None and (reasons := _refused.get()) is not None:
         reasons.append(reason)
     if window is None or reason is not None or not _runs_flash(query):
-        return segment_by_segment(query, key, value, attention_mask, scaling=scaling, dropout=dropout), None
+        return segment_by_segment(query, key, value, mask, scaling=scaling, dropout=dropout), None
     # FlashAttention has one size of heads.
     value = F.pad(value, (0, size - of_value)) if of_value < size else value
-    call = VarlenCall(attention_mask.segments, size**-0.5 if scaling is None else scaling, window)
-    output: Tensor = _Varlen.apply(*(each[0].transpose(0, 1) for each in (query, key, value)), call)
-    return output[None, :, :, :of_value], None
+    call = VarlenCall(mask.segments, size**-0.5 if scaling is None else scaling, window)
+    output: Tensor = _Varlen.apply(*(_by_token(each) for each in (query, key, value)), call)
+    # A view of a part could not be viewed as ``[1, T, H * e]`` by the model.
+    return output[None, :, :, :of_value].contiguous(), None
+
+
+def _by_token(states: Tensor) -> Tensor:
+    """States ``[1, H, T, d]`` as ``[T, H, d]``; FlashAttention needs the numbers of a head behind each other."""
+    states = states if states.stride(3) == 1 else states.contiguous()
+    return states[0].transpose(0, 1)
 
 
 def _runs_flash(query: Tensor) -> bool:

@@ -90,8 +90,11 @@ def runs_varlen(model: PreTrainedModel, device_type: str, dtype: torch.dtype) ->
     if device_type != "cuda" or dtype not in HALF or torch.version.hip is not None or drops_attention(model):
         return False
     # A run on a GPU may be estimated on a machine without one.
-    old = torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 0)
-    return not old and probe(model).varlen
+    if torch.cuda.is_available():
+        built = torch.backends.cuda.is_flash_attention_available()  # not in every build of torch
+        if not built or torch.cuda.get_device_capability() < (8, 0):
+            return False
+    return probe(model).varlen
 
 
 def make_collator(
