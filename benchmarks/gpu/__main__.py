@@ -55,8 +55,8 @@ from .world import World
 
 def part_tests(world: World, result: Result) -> None:
     """Run the project's tests that are marked for a GPU."""
-    command = [sys.executable, "-m", "pytest", "tests/models/test_attention.py", "-m", "cuda", "-q", "--no-header",
-               "-p", "no:cacheprovider"]  # fmt: skip
+    files = "tests/models/test_attention.py", "tests/models/test_varlen_attention.py"
+    command = [sys.executable, "-m", "pytest", *files, "-m", "cuda", "-q", "--no-header", "-p", "no:cacheprovider"]
     try:
         most = max(result.left() - 3, 5)
         done = subprocess.run(command, capture_output=True, text=True, timeout=most, check=False)
@@ -132,13 +132,15 @@ def known_parts(text: str) -> str:
 
 def parser() -> argparse.ArgumentParser:
     """The options."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        "python -m benchmarks.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = options.add_argument
     add("--out", default="gpu-check", help="folder of the results (gpu-check)")
     add("--device", default="cuda", choices=("cuda", "cpu"))
     add("--smoke", action="store_true", help="small sizes in every part")
-    add("--parts", default=DEFAULT, type=known_parts, metavar="PART[+PART][,PART]",
-        help=f"of {', '.join(PARTS)}; those behind a comma run when those before it have ended ({DEFAULT})")  # fmt: skip
+    order = "a comma waits for those before it, + does not"
+    add("--parts", default=DEFAULT, type=known_parts, help=f"of {', '.join(PARTS)}; {order} ({DEFAULT})")
     add("--inline", choices=PARTS, help="run only this part, in this process")
     add("--budget", type=float, default=480, help="time limit in seconds for all parts and the imports (480)")
     return options
@@ -225,7 +227,7 @@ def digest(out: Path, summary: dict[str, Any]) -> str:
             f"ERROR {name} / {key}: {str(value['error'])[:300]}" for key, value in results.items() if "error" in value
         ]
         results = {key: value for key, value in results.items() if "error" not in value}
-        if name == "correct":
+        if name == "correct" and values:
             lines.append(f"correct: passes {values.get('passes')}, worst {values.get('worst float32')}")
         if name == "sync":
             shown = {key: {k: v for k, v in value.items() if k != "where"} for key, value in results.items()}
