@@ -78,10 +78,8 @@ def packed(world: World, tokens: int, record: int) -> Packed:
     sequences = [TokenSequence(np.r_[prompt, ids(piece)]) for prompt in prompts for _ in range(3)]
     rows = pack_passes(sequences, row_length=10**6, kernel="ragged", one_pass=True)[0]
     assert rows.segments is not None
-    moved: dict[str, Any] = {name: each.to(world.device) if isinstance(each, torch.Tensor) else each
-             for name, each in ragged(rows.segments)._asdict().items()}  # fmt: skip
     start, end, positions = (torch.from_numpy(each).to(world.device) for each in (rows.start, rows.end, rows.positions))
-    trees = Trees(start, end, positions, False, Ragged(**moved))
+    trees = Trees(start, end, positions, False, ragged(rows.segments).to(torch.device(world.device)))
     width = rows.ids.shape[1]
 
     def states(number: int) -> torch.Tensor:

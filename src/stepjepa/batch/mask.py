@@ -5,7 +5,7 @@ The forms are a dense mask, blocks for FlexAttention, and the segments of a row 
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -86,6 +86,14 @@ class Ragged(NamedTuple):
     most_keys: int
     scores: int  # queries against keys
     key_index: Tensor | None = None  # [sum of keys] columns of the keys of each segment; None: those of the row itself
+
+    def to(self, device: torch.device) -> Self:
+        """The same with its tensors on a device."""
+        return self._replace(
+            query_bounds=self.query_bounds.to(device),
+            key_bounds=self.key_bounds.to(device),
+            key_index=None if self.key_index is None else self.key_index.to(device),
+        )
 
 
 class Trees(NamedTuple):

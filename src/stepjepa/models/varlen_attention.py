@@ -38,11 +38,7 @@ class RaggedMask:
         if device == self.positions.device:
             return self
         if device not in self._copies:
-            moved = {
-                name: each.to(device) if isinstance(each, Tensor) else each
-                for name, each in self.segments._asdict().items()
-            }
-            self._copies[device] = RaggedMask(self.positions.to(device), Ragged(**moved), self.rule)
+            self._copies[device] = RaggedMask(self.positions.to(device), self.segments.to(device), self.rule)
         return self._copies[device]
 
     def window(self, wanted: int | None) -> int | None:
