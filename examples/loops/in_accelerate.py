@@ -22,7 +22,8 @@ def train(args: LoopArguments) -> list[float]:
     """Train and save; returns the loss of every step, of this process."""
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
     base, tokenizer = load_model(args.model_name, texts=train_texts(args))
-    jepa = Jepa(base, tokenizer, JepaConfig(jepa_loss_type="infonce"))
+    autocast = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(accelerator.mixed_precision)
+    jepa = Jepa(base, tokenizer, JepaConfig(jepa_loss_type="infonce"), autocast=autocast)
     loader = DataLoader(args.records, batch_size=BATCH_SIZE, shuffle=args.shuffle, collate_fn=jepa.collate)
     optimizer = torch.optim.AdamW(base.parameters(), lr=1e-3, weight_decay=0.0)
     model, optimizer, loader = accelerator.prepare(base, optimizer, loader)

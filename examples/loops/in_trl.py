@@ -33,7 +33,9 @@ class JepaSFTTrainer(SFTTrainer):
 def train(args: LoopArguments) -> list[float]:
     """Train and save; returns the loss of every step."""
     model, tokenizer = load_model(args.model_name, texts=train_texts(args))
-    jepa = Jepa(model, tokenizer, JepaConfig(jepa_loss_type="infonce"))
+    bf16 = torch.cuda.is_available()
+    config, autocast = JepaConfig(jepa_loss_type="infonce"), torch.bfloat16 if bf16 else None
+    jepa = Jepa(model, tokenizer, config, autocast=autocast)
     settings = SFTConfig(
         str(args.output_dir),
         max_steps=args.steps,
@@ -44,7 +46,7 @@ def train(args: LoopArguments) -> list[float]:
         logging_steps=1,
         save_strategy="no",
         report_to="none",
-        bf16=torch.cuda.is_available(),
+        bf16=bf16,
         use_cpu=not torch.cuda.is_available(),
         # Batches are made by ``jepa.collate`` from whole records.
         dataset_kwargs={"skip_prepare_dataset": True},

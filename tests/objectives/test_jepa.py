@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import stepjepa
 from stepjepa import Alignment, InfoNCE, Jepa, JepaConfig, JepaTrainer, LMLoss, LoraSettings, Objective, add_lora
 from stepjepa.base.errors import UserError
+from stepjepa.batch.mask import Kernel
 from stepjepa.chat.tokens import all_predictor_ids
 from stepjepa.cli.main import main
 from stepjepa.models.architecture import find_heads
@@ -20,6 +22,7 @@ from stepjepa.models.token_rows import adapter_ids
 from tiny import (
     VOCABULARY,
     arguments,
+    assert_same,
     assert_same_gradients,
     gradients,
     make_model,
@@ -65,6 +68,25 @@ def test_rows_are_packed_for_the_accelerator_that_the_model_will_move_to(
     assert prepared(tiny_tokenizer)[1].collator.costs is not None
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda"))
     assert prepared(tiny_tokenizer)[1].collator.costs is None
+
+
+@pytest.mark.slow
+# torch.compile looks at gradients of tensors that have none, and its own code uses what is deprecated.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("kernel", ["mask", "ragged"])
+def test_a_compiled_model_gives_the_same_loss_and_gradients(kernel: Kernel, tiny_tokenizer: Any) -> None:
+    model, jepa = prepared(tiny_tokenizer)
+    jepa.__dict__["collator"] = replace(jepa.collator, kernel=kernel, costs=None)
+    batch = jepa.collate(records()[:4])
+    loss = jepa.loss(model, batch, step=0).loss
+    expected = gradients(model, loss)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="eager")
+    same = jepa.loss(compiled, batch, step=0).loss
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
+    assert_same_gradients(gradients(model, same), expected)
+    assert_same(same.detach(), loss.detach())
+    torch._dynamo.reset()
 
 
 def test_without_views_a_batch_trains_the_lm_loss_alone(tiny_tokenizer: Any) -> None:

@@ -96,9 +96,10 @@ def encode(
             output["hidden_states"] = tuple(results[-1].values())
         return output
 
+    # In a compiled model these two run as they are: what they change lies outside of it.
     handles = [
-        find_decoder(model).register_forward_hook(capture),
-        head.module.register_forward_pre_hook(before_head),
+        find_decoder(model).register_forward_hook(torch.compiler.disable(capture)),
+        head.module.register_forward_pre_hook(torch.compiler.disable(before_head)),
         causal_model(model).register_forward_hook(expose_results),
     ]
     if router_logits:
