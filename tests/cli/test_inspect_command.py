@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -95,6 +96,15 @@ def test_tools_that_the_template_does_not_write_are_noted_in_front(
     captured = capsys.readouterr()
     assert captured.err == "note: not used: tools; the template writes none\n"
     assert "not used" not in captured.out
+
+
+def test_the_text_is_written_at_once(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So `head` behind it does not end it with exit code 1 where output is not buffered."""
+    written: list[str] = []
+    monkeypatch.setattr("sys.stdout", SimpleNamespace(write=written.append, flush=lambda: None))
+    assert _inspect(data, "--regular") == 0
+    assert [each for each in written if each] == written[:1]
+    assert written[0].endswith("date: none\n")
 
 
 def test_a_record_that_is_not_there(data: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -80,7 +80,8 @@ def inspect(args: argparse.Namespace) -> JsonObject:
     if inspection.refused is not None:
         note(f"would be refused by train: {one_line(inspection.refused)}")
     if not args.json:
-        print(as_text(inspection))
+        # In one write, so that a reader of the first lines, such as `head`, does not break a second one.
+        print(f"{as_text(inspection)}\n", end="")
     if args.png is not None:
         from stepjepa.inspection.plots import write_png
 
