@@ -209,6 +209,9 @@ def test_changed_scores_are_refused(name: str) -> None:
     [
         (8, 5, {}, None),
         (5, 5, {}, "heads of 5 for keys and 5 for values"),
+        (192, 128, {}, None),
+        (224, 224, {}, "heads of 224"),
+        (256, 256, {}, None),
         (264, 264, {}, "heads of 264"),
         (8, 16, {}, "heads of 8 for keys and 16 for values"),
         (8, 8, {"dropout": 0.5}, "dropout of 0.5"),
