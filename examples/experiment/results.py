@@ -190,11 +190,12 @@ class Questions:
         known = finding.of_model(self.finding, arm, method)[column]
         return mean(known) if len(known) else NOTHING
 
-    def runs_of_retrieval(self) -> str:
-        """Return the number of seeds of the arms in the grid of retrieval."""
-        counts = {len(known) for model, known in finding.known_models(self.finding) if model.method == "trained"}
-        low, high = min(counts), max(counts)
-        return f"{low} seed{'s' * (low > 1)} each" if low == high else f"{low} to {high} seeds"
+    def seeds_of_retrieval(self, *models: tuple[str, str]) -> str:
+        """Return the seeds of models, each an arm and a method: one number if all have as many, else each number."""
+        counts = [len(finding.of_model(self.finding, arm, method)) for arm, method in models]
+        if len(set(counts)) == 1:
+            return f"{counts[0]} seed{'s' * (counts[0] > 1)} each"
+        return f"{', '.join(map(str, counts))} seeds in this order"
 
     def choice(self, arm: str, method: str) -> str:
         """Return the chosen readout of each seed."""
@@ -288,13 +289,16 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--figures", type=Path, default=FIGURES, metavar="DIR", help="files of figures")
     parser.add_argument("--docs", type=Path, default=DOCS, metavar="DIR", help="folder of the pages (docs)")
     parser.add_argument("--runs", type=Path, default=RUNS, help="(runs.csv)")
-    parser.add_argument("--check", action="store_true", help="write nothing; print what is not as the figures give it")
+    help_of_check = "write nothing; print what is not as the figures give it, or that all agree"
+    parser.add_argument("--check", action="store_true", help=help_of_check)
     args = parser.parse_args(argv)
     table = read(args.figures)
     made = {args.docs / f"{name}.md": page(table, name) for name in PAGES} | {args.runs: csv(table)}
     if args.check:
         wrong = [line for file, text in made.items() for line in _changes(file, text)]
         sys.stdout.writelines(wrong)
+        if not wrong:
+            print(f"all figures agree: {', '.join(file.name for file in made)}")
         return int(bool(wrong))
     for file, text in made.items():
         with atomic_write(file) as stream:
