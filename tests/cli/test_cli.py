@@ -196,6 +196,10 @@ ERRORS = [
     (["prepare", "stepmaths"], "unknown KIND 'stepmaths'; did you mean stepmath?"),
     (["prepare", "xyz"], "unknown KIND 'xyz'; choose one of "),
     (["train"], "are required: --model_name, --output_dir"),
+    (
+        ["train", "--overwrite"],
+        "unknown argument '--overwrite'; a run folder is never overwritten; name another --output",
+    ),
     (["train", "--modle_name", "x"], "unknown argument '--modle_name'; did you mean --model_name?"),
     ([*TRAIN, "--xyzzy"], "unknown argument '--xyzzy'; stepjepa train --help_all names all"),
     ([*TRAIN, "stray"], "unknown argument 'stray'; "),

@@ -55,7 +55,7 @@ def test_training_evaluation_and_score(
     words = result["next"]
     assert words[0] == "stepjepa"
     result, message = document(capsys, *words[1:], "--max_new_tokens", "3")
-    assert (result["n"], result["output_file"]) == (7, str(run / "test.jsonl"))
+    assert (result["n"], result["output_file"]) == (7, str(run / "held-out.jsonl"))
     assert result["scores"].keys() >= {"exact", "prefix", "contains"}
     assert f"next: stepjepa report {run} --output_file {run}/report.html" in message
 

@@ -116,6 +116,12 @@ def test_sharegpt_with_tools() -> None:
             {"content": [{"type": "image_url", "image_url": "x"}]},
             r"content\[0\] is a part of type 'image_url'; expected",
         ),
+        (
+            {"contnt": "a"},
+            r"messages\[1\] \(assistant\) has no content, but the unknown key 'contnt'; did you mean content\?",
+        ),
+        ({"stamp": 3}, r"has no content \(unknown keys: 'stamp'\); fill it in, or remove the record"),
+        ({"content": None}, r"messages\[1\] \(assistant\) has no content; fill it in, or remove the record"),
         ({"content": []}, r"content \(assistant\) is empty"),
         ({"content": {"text": "a"}}, r"content \(assistant\) is .*; expected a text, or parts of type text"),
         ({"content": [{"type": "thinking", "thinking": "t"}]}, r"content\[0\] is a thought; write it as 'reasoning_co"),

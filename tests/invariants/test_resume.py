@@ -64,9 +64,9 @@ def test_killed_and_resumed_equals_uninterrupted(commands: Commands, trained_tok
     assert [line["step"] for line in lines[1]] == [3, 6, 9, 12, STEPS]
     assert "train_loss" in lines[1][-1]
     for flags, words in (
-        (["--predictors", "3"], "begun with other settings (jepa, predictors)"),
-        (["--finetune_seed", "3"], "begun with other settings (order, seed)"),
-        (["--batch_size", "4"], "begun with other settings (order, records_per_micro_step)"),
+        (["--predictors", "3"], "begun with other settings (--predictors: 2 -> 3)"),
+        (["--finetune_seed", "3"], "begun with other settings (--finetune_seed: 42 -> 3)"),
+        (["--batch_size", "4"], "begun with other settings (--batch_size x processes: 2 -> 4)"),
         ([], "the run is finished; there is nothing to resume"),
     ):
         log.unlink()

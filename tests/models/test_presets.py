@@ -175,5 +175,9 @@ def test_what_would_be_asked_of_the_hub(name: str, tmp_path: Path, monkeypatch: 
     check_model_name("runs/regular")
     for path in ("preset:tiny", "runs/regular", "./one", "~/one", name):
         assert not is_hub_id(path)
-    with pytest.raises(UserError, match=f"{name}: no such model folder"):
+    with pytest.raises(UserError, match=f"^{name}: no such model folder; check the path$"):
         check_model_name(name)
+    with pytest.raises(UserError, match=rf"^{name}: no such model folder; check the path \(presets are such as"):
+        check_model_name(name, untrained=True)
+    with pytest.raises(UserError, match=r"^preset:tiny: a preset has random weights; name a trained model"):
+        check_model_name("preset:tiny")

@@ -75,14 +75,16 @@ def test_equal_settings_are_resumed_without_a_word(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
-        ({"model": "preset:small"}, "model"),
-        ({"jepa": {"mode": "regular", "lbd": 0.25}}, "jepa, lbd"),
-        ({"lora": Lora(rank=5)}, "lora, rank"),
-        ({"lora": None}, "lora"),
-        ({"objective": {"object": "Objective", "sha256": "1"}}, "objective"),
-        ({"loaded": {"dtype": "bfloat16"}}, "loaded, dtype"),
-        ({"data": OTHER}, "data, train"),
-        ({"order": Order(seed=5, records_per_micro_step=4)}, "order, seed"),
+        ({"model": "preset:small"}, "`model_name`: preset:tiny -> preset:small"),
+        ({"jepa": {"mode": "regular", "lbd": 0.25}}, "`lbd`: 0.5 -> 0.25"),
+        ({"lora": Lora(rank=5)}, "`lora_rank`: 7 -> 5"),
+        ({"lora": None}, "`lora`: True -> False"),
+        ({"objective": {"object": "Objective", "sha256": "1"}}, "`objective`"),
+        ({"loaded": {"dtype": "bfloat16"}}, "`dtype`: float32 -> bfloat16"),
+        ({"data": OTHER}, "`train_file`: contents"),
+        ({"data": {"train": Source(sha256="e" * 64)}}, "`train_dataset`: train.jsonl -> none"),
+        ({"data": {"train": Source(file="a + b", other={"datasets": []})}}, "`dataset`: train.jsonl -> a \\+ b"),
+        ({"order": Order(seed=5, records_per_micro_step=4)}, "`finetune_seed`: 3 -> 5"),
         ({"fingerprints": Fingerprints(records="2")}, "training records as tokens"),
         ({"fingerprints": Fingerprints(eval_records="2")}, "held-out records as tokens"),
         ({"fingerprints": Fingerprints(weights="2")}, "weights of the base model"),
@@ -91,11 +93,34 @@ def test_equal_settings_are_resumed_without_a_word(tmp_path: Path) -> None:
 )
 def test_what_must_not_change_is_refused_and_named(changed: dict[str, Any], named: str, tmp_path: Path) -> None:
     write_record(tmp_path, make(fingerprints=Fingerprints(records="1", eval_records="1", weights="1")))
-    with pytest.raises(UserError, match=rf"begun with other settings \({named}.*\); .*`allow_changes` resumes it"):
+    with pytest.raises(
+        UserError, match=rf"begun with other settings \({named}\); take those, .*`allow_changes` resumes it"
+    ):
         resume(tmp_path, make(**changed))
     changes, output = resume(tmp_path, make(**changed), allow_changes=True)
     assert changes and all(change.mixed for change in changes)
     assert output == [f"resumed with another {change}" for change in changes]
+
+
+def test_every_changed_setting_is_named_old_and_new_and_the_file_that_has_the_old_ones(tmp_path: Path) -> None:
+    was = {"mode": "llm-jepa", "lbd": 0.5, "max_length": 512, "chat_template_kwargs": {"open_thinking": True}}
+    write_record(tmp_path, make(jepa=was, loaded={"dtype": "float32", "chat_template": None}))
+    (tmp_path / "run.yaml").write_text("lbd: 0.5\n")
+    now = was | {"max_length": 600, "lbd": 0.25, "chat_template_kwargs": {"open_thinking": False}}
+    other = Source(file="other.jsonl", sha256="e" * 64)
+    with pytest.raises(UserError) as error:
+        resume(tmp_path, make(jepa=now, loaded={"dtype": "float32", "chat_template": "f" * 64}, data={"train": other}))
+    text = str(error.value)
+    for part in (
+        "`lbd`: 0.5 -> 0.25",
+        "`max_length`: 512 -> 600",
+        "`chat_template_kwargs` open_thinking: True -> False",
+        "`chat_template`: contents",
+        "`train_file`: train.jsonl -> other.jsonl",
+        f"`config {tmp_path / 'run.yaml'}` with `output_dir {tmp_path}` takes those",
+    ):
+        assert part in text, text
+    assert "eeee" not in text and "ffff" not in text
 
 
 @pytest.mark.parametrize(
@@ -158,7 +183,7 @@ def test_options_that_an_earlier_version_lacked_have_the_values_that_it_acted_by
         write_record(tmp_path, make(jepa=earlier))
         assert [str(change) for change in resume(tmp_path, make(jepa=jepa), allow_changes=True)[0]] == changes
         if changes:
-            with pytest.raises(UserError, match=r"\(jepa, infonce_negatives\)"):
+            with pytest.raises(UserError, match=r"\(`infonce_negatives`: all -> distinct\)"):
                 resume(tmp_path, make(jepa=jepa))
 
 
@@ -169,7 +194,7 @@ def test_the_checkpoint_of_another_run_is_of_the_same_settings(tmp_path: Path) -
     checkpoint = str(run / "checkpoint-5")
     # Its steps are part of this run, and so are its changes.
     assert resume(new, make(), checkpoint=checkpoint) == ([earlier], [])
-    with pytest.raises(UserError, match=r"begun with other settings \(data, train\)"):
+    with pytest.raises(UserError, match=r"begun with other settings \(`train_file`: contents\)"):
         resume(new, make(data=OTHER), checkpoint=checkpoint)
     assert resume(new, make(), checkpoint=str(tmp_path / "unknown" / "checkpoint-5")) == ([], [])
 

@@ -117,7 +117,7 @@ def test_a_finished_run_without_checkpoints_is_not_begun_again(
     assert "the run is finished" in capsys.readouterr().err
     assert contents(run) == before
     assert train(made, run, "--resume_from_checkpoint", "auto", "--max_length", "77") == 2
-    assert "begun with other settings (jepa, max_length)" in capsys.readouterr().err
+    assert "begun with other settings (--max_length: 512 -> 77" in capsys.readouterr().err
     assert contents(run) == before
 
 

@@ -110,7 +110,7 @@ def test_a_resume_is_guarded_as_in_the_shell(tmp_path: Path) -> None:
     run = tmp_path / "run"
     trainer(run, max_steps=2).train()
     for resume in (True, "last", "auto", str(run / "checkpoint-2")):
-        with pytest.raises(UserError, match=r"begun with other settings \(jepa, lbd\)"):
+        with pytest.raises(UserError, match=r"begun with other settings \(`lbd`: 0.5 -> 0.25\)"):
             trainer(run, replace(STEPS, lbd=0.25)).train(resume_from_checkpoint=resume)
     with pytest.raises(UserError, match="begun with other settings"):
         trainer(run, data=ROWS[::-1]).train(resume_from_checkpoint=True)
@@ -177,7 +177,7 @@ def test_objects_are_described_and_refused_by_name(tmp_path: Path, tiny_tokenize
     assert main(["train", "--config", str(run / "run.yaml"), "--output_dir", str(tmp_path / "new")]) == 2
     assert "pass model= to stepjepa.run again" in capsys.readouterr().err
     # Another objective is another run.
-    with pytest.raises(UserError, match="begun with other settings \\(objective, "):
+    with pytest.raises(UserError, match="begun with other settings \\(`objective`\\)"):
         make(Objective([LMLoss(1.0)])).train(resume_from_checkpoint=True)
 
 

@@ -75,6 +75,7 @@ class Parser(argparse.ArgumentParser):
     Attributes:
         common: names of the settings that ``--help`` shows, in short form; with none it shows all, in full.
         more_help: returns text for the end of ``--help_all``.
+        not_flags: names that are no flags, but are often typed -> the remedy.
         takes_others: return unknown flags and don't ask for missing ones; otherwise both are errors.
         required: names of the flags without a default.
     """
@@ -83,6 +84,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(formatter_class=_HelpFormatter, allow_abbrev=False, **more)
         self.common, self.required = common, list[str]()
         self.more_help: Callable[[Parser], str] = lambda _: ""
+        self.not_flags: Mapping[str, str] = {}
         self.takes_others = False
         self.add_argument("--offline", action="store_true", help="use the libraries' offline mode: ask no hub")
         if common:
@@ -137,8 +139,11 @@ class Parser(argparse.ArgumentParser):
     def refuse(self, unknown: Sequence[str], known: Iterable[str] = ()) -> NoReturn:
         """Raise an error that names the first unknown argument, and a flag of the parser or in ``known`` like it."""
         name = unknown[0].partition("=")[0]
-        near = difflib.get_close_matches(name, [*self._option_string_actions, *known], n=1)
-        remedy = f"did you mean {near[0]}?" if near else f"{self.prog} --help{'_all' if self.common else ''} names all"
+        # Without the dashes, which would make any two flags alike.
+        flags = {flag.lstrip("-"): flag for flag in (*self._option_string_actions, *known)}
+        near = difflib.get_close_matches(name.lstrip("-"), flags, n=1)
+        every = f"{self.prog} --help{'_all' if self.common else ''} names all"
+        remedy = self.not_flags.get(name) or (f"did you mean {flags[near[0]]}?" if near else every)
         self.error(f"unknown argument {shown(unknown[0])}; {remedy}")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:

@@ -39,6 +39,8 @@ def add_flags(parser: Parser) -> None:
     add_run(parser)
     parser.required += ["train_file", "model_name", "output_dir"]
     parser.more_help = more_help
+    never = "a run folder is never overwritten; name another --output_dir, or resume with --resume_from_checkpoint last"
+    parser.not_flags = {f"--{name}": never for name in ("overwrite", "overwrite_output_dir", "force")}
 
 
 def parse(parser: Parser, typed: Sequence[str]) -> argparse.Namespace:
@@ -80,7 +82,8 @@ def train(args: argparse.Namespace) -> JsonObject | int:
     if not args.json and record.results is not None:
         print_rows(last_lines(Path(str(config.output_dir)), record.results))
         # On a line of its own, so that it can be copied from a terminal of any width.
-        label = "next" if config.eval_file else "next, with your test records in TEST.jsonl"
+        held_out = "next, on the held-out records (settings are chosen on these, and reported on other test records)"
+        label = held_out if config.eval_file else "next, with your test records in TEST.jsonl"
         print(f"{label}: {shlex.join(next_command(config))}", flush=True)
     return finished_json(config, record)
 

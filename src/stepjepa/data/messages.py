@@ -1,11 +1,12 @@
 """Normalise messages of a chat from many formats: contents, thoughts, tool calls, weights, tools."""
 
+import difflib
 import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stepjepa.base.errors import UserError, shown
+from stepjepa.base.errors import UserError, shown, visible
 from stepjepa.base.json_object import JsonObject
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -99,9 +100,21 @@ def read_message(turn: object, name: str) -> tuple[JsonObject, list[str]]:
     optional: JsonObject = {"reasoning_content": reasoning, "tool_calls": calls or None}
     optional |= {key: _label(turn.get(key), f"{name}.{key}") for key in ("name", "tool_call_id")}
     optional |= {"weight": 0 if weight == 0 and role == "assistant" else None}
+    unread = [str(key) for key, value in turn.items() if key not in _READ and not is_absent(value)]
+    if value is None and not may_be_empty:
+        raise UserError(f"{name} ({role}) has no content{_beside(unread)}")
     message = {"role": role, "content": _content(value, role, name, may_be_empty=may_be_empty)}
     message |= {key: part for key, part in optional.items() if part is not None}
-    return message, [str(key) for key, value in turn.items() if key not in _READ and not is_absent(value)]
+    return message, unread
+
+
+def _beside(unread: Sequence[str]) -> str:
+    """Return the remedy for a message without a content; it names the key that may be a misspelt one."""
+    near = [key for key in unread if difflib.get_close_matches("content", [key])]
+    if near:
+        return f", but the unknown key '{visible(near[0])}'; did you mean content?"
+    keys = f" (unknown keys: {', '.join(map(shown, unread[:8]))})" if unread else ""
+    return f"{keys}; fill it in, or remove the record"
 
 
 def _label(value: object, name: str) -> str | None:

@@ -133,6 +133,7 @@ def config_and_tokenizer(
         tokenizer = presets.train_tokenizer(texts, config.vocab_size, chat_template)
         config.vocab_size = 0  # as many as the tokenizer needs
     else:
+        check_model_name(name, untrained=True)
         tokenizer = load_tokenizer(name, chat_template=chat_template, trust_remote_code=trust_remote_code)
         config = _from_pretrained("configuration", name, trust_remote_code)
     if plain:

@@ -152,7 +152,13 @@ def is_hub_id(name: str) -> bool:
     return "/" not in name or not Path(name).parent.is_dir()
 
 
-def check_model_name(name: str) -> None:
-    """Raise UserError for a missing folder or misspelt preset, before transformers looks for it on the hub."""
+def check_model_name(name: str, *, untrained: bool = False) -> None:
+    """Raise UserError for a missing folder or misspelt preset, before transformers looks for it on the hub.
+
+    The error speaks of presets only where a model may be ``untrained``.
+    """
     if not is_hub_id(name) and not Path(name).is_dir():
-        raise UserError(f"no such model folder; check the path (presets are such as {PREFIX}tiny)", path=name)
+        hint = f" (presets are such as {PREFIX}tiny)" if untrained else ""
+        if name.startswith(PREFIX):
+            raise UserError("a preset has random weights; name a trained model: a folder, or a hub id", path=name)
+        raise UserError(f"no such model folder; check the path{hint}", path=name)

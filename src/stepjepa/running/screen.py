@@ -131,10 +131,13 @@ def _words(part: Mapping[str, object]) -> str:
 
 
 def next_command(run: RunConfig) -> list[str]:
-    """Return the command that evaluates a run; on ``TEST.jsonl`` where no file was held out."""
-    folder = str(run.output_dir)
-    command = ["stepjepa", "evaluate", "--model_path", folder, "--test_file", run.eval_file or "TEST.jsonl"]
-    command += ["--output_file", str(Path(folder) / "test.jsonl")]
+    """Return the command that evaluates a run on its held-out file; on ``TEST.jsonl`` where no file was held out.
+
+    Answers to held-out records are not named as those to a test file, since settings are chosen on the former.
+    """
+    folder, file = str(run.output_dir), run.eval_file or "TEST.jsonl"
+    command = ["stepjepa", "evaluate", "--model_path", folder, "--test_file", file]
+    command += ["--output_file", str(Path(folder) / ("held-out.jsonl" if run.eval_file else "test.jsonl"))]
     # Settings that ``evaluate`` shares, where they differ from the default.
     same = {"eval_max_new_tokens": 256, "eval_task": "auto", "spider_path": None, "missing_databases": "error"}
     for name, default in same.items():

@@ -1,14 +1,25 @@
 """Resuming a run: check that its settings have not changed, and list allowed changes."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.typed_json import to_json
-from stepjepa.store.folder import RUN_FILE
-from stepjepa.store.record import Change, Fingerprints, Launch, RunRecord, complete_objective, read_record, record_of
+from stepjepa.config.lora import LoraSettings
+from stepjepa.config.option import options_of
+from stepjepa.store.folder import CONFIG_FILE, RUN_FILE
+from stepjepa.store.record import (
+    Change,
+    Fingerprints,
+    Launch,
+    RunRecord,
+    Source,
+    complete_objective,
+    read_record,
+    record_of,
+)
 
 INVARIANT = ("model", "jepa", "objective", "lora", "loaded", "data", "order")
 """Parts of the record that must not change when a run is resumed."""
@@ -19,6 +30,17 @@ FINGERPRINTED = {
     "weights": "weights of the base model",
 }
 """Fingerprints that must not change when a run is resumed, in words."""
+
+SPELLED = {
+    **{f"lora.{each.name}": f"`{each.flag}`" for each in options_of(LoraSettings)},
+    "model": "`model_name`",
+    "jepa.terms": "`term`",
+    "loaded.quantized": "`load_in_4bit` or `load_in_8bit`",
+    "order.seed": "`finetune_seed`",
+    "order.records_per_micro_step": "`batch_size` x processes",
+    "order.gradient_accumulation_steps": "`grad_accum`",
+}
+"""Field of the record -> the setting as a user spells it, where the names differ."""
 
 LAUNCH_SETTINGS = (
     *("optim", "optim_args", "optim_target_modules", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm"),
@@ -79,11 +101,11 @@ def resumed_launches(
         return [launch]
     changes = list(_invariant_changes(before, now))
     if changes and not allow_changes:
-        part, _, inner = changes[0].name.partition(".")
-        words = ", ".join(filter(None, (part, inner.partition(".")[0])))
+        config = folder / CONFIG_FILE
+        remedy = f"`config {config}` with `output_dir {folder}` takes those" if config.is_file() else "take those"
         raise UserError(
-            f"the run was begun with other settings ({words}); take those of run.json, or another `output_dir` "
-            "(`allow_changes` resumes it all the same)",
+            f"the run was begun with other settings ({'; '.join(_as_spelled(changes, now))}); {remedy}, "
+            "or name another `output_dir` (`allow_changes` resumes it all the same)",
             path=folder,
         )
     if refuse_finished and in_run_folder and before.status == "finished" and _length(before) == _length(now):
@@ -97,6 +119,39 @@ def resumed_launches(
         return [*before.launches, replace(launch, changes=changes)]
     # The steps before are those of the other run, with its changes.
     return [replace(launch, changes=[*(each for one in before.launches for each in one.changes), *changes])]
+
+
+def _as_spelled(changes: Iterable[Change], now: RunRecord) -> list[str]:
+    """Describe changes by the settings that a user spells, old -> new, each setting once; hashes are left out."""
+    words: dict[str, str] = {}
+    for change in changes:
+        part, _, inner = change.name.partition(".")
+        field, _, key = inner.partition(".")
+        setting = SPELLED.get(f"{part}.{field}" if field else part) or f"`{field or part}`"
+        if change.name in FINGERPRINTED.values():
+            words[change.name] = change.name
+        elif part == "objective":
+            words["`objective`"] = "`objective`"
+        elif part == "data":
+            setting = _data_setting(field, now.data.get(field))
+            words.setdefault(setting, f"{setting}: contents")
+            if key == "file":
+                words[setting] = str(replace(change, name=setting))
+        elif (part, field) == ("loaded", "chat_template"):
+            words[setting] = f"{setting}: contents"
+        elif part == "lora" and None in (change.before, change.now):
+            words["`lora`"] = f"`lora`: {change.before is not None} -> {change.now is not None}"
+        else:
+            setting = " ".join(filter(None, (setting, key)))
+            words[setting] = str(replace(change, name=setting))
+    return list(words.values())
+
+
+def _data_setting(part: str, source: Source | None) -> str:
+    """Return the setting that names the records of a part: a file, several data sets, or an argument in Python."""
+    if source is not None and source.file is None and part in ("train", "eval"):
+        return f"`{part}_dataset`"
+    return "`dataset`" if source is not None and "datasets" in source.other else f"`{part}_file`"
 
 
 def _length(record: RunRecord) -> tuple[float | None, int | None]:
