@@ -117,10 +117,10 @@ def test_sharegpt_with_tools() -> None:
             r"content\[0\] is a part of type 'image_url'; expected",
         ),
         (
-            {"contnt": "a"},
+            {"content": None, "contnt": "a"},
             r"messages\[1\] \(assistant\) has no content, but the unknown key 'contnt'; did you mean content\?",
         ),
-        ({"stamp": 3}, r"has no content \(unknown keys: 'stamp'\); fill it in, or remove the record"),
+        ({"content": None, "stamp": 3}, r"has no content \(unknown keys: 'stamp'\); fill it in, or remove the record"),
         ({"content": None}, r"messages\[1\] \(assistant\) has no content; fill it in, or remove the record"),
         ({"content": []}, r"content \(assistant\) is empty"),
         ({"content": {"text": "a"}}, r"content \(assistant\) is .*; expected a text, or parts of type text"),
