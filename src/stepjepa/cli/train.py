@@ -82,8 +82,8 @@ def train(args: argparse.Namespace) -> JsonObject | int:
     if not args.json and record.results is not None:
         print_rows(last_lines(Path(str(config.output_dir)), record.results))
         # On a line of its own, so that it can be copied from a terminal of any width.
-        held_out = "next, on the held-out records (settings are chosen on these, and reported on other test records)"
-        label = held_out if config.eval_file else "next, with your test records in TEST.jsonl"
+        chosen_on = "next, on the held-out records (settings are chosen on these, and reported on other test records)"
+        label = chosen_on if config.eval_file else "next, with your test records in TEST.jsonl"
         print(f"{label}: {shlex.join(next_command(config))}", flush=True)
     return finished_json(config, record)
 
