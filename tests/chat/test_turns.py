@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -100,6 +101,18 @@ def test_4_a_prompt_that_closes_the_thought_and_a_message_with_one(template: Any
         with pytest.raises(UserError, match=r"the prompt closes the thought already .*, and the message") as raised:
             made.turns([{"role": "user", "content": "q"}, {"role": "assistant", **message}])
         assert "<think>" in str(raised.value)
+        assert """leave the thought to the model with `chat_template_kwargs '{"enable_thinking": true}'`""" in str(
+            raised.value
+        )
+    # The variable is the template's own, with the value that opens the thought.
+    source = (
+        FORMS["Qwen3"]
+        .template.replace("enable_thinking", "no_thoughts")
+        .replace("no_thoughts is false", "not no_thoughts is false")
+    )
+    assert "no_thoughts" in source
+    made = template("Qwen3", source)
+    assert made.leaves_thought() == '{"no_thoughts": false}'
 
 
 def test_5_a_prompt_that_does_not_begin_the_answer(template: Any) -> None:
@@ -181,8 +194,25 @@ def test_content_beside_a_call_that_is_not_written(name: str, template: Any) -> 
 
 
 def test_calls_that_are_not_written(template: Any) -> None:
-    with pytest.raises(UserError, match="writes no 'tool_calls', so that they can't be trained"):
+    with pytest.raises(UserError, match=r"writes no 'tool_calls', so that .* trained \(nor .*FILE` that does"):
         template("ChatML").turns(with_call("q", "cod", "a fish", "Yes."), TOOLS)
+
+
+def test_the_template_of_the_examples_writes_tools_calls_and_thoughts(template: Any) -> None:
+    file = Path(__file__).parents[2] / "examples" / "templates" / "chatml-tools-thoughts.jinja"
+    made = template("ChatML", file.read_text(encoding="utf-8"))
+    assert made.writes_tools and made.writes_calls and made.writes_thoughts and made.has_system_role
+    messages = with_call("q", "cod", "a fish", "Yes.")
+    messages[1]["reasoning_content"] = "Look."
+    (prompt, call), (after, answer) = parts(made, messages, TOOLS)
+    assert prompt.startswith("<|im_start|>system\nYou may call") and prompt.endswith(ASK)
+    assert call == (
+        '<think>\nLook.\n</think>\n\n<tool_call>\n{"name": "look_up", "arguments": {"word": "cod"}}'
+        "\n</tool_call><|im_end|>"
+    )
+    assert after == f"{prompt}{call}\n<|im_start|>tool\na fish<|im_end|>\n<|im_start|>assistant\n"
+    assert answer == "Yes.<|im_end|>"
+    assert parts(made, chat("q", "a", system="S")) == [("<|im_start|>system\nS<|im_end|>\n" + ASK, "a<|im_end|>")]
 
 
 def test_arguments_are_passed_as_the_template_reads_them(template: Any) -> None:

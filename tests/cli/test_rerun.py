@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import tiny
 from stepjepa.base.files import fingerprint, write_json, write_jsonl
 from stepjepa.cli.main import main
 from stepjepa.store.record import read_run
+from stepjepa.training.trainer import JepaTrainer
 
 
 def messages(count: int = 7) -> list[dict[str, Any]]:
@@ -59,6 +62,27 @@ def of_first_edition(place: Path, arguments: list[Any]) -> Path:
     (place / "run.yaml").unlink()
     write_json(place / "run.json", {**read_run(place), "arguments": arguments})
     return place
+
+
+def test_a_stopped_repetition_is_resumed_as_its_message_says(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train_step, steps = JepaTrainer.training_step, []
+
+    def stopped(self: JepaTrainer, *arguments: Any, **more: Any) -> Any:
+        steps.append(1)
+        if len(steps) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return train_step(self, *arguments, **more)
+
+    monkeypatch.setattr(JepaTrainer, "training_step", stopped)
+    rerun = ["rerun", str(folder / "run"), "--output_dir", str(tmp_path / "again")]
+    assert main(rerun) == 128 + signal.SIGTERM
+    assert "checkpoint-2 is saved; resume with --resume_from_checkpoint last" in capsys.readouterr().err
+    assert main(rerun) == 2
+    assert "is not empty; name another --output_dir, or pass --resume_from_checkpoint last" in capsys.readouterr().err
+    assert main([*rerun, "--resume_from_checkpoint", "last"]) == 0
+    assert f"weights: equal to those of {folder / 'run'}, bit for bit\n" in capsys.readouterr().out
 
 
 def test_the_weights_are_the_same_bit_for_bit_from_anywhere(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from stepjepa import JepaConfig, LoraSettings, RunConfig, UserError
+from stepjepa.config.option import options_of
 from stepjepa.config.run import FLAT, OPTIONS, WRITTEN
 from stepjepa.inspection.analysis import AnalysisSettings
 from stepjepa.models.sampling import Sampling
@@ -43,6 +45,35 @@ CONFIGS = [
     RunConfig(**DATA, resume_from_checkpoint="last", allow_changes=True),
     RunConfig(output_dir="o", objects={"model": {"object": "GPT2LMHeadModel", "sha256": "0a"}}),
 ]
+
+
+@pytest.mark.parametrize("settings", [JepaConfig, RunConfig])
+def test_help_lists_every_option_with_its_text(settings: Any) -> None:
+    text = " ".join(inspect.getdoc(settings).split())
+    for each in options_of(settings):
+        assert f" {each.name}: {' '.join(each.about['help'].split())}" in text
+    assert "Example:" in text and "weight of the alignment loss" in inspect.getdoc(JepaConfig)
+
+
+@pytest.mark.parametrize(
+    ("settings", "wrong", "remedy"),
+    [
+        (JepaConfig, {"lbdd": 0.5}, "JepaConfig has no argument 'lbdd'; did you mean lbd?"),
+        (JepaConfig, {"loss": "l2"}, "'loss'; did you mean prompt_loss_weight or jepa_loss_type or router_loss?"),
+        (JepaConfig, {"step_jepa": True}, "'step_jepa'; pass mode='step-jepa'"),
+        (JepaConfig, {"qqq": 1}, "'qqq'; help(JepaConfig) lists all"),
+        (RunConfig, {"model": "preset:tiny"}, "RunConfig has no argument 'model'; did you mean model_name?"),
+        (RunConfig, {"max_steps": 3}, "'max_steps'; pass trainer={'max_steps': 3}"),
+        (RunConfig, {"max_stepps": 3}, "'max_stepps'; did you mean trainer={'max_steps': 3}?"),
+        (RunConfig, {"lbd": 0.5}, "'lbd'; pass jepa=JepaConfig(lbd=0.5)"),
+        (RunConfig, {"lora_rank": 8}, "'lora_rank'; pass lora=LoraSettings(rank=8)"),
+        (RunConfig, {"seed": 8}, "'seed'; pass finetune_seed=8"),
+    ],
+)
+def test_an_unknown_argument_is_answered_by_the_right_one(settings: Any, wrong: dict[str, Any], remedy: str) -> None:
+    with pytest.raises(TypeError) as error:
+        settings(**wrong)
+    assert str(error.value).endswith(remedy)
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=range(len(CONFIGS)))

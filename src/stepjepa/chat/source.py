@@ -9,6 +9,10 @@ import datetime
 import json
 import re
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 # Some templates write today's date into the system turn; a run must not depend on the day it starts.
 PINNED_DATE = datetime.date(2024, 7, 26)
@@ -82,3 +86,11 @@ def _literal(value: object) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_literal, value)) + "]"
     return json.dumps(value, ensure_ascii=False)
+
+
+def variables_of(environment: Environment, source: str) -> set[str]:
+    """Return the names of the variables that a template reads and that a caller may set."""
+    from jinja2 import meta
+
+    reserved = {"messages", "tools", "documents", "add_generation_prompt"}
+    return set(meta.find_undeclared_variables(environment.parse(source))) - {*environment.globals, *reserved}

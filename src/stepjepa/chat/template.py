@@ -185,6 +185,33 @@ class ChatTemplate:
             )
         return facts
 
+    @property
+    def writes_calls(self) -> bool:
+        """Whether the template writes calls of tools."""
+        return self._called is not None
+
+    @property
+    def writes_thoughts(self) -> bool:
+        """Whether the template writes the thought of a message, or opens one in the prompt."""
+        return self.reasoning_key is not None or self.opens_thought
+
+    def leaves_thought(self) -> str | None:
+        """Return the variables, as JSON, by which a prompt leaves the thought to the model; None if none do.
+
+        Each variable of the template's own is tried in turn, those that are named after thoughts first.
+        """
+        names = sources.variables_of(self._compiled.environment, self.source) - {*self._special_tokens}
+        for name in sorted(names, key=lambda each: ("think" not in each and "reason" not in each, each)):
+            for value in (True, False):
+                try:
+                    prompt = self._apply([_message("user", _ASKED)], True, None, {name: value})
+                except UserError:
+                    continue
+                tag = last_tag(prompt)
+                if tag is None or tag.is_open:
+                    return json.dumps({name: value})
+        return None
+
     # -- derived properties --------------------------------------------------------------------------------------------
 
     def _use(self, source: str) -> None:

@@ -30,6 +30,16 @@ class Rules(Protocol):
 
     closing: str | None  # the text between reasoning and content; None if it does not write both
 
+    @property
+    def writes_calls(self) -> bool: ...
+
+    @property
+    def writes_thoughts(self) -> bool: ...
+
+    def leaves_thought(self) -> str | None:
+        """Return the variables, as JSON, by which a prompt leaves the thought to the model; None if none do."""
+        ...
+
     def turn_end(self, text: str, own_end: int, following: str | None) -> tuple[str, str]:
         """Return the text up to the stop token, and this token; see ``ChatTemplate.turn_end``."""
         ...
@@ -84,7 +94,7 @@ def make_turn(template: Rules, chat: Sequence[Message], index: int, texts: Texts
         if span is None or span[1] <= answer.behind:
             if part.kind == "thought" and answer.thought is not None:
                 continue
-            raise UserError(_lost(message, part.kind))
+            raise UserError(_lost(template, message, part.kind))
         moved = (max(span[0], answer.behind) + shift, span[1] + shift)
         own.append(moved)
         if part.kind == "content":
@@ -126,10 +136,10 @@ def _rewritten(template: Rules, message: Message, both: _Both, own_places: Seque
         return _opened(template, message, both, own_places, tag)
     if tag is not None and any(part.kind == "thought" for part, _ in own_places):
         fault = f"the prompt closes the thought already ({shown(prompt[tag.start :])}), and the message has one"
-        raise UserError(
-            f"{fault} ('reasoning_content', or think tags in 'content'); remove it, or leave the thought to the model "
-            "with `chat_template_kwargs` (for Qwen3's form enable_thinking true)"
-        )
+        variables = template.leaves_thought()
+        way = f"leave the thought to the model with `chat_template_kwargs '{variables}'`"
+        way = way if variables else "use a `chat_template` whose prompt leaves the thought to the model"
+        raise UserError(f"{fault} ('reasoning_content', or think tags in 'content'); remove it, or {way}")
     continuation = full[in_full or 0 :]
     same = next((at for at, (a, b) in enumerate(zip(behind, continuation, strict=False)) if a != b), 0)
     begin = max(same - _AROUND, 0)
@@ -161,15 +171,17 @@ def _opened(template: Rules, message: Message, both: _Both, own_places: Sequence
     return _Answer(thought + closing + full[start:], start, thought)
 
 
-def _lost(message: Message, kind: Kind) -> str:
-    """Return the message for a text that the template leaves out."""
+def _lost(template: Rules, message: Message, kind: Kind) -> str:
+    """Return the message for a text that the template leaves out; it names the other kind that it leaves out, too."""
+    other = 'use a `chat_template FILE` that does ("Tools and thoughts" in docs/how-to/own-data.md has one)'
     if kind == "call":
-        return (
-            "the chat template writes no 'tool_calls', so that they can't be trained; remove them, or use another one"
-        )
+        beside = "" if template.writes_thoughts else " (nor does it write 'reasoning_content')"
+        fault = f"the chat template writes no 'tool_calls', so that they can't be trained{beside}"
+        return f"{fault}; remove them, or {other}"
     if kind == "content":
         beside = " beside tool calls" if message.get("tool_calls") else ""
         return f"the chat template leaves out or rewrites 'content'{beside}, so that it can't be trained; change it"
     in_field = any(message.get(key) for key in REASONING_KEYS)
     source = "'reasoning_content' (or 'thinking')" if in_field else "the thought in 'content'"
-    return f"the chat template does not write {source}, so that it can't be trained; remove it, or use another template"
+    nor = "" if template.writes_calls else " (nor does it write 'tool_calls')"
+    return f"the chat template does not write {source}, so that it can't be trained{nor}; remove it, or {other}"

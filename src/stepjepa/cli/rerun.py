@@ -27,6 +27,9 @@ class RerunFlags:
 
     folder: str = option(help="run folder", positional=True, metavar="RUN")
     output_dir: str | None = option(None, "folder of the new run; empty or new (RUN-rerun)", metavar="DIR")
+    resume_from_checkpoint: str | None = option(
+        None, "resume a repetition that was stopped: its checkpoint folder, last, or auto (last if any)", metavar="DIR"
+    )
     allow_changes: bool = option(False, "repeat the run although data or model have changed")
     trust_folder: bool = option(False, "run code that the folder names: of its model, task, terms, layout, kernel")
     train_file: str | None = option(None, "where the training file is now, if it was moved", metavar="FILE")
@@ -39,11 +42,11 @@ def run(args: argparse.Namespace) -> int:
     """Check what has changed, train again and compare the weights."""
     folder = Path(args.folder).absolute()
     old, new = read_run(folder), Path(args.output_dir or f"{folder}-rerun").absolute()
-    open_run_folder(str(new), None, resumable=False)
+    open_run_folder(str(new), args.resume_from_checkpoint)
     settings = _recorded_settings(folder, old, trusted=args.trust_folder)
     moved = {name: getattr(args, name) for name in ("train_file", "eval_file", "data_file", "model_name")}
     moved = {name: str(Path(path).absolute()) if Path(path).exists() else path for name, path in moved.items() if path}
-    settings |= {**moved, "output_dir": str(new)}
+    settings |= {**moved, "output_dir": str(new), "resume_from_checkpoint": args.resume_from_checkpoint}
     # Moved files may need trust, too: a model of the hub instead of one in a folder.
     check_trusted(settings, trusted=args.trust_folder)
     directory = Path(str(old.get("directory", "")))

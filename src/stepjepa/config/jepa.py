@@ -10,6 +10,7 @@ from functools import partial
 from typing import Literal
 
 from stepjepa.base.json_object import JsonObject
+from stepjepa.config.arguments import documented
 from stepjepa.config.layouts import changes_text, layouts_of, name_layout
 from stepjepa.config.option import (
     BELOW_ONE,
@@ -40,12 +41,22 @@ _term = partial(option, affects="objective", group="loss")
 _loss = partial(_term, views=True)
 
 
+def _shortcuts(name: str, value: object) -> dict[str, str]:
+    """Return flags that set a field to one of its values, as they are passed here."""
+    return {"regular": "mode='regular'", "step_jepa": "mode='step-jepa'", "infonce": "jepa_loss_type='infonce'"}
+
+
+@documented(_shortcuts)
 @dataclass
 class JepaConfig:
     """The objective, and how records become sequences; used beside ``transformers.TrainingArguments``.
 
     Raises:
+        TypeError: there is no such argument; names the one that is like it.
         ValueError: a value is not allowed, or two options contradict each other; names both, and the remedy.
+
+    Example:
+        >>> JepaConfig(mode="step-jepa", jepa_loss_type="infonce", lbd=0.5)
     """
 
     mode: Literal["regular", "llm-jepa", "step-jepa"] = _text(

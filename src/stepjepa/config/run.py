@@ -16,6 +16,7 @@ from typing import Any, Literal
 from stepjepa.base.errors import UserError, shown
 from stepjepa.base.files import existing_file, read_text, read_yaml
 from stepjepa.base.json_object import JsonObject
+from stepjepa.config.arguments import documented
 from stepjepa.config.jepa import NEEDS_VIEWS, Dtype, JepaConfig
 from stepjepa.config.lora import LoraFlag, LoraSettings
 from stepjepa.config.option import (
@@ -32,7 +33,7 @@ from stepjepa.config.option import (
     short_repr,
 )
 from stepjepa.config.shortcuts import JEPA, SHORTCUTS, TERMS, read_objective
-from stepjepa.config.trainer import read_trainer_field, unknown_setting
+from stepjepa.config.trainer import read_trainer_field, trainer_options, unknown_setting
 
 GroupBy = Literal["prompt"]
 """The common property of records that are drawn together."""
@@ -55,14 +56,30 @@ _run = partial(option, group="run")
 _launch = partial(option, group="run", launch=True)
 
 
+def _in_parts(name: str, value: object) -> dict[str, str]:
+    """Return settings that are no field of ``RunConfig``, by the names of their flags, as they are passed to it."""
+    parts = {each.flag: f"jepa=JepaConfig({each.name}={value!r})" for each in JEPA}
+    parts |= {each.flag: f"lora=LoraSettings({each.name}={value!r})" for each in LORA}
+    parts |= {other: f"{each.name}={value!r}" for each in OPTIONS for other in each.about.get("names", ())}
+    return {each: f"trainer={{'{each}': {value!r}}}" for each in trainer_options()} | parts
+
+
+@documented(_in_parts)
 @dataclass(kw_only=True)
 class RunConfig:
     """A training run: data, model, adapter, objective, answers during training, and the Trainer's settings.
 
-    Holds plain values only; models, data sets and callbacks are arguments of :func:`stepjepa.run`. ``jepa``, ``lora``
-    and ``trainer`` are nested parts, which flags and files spell flat.
+    Holds plain values only; models, data sets and callbacks are arguments of :func:`stepjepa.run`. Three parts are
+    nested, which flags and files spell flat: ``jepa`` is a :class:`JepaConfig`, ``lora`` a ``LoraSettings`` (None: all
+    weights are trained), and ``trainer`` has fields of ``transformers.TrainingArguments``. ``objects`` describes what a
+    run was passed in Python; it is read from the file in a run folder.
+
+    Example:
+        >>> data = {"model_name": "preset:tiny", "train_file": "train.jsonl", "output_dir": "runs/a"}
+        >>> RunConfig(**data, jepa=JepaConfig(mode="regular"), trainer={"max_steps": 100})
 
     Raises:
+        TypeError: there is no such argument; names the one that is like it.
         UserError: a value has another type than its field, is not allowed, has no effect, or contradicts another one;
             the message names the fields and the remedy.
     """
