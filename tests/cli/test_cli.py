@@ -94,6 +94,13 @@ def test_bad_flags_are_answered_with_a_remedy(
     assert not run.exists()
 
 
+def test_a_missing_template_is_said_before_the_records_are_read(base: Path, tmp_path: Path, capsys: Any) -> None:
+    data, run = tmp_path / "data.jsonl", tmp_path / "run"
+    data.write_text("no record\n", encoding="utf-8")
+    flags = ["--train_file", data, "--model_name", base, "--output_dir", run, "--chat_template", "nowhere.jinja"]
+    assert "nowhere.jinja: no such chat template" in error_of(capsys, "train", *flags)
+
+
 def test_a_folder_that_holds_something_is_left_alone(base: Path, good: Path, tmp_path: Path, capsys: Any) -> None:
     run = tmp_path / "run"
     run.mkdir()

@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 
 from stepjepa.base.errors import UserError
-from stepjepa.base.files import fingerprint
+from stepjepa.base.files import existing_file, fingerprint
 from stepjepa.base.processes import is_main_process
 from stepjepa.base.spool import Spooled
 from stepjepa.base.terminal import note
@@ -32,6 +32,9 @@ def read_data(
         train: training records in memory, instead of files.
         held_out: held-out records in memory, instead of a file.
     """
+    if run.chat_template is not None:
+        # Before the records, which may take minutes.
+        existing_file(run.chat_template, "chat template")
     if run.data_file is not None:
         records, origin = _read(run, run.data_file)
         order = random.Random(run.split_seed).sample(range(len(records)), len(records))
