@@ -10,7 +10,6 @@ from functools import partial
 from typing import Literal
 
 from stepjepa.base.json_object import JsonObject
-from stepjepa.config.arguments import documented
 from stepjepa.config.layouts import changes_text, layouts_of, name_layout
 from stepjepa.config.option import (
     BELOW_ONE,
@@ -19,6 +18,7 @@ from stepjepa.config.option import (
     PART,
     POSITIVE,
     check_values,
+    documented,
     load,
     option,
     options_of,

@@ -1,14 +1,21 @@
-"""Settings declared as dataclass fields: type, default, help text, choices and range of each, in one place."""
+"""Settings declared as dataclass fields: type, default, help text, choices and range of each, in one place.
+
+Flags, the list in ``help(...)`` and the errors for a wrong value or a mistyped name are made of that declaration.
+"""
 
 from __future__ import annotations
 
+import difflib
 import importlib
+import inspect
 import json
 import math
 import numbers
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
+from functools import wraps
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -30,6 +37,7 @@ BELOW_ONE: Range = (lambda value: 0 <= value < 1, "0 or more and less than 1")
 PART: Range = (lambda value: 0 < value <= 1, "a share above 0 and up to 1")
 
 T = TypeVar("T")
+C = TypeVar("C", bound=type)
 
 
 def option(default: Any = MISSING, help: str = "", **more: Any) -> Any:
@@ -195,6 +203,58 @@ def has_effect(each: Option, values: Mapping[str, Any]) -> bool:
     return conditions == [("", "", "")] or any(
         values[name] == value if value else values[name] not in (None, False) for name, _, value in conditions
     )
+
+
+Elsewhere = Callable[[str, object], Mapping[str, str]]
+"""Takes a mistyped argument and its value; returns settings that are no argument of the class, as they are passed."""
+
+
+def documented(elsewhere: Elsewhere) -> Callable[[C], C]:
+    """Decorate a dataclass of options: its docstring lists them, and an unknown argument is answered by a name.
+
+    The list is made of the texts of :func:`option`. The error is a ``TypeError``, as that of
+    every call with an unknown argument.
+    """
+
+    def decorate(cls: C) -> C:
+        init, names = vars(cls)["__init__"], [each.name for each in fields(cls) if each.init]
+        cls.__doc__ = f"{inspect.cleandoc(cls.__doc__ or '')}\n\nArgs:\n" + "\n".join(map(_line, options_of(cls)))
+
+        @wraps(init)
+        def checked(self: object, *arguments: Any, **values: Any) -> None:
+            if unknown := [name for name in values if name not in names]:
+                name, value = unknown[0], values[unknown[0]]
+                remedy = _remedy(name, names, elsewhere(name, value)) or f"help({cls.__name__}) lists all"
+                raise TypeError(f"{cls.__name__} has no argument '{name}'; {remedy}")
+            init(self, *arguments, **values)
+
+        setattr(cls, "__init__", checked)  # noqa: B010  # mypy refuses the assignment
+        return cls
+
+    return decorate
+
+
+def _line(each: Option) -> str:
+    default = "" if each.default is None or each.default is MISSING else f" (default {each.default!r})"
+    values = f" [{', '.join(each.choices)}]" if each.choices else ""
+    return textwrap.fill(
+        f"{each.name}: {each.about['help']}{values}{default}",
+        width=116,
+        initial_indent=" " * 4,
+        subsequent_indent=" " * 8,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _remedy(name: str, names: list[str], others: Mapping[str, str]) -> str | None:
+    """Return what to pass instead of an unknown argument; None if nothing is like it."""
+    if name in others:
+        return f"pass {others[name]}"
+    near = [each for each in names if each.startswith(f"{name}_")]
+    near = near or difflib.get_close_matches(name, [*names, *others], n=1)
+    near = near or [each for each in names if name in each.split("_")]
+    return f"did you mean {' or '.join(others.get(each, each) for each in near)}?" if near else None
 
 
 def short_repr(settings: DataclassInstance, usual: DataclassInstance) -> str:

@@ -16,7 +16,6 @@ from typing import Any, Literal
 from stepjepa.base.errors import UserError, shown
 from stepjepa.base.files import existing_file, read_text, read_yaml
 from stepjepa.base.json_object import JsonObject
-from stepjepa.config.arguments import documented
 from stepjepa.config.jepa import NEEDS_VIEWS, Dtype, JepaConfig
 from stepjepa.config.lora import LoraFlag, LoraSettings
 from stepjepa.config.option import (
@@ -27,6 +26,7 @@ from stepjepa.config.option import (
     Option,
     check_effects,
     check_values,
+    documented,
     has_effect,
     option,
     options_of,
