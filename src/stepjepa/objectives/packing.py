@@ -23,13 +23,13 @@ CPU_ROW, DENSE_ROW, FLEX_ROW = 1024, 2048, 8192
 
 # Nanoseconds of the forward and backward pass of a layer on one CPU core, float32. Only their ratios matter: they
 # choose between rows and segments. ``python benchmarks/fit_costs.py`` measures them again, and prints these lines.
-NS_WEIGHT = 0.054  # a token through one weight of a linear layer
-NS_FEATURE = 66.0  # a token through norms, activations and residual connections, for each feature of the width
-NS_SCORE = 3.0  # a query against a key of one head, whatever the size of the head
-NS_HEAD_FEATURE = 0.156  # the same, for each feature of the head
-NS_GATHER = 1.0  # one number that is gathered for attention by segments
-NS_CALL = 150_000.0  # one more call of attention
-NS_FORWARD = 1_500_000.0  # one more pass
+NS_WEIGHT = 0.074  # a token through one weight of a linear layer
+NS_FEATURE = 33.0  # a token through norms, activations and residual connections, for each feature of the width
+NS_SCORE = 2.4  # a query against a key of one head, whatever the size of the head
+NS_HEAD_FEATURE = 0.175  # the same, for each feature of the head
+NS_GATHER = 0.92  # one number that is gathered for attention by segments
+NS_CALL = 320_000.0  # one more call of attention
+NS_FORWARD = 1_650_000.0  # one more pass
 
 
 def cpu_costs(model: PreTrainedModel) -> Costs:
