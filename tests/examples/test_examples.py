@@ -181,7 +181,7 @@ def _check_outputs(notebook: nbformat.NotebookNode) -> None:
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     printed = "".join(output.get("text", "") for output in outputs)
     assert len(re.findall(r"(?m)^  [* ] -?\d\.\d{3}  ", printed)) == 9
-    assert re.search(r"(?m)^arm +runs +right by equivalent ", printed)
+    assert re.search(r"(?m)^arm +runs +right answers ", printed)
     assert sum("image/png" in output.get("data", {}) for output in outputs) == 4
 
 

@@ -60,6 +60,7 @@ def test_no_control_character_reaches_the_page(hostile):
 
 def test_the_policy_allows_the_scripts_of_the_page_and_nothing_else(arms):
     page = make_page(read_runs(arms))
+    assert "<title>regular, step-jepa: 6 runs</title>" in page
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]+)"', page)[1].replace("&#39;", "'")
     assert policy.startswith("default-src 'none'; script-src 'sha256-")
     allowed = set(re.findall(r"'sha256-([^']+)'", policy))
@@ -160,7 +161,7 @@ def test_the_page_in_a_browser(browser, hostile, tmp_path):
     drawn, charts = (f"return document.querySelectorAll('.chart{more}').length" for more in (" > svg g.line path", ""))
     assert browser.execute_script(drawn) >= browser.execute_script(charts) > 6
     assert browser.execute_script("return document.querySelectorAll('img:not([alt]), [onerror]').length") == 0
-    assert browser.title == "2 runs"
+    assert browser.title.startswith("regular ") and browser.title.endswith(": 2 runs")
     message = [line for line in browser.get_log("browser") if line["level"] in ("SEVERE", "WARNING")]
     assert message == []
     # Markup that got into a page would do nothing there.
@@ -169,7 +170,7 @@ def test_the_page_in_a_browser(browser, hostile, tmp_path):
         "const script = document.createElement('script'); script.textContent = \"document.title = 'caught'\";"
         "document.body.append(script)"
     )
-    assert browser.title == "2 runs"
+    assert browser.title.startswith("regular ") and browser.title.endswith(": 2 runs")
     assert "Content Security Policy" in " ".join(line["message"] for line in browser.get_log("browser"))
 
 
@@ -253,7 +254,7 @@ def test_a_point_has_a_tooltip_a_drag_zooms_and_a_double_click_shows_all(browser
 
 def test_an_axis_of_one_value_shows_no_rounding(browser, arms, tmp_path):
     for run in arms:
-        log(run, 7, lbd=0.1, grad_norm=1.0, learning_rate=0.0)
+        log(run, 7, lbd=0.1, grad_norm=1.0, learning_rate=0.0, eval_answer_exact=0.0, eval_answer_prefix=0.99)
         text = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         lines = [json.loads(line) | {"grad_norm": 1 + 1e-16 * place} for place, line in enumerate(text)]
         lines = [line | {"learning_rate": 1e-17 * place} for place, line in enumerate(lines)]
@@ -267,7 +268,10 @@ def test_an_axis_of_one_value_shows_no_rounding(browser, arms, tmp_path):
     )
     assert result["lbd"] == ["0.09", "0.095", "0.1", "0.105", "0.11"]
     assert result["grad norm"] == ["0.9", "0.95", "1", "1.05", "1.1"]
-    assert result["learning rate"] == ["-1", "-0.5", "0", "0.5", "1"]
+    assert result["learning rate"] == ["0", "0.2", "0.4", "0.6", "0.8", "1"]
+    # Shares: no axis is below 0 % or above 100 %.
+    assert result["exact"] == ["0%", "20%", "40%", "60%", "80%", "100%"]
+    assert result["prefix"] == ["90%", "95%", "100%"]
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

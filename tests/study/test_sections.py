@@ -154,6 +154,18 @@ def test_arms_are_compared_over_seeds(arms):
     assert "+25.00 [-37.10, +87.10]" in html
 
 
+def test_retrieval_stands_beside_the_answers(arms):
+    for place, folder in enumerate(arms):
+        retrieve(folder, 0.02 + 0.71 * (place > 2), layer=2 if place > 2 else -1)
+    section = comparison_section(compare_runs(read_runs(arms)))
+    assert "By embeddings, the nearest answer is right: regular 2.0%, step-jepa" in section.parts[0]["verdicts"][1]
+    heads, regular, step = rows(section.html)[:3]
+    assert heads[2:4] == ["right answers", "nearest answer right"]
+    assert (regular[3], step[3]) == ("2.0%", "73.0%")
+    # Every note is a sentence, and none holds a raw object.
+    assert section.parts[0]["notes"] and "{" not in "".join(section.parts[0]["notes"])
+
+
 def test_each_evaluation_is_compared_by_itself_or_says_why_not(arms):
     for folder in arms[::3]:
         evaluate(folder, "1111", name="dev")
@@ -212,6 +224,6 @@ def test_retrieval_has_a_table_where_a_run_has_it(tmp_path):
     retrieve(folders[1], 0.125)
     table = accuracy_section(read_runs(folders)).parts[0]["tables"][1]
     assert "(bootstrap over queries)" in table.title
-    readout = '{"views": "llm-jepa", "layer": -1, "pooling": "last"}'
+    readout = "views llm-jepa, layer -1, pooling last"
     cells = ("12.5% [7.5, 17.5]", "22.5% [17.5, 27.5]", "32.5% [27.5, 37.5]", "42.5% [37.5, 47.5]", "11", "7", readout)
     assert table.rows == [("a", *["–"] * 7), ("b", *cells)]

@@ -71,12 +71,12 @@ def test_the_first_table_has_six_columns_and_a_sentence_on_each(runs):
     comparison = compare(runs)
     table = overview(comparison)
     assert [table.columns, *table.rows] == [
-        ("arm", "runs", "right by exact", "difference in points", "p", "same budget"),
+        ("arm", "runs", "right answers", "difference in points", "p", "same budget"),
         ("regular", "3", "25.0% ± 12.5", "–", "–", "baseline"),
         ("llm-jepa", "4", "* 62.5% ± 25.0", "+25.0 [-6.1, +56.1]", "0.0371", "steps"),
     ]
     explained = [line.partition(":")[0] for line in legend(comparison)]
-    assert explained == ["arm", "right by exact", "*", "difference", "p", "same budget"]
+    assert explained == ["arm", "right answers", "*", "difference", "p", "same budget"]
     assert all(f"\n{line[:40]}" in str(comparison) for line in legend(comparison))
 
 
@@ -109,7 +109,7 @@ def test_text_fits_80_columns_and_begins_with_the_verdict(runs):
     text = comparison.details
     for each in (text, str(comparison)):
         assert max(map(len, each.splitlines())) <= 80
-        assert each.startswith("at equal steps, better than regular in exact: ")
+        assert each.startswith("at equal steps, better than regular in right answers (exact match): ")
     # Every table is aligned, and names its row in each of its blocks.
     blocks = re.findall(r"(?m)^arm .*\n-.*\n(?:.+\n)+", text)
     assert len(blocks) > 4
@@ -135,15 +135,16 @@ def test_the_verdict_by_hand(runs, groups):
     """Differences 2, 1, 3 eighths: mean 25, std 12.5; of one-tailed tests with 2 degrees of freedom."""
     # noncentrality 3.98, at which t of 2 degrees of freedom is above 2.920 in 80 %: 3.98 * 12.5 / sqrt(3)
     assert compare(runs).verdict == (
-        "at equal steps, better than regular in exact: llm-jepa by +25.00 points [-6.05, +56.05] over 3 seeds "
-        "(one-tailed Holm p 0.0371); 3 seeds could have shown a difference of 28.7 points (in 80% of cases)"
+        "at equal steps, better than regular in right answers (exact match): llm-jepa by +25.00 points "
+        "[-6.05, +56.05] over 3 seeds (one-tailed Holm p 0.0371); 3 seeds could have shown a difference of 28.7 points "
+        "(in 80% of cases)"
     )
     # noncentrality 5.653, at which it is above 4.303 in 80 %: 5.653 * 12.5 / sqrt(3)
     assert compare(runs, tails="two").verdict == (
-        "at equal steps, no arm is shown to be better than regular in exact; 3 seeds could have shown a difference of "
-        "40.8 points (in 80% of cases)"
+        "at equal steps, no arm is shown to be better than regular in right answers (exact match); 3 seeds could have "
+        "shown a difference of 40.8 points (in 80% of cases)"
     )
-    no = ", no arm is shown to be better than regular in exact"
+    no = ", no arm is shown to be better than regular in right answers (exact match)"
     assert compare(groups).verdict.split("; ") == [
         *(f"at equal steps{no}", f"at equal FLOPs{no}", f"at neither equal steps nor FLOPs{no}"),
         "without two seeds in common with the baseline nothing can be shown over seeds",
@@ -192,8 +193,18 @@ def test_the_picture_shows_means_deviations_seeds_and_the_baseline(runs, tmp_pat
         check_picture("a.pdf")
 
 
+def test_axes_of_percentages_end_at_0_and_100(tmp_path):
+    made = [make_run(tmp_path / mode, "00", jepa={"mode": mode}, stopped="11") for mode in ("regular", "llm-jepa")]
+    limits = {axes.get_title(): axes.get_xlim() for axes in draw(compare(made)).axes}
+    # The least width of 5 points; Matplotlib's 94.5 to 105.5; a fiftieth more on either side for markers.
+    assert limits["exact"] == pytest.approx((-0.1, 5.1))
+    assert limits["stop rate"] == pytest.approx((94.39, 100.11))
+    wide = [make_run(tmp_path / name, right, jepa=jepa) for name, right, jepa in (("a", "00", None), ("b", "11", LLM))]
+    assert draw(compare(wide)).axes[0].get_xlim() == pytest.approx((-2, 102))
+
+
 def test_retrieval_is_compared_over_seeds(runs):
-    assert len(tables(compare(runs))) == 3
+    assert len(tables(compare(runs))) == 3 and compare(runs).retrieval is None
     hits = dict(zip(runs, (0.1, 0.2, 0.3, 0.5, 0.5, 0.6, 0.25), strict=True))
     for run, value in hits.items():
         retrieve(run, value, layer=2 if "regular" in run.name else -1)
@@ -214,7 +225,13 @@ def test_retrieval_is_compared_over_seeds(runs):
     assert (views["hits at 1"], views["Δ hits at 1"]) == ("46.25% ± 14.93", "+33.33 [+18.99, +47.68]")
     text = str(comparison)
     assert "+33.33 [+18.99, +47.68]" in text and max(map(len, text.splitlines())) <= 80
-    assert any("readout of retrieval" in note for note in comparison.notes)
+    # Differences of jepa, paired by seed: .4, .3, .3, as above.
+    described = "regular 20.0%, llm-jepa 46.2% (+33.3 points [+19.0, +47.7])"
+    assert comparison.retrieval == f"by embeddings, the nearest answer is right: {described}"
+    assert (
+        "the runs differ in readout of retrieval: views llm-jepa, layer -1, pooling last; "
+        "views llm-jepa, layer 2, pooling last"
+    ) in comparison.notes
     value = json.loads(FORMATS["json"](comparison))["arms"][1]
     assert value["retrieval_hits_at_1"]["mean"] == 0.4625
     assert value["difference"]["retrieval_mrr"]["mean"] == pytest.approx(1 / 3)

@@ -24,6 +24,16 @@ _RETRIEVAL = {
     "ndcg_at_10": "nDCG at 10",
 }
 
+# Headline score of a task -> what it counts as right.
+_SCORES = {
+    "exact": "exact match",
+    "equivalent": "equivalent expressions",
+    "execution": "equal results of the query",
+    "correct": "correct answer",
+    "reference": "the published rule",
+    "majority": "the majority of the samples",
+}
+
 
 def format_summary(summary: JsonObject, *, details: bool = False) -> str:
     """Format a summary for a terminal.
@@ -42,6 +52,16 @@ def format_summary(summary: JsonObject, *, details: bool = False) -> str:
     return "\n".join(lines)
 
 
+def score_words(name: str) -> str:
+    """Return what a score counts as right, in words; a name of another task's score as it is."""
+    return _SCORES.get(name, name)
+
+
+def describe_readout(readout: Mapping[str, object]) -> str:
+    """State where embeddings are read: the views' mode, the layer, the pooling."""
+    return _plain(readout)
+
+
 def describe_trained_on(shares: Mapping[str, float] | None) -> str | None:
     """State the share of test prompts that was trained on (see ``data.prompts``); None if zero or unknown."""
     if not shares or not shares["normalised"]:
@@ -55,12 +75,12 @@ def _headline(summary: JsonObject) -> Iterator[str]:
     # With several samples the error is that of the majority answer.
     decided = "majority" if "majority" in scores else headline
     for name in dict.fromkeys((headline, decided)):
-        yield f"{'' if scores[name]['low'] is None else 'right by '}{name}: {_score(scores[name], n)}"
+        yield f"{'' if scores[name]['low'] is None else 'right by '}{score_words(name)}: {_score(scores[name], n)}"
     if "stopped" in scores:
         yield f"stopped by itself: {scores['stopped']['mean']:.1%} of the answers"
     if summary["errors"]:
         wrong = f"{_count(sum(summary['errors'].values()), 'example')}: {_counts(summary['errors'])}"
-        yield f"wrong by {decided}: {wrong}"
+        yield f"wrong by {score_words(decided)}: {wrong}"
     if summary["left_out"]:
         yield f"skipped: {_count(sum(summary['left_out'].values()), 'record')}: {_counts(summary['left_out'])}"
     similarity = summary.get("similarity") or {}
@@ -118,7 +138,7 @@ def _retrieval(retrieval: JsonObject) -> Iterator[str]:
     if of_text := retrieval.get("equal_text_only"):
         yield f"nearest answer is the right one in the same words: {of_text['hits_at_1']:.1%}"
     if readout := retrieval.get("readout"):
-        yield f"embeddings of retrieval are read at: {_plain(readout)}"
+        yield f"embeddings of retrieval are read at: {describe_readout(readout)}"
 
 
 def _score(score: JsonObject, n: int, noun: str = "example") -> str:

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stepjepa.base.json_object import JsonObject
+from stepjepa.evaluation.summary_text import score_words
 from stepjepa.study import statistics
-from stepjepa.study.evaluated_run import EvaluatedRun
+from stepjepa.study.evaluated_run import HITS_AT_1, EvaluatedRun
 from stepjepa.study.statistics import ExampleTest, PairedT, Spread
 
 TAILS = {"one": "p_greater", "two": "p_two_sided"}
@@ -90,7 +91,7 @@ class ComparedArms:
     @property
     def verdict(self) -> str:
         """The arms better than the baseline (Holm's p of the headline below 0.05), and the detectable difference."""
-        score, base, tails = self.scores["headline"], self.baseline.name, self.tails
+        score, base, tails = score_words(self.scores["headline"]), self.baseline.name, self.tails
         tests = {name: difference.measures["headline"] for name, difference in self.differences.items()}
         better = {
             name: f"{name} by {100 * test.mean:+.2f} points [{100 * test.low:+.2f}, {100 * test.high:+.2f}] "
@@ -106,7 +107,7 @@ class ComparedArms:
             where = f"at equal {heading}" if heading else "at neither equal steps nor FLOPs"
             winners, claim = (
                 " and ".join(better[name] for name in names if name in better),
-                f"better than {base} in {score}",
+                f"better than {base} in right answers ({score})",
             )
             if names:
                 parts.append(f"{where}, {claim}: {winners}" if winners else f"{where}, no arm is shown to be {claim}")
@@ -122,3 +123,16 @@ class ComparedArms:
         else:
             parts.append("without two seeds in common with the baseline nothing can be shown over seeds")
         return "; ".join(parts)
+
+    @property
+    def retrieval(self) -> str | None:
+        """How often each arm's nearest answer is right; None if no arm was evaluated with retrieval."""
+        hits = {arm.name: spread for arm in self.arms if (spread := arm.spread(HITS_AT_1)) is not None}
+        texts = []
+        for name, spread in hits.items():
+            test = self.differences[name].retrieval.get(HITS_AT_1) if name in self.differences else None
+            known = test is not None and test.low is not None and test.high is not None
+            ends = f" [{100 * test.low:+.1f}, {100 * test.high:+.1f}]" if known else ""
+            points = f" ({100 * test.mean:+.1f} points{ends})" if test is not None else ""
+            texts.append(f"{name} {spread.mean:.1%}{points}")
+        return f"by embeddings, the nearest answer is right: {', '.join(texts)}" if texts else None

@@ -290,7 +290,7 @@ def _notes(arms: Sequence[Arm], differences: dict[str, Difference]) -> Iterator[
     for name in dict.fromkeys(name for run_facts in facts for name in run_facts):
         values = {run_facts[name] for run_facts in facts if name in run_facts}
         if len(values) > 1:
-            yield f"the runs differ in {name}: {', '.join(sorted(value[:60] for value in values))}"
+            yield f"the runs differ in {name}: {'; '.join(sorted(value[:60] for value in values))}"
     yield from (f"{run.folder}: {run.trained_on}" for run in runs if run.trained_on is not None)
 
 

@@ -1,6 +1,5 @@
 """Locate run folders, and read an evaluated run."""
 
-import json
 import math
 import os
 from collections.abc import Iterator, Sequence
@@ -14,7 +13,7 @@ from stepjepa.base.json_object import JsonObject
 from stepjepa.base.typed_json import Origin, at_least, from_json, read_json, to_json, unknown_fields
 from stepjepa.config.jepa import NEEDS_VIEWS
 from stepjepa.evaluation.output import RETRIEVAL
-from stepjepa.evaluation.summary_text import describe_trained_on
+from stepjepa.evaluation.summary_text import describe_readout, describe_trained_on
 from stepjepa.store.fingerprint import model_fingerprint
 from stepjepa.store.folder import RUN_FILE
 from stepjepa.store.record import Fingerprints, RunRecord, complete_objective, origin_of, read_record, read_run
@@ -31,6 +30,9 @@ and FLOPs of training."""
 
 OF_RETRIEVAL = tuple(f"retrieval_{name}" for name in RETRIEVAL)
 """Measures of retrieval of a whole run, from evaluations with ``retrieval``: hits at 1 and 10, MRR, nDCG at 10."""
+
+HITS_AT_1 = OF_RETRIEVAL[0]
+"""The measure of retrieval that is named first: the share of questions whose nearest answer is right."""
 
 # Fields of TrainingArguments that do not affect the trained weights, and the seeds.
 _NO_SETTING = (
@@ -247,7 +249,7 @@ def read_evaluated_run(folder: str | os.PathLike[str], evaluation: str | None = 
         views=summary.settings.similarity,
         loaded=record.loaded,
         trained_on=_describe_trained_on(file, summary),
-        readout=None if summary.retrieval is None else json.dumps(summary.retrieval.readout),
+        readout=None if summary.retrieval is None else describe_readout(summary.retrieval.readout),
         fingerprints=record.fingerprints or Fingerprints(),
         mixed=tuple(_changes(record, mixed=True)),
         noted=tuple(_changes(record, mixed=False)),

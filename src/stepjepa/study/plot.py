@@ -15,11 +15,23 @@ if TYPE_CHECKING:
 
 PICTURES = (".png", ".svg")
 
+NARROWEST = 5.0
+"""Width of the narrowest axis, in percentage points: scores that are all equal have no spread of their own."""
+
 
 def check_picture(path: str | os.PathLike[str], setting: str = "plot") -> None:
     """Raise UserError if the file name that a setting holds ends in none of ``PICTURES``."""
     if Path(path).suffix.lower() not in PICTURES:
         raise UserError(f"`{setting}` draws {' or '.join(PICTURES)}; end its name in one of them", path=path)
+
+
+def _limits(low: float, high: float) -> tuple[float, float]:
+    """Return the limits of an axis of percentages: at least :data:`NARROWEST` apart, between 0 and 100."""
+    if high - low < NARROWEST:
+        middle = (low + high) / 2
+        low = min(max(middle - NARROWEST / 2, 0.0), 100.0 - NARROWEST)
+        high = low + NARROWEST
+    return max(low, 0.0), min(high, 100.0)
 
 
 def picture(comparison: ComparedArms, kind: str) -> bytes:
@@ -58,6 +70,8 @@ def draw(comparison: ComparedArms) -> Figure:
             axes.errorbar(100 * spread.mean, row, xerr=bar, fmt="D", color=colour, markersize=5, capsize=3, zorder=3)
             if row == 0:
                 axes.axvline(100 * spread.mean, color=colour, linestyle="--", linewidth=1)
+        low, high = _limits(*axes.get_xlim())
+        axes.set_xlim(low - 0.02 * (high - low), high + 0.02 * (high - low))  # room for markers at the ends
         axes.set_title(name, fontsize=10)
         axes.set_xlabel("share of answers, %", fontsize=9)
         axes.grid(visible=True, axis="x", color="#dddddd", linewidth=0.6)

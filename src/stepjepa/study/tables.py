@@ -11,6 +11,7 @@ from typing import Any
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import finite
 from stepjepa.evaluation.output import mean_with_interval
+from stepjepa.evaluation.summary_text import score_words
 from stepjepa.study.arms import Arm, ComparedArms
 from stepjepa.study.comparable import check_comparable
 from stepjepa.study.evaluated_run import FIGURES, MEASURES, OF_RETRIEVAL, read_evaluated_run, run_names
@@ -153,9 +154,9 @@ def overview(comparison: ComparedArms) -> Table:
                 "baseline" if difference is None else ", ".join(difference.equal) or "neither",
             )
         )
-    score = comparison.scores["headline"]
-    heads = ("arm", "runs", f"right by {score}", "difference in points", "p", "same budget")
-    return Table(f"Right by {score}, against {comparison.baseline.name}", heads, rows)
+    heads = ("arm", "runs", "right answers", "difference in points", "p", "same budget")
+    title = f"Right answers ({score_words(comparison.scores['headline'])}), against {comparison.baseline.name}"
+    return Table(title, heads, rows)
 
 
 def legend(comparison: ComparedArms) -> list[str]:
@@ -164,7 +165,7 @@ def legend(comparison: ComparedArms) -> list[str]:
     mark = ["*: the highest mean"] if _best(comparison) else []
     return [
         "arm: runs that differ only in their seed",
-        f"right by {comparison.scores['headline']}: mean over the runs ± their standard deviation",
+        f"right answers: {score_words(comparison.scores['headline'])}; mean over the runs ± their standard deviation",
         *mark,
         f"difference: to {base}, mean over the seeds that both have [95% interval]",
         f"p: of a {comparison.tails}-tailed t-test over seeds, corrected for the number of arms; below .05 it counts",
@@ -185,7 +186,7 @@ def _deviation(spread: Spread | None, pattern: str = " ± {:.1f}") -> str:
 
 def tables(comparison: ComparedArms) -> list[Table]:
     """Return the tables of a comparison: means of the arms, differences over seeds and over examples, retrieval."""
-    return [_arms(comparison), _over_seeds(comparison), _over_examples(comparison), *_retrieval(comparison)]
+    return [_arms(comparison), _over_seeds(comparison), _over_examples(comparison), *retrieval_tables(comparison)]
 
 
 def _arms(comparison: ComparedArms) -> Table:
@@ -239,7 +240,7 @@ def _over_examples(comparison: ComparedArms) -> Table:
     )
 
 
-def _retrieval(comparison: ComparedArms) -> list[Table]:
+def retrieval_tables(comparison: ComparedArms) -> list[Table]:
     """Return the table of retrieval; none if no arm was evaluated with it."""
     if all(arm.spread(name) is None for arm in comparison.arms for name in OF_RETRIEVAL):
         return []
@@ -286,7 +287,7 @@ def as_text(comparison: ComparedArms, *, details: bool = False) -> str:
     names, arm_legend = _numbered([arm.name for arm in comparison.arms])
     blocks = [_wrap(comparison.verdict), f"{_wrap(_heading(comparison))}\n\n{arm_legend}".rstrip()]
     first = overview(comparison)
-    for table in tables(comparison) if details else [first, *_retrieval(comparison)]:
+    for table in tables(comparison) if details else [first, *retrieval_tables(comparison)]:
         rows = [(names[row[0]], *row[1:]) for row in table.rows]
         title = f"{_wrap(table.title)}\n\n" * (table is not first)
         blocks.append(f"{title}{_text_table(table.columns, rows)}")

@@ -17,14 +17,19 @@ from stepjepa.base.files import read_jsonl
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import spelled, visible_lines
 from stepjepa.evaluation.output import RETRIEVAL, retrieval_scores
+from stepjepa.evaluation.summary_text import describe_readout
 from stepjepa.study.comparison import Comparison, compare
+from stepjepa.study.evaluated_run import HITS_AT_1
 from stepjepa.study.page.charts import DASHES, Look, curves, json_block, looks, read_template, render
 from stepjepa.study.page.logged_run import Run, is_number
 from stepjepa.study.plot import picture
-from stepjepa.study.tables import UNKNOWN, Table, interval, legend, overview, tables
+from stepjepa.study.tables import UNKNOWN, Table, form, interval, legend, overview, tables
 
 LONGEST = 4000
 """Maximum number of characters shown of an answer."""
+
+_TITLED = 4
+"""Maximum number of arms that the title names."""
 
 _DAMAGED = (UserError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 
@@ -80,7 +85,7 @@ def make_page(
         scripts.append(read_template("answers.js"))
     return render(
         "page.html",
-        title=f"Run {runs[0].name}" if len(runs) == 1 else f"{len(runs)} runs",
+        title=_title(runs, [comparison for _, comparison, _ in compared if comparison]),
         policy=_content_policy([first, *scripts]),
         version=importlib.metadata.version("stepjepa"),
         style=read_template("page.css"),
@@ -89,6 +94,18 @@ def make_page(
         notes=notes,
         scripts=scripts,
     )
+
+
+def _title(runs: Sequence[Run], comparisons: Sequence[Comparison]) -> str:
+    """Return the title of the page: the arms by name, or the number of runs that can't be compared."""
+    if len(runs) == 1:
+        return f"Run {runs[0].name}"
+    names = list(dict.fromkeys(arm.name for comparison in comparisons for arm in comparison.arms))
+    if not names:
+        return f"{len(runs)} runs"
+    shown, more = names[:_TITLED], len(names) - _TITLED
+    further = [f"{more} more"] if more > 0 else []
+    return f"{', '.join([*shown, *further])}: {len(runs)} runs"
 
 
 def _content_policy(scripts: Sequence[str]) -> str:
@@ -137,14 +154,25 @@ def comparison_section(compared: Sequence[tuple[str, Comparison | None, str]]) -
         if comparison is None:
             part["warnings"] = [f"The runs are not compared: {reason}"]
         else:
-            verdict = comparison.verdict
-            part |= {"verdict": f"{verdict[0].upper()}{verdict[1:]}.", "notes": comparison.notes}
-            part |= {"tables": [overview(comparison)], "legend_texts": legend(comparison)}
+            sentences = [f"{text[0].upper()}{text[1:]}." for text in (comparison.verdict, comparison.retrieval) if text]
+            part |= {"verdicts": sentences, "notes": comparison.notes}
+            part |= {"tables": [_beside_answers(comparison)], "legend_texts": legend(comparison)}
             title = "Means of the arms with standard deviations over seeds"
             part["pictures"] = [(title, _embedded("svg+xml", picture(comparison, "svg")))]
             part["more"] = ("All scores, losses, costs and tests of the arms", tables(comparison))
         parts.append(part)
     return Section("arms", "Which arm is better", parts)
+
+
+def _beside_answers(comparison: Comparison) -> Table:
+    """Return the first table, with the share of nearest answers that are right if an arm was evaluated with it."""
+    table = overview(comparison)
+    hits = [arm.spread(HITS_AT_1) for arm in comparison.arms]
+    if not any(hits):
+        return table
+    cells = [form(spread and 100 * spread.mean, "{:.1f}%") for spread in hits]
+    rows = [[*row[:3], cell, *row[3:]] for row, cell in zip(table.rows, cells, strict=True)]
+    return Table(table.title, [*table.columns[:3], "nearest answer right", *table.columns[3:]], rows)
 
 
 def _embedded(kind: str, content: bytes) -> str:
@@ -203,7 +231,8 @@ def _retrieval(name: str, summaries: Mapping[str, JsonObject]) -> list[Table]:
     rows = []
     for run, run_scores in scores.items():
         retrieval = summaries[run].get("retrieval") or {}
-        counts = (retrieval.get("queries"), retrieval.get("candidates"), retrieval.get("readout"))
+        readout = retrieval.get("readout")
+        counts = (retrieval.get("queries"), retrieval.get("candidates"), readout and describe_readout(readout))
         rows.append(
             (run, *(_score(run_scores.get(f"retrieval_{metric}")) for metric in RETRIEVAL), *map(_plain, counts))
         )

@@ -23,14 +23,19 @@
     return power * ([1, 2, 5, 10].find((factor) => power * factor * parts >= range * (1 - 1e-9)) ?? 10);
   };
 
-  // Values that differ by rounding alone are one value, with room above and below.
-  const rangeOf = (values) => {
+  // Values that differ by rounding alone are one value, with room above and below; shares stay between 0 and 1.
+  const rangeOf = (values, percent) => {
+    const [low, high] = roomAround(values);
+    return percent && values.every((value) => value >= 0 && value <= 1) ? [Math.max(low, 0), Math.min(high, 1)] : [low, high];
+  };
+
+  const roomAround = (values) => {
     let low = Infinity, high = -Infinity;
     for (const value of values) { low = Math.min(low, value); high = Math.max(high, value); }
     const size = Math.max(Math.abs(low), Math.abs(high));
     if (!(high - low > 1e-6 * size) || size < 1e-12) {
-      const middle = size < 1e-12 ? 0 : (low + high) / 2;
-      const room = Math.abs(middle) / 10 || 1;
+      if (size < 1e-12) return [0, 1];
+      const middle = (low + high) / 2, room = Math.abs(middle) / 10;
       return [middle - room, middle + room];
     }
     const room = (high - low) * 0.04;
@@ -90,7 +95,7 @@
       const across = this.zoom ?? (steps.length ? [0, steps.reduce((most, step) => Math.max(most, step), 1)] : [0, 1]);
       const inside = (step) => step >= across[0] && step <= across[1];
       const values = this.shown.flatMap((line) => line.y.filter((_, place) => inside(line.x[place])));
-      const up = rangeOf(values.length ? values : [0, 1]);
+      const up = rangeOf(values.length ? values : [0, 1], percent);
       const [left, right, top, bottom] = [MARGIN.left, width - MARGIN.right, MARGIN.top, HEIGHT - MARGIN.bottom];
       this.across = across;
       this.toX = (step) => left + (right - left) * (step - across[0]) / (across[1] - across[0]);
