@@ -12,7 +12,7 @@ import pytest
 import tiny
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import write_jsonl
-from stepjepa.batch.layouts import LAYOUTS, ReadoutOptions
+from stepjepa.batch.layouts import LAYOUTS, ReadoutOptions, question_and_answer
 from stepjepa.batch.sequences import Pair, Readout, TokenizedRecord, TokenSequence, View
 from stepjepa.cli.main import main
 
@@ -190,3 +190,23 @@ def test_a_users_layout_is_named_on_the_command_line(
     assert "put @stepjepa.layout(...) above the function" in capsys.readouterr().err
     assert main([*flags, "--layout", "own_layout:nothing"]) == 2
     assert "--layout: can't load 'own_layout:nothing'" in capsys.readouterr().err
+
+
+CALL = {"role": "assistant", "content": "", "tool_calls": [{"type": "function"}]}
+RESULT = {"role": "tool", "content": "5"}
+
+
+def said(role: str, content: str) -> dict[str, object]:
+    return {"role": role, "content": content}
+
+
+def test_a_question_is_paired_with_the_first_text_behind_its_tool_calls() -> None:
+    asked, told, user, other = said("user", "2 + 3?"), said("assistant", "5"), said("user", "Sure?"), said("user", "1?")
+    # Twice called, then answered; asked again, and answered at once.
+    assert question_and_answer((asked, CALL, RESULT, CALL, RESULT, told, user, told)) == [(0, 5), (6, 7)]
+    # Nothing but calls before the next question: the answer is the call itself, which gives no pair.
+    assert question_and_answer((asked, CALL, RESULT, CALL, other, told)) == [(0, 1), (4, 5)]
+    assert question_and_answer((asked, CALL)) == [(0, 1)]
+    # A call that says something is the answer, as is an empty answer without a call.
+    assert question_and_answer((asked, CALL | {"content": "Let me see."}, RESULT, told)) == [(0, 1)]
+    assert question_and_answer((asked, said("assistant", " "), user, told)) == [(0, 1), (2, 3)]

@@ -13,7 +13,7 @@ import tiny
 from stepjepa.base.errors import UserError
 from stepjepa.batch.layouts import LAYOUTS, Layout
 from stepjepa.batch.sequences import TokenizedRecord
-from stepjepa.batch.tokenize import RecordTokenizer, step_views
+from stepjepa.batch.tokenize import WITHOUT_PAIR, RecordTokenizer, step_views
 from stepjepa.chat.template import ChatTemplate
 from stepjepa.chat.tokens import predictor_ids
 from stepjepa.config.jepa import JepaConfig
@@ -209,3 +209,41 @@ def test_required_pairs_name_the_line(trained_tokenizer: Any) -> None:
     assert make(trained_tokenizer, [lone], mode="step-jepa")[0].pairs == ()
     with pytest.raises(UserError, match=r":3: the record has no usable pair of views"):
         make(trained_tokenizer, [lone], mode="step-jepa", require_pairs=True)
+
+
+def test_records_without_a_pair_are_counted_by_reason(trained_tokenizer: Any) -> None:
+    fine = tiny.make_record("S", "q", "a")
+    empty = tiny.make_record("S", "q", "<think>a</think>")
+    maker = RecordTokenizer(trained_tokenizer, JepaConfig())
+    maker.tokenize([fine])
+    assert maker.without_pair is None and WITHOUT_PAIR not in maker.describe()
+    maker.tokenize([empty])
+    assert maker.without_pair == "1 of 2 records has no pair: the answer behind the first question is without text"
+    maker.tokenize([tiny.make_record("S", "q", "a", views=[["", "a"]]), empty])
+    assert maker.describe()[WITHOUT_PAIR] == (
+        "3 of 4 records have no pair: the answer behind the first question is without text (2); "
+        "one of its views is empty (1)"
+    )
+    maker = RecordTokenizer(trained_tokenizer, JepaConfig(mode="step-jepa"))
+    maker.tokenize([fine])
+    assert maker.without_pair == "1 of 1 records has no pair: the last answer has too few steps"
+
+
+def test_a_call_of_a_tool_without_an_answer_in_words_gives_no_pair(trained_tokenizer: Any) -> None:
+    call = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": {"name": "add"}}]}
+    user, result = {"role": "user", "content": "2 + 3?"}, {"role": "tool", "content": "5"}
+    tokenizer = copy.deepcopy(trained_tokenizer)
+    tokenizer.chat_template = (
+        "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
+        "{% for call in message.tool_calls or [] %}{{ call.function.name }}{% endfor %}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    maker = RecordTokenizer(tokenizer, JepaConfig())
+    called, answered = maker.tokenize(
+        [Record((user, call)), Record((user, call, result, {"role": "assistant", "content": "It is 5."}))]
+    )
+    assert not called.all_pairs and len(answered.all_pairs) == 1
+    _, target = answered.all_pairs[0]
+    assert tokenizer.decode(target.ids[target.start : target.end]) == "It is 5."
+    reason = "the answer behind the first question is a tool call"
+    assert maker.without_pair == f"1 of 2 records has no pair: {reason}"

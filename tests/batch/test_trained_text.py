@@ -87,8 +87,11 @@ def test_the_factor_is_said_where_chats_have_several_turns(thinking: Any) -> Non
     message = describe_turns(prepared, shares=True)
     assert message is not None
     assert message.startswith("3 of 2 chats, each behind the prompt that a server sends: ")
-    assert f"{tokens['tree']:,} tokens, {tokens['tree'] / tokens['chat']:.2f} times one row a chat" in message
-    assert f"{tokens['tree'] / tokens['turns']:.2f} times a row a turn" in message
+    assert (
+        f"{tokens['tree']:,} tokens, {tokens['tree'] / tokens['chat']:.2f} times those of one sequence per chat"
+        in message
+    )
+    assert f"{tokens['tree'] / tokens['turns']:.0%} of those of one sequence per turn" in message
     assert f": {tokens['main']:,} tokens, " in str(describe_turns(prepared, shares=False))
     assert describe_turns(prepare([reasoned(1)], thinking, CONFIG), shares=True) is None
 

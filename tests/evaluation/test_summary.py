@@ -68,6 +68,15 @@ def full_summary():
     return {**summarise(lines(), "exact"), **ABOUT, **about}
 
 
+def test_it_says_why_a_record_is_no_question_of_retrieval():
+    hits = {"mean": 0.5, "low": 0.25, "high": 0.75}
+    why = "3 of 10 records have no pair: the answer behind the first question is a tool call"
+    retrieval = {"hits_at_1": hits, "queries": 7, "candidates": 5}
+    shown = format_summary({**full_summary(), "retrieval": {**retrieval, "without_pair": why}})
+    assert f"among 5 distinct answers\nnot among these questions: {why}\n" in shown
+    assert "not among" not in format_summary({**full_summary(), "retrieval": retrieval})
+
+
 def test_the_first_lines_say_what_is_right_what_stopped_and_what_is_wrong():
     assert format_summary(full_summary()).splitlines() == [
         "right by exact match: 33.3% of 3 examples (95% interval 6.1 to 79.2%)",

@@ -11,6 +11,7 @@ import numpy as np
 
 from stepjepa.base.errors import UserError
 from stepjepa.batch.sequences import Ids, Kind, Readout, TokenizedRecord, TokenSequence, View, main_sequence
+from stepjepa.chat.thought import without_thought
 from stepjepa.config.layouts import LAYOUTS as RULES
 from stepjepa.config.layouts import LayoutRules
 
@@ -32,8 +33,30 @@ PairMessagesFn = Callable[[tuple[Mapping[str, object], ...]], list[tuple[int, in
 
 
 def question_and_answer(messages: tuple[Mapping[str, object], ...]) -> list[tuple[int, int]]:
-    """Pair each user message with the assistant message that answers it."""
-    return [(place, place + 1) for place, message in enumerate(messages[:-1]) if message["role"] == "user"]
+    """Pair each user message with the assistant message that answers it, behind tool calls without text."""
+    return [
+        (place, _answer_from(messages, place + 1))
+        for place, message in enumerate(messages[:-1])
+        if message["role"] == "user"
+    ]
+
+
+def _answer_from(messages: tuple[Mapping[str, object], ...], first: int) -> int:
+    """Return the first assistant message from ``first`` on that has text or no tool call; ``first`` if none has."""
+    for place in range(first, len(messages)):
+        message = messages[place]
+        if message["role"] == "user":
+            break
+        if message["role"] == "assistant" and (message_text(message) or not message.get("tool_calls")):
+            return place
+    return first
+
+
+def message_text(message: Mapping[str, object]) -> str:
+    """Return the content of a message, without the thought before an answer; empty if it is white space."""
+    content = str(message["content"])
+    content = without_thought(content) if message["role"] == "assistant" else content
+    return content if content.strip() else ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,10 +15,9 @@ import numpy as np
 
 from stepjepa.base.errors import UserError, shown
 from stepjepa.base.spool import BLOCK
-from stepjepa.batch.layouts import LAYOUTS
+from stepjepa.batch.layouts import LAYOUTS, message_text
 from stepjepa.batch.sequences import Ids, Pair, TokenizedRecord, View
 from stepjepa.chat.template import NOT_USED, ChatTemplate, PlainTemplate, Rendered
-from stepjepa.chat.thought import without_thought
 from stepjepa.chat.tokens import TextTokenizer, Tokens, TurnTokens, predictor_ids, predictor_token
 from stepjepa.chat.turns import Turn
 from stepjepa.config.jepa import JepaConfig
@@ -42,6 +41,9 @@ COUNTS = (
     "answers tokenised apart",
 )
 """Names of the counts that tokenising records makes."""
+
+WITHOUT_PAIR = "without a pair"
+"""Key of :meth:`RecordTokenizer.describe`: how many records have no pair, and why."""
 
 
 class ViewText(NamedTuple):
@@ -120,6 +122,7 @@ class RecordTokenizer:
         self.predictors: Ids = np.asarray(predictor_ids(tokenizer, config.used_predictors), np.int32)  # [K]
         self._lacks_tools = False
         self.counts: Counter[str] = Counter()  # of the records so far, by the names of ``COUNTS``
+        self._without_pair: Counter[str] = Counter()  # reason -> number of records without a pair
         self._predictor_text = "".join(predictor_token(number) for number in range(1, len(self.predictors) + 1))
         self._texts = TextTokenizer(tokenizer)
         padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
@@ -170,9 +173,37 @@ class RecordTokenizer:
         return [Turn(len(record.messages) - 1, whole.text, 0, whole.spans, (0, 0), plain_spans, "")]
 
     def describe(self) -> dict[str, str]:
-        """Return facts about the chat template, and which parts of the records so far it does not render."""
+        """Return facts about the chat template, which parts of the records so far it does not render, and no pairs."""
         unused = {NOT_USED: "tools; the template writes none"} if self._lacks_tools else {}
-        return self.template.describe() | unused
+        without = {} if self.without_pair is None else {WITHOUT_PAIR: self.without_pair}
+        return self.template.describe() | unused | without
+
+    @property
+    def without_pair(self) -> str | None:
+        """The number of records so far that have no pair, and why; None if all have one."""
+        if not self._without_pair:
+            return None
+        reasons = [f"{reason} ({count:,})" for reason, count in self._without_pair.most_common()]
+        why = next(iter(self._without_pair)) if len(reasons) == 1 else "; ".join(reasons)
+        count, records = self._without_pair.total(), self.counts["records"]
+        return f"{count:,} of {records:,} records {'has' if count == 1 else 'have'} no pair: {why}"
+
+    def _why_no_pair(self, record: Record, written: Sequence[PairText]) -> str:
+        """Return the reason for which a record gives no pair."""
+        if written:
+            return "its views are cut off at max_length"
+        if self.config.mode == "step-jepa":
+            return "the last answer has too few steps"
+        if record.views is not None:
+            return "one of its views is empty"
+        exchanges = LAYOUTS[str(self.config.layout)].partners(record.messages)
+        # Without a chat format a record is its last exchange.
+        which, place = ("last", -1) if self.config.plain else ("first", 0)
+        if not exchanges:
+            return "it has no question with an answer"
+        question, answer = (record.messages[each] for each in exchanges[place])
+        fault = "not trained" if message_text(answer) else "a tool call" if answer.get("tool_calls") else "without text"
+        return f"the answer behind the {which} question is {fault}" if message_text(question) else "a question is empty"
 
     def pairs(self, record: Record, turns: Sequence[Turn]) -> list[PairText]:
         """Return the pairs of a record; the first view of each predicts the second (before ``reverse_pred``).
@@ -195,7 +226,9 @@ class RecordTokenizer:
             layout = LAYOUTS[str(config.layout)]
             for start, end in layout.partners(record.messages):
                 number = next((n for n, turn in enumerate(turns) if turn.message >= max(start, end)), None)
-                texts = [(record.messages[place]["role"], _text(record.messages[place])) for place in (start, end)]
+                texts = [
+                    (record.messages[place]["role"], message_text(record.messages[place])) for place in (start, end)
+                ]
                 if number is None or record.messages[end].get("weight", 1) == 0 or not all(text for _, text in texts):
                     continue
                 first = ViewText(turns[number], *turns[number].spans[start])
@@ -289,6 +322,7 @@ class RecordTokenizer:
                     line=record.line,
                 )
             counts["without a pair"] += 1
+            self._without_pair[self._why_no_pair(record, written)] += 1
         counts["records"] += 1
         counts["pairs"] += pairs
         counts["messages behind the last answer"] += record.dropped
@@ -335,13 +369,6 @@ class RecordTokenizer:
             token = shown(str(self.tokenizer.convert_ids_to_tokens(int(answer[inner[0]]))))
             fault = f"the answer holds {token}, at which generation stops, before its end"
             raise UserError(f"{fault}; remove it from the record", path=record.path, line=record.line)
-
-
-def _text(message: Mapping[str, object]) -> str:
-    """Return the content of a message, without the thought before an answer; empty if it is white space."""
-    content = str(message["content"])
-    content = without_thought(content) if message["role"] == "assistant" else content
-    return content if content.strip() else ""
 
 
 def _before(ranges: Sequence[tuple[int, int]], length: int) -> Ids:

@@ -99,6 +99,7 @@ class Retrieval:
         candidates: number of distinct targets.
         config: the settings by which the views were read.
         of_text: the ranks if only equal texts are right; None if they are the same.
+        without_pair: how many records are no queries since they have no pair, and why; None if all have one.
     """
 
     record: NDArray[np.int64]
@@ -106,6 +107,7 @@ class Retrieval:
     candidates: int
     config: JepaConfig
     of_text: Ranks | None = None
+    without_pair: str | None = None
 
     def means(self) -> dict[str, float]:
         """Return the mean of each metric over the queries."""
@@ -114,11 +116,13 @@ class Retrieval:
     def summary(self) -> JsonObject:
         """Return ``queries``, ``candidates``, ``readout``; ``mean``, ``low`` and ``high`` (bootstrap) of each metric.
 
+        ``without_pair`` is there if a record is no query, and says why.
         ``equal_text_only`` has the means if an equal answer with another text counts as wrong; None if there is no such
         answer.
         """
         readout = {"views": self.config.mode, "layer": self.config.jepa_layer, "pooling": self.config.pooling}
         summary: JsonObject = {"queries": len(self.ranks), "candidates": self.candidates, "readout": readout}
+        summary |= {} if self.without_pair is None else {"without_pair": self.without_pair}
         for name, values in metrics(self.ranks).items():
             low, high = bootstrap_interval(values)
             summary[name] = {"mean": float(values.mean()), "low": low, "high": high}
@@ -158,7 +162,7 @@ def rank_targets(embeddings: ViewEmbeddings, names: Sequence[str | None], config
     documents = embeddings.target[candidates]
     ranks = ranks_of_right(embeddings.source, documents, right)
     of_text = None if right == texts else ranks_of_right(embeddings.source, documents, texts)
-    return Retrieval(embeddings.record, ranks, len(candidates), config, of_text)
+    return Retrieval(embeddings.record, ranks, len(candidates), config, of_text, embeddings.without_pair)
 
 
 def answer_names(task: Task, records: Sequence[Record], config: JepaConfig) -> list[str | None]:

@@ -91,6 +91,8 @@ def _headline(summary: JsonObject) -> Iterator[str]:
     if retrieval := summary.get("retrieval"):
         hits = _score(retrieval["hits_at_1"], retrieval["queries"], "question")
         yield f"nearest answer is right by embeddings: {hits}, among {retrieval['candidates']:,} distinct answers"
+        if without := retrieval.get("without_pair"):
+            yield f"not among these questions: {without}"
     if overlap := describe_trained_on(summary.get("trained_on")):
         yield overlap
     if summary.get("not_measured"):

@@ -70,13 +70,13 @@ class Jepa:
         model: a causal language model, or a PEFT wrapper of one; changed in place.
         tokenizer: fast, with a chat template unless ``config.plain``; gets the tokens that it lacks.
         config: mode, layout and objective; the defaults are those of LLM-JEPA.
-        objective: terms instead of those that ``config`` describes; mode, layout and readouts are still its.
+        objective: terms instead of those that ``config`` describes; mode, layout and readouts still come from config.
         seed: of new embedding rows, of the heads of terms, and of what terms draw.
         device: the device of micro-batches, or its type; None for the accelerator if there is one, else the model's.
             The length of rows depends on it.
         processes: number that train together; None for those of the process group, or 1 without one.
-        autocast: dtype of the ``torch.autocast`` around ``loss``, by which a GPU runs trees; None for the model's own.
-        rows: add tokens, rows and generation settings; if False, the model must have them already.
+        autocast: dtype of the ``torch.autocast`` around ``loss``, used to decide how a GPU runs trees; None without.
+        rows: add predictor tokens, their embedding rows and stop tokens; False if the model has them already.
         heads: attach new heads; if False, ``loss`` raises an error for an objective whose heads the model lacks.
 
     Attributes:
@@ -356,13 +356,11 @@ class Jepa:
         return [] if prompt is None else [{"role": "system", "content": prompt}]
 
     def embed_pairs(self, records: Iterable[Record | JsonObject], *, batch_size: int = 16) -> ViewEmbeddings:
-        """Embed both views of all pairs of some records; records without a pair, or over length, give no row.
-
-        UserError if no record has a pair.
-        """
+        """Embed both views of all pairs; records without a pair, or over length, give no row. UserError if none has."""
         config, parsed = self._reading(), [*as_records(records)]
-        tokenized = RecordTokenizer(self.tokenizer, config).tokenize_each(parsed)
-        return self._reader(config, batch_size).pairs(parsed, tokenized)
+        tokenizer = RecordTokenizer(self.tokenizer, config)
+        pairs = self._reader(config, batch_size).pairs(parsed, tokenizer.tokenize_each(parsed))
+        return replace(pairs, without_pair=tokenizer.without_pair)
 
     def _reading(self) -> JepaConfig:
         """Return the settings for reading views as this model was trained; LLM-JEPA's for a regular model."""

@@ -105,6 +105,7 @@ class ViewEmbeddings:
     record: NDArray[np.int64]  # [P], index of the record of a pair
     pair: NDArray[np.int64]  # [P], number of the pair in its record, from 1; in Step-JEPA that of the source step
     same_target: NDArray[np.int64]  # [P], index of the first pair whose target has the same tokens
+    without_pair: str | None = None  # how many records have no pair, and why; None if all have one
 
     def __repr__(self) -> str:
         pairs, dimensions = self.source.shape

@@ -13,6 +13,7 @@ from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import PALETTE, duration
 from stepjepa.base.typed_json import to_json
 from stepjepa.batch.dataset import Prepared
+from stepjepa.batch.tokenize import WITHOUT_PAIR
 from stepjepa.batch.trained_text import trained_text
 from stepjepa.chat.template import NOT_USED
 from stepjepa.config.jepa import JepaConfig
@@ -77,12 +78,13 @@ def first_screen(
         "frozen": describe_unreached(trainer.model),
         "encoding": f"{trainer.encoding} ({trainer.encoding_reason})" if config.uses_views else None,
         "LM head": LMHead(trainer.model).describe(),
-        "data": f"{Path(trainer.source).name}: {_words(trainer.prepared.counts)}",
+        "data": f"{Path(trainer.source).name}: {describe_counts(trainer.prepared.counts)}",
+        "pairs": trainer.prepared.template.get(WITHOUT_PAIR),
         "not used": trainer.prepared.template.get(NOT_USED),
         "chat template": describe_template(trainer.prepared.template),
         "turns": describe_turns(trainer.prepared, shares=trainer.encoding == "tree"),
         "example": trained_text(trainer.prepared.dataset[0].record, trainer.processing_class),
-        "held out": _words(held_out.counts) if held_out is not None else None,
+        "held out": describe_counts(held_out.counts) if held_out is not None else None,
         "each step": f"{plan.records_per_step} records ({plan.batch_size} a batch x {accumulated} accumulated x "
         f"{training.world_size} processes), learning rate {training.learning_rate:g}, seed {training.seed}",
         "groups": describe_groups(plan),
@@ -122,8 +124,14 @@ def describe_turns(prepared: Prepared, *, shares: bool) -> str | None:
     run = tokens["tree" if shares else "main"]
     return (
         f"{turns:,} of {records:,} chats, each behind the prompt that a server sends: {run:,} tokens, "
-        f"{run / tokens['chat']:.2f} times one row a chat, {run / tokens['turns']:.2f} times a row a turn"
+        f"{run / tokens['chat']:.2f} times those of one sequence per chat, {run / tokens['turns']:.0%} of those of one "
+        "sequence per turn"
     )
+
+
+def describe_counts(counts: Mapping[str, int]) -> str:
+    """Describe the counts of prepared records, without those that are zero."""
+    return ", ".join(f"{name} {count:,}" for name, count in counts.items() if count or name == "records")
 
 
 def _words(part: Mapping[str, object]) -> str:

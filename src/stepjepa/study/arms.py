@@ -131,8 +131,11 @@ class ComparedArms:
         texts = []
         for name, spread in hits.items():
             test = self.differences[name].retrieval.get(HITS_AT_1) if name in self.differences else None
-            known = test is not None and test.low is not None and test.high is not None
-            ends = f" [{100 * test.low:+.1f}, {100 * test.high:+.1f}]" if known else ""
-            points = f" ({100 * test.mean:+.1f} points{ends})" if test is not None else ""
+            points = ""
+            if test is not None:
+                ends = (
+                    "" if test.low is None or test.high is None else f" [{100 * test.low:+.1f}, {100 * test.high:+.1f}]"
+                )
+                points = f" ({100 * test.mean:+.1f} points{ends})"
             texts.append(f"{name} {spread.mean:.1%}{points}")
         return f"by embeddings, the nearest answer is right: {', '.join(texts)}" if texts else None

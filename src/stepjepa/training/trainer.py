@@ -63,15 +63,15 @@ class JepaTrainer(Trainer):
 
     Args:
         model: a causal language model, or a PEFT wrapper of one; or a folder, hub id or preset to load it from.
-        args: as in Trainer. ``push_to_hub`` uploads no checkpoints; call the method of that name.
+        args: ``TrainingArguments``. ``push_to_hub`` uploads no checkpoints; call the method of that name.
         jepa: mode, layout and objective; the defaults are those of LLM-JEPA.
-        train_dataset: records, or where they are read from, see ``batch.dataset.prepare``.
+        train_dataset: records, as a list, a ``datasets.Dataset`` or a file name.
         eval_dataset: records for ``evaluate``.
         processing_class: the tokenizer, None for the model's own; it and the model get predictor tokens.
         views: gives the pairs of views of a record, ``[(source, target), ...]``, instead of those of the mode.
         callbacks: further callbacks.
-        optimizers: as in Trainer.
-        objective: terms instead of those that ``jepa`` describes; mode, layout and readouts are still its.
+        optimizers: an optimizer and its schedule; None for those that ``args`` describes.
+        objective: terms instead of those that ``jepa`` describes; mode, layout and readouts still come from ``jepa``.
         answer_scores: lets the model answer in ``evaluate``, see ``AnswerScores``: the sums of its scores over the
             records of a process, and ``answers``, how many they are.
         retrieval_scores: ranks the targets of held-out records in ``evaluate``, see ``RetrievalScores``: takes the
