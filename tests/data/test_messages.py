@@ -192,6 +192,12 @@ def test_what_nothing_reads_is_named() -> None:
     first = read({**USER, "id": 5}, ASSISTANT, source="web", ground_truth="7", empty=None, images=[])
     second = read(USER, {**ASSISTANT, "score": 0.5}, text="both", gap=float("nan"))
     assert describe_unused([first, second]) == ["not used: messages[].id, source, messages[].score, text"]
+    prepared = parse_record(
+        {"messages": [USER, ASSISTANT], "question": "q", "answer": "a", "total_steps": 3, "mine": 1}
+    )
+    assert describe_unused([prepared]) == ["not used: mine"]
+    own = parse_record({"messages": [USER, ASSISTANT], "question": "q", "answer": "a"})
+    assert describe_unused([own]) == ["not used: question, answer"]
     assert describe_unused([first, second], extra=False) == ["not used: messages[].id, messages[].score"]
     many = read(USER, ASSISTANT, **{"": "x"}, **{f"c{number}": 1 for number in range(13)})
     (line,) = describe_unused([many])

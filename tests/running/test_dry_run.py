@@ -19,6 +19,7 @@ from stepjepa.cli.commands import parse
 from stepjepa.cli.main import main
 from stepjepa.data.sources import read_records
 from stepjepa.models.loading import load_model
+from stepjepa.running.estimate import _scaled, describe
 from stepjepa.running.transformers import training_arguments
 from stepjepa.store.record import read_run
 from stepjepa.training.trainer import JepaTrainer
@@ -113,6 +114,36 @@ def test_its_tokens_are_those_that_the_trainer_runs(
     assert result["step"]["plain_tokens"] == sum(trainer.train_dataset.lengths) / len(steps)
     assert result["step"]["text_share"] == sum(batch.num_tokens for batch in batches) / sum(tokens)
     assert result["flops"]["step"] == sum(map(trainer.floating_point_ops, batches)) / len(steps)
+
+
+def test_figures_are_shown_with_units_and_three_digits(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--train_file", data, "--model_name", "preset:tiny", "--output_dir", tmp_path / "run", "--use_cpu"]
+    estimated = told(capsys, *flags)
+    rows = dict(describe(estimated))
+    assert re.fullmatch(r"step [\d.]+ [MG]FLOP, regular step [\d.]+ [MG]FLOP", rows["FLOPs"])
+    assert re.search(r", sum [\d.]+ MiB$", rows["memory of a process"])
+    assert re.fullmatch(r"[\d.]+ MiB each, \d+ kept, [\d.]+ [GT]iB free", rows["checkpoints"])
+    assert f"{100 * estimated['step']['text_share']:.1f}% of them are text, the rest padding" in rows["step"]
+    # Counters that are zero are left out; JSON has them.
+    assert estimated["data"]["over length"] == 0 and "over length" not in rows["data"]
+    assert not re.search(r"\d\.\d{4}|e[+-]\d", "".join(rows.values()))
+
+
+@pytest.mark.parametrize(
+    ("value", "base", "prefixes", "shown"),
+    [
+        (14.26e9, 1000, ("", "k", "M", "G"), "14.3 G"),
+        (999_600, 1000, ("", "k", "M"), "1.00 M"),
+        (17, 1024, ("B", "KiB"), "17 B"),
+        (5 * 2**20, 1024, ("B", "KiB", "MiB"), "5.00 MiB"),
+        (123_456, 1000, ("µ", "m", ""), "123 m"),
+        (1e9, 1000, ("", "k"), "1000000 k"),
+    ],
+)
+def test_numbers_are_scaled(value: float, base: int, prefixes: tuple[str, ...], shown: str) -> None:
+    assert _scaled(value, base, prefixes) == shown
 
 
 # The product over experts has shapes in bfloat16 alone, and needs widths of whole 16 bytes.

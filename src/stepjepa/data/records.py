@@ -29,6 +29,9 @@ _VIEW_ROLES = {"text": "user", "code": "assistant"}
 READ_LATER = frozenset({"ground_truth", "group"})
 """Fields beside the chat that tasks and analyses read."""
 
+PREPARED = frozenset({"question", "answer", "total_steps"})
+"""Fields beside the chat that ``stepjepa prepare`` writes for the reader of a file; the last one marks such a file."""
+
 
 @dataclass(frozen=True, slots=True)
 class Record:
@@ -134,7 +137,9 @@ def describe_unused(records: Iterable[Record], *, extra: bool = True) -> list[st
     for record in records:
         names.update(dict.fromkeys(record.unused))
         if extra:
-            fields = (key for key, value in record.extra.items() if key not in READ_LATER and not is_absent(value))
+            # Of a file that ``stepjepa prepare`` wrote, the user knows nothing of its further fields.
+            known = READ_LATER | (PREPARED if "total_steps" in record.extra else frozenset())
+            fields = (key for key, value in record.extra.items() if key not in known and not is_absent(value))
             names.update(dict.fromkeys(map(str, fields)))
         dropped += record.dropped
     lines = [f"not used: {named(names)}"] if names else []

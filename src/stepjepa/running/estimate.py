@@ -36,7 +36,7 @@ from transformers import AutoModelForCausalLM, TrainingArguments
 from stepjepa.base.errors import UserError, unexpected
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.processes import is_main_process
-from stepjepa.base.terminal import print_rows, spelled
+from stepjepa.base.terminal import duration, print_rows, spelled
 from stepjepa.batch.prepare import prepare
 from stepjepa.chat.tokens import add_predictor_tokens
 from stepjepa.config.run import RunConfig
@@ -148,7 +148,7 @@ def on_device(estimated: JsonObject, peak: float | None, mfu: float, memory: flo
         step = flops / (peak * mfu * estimated["processes"])
         run = step * estimated["steps"]
         estimated["time"] = {"step_seconds": step, "run_seconds": run, "mfu": mfu, "peak": peak}
-        print(f"time: {step:.3g} s a step, {run / 3600:.3g} h in all, at an MFU of {mfu}")
+        print(f"time: {_seconds(step)} a step, {_seconds(run)} in all, at an MFU of {mfu}")
     if memory is not None:
         fits = estimated["memory"]["peak"] <= memory
         estimated["device"] = {"bytes": memory, "fits": fits}
@@ -278,22 +278,53 @@ def _estimate(
 def describe(estimated: JsonObject) -> list[tuple[str, str]]:
     """Return the rows of an estimate for ``print_rows``."""
 
-    def words(part: JsonObject) -> str:
-        figures = [(key.replace("_", " "), "not known" if each is None else each) for key, each in part.items()]
-        return ", ".join(f"{key} {each if isinstance(each, str) else f'{each:,.6g}'}" for key, each in figures)
-
-    memory, checkpoint = estimated["memory"], estimated["checkpoint"]
+    data, step, memory = estimated["data"], estimated["step"], estimated["memory"]
+    checkpoint, largest = estimated["checkpoint"], memory["largest_batch"]
+    counts = {name: count for name, count in data.items() if count or name == "records"}
     parts = {"activations": None, "optimizer states": None, **memory["parts"], "sum": memory["peak"]}
-    short = "; NOT ENOUGH" if checkpoint["bytes"] * checkpoint["kept"] > checkpoint["free"] else ""
+    sizes = {name: "not known" if size is None else _bytes(size) for name, size in parts.items()}
+    flops = {
+        name.replace("_", " "): "not known" if count is None else f"{_scaled(count, 1000, _SI)}FLOP"
+        for name, count in estimated["flops"].items()
+    }
+    tokens = (
+        f"{step['tokens']:,.0f} tokens on average, {step['most_tokens']:,} at most, {step['plain_tokens']:,.0f} in "
+        f"plain training; {step['text_share']:.1%} of them are text, the rest padding"
+    )
+    free = f"{_bytes(checkpoint['free'])} free"
+    free += "; NOT ENOUGH" if checkpoint["bytes"] * checkpoint["kept"] > checkpoint["free"] else ""
     return [
         *((name, estimated[name]) for name in ("model", "precision", "encoding") if estimated[name] is not None),
-        *((name, words(estimated[name])) for name in ("data", "step")),
+        ("data", ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in counts.items())),
+        ("step", f"{step['records']}; {tokens}"),
         ("run", f"{estimated['steps']:,} steps, {estimated['steps_per_epoch']:,} an epoch"),
-        ("GiB of a process", words({name: size and size / GIB for name, size in parts.items()})),
-        ("largest batch", words(memory["largest_batch"])),
-        ("FLOPs", words(estimated["flops"])),
-        ("checkpoints", words(checkpoint) + short),
+        ("memory of a process", ", ".join(f"{name} {size}" for name, size in sizes.items())),
+        ("largest batch", ", ".join(f"{name} {count:,}" for name, count in largest.items())),
+        ("FLOPs", ", ".join(f"{name} {count}" for name, count in flops.items())),
+        ("checkpoints", f"{_bytes(checkpoint['bytes'])} each, {checkpoint['kept']:,} kept, {free}"),
     ]
+
+
+_SI = ("", "k", "M", "G", "T", "P", "E")
+
+
+def _scaled(value: float, base: int, prefixes: Sequence[str]) -> str:
+    """Format a number with three digits and the prefix of its unit: ``14.3 G``."""
+    place = 0
+    while value >= 999.5 and place < len(prefixes) - 1:
+        value, place = value / base, place + 1
+    digits = 0 if value >= 99.95 or (not place and value == int(value)) else 1 if value >= 9.995 else 2
+    return f"{value:.{digits}f} {prefixes[place]}"
+
+
+def _bytes(size: float) -> str:
+    """Format a number of bytes: ``5.91 MiB``."""
+    return _scaled(size, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
+
+
+def _seconds(seconds: float) -> str:
+    """Format an estimated time, also one far below a second: ``12.3 ms``."""
+    return duration(seconds) if seconds >= 1 else f"{_scaled(seconds * 1e6, 1000, ('µ', 'm', ''))}s"
 
 
 def _empty_model(run: RunConfig, records: Sequence[Record]) -> tuple[nn.Module, PreTrainedTokenizerBase]:
