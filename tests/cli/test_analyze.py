@@ -1,6 +1,7 @@
 """``stepjepa analyze`` from the command line, on tiny trained models."""
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,9 @@ def test_the_numbers_are_those_of_evaluate(
     assert len(slow) > 4
     assert {key: numbers[key] for key in slow} == pytest.approx(slow, rel=1e-5)
     output = capsys.readouterr().out
-    assert f"{name}: {views} views, source " in output
+    source, target = ("question", "answer") if name == "llm" else ("step", "next step")
+    assert f"{name}: {views} views, source {source} " in output and f", target {target}" in output
+    assert re.search(r"(?m)^matched pairs +\d+$", output) and "matched n " not in output
     assert f"{numbers['matched']['mean']:.4g}" in output
     assert "are too few to tell a linear map" in output
     for file in output_files(tmp_path / "out"):

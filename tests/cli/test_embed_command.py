@@ -150,6 +150,48 @@ def test_what_can_not_be_embedded(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl"]
 
 
+ASKED = {"role": "user", "content": "What is 3+4+5?"}
+
+
+def test_a_question_needs_no_answer_with_text(folder: Path, tmp_path: Path, capsys: Any) -> None:
+    """The answer is a thought alone: the question is embedded as where the chat ends with it."""
+    thought = {"role": "assistant", "content": "<think>Twelve.</think>"}
+    write_jsonl(tmp_path / "in.jsonl", [{"messages": [ASKED, thought]}, {"messages": [ASKED]}])
+    for model in ("separate", "llm"):
+        assert embed(folder, model, str(tmp_path / "in.jsonl"), tmp_path / f"{model}.npy") == 0
+        first, second = np.load(tmp_path / f"{model}.npy")
+        np.testing.assert_allclose(first, second, atol=1e-6)
+    # The other side is the answer, which has no text.
+    write_jsonl(tmp_path / "in.jsonl", [{"messages": [ASKED, thought]}])
+    assert embed(folder, "separate", str(tmp_path / "in.jsonl"), tmp_path / "e.npy", "--side", "target") == 2
+    error = capsys.readouterr().err
+    assert "in.jsonl:1: the record has no pair" in error and "or pass --bad_records skip" in error
+
+
+def test_lines_that_can_not_be_embedded_are_skipped_where_told(folder: Path, tmp_path: Path, capsys: Any) -> None:
+    thought = {"role": "assistant", "content": "<think>Twelve.</think>"}
+    told = {"role": "assistant", "content": "12"}
+    rows = [{"messages": [ASKED, told]}, {"messages": [ASKED, thought]}, {"messages": 3}, {"messages": [ASKED, told]}]
+    write_jsonl(tmp_path / "in.jsonl", rows)
+    flags = ["--side", "target", "--bad_records", "skip", "--json"]
+    assert embed(folder, "separate", str(tmp_path / "in.jsonl"), tmp_path / "e.parquet", *flags) == 0
+    printed = capsys.readouterr()
+    assert parquet.read_table(tmp_path / "e.parquet")["line"].to_pylist() == [1, 4]
+    about = json.loads(printed.out)
+    assert (about["rows"], about["inputs"]) == (2, 3)
+    assert about["bad_records"] == {"left_out": 2, "first_lines": [3, 2]}
+    assert (
+        "2 bad lines skipped (--bad_records skip): " in printed.err and "in.jsonl:2: the record has no" in printed.err
+    )
+    write_jsonl(tmp_path / "texts.jsonl", [{"q": "a"}, {"q": " "}, {"q": 3}, {"q": "long " * 60}, {"q": "b"}])
+    flags = ["--column", "q", "--bad_records", "skip"]
+    assert embed(folder, "separate", str(tmp_path / "texts.jsonl"), tmp_path / "t.npy", *flags) == 0
+    assert len(np.load(tmp_path / "t.npy")) == 2 and "3 bad lines skipped" in capsys.readouterr().err
+    write_jsonl(tmp_path / "bad.jsonl", [{"q": " "}])
+    assert embed(folder, "separate", str(tmp_path / "bad.jsonl"), tmp_path / "b.npy", *flags) == 2
+    assert "holds no rows; 1 bad line skipped" in capsys.readouterr().err and not (tmp_path / "b.npy").exists()
+
+
 def test_an_output_is_never_replaced_unasked(folder: Path, tmp_path: Path, capsys: Any) -> None:
     output = tmp_path / "e.npy"
     output.write_text("mine")

@@ -35,7 +35,9 @@ RECORDS = [
 ]
 
 
-def points(colouring: str, views: tuple[str, str] = ("text", "code"), distance: int = 1, **options: Any) -> Points:
+def points(
+    colouring: str, views: tuple[str, str] = ("question", "answer"), distance: int = 1, **options: Any
+) -> Points:
     settings = AnalysisSettings(["run"], "t.jsonl", "out", t_sne_type=colouring, **options)
     return choose_points(EMBEDDINGS, RECORDS, views, settings, distance)
 
@@ -46,8 +48,8 @@ def drawn(found: Points) -> list[tuple[float, str]]:
 
 def test_views_are_both_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     result = points("in_n_out")
-    sources = [(value, "Enc(text)") for value in (1, 11, 12, 13, 21)]
-    assert drawn(result) == sources + [(-value, "Enc(code)") for value, _ in sources]
+    sources = [(value, "Enc(question)") for value in (1, 11, 12, 13, 21)]
+    assert drawn(result) == sources + [(-value, "Enc(answer)") for value, _ in sources]
     assert result.is_target.tolist() == [False] * 5 + [True] * 5
     monkeypatch.setattr(analysis, "MOST_POINTS", 2)
     sample = points("in_n_out", seed=1)
@@ -106,7 +108,7 @@ def test_projections() -> None:
 # -- pictures ----------------------------------------------------------------------------------------------------------
 
 LABELS = {
-    "in_n_out": ("Enc(text)",) * 10 + ("Enc(code)",) * 10,
+    "in_n_out": ("Enc(question)",) * 10 + ("Enc(answer)",) * 10,
     # Names that a font lacks, that Matplotlib would read as formulas, that would drop out of a legend.
     "paraphrase": ("_group b", "group $c_2$ 日") * 6 + tuple(f"group {n}" for n in range(8)),
     "steps": ("step 1", "step 2", "step 3", "step 4") * 5,

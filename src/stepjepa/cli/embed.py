@@ -14,6 +14,7 @@ from stepjepa.cli.commands import Command
 from stepjepa.cli.flags import JsonFlags
 from stepjepa.config.jepa import Dtype
 from stepjepa.config.option import FROM_ONE, option
+from stepjepa.data.records import BadRecords
 
 if TYPE_CHECKING:
     from stepjepa.objectives.embedding import Embedder
@@ -44,6 +45,9 @@ class EmbedFlags:
     )
     id_column: str | None = option(None, "column that becomes 'id' in a Parquet file", metavar="NAME", group="files")
     side: Literal["source", "target"] = option("source", "source: questions, or steps; target: what they predict")
+    bad_records: Literal["error", "skip"] = option(
+        "error", "lines that can't be embedded: error; or skip and report how many, they give no row", group="files"
+    )
     raw: bool = option(False, "vectors as they are read; else of length 1")
 
 
@@ -109,7 +113,9 @@ def run(args: argparse.Namespace) -> JsonObject:
         column=args.column,
         id_column=args.id_column,
         overwrite=args.overwrite,
+        bad=BadRecords(args.bad_records),
     )
+    embedded.bad.tell()
     seconds = time.perf_counter() - start
     noun = "texts" if args.column is not None else "records"
     distinct = f" ({embedded.distinct:,} distinct)" if embedded.distinct < embedded.inputs else ""

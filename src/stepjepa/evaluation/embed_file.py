@@ -18,7 +18,7 @@ from tqdm import tqdm
 from stepjepa.base.errors import UserError, shown
 from stepjepa.base.files import atomic_write, check_output_file
 from stepjepa.base.json_object import JsonObject
-from stepjepa.data.records import Record, named, parse_record
+from stepjepa.data.records import BadRecords, Record, named, parse_record
 from stepjepa.data.sources import read_rows
 from stepjepa.objectives.embedding import BLOCK, Embedder
 from stepjepa.objectives.inputs import Text, with_answer
@@ -44,27 +44,40 @@ class EmbeddedFile:
     dimensions: int = 0
     inputs: int = 0  # lines of the input file
     distinct: int = 0  # distinct texts; or the number of records
+    bad: BadRecords = field(default_factory=BadRecords)  # the skipped lines, which give no row
 
     def to_dict(self) -> JsonObject:
         """Return the JSON object that the command prints."""
         counts = {name: getattr(self, name) for name in ("rows", "dimensions", "inputs", "distinct")}
-        return {"output_file": str(self.path), **counts}
+        return {
+            "output_file": str(self.path),
+            **counts,
+            **({"bad_records": self.bad.to_dict()} if self.bad.count else {}),
+        }
 
 
-def texts_of(path: str, column: str) -> Iterator[tuple[Text, JsonObject]]:
-    """Yield the texts in a column of a file, and their rows; UserError names a line without a text."""
-    for line, row in read_rows(path):
+def texts_of(path: str, column: str, bad: BadRecords | None = None) -> Iterator[tuple[Text, JsonObject]]:
+    """Yield the texts in a column of a file, and their rows; ``bad`` notes a line without a text."""
+    bad = bad or BadRecords()
+    for line, row in read_rows(path, bad=bad):
         value = row.get(column)
-        if not isinstance(value, str):
+        if isinstance(value, str):
+            yield Text(value, path, line), row
+        else:
             fault = f"column '{column}' holds {shown(value)}, no text" if column in row else f"has no column '{column}'"
-            raise UserError(f"{fault}; there are {named(row)}", path=path, line=line)
-        yield Text(value, path, line), row
+            bad.note(UserError(f"{fault}; there are {named(row)}", path=path, line=line), line)
 
 
-def records_of(path: str, *, open_chats: bool) -> Iterator[tuple[Record, JsonObject]]:
+def records_of(path: str, *, open_chats: bool, bad: BadRecords | None = None) -> Iterator[tuple[Record, JsonObject]]:
     """Yield the records of a file, and their rows; with ``open_chats`` a chat may end with the question."""
-    for line, row in read_rows(path):
-        yield parse_record(with_answer(row) if open_chats else row, path, line), row
+    bad = bad or BadRecords()
+    for line, row in read_rows(path, bad=bad):
+        try:
+            record = parse_record(with_answer(row) if open_chats else row, path, line)
+        except UserError as error:
+            bad.note(error, line)
+        else:
+            yield record, row
 
 
 def embed_file(
@@ -75,6 +88,7 @@ def embed_file(
     column: str | None = None,
     id_column: str | None = None,
     overwrite: bool = False,
+    bad: BadRecords | None = None,
 ) -> EmbeddedFile:
     """Embed a file of any size in constant memory, plus a hash for each of at most :data:`REMEMBERED` texts.
 
@@ -86,19 +100,20 @@ def embed_file(
         column: the column of the texts; None for records.
         id_column: the column that becomes ``id``.
         overwrite: replace an existing output.
+        bad: collects the lines that can't be embedded, which give no row; None raises an error for the first of them.
 
     Raises:
         UserError: a line is wrong, or a text empty or too long; the output exists, or has another suffix. No partial
             output is left behind.
     """
     check_output(path, output, id_column=id_column, overwrite=overwrite)
+    embedded = EmbeddedFile(Path(output), bad=bad or BadRecords())
     inputs: Iterator[tuple[Text | Record, JsonObject]]
     if column is not None:
-        inputs, size = iter(texts_of(path, column)), BLOCK
+        inputs, size = iter(texts_of(path, column, embedded.bad)), BLOCK
     else:
         # Records take more memory than texts.
-        inputs, size = iter(records_of(path, open_chats=embedder.tokenizer.open_chats)), BLOCK // 10
-    embedded = EmbeddedFile(Path(output))
+        inputs, size = iter(records_of(path, open_chats=embedder.tokenizer.open_chats, bad=embedded.bad)), BLOCK // 10
     with (
         atomic_write(output, "w+b") as stream,
         _open_writer(stream, embedded.path, ids=id_column is not None) as writer,
@@ -106,16 +121,19 @@ def embed_file(
     ):
         embed_texts = _DistinctTexts(embedder, writer)
         for block in _blocks(inputs, size):
+            embedded.inputs += len(block)
+            progress.update(len(block))
+            if embedded.bad.skips and not (block := _without_bad(block, embedder, embedded.bad)):
+                continue
             values = [value for value, _ in block]
             texts = [value for value in values if isinstance(value, Text)]
             embeddings = embed_texts(texts) if texts else embedder(values)
             ids = None if id_column is None else [_id(value, row, id_column) for value, row in block]
             writer.write(embeddings, [value.line for value in values], ids)
-            embedded.inputs += len(block)
             embedded.distinct += 0 if texts else len(block)
-            progress.update(len(block))
-        if not embedded.inputs:
-            raise UserError("holds no rows; add at least one", path=path)
+        if not writer.rows:
+            fault = embedded.bad.describe() if embedded.bad.count else "add at least one"
+            raise UserError(f"holds no rows; {fault}", path=path)
         embedded.distinct += embed_texts.distinct
         embedded.rows, embedded.dimensions = writer.rows, writer.dimensions
         writer.finish()
@@ -131,6 +149,21 @@ def check_output(path: str, output: str, *, id_column: str | None = None, overwr
         raise UserError("`id_column` does nothing with a .npy file, which holds vectors alone; write .parquet")
     if target.resolve() == Path(path).resolve():
         raise UserError("`output_file` is the input file; name another", path=target)
+
+
+def _without_bad(
+    block: list[tuple[Text | Record, JsonObject]], embedder: Embedder, bad: BadRecords
+) -> list[tuple[Text | Record, JsonObject]]:
+    """Return the inputs of a block that can be embedded; the others are noted."""
+    good = []
+    for value, row in block:
+        try:
+            embedder.check(value)
+        except UserError as error:
+            bad.note(error, value.line)
+        else:
+            good.append((value, row))
+    return good
 
 
 def _blocks(values: Iterable[T], size: int) -> Iterator[list[T]]:

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,7 +100,12 @@ def analyze_models(settings: AnalysisSettings) -> list[ModelViews]:
     figure = draw_projection(points, settings.t_sne_type, Path(settings.test_file).name, settings.seed)
     for file in existing:
         file.unlink()
-    arrays = {f"{n}/{name}": each for n, model in enumerate(models) for name, each in vars(model.embeddings).items()}
+    arrays: dict[str, Any] = {
+        f"{number}/{name}": each
+        for number, model in enumerate(models)
+        for name, each in vars(model.embeddings).items()
+        if isinstance(each, np.ndarray)
+    }
     with atomic_write(files[1], "wb") as stream:
         np.savez_compressed(stream, **arrays)
     save_figure(figure, files[2])
@@ -170,7 +175,7 @@ def choose_configs(settings: AnalysisSettings) -> list[JepaConfig]:
 
 def view_names(mode: str, reverse_pred: bool) -> tuple[str, str]:
     """Return the names of source and target in ``llm-jepa`` or ``step-jepa``."""
-    first, second = ("text", "code") if mode == "llm-jepa" else ("step", NEXT_STEP)
+    first, second = ("question", "answer") if mode == "llm-jepa" else ("step", NEXT_STEP)
     return (second, first) if reverse_pred else (first, second)
 
 
@@ -191,7 +196,7 @@ def choose_points(
     UserError if a record lacks the field that colours its points.
     """
     colouring = settings.t_sne_type
-    targets = (False, True) if colouring in BOTH_VIEWS else (views[1] == "text",)
+    targets = (False, True) if colouring in BOTH_VIEWS else (views[1] == "question",)
     sample = sampled(len(embeddings.record), MOST_POINTS, settings.seed)
     is_target, chosen = np.repeat(targets, len(sample)), np.tile(sample, len(targets))
     vectors = np.where(is_target[:, None], embeddings.target[chosen], embeddings.source[chosen])
@@ -228,7 +233,7 @@ def notes(models: Sequence[ModelViews]) -> list[str]:
 
 
 def as_table(models: Sequence[ModelViews]) -> str:
-    """Format the numbers as text, with one column for each model; names are those of analysis.json."""
+    """Format the numbers as text, with one column for each model; names are those of analysis.json, but for ``n``."""
     columns = [dict(_cells(model.numbers)) for model in models]
     rows = [["", *(model.model_path for model in models)]]
     rows += [[name, *(column.get(name, "–") for column in columns)] for name in columns[0]]
@@ -237,7 +242,8 @@ def as_table(models: Sequence[ModelViews]) -> str:
 
 
 def _cells(numbers: JsonObject, within: str = "") -> Iterator[tuple[str, str]]:
-    for name, value in numbers.items():
+    for key, value in numbers.items():
+        name = "pairs" if key == "n" else key
         if isinstance(value, dict):
             yield from _cells(value, f"{within}{name} ")
         elif not isinstance(value, list):

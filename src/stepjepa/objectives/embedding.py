@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepjepa.base.errors import UserError
-from stepjepa.batch.layouts import LAYOUTS
+from stepjepa.batch.layouts import LAYOUTS, message_text
 from stepjepa.batch.sequences import Kind, Pair, TokenizedRecord, View
 from stepjepa.batch.tokenize import PairText, RecordTokenizer, step_views
 from stepjepa.chat.marks import locate
@@ -21,7 +21,7 @@ from stepjepa.chat.tokens import Tokens
 from stepjepa.chat.turns import Turn
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record
-from stepjepa.objectives.inputs import Inputs, Text, as_inputs
+from stepjepa.objectives.inputs import PLACEHOLDER, Inputs, Text, as_inputs
 from stepjepa.objectives.reading import SideEmbeddings, ViewReader
 
 if TYPE_CHECKING:
@@ -238,16 +238,47 @@ class Embedder:
             raise UserError(f"the text has {fault}", path=text.path, line=text.line)
 
     def _records(self, records: Sequence[Record]) -> SideEmbeddings:
-        tokenized = [record for record in self.tokenizer.tokenize_each(records) if record is not None]
+        return self.reader.side(self._tokenized(records), self.side)
+
+    def _tokenized(self, records: Sequence[Record]) -> list[TokenizedRecord]:
+        """Tokenise records; UserError names one without a view of the side."""
+        tokenized = self.tokenizer.tokenize_each(records)
+        if self.tokenizer.open_chats:
+            # A question alone is enough: its answer may be a tool call, or not trained.
+            lacking = [number for number, each in enumerate(tokenized) if each is None or not each.all_pairs]
+            questions = self.tokenizer.tokenize_each([question_alone(records[number]) for number in lacking])
+            for number, question in zip(lacking, questions, strict=True):
+                tokenized[number] = question
+        return [self._with_view(record, each) for record, each in zip(records, tokenized, strict=True)]
+
+    def _with_view(self, record: Record, tokenized: TokenizedRecord | None) -> TokenizedRecord:
+        """Return the tokens of a record; UserError if it has no view."""
+        if tokenized is not None and tokenized.all_pairs:
+            return tokenized
         config = self.reader.config
-        for record, each in zip(records, tokenized, strict=True):
-            if not each.all_pairs:
-                lacking = "reasoning step" if config.mode == "step-jepa" else "pair of a question and an answer"
-                limit = f"with text within max_length {config.max_length}, so no {self.side} view to embed"
-                raise UserError(
-                    f"the record has no {lacking} {limit}; leave it out", path=record.path, line=record.line
-                )
-        return self.reader.side(tokenized, self.side)
+        lacking = "reasoning step" if config.mode == "step-jepa" else "pair of a question and an answer"
+        limit = f"with text within max_length {config.max_length}, so no {self.side} view to embed"
+        remedy = "leave it out, or pass `bad_records skip`"
+        raise UserError(f"the record has no {lacking} {limit}; {remedy}", path=record.path, line=record.line)
+
+    def check(self, value: Text | Record) -> None:
+        """Raise ``UserError`` for a text or a record that can't be embedded, without running the model."""
+        if isinstance(value, Text):
+            self._check_length(value, *self.tokenizer.texts([value]))
+        else:
+            self._tokenized([value])
+
+
+def question_alone(record: Record) -> Record:
+    """Return a record up to its first question with text, behind which a placeholder stands for the answer."""
+    if record.views is not None:
+        views = [source for source, _ in record.views if source.strip()]
+        return replace(record, views=tuple((source, PLACEHOLDER) for source in views))
+    asked = (number for number, each in enumerate(record.messages) if each["role"] == "user" and message_text(each))
+    first = next(asked, None)
+    if first is None:
+        return record
+    return replace(record, messages=(*record.messages[: first + 1], {"role": "assistant", "content": PLACEHOLDER}))
 
 
 def normalised(vectors: NDArray[np.float32]) -> NDArray[np.float32]:

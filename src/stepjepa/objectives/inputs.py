@@ -9,6 +9,9 @@ from typing import Any, Literal, TypedDict
 from stepjepa.base.json_object import JsonObject
 from stepjepa.data.records import Record, as_records
 
+PLACEHOLDER = "."
+"""Stands for an answer that is never read."""
+
 
 @dataclass(frozen=True, slots=True)
 class Text:
@@ -56,7 +59,7 @@ def with_answer(value: Any) -> Any:
     if not isinstance(messages, list) or not messages or not isinstance(messages[-1], dict):
         return value
     is_open = messages[-1].get("role") == "user"
-    return {**value, "messages": [*messages, {"role": "assistant", "content": "."}]} if is_open else value
+    return {**value, "messages": [*messages, {"role": "assistant", "content": PLACEHOLDER}]} if is_open else value
 
 
 class EmbedOptions(TypedDict, total=False):
