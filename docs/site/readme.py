@@ -1,21 +1,24 @@
-"""Run the Python block of README.md and write what it prints behind it; ``--check`` compares instead.
+"""Run the code of README.md and write what it prints behind it; ``--check`` compares instead.
 
-About a minute on two quiet cores.
+The Python block is shown with all that it prints, the shell block with what its evaluation says of retrieval and what
+its search prints. About a minute and a half on two quiet cores.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import os
 import re
+import shlex
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 README = Path(__file__).resolve().parents[2] / "README.md"
-_OUTPUT = re.compile(r"(<!-- output -->\n)(?:```text\n(.*?)\n```\n)?(<!-- end -->)", re.DOTALL)
 
 
 def block() -> str:
@@ -25,39 +28,81 @@ def block() -> str:
     return match[1]
 
 
-def shown() -> str:
-    """Return the output that README shows for the block."""
-    match = _OUTPUT.search(README.read_text(encoding="utf-8"))
-    assert match is not None
+def commands() -> list[list[str]]:
+    """Return the commands of README's section of the shell, as lists of words without ``stepjepa``."""
+    section = README.read_text(encoding="utf-8").partition("\n## In the shell\n")[2].partition("\n## ")[0]
+    return [shlex.split(line)[1:] for line in section.splitlines() if line.startswith("    stepjepa ")]
+
+
+def shown(name: str) -> str:
+    """Return the output that README shows behind ``<!-- name -->``."""
+    match = _place(name).search(README.read_text(encoding="utf-8"))
+    assert match is not None, f"README.md has no block '<!-- {name} -->'"
     return match[2] or ""
 
 
 def printed() -> str:
-    """Run the block in a folder of its own; what its own calls of ``print`` print, without progress of the runs."""
+    """Run the Python block in a folder of its own; what its own calls of ``print`` print, without progress."""
     lines: list[str] = []
     names: dict[str, Any] = {"__name__": "__main__", "print": lambda *words: lines.append(" ".join(map(str, words)))}
+    with _folder(), contextlib.redirect_stdout(sys.stderr):
+        exec(compile(block(), str(README), "exec"), names)
+    return "\n".join(lines).rstrip("\n")
+
+
+def searched() -> str:
+    """Run the commands of the shell in a folder of their own; what they print of retrieval and of the search."""
+    from stepjepa.cli.main import main as stepjepa
+
+    result: list[str] = []
+    with _folder():
+        for words in commands():
+            with contextlib.redirect_stdout(io.StringIO()) as output:
+                code = stepjepa(words)
+            if code:
+                raise SystemExit(f"error: stepjepa {shlex.join(words)}: exit code {code}")
+            lines = output.getvalue().splitlines()
+            if words[0] in ("evaluate", "search"):
+                result += [line for line in lines if words[0] == "search" or line.startswith("nearest answer")]
+    return "\n".join(result)
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[None]:
     before = Path.cwd()
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):
+    with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         try:
-            exec(compile(block(), str(README), "exec"), names)
+            yield
         finally:
             os.chdir(before)
-    return "\n".join(lines).rstrip("\n")
+
+
+def _place(name: str) -> re.Pattern[str]:
+    return re.compile(rf"(<!-- {name} -->\n)(?:```text\n(.*?)\n```\n)?(<!-- end -->)", re.DOTALL)
+
+
+PARTS = {"output": printed, "output of search": searched}
 
 
 def main() -> int:
     """Write, or compare; 1 if README says something else."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--check", action="store_true")
-    check, output = parser.parse_args().check, printed()
-    if check:
-        print(output if output != shown() else "README.md shows what its block prints")
-        return int(output != shown())
+    parser.add_argument("--only", choices=PARTS, help="one of the two outputs")
+    args = parser.parse_args()
+    outputs = {name: run() for name, run in PARTS.items() if args.only in (None, name)}
+    if args.check:
+        wrong = {name: output for name, output in outputs.items() if output != shown(name)}
+        for name, output in wrong.items():
+            print(f"README.md shows another {name}; this was printed:\n{output}")
+        if not wrong:
+            print("README.md shows what its code prints")
+        return int(bool(wrong))
     text = README.read_text(encoding="utf-8")
-    README.write_text(
-        _OUTPUT.sub(lambda match: f"{match[1]}```text\n{output}\n```\n{match[3]}", text), encoding="utf-8"
-    )
+    for name, output in outputs.items():
+        text = _place(name).sub(lambda match, output=output: f"{match[1]}```text\n{output}\n```\n{match[3]}", text)
+    README.write_text(text, encoding="utf-8")
     return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from itertools import pairwise
 from pathlib import Path
 
 from document_blocks import ROOT
@@ -32,6 +33,17 @@ SMALLER |= dict.fromkeys(("--eval_steps", "--save_steps", "--warmup_steps"), "1"
 OUTPUTS = ("--output_dir", "--output_file", "--png")
 
 
+def generated(words: list[str]) -> list[str]:
+    """The files of records that a command of ``prepare`` writes."""
+    result = []
+    for flag, value in pairwise(words[1:]):
+        if flag == "--output_dir":
+            result += [str(Path(value, name)) for name in ("train.jsonl", "test.jsonl")]
+        elif flag in ("--output_file", "--test_file"):
+            result.append(value)
+    return result
+
+
 class World:
     """One page's folder, in which the process is; its commands find there what those before them made, or a stand-in.
 
@@ -45,8 +57,6 @@ class World:
         shutil.copytree(shared / "M", folder / "M")
         rows = [f'What is {n} and 2?,"{n} + 2 = {n + 2}.\n\nThe answer is {n + 2}."' for n in range(9)]
         (folder / "mine.csv").write_text("\n".join(["question,answer", *rows]), encoding="utf-8")
-        # Where examples/sweep.yaml has its data.
-        shutil.copytree(shared / "data", folder / "runs" / "sweep-data")
         for name in ("examples", "benchmarks"):
             (folder / name).symlink_to(ROOT / name)
         tested = [json.loads(line) for line in (folder / "test.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -87,6 +97,8 @@ class World:
     def run(self, words: list[str]) -> int:
         """Run a command of ours, with globs followed and what it needs at its place."""
         output = {words[i + 1] for i, word in enumerate(words) if word in OUTPUTS}
+        if words[0] == "prepare":  # a page that generates its files begins without them
+            output = {each for each in output if each != "."} | set(generated(words))
         for word in words[1:]:
             if re.match("(?:runs|sweeps)/", word) and word not in output and not list(Path().glob(word)):
                 self._stand_in(word)

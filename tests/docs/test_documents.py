@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import pytest
 import yaml
 
 from document_blocks import LANGUAGES, ROOT, blocks, documents, why_not
-from document_world import World, make_shared
+from document_world import OUTPUTS, World, generated, make_shared
 from stepjepa.base.files import write_jsonl
 from stepjepa.batch.layouts import LAYOUTS
 from stepjepa.cli.commands import COMMANDS, make_parser, parse
@@ -92,6 +93,28 @@ def test_the_commands_of_a_document_run(
             code = world.run(small)
             output = capsys.readouterr().err
             assert code == 0, f"{block.place}: stepjepa {' '.join(small)}: exit code {code}\n{output[-1500:]}"
+
+
+def test_pages_make_the_files_that_they_read() -> None:
+    """In a fresh clone each how-to page and the tutorial can be pasted from its first line on."""
+    inputs = ("--train_file", "--eval_file", "--test_file", "--input_file", "--corpus", "--queries", "--dataset")
+    pages = [page for page in PAGES if page.startswith("docs/how-to/") or page == "docs/tutorial.md"]
+    assert len(pages) > 15
+    for page in pages:
+        made: set[str] = set()
+        for block in blocks(page):
+            made |= {block.title}
+            for words in (words[words.index("stepjepa") + 1 :] for words in block.commands() if "stepjepa" in words):
+                named = list(pairwise(words[1:]))
+                read = {value for flag, value in named if flag in inputs}
+                read |= {value for flag, value in named if flag == "--model_path" and value.startswith("runs/")}
+                read |= {value for flag, value in named if flag == "--model_name" and value == "M"}
+                if "examples/sweep.yaml" in words:
+                    read |= {"runs/sweep-data/train.jsonl", "runs/sweep-data/test.jsonl"}
+                written = set(generated(words)) if words[0] == "prepare" else set()
+                missing = read - written - made
+                assert not missing, f"{block.place}: {', '.join(sorted(missing))} is made by no command above"
+                made |= written | {value for flag, value in named if flag in OUTPUTS}
 
 
 def flags_of(words: list[str]) -> set[str]:

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from stepjepa.cli.commands import COMMANDS
+from stepjepa.cli.main import main
 from stepjepa.config.jepa import JepaConfig
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,6 +80,49 @@ def test_formulas_are_mathml_and_unknown_commands_are_refused() -> None:
     assert "<msub>" in made and "<mfrac>" in made and '<span class="number">(7)</span>' in made
     with pytest.raises(ValueError, match="nonsense"):
         hooks.mathml(r"\nonsense{x}", "inline")
+
+
+def test_the_searches_that_readme_shows_find_a_sentence_of_its_test_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is shown belongs to the commands above it: the query is held out, the first hit is its own expression."""
+    readme = load("readme")
+    commands = readme.commands()
+    (prepare,) = (words for words in commands if words[0] == "prepare")
+    (search,) = (words for words in commands if words[0] == "search")
+    monkeypatch.chdir(tmp_path)
+    assert main(prepare) == 0
+    corpus = search[search.index("--corpus") + 1]
+    chats = [json.loads(line)["messages"] for line in Path(corpus).read_text(encoding="utf-8").splitlines()]
+    answers = {question["content"]: answer["content"] for *_, question, answer in chats}
+    query = search[search.index("--query") + 1]
+    retrieval, title, *hits = readme.shown("output of search").splitlines()
+    assert re.match(rf"nearest answer is right by embeddings: .* of {len(chats)} questions", retrieval)
+    assert title == query
+    assert len(hits) == int(search[search.index("--k") + 1])
+    matches = [re.fullmatch(r" +(\d\.\d{3})  line (\d+) +(.+)", hit) for hit in hits]
+    assert all(matches)
+    scores, lines, texts = zip(*(hit.groups() for hit in matches if hit), strict=True)
+    assert list(scores) == sorted(scores, reverse=True)
+    assert texts[0] == answers[query]
+    assert [chats[int(line) - 1][-1]["content"] for line in lines] == list(texts)
+
+
+def test_the_figures_of_readme_are_those_of_the_pages() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8").partition("## What one gains")[2].partition("\n## ")[0]
+    retrieval = text.partition("The nearest expression")[2].partition("\n- **")[0]
+    results = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    figures = re.findall(r"[+-]\d+\.\d \[[^]]+\]|(?<![\d.+-])\d+\.\d(?! \[|\d|[,\]])", retrieval)
+    assert len(figures) == 8, figures
+    assert all(figure in results for figure in figures), [figure for figure in figures if figure not in results]
+    # On a GPU: examples a second over those of TRL, of LLM-JEPA's layouts and of plain training, in the default form.
+    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8").partition("<!-- tables.py, gpu -->")[2]
+    rows = re.findall(r"^\| .+? \| (\w+), varlen \| [\d,]+ \| ([\d.]+) \|", page.partition("<!-- end -->")[0], re.M)
+    ours = sorted(float(over) for arm, over in rows if arm in ("branched", "separate"))
+    plain = sorted(float(over) for arm, over in rows if arm == "regular")
+    shown = re.search(r"on an H100 LLM-JEPA (\.\d\d) to (\.\d\d) times, plain training (\.\d\d) and (\d\.\d\d)", text)
+    assert shown is not None
+    assert [float(each) for each in shown.groups()] == [ours[0], ours[-1], *plain]
 
 
 def test_the_picture_of_segments_has_the_figures_of_the_code() -> None:
