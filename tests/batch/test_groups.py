@@ -196,7 +196,7 @@ def test_a_grouped_run_that_is_resumed_within_an_epoch_is_the_same(
     further.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
     for name, weight in whole.model.state_dict().items():
         assert torch.equal(weight, further.model.state_dict()[name]), name
-    with pytest.raises(UserError, match=r"other settings \(order, group_by\)"):
+    with pytest.raises(UserError, match=r"other settings \(`group_by`: prompt -> none\)"):
         make_trainer(trained_tokenizer, tmp_path / "run", config, None, **saved).train(resume_from_checkpoint=True)
 
 

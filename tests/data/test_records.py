@@ -64,7 +64,7 @@ def test_forms_of_other_tools(row: dict[str, object], turns: list[str], tmp_path
         ({"messages": [{"content": "q"}, ASSISTANT]}, r"messages\[0\] is .*; expected 'role'"),
         (
             {"messages": [USER, {"role": "assistant", "content": None}]},
-            r"content .assistant. is .None.; expected a text",
+            r"messages\[1\] .assistant. has no content; fill it in",
         ),
         ({"messages": [USER, {"role": ["critic"], "content": "x"}]}, r"messages\[1\] is .*critic.*; expected 'role'"),
         ({"messages": [USER, {"role": "tool", "content": "x"}, ASSISTANT]}, "the turns are user, tool, assistant"),

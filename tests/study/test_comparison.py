@@ -131,9 +131,9 @@ def test_doubtful_runs_are_named(runs):
     notes = compare(runs).notes
     # Where they ran makes no difference, and older runs don't say how they were loaded.
     assert [note for note in notes if note.startswith("the runs differ in ")] == [
-        "the runs differ in version of stepjepa: 0.1.0, 0.2.0",
-        "the runs differ in dtype: bfloat16, float32",
-        "the runs differ in chat_template: x, {% for %} {% for %} {% for %} {% for %} {% for %} {% for %} ",
+        "the runs differ in version of stepjepa: 0.1.0; 0.2.0",
+        "the runs differ in dtype: bfloat16; float32",
+        "the runs differ in chat_template: x; {% for %} {% for %} {% for %} {% for %} {% for %} {% for %} ",
     ]
     assert any(note.startswith(f"{runs[4]}: 25.0% of the test prompts were trained on") for note in notes)
 

@@ -128,6 +128,8 @@ OTHER_LIBRARIES = {
     "_last_lr": "torch: a schedule that was loaded gets the learning rate of this launch",
     "_foreach_lerp_": "torch: averaged weights are updated in a few launches, not in one a weight",
     "_foreach_copy_": "torch: the same",
+    "_flash_attention_forward": "torch: what `varlen_attn` calls; it keeps gathered keys, and is slower to call",
+    "_flash_attention_backward": "torch: the same",
     "_get_embed_scale": "peft: the factor of an embedding that scales itself, for its trained rows",
     "_reset_state": "accelerate: a run from Python leaves the process as it was before",
     "_typed_parameters": "submitit: which options of a job it names itself, without the prefix `slurm_`",
