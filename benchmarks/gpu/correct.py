@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import torch
@@ -14,7 +13,6 @@ from stepjepa.objectives.packing import make_collator
 from stepjepa.objectives.setup import set_up
 
 from .result import Result, compiled, rounded
-from .trainers import masked
 from .world import World, jepa_config, make_records
 
 
@@ -48,7 +46,7 @@ def part_correct(world: World, result: Result) -> None:
             ("qwen3, head 128", "inplace", ("bfloat16",))]  # fmt: skip
     both = ("bfloat16", "autocast")
     plan: list[tuple[str, str, str, tuple[str, ...]]] = [
-        (*case, "sdpa", both) for case in cases if case[0] != "gemma2"
+        (*case, "tree_sdpa", both) for case in cases if case[0] != "gemma2"
     ]  # transformers refuses gemma2 with sdpa, because of its soft cap
     plan += [(*case, "tree_varlen", both) for case in cases if case[0] != "gemma2"]
     plan += [(family, arm, "flex_attention", halves) for family, arm, halves in flex]
@@ -56,7 +54,7 @@ def part_correct(world: World, result: Result) -> None:
     with result.trying("checkpointing", needs=15) as go:
         if go:
             differences = {}
-            for kind in ("sdpa", "tree_varlen", "flex_attention") if world.cuda else ("sdpa", "tree_varlen"):
+            for kind in ("tree_sdpa", "tree_varlen", "flex_attention") if world.cuda else ("tree_sdpa", "tree_varlen"):
                 before = compiled()
                 differences[kind] = checkpointing(world, small | families["llama"], arms["branched"], kind, records)
                 differences[kind]["graphs compiled"] = compiled() - before
@@ -96,17 +94,12 @@ def small_model(world: World, config: dict[str, Any], kind: str, dtype: Any) -> 
 
 
 def collated(world: World, model: Any, config: Any, prepared: Any, count: int) -> tuple[Any, Any, Any]:
-    """Set a model up. Returns the batch of the first records, their items with the collator, and the objective.
-
-    A model that was loaded with ``sdpa`` runs trees under a mask, which the default of a GPU would not.
-    """
+    """Set a model up. Returns the batch of the first records, their items with the collator, and the objective."""
     objective = Objective.from_config(config)
-    under_mask = model.config._attn_implementation == "sdpa"
     encoding, _ = set_up(model, world.tokenizer, config)
     # As on several processes: a micro-batch is one pass.
     kinds: dict[str, Any] = {"encoding": encoding, "device_type": world.device, "processes": 2, "prompt_labels": False}
-    with masked() if under_mask else contextlib.nullcontext():
-        collator = make_collator(model, world.tokenizer, config, **kinds)
+    collator = make_collator(model, world.tokenizer, config, **kinds)
     items = [prepared.dataset[index] for index in range(count)]
     return collator(items).to(world.device), (items, collator), objective
 

@@ -29,7 +29,11 @@ def part_large(world: World, result: Result) -> None:
             "tree_varlen",
             {"gradient_checkpointing": True, "bf16": world.cuda},
         ),
-        "branched, checkpointing, autocast, mask": (8, "mask", {"gradient_checkpointing": True, "bf16": world.cuda}),
+        "branched, checkpointing, autocast, mask": (
+            8,
+            "tree_sdpa",
+            {"gradient_checkpointing": True, "bf16": world.cuda},
+        ),
         "branched, kept, autocast, varlen": (2, "tree_varlen", {"gradient_checkpointing": False, "bf16": world.cuda}),
         "branched, checkpointing, pure bf16, varlen": (
             8,
@@ -43,9 +47,7 @@ def part_large(world: World, result: Result) -> None:
                 continue
             records_of_a_step = min(batch, 4) if world.smoke else batch
             start = time.perf_counter()
-            model = build(
-                shape, world.tokenizer, world.device, dtype="bfloat16", attention="sdpa" if kind == "mask" else kind
-            )
+            model = build(shape, world.tokenizer, world.device, dtype="bfloat16", attention=kind)
             model = add_lora(model, LoraSettings(), all_predictor_ids(world.tokenizer))
             arm = {"mode": "llm-jepa", "layout": "branched"}
             trainer, watch = make_trainer(

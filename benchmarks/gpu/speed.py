@@ -13,13 +13,13 @@ from .world import World, build, jepa_config, make_records, non_embedding
 BRANCHED, SEPARATE = ({"mode": "llm-jepa", "layout": layout} for layout in ("branched", "separate"))
 OURS: dict[str, tuple[dict[str, Any], str]] = {
     "regular, rows": ({"mode": "regular", "encoding": "rows"}, "sdpa"),
-    "regular, mask": ({"mode": "regular"}, "mask"),
+    "regular, mask": ({"mode": "regular"}, "tree_sdpa"),
     "regular, varlen": ({"mode": "regular"}, "tree_varlen"),
-    "branched, mask": (BRANCHED, "mask"),
+    "branched, mask": (BRANCHED, "tree_sdpa"),
     "branched, varlen": (BRANCHED, "tree_varlen"),
     "branched, flex": (BRANCHED | {"row_length": 10**6}, "flex_attention"),
     "branched, rows": (BRANCHED | {"encoding": "rows"}, "sdpa"),
-    "separate, mask": (SEPARATE, "mask"),
+    "separate, mask": (SEPARATE, "tree_sdpa"),
     "separate, varlen": (SEPARATE, "tree_varlen"),
     "separate, rows": (SEPARATE | {"encoding": "rows"}, "sdpa"),
     "step, varlen": ({"mode": "step-jepa", "layout": "branched"}, "tree_varlen"),

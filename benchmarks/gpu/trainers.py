@@ -79,13 +79,6 @@ def arguments(world: World, *, steps: int, batch: int, logging: int = 0, **more:
     } | more  # fmt: skip
 
 
-@contextlib.contextmanager
-def masked() -> Iterator[None]:
-    """Have trees run under a dense mask, whatever the default of the device is."""
-    with patch("stepjepa.objectives.packing.segment_kernel", lambda *_, **__: "mask"):
-        yield
-
-
 def make_trainer(
     world: World, shape: str, arm: dict[str, Any], records: Any, *, steps: int, batch: int, attention: str = "sdpa",
     dtype: str = "float32", logging: int = 0, model: Any = None, **more: Any,
@@ -94,11 +87,10 @@ def make_trainer(
         raise Skip("no backward pass of FlexAttention on a CPU")
     config, watch = jepa_config(arm), make_stopwatch()
     more = {"dataloader_num_workers": 2 if world.cuda else 0} | more
-    loaded = "sdpa" if attention == "mask" else attention
-    model = model or build(shape, world.tokenizer, world.device, dtype=dtype, attention=loaded)
+    model = model or build(shape, world.tokenizer, world.device, dtype=dtype, attention=attention)
     data = records if hasattr(records, "dataset") else world.prepared(records, config)
     settings = TrainingArguments(**arguments(world, steps=steps, batch=batch, logging=logging, **more))
-    with quiet(), masked() if attention == "mask" else contextlib.nullcontext():
+    with quiet():
         trainer = JepaTrainer(
             model, settings, config, train_dataset=data, processing_class=world.tokenizer, callbacks=[watch]
         )

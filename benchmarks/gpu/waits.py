@@ -76,7 +76,7 @@ def part_sync(world: World, result: Result) -> None:
                 "step ms": stopwatch.summary(),
             })  # fmt: skip
             del trainer
-    for name, kind in (("busy, mask", "mask"), ("busy, varlen", "tree_varlen")):
+    for name, kind in (("busy, mask", "tree_sdpa"), ("busy, varlen", "tree_varlen")):
         with result.trying(name, needs=10) as go:
             if go:
                 result.put(name, profile(world, shape, arms["branched infonce"], records, batch, kind))

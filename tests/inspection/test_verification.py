@@ -17,6 +17,7 @@ from stepjepa.inspection.verification import Subject, verify
 from stepjepa.models.encoded import Encoded
 from stepjepa.models.loading import add_lora
 from stepjepa.models.probe import probe
+from stepjepa.models.varlen_attention import segment_by_segment
 from stepjepa.objectives import packing
 
 CONFIGS = {
@@ -97,6 +98,33 @@ def test_a_segment_that_sees_what_is_before_it_fails(tiny_tokenizer: Any, monkey
     assert not result["batch against separate passes"]["passed"]
 
 
+def test_a_variable_length_call_that_sees_too_little_fails(tiny_tokenizer: Any, monkeypatch: Any) -> None:
+    model = tiny.make_model("llama", head_dim=24)  # FlashAttention takes multiples of 8
+    assert probe(model).varlen  # before it is broken
+
+    def without_first_keys(query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
+        key = key.clone()
+        key[:, :, 0] = 0.0
+        return segment_by_segment(query, key, value, mask, **options)
+
+    monkeypatch.setattr("stepjepa.models.varlen_attention.segment_by_segment", without_first_keys)
+    result = results(model, tiny_tokenizer, CONFIGS["branched"])["batch against separate passes"]
+    assert not result["passed"]
+    assert result["detail"].index("in one call") > result["detail"].index("by segments") > 0
+
+
+def test_rounding_in_sixteen_bits(tiny_tokenizer: Any, monkeypatch: Any) -> None:
+    """What a CUDA device checks, on the CPU; an error that is not that of rounding fails."""
+    model = tiny.make_model("llama", head_dim=24)
+    subject = Subject(model, tiny_tokenizer, CONFIGS["separate"], tiny.records())
+    detail = verification.compare_rounding(subject)
+    assert all(form in detail for form in ("under a mask", "by segments,", "in one call"))
+    packed = verification._packed_states
+    monkeypatch.setattr(verification, "_packed_states", lambda *arguments: packed(*arguments) * 1.1)
+    with pytest.raises(ValueError, match="in plain passes"):
+        verification.compare_rounding(subject)
+
+
 def without_gradient(jepa_loss: Any) -> Any:
     def cut(model: Any, batch: Any, objective: Any) -> Any:
         losses = jepa_loss(model, batch, objective)
@@ -146,7 +174,7 @@ def test_command(tmp_path: Any, capsys: Any, monkeypatch: Any) -> None:
 
 
 @pytest.mark.parametrize("architecture", ["mamba", "gpt2", "gemma3_window"])
-def test_the_verdict_of_the_probe_is_told(architecture: str, tiny_tokenizer: Any) -> None:
+def test_the_verdict_of_the_probe_is_printed(architecture: str, tiny_tokenizer: Any) -> None:
     actual = results(tiny.make_model(architecture), tiny_tokenizer, CONFIGS["separate"])
     assert all(result["passed"] for result in actual.values()), actual
     wanted = "rows" if architecture == "mamba" else "tree"

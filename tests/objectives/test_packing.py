@@ -6,9 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.models.attention import enable_trees
+from stepjepa.models.probe import probe
 from stepjepa.objectives import packing as constants
 from stepjepa.objectives.packing import cpu_costs, packing
 
@@ -49,3 +51,15 @@ def test_processes_run_one_pass_each_and_a_gpu_no_calls(tiny_model: ModelFactory
     assert packing(model, JepaConfig(), "cpu")["pass_length"] is None
     gpu = packing(model, JepaConfig(), "cuda")
     assert (gpu["kernel"], gpu["costs"]) == ("mask", None)
+
+
+@pytest.mark.parametrize(
+    ("attention", "on_cpu", "on_gpu"), [("tree_sdpa", "mask", "mask"), ("tree_varlen", "cheapest", "ragged")]
+)
+def test_attention_by_name(attention: str, on_cpu: str, on_gpu: str, tiny_model: ModelFactory) -> None:
+    model = tiny_model("llama", attention)
+    for _ in range(2):  # a second set-up changes nothing
+        enable_trees(model, segments=probe(model).segments)
+    half = torch.bfloat16
+    assert packing(model, JepaConfig(), "cpu")["kernel"] == on_cpu
+    assert packing(model, JepaConfig(), "cuda", autocast=half)["kernel"] == on_gpu

@@ -15,15 +15,19 @@ from torch import Tensor, nn
 
 from stepjepa.base.json_object import JsonObject
 from stepjepa.batch.layouts import LAYOUTS
+from stepjepa.batch.mask import Kernel
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.batch.sequences import SampledRecord, TokenSequence
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.inspection.served import check_served, decoded, squeezed
 from stepjepa.models.architecture import find_decoder
+from stepjepa.models.attention import SEGMENTS, VARLEN
 from stepjepa.models.encode import encode, flat_states
+from stepjepa.models.probe import probe
 from stepjepa.objectives.jepa import Jepa
 from stepjepa.objectives.objective import Objective, jepa_loss
+from stepjepa.objectives.packing import cpu_costs
 from stepjepa.objectives.text import LMLoss
 
 if TYPE_CHECKING:
@@ -31,6 +35,8 @@ if TYPE_CHECKING:
 
 # Rounding error of a float32 forward pass, relative to the largest number compared.
 TOLERANCE = 1e-4
+# Rounding error of a packed batch in 16 bits over that of plain passes: both are random, and differ a little.
+MORE_ROUNDING = 1.5
 SOME = 8  # records in the slow checks
 
 
@@ -123,26 +129,84 @@ def check_served_folder(subject: Subject) -> str:
 
 @torch.no_grad()
 def check_batch(subject: Subject) -> str:
-    """Check that hidden states of the packed batch equal those of plain forward passes over each sequence."""
-    batch, layer = subject.batch(), subject.config.jepa_layer
+    """Check that hidden states of packed batches equal those of plain passes over each sequence.
+
+    It is checked for each form of attention that the model can run, whichever this device takes by default.
+    """
+    expected = _expected_states(subject)
+    comparable = ~expected.isnan().any(-1)
+    scale, errors = float(expected[comparable].abs().max()), list[str]()
+    for form, kernel in _forms(subject):
+        error = float((_packed_states(subject, kernel) - expected)[comparable].abs().max())
+        errors.append(f"{error:.1e} {form}")
+        message = f"largest difference {', '.join(errors)}, at scale {scale:.1f}"
+        _require(error <= TOLERANCE * max(1.0, scale), message)
+    return f"{int(comparable.sum())} states, {message}"
+
+
+@torch.no_grad()
+def check_rounding(subject: Subject) -> str:
+    """Check that packed batches add no error to that of bfloat16, the default on a CUDA device.
+
+    FlashAttention computes in 16 bits alone, so that the check in float32 does not run it.
+    """
+    if subject.model.device.type != "cuda":
+        return "training on this device computes in float32 unless a precision is named"
+    return compare_rounding(subject)
+
+
+@torch.no_grad()
+def compare_rounding(subject: Subject) -> str:
+    """Compare the errors of bfloat16, packed and in plain passes, on any device; ValueError if packing adds to them."""
+    exact = _expected_states(subject)
+    comparable = ~exact.isnan().any(-1)
+    with torch.autocast(subject.model.device.type, dtype=torch.bfloat16):
+        plain = float((_expected_states(subject) - exact)[comparable].square().mean().sqrt())
+        errors = {form: _packed_states(subject, kernel) - exact for form, kernel in _forms(subject)}
+    packed = {form: float(error[comparable].square().mean().sqrt()) for form, error in errors.items()}
+    message = ", ".join(f"{error:.1e} {form}" for form, error in packed.items())
+    message = f"root mean square error {message}, {plain:.1e} in plain passes"
+    _require(max(packed.values()) <= MORE_ROUNDING * plain, message)
+    return message
+
+
+def _forms(subject: Subject) -> list[tuple[str, Kernel]]:
+    """The forms of attention on packed batches that the model can run, in words and as kernels."""
+    if subject.collator.encoding != "tree":
+        return [("in plain rows", "mask")]
+    by_segments = subject.model.config._attn_implementation in (SEGMENTS, VARLEN)
+    forms: list[tuple[str, Kernel]] = [("under a mask", "mask")]
+    if by_segments:
+        forms.append(("by segments", "calls"))
+    if by_segments and probe(subject.model).varlen:
+        forms.append(("by segments in one call", "ragged"))
+    return forms
+
+
+def _packed_states(subject: Subject, kernel: Kernel) -> Tensor:
+    """``[N, D]``: the last hidden states of all texts, then the sources and targets, of one batch."""
+    layer, costs = subject.config.jepa_layer, subject.collator.costs or cpu_costs(subject.model)
+    collator = replace(subject.collator, kernel=kernel, costs=costs if kernel == "calls" else None)
+    batch = collator(subject.some).to(subject.model.device)
     texts = torch.from_numpy(np.concatenate(batch.records.paths))
-    fast = encode(subject.model, batch, lambda it: {"all": torch.cat([it.at(texts), *it.pairs])}, layer=layer)["all"]
-    slow: dict[str, list[Tensor]] = {"text": [], "source": [], "target": []}
+    states = encode(subject.model, batch, lambda it: {"all": torch.cat([it.at(texts), *it.pairs])}, layer=layer)
+    return states["all"].float()
+
+
+def _expected_states(subject: Subject) -> Tensor:
+    """What :func:`_packed_states` is to return, by a plain pass over each sequence; NaN where there is none."""
+    layer = subject.config.jepa_layer
+    states: dict[str, list[Tensor]] = {"text": [], "source": [], "target": []}
     for item in subject.some:
         readouts: dict[tuple[str, int], Tensor] = {}
         for sequence in subject.collator.sequences(item):
             last, inner = _plain_states(subject, sequence, layer)
-            slow["text"].append(last[torch.from_numpy(sequence.text).long()])
+            states["text"].append(last[torch.from_numpy(sequence.text).long()])
             for pair, kind, start, end in sequence.readouts:
                 readouts[kind, pair] = inner[start:end].float().mean(0, keepdim=True)
         for key in sorted(readouts):
-            slow[key[0]].append(readouts[key])
-    expected = torch.cat([rows for parts in slow.values() for rows in parts])
-    comparable = ~expected.isnan().any(-1)
-    error, scale = float((fast - expected)[comparable].abs().max()), float(expected[comparable].abs().max())
-    message = f"largest difference {error:.1e} at scale {scale:.1f}"
-    _require(error <= TOLERANCE * max(1.0, scale), message)
-    return f"{int(comparable.sum())} states, {message}"
+            states[key[0]].append(readouts[key])
+    return torch.cat([rows for parts in states.values() for rows in parts])
 
 
 def _plain_states(subject: Subject, sequence: TokenSequence, layer: int) -> tuple[Tensor, Tensor]:
@@ -216,6 +280,7 @@ CHECKS: tuple[tuple[str, Callable[[Subject], str]], ...] = (
     ("end of turn is trained", check_end_of_turn),
     ("served", check_served_folder),
     ("batch against separate passes", check_batch),
+    ("batch in bfloat16", check_rounding),
     ("LM loss against transformers", check_lm_loss),
     ("one optimisation step", check_step),
 )

@@ -56,8 +56,9 @@ def enable_trees(model: PreTrainedModel, *, segments: bool = False) -> None:
     """Switch a model to the registered attention implementation that suits it.
 
     FlexAttention if the model was loaded with it; otherwise sdpa, or eager if the model was loaded with eager or
-    refuses sdpa. ``segments`` lets a model that takes sdpa run segments, too, see
-    :func:`segment_kernel`. Whether a model can run trees, and segments, is tested by :mod:`stepjepa.models.probe`.
+    refuses sdpa. ``segments`` lets a model that takes sdpa run segments, too, see :func:`segment_kernel`, unless it was
+    loaded with ``tree_sdpa``, which keeps it under a mask. :mod:`stepjepa.models.probe` tests whether a model can run
+    trees, and segments.
     """
     if uses_flex(model):
         sdpa = getattr(model, "_supports_sdpa", False)
@@ -65,8 +66,9 @@ def enable_trees(model: PreTrainedModel, *, segments: bool = False) -> None:
         caps = getattr(model.config.get_text_config(), "attn_logit_softcapping", None) is not None
         model.set_attn_implementation(FLEX if sdpa and not caps else FLEX_UNFUSED)
     elif plain_attention(model) == "sdpa":
-        kept = model.config._attn_implementation == VARLEN
-        model.set_attn_implementation(SDPA if not segments else VARLEN if kept else SEGMENTS)
+        asked = model.config._attn_implementation
+        by_segments = asked if asked in (SDPA, VARLEN) else SEGMENTS
+        model.set_attn_implementation(by_segments if segments else SDPA)
     else:
         model.set_attn_implementation(EAGER)
 
@@ -110,15 +112,14 @@ def _register(name: str, attention: Any, plain_mask: Any, mask_of_trees: Callabl
     AttentionMaskInterface.register(name, mask)
 
 
-def _additive(given: tuple[Trees, Rule | None, torch.dtype], hidden: float) -> Tensor:
-    """A mask ``[R, 1, T, T]``: 0 where a key is seen, else ``hidden``.
+def _additive(trees: Trees, rule: Rule | None, dtype: torch.dtype) -> Tensor:
+    """A mask ``[R, 1, T, T]``: 0 where a key is seen, else the lowest number of the dtype.
 
     Not a boolean mask: eager attention would add it to the scores as 0 and 1 (silently wrong), and fused attention
     would convert it to an additive mask in every layer and keep each copy until the backward pass.
     """
-    trees, rule, dtype = given
     allowed = dense(trees, rule)
-    return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, hidden)
+    return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, torch.finfo(dtype).min)
 
 
 def _fused(trees: Trees, rule: Rule | None, dtype: torch.dtype) -> Tensor:
@@ -164,10 +165,10 @@ def block_mask(trees: Trees, rule: Rule | None = None) -> BlockMask:
     longer = padded(trees, length)
     # The kernel reads 32-bit integers faster.
     small = Trees(longer.start.int(), longer.end.int(), longer.position_ids.int(), trees.isolates)
-    found = blocks(small, exact=rule is None and not trees.isolates)
+    seen = blocks(small, exact=rule is None and not trees.isolates)
     return BlockMask.from_kv_blocks(
-        *_listed(found.partial),
-        *_listed(found.full),
+        *_listed(seen.partial),
+        *_listed(seen.full),
         BLOCK_SIZE=BLOCK,
         mask_mod=sees(small) if rule is None else under(rule, small),
         seq_lengths=(length, length),
@@ -227,7 +228,7 @@ def flex_forward(
     length = query.shape[2]
     if more := attention_mask.seq_lengths[0] - length:
         query, key, value = (F.pad(tensor, (0, 0, 0, more)) for tensor in (query, key, value))
-    found = _run_flex(
+    output = _run_flex(
         query,
         key,
         value,
@@ -238,9 +239,9 @@ def flex_forward(
         return_aux=None if s_aux is None else AuxRequest(lse=True),
     )
     if s_aux is not None:
-        found, extra = found
-        found = (found * torch.sigmoid(extra.lse - s_aux[:, None])[..., None]).to(query.dtype)
-    return found[:, :, :length].transpose(1, 2).contiguous(), None
+        output, extra = output
+        output = (output * torch.sigmoid(extra.lse - s_aux[:, None])[..., None]).to(query.dtype)
+    return output[:, :, :length].transpose(1, 2).contiguous(), None
 
 
 def _flex_or(plain: Any, module: nn.Module, *states_and_mask: Any, **kwargs: Any) -> Any:
@@ -278,6 +279,6 @@ def _refuse_scores(others: dict[str, Any]) -> None:
 _register(SDPA, _sdpa, sdpa_mask, _fused)
 for _name in (SEGMENTS, VARLEN):
     _register(_name, _sdpa_or_segments, sdpa_mask, _additive_or_segments)
-_register(EAGER, _eager, eager_mask, lambda *given: _additive(given, torch.finfo(given[2]).min))
+_register(EAGER, _eager, eager_mask, _additive)
 _register(FLEX, partial(_flex_or, sdpa_attention_forward), sdpa_mask, lambda trees, rule, _: block_mask(trees, rule))
 _register(FLEX_UNFUSED, partial(_flex_or, _eager), eager_mask, lambda trees, rule, _: block_mask(trees, rule))

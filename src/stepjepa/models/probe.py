@@ -143,6 +143,7 @@ SEGMENT_KERNELS: tuple[Kernel, Kernel] = ("calls", "ragged")
 def _runs_segments(model: PreTrainedModel, sequences: Sequence[Ids], alone: Sequence[Tensor], kernel: Kernel) -> bool:
     """Whether a small copy that runs trees also computes, by segments, the states of sequences alone."""
     try:
+        model.set_attn_implementation("sdpa")  # a model under tree_sdpa would stay there
         enable_trees(model, segments=True)
         with refusals() as refused:
             return _difference(_states(model, sequences, "tree", kernel), alone) <= ROUNDING and not refused
