@@ -134,7 +134,7 @@ def attention_pieces(world: World, result: Result) -> None:
         measure("its gather alone", lambda: segment_attention.gather(rows, index))
         measure("its gather, index_select", lambda: rows.index_select(0, index))
         if row.width <= 8192:
-            additive = attention._additive((row.trees, None, query.dtype), -torch.inf)
+            additive = attention._fused(row.trees, None, query.dtype)
             times = query.shape[1] // key.shape[1]
 
             def under_mask() -> torch.Tensor:
