@@ -76,6 +76,8 @@ BAD_FLAGS = [
     (["--step_jepa", "--step_separator", "§"], "has a pair"),
     (["--max_length", "7"], "raise --max_length"),
     (["--chat_template", "nowhere.jinja"], "nowhere.jinja: no such chat template"),
+    (["--mode", "stepjepa"], "regular, llm-jepa, step-jepa, got 'stepjepa'; did you mean step-jepa?"),
+    (["--jepa_loss_type", "InfoNCE"], "got 'InfoNCE'; did you mean infonce?"),
     (["--resume_from_checkpoint", "last"], "no complete checkpoint"),
     (["--train_file", "nowhere.jsonl"], "nowhere.jsonl: no such data file"),
     (["--model_name", "nowhere/at-all"], "can't load a tokenizer from 'nowhere/at-all'"),

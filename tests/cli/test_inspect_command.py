@@ -166,3 +166,27 @@ def test_variables_of_the_template(
     capsys.readouterr()
     assert main([command, *flags, "--chat_template_kwargs", '{"enable_thinking": false}']) == 2
     assert "the prompt closes the thought already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify", "train"])
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        (None, "no such chat template; check the path"),
+        (b"{% for %}", "the chat template can't be read: line 1: Expected an expression"),
+        (b"\xff\xfe", "the chat template is not UTF-8 text; save it as UTF-8"),
+    ],
+    ids=["missing", "no Jinja", "no UTF-8"],
+)
+def test_a_wrong_template_is_refused_before_the_records_are_read(
+    command: str, content: bytes | None, fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, template = tmp_path / "data.jsonl", tmp_path / "own.jinja"
+    data.write_text("no record\n", encoding="utf-8")
+    if content is not None:
+        template.write_bytes(content)
+    flags = ["--train_file", str(data), "--model_name", "preset:tiny", "--chat_template", str(template)]
+    flags += ["--output_dir", str(tmp_path / "run")] if command == "train" else []
+    assert main([command, *flags]) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith(f"stepjepa {command}: error: {template}: {fault}")

@@ -114,6 +114,23 @@ def test_its_tokens_are_those_that_the_trainer_runs(
     assert result["step"]["plain_tokens"] == sum(trainer.train_dataset.lengths) / len(steps)
     assert result["step"]["text_share"] == sum(batch.num_tokens for batch in batches) / sum(tokens)
     assert result["flops"]["step"] == sum(map(trainer.floating_point_ops, batches)) / len(steps)
+    pairs = [sum(batch.pairs for batch in batches[start : start + 2]) for start in range(0, len(batches), 2)]
+    counted = {"mean": sum(pairs) / len(pairs), "least": min(pairs), "most": max(pairs)}
+    assert {name: count for name, count in result["pairs"].items() if name != "missing"} == counted
+
+
+def test_pairs_of_a_step_are_counted(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--train_file", data, "--model_name", "preset:tiny", "--output_dir", tmp_path / "run", "--use_cpu"]
+    flags += ["--batch_size", 3, "--grad_accum", 1]
+    # Two steps without views of five, and three records a step.
+    result = told(capsys, *flags, "--jepa_ratio", 0.5)
+    assert result["pairs"]["least"] == 0 < result["pairs"]["most"] == 3
+    text = dict(describe(result))["pairs"]
+    assert text == f"{result['pairs']['mean']:.3g} a step on average, 0 at least, 3 at most"
+    described = describe({**result, "pairs": {**result["pairs"], "missing": "2 of 9 records: no answer"}})
+    assert dict(described)["pairs"] == f"{text}; 2 of 9 records: no answer"
+    regular = told(capsys, *flags, "--regular")
+    assert regular["pairs"] is None and "pairs" not in dict(describe(regular))
 
 
 def test_figures_are_shown_with_units_and_three_digits(

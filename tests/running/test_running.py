@@ -80,6 +80,11 @@ def test_two_spellings_of_a_run_are_one(data: Path, tmp_path: Path, capsys: pyte
     rows = json.loads(capsys.readouterr().out)
     assert [row["run"] for row in rows] == ["python", "shell"]
     assert rows[0]["LM loss"] == rows[1]["LM loss"]
+    assert main(["compare", str(tmp_path / "python"), str(tmp_path / "shell"), "--json"]) == 0
+    compared = json.loads(capsys.readouterr().out)
+    assert [arm["name"] for arm in compared["arms"]] == ["python", "shell"]
+    assert "one run, trained 2 times" in compared["verdict"] and "equal bit for bit" in compared["verdict"]
+    assert stepjepa.compare([made, tmp_path / "shell"]).verdict == compared["verdict"]
 
 
 def _words(flags: str, folder: Path) -> list[str]:

@@ -237,11 +237,34 @@ def test_the_baseline(runs, tmp_path):
     with pytest.raises(UserError, match="differ in nothing but their seeds"):
         compare(runs[:3])
     again = make_run(tmp_path / "again", "1" * 8, seed=23)
-    with pytest.raises(UserError, match=rf"again: is of the same arm and seed \(23\) as {runs[0]}; leave one out"):
+    with pytest.raises(UserError, match=rf"again: is of the same arm and seed \(23\) as {runs[0]}; leave one out, or"):
         compare([*runs, again])
     quick = make_run(tmp_path / "quick", "1" * 8, training={"learning_rate": 1e-3})
     with pytest.raises(UserError, match=r"2 arms are regular.*one of regular learning_rate=2e-05; "):
         compare([*runs, quick])
+
+
+def test_one_run_twice_is_compared_by_folder_and_weights(tmp_path):
+    shell, python = (make_run(tmp_path / name, right, jepa=LLM) for name, right in (("shell", "110"), ("py", "100")))
+    result = compare([shell, python])
+    assert [arm.name for arm in result.arms] == ["shell", "py"]
+    assert result.differences["py"].by_example[:2] == (0, 1)
+    assert result.verdict.startswith(
+        "these are one run, trained 2 times with the same settings, seed and data; its trained weights differ; "
+    )
+    assert result.verdict in " ".join(str(result).split())
+    assert compare([shell, python], baseline="py").baseline.name == "py"
+    third = make_run(tmp_path / "third", "111", jepa=LLM)
+    for folder in (shell, python, third):
+        (folder / "model.safetensors").write_text("weights")
+        evaluate(folder, "110")
+    assert "trained 3 times" in compare([shell, python, third]).verdict
+    assert "trained weights are equal bit for bit; " in compare([shell, python, third]).verdict
+    (third / "model.safetensors").unlink()
+    assert "weights are not in every folder, so they are not compared; " in compare([shell, python, third]).verdict
+    other = make_run(tmp_path / "other", "110", jepa=LLM, seed=2)
+    with pytest.raises(UserError, match=r"py: is of the same arm and seed \(1\) as .*shell; leave one out, or compare"):
+        compare([shell, python, other])
 
 
 def test_one_of_several_evaluations_is_chosen(runs):

@@ -228,6 +228,9 @@ def test_retrieval_is_compared_over_seeds(runs):
     # Differences of jepa, paired by seed: .4, .3, .3, as above.
     described = "regular 20.0%, llm-jepa 46.2% (+33.3 points [+19.0, +47.7])"
     assert comparison.retrieval == f"by embeddings, the nearest answer is right: {described}"
+    assert comparison.retrieval in " ".join(text.split())
+    assert FORMATS["markdown"](comparison).split("\n\n")[1].replace("\\", "") == comparison.retrieval
+    assert json.loads(FORMATS["json"](comparison))["retrieval"] == comparison.retrieval
     assert (
         "the runs differ in readout of retrieval: views llm-jepa, layer -1, pooling last; "
         "views llm-jepa, layer 2, pooling last"

@@ -1,6 +1,7 @@
-"""Write the values that a run fixes into the source of its chat template, which is saved with the model.
+"""Read and compile the source of a chat template, and write the values into it that a run fixes.
 
-Plain transformers, vLLM and llama.cpp then render the prompts of training, on any day.
+The source is saved with the model. Plain transformers, vLLM and llama.cpp then render the prompts of training, on any
+day.
 """
 
 from __future__ import annotations
@@ -8,8 +9,12 @@ from __future__ import annotations
 import datetime
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+from stepjepa.base.errors import UserError
+from stepjepa.base.files import existing_file
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -22,6 +27,38 @@ _MACRO = "macro strftime_now("
 
 _DEFAULT = r"\{%- if (\w+) is not defined %\}\{%- set \1 = .* %\}\{%- endif %\}"
 _DEFAULTS = rf"\A(?:{_DEFAULT}\n)*"
+
+
+def read_template(path: str) -> str:
+    """Return the source of a chat template file; ``UserError`` if it is missing, no UTF-8 text or no Jinja."""
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    file = existing_file(path, "chat template")
+    try:
+        source = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise UserError("the chat template is not UTF-8 text; save it as UTF-8", path=file) from None
+    try:
+        with reading():
+            _compile_jinja_template(source)
+    except UserError as error:
+        raise UserError(str(error), path=file) from None
+    return source
+
+
+@contextmanager
+def reading() -> Iterator[None]:
+    """Raise any error of the block, which compiles a template, as a ``UserError`` that names the template's line."""
+    try:
+        yield
+    except Exception as error:  # from Jinja's parser, or from constants evaluated while compiling
+        raise UserError(f"the chat template can't be read: {jinja_message(error)}") from None
+
+
+def jinja_message(error: Exception) -> str:
+    """Return the message of an error of Jinja, with the line of the template if it is known."""
+    message, line = str(error).strip() or type(error).__name__, getattr(error, "lineno", None)
+    return message if line is None else f"line {line}: {message}"
 
 
 def with_pinned_date(source: str) -> str:

@@ -218,11 +218,9 @@ class ChatTemplate:
         from transformers.utils.chat_template_utils import _compile_jinja_template
 
         self.source = source
-        try:
+        with sources.reading():
             self._compiled = _compile_jinja_template(source)
             self._marked = marked_template(self._compiled.environment, source)
-        except Exception as error:  # from Jinja's parser, or from constants evaluated while compiling
-            raise UserError(f"the chat template can't be read: {_one_line(error)}") from None
 
     def _apply(
         self,
@@ -245,7 +243,7 @@ class ChatTemplate:
                 )
             )
         except Exception as error:  # a template is a program and can raise any error
-            fault = f"the chat template refuses these messages ({_one_line(error)})"
+            fault = f"the chat template refuses these messages ({sources.jinja_message(error)})"
             raise UserError(f"{fault}; change them, or name another `chat_template`") from None
 
     def _try(self, messages: Sequence[Message], prompt: bool = False, tools: Tools = None) -> str | None:
@@ -437,9 +435,3 @@ def _with_text(call: Message) -> JsonObject:
 def _check_fast(tokenizer: PreTrainedTokenizerBase) -> None:
     if not getattr(tokenizer, "is_fast", False):
         raise UserError("the tokenizer has no fast version, and token positions need one; convert it first")
-
-
-def _one_line(error: Exception) -> str:
-    """Return the message of an error of Jinja, with the line of the template if it is known."""
-    message, line = str(error).strip() or type(error).__name__, getattr(error, "lineno", None)
-    return message if line is None else f"line {line}: {message}"

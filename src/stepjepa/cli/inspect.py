@@ -20,6 +20,7 @@ from stepjepa.data.records import BadRecords, Record, describe_columns, parse_re
 from stepjepa.data.sources import read_records
 from stepjepa.inspection.analysis import AnalysisSettings
 from stepjepa.models.presets import PREFIX, preset_config, train_tokenizer
+from stepjepa.running.data import check_chat_template
 
 
 @dataclass
@@ -63,6 +64,7 @@ def inspect(args: argparse.Namespace) -> JsonObject:
 
         check_picture(args.png, "png")
         check_output_file(args.png, args.overwrite)
+    check_chat_template(run)
     records = _records(run)
     if name.startswith(PREFIX):
         vocabulary = preset_config(name).vocab_size
@@ -128,6 +130,7 @@ def verify(args: argparse.Namespace) -> JsonObject:
     from stepjepa.models.token_rows import adapter_rows
     from stepjepa.tasks.stepmath import Difficulty, generate
 
+    check_chat_template(run)
     if run.train_file is not None:
         records = _records(run)
     else:

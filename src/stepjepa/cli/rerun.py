@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stepjepa.base.errors import UserError, visible
-from stepjepa.base.files import fingerprint
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.processes import is_main_process
 from stepjepa.cli.commands import Command, load
@@ -81,11 +80,12 @@ def _recorded_settings(folder: Path, old: JsonObject, *, trusted: bool) -> JsonO
 
 def _compare(folder: Path, new: Path, old: JsonObject, changed: bool) -> int:
     """Print whether the weights are equal; return exit code 1 if they differ although nothing had changed."""
-    first, second = ({file.name: fingerprint(file) for file in f.glob("*.safetensors")} for f in (folder, new))
-    if old.get("status") != "finished" or "exported_from" in old or not first:
+    from stepjepa.store.fingerprint import equal_weights
+
+    same = equal_weights(folder, new)
+    if old.get("status") != "finished" or "exported_from" in old or same is None:
         print(f"weights: nothing to compare with, since {folder} holds no weights of a finished run")
         return 0
-    same = first == second
     outcome = f"equal to those of {folder}, bit for bit" if same else f"differ from those of {folder}"
     print(f"weights: {outcome}", file=sys.stdout if same else sys.stderr)
     return 0 if same or changed else 1

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Literal
 
+from stepjepa.base.errors import did_you_mean
 from stepjepa.base.json_object import JsonObject
 from stepjepa.config.layouts import changes_text, layouts_of, name_layout
 from stepjepa.config.option import (
@@ -205,9 +206,8 @@ class JepaConfig:
         if self.layout is None:
             self.layout = layouts[0]
         elif self.layout not in layouts:
-            raise ValueError(
-                f"layout '{self.layout}' does not exist for mode {self.mode}; choose {' or '.join(layouts)}"
-            )
+            fault = f"layout '{self.layout}' does not exist for mode {self.mode}; choose {' or '.join(layouts)}"
+            raise ValueError(fault + did_you_mean(self.layout, layouts))
         if self.predictors is None:
             self.predictors = DEFAULT_PREDICTORS[self.mode]
         # In JSON it is a list.

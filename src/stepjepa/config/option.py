@@ -20,7 +20,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from stepjepa.base.errors import UserError, shown
+from stepjepa.base.errors import UserError, did_you_mean, shown
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -86,7 +86,8 @@ class Option:
             if not isinstance(value, kind) or (isinstance(value, bool) and self.type is not bool):
                 return f"expected {words}, got {shown(value)}"
         if self.choices and value not in self.choices:
-            return f"expected one of {', '.join(self.choices)}, got '{value}'"
+            near = did_you_mean(str(value), self.choices)
+            return f"expected one of {', '.join(self.choices)}, got '{value}'{near}"
         allowed, expected = self.about.get("allowed", (None, None))
         return None if allowed is None or allowed(value) else f"expected {expected}, got {value}"
 

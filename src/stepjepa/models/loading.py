@@ -16,12 +16,13 @@ from stepjepa.base.files import read_json_object
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.processes import is_main_process
 from stepjepa.base.terminal import note
+from stepjepa.chat.source import read_template
 from stepjepa.chat.template import ChatTemplate
 from stepjepa.chat.tokens import add_plain_tokens
 from stepjepa.config.lora import LoraSettings
 from stepjepa.models import presets
 from stepjepa.models.generation import load_generation_config
-from stepjepa.models.presets import PREFIX, check_model_name, read_template
+from stepjepa.models.presets import PREFIX, check_model_name
 from stepjepa.models.probe import inside_of, unreached_parts
 from stepjepa.models.token_rows import (
     add_missing_rows,

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepjepa.base.errors import UserError
-from stepjepa.base.files import existing_file
+from stepjepa.base.errors import UserError, did_you_mean
 from stepjepa.base.json_object import JsonObject
+from stepjepa.chat.source import read_template
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -49,7 +49,8 @@ def preset_config(name: str) -> PreTrainedConfig:
 
     key = name.removeprefix(PREFIX)
     if key not in PRESETS:
-        raise UserError(f"no preset '{key}'; choose one of {', '.join(PREFIX + preset for preset in PRESETS)}")
+        names = [PREFIX + preset for preset in PRESETS]
+        raise UserError(f"no preset '{key}'; choose one of {', '.join(names)}{did_you_mean(PREFIX + key, names)}")
     shape = PRESETS[key]
     heads = shape["num_hidden_layers"]
     return AutoConfig.for_model(
@@ -94,11 +95,6 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int, chat_template: str | 
         chat_template=CHAT_TEMPLATE if chat_template is None else read_template(chat_template),
         clean_up_tokenization_spaces=False,
     )
-
-
-def read_template(path: str) -> str:
-    """Read a chat template file; UserError if there is none."""
-    return existing_file(path, "chat template").read_text(encoding="utf-8")
 
 
 def fit_config(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:

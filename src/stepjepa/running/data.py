@@ -9,15 +9,22 @@ from itertools import chain
 from pathlib import Path
 
 from stepjepa.base.errors import UserError
-from stepjepa.base.files import existing_file, fingerprint
+from stepjepa.base.files import fingerprint
 from stepjepa.base.processes import is_main_process
 from stepjepa.base.spool import Spooled
 from stepjepa.base.terminal import note
 from stepjepa.base.typed_json import to_json
+from stepjepa.chat.source import read_template
 from stepjepa.config.run import RunConfig
 from stepjepa.data.records import BadRecords, Data, Record, as_records, records_fingerprint, tell_unused
 from stepjepa.data.sources import each_of_any, each_record, mix
 from stepjepa.store.record import Source
+
+
+def check_chat_template(run: RunConfig) -> None:
+    """Raise ``UserError`` for a chat template that can't be read; before the records, which may take minutes."""
+    if run.chat_template is not None:
+        read_template(run.chat_template)
 
 
 def read_data(
@@ -32,9 +39,7 @@ def read_data(
         train: training records in memory, instead of files.
         held_out: held-out records in memory, instead of a file.
     """
-    if run.chat_template is not None:
-        # Before the records, which may take minutes.
-        existing_file(run.chat_template, "chat template")
+    check_chat_template(run)
     if run.data_file is not None:
         records, origin = _read(run, run.data_file)
         order = random.Random(run.split_seed).sample(range(len(records)), len(records))

@@ -38,6 +38,7 @@ from stepjepa.base.json_object import JsonObject
 from stepjepa.base.processes import is_main_process
 from stepjepa.base.terminal import duration, print_rows, spelled
 from stepjepa.batch.prepare import prepare
+from stepjepa.batch.tokenize import WITHOUT_PAIR
 from stepjepa.chat.tokens import add_predictor_tokens
 from stepjepa.config.run import RunConfig
 from stepjepa.data.records import Record
@@ -216,6 +217,7 @@ def _estimate(
 
     steps = [plan.micro_batches(step) for step in plan.keys(0)]
     tokens = [sum(Shape.of(each).tokens for each in step) for step in steps]
+    pairs = [sum(each.pairs for each in step) for step in steps]
     batches = [each for step in steps for each in step if each.records.lengths]
     members = [each.records for each in batches]
     largest = max(batches, key=lambda each: Shape.of(each).tokens)
@@ -255,6 +257,14 @@ def _estimate(
             "most_tokens": max(tokens),
             "text_share": sum(each.num_tokens for each in batches) / sum(tokens),
         },
+        "pairs": {
+            "mean": sum(pairs) / len(pairs),
+            "least": min(pairs),
+            "most": max(pairs),
+            "missing": prepared.template.get(WITHOUT_PAIR),
+        }
+        if config.uses_views
+        else None,
         "steps": total_steps,
         "steps_per_epoch": epoch,
         "memory": {
@@ -291,12 +301,18 @@ def describe(estimated: JsonObject) -> list[tuple[str, str]]:
         f"{step['tokens']:,.0f} tokens on average, {step['most_tokens']:,} at most, {step['plain_tokens']:,.0f} in "
         f"plain training; {step['text_share']:.1%} of them are text, the rest padding"
     )
+    pairs = []
+    if (count := estimated["pairs"]) is not None:
+        missing = f"; {count['missing']}" if count["missing"] else ""
+        text = f"{count['mean']:.3g} a step on average, {count['least']:,} at least, {count['most']:,} at most{missing}"
+        pairs.append(("pairs", text))
     free = f"{_bytes(checkpoint['free'])} free"
     free += "; NOT ENOUGH" if checkpoint["bytes"] * checkpoint["kept"] > checkpoint["free"] else ""
     return [
         *((name, estimated[name]) for name in ("model", "precision", "encoding") if estimated[name] is not None),
         ("data", ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in counts.items())),
         ("step", f"{step['records']}; {tokens}"),
+        *pairs,
         ("run", f"{estimated['steps']:,} steps, {estimated['steps_per_epoch']:,} an epoch"),
         ("memory of a process", ", ".join(f"{name} {size}" for name, size in sizes.items())),
         ("largest batch", ", ".join(f"{name} {count:,}" for name, count in largest.items())),

@@ -6,7 +6,7 @@ from pathlib import Path
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 
-from stepjepa.base.files import File, json_at
+from stepjepa.base.files import File, fingerprint, json_at
 
 # The files of a model folder that affect its answers; "*.py" is model code.
 _MODEL_FILES = (
@@ -41,6 +41,14 @@ def model_fingerprint(path: File) -> str:
     if isinstance(base, str) and Path(base).is_dir() and Path(base).resolve() != folder.resolve():
         digest.update(model_fingerprint(base).encode())
     return digest.hexdigest()
+
+
+def equal_weights(first: Path, second: Path) -> bool | None:
+    """Return whether the trained weights of two folders are equal bit for bit; None if one of them holds none."""
+    ours, theirs = (
+        {file.name: fingerprint(file) for file in folder.glob("*.safetensors")} for folder in (first, second)
+    )
+    return ours == theirs if ours and theirs else None
 
 
 def hub_commit(name: str) -> str | None:

@@ -76,6 +76,7 @@ class ComparedArms:
     tails: str  # one or two: which p values are corrected
     notes: tuple[str, ...]  # caveats for the reader, one sentence each
     kept_out: tuple[KeptOut, ...]
+    one_run: str | None = None  # sentence on runs that are one run, trained several times, and on its weights
 
     @property
     def baseline(self) -> Arm:
@@ -100,7 +101,7 @@ class ComparedArms:
             if (p := self.differences[name].holm) is not None and p < 1 - statistics.LEVEL
             if test is not None and test.mean > 0 and test.low is not None and test.high is not None
         }
-        parts = []
+        parts = [] if self.one_run is None else [self.one_run]
         for heading in (*EQUAL, None):
             # An arm with equal steps and equal FLOPs is in both groups.
             names = [name for name, difference in self.differences.items() if heading in (difference.equal or (None,))]

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepjepa.base.errors import UserError
+from stepjepa.base.errors import UserError, did_you_mean
 from stepjepa.base.json_object import JsonObject
+from stepjepa.store.fingerprint import equal_weights
 from stepjepa.study import statistics
 from stepjepa.study.arms import EQUAL, SAME_FLOPS, TAILS, Arm, ComparedArms, Difference, KeptOut, all_known
 from stepjepa.study.comparable import check_comparable
@@ -21,6 +22,7 @@ from stepjepa.study.evaluated_run import (
     RunFolder,
     find_run_folders,
     read_evaluated_run,
+    run_names,
 )
 from stepjepa.study.plot import draw
 from stepjepa.study.statistics import PairedT
@@ -44,6 +46,7 @@ class Comparison(ComparedArms):
         differences: name of the arm -> its difference from the baseline (which has none).
         notes: caveats for the reader, one sentence each.
         kept_out: runs excluded from the statistics, with the reason.
+        one_run: a sentence on the weights, if all runs are one run, trained several times; otherwise None.
     """
 
     def __repr__(self) -> str:
@@ -105,9 +108,10 @@ def compare(
 
     Args:
         runs: run folders, folders of sweeps, or runs of ``stepjepa.run``, in any order; arms are named by their sweep,
-            or by what differs.
+            or by what differs. If all are one run, trained several times, each is an arm, named by its folder.
         evaluation: name of the evaluation to read in each run; needed only if a run has several.
-        baseline: name of the arm to compare with; by default that of the sweep, or the regular arm.
+        baseline: name of the arm to compare with; by default that of the sweep, the regular arm, or the first of
+            the folders of one run.
         tails: ``one`` or ``two``: whether the one-tailed or the two-tailed p value is corrected for the number of arms.
         mixed_runs: include runs that were resumed with another optimizer, learning rate, schedule, weight decay,
             global batch, precision, data or objective.
@@ -126,43 +130,25 @@ def compare(
     places = _places(runs)
     evaluated = [read_evaluated_run(place.folder, evaluation) for place in places]
     check_comparable(evaluated)
-    groups: dict[str, dict[str, EvaluatedRun]] = {}
-    labels: dict[str, set[str | None]] = {}
     mixed = [run for run in evaluated if run.mixed and not mixed_runs]
-    for place, run in zip(places, evaluated, strict=True):
-        if run.mixed and not mixed_runs:
-            continue
-        key = _json(run.settings)
-        labels.setdefault(key, set()).add(place.arm)
-        other = groups.setdefault(key, {}).setdefault(run.seed, run)
-        if other is not run:
-            fault = f"is of the same arm and seed ({run.seed}) as {other.folder}; leave one out"
-            raise UserError(fault, path=run.folder)
-    if len(groups) < 2:
-        fault = "the runs differ in nothing but their seeds; add those of another arm to compare with"
-        if mixed:
-            also = f"{mixed[0].folder} is kept out ({mixed[0].mixed[0]}); `mixed_runs` lets such runs in"
-            fault = f"{fault}; {also}" if groups else also
-        raise UserError(fault)
-    settings = [next(iter(group.values())).settings for group in groups.values()]
-    names = [str(label) for group_labels in labels.values() for label in group_labels if label is not None]
-    baselines = {place.arm for place in places if place.is_baseline}
-    if len(names) != len(groups) or len(set(names)) < len(names) or len(baselines) != 1:
-        # The runs are of no sweep, or of sweeps that name arms differently: derive the names from the settings.
-        names, baselines = _names(settings), {None}
-    baseline_name = baseline or baselines.pop()
-    arms = [
-        Arm(name, own, tuple(sorted(group.values(), key=lambda run: [int(part) for part in run.seed.split("/")])))
-        for name, own, group in zip(names, settings, groups.values(), strict=True)
-    ]
+    included = [(place, run) for place, run in zip(places, evaluated, strict=True) if run not in mixed]
+    one_run = _one_run([run for _, run in included])
+    if one_run is None:
+        arms, named_baseline = _arms(included, mixed)
+    else:
+        names = run_names([run.folder for _, run in included])
+        arms = [Arm(name, run.settings, (run,)) for name, (_, run) in zip(names, included, strict=True)]
+        named_baseline = names[0]
+    names, baseline_name = [arm.name for arm in arms], baseline or named_baseline
     candidates = [
         arm
         for arm in arms
         if (arm.settings["mode"] == "regular" if baseline_name is None else arm.name == baseline_name)
     ]
     if len(candidates) != 1:
+        near = did_you_mean(baseline_name or "", names)
         fault = f"no arm '{baseline_name}'" if baseline_name is not None else f"{len(candidates)} arms are regular"
-        raise UserError(f"`baseline`: {fault}; choose one of {'; '.join(names)}")
+        raise UserError(f"`baseline`: {fault}; choose one of {'; '.join(names)}{near}")
     ordered = (*candidates, *(arm for arm in arms if arm is not candidates[0]))
     differences = {arm.name: _difference(arm, candidates[0]) for arm in ordered[1:]}
     _correct(list(differences.values()), TAILS[tails])
@@ -177,7 +163,57 @@ def compare(
     by_settings = {_json(arm.settings): arm.name for arm in arms}
     kept_out = tuple(KeptOut(run, by_settings.get(_json(run.settings))) for run in mixed)
     notes = (*_notes(ordered, differences), *_notes_on_launches(ordered, kept_out))
-    return Comparison(scores, test, ordered, differences, tails, notes, kept_out)
+    return Comparison(scores, test, ordered, differences, tails, notes, kept_out, one_run)
+
+
+def _one_run(runs: Sequence[EvaluatedRun]) -> str | None:
+    """Describe runs that are one run trained several times, and whether its weights are equal; None for other runs."""
+    if len(runs) < 2 or len({(_json(run.settings), run.seed) for run in runs}) > 1:
+        return None
+    equal = [equal_weights(runs[0].folder, run.folder) for run in runs[1:]]
+    if False in equal:
+        weights = "its trained weights differ"
+    elif None in equal:
+        weights = "its trained weights are not in every folder, so they are not compared"
+    else:
+        weights = "its trained weights are equal bit for bit"
+    return f"these are one run, trained {len(runs)} times with the same settings, seed and data; {weights}"
+
+
+def _arms(
+    included: Sequence[tuple[RunFolder, EvaluatedRun]], mixed: Sequence[EvaluatedRun]
+) -> tuple[list[Arm], str | None]:
+    """Group runs that differ only in their seeds into arms; return them and the baseline that a sweep names.
+
+    Raises:
+        UserError: two runs are of the same arm and seed, or all are of one arm; the message names a run in ``mixed``.
+    """
+    groups: dict[str, dict[str, EvaluatedRun]] = {}
+    labels: dict[str, set[str | None]] = {}
+    for place, run in included:
+        key = _json(run.settings)
+        labels.setdefault(key, set()).add(place.arm)
+        other = groups.setdefault(key, {}).setdefault(run.seed, run)
+        if other is not run:
+            fault = f"is of the same arm and seed ({run.seed}) as {other.folder}; leave one out, or compare these alone"
+            raise UserError(fault, path=run.folder)
+    if len(groups) < 2:
+        fault = "the runs differ in nothing but their seeds; add those of another arm to compare with"
+        if mixed:
+            also = f"{mixed[0].folder} is kept out ({mixed[0].mixed[0]}); `mixed_runs` lets such runs in"
+            fault = f"{fault}; {also}" if groups else also
+        raise UserError(fault)
+    settings = [next(iter(group.values())).settings for group in groups.values()]
+    names = [str(label) for group_labels in labels.values() for label in group_labels if label is not None]
+    baselines = {place.arm for place, _ in included if place.is_baseline}
+    if len(names) != len(groups) or len(set(names)) < len(names) or len(baselines) != 1:
+        # The runs are of no sweep, or of sweeps that name arms differently: derive the names from the settings.
+        names, baselines = _names(settings), {None}
+    arms = [
+        Arm(name, own, tuple(sorted(group.values(), key=lambda run: [int(part) for part in run.seed.split("/")])))
+        for name, own, group in zip(names, settings, groups.values(), strict=True)
+    ]
+    return arms, baselines.pop()
 
 
 def _places(runs: Runs) -> list[RunFolder]:

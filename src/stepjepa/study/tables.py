@@ -280,12 +280,13 @@ def _heading(comparison: ComparedArms) -> str:
 
 
 def as_text(comparison: ComparedArms, *, details: bool = False) -> str:
-    """Format a comparison for a terminal: the verdict in one sentence, then tables of at most 80 columns.
+    """Format a comparison for a terminal: the verdict, a sentence on retrieval, then tables of at most 80 columns.
 
     ``details`` replaces :func:`overview`, its legend and the table of retrieval by all :func:`tables`.
     """
     names, arm_legend = _numbered([arm.name for arm in comparison.arms])
-    blocks = [_wrap(comparison.verdict), f"{_wrap(_heading(comparison))}\n\n{arm_legend}".rstrip()]
+    sentences = [text for text in (comparison.verdict, comparison.retrieval) if text is not None]
+    blocks = [*map(_wrap, sentences), f"{_wrap(_heading(comparison))}\n\n{arm_legend}".rstrip()]
     first = overview(comparison)
     for table in tables(comparison) if details else [first, *retrieval_tables(comparison)]:
         rows = [(names[row[0]], *row[1:]) for row in table.rows]
@@ -303,7 +304,8 @@ def as_markdown(comparison: ComparedArms) -> str:
     def escaped(text: str) -> str:
         return re.sub(r"([\\`*_|<>])", r"\\\1", text)
 
-    blocks = [escaped(comparison.verdict), escaped(_heading(comparison))]
+    sentences = [text for text in (comparison.verdict, comparison.retrieval) if text is not None]
+    blocks = [*map(escaped, sentences), escaped(_heading(comparison))]
     for table in tables(comparison):
         head, *rows = ["| " + " | ".join(map(escaped, cells)) + " |" for cells in (table.columns, *table.rows)]
         rule = "|---|" + "---:|" * (len(table.columns) - 1)
@@ -343,6 +345,7 @@ def as_json(comparison: ComparedArms) -> str:
         )
     value = {
         "verdict": comparison.verdict,
+        "retrieval": comparison.retrieval,
         "test": comparison.test,
         "scores": comparison.scores,
         "baseline": comparison.baseline.name,

@@ -9,7 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from pkgutil import iter_modules
 
-from stepjepa.base.errors import UserError
+from stepjepa.base.errors import UserError, did_you_mean
 from stepjepa.base.files import fingerprint
 from stepjepa.base.terminal import note
 from stepjepa.config.option import load_class
@@ -45,7 +45,8 @@ def load_task(name: str) -> type[Task]:
             if not hasattr(task, attribute):
                 raise UserError(f"task: '{name}' lacks the attribute '{attribute}'; see docs/tasks.md")
         return task
-    raise UserError(f"task: no task '{name}'; expected {AUTO}, {', '.join(TASKS)} or module:Class")
+    expected = f"expected {AUTO}, {', '.join(TASKS)} or module:Class"
+    raise UserError(f"task: no task '{name}'; {expected}{did_you_mean(name, TASKS)}")
 
 
 def users_source(task: Task) -> str | None:
