@@ -1,4 +1,9 @@
-"""What the tests share: the real data, and tiny models and tokenizers made on the spot."""
+"""What the tests share: the real data, and tiny models and tokenizers made on the spot.
+
+Torch and transformers are loaded by fixtures: pytest-xdist's own process reads this file, too, and runs no test.
+"""
+
+from __future__ import annotations
 
 import copy
 import gc
@@ -6,21 +11,15 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
+
+if TYPE_CHECKING:
+    from forked import Commands
 
 # Nothing is fetched in tests; said before the hub's library is imported, which reads it once.
 os.environ["HF_HUB_OFFLINE"] = "1"
-
-from transformers import AutoTokenizer
-
-import kills
-import tiny
-from forked import Commands
-from stepjepa.chat.tokens import add_predictor_tokens
-from stepjepa.models.presets import train_tokenizer
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 
@@ -28,8 +27,13 @@ SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Tests are many small computations; threads only make them wait for each other.
-torch.set_num_threads(1)
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Tests are many small computations; threads only make them wait for each other."""
+    import torch
+
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -53,11 +57,21 @@ def shared_data() -> Path:
     return SHARED
 
 
+def train_tiny_tokenizer() -> Any:
+    """A byte-level BPE tokenizer of the presets, trained on the tiny records."""
+    import tiny
+    from stepjepa.models.presets import train_tokenizer
+
+    return train_tokenizer([message["content"] for record in tiny.records() for message in record.messages], 290)
+
+
 @pytest.fixture(scope="session")
 def trained_tokenizer() -> Any:
     """A byte-level BPE tokenizer of the presets, with four predictor tokens; not to be changed."""
-    texts = [message["content"] for record in tiny.records() for message in record.messages]
-    tokenizer = train_tokenizer(texts, 290)
+    import tiny
+    from stepjepa.chat.tokens import add_predictor_tokens
+
+    tokenizer = train_tiny_tokenizer()
     add_predictor_tokens(tokenizer, 4)
     assert len(tokenizer) < tiny.VOCABULARY
     return tokenizer
@@ -66,18 +80,30 @@ def trained_tokenizer() -> Any:
 @pytest.fixture(scope="session")
 def plain_tokenizer() -> Any:
     """The same without predictor tokens, as tokenizers come from a hub; not to be changed."""
-    return train_tokenizer([message["content"] for record in tiny.records() for message in record.messages], 290)
+    return train_tiny_tokenizer()
+
+
+@pytest.fixture
+def quick_nl_rx(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NL-RX draws a fiftieth of its trees: some hundred pairs in a tenth of a second, as many as a test asks for."""
+    from stepjepa.tasks import nl_rx
+
+    monkeypatch.setattr(nl_rx, "_DRAWS", {room: draws // 50 for room, draws in nl_rx._DRAWS.items()})
 
 
 @pytest.fixture(scope="module")
 def commands() -> Commands:
     """Runs commands in processes that can be killed."""
+    from forked import Commands
+
     return Commands()
 
 
 @pytest.fixture(scope="module")
 def material(trained_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what ``kills.cases`` run on."""
+    import kills
+
     return kills.make_material(tmp_path_factory.mktemp("material"), trained_tokenizer)
 
 
@@ -90,12 +116,18 @@ def tiny_tokenizer(trained_tokenizer: Any) -> Any:
 @pytest.fixture(scope="session")
 def tiny_model() -> Callable[..., Any]:
     """``tiny_model(architecture, attention="sdpa", seed=0)``: a new model, equal weights for equal seeds."""
+    import tiny
+
     return tiny.make_model
 
 
 @pytest.fixture(scope="session")
 def real_tokenizer(shared_data: Path) -> Callable[[str], Any]:
     """``real_tokenizer(name)``: a real tokenizer with four predictor tokens; not to be changed."""
+    from transformers import AutoTokenizer
+
+    from stepjepa.chat.tokens import add_predictor_tokens
+
     loaded: dict[str, Any] = {}
 
     def load(name: str) -> Any:

@@ -12,6 +12,7 @@ import os
 import resource
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -66,7 +67,7 @@ class Moment:
 
 
 def run(arguments: list[str], log: Path, moment: Moment | None = None, environment: Mapping[str, str] = {}) -> None:
-    """Run a command in this process, adding what it says to a log, and at last how many changes there were."""
+    """Run a command in this process, adding what it says to a log, and at last changes, memory in KiB, and seconds."""
     import torch
 
     torch.set_num_threads(1)
@@ -85,7 +86,8 @@ def run(arguments: list[str], log: Path, moment: Moment | None = None, environme
         code = main(arguments)
     except Exception:
         traceback.print_exc()
-    print(f"changes {_seen}", flush=True)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(f"changes {_seen}\npeak {peak} seconds {time.process_time()}", flush=True)
     sys.stderr.flush()
     os._exit(code)
 

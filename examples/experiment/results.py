@@ -72,6 +72,7 @@ class Questions:
         made = read_json_object(HERE / "untouched.json", "record", "run untouched.py")
         self.untouched, self.effective = made["untouched"], made["weighted"]["effective records"]
         self.finding = finding.joined(table)
+        self._rows: dict[str, list[list[str]]] = {}
         trivial = read_splits()["synth"]["trivial"]
         self.trivial = f"{100 * sum(trivial) / len(trivial):.0f}"
 
@@ -162,8 +163,14 @@ class Questions:
         ratio = float(runs(self.table, file, arm).cost.mean())
         return NOTHING if math.isnan(ratio) else f"{ratio:.2f}"
 
-    def rows(self, file: str) -> Iterator[list[str]]:
+    def rows(self, file: str) -> list[list[str]]:
         """Rows of one test: plain training, then every arm with its tests, corrected over the arms of this test."""
+        # The text asks for many a single one of them.
+        if file not in self._rows:
+            self._rows[file] = list(self._rows_of(file))
+        return self._rows[file]
+
+    def _rows_of(self, file: str) -> Iterator[list[str]]:
         arms = objectives(self.table, file)
         every = set(self.table.arm[self.table.file == file])
         plain = sorted(arm for arm in every - set(arms) if not arm.endswith(REFERENCE))

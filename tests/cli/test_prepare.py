@@ -152,6 +152,7 @@ def test_stepmath_writes_train_and_test(tmp_path: Path, monkeypatch: Any, capsys
     assert (folder / "train.jsonl").read_bytes() != before
 
 
+@pytest.mark.usefixtures("quick_nl_rx")
 def test_nl_rx_writes_records_of_its_task(tmp_path: Path) -> None:
     train, test = tmp_path / "new" / "train.jsonl", tmp_path / "test.jsonl"
     flags = ("--size", 200, "--seed", 3, "--test_size", 50, "--test_file", test)
@@ -171,6 +172,7 @@ def test_nl_rx_writes_records_of_its_task(tmp_path: Path) -> None:
         ("nl-rx --output_file OUT --test_file OUT --test_size 5", "is both --output_file and --test_file"),
     ],
 )
+@pytest.mark.usefixtures("quick_nl_rx")
 def test_what_can_not_be_generated(
     tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str], arguments: str, message: str
 ) -> None:

@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import re
-import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -39,7 +38,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def world(tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+def world(tmp_path: Path, shared: Path, quick_nl_rx: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     before, modules = dict(os.environ), set(sys.modules)
@@ -226,7 +225,3 @@ def test_the_page_of_tasks_has_every_task_and_an_own_one_that_works(
     lines = [json.loads(line) for line in Path("scored.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [list(line["scores"].values()) for line in lines] == [[True, True], [False, True], [False, False]]
     assert [line["error"] for line in lines] == [None, "wrong answer", "no answer found"]
-
-
-def test_the_table_of_performance_is_that_of_the_committed_results() -> None:
-    subprocess.run([sys.executable, str(ROOT / "benchmarks" / "tables.py"), "--check"], check=True)

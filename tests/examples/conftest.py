@@ -20,7 +20,7 @@ sys.path.append(str(EXAMPLES / "experiment"))
 
 
 @pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+def load(quick_nl_rx: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
     """``load(name)``: an example as a module; the trials of its sweeps run in this process, too."""
     monkeypatch.syspath_prepend(str(EXAMPLES))
     monkeypatch.setattr(sweep_module, "Child", InProcess)

@@ -128,7 +128,7 @@ def test_rows_at_equal_steps_and_at_equal_flops(scripts: dict[str, ModuleType], 
     table = scripts["frame"].read(tmp_path)
     assert scripts["frame"].same_flops(table, "steps-test", "arm") == "regular-1.3x"
     heads = scripts["results"].HEADS
-    row = dict(zip(heads, list(scripts["results"].Questions(table).rows("steps-test"))[-1], strict=True))
+    row = dict(zip(heads, scripts["results"].Questions(table).rows("steps-test")[-1], strict=True))
     # By hand: 80 and 40 %, plain 40 and 20, for its FLOPs 60 and 20; differences 40 and 20, 20 and 20.
     assert (row["arm"], row["right, %"], row["FLOPs"]) == ("arm", "60.0 ± 28.3", "1.30")
     assert row["at equal steps, points [95 %]"] == "+30.0 [-97.1, +157.1]"

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors.torch import load_file
 
+from ranks import run_script
 from stepjepa import JepaConfig, JepaLoss, JepaTrainer, load_model
 from stepjepa.base.files import write_jsonl
 from tiny import arguments, make_record
@@ -97,11 +95,8 @@ def test_two_processes_of_accelerate_train_what_one_trains(
 
     write_jsonl(tmp_path / "data.jsonl", [{"messages": list(record.messages)} for record in whole])
     (tmp_path / "two.py").write_text(TWO, encoding="utf-8")
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     flags = ["--train_file", tmp_path / "data.jsonl", "--steps", "3", "--output_dir", tmp_path / "two"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(LOOPS), *sys.path])}
-    command = [*launcher, tmp_path / "two.py", *flags]
-    subprocess.run(command, env=environment, check=True, timeout=300, capture_output=True)
+    run_script(tmp_path / "two.py", flags, tmp_path / "log")
     one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
     assert one.keys() == two.keys()
     for name, value in one.items():

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
-import model_types
 import pytest
 import transformers
-from model_types import DIFFERS, MARK, MODEL_TYPES, compare, table
+from model_types import DIFFERS, MARK, MODEL_TYPES, compare, main, table
 
 import page_tables
 
@@ -74,9 +69,8 @@ def test_the_page_lists_every_model_type() -> None:
     }
 
 
-def test_the_command() -> None:
-    path = os.pathsep.join([str(Path(model_types.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-    command, environment = [sys.executable, model_types.__file__, "llama"], os.environ | {"PYTHONPATH": path}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=300)
-    assert "1 of 1 model types are compared and agree" in done.stdout
-    assert "| run as trees; the LM head reads the decoder's states | **1**: llama |" in done.stdout
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["llama"])
+    output = capsys.readouterr().out
+    assert "1 of 1 model types are compared and agree" in output
+    assert "| run as trees; the LM head reads the decoder's states | **1**: llama |" in output

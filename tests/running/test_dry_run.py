@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import yaml
 from transformers import AutoConfig, PretrainedConfig
 
 import tiny
+from forked import Commands
 from stepjepa.base.files import write_jsonl
 from stepjepa.cli.commands import parse
 from stepjepa.cli.main import main
@@ -180,24 +179,16 @@ def test_a_model_that_has_no_shapes_alone_is_still_described(
     assert "FLOPs: step not known" not in printed(capsys, *flags, "--dtype", "bfloat16")
 
 
-def test_nothing_of_an_8b_model_is_made(trained_tokenizer: Any, data: Path, tmp_path: Path) -> None:
+def test_nothing_of_an_8b_model_is_made(trained_tokenizer: Any, data: Path, tmp_path: Path, commands: Commands) -> None:
     folder = model_folder(tmp_path / "8b", trained_tokenizer, LLAMA_8B)
-    code = (
-        "import resource, sys, time, torch; torch.set_num_threads(1)\n"
-        "from stepjepa.cli.main import main\nimport stepjepa.running.estimate\nstart = time.process_time()\n"
-        "code = main(sys.argv[1:])\n"
-        "print('peak', resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, 'seconds', time.process_time() - start)\n"
-        "sys.exit(code)"
-    )
     flags = ["train", "--train_file", data, "--model_name", folder, "--output_dir", tmp_path / "run"]
     flags += ["--dtype", "bfloat16", "--bf16", "--step_jepa", "--dry_run"]
-    done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, flags)], capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    log = tmp_path / "log"
+    code, output = commands.run(flags, log, folder=tmp_path), log.read_text(encoding="utf-8")
+    assert code == 0, output[-3000:]
     # The published model's own count: its vocabulary has room for the predictor tokens here.
-    assert "8,030,261,248 parameters, 8,030,261,248 trained, torch.bfloat16" in done.stdout
-    result = re.search(r"peak (\d+) seconds ([\d.]+)", done.stdout)
+    assert "8,030,261,248 parameters, 8,030,261,248 trained, torch.bfloat16" in output
+    result = re.search(r"^peak (\d+) seconds ([\d.]+)$", output, re.MULTILINE)
     assert result is not None
     assert int(result[1]) < 3 * 2**20, "kilobytes"
     assert float(result[2]) < 60
