@@ -9,7 +9,8 @@ import copy
 import gc
 import os
 import signal
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,16 @@ def quick_garbage_collection() -> None:
     """Accelerate collects garbage at the end of every training, which takes .3 s where all modules are gone through."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_picture_of_a_run() -> Iterator[None]:
+    """Two thirds of the time of a tiny training goes into ``metrics.png``, which ``test_what_a_run_leaves`` draws."""
+    running = sys.modules.get("stepjepa.running.run")
+    with pytest.MonkeyPatch.context() as patch:
+        if running is not None:  # a test that has yet to load it draws
+            patch.setattr(running, "draw_metrics", lambda folder: None)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -67,7 +67,7 @@ class Moment:
 
 
 def run(arguments: list[str], log: Path, moment: Moment | None = None, environment: Mapping[str, str] = {}) -> None:
-    """Run a command in this process, adding what it says to a log, and at last changes, memory in KiB, and seconds."""
+    """Run a command in this process, adding what it says to a log, and at last its changes, its memory and seconds."""
     import torch
 
     torch.set_num_threads(1)
@@ -87,7 +87,7 @@ def run(arguments: list[str], log: Path, moment: Moment | None = None, environme
     except Exception:
         traceback.print_exc()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    print(f"changes {_seen}\npeak {peak} seconds {time.process_time()}", flush=True)
+    print(f"changes {_seen}, peak {peak} KiB, seconds {time.process_time()}", flush=True)
     sys.stderr.flush()
     os._exit(code)
 

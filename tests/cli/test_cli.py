@@ -15,6 +15,8 @@ from stepjepa.base.files import write_jsonl
 from stepjepa.cli.commands import load, make_parser
 from stepjepa.cli.main import COMMANDS, main, normalise
 from stepjepa.objectives.term import TERMS, Term, term
+from stepjepa.running import run as running
+from stepjepa.running.screen import draw_metrics
 
 GOOD = {"messages": [{"role": "user", "content": "How much?"}, {"role": "assistant", "content": "One.\n\nTwo."}]}
 
@@ -124,7 +126,8 @@ def test_the_command_line_wins_over_a_configuration_file(base: Path, good: Path,
     assert (record["results"]["steps"], record["training"]["learning_rate"]) == (1, 1e-3)
 
 
-def test_what_a_run_leaves(base: Path, good: Path, tmp_path: Path, capsys: Any) -> None:
+def test_what_a_run_leaves(base: Path, good: Path, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(running, "draw_metrics", draw_metrics)
     run = tmp_path / "run"
     arguments = ["train", "--data_file", good, "--eval_split", "0.4", "--model_name", base, "--output_dir", run]
     arguments += ["--use_cpu", "--max_steps", "2", "--logging_steps", "1", "--eval_steps", "1"]
@@ -134,6 +137,7 @@ def test_what_a_run_leaves(base: Path, good: Path, tmp_path: Path, capsys: Any) 
     record = json.loads((run / "run.json").read_text())
     assert record["status"] == "finished"
     assert (run / "trained_prompts.json").is_file()
+    assert (run / "metrics.png").read_bytes().startswith(b"\x89PNG")
     assert record["data"]["data"]["records"] == 5
     assert len(record["data"]["data"]["sha256"]) == 64
     assert record["counts"]["records"] == 3 == record["counts"]["pairs"]

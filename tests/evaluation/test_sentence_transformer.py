@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -128,7 +129,7 @@ def test_the_last_layer_by_its_number_is_the_last_layer(tiny_tokenizer: Any, tmp
 
 
 def test_the_command_writes_a_folder_that_needs_no_code_of_ours(
-    tiny_tokenizer: Any, tmp_path: Path, capsys: Any
+    tiny_tokenizer: Any, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jepa = Jepa(make_model("llama"), tiny_tokenizer, JepaConfig(predictors=2, layout="branched"))
     jepa._system_prompts = ["Add.", "Count."]
@@ -145,16 +146,29 @@ def test_the_command_writes_a_folder_that_needs_no_code_of_ours(
     readme = (tmp_path / "st" / "README.md").read_text()
     for part in ('query_encode_kwargs={"task": "query"}', "SentenceTransformerEncoderWrapper", "Count."):
         assert part in readme
-    pytest.importorskip("sentence_transformers", reason="needs the extra 'embeddings'")
-    code = "import sys; from sentence_transformers import SentenceTransformer as S; m = S(sys.argv[1]); "
-    code += "print(m.encode_query(['Why?'])[0, :3].tolist()); assert 'stepjepa' not in sys.modules"
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "st")], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
     again = Jepa.from_pretrained(tmp_path / "run", device="cpu")
     again.system_prompt = "Count."
-    np.testing.assert_allclose(json.loads(done.stdout), again.embed(["Why?"])[0, :3], atol=1e-5)
+    expected = again.embed(["Why?"])
+    # Nobody can import this package any more.
+    for name in [name for name in sys.modules if name.partition(".")[0] == "stepjepa"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "stepjepa", None)
+    with pytest.raises(ImportError):
+        importlib.import_module("stepjepa.objectives.jepa")
+    np.testing.assert_allclose(sentence_transformer(tmp_path / "st").encode_query(["Why?"]), expected, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_another_process_loads_it(tiny_tokenizer: Any, tmp_path: Path) -> None:
+    """Slow for the libraries alone: nothing that this package registers with transformers is there."""
+    pytest.importorskip("sentence_transformers", reason="needs the extra 'embeddings'")
+    jepa = Jepa(make_model("llama"), tiny_tokenizer, JepaConfig(predictors=2, layout="branched"))
+    code = "import sys; from sentence_transformers import SentenceTransformer as S; m = S(sys.argv[1]); "
+    code += "print(m.encode_query(['Why?'])[0, :3].tolist()); assert 'stepjepa' not in sys.modules"
+    command = [sys.executable, "-c", code, str(export(jepa, tmp_path / "st"))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    np.testing.assert_allclose(json.loads(done.stdout), jepa.embed(["Why?"])[0, :3], atol=1e-5)
 
 
 def test_a_prompt_of_sentence_transformers_is_refused_and_not_ignored(tiny_tokenizer: Any, tmp_path: Path) -> None:

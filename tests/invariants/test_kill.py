@@ -34,7 +34,7 @@ def test_killed_at_any_moment_it_comes_to_the_same(
     whole.mkdir()
     log = tmp_path / "whole.log"
     assert commands.run(case.first(whole), log, folder=whole) == 0, log.read_text()
-    changes = int(re.findall(r"^changes (\d+)$", log.read_text(), re.MULTILINE)[-1])
+    changes = int(re.findall(r"^changes (\d+),", log.read_text(), re.MULTILINE)[-1])
     moments = sorted({1 + (changes - 1) * number // (MOMENTS[name] - 1) for number in range(MOMENTS[name])})
     assert len(moments) == MOMENTS[name]
     expected = case.results(whole)

@@ -188,7 +188,7 @@ def test_nothing_of_an_8b_model_is_made(trained_tokenizer: Any, data: Path, tmp_
     assert code == 0, output[-3000:]
     # The published model's own count: its vocabulary has room for the predictor tokens here.
     assert "8,030,261,248 parameters, 8,030,261,248 trained, torch.bfloat16" in output
-    result = re.search(r"^peak (\d+) seconds ([\d.]+)$", output, re.MULTILINE)
+    result = re.search(r"^changes 0, peak (\d+) KiB, seconds ([\d.]+)$", output, re.MULTILINE)
     assert result is not None
     assert int(result[1]) < 3 * 2**20, "kilobytes"
     assert float(result[2]) < 60
