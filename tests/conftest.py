@@ -6,6 +6,7 @@ Torch and transformers are loaded by fixtures: pytest-xdist's own process reads 
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import os
 import signal
@@ -133,18 +134,21 @@ def tiny_model() -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="session")
-def real_tokenizer(shared_data: Path) -> Callable[[str], Any]:
-    """``real_tokenizer(name)``: a real tokenizer with four predictor tokens; not to be changed."""
+def real_tokenizer(shared_data: Path) -> Callable[..., Any]:
+    """``real_tokenizer(name, plain=False)``: a real tokenizer with four predictor tokens; not to be changed.
+
+    ``plain`` adds those that training without a chat format writes. Loading or copying one takes about a second.
+    """
     from transformers import AutoTokenizer
 
-    from stepjepa.chat.tokens import add_predictor_tokens
+    from stepjepa.chat.tokens import add_plain_tokens, add_predictor_tokens
 
-    loaded: dict[str, Any] = {}
-
-    def load(name: str) -> Any:
-        if name not in loaded:
-            loaded[name] = AutoTokenizer.from_pretrained(str(shared_data / "tokenizers" / name))
-            add_predictor_tokens(loaded[name], 4)
-        return loaded[name]
+    @functools.cache
+    def load(name: str, plain: bool = False) -> Any:
+        tokenizer = AutoTokenizer.from_pretrained(str(shared_data / "tokenizers" / name))
+        if plain:
+            add_plain_tokens(tokenizer)
+        add_predictor_tokens(tokenizer, 4)
+        return tokenizer
 
     return load

@@ -147,19 +147,25 @@ def test_what_the_saved_template_does_beside_the_own(plain_tokenizer: Any) -> No
     }
 
 
+@pytest.fixture(scope="module")
+def with_markers(shared_data: Path) -> Any:
+    """Qwen2.5's tokenizer with the markers of the forms below, whose template a test sets."""
+    tokenizer = AutoTokenizer.from_pretrained(shared_data / "tokenizers" / "qwen2.5")
+    markers = ["<|user|>", "<|assistant|>", "<|system|>", "<|observation|>", "[gMASK]", "<sop>"]
+    tokenizer.add_special_tokens({"extra_special_tokens": markers}, replace_extra_special_tokens=False)
+    return tokenizer
+
+
 @pytest.mark.parametrize(
     ("form", "reasoned", "over_chat", "over_turns"),
     # The figures of docs/templates.md.
     [("ChatML", False, 1.0, 0.41), ("Qwen3", False, 1.5, 0.61), ("Qwen3", True, 1.91, 0.66), ("GLM", False, 1.0, 0.41)],
 )
 def test_what_chats_of_four_turns_cost(
-    form: str, reasoned: bool, over_chat: float, over_turns: float, shared_data: Path
+    form: str, reasoned: bool, over_chat: float, over_turns: float, with_markers: Any, shared_data: Path
 ) -> None:
     """GSM8K, four questions a chat, with Qwen2.5's tokenizer: tokens over one row a chat, and over a row a turn."""
-    tokenizer = AutoTokenizer.from_pretrained(shared_data / "tokenizers" / "qwen2.5")
-    markers = ["<|user|>", "<|assistant|>", "<|system|>", "<|observation|>", "[gMASK]", "<sop>"]
-    tokenizer.add_special_tokens({"extra_special_tokens": markers}, replace_extra_special_tokens=False)
-    tokenizer.chat_template = served_forms.FORMS[form].template
+    with_markers.chat_template = served_forms.FORMS[form].template
     source = read_records(shared_data / "llm_jepa" / "gsm8k_train.jsonl", limit=400)
     texts = [(record.messages[-2]["content"], record.answer) for record in source]
     chats = []
@@ -171,6 +177,6 @@ def test_what_chats_of_four_turns_cost(
             messages += reasons if reasoned else served_forms.chat(question, solution)
         chats.append(parse_record({"messages": messages}))
     config = JepaConfig(mode="regular", max_length=4096)
-    result = count_tokens(RecordTokenizer(tokenizer, config).tokenize(chats), config)
+    result = count_tokens(RecordTokenizer(with_markers, config).tokenize(chats), config)
     assert result["tree"] / result["chat"] == pytest.approx(over_chat, abs=0.005)
     assert result["tree"] / result["turns"] == pytest.approx(over_turns, abs=0.005)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +16,6 @@ from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.chat.template import ChatTemplate, PlainTemplate
 from stepjepa.chat.tokens import (
     TextTokenizer,
-    add_plain_tokens,
     add_predictor_tokens,
     all_predictor_ids,
     predictor_ids,
@@ -63,11 +61,9 @@ def spelling(text: str) -> Record:
     ("name", "mode"), [("qwen2.5", "separate"), ("olmo2", "plain"), *(("minimind", mode) for mode in MODES)]
 )
 def test_no_special_token_comes_from_an_answer_or_a_view(
-    real_tokenizer: Callable[[str], Any], name: str, mode: str
+    real_tokenizer: Callable[..., Any], name: str, mode: str
 ) -> None:
-    tokenizer = copy.deepcopy(real_tokenizer(name))
-    add_plain_tokens(tokenizer)
-    add_predictor_tokens(tokenizer, 2)
+    tokenizer = real_tokenizer(name, plain=True)
     config = JepaConfig(**MODES[mode], max_length=997)
     made = RecordTokenizer(tokenizer, config)
     collator = Collator.of(config, made.predictors.tolist())
@@ -104,12 +100,9 @@ def test_no_special_token_comes_from_an_answer_or_a_view(
 
 @pytest.mark.parametrize(("name", "plain"), [("qwen2.5", True), ("olmo2", False), ("minimind", False)])
 def test_an_evaluation_asks_with_the_tokens_of_training(
-    real_tokenizer: Callable[[str], Any], name: str, plain: bool
+    real_tokenizer: Callable[..., Any], name: str, plain: bool
 ) -> None:
-    tokenizer = copy.deepcopy(real_tokenizer(name))
-    if plain:
-        add_plain_tokens(tokenizer)
-    add_predictor_tokens(tokenizer, 1)
+    tokenizer = real_tokenizer(name, plain=plain)
     record = spelling(SPELT)
     template = PlainTemplate(tokenizer) if plain else ChatTemplate(tokenizer)
     message = [Continuation("a", f"so {SPELT}"), Continuation("b", f"so {SPELT}", f"context {SPELT} ")]
@@ -125,9 +118,8 @@ def test_an_evaluation_asks_with_the_tokens_of_training(
 
 
 @pytest.mark.parametrize("name", ["qwen2.5", "olmo2", "minimind"])
-def test_stand_ins_give_the_tokens_of_every_stretch_by_itself(real_tokenizer: Callable[[str], Any], name: str) -> None:
-    tokenizer = copy.deepcopy(real_tokenizer(name))
-    add_predictor_tokens(tokenizer, 1)
+def test_stand_ins_give_the_tokens_of_every_stretch_by_itself(real_tokenizer: Callable[..., Any], name: str) -> None:
+    tokenizer = real_tokenizer(name)
     special = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
     generator = np.random.default_rng(11)
     words = ["a", " b", "\n", "ünï", "7", "  ", "<|", "|>", "<think>", "🙂", *special]

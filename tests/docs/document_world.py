@@ -17,13 +17,15 @@ RECORDS = ("train.jsonl", "test.jsonl", "dev.jsonl", "data.jsonl", "corpus.jsonl
 
 HUB_NAME = re.compile(r"^(?:M|(?:meta-llama|Qwen|HuggingFaceTB|google|allenai)/[\w.-]+)$")
 
-# Command -> flags that are set, whatever the document says; None leaves a flag out.
+# Command, with the kind of a preparation -> flags that are set, whatever the document says; None leaves a flag out.
 SMALL: dict[str, dict[str, str | None]] = {
     "train": {"--max_steps": "2", "--batch_size": "4", "--grad_accum": "1", "--num_epochs": None, "--bf16": None},
     "evaluate": {"--max_examples": "4", "--max_new_tokens": "3"},
     "estimate": {"--batch_size": "4"},
     "verify": {"--max_records": "8"},
     "analyze": {"--max_examples": "12"},
+    # Its own sizes are those of an experiment.
+    "prepare stepmath": {"--train_size": "40", "--test_size": "12"},
     # A grid is planned, and trained by tests/compare.
     "sweep": {"--dry_run": ""},
 }
@@ -75,7 +77,7 @@ class World:
     def small(self, words: list[str]) -> list[str]:
         """The same command on small material."""
         name, *flags = normalise(words)
-        always = {} if name == "prepare" or "--dry_run" in flags else SMALL.get(name, {})
+        always = {} if "--dry_run" in flags else SMALL.get(f"prepare {flags[0]}" if name == "prepare" else name, {})
         if "--same_flop" in flags:
             always = {flag: value for flag, value in always.items() if flag != "--max_steps"}
         result, values = [], iter([*flags, "--"])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +64,8 @@ def test_forms(plain_tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_real_tokenizers(name: str, shared_data: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(shared_data / "tokenizers" / REAL[name])
-    assert row(name, ChatTemplate(tokenizer)) in PAGE.read_text(encoding="utf-8").splitlines()
+def test_real_tokenizers(name: str, real_tokenizer: Callable[..., Any]) -> None:
+    assert row(name, ChatTemplate(real_tokenizer(REAL[name]))) in PAGE.read_text(encoding="utf-8").splitlines()
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ import math
 import pytest
 import torch
 from torch.nn import functional as F
-from transformers import AutoTokenizer
 
 from questions import NEW, push, question_records
 from stepjepa.chat.template import ChatTemplate
@@ -119,8 +118,8 @@ def test_in_one_batch_some_stop_and_some_run_on(model, tokenizer):
 @pytest.mark.parametrize(
     ("name", "file"), [("qwen2.5", "gsm8k_test"), ("olmo2", "spider_test"), ("minimind", "gsm8k_test")]
 )
-def test_prompt_and_right_answer_meet_in_the_tokens_of_real_templates(name, file, shared_data):
-    real = AutoTokenizer.from_pretrained(shared_data / "tokenizers" / name)
+def test_prompt_and_right_answer_meet_in_the_tokens_of_real_templates(name, file, real_tokenizer, shared_data):
+    real = real_tokenizer(name)
     records = read_records(shared_data / "llm_jepa" / f"{file}.jsonl")[:53]
     end = ChatTemplate(real).stop_ids
     for example, record in zip(make_examples(records, real), records, strict=True):
