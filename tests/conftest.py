@@ -30,6 +30,20 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# Files and folders whose tests take long.
+LONG = ("test_environment.py", "invariants", "docs", "examples", "golden", "training", "study", "cli", "evaluation")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A file's tests stay on one worker, so long files come first: else one waits at the end while another works."""
+
+    def place(item: pytest.Item) -> int:
+        parts = item.path.relative_to(Path(__file__).parent).parts
+        return next((place for place, name in enumerate(LONG) if name in parts), len(LONG))
+
+    items.sort(key=place)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     """Tests are many small computations; threads only make them wait for each other."""

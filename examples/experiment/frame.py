@@ -124,12 +124,18 @@ def share(right: Sequence[float], weights: Sequence[float]) -> float | None:
     return 100 * sum(value * weight for value, weight in zip(right, weights, strict=True)) / total if total else None
 
 
+# The last table, and the runs of each of its arms, which a page asks for thousands of times.
+_by_arm: tuple[pd.DataFrame, dict[tuple[str, str], pd.DataFrame]] = (pd.DataFrame(), {})
+
+
 def runs(table: pd.DataFrame, file: str, arm: str) -> pd.DataFrame:
-    """The runs of an arm, by seed."""
-    of_arm = table[(table.file == file) & (table.arm == arm)]
-    if of_arm.empty:
+    """The runs of an arm, by seed; neither they nor the table are to be changed."""
+    global _by_arm  # noqa: PLW0603
+    if _by_arm[0] is not table:
+        _by_arm = (table, {key: part.set_index("seed").sort_index() for key, part in table.groupby(["file", "arm"])})
+    if (file, arm) not in _by_arm[1]:
         raise ValueError(f"expected runs of {arm} in {file}, got none")
-    return of_arm.set_index("seed").sort_index()
+    return _by_arm[1][file, arm]
 
 
 def partners(table: pd.DataFrame, file: str, arm: str, baseline: str) -> tuple[pd.DataFrame, bool]:

@@ -23,7 +23,9 @@ from stepjepa.models.loading import load_for_inference
 def data(tmp_path_factory: Any) -> Path:
     """Twelve records of two to four steps, in three groups, with system prompts of their own."""
     path = tmp_path_factory.mktemp("data") / "test.jsonl"
-    answers = ["\n\n".join([f"{n}+{n}={2 * n}", *["So"] * (n % 3), f"#### {2 * n}"]) for n in range(12)]
+    # No two steps are equal: which of two equal targets is the nearest would be a matter of rounding.
+    between = [[f"So {place} of {n}" for place in range(n % 3)] for n in range(12)]
+    answers = ["\n\n".join([f"{n}+{n}={2 * n}", *between[n], f"#### {2 * n}"]) for n in range(12)]
     records = [tiny.make_record("Add.", f"What is {n}+{n}?", answer) for n, answer in enumerate(answers)]
     write_jsonl(path, ({"messages": list(record.messages), "group": n // 4} for n, record in enumerate(records)))
     return path

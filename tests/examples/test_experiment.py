@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import re
@@ -80,7 +81,8 @@ def test_every_grid_expands(grid: Path, tmp_path: Path, monkeypatch: pytest.Monk
 def test_every_number_is_what_the_figures_give(
     scripts: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
-    results, frame = scripts["results"], scripts["frame"]
+    results = scripts["results"]
+    monkeypatch.setattr(results, "read", functools.cache(results.read))
     code, output = results.main(["--check"]), capsys.readouterr().out
     assert (code, output) == (0, "all figures agree: results.md, evidence.md, runs.csv\n")
     # One verdict of one run turned round.
@@ -93,7 +95,7 @@ def test_every_number_is_what_the_figures_give(
     # The pages take seconds: the table of all runs is checked, and of the pages the rows of this file.
     monkeypatch.setattr(results, "PAGES", ())
     assert results.main(["--check", "--figures", str(figures)]) == 1
-    before, after = (results.Questions(frame.read(each)).rows("turk") for each in (EXPERIMENT / "figures", figures))
+    before, after = (results.Questions(results.read(each)).rows("turk") for each in (results.FIGURES, figures))
     assert len(before) == len(after)
     assert before != after
 
