@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 _SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(["stepjepa.running.run", "stepjepa.evaluation.run", "stepjepa.cli.export"])
+_SERVER.set_forkserver_preload(["stepjepa.running.run", "stepjepa.evaluation.run", "stepjepa.running.export"])
 _WRITING = {"os.rename", "os.remove", "os.mkdir", "os.rmdir"}
 _seen = 0
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from stepjepa.cli import prepare as command
 from stepjepa.cli.main import main
 from stepjepa.data.sources import read_records
+from stepjepa.preparing import files
 from stepjepa.tasks import nl_rx
 from stepjepa.tasks.nl_rx import NlRxTask
 from stepjepa.tasks.registry import choose_task
@@ -131,7 +131,7 @@ def test_a_table_of_questions_and_answers(
 
 
 def test_stepmath_writes_train_and_test(tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    folder, whole = tmp_path / "problems", command.atomic_write
+    folder, whole = tmp_path / "problems", files.atomic_write
 
     def full_disk(path: Path, mode: str = "w") -> Any:
         if path.name == "test.jsonl":
@@ -140,7 +140,7 @@ def test_stepmath_writes_train_and_test(tmp_path: Path, monkeypatch: Any, capsys
 
     sizes = ("--output_dir", folder, "--train_size", 60, "--test_size", 20, "--overwrite")
     with monkeypatch.context() as patch:
-        patch.setattr(command, "atomic_write", full_disk)
+        patch.setattr(files, "atomic_write", full_disk)
         assert prepare("stepmath", *sizes) == 2
     assert not folder.exists() or not list(folder.iterdir()), "both files are written, or none"
     assert prepare("stepmath", *sizes) == 0

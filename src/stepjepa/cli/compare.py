@@ -1,24 +1,19 @@
 """``stepjepa compare`` and ``stepjepa report``: arms against a baseline, runs in a table or on a page."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import atomic_write, check_output_file
 from stepjepa.base.json_object import JsonObject
-from stepjepa.base.terminal import note, spelled, visible_lines
+from stepjepa.base.terminal import spelled, visible_lines
 from stepjepa.cli.commands import Command
 from stepjepa.cli.parser import check_exclusive
 from stepjepa.config.option import check_effects, option
-
-if TYPE_CHECKING:
-    from stepjepa.study.comparison import Comparison
 
 
 @dataclass
@@ -41,8 +36,9 @@ class CompareFlags:
     overwrite: bool = option(False, "replace --output_file and --plot", only_with="output_file or plot")
 
 
-def compare(args: argparse.Namespace) -> JsonObject | int:
+def compare_runs(args: argparse.Namespace) -> JsonObject | int:
     """Compare the runs; print the tables or write them to a file; draw a picture."""
+    from stepjepa.study.comparison import compare
     from stepjepa.study.plot import check_picture, picture
     from stepjepa.study.tables import FORMATS, as_text
 
@@ -59,7 +55,8 @@ def compare(args: argparse.Namespace) -> JsonObject | int:
         raise UserError("is both --output_file and --plot; name another", path=args.plot)
     for file in filter(None, (args.output_file, args.plot)):
         check_output_file(file, args.overwrite)
-    comparison = _comparison(args)
+    choices = {name: getattr(args, name) for name in ("evaluation", "baseline", "tails", "mixed_runs")}
+    comparison = compare(args.runs, **choices)
     text = spelled(as_text(comparison, details=True) if args.details else FORMATS[args.format](comparison))
     if args.output_file is not None:
         with atomic_write(args.output_file) as stream:
@@ -74,23 +71,6 @@ def compare(args: argparse.Namespace) -> JsonObject | int:
             stream.write(picture(comparison, Path(args.plot).suffix.lower()[1:]))
         print(f"written: {args.plot}", file=sys.stderr)
     return json.loads(text) if args.json and args.output_file is None else 0
-
-
-def _comparison(args: argparse.Namespace) -> Comparison:
-    from stepjepa.study.comparison import compare
-    from stepjepa.study.evaluated_run import SUMMARY, find_run_folders
-
-    places = find_run_folders(args.runs)
-    # An unfinished sweep has trained runs without an evaluation: skip them. Runs named one by one must have one.
-    waiting = [place for place in places if place.arm is not None and not any(place.folder.glob(f"*{SUMMARY}"))]
-    places = [place for place in places if place not in waiting]
-    if waiting:
-        names = visible_lines(", ".join(str(place.folder) for place in waiting))
-        note(f"{names}: not evaluated yet, skipped")
-    if not places:
-        raise UserError("none of its runs is evaluated yet; go on with the sweep", path=waiting[0].folder.parents[1])
-    choices = {name: getattr(args, name) for name in ("evaluation", "baseline", "tails", "mixed_runs")}
-    return compare(places, **choices)
 
 
 @dataclass
@@ -145,7 +125,7 @@ def _write_page(args: argparse.Namespace) -> int:
 
 
 COMPARE = Command(
-    compare,
+    compare_runs,
     flags=((CompareFlags, "what is compared"),),
     epilog="Runs that differ only in their seeds form an arm; each arm is paired with the baseline by seed.",
 )

@@ -1,25 +1,18 @@
 """``stepjepa embed``: embed the texts or records of a file."""
 
-from __future__ import annotations
-
 import argparse
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from stepjepa.base.errors import UserError, raising_user_errors
 from stepjepa.base.files import existing_file
 from stepjepa.base.json_object import JsonObject
 from stepjepa.cli.commands import Command
 from stepjepa.cli.flags import JsonFlags
-from stepjepa.config.jepa import Dtype
-from stepjepa.config.option import FROM_ONE, option
+from stepjepa.cli.parser import from_args
+from stepjepa.config.option import option
 from stepjepa.data.records import BadRecords
-
-if TYPE_CHECKING:
-    from stepjepa.objectives.embedding import Embedder
-    from stepjepa.objectives.inputs import EmbedOptions
-    from stepjepa.objectives.jepa import Jepa
+from stepjepa.evaluation.model_reading import ReadingSettings
 
 EPILOG = """\
 example: stepjepa embed --model_path runs/a --input_file texts.jsonl \\
@@ -51,61 +44,14 @@ class EmbedFlags:
     raw: bool = option(False, "vectors as they are read; else of length 1")
 
 
-@dataclass
-class ReadingFlags:
-    """The readout of embeddings, and the loading of the model."""
-
-    batch_size: int = option(32, "texts at a time", allowed=FROM_ONE)
-    dtype: Dtype = option("auto", "of the weights")
-    layer: int | None = option(None, "index of hidden_states to read; -1: the last one (that of training)")
-    pooling: Literal["last", "mean"] | None = option(None, "one token or the mean of several (that of training)")
-    max_length: int | None = option(None, "most tokens of a text (that of training)", allowed=FROM_ONE)
-    system_prompt: str | None = option(
-        None, "precedes the questions of a model of layout branched; '' for none (that of training)", metavar="TEXT"
-    )
-    trust_remote_code: bool = option(False, "run code that comes with the model")
-
-
-def load_jepa(args: argparse.Namespace, device: str | None = None) -> Jepa:
-    """Load the model that the flags name."""
-    from stepjepa.objectives.jepa import Jepa
-
-    options = {"dtype": args.dtype, "trust_remote_code": args.trust_remote_code, "device": device}
-    with raising_user_errors():
-        jepa = Jepa.from_pretrained(args.model_path, **options)
-    if args.system_prompt is not None:
-        if not jepa.reads_system_prompt:
-            warning = "`system_prompt` does nothing: the model reads questions by themselves, without a system prompt"
-            raise UserError(f"{warning}; leave it out")
-        jepa.system_prompt = args.system_prompt
-    return jepa
-
-
-def reading_options(args: argparse.Namespace) -> EmbedOptions:
-    """Return the options of ``Jepa.embedder`` that the flags name."""
-    return {
-        "batch_size": args.batch_size,
-        "layer": args.layer,
-        "pooling": args.pooling,
-        "max_length": args.max_length,
-    }
-
-
-def make_embedder(jepa: Jepa, args: argparse.Namespace, side: Literal["source", "target"], *, raw: bool) -> Embedder:
-    """Make the embedder that the flags describe."""
-    options = reading_options(args)
-    options["raw"] = raw
-    with raising_user_errors():
-        return jepa.embedder(side, **options)
-
-
 def run(args: argparse.Namespace) -> JsonObject:
     """Embed the file."""
     existing_file(args.input_file, "input file")
     from stepjepa.evaluation.embed_file import check_output, embed_file
 
     check_output(args.input_file, args.output_file, id_column=args.id_column, overwrite=args.overwrite)
-    embedder, start = make_embedder(load_jepa(args), args, args.side, raw=args.raw), time.perf_counter()
+    reading = from_args(ReadingSettings, args)
+    embedder, start = reading.embedder(reading.load(args.model_path), args.side, raw=args.raw), time.perf_counter()
     embedded = embed_file(
         embedder,
         args.input_file,
@@ -127,7 +73,7 @@ def run(args: argparse.Namespace) -> JsonObject:
 
 EMBED = Command(
     run,
-    flags=((EmbedFlags, "embedding"), (ReadingFlags, "model"), (JsonFlags, "files")),
+    flags=((EmbedFlags, "embedding"), (ReadingSettings, "model"), (JsonFlags, "files")),
     common="model_path input_file output_file overwrite column side raw batch_size json",
     epilog=EPILOG,
 )

@@ -1,21 +1,10 @@
-"""``stepjepa export``: write a trained run as one plain model folder, on this machine or on a hub."""
+"""``stepjepa export``: a trained model as one plain model folder, on this machine or on a hub."""
 
 import argparse
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
 
-from stepjepa.base.errors import UserError, visible
-from stepjepa.base.files import apply_umask, naming_disk_errors
-from stepjepa.base.terminal import note
 from stepjepa.cli.commands import Command
-from stepjepa.config.jepa import Dtype
-from stepjepa.config.option import check_effects, option
-from stepjepa.store.folder import CARD_FILE, PART, checksum_fault, open_run_folder
-from stepjepa.store.prompts import prompts_file
-from stepjepa.store.record import RunRecord, record_of, write_record
+from stepjepa.cli.parser import from_args
+from stepjepa.running.export import ExportSettings, export
 
 EPILOG = """\
 The folder loads with AutoModelForCausalLM.from_pretrained; with --embeddings,
@@ -23,146 +12,11 @@ with sentence_transformers.SentenceTransformer. Without --output_dir,
 --push_to_hub uploads the folder of --model_path as it is, an adapter as an
 adapter. The token is HF_TOKEN, or that of 'hf auth login'."""
 
-TRANSFORMERS_5 = (
-    "needs transformers 5, here and in programs that serve it: version 4 can't read the tokenizer, and would take "
-    "default rotary frequencies for the model's own"
-)
-"""Tokenizer class and ``rope_parameters`` are newer than version 4, which ignores the latter without an error."""
-
-
-@dataclass
-class ExportFlags:
-    """The model to export, and its destination."""
-
-    model_path: str = option(help="run or checkpoint folder", metavar="DIR")
-    output_dir: str | None = option(None, "folder for the model; empty or new", metavar="DIR")
-    embeddings: bool = option(
-        False, "write a folder for SentenceTransformer of sentence-transformers 6", only_with="output_dir"
-    )
-    system_prompt: str | None = option(
-        None,
-        "precedes the queries of a model of layout branched; '' for none (that of training)",
-        metavar="TEXT",
-        only_with="embeddings",
-    )
-    dtype: Dtype = option("auto", "dtype of the weights", only_with="output_dir")
-    trust_remote_code: bool = option(False, "run code that comes with the model", only_with="output_dir")
-    push_to_hub: str | None = option(None, "upload to this hub repository, created if missing", metavar="ID")
-    hub_private_repo: bool = option(False, "make the repository private", only_with="push_to_hub")
-    hub_revision: str | None = option(None, "branch (main)", metavar="NAME", only_with="push_to_hub")
-    dry_run: bool = option(False, "list the files that would be uploaded, and ask no hub", only_with="push_to_hub")
-
 
 def run(args: argparse.Namespace) -> int:
     """Export the model, upload it, or both."""
-    if args.push_to_hub is None and args.output_dir is None:
-        raise UserError("--output_dir is missing: a folder to export to; or --push_to_hub to upload what is there")
-    check_effects(vars(args), ExportFlags)
-    from stepjepa.store import hub
-
-    folder, name = Path(args.output_dir or args.model_path), None
-    if args.output_dir is None:
-        if not any(folder.glob("*config.json")):
-            raise UserError("holds no model; a run that was stopped has its models in checkpoint-N", path=folder)
-        hub.check_uploadable(folder)
-    if args.dry_run:
-        return _list_files(folder, args.push_to_hub, whole=args.output_dir is None)
-    if args.push_to_hub is not None:
-        # Before the model is loaded: the hub may refuse it.
-        name = hub.create_repository(args.push_to_hub, private=args.hub_private_repo or None)
-    if args.output_dir is None:
-        from stepjepa.inspection.served import check_export
-
-        try:
-            print(f"served: {check_export(folder, folder, trust_remote_code=args.trust_remote_code)}")
-        except UserError as error:
-            note(visible(str(error)))
-        hub.write_card(folder, name=name)
-    elif args.embeddings:
-        _export_embeddings(args, name)
-    else:
-        _export(args, name)
-    if name is not None:
-        address = hub.upload(folder, name, revision=args.hub_revision)
-        print(f"uploaded: {visible(address)}")
+    export(from_args(ExportSettings, args))
     return 0
 
 
-def _list_files(folder: Path, name: str, *, whole: bool) -> int:
-    """Print the files that an upload of a model folder would send, with their sizes, without a request."""
-    from stepjepa.store import hub
-
-    if not whole:
-        raise UserError("--dry_run lists the files of --model_path; leave --output_dir out, or export first")
-    files = {path.relative_to(folder).as_posix(): path.stat().st_size for path in hub.uploaded_files(folder)}
-    for file, size in files.items():
-        print(f"{visible(file)}  {size / 1e6:,.2f} MB")
-    card = "" if CARD_FILE in files else f", and a {CARD_FILE} that is written first"
-    print(f"dry run: {len(files)} files, {sum(files.values()) / 1e6:,.2f} MB, would go to {visible(name)}{card}")
-    return 0
-
-
-@contextmanager
-def _whole_folder(args: argparse.Namespace) -> Iterator[tuple[Path, Path]]:
-    """Yield the folder of the export, and a hidden folder to write to, which is renamed to it if the block succeeds."""
-    if fault := checksum_fault(Path(args.model_path)):
-        raise UserError(f"{fault}; export an earlier checkpoint, or train again", path=args.model_path)
-    folder, _ = open_run_folder(args.output_dir, None, resumable=False)
-    target = folder.resolve()
-    part = target.with_name(f".{target.name}{PART}")
-    shutil.rmtree(part, ignore_errors=True)
-    try:
-        part.mkdir(parents=True)
-        with naming_disk_errors(folder):
-            yield folder, part
-        apply_umask(part)
-        # All files appear at once.
-        part.replace(target)
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        raise
-
-
-def _export_embeddings(args: argparse.Namespace, name: str | None) -> None:
-    """Write the folder for sentence-transformers."""
-    from stepjepa.cli.embed import load_jepa
-    from stepjepa.evaluation.sentence_transformer import write_sentence_transformer
-
-    with _whole_folder(args) as (folder, part):
-        write_sentence_transformer(load_jepa(args, device="cpu"), part, name or folder.absolute().name)
-    print(f"exported to {folder}: load it with sentence_transformers.SentenceTransformer (version 6)")
-    print("call encode_query for queries; encode and encode_document are for documents")
-
-
-def _export(args: argparse.Namespace, name: str | None) -> None:
-    """Load the model, merging an adapter into its base, and save it as a plain model folder."""
-    from stepjepa.inspection.served import check_export
-    from stepjepa.models.generation import serve_as_trained
-    from stepjepa.models.loading import load_for_inference
-    from stepjepa.store.hub import write_card
-
-    run, options = record_of(args.model_path), {"dtype": args.dtype, "trust_remote_code": args.trust_remote_code}
-    served = None
-    with _whole_folder(args) as (folder, part):
-        model, tokenizer = load_for_inference(args.model_path, device="cpu", **options)
-        if run is not None and run.jepa is not None:
-            # A run of an earlier version saved the model's original template.
-            variables = run.jepa.get("chat_template_kwargs")
-            serve_as_trained(model, tokenizer, plain=bool(run.jepa.get("plain")), variables=variables)
-        model.save_pretrained(part)
-        tokenizer.save_pretrained(part)
-        record = run or RunRecord(model=Path(args.model_path).name)
-        write_card(part, name=name or folder.absolute().name, run=record)
-        if run is not None:
-            # Evaluation reads from run.json how the model was trained, and prompts it in the same way.
-            write_record(part, replace(run, exported_from=str(args.model_path)))
-            served = check_export(part, args.model_path, trust_remote_code=args.trust_remote_code)
-        if (prompts := prompts_file(args.model_path)).is_file():
-            shutil.copy(prompts, part)
-    print(f"exported to {folder}: load it with AutoModelForCausalLM.from_pretrained")
-    if served is not None:
-        print(f"served: {visible(served)}")
-    print(TRANSFORMERS_5)
-
-
-EXPORT = Command(run, flags=((ExportFlags, "export"),), epilog=EPILOG)
+EXPORT = Command(run, flags=((ExportSettings, "export"),), epilog=EPILOG)

@@ -1,47 +1,25 @@
 """``stepjepa prepare``: make training files from raw data sets, or generate them."""
 
 import argparse
-import json
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Literal
 
-from stepjepa.base.errors import UserError
-from stepjepa.base.files import atomic_write, check_output_file, existing_file
-from stepjepa.base.terminal import note, print_rows
 from stepjepa.cli.commands import Command
 from stepjepa.cli.parser import Parser, check_exclusive, from_args
-from stepjepa.config.option import FROM_ONE, load, option
-from stepjepa.data.columns import ASSISTANT, MOST_NAMES, USER
-from stepjepa.data.records import BadRecords, named
-from stepjepa.data.sources import FORMATS, read_rows
-from stepjepa.preparing.conversion import (
-    CONVERSIONS,
-    Convert,
-    StepOptions,
-    convert_chat,
-    convert_response,
-    convert_rows,
+from stepjepa.config.option import load, option
+from stepjepa.data.columns import ASSISTANT, USER
+from stepjepa.preparing.conversion import CONVERSIONS, Convert, StepOptions, convert_chat, convert_response
+from stepjepa.preparing.files import (
+    NlRxSettings,
+    SourceSettings,
+    StepmathSettings,
+    prepare_nl_rx,
+    prepare_rows,
+    prepare_stepmath,
 )
-from stepjepa.tasks import nl_rx, stepmath
-from stepjepa.tasks.raw_values import chat_record
-
-
-@dataclass(kw_only=True)
-class SourceFlags:
-    """The source of raw rows, and the output of records."""
-
-    input_file: str | None = option(None, f"{', '.join(FORMATS)}; or name a --dataset", metavar="FILE")
-    dataset: str | None = option(None, "data set of the hub, or folder of one", metavar="NAME")
-    subset: str | None = option(None, "configuration of the data set, where it has several", metavar="NAME")
-    split: str | None = option(None, "train, test ...; needed where there are several", metavar="NAME")
-    bad_records: Literal["error", "skip"] = option("error", "rows that are not valid; skip: count and skip them")
-    output_file: str = option(help="JSON lines with 'messages'", metavar="FILE", group="output")
-    max_examples: int | None = option(None, "stop after so many records (all)", allowed=FROM_ONE, group="output")
-    overwrite: bool = option(False, "replace files that are there already", group="output")
+from stepjepa.tasks import stepmath
 
 
 @dataclass
@@ -71,31 +49,6 @@ class Gsm8kFlags:
     calculator: Literal["keep", "strip"] = option("keep", "annotations such as <<48/2=24>>")
 
 
-def _run_rows(args: argparse.Namespace) -> int:
-    """Convert the rows of a source, write the records, and print what was kept, dropped and why."""
-    if (args.input_file is None) == (args.dataset is None):
-        raise UserError("name the source with either --input_file or --dataset")
-    convert, expected = _converter(args)
-    name, bad = args.dataset or existing_file(args.input_file, "raw file"), BadRecords(args.bad_records)
-    rows = read_rows(str(name), split=args.split, subset=args.subset, bad=bad)
-    target = check_output_file(args.output_file, args.overwrite)
-    if target.exists() and Path(name).exists() and target.samefile(name):
-        raise UserError("is both input and output; name another --output_file", path=target)
-    records, counts = convert_rows(rows, convert, path=str(name), limit=args.max_examples, bad=bad)
-    reasons = counts.dropped.most_common()
-    if not records:
-        causes = [f"{reason}: {count}" for reason, count in reasons] + ([bad.describe()] if bad.count else [])
-        hint = f"; expected {expected}, got {', '.join(counts.columns[:MOST_NAMES])}" if counts.columns else ""
-        raise UserError(f"no record could be kept ({'; '.join(causes) or 'it is empty'}){hint}", path=name)
-    bad.tell()
-    if counts.unused:
-        note(f"not used: {named(counts.unused)}")
-    rows_of_counts = [("read", counts.read), ("kept", len(records)), ("dropped", counts.dropped.total()), *reasons]
-    rows_of_counts += [("bad, skipped", bad.count)] if bad.count else []
-    print_rows([(name, str(count)) for name, count in rows_of_counts])
-    return _write_files({target: records})
-
-
 def _converter(args: argparse.Namespace) -> tuple[Convert, str]:
     """Return the function that makes a record of a row, and the fields that it expects."""
     kind = args.preparation
@@ -115,66 +68,24 @@ def _converter(args: argparse.Namespace) -> tuple[Convert, str]:
     return convert, CONVERSIONS[kind].rows
 
 
-def _write_files(files: Mapping[Path, Sequence[Mapping[str, object]]]) -> int:
-    """Write JSON Lines files that belong together: none gets its final name before all are written."""
-    with ExitStack() as stack:
-        for target, records in files.items():
-            stream = stack.enter_context(atomic_write(target))
-            stream.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-            stream.flush()  # a full disk raises here, before any file has its final name
-    for target, records in files.items():
-        print(f"written: {target} ({len(records)} records)")
+def _run_rows(args: argparse.Namespace) -> int:
+    """Convert the rows of a source."""
+    prepare_rows(from_args(SourceSettings, args), *_converter(args))
     return 0
 
 
-@dataclass(kw_only=True)
-class GeneratorFlags:
-    """Settings of both generators."""
-
-    overwrite: bool = option(False, "replace files that are there already")
-    seed: int = option(0, "the same seed gives the same files")
-
-
-@dataclass(kw_only=True)
-class StepmathFlags(GeneratorFlags):
-    """Number of problems, and where they are written."""
-
-    output_dir: str = option(help="gets train.jsonl and test.jsonl", metavar="DIR")
-    train_size: int = option(8000, "records of train.jsonl", allowed=FROM_ONE)
-    test_size: int = option(500, "records of test.jsonl", allowed=FROM_ONE)
-
-
 def _run_stepmath(args: argparse.Namespace) -> int:
-    targets = [check_output_file(Path(args.output_dir, f"{part}.jsonl"), args.overwrite) for part in ("train", "test")]
-    level = from_args(stepmath.Difficulty, args)
-    parts = stepmath.generate_split(args.train_size, args.test_size, args.seed, level)
-    return _write_files(dict(zip(targets, parts, strict=True)))
-
-
-@dataclass(kw_only=True)
-class NlRxFlags(GeneratorFlags):
-    """Number of pairs, and where they are written."""
-
-    output_file: str = option(help="JSON lines with 'messages'", metavar="FILE")
-    test_file: str | None = option(None, "further records, to test with", metavar="FILE")
-    size: int = option(10_000, "records", allowed=FROM_ONE)
-    test_size: int | None = option(None, "records of --test_file", allowed=FROM_ONE)
+    prepare_stepmath(from_args(StepmathSettings, args), from_args(stepmath.Difficulty, args))
+    return 0
 
 
 def _run_nl_rx(args: argparse.Namespace) -> int:
-    if (args.test_size is None) != (args.test_file is None):
-        raise UserError("give both --test_size and --test_file, or neither")
-    names = [name for name in (args.output_file, args.test_file) if name is not None]
-    targets = [check_output_file(name, args.overwrite) for name in names]
-    if len({target.resolve() for target in targets}) < len(targets):
-        raise UserError("is both --output_file and --test_file; name another", path=targets[0])
-    parts = nl_rx.generate_split(args.size, args.test_size or 0, args.seed)
-    records = ([chat_record(nl_rx.NlRxTask.system_prompt, *pair) for pair in part] for part in parts)
-    return _write_files(dict(zip(targets, records, strict=False)))
+    prepare_nl_rx(from_args(NlRxSettings, args))
+    return 0
 
 
-SOURCE = (SourceFlags, "source")
-STEPMATH = ((StepmathFlags, "options"), (stepmath.Difficulty, "difficulty"))
+SOURCE = (SourceSettings, "source")
+STEPMATH = ((StepmathSettings, "options"), (stepmath.Difficulty, "difficulty"))
 
 KINDS: dict[str, tuple[str, tuple[tuple[type, str], ...], Callable[[argparse.Namespace], int]]] = {
     "chat": ("any table of questions and answers, or of whole chats", (SOURCE, (ChatFlags, "columns")), _run_rows),
@@ -188,7 +99,7 @@ KINDS: dict[str, tuple[str, tuple[tuple[type, str], ...], Callable[[argparse.Nam
         for name, each in CONVERSIONS.items()
     },
     "stepmath": ("generated word problems, each step in need of the one before", STEPMATH, _run_stepmath),
-    "nl-rx": ("generated sentences and regular expressions, as in NL-RX", ((NlRxFlags, "options"),), _run_nl_rx),
+    "nl-rx": ("generated sentences and regular expressions, as in NL-RX", ((NlRxSettings, "options"),), _run_nl_rx),
 }
 """Kind of preparation -> what it reads or makes, its flags, and the function that runs it."""
 

@@ -1,7 +1,5 @@
 """``stepjepa search``: the texts of a corpus that are nearest to queries."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import asdict, dataclass
 from typing import Literal
@@ -10,9 +8,10 @@ from stepjepa.base.errors import UserError, visible
 from stepjepa.base.files import check_output_file, existing_file, write_jsonl
 from stepjepa.base.json_object import JsonObject
 from stepjepa.cli.commands import Command
-from stepjepa.cli.embed import ReadingFlags, load_jepa, make_embedder, reading_options
 from stepjepa.cli.flags import JsonFlags
+from stepjepa.cli.parser import from_args
 from stepjepa.config.option import FROM_ONE, check_effects, option
+from stepjepa.evaluation.model_reading import ReadingSettings
 
 EPILOG = """\
 example: stepjepa search --model_path runs/a --corpus answers.jsonl \\
@@ -62,17 +61,14 @@ def run(args: argparse.Namespace) -> JsonObject:
     queries = [Text(text, "--query", number) for number, text in enumerate(args.query or (), start=1)]
     if args.queries is not None:
         queries = read_texts(args.queries, args.query_column, answers=args.side == "source")
-    jepa = load_jepa(args)
-    make_embedder(jepa, args, args.side, raw=False)  # refuses wrong settings before anything is embedded
-    cache, options = not args.no_cache, reading_options(args)
-    index = corpus_index(jepa, args.model_path, args.corpus, corpus, args.side, cache=cache, **options)
-    hits = index.search(queries, args.k)
+    reading = from_args(ReadingSettings, args)
+    jepa = reading.load(args.model_path)
+    reading.embedder(jepa, args.side)  # refuses wrong settings before anything is embedded
+    cache = not args.no_cache
+    index = corpus_index(jepa, args.model_path, args.corpus, corpus, args.side, cache=cache, **reading.options)
     results: list[JsonObject] = [
-        {
-            "query": query.text,
-            "hits": [{**asdict(hit), "line": corpus[hit.index].line} for hit in row],
-        }
-        for query, row in zip(queries, hits, strict=True)
+        {"query": query.text, "hits": [{**asdict(hit), "line": corpus[hit.index].line} for hit in row]}
+        for query, row in zip(queries, index.search(queries, args.k), strict=True)
     ]
     if args.output_file is not None:
         write_jsonl(args.output_file, results)
@@ -87,7 +83,7 @@ def run(args: argparse.Namespace) -> JsonObject:
 
 SEARCH = Command(
     run,
-    flags=((SearchFlags, "search"), (ReadingFlags, "model"), (JsonFlags, "files")),
+    flags=((SearchFlags, "search"), (ReadingSettings, "model"), (JsonFlags, "files")),
     common="model_path corpus column query queries k json",
     epilog=EPILOG,
 )

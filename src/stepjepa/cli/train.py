@@ -2,15 +2,13 @@
 
 import argparse
 import logging
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.processes import is_main_process
-from stepjepa.base.terminal import note, print_rows
+from stepjepa.base.terminal import note
 from stepjepa.cli.commands import Command
 from stepjepa.cli.flags import add_run, arguments_of_file, more_help, run_config, trainer_values
 from stepjepa.cli.parser import Parser
@@ -68,7 +66,7 @@ def train(args: argparse.Namespace) -> JsonObject | int:
     from stepjepa.running.data import read_data
     from stepjepa.running.estimate import dry_run
     from stepjepa.running.run import run
-    from stepjepa.running.screen import finished_json, last_lines, next_command
+    from stepjepa.running.screen import finished_json, print_finished
 
     config: RunConfig = args.run
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(max(args.debug, 0), 2)]
@@ -79,12 +77,8 @@ def train(args: argparse.Namespace) -> JsonObject | int:
     record = run(config, command=["train", *args.typed]).record
     if not is_main_process():
         return 0
-    if not args.json and record.results is not None:
-        print_rows(last_lines(Path(str(config.output_dir)), record.results))
-        # On a line of its own, so that it can be copied from a terminal of any width.
-        chosen_on = "next, on the held-out records (settings are chosen on these, and reported on other test records)"
-        label = chosen_on if config.eval_file else "next, with your test records in TEST.jsonl"
-        print(f"{label}: {shlex.join(next_command(config))}", flush=True)
+    if not args.json:
+        print_finished(config, record)
     return finished_json(config, record)
 
 

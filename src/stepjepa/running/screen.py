@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepjepa.base.files import atomic_write, read_jsonl
 from stepjepa.base.json_object import JsonObject
-from stepjepa.base.terminal import PALETTE, duration
+from stepjepa.base.terminal import PALETTE, duration, print_rows
 from stepjepa.base.typed_json import to_json
 from stepjepa.batch.dataset import Prepared
 from stepjepa.batch.tokenize import WITHOUT_PAIR
@@ -164,6 +165,17 @@ def last_lines(folder: Path, results: Results) -> list[tuple[str, str]]:
     cost = f"{steps}, {results.tokens or 0:,.0f} tokens in {duration(results.train_seconds or 0.0)}"
     files = f"the model, {RUN_FILE}, {METRICS_FILE}, {PLOT_FILE}"
     return [("done", "; ".join([cost, *shown_losses])), ("run folder", f"{folder} ({files})")]
+
+
+def print_finished(run: RunConfig, record: RunRecord) -> None:
+    """Print the outcome of a run, its folder and the next command; nothing for a run without results."""
+    if record.results is None:
+        return
+    print_rows(last_lines(Path(str(run.output_dir)), record.results))
+    # On a line of its own, so that it can be copied from a terminal of any width.
+    chosen_on = "next, on the held-out records (settings are chosen on these, and reported on other test records)"
+    label = chosen_on if run.eval_file else "next, with your test records in TEST.jsonl"
+    print(f"{label}: {shlex.join(next_command(run))}", flush=True)
 
 
 def finished_json(run: RunConfig, record: RunRecord) -> JsonObject:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepjepa.base.errors import UserError, did_you_mean
 from stepjepa.base.json_object import JsonObject
+from stepjepa.base.terminal import note, visible_lines
 from stepjepa.store.fingerprint import equal_weights
 from stepjepa.study import statistics
 from stepjepa.study.arms import EQUAL, SAME_FLOPS, TAILS, Arm, ComparedArms, Difference, KeptOut, all_known
@@ -18,6 +19,7 @@ from stepjepa.study.evaluated_run import (
     FIGURES,
     MEASURES,
     OF_RETRIEVAL,
+    SUMMARY,
     EvaluatedRun,
     RunFolder,
     find_run_folders,
@@ -217,11 +219,20 @@ def _arms(
 
 
 def _places(runs: Runs) -> list[RunFolder]:
-    """Resolve ``runs`` to run folders; trials of a sweep come with the name of their arm."""
-    if all(isinstance(run, RunFolder) for run in runs):
-        return list(runs)
+    """Resolve ``runs`` to run folders; trials of a sweep come with the name of their arm.
+
+    An unfinished sweep has trained runs without an evaluation: they are skipped, with a note. Runs named one by one
+    must have one.
+    """
     folders: list[Any] = [getattr(run, "folder", run) for run in runs]
-    return find_run_folders(folders)
+    places = find_run_folders(folders)
+    waiting = [place for place in places if place.arm is not None and not any(place.folder.glob(f"*{SUMMARY}"))]
+    if waiting:
+        names = visible_lines(", ".join(str(place.folder) for place in waiting))
+        note(f"{names}: not evaluated yet, skipped")
+    if waiting and len(waiting) == len(places):
+        raise UserError("none of its runs is evaluated yet; go on with the sweep", path=waiting[0].folder.parents[1])
+    return [place for place in places if place not in waiting]
 
 
 def _difference(arm: Arm, baseline: Arm) -> Difference:

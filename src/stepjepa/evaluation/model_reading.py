@@ -1,0 +1,62 @@
+"""The settings with which a saved model is loaded and its embeddings are read: of ``embed``, ``search``, ``export``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from stepjepa.base.errors import UserError, raising_user_errors
+from stepjepa.config.jepa import Dtype
+from stepjepa.config.option import FROM_ONE, option
+
+if TYPE_CHECKING:
+    from stepjepa.objectives.embedding import Embedder
+    from stepjepa.objectives.inputs import EmbedOptions
+    from stepjepa.objectives.jepa import Jepa
+
+
+@dataclass
+class ReadingSettings:
+    """The readout of embeddings, and the loading of the model."""
+
+    batch_size: int = option(32, "texts at a time", allowed=FROM_ONE)
+    dtype: Dtype = option("auto", "of the weights")
+    layer: int | None = option(None, "index of hidden_states to read; -1: the last one (that of training)")
+    pooling: Literal["last", "mean"] | None = option(None, "one token or the mean of several (that of training)")
+    max_length: int | None = option(None, "most tokens of a text (that of training)", allowed=FROM_ONE)
+    system_prompt: str | None = option(
+        None, "precedes the questions of a model of layout branched; '' for none (that of training)", metavar="TEXT"
+    )
+    trust_remote_code: bool = option(False, "run code that comes with the model")
+
+    @property
+    def options(self) -> EmbedOptions:
+        """The options of ``Jepa.embedder``."""
+        return {
+            "batch_size": self.batch_size,
+            "layer": self.layer,
+            "pooling": self.pooling,
+            "max_length": self.max_length,
+        }
+
+    def load(self, model_path: str, device: str | None = None) -> Jepa:
+        """Load a model; ``UserError`` if it reads no system prompt, and one is set."""
+        from stepjepa.objectives.jepa import Jepa
+
+        with raising_user_errors():
+            jepa = Jepa.from_pretrained(
+                model_path, dtype=self.dtype, trust_remote_code=self.trust_remote_code, device=device
+            )
+        if self.system_prompt is not None:
+            if not jepa.reads_system_prompt:
+                fault = "`system_prompt` does nothing: the model reads questions by themselves, without a system prompt"
+                raise UserError(f"{fault}; leave it out")
+            jepa.system_prompt = self.system_prompt
+        return jepa
+
+    def embedder(self, jepa: Jepa, side: Literal["source", "target"], *, raw: bool = False) -> Embedder:
+        """Make the embedder of one side; ``UserError`` for settings that the model can't be read with."""
+        options = self.options
+        options["raw"] = raw
+        with raising_user_errors():
+            return jepa.embedder(side, **options)

@@ -1,0 +1,91 @@
+"""The records, tokenizer and model that ``inspect`` and ``verify`` look at, by the settings of a training run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from stepjepa.base.errors import raising_user_errors
+from stepjepa.base.terminal import note
+from stepjepa.chat.tokens import add_plain_tokens, add_predictor_tokens
+from stepjepa.config.lora import LoraSettings
+from stepjepa.config.run import RunConfig
+from stepjepa.data.records import BadRecords, Record, describe_columns, parse_record, tell_unused
+from stepjepa.data.sources import read_records
+from stepjepa.inspection.verification import Subject
+from stepjepa.models.loading import add_lora, load_model, load_tokenizer
+from stepjepa.models.presets import PREFIX, preset_config, train_tokenizer
+from stepjepa.models.token_rows import adapter_rows
+from stepjepa.running.data import check_chat_template
+from stepjepa.tasks.stepmath import Difficulty, generate
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def training_records(run: RunConfig) -> list[Record]:
+    """Read the records of the training file; print notes on its columns and on what is not used."""
+    check_chat_template(run)
+    bad = BadRecords(run.bad_records)
+    records = read_records(str(run.train_file), bad=bad, columns=run.columns)
+    bad.tell()
+    if (columns := describe_columns(records[0])) is not None:
+        note(f"columns: {columns}")
+    tell_unused(records)
+    return records
+
+
+def generated_records(run: RunConfig, seed: int) -> list[Record]:
+    """Return built-in problems, for a model without a training file."""
+    check_chat_template(run)
+    generated = generate(size=200, seed=seed, difficulty=Difficulty())
+    return [parse_record(value, "built-in problems", line) for line, value in enumerate(generated, start=1)]
+
+
+def training_tokenizer(run: RunConfig, records: Sequence[Record]) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of the run with its predictor tokens; that of a preset is trained on the records."""
+    name = str(run.model_name)
+    if name.startswith(PREFIX):
+        tokenizer = train_tokenizer(_texts(records), preset_config(name).vocab_size, run.chat_template)
+    else:
+        tokenizer = load_tokenizer(name, chat_template=run.chat_template, trust_remote_code=run.trust_remote_code)
+    if run.jepa.plain:
+        add_plain_tokens(tokenizer)
+    add_predictor_tokens(tokenizer, run.jepa.predictors or 0)
+    return tokenizer
+
+
+def training_subject(
+    run: RunConfig, name: str, records: Sequence[Record], looked_at: Sequence[Record], *, seed: int, lora: bool
+) -> Subject:
+    """Load the model to verify, on the accelerator if there is one.
+
+    Args:
+        run: the settings.
+        name: the model, or a preset, whose tokenizer is trained on all ``records``.
+        records: the records of the training file.
+        looked_at: those that are verified.
+        seed: seed of random weights.
+        lora: verify the optimisation step with a LoRA adapter.
+    """
+    config = run.jepa
+    model, tokenizer = load_model(
+        name,
+        texts=_texts(records),
+        predictors=config.used_predictors,
+        seed=seed,
+        plain=config.plain,
+        chat_template=run.chat_template,
+        trust_remote_code=run.trust_remote_code,
+    )
+    model = model.to(torch.accelerator.current_accelerator(check_available=True) or "cpu")
+    with raising_user_errors():
+        trained = adapter_rows(model, tokenizer, plain=config.plain)
+        adapter = (lambda base: add_lora(base, LoraSettings(), trained)) if lora else None
+        return Subject(model.eval(), tokenizer, config, looked_at, lora=adapter)
+
+
+def _texts(records: Sequence[Record]) -> Iterator[str]:
+    return (message["content"] for record in records for message in record.messages)

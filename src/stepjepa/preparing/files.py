@@ -1,0 +1,126 @@
+"""Make a training file: of the rows of a raw data set, or of generated problems."""
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from stepjepa.base.errors import UserError
+from stepjepa.base.files import atomic_write, check_output_file, existing_file
+from stepjepa.base.terminal import note, print_rows
+from stepjepa.config.option import FROM_ONE, option
+from stepjepa.data.columns import MOST_NAMES
+from stepjepa.data.records import BadRecords, named
+from stepjepa.data.sources import FORMATS, read_rows
+from stepjepa.preparing.conversion import Convert, convert_rows
+from stepjepa.tasks import nl_rx, stepmath
+from stepjepa.tasks.raw_values import chat_record
+
+
+@dataclass(kw_only=True)
+class SourceSettings:
+    """The source of raw rows, and the output of records."""
+
+    input_file: str | None = option(None, f"{', '.join(FORMATS)}; or name a `dataset`", metavar="FILE")
+    dataset: str | None = option(None, "data set of the hub, or folder of one", metavar="NAME")
+    subset: str | None = option(None, "configuration of the data set, where it has several", metavar="NAME")
+    split: str | None = option(None, "train, test ...; needed where there are several", metavar="NAME")
+    bad_records: Literal["error", "skip"] = option("error", "rows that are not valid; skip: count and skip them")
+    output_file: str = option(help="JSON lines with 'messages'", metavar="FILE", group="output")
+    max_examples: int | None = option(None, "stop after so many records (all)", allowed=FROM_ONE, group="output")
+    overwrite: bool = option(False, "replace files that are there already", group="output")
+
+
+def prepare_rows(settings: SourceSettings, convert: Convert, expected: str) -> None:
+    """Convert the rows of a source, write the records, and print how many were read, kept and dropped, and why.
+
+    Args:
+        settings: the source and the file of the records.
+        convert: makes a record of a row.
+        expected: the fields that it reads, for the error of a source that gives no record.
+
+    Raises:
+        UserError: the source can't be read, gives no record, or is the output file.
+    """
+    if (settings.input_file is None) == (settings.dataset is None):
+        raise UserError("name the source with either `input_file` or `dataset`")
+    name = settings.dataset or str(existing_file(str(settings.input_file), "raw file"))
+    bad = BadRecords(settings.bad_records)
+    rows = read_rows(name, split=settings.split, subset=settings.subset, bad=bad)
+    target = check_output_file(settings.output_file, settings.overwrite)
+    if target.exists() and Path(name).exists() and target.samefile(name):
+        raise UserError("is both input and output; name another `output_file`", path=target)
+    records, counts = convert_rows(rows, convert, path=name, limit=settings.max_examples, bad=bad)
+    reasons = counts.dropped.most_common()
+    if not records:
+        causes = [f"{reason}: {count}" for reason, count in reasons] + ([bad.describe()] if bad.count else [])
+        hint = f"; expected {expected}, got {', '.join(counts.columns[:MOST_NAMES])}" if counts.columns else ""
+        raise UserError(f"no record could be kept ({'; '.join(causes) or 'it is empty'}){hint}", path=name)
+    bad.tell()
+    if counts.unused:
+        note(f"not used: {named(counts.unused)}")
+    numbers = [("read", counts.read), ("kept", len(records)), ("dropped", counts.dropped.total()), *reasons]
+    numbers += [("bad, skipped", bad.count)] if bad.count else []
+    print_rows([(label, str(count)) for label, count in numbers])
+    _write_files({target: records})
+
+
+@dataclass(kw_only=True)
+class GeneratorSettings:
+    """Settings of both generators."""
+
+    overwrite: bool = option(False, "replace files that are there already")
+    seed: int = option(0, "the same seed gives the same files")
+
+
+@dataclass(kw_only=True)
+class StepmathSettings(GeneratorSettings):
+    """Number of problems, and where they are written."""
+
+    output_dir: str = option(help="gets train.jsonl and test.jsonl", metavar="DIR")
+    train_size: int = option(8000, "records of train.jsonl", allowed=FROM_ONE)
+    test_size: int = option(500, "records of test.jsonl", allowed=FROM_ONE)
+
+
+def prepare_stepmath(settings: StepmathSettings, difficulty: stepmath.Difficulty) -> None:
+    """Generate word problems and write them to ``train.jsonl`` and ``test.jsonl``."""
+    names = [Path(settings.output_dir, f"{part}.jsonl") for part in ("train", "test")]
+    targets = [check_output_file(name, settings.overwrite) for name in names]
+    parts = stepmath.generate_split(settings.train_size, settings.test_size, settings.seed, difficulty)
+    _write_files(dict(zip(targets, parts, strict=True)))
+
+
+@dataclass(kw_only=True)
+class NlRxSettings(GeneratorSettings):
+    """Number of pairs, and where they are written."""
+
+    output_file: str = option(help="JSON lines with 'messages'", metavar="FILE")
+    test_file: str | None = option(None, "further records, to test with", metavar="FILE")
+    size: int = option(10_000, "records", allowed=FROM_ONE)
+    test_size: int | None = option(None, "records of `test_file`", allowed=FROM_ONE)
+
+
+def prepare_nl_rx(settings: NlRxSettings) -> None:
+    """Generate sentences with regular expressions and write them as chats."""
+    if (settings.test_size is None) != (settings.test_file is None):
+        raise UserError("give both `test_size` and `test_file`, or neither")
+    names = [name for name in (settings.output_file, settings.test_file) if name is not None]
+    targets = [check_output_file(name, settings.overwrite) for name in names]
+    if len({target.resolve() for target in targets}) < len(targets):
+        raise UserError("is both `output_file` and `test_file`; name another", path=targets[0])
+    parts = nl_rx.generate_split(settings.size, settings.test_size or 0, settings.seed)
+    records = ([chat_record(nl_rx.NlRxTask.system_prompt, *pair) for pair in part] for part in parts)
+    _write_files(dict(zip(targets, records, strict=False)))
+
+
+def _write_files(files: Mapping[Path, Sequence[Mapping[str, object]]]) -> None:
+    """Write JSON Lines files that belong together: none gets its final name before all are written."""
+    with ExitStack() as stack:
+        for target, records in files.items():
+            stream = stack.enter_context(atomic_write(target))
+            stream.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+            stream.flush()  # a full disk raises here, before any file has its final name
+    for target, records in files.items():
+        print(f"written: {target} ({len(records)} records)")
