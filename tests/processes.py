@@ -26,7 +26,6 @@ import tiny
 from own_term import Margin, NextLatent, objective_with
 from stepjepa.batch.dataset import StepSampler
 from stepjepa.batch.mask import Calls, Kernel, Ragged
-from stepjepa.batch.sequences import SampledRecord
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.models.architecture import PredictorHead, attach_heads, load_heads, save_heads
 from stepjepa.models.attention import enable_trees
@@ -36,6 +35,7 @@ from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.objectives.term import Context, gather_rows, no_gather
 from stepjepa.objectives.text import LMLoss
 from stepjepa.training.trainer import JepaTrainer
+from stepjepa.views.sequences import SampledRecord
 
 RECORDS = 19
 STEP = 4

@@ -1,6 +1,6 @@
 """What trees are held to: every sequence in a pass of its own, and masks by a double loop over its tokens.
 
-Nothing here knows of rows, prefixes or subtrees, only of sequences; see ``stepjepa.batch.sequences``.
+Nothing here knows of rows, prefixes or subtrees, only of sequences; see ``stepjepa.views.sequences``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.batch.pack import Rows
-from stepjepa.batch.sequences import Readout, TokenizedRecord, TokenSequence
+from stepjepa.views.sequences import Readout, TokenizedRecord, TokenSequence
 
 Rule = Any
 """(query position, key position) -> whether the model's own rule lets one see the other."""

@@ -20,7 +20,7 @@ MOST_LINES = 450
 
 FLOORS = (
     ("base",),
-    ("config", "chat", "data"),
+    ("config", "chat", "data", "views"),
     ("batch", "tasks"),
     ("models", "preparing"),
     ("objectives", "store"),

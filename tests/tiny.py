@@ -17,13 +17,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, TrainingArguments
 from stepjepa.base.files import write_jsonl
 from stepjepa.batch.collate import Collator
 from stepjepa.batch.micro_batch import Batch
-from stepjepa.batch.sequences import SampledRecord, TokenizedRecord
 from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.chat.tokens import predictor_ids
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record, parse_record
 from stepjepa.models.attention import tree_mask
 from stepjepa.models.encode import decoder_inputs, flat_states
+from stepjepa.views.sequences import SampledRecord, TokenizedRecord
 
 VOCABULARY = 389
 WINDOW = 5

@@ -15,12 +15,12 @@ import torch.nn.functional as F
 from stepjepa.batch.mask import Ragged, Trees, static_length
 from stepjepa.batch.pack import pack_passes
 from stepjepa.batch.segments import ragged
-from stepjepa.batch.sequences import TokenSequence
 from stepjepa.models import attention, segment_attention, varlen_attention
 from stepjepa.models.lm_head import states_at_once, summed_cross_entropy
 from stepjepa.objectives.monitors import MetricWindow
 from stepjepa.objectives.packing import make_collator
 from stepjepa.objectives.setup import set_up
+from stepjepa.views.sequences import TokenSequence
 
 from .result import Result, free, peak_memory, rounded, short, timed, wait
 from .world import World, build, jepa_config, make_records

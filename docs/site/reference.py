@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Iterator
 
 import stepjepa
-from stepjepa.batch.layouts import LAYOUTS
 from stepjepa.cli.commands import COMMANDS, make_parser
 from stepjepa.config.jepa import CHOICES, DEFAULTS, SETTINGS
+from stepjepa.views.layouts import LAYOUTS
 
 GROUPS = {
     "Records": ("data",),

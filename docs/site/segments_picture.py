@@ -17,7 +17,7 @@ from stepjepa.batch.costs import Costs
 from stepjepa.batch.mask import Calls, Trees, dense
 from stepjepa.batch.pack import Rows, pack_passes
 from stepjepa.batch.segments import calls
-from stepjepa.batch.sequences import TokenSequence
+from stepjepa.views.sequences import TokenSequence
 
 FILE = Path(__file__).resolve().parents[1] / "assets" / "segments.svg"
 

@@ -18,11 +18,11 @@ _NAMES = {
     "base.errors": "UserError",
     "data.records": "Record",
     "data.sources": "read_records",
+    "views.layouts": "ReadoutOptions layout",
+    "views.sequences": "Pair Readout TokenSequence TokenizedRecord View hash_tokens main_sequence",
     "batch.collate": "Collator",
-    "batch.layouts": "ReadoutOptions layout",
     "batch.micro_batch": "Batch BatchRecords",
     "batch.prepare": "prepare",
-    "batch.sequences": "Pair Readout TokenSequence TokenizedRecord View hash_tokens main_sequence",
     "models.encoded": "Encoded",
     "models.loading": "add_lora load_for_inference load_model",
     "objectives.alignment": "Alignment ContrastiveDistance Cosine Covariance Distance InfoNCE L2 MSE SIGReg Variance "
@@ -49,10 +49,8 @@ __all__ = ["__version__", *_HOME]  # noqa: PLE0604  # the names are strings, fro
 if TYPE_CHECKING:
     from stepjepa.base.errors import UserError
     from stepjepa.batch.collate import Collator
-    from stepjepa.batch.layouts import ReadoutOptions, layout
     from stepjepa.batch.micro_batch import Batch, BatchRecords
     from stepjepa.batch.prepare import prepare
-    from stepjepa.batch.sequences import Pair, Readout, TokenizedRecord, TokenSequence, View, hash_tokens, main_sequence
     from stepjepa.config.jepa import JepaConfig
     from stepjepa.config.lora import LoraSettings
     from stepjepa.config.run import RunConfig
@@ -86,6 +84,8 @@ if TYPE_CHECKING:
     from stepjepa.running.run import Run, run
     from stepjepa.study.comparison import compare
     from stepjepa.training.trainer import JepaTrainer
+    from stepjepa.views.layouts import ReadoutOptions, layout
+    from stepjepa.views.sequences import Pair, Readout, TokenizedRecord, TokenSequence, View, hash_tokens, main_sequence
 
 
 def __getattr__(name: str) -> Any:

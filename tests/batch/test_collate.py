@@ -11,8 +11,8 @@ import torch
 
 import tiny
 from stepjepa.batch.micro_batch import Batch
-from stepjepa.batch.sequences import SampledRecord, TokenSequence
 from stepjepa.config.jepa import JepaConfig
+from stepjepa.views.sequences import SampledRecord, TokenSequence
 
 CONFIGURATIONS = {
     "regular": JepaConfig(mode="regular"),

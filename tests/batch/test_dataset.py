@@ -18,13 +18,13 @@ from stepjepa.base.errors import UserError
 from stepjepa.base.files import write_jsonl
 from stepjepa.batch import prepare as module
 from stepjepa.batch.dataset import Prepared, SampleKey
-from stepjepa.batch.layouts import LAYOUTS, Layout
 from stepjepa.batch.prepare import prepare
-from stepjepa.batch.sequences import TokenizedRecord
 from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.chat.tokens import all_predictor_ids
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record
+from stepjepa.views.layouts import LAYOUTS, Layout
+from stepjepa.views.sequences import TokenizedRecord
 
 STEPS = JepaConfig(mode="step-jepa")
 

@@ -12,7 +12,7 @@ import stepjepa
 import tiny
 from stepjepa import Batch, JepaConfig
 from stepjepa.batch.costs import Costs
-from stepjepa.batch.sequences import SampledRecord
+from stepjepa.views.sequences import SampledRecord
 
 
 def batch(tokenizer: Any, **options: Any) -> Batch:

@@ -18,11 +18,11 @@ from stepjepa.batch.costs import Costs
 from stepjepa.batch.cutting import balanced_cut
 from stepjepa.batch.mask import Trees, dense
 from stepjepa.batch.pack import Rows, pack, pack_passes
-from stepjepa.batch.sequences import SampledRecord, TokenSequence
 from stepjepa.models.attention import enable_trees
 from stepjepa.objectives.alignment import Alignment, InfoNCE
 from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.objectives.text import LMLoss, PromptLoss, SemanticTube
+from stepjepa.views.sequences import SampledRecord, TokenSequence
 
 NEVER = 10**4
 

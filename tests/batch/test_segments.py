@@ -13,7 +13,7 @@ from stepjepa.batch.costs import Costs, causal_share
 from stepjepa.batch.mask import Calls, Kernel, Trees, dense
 from stepjepa.batch.pack import Rows, pack_passes
 from stepjepa.batch.segments import added_segments, calls, cheapest_calls, ragged
-from stepjepa.batch.sequences import TokenSequence
+from stepjepa.views.sequences import TokenSequence
 
 COSTS = {
     "a call each": Costs(1.0, 1.0),

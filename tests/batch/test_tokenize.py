@@ -11,13 +11,13 @@ import pytest
 
 import tiny
 from stepjepa.base.errors import UserError
-from stepjepa.batch.layouts import LAYOUTS, Layout
-from stepjepa.batch.sequences import TokenizedRecord
 from stepjepa.batch.tokenize import WITHOUT_PAIR, RecordTokenizer, step_views
 from stepjepa.chat.template import ChatTemplate
 from stepjepa.chat.tokens import predictor_ids
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record
+from stepjepa.views.layouts import LAYOUTS, Layout
+from stepjepa.views.sequences import TokenizedRecord
 
 CHAT = tiny.make_record("You solve.", "why?", "first step\n\nsecond step", "and now?", "third\n\nfourth", line=7)
 each_real = pytest.mark.parametrize("name", ["qwen2.5", "olmo2", "minimind"])

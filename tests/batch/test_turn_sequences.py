@@ -13,11 +13,11 @@ import tiny
 from served_forms import TOOLS, chat, with_call, with_thoughts
 from stepjepa.base.errors import UserError
 from stepjepa.batch.dataset import _unflattened, flattened
-from stepjepa.batch.sequences import TokenizedRecord, View
 from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.chat.tokens import add_predictor_tokens
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record, parse_record
+from stepjepa.views.sequences import TokenizedRecord, View
 
 REGULAR = JepaConfig(mode="regular", max_length=4096)
 LLM = JepaConfig(layout="branched", predictors=2, pairs="all", max_length=4096)

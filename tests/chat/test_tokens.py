@@ -11,7 +11,6 @@ import pytest
 import tiny
 from slow_tokens import slow_tokens
 from stepjepa.batch.collate import Collator
-from stepjepa.batch.sequences import SampledRecord
 from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.chat.template import ChatTemplate, PlainTemplate
 from stepjepa.chat.tokens import (
@@ -26,6 +25,7 @@ from stepjepa.data.records import Record
 from stepjepa.evaluation.prompts import make_examples
 from stepjepa.models.presets import train_tokenizer
 from stepjepa.tasks.base import Continuation
+from stepjepa.views.sequences import SampledRecord
 
 SPELT = "<|predictor_1|><|eot_id|> <|im_start|>x<|im_end|>\n<|endoftext|>"
 MODES: dict[str, dict[str, Any]] = {

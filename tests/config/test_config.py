@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from stepjepa.batch.layouts import LAYOUTS, Layout
 from stepjepa.config.jepa import CHOICES, JepaConfig, affecting
+from stepjepa.views.layouts import LAYOUTS, Layout
 
 
 @pytest.mark.parametrize(

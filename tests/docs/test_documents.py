@@ -20,12 +20,12 @@ import yaml
 from document_blocks import LANGUAGES, ROOT, blocks, documents, why_not
 from document_world import OUTPUTS, World, generated, make_shared
 from stepjepa.base.files import write_jsonl
-from stepjepa.batch.layouts import LAYOUTS
 from stepjepa.cli.commands import COMMANDS, make_parser, parse
 from stepjepa.cli.flags import trainer_flags
 from stepjepa.cli.main import main, normalise
 from stepjepa.objectives.term import TERMS
 from stepjepa.tasks.registry import TASKS, load_task
+from stepjepa.views.layouts import LAYOUTS
 
 PAGES = [page for page in documents() if any(block.commands() or block.language for block in blocks(page))]
 QUICK = {"README.md", "docs/tutorial.md", "docs/design.md", "docs/tasks.md", "docs/how-to/programs.md"}

@@ -21,13 +21,13 @@ from stepjepa.base.files import write_jsonl
 from stepjepa.batch.collate import Collator
 from stepjepa.batch.costs import Costs
 from stepjepa.batch.micro_batch import Batch, BatchRecords
-from stepjepa.batch.sequences import SampledRecord, TokenizedRecord
 from stepjepa.cli.main import main
 from stepjepa.models.architecture import attach_heads, find_heads
 from stepjepa.models.attention import enable_trees
 from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.objectives.term import Context
 from stepjepa.objectives.text import LMLoss
+from stepjepa.views.sequences import SampledRecord, TokenizedRecord
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "terms"
 TERMS = {"nextlat": "NextLat", "multi_token": "MultiToken", "bag_of_tokens": "BagOfTokens"}

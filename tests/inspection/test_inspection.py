@@ -11,7 +11,6 @@ import pytest
 
 import tiny
 from stepjepa.base.errors import UserError
-from stepjepa.batch.sequences import SampledRecord
 from stepjepa.chat.tokens import add_predictor_tokens
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record, parse_record
@@ -29,6 +28,7 @@ from stepjepa.inspection.record import (
     visible_text,
 )
 from stepjepa.models.presets import train_tokenizer
+from stepjepa.views.sequences import SampledRecord
 
 MODES = [
     ("regular", "separate"),

@@ -15,12 +15,12 @@ from torch import Tensor
 import tiny
 from stepjepa.batch.costs import Costs
 from stepjepa.batch.micro_batch import Batch
-from stepjepa.batch.sequences import SampledRecord
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.models.attention import enable_trees
 from stepjepa.objectives.alignment import L2, Alignment, InfoNCE
 from stepjepa.objectives.objective import Losses, Objective, jepa_loss
 from stepjepa.objectives.text import LMLoss, PromptLoss, SemanticTube
+from stepjepa.views.sequences import SampledRecord
 
 ModelFactory = Callable[..., Any]
 

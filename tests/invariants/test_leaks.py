@@ -14,9 +14,9 @@ from torch import Tensor
 import tiny
 from slow_trees import batch_of, random_sequences, row_mask
 from stepjepa.batch.pack import Rows, pack
-from stepjepa.batch.sequences import SampledRecord, TokenSequence
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.models.attention import enable_trees
+from stepjepa.views.sequences import SampledRecord, TokenSequence
 
 ModelFactory = Callable[..., Any]
 

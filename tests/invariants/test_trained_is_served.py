@@ -24,7 +24,6 @@ import tiny
 from served_forms import FORMS, TOOLS, Form, Message, chat, with_call, with_thoughts
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import write_json
-from stepjepa.batch.sequences import SampledRecord, TokenizedRecord
 from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.cli.main import main
 from stepjepa.config.jepa import JepaConfig
@@ -32,6 +31,7 @@ from stepjepa.data.records import Record, parse_record
 from stepjepa.models.presets import train_tokenizer
 from stepjepa.objectives.jepa import Jepa
 from stepjepa.objectives.setup import set_up
+from stepjepa.views.sequences import SampledRecord, TokenizedRecord
 
 GOLDEN = Path(__file__).parent / "served_texts.json"
 REAL = ["qwen2.5", "olmo2", "minimind"]

@@ -15,14 +15,14 @@ import tiny
 from slow_trees import Slow, logits_of, probe, random_records, random_sequences, separately
 from stepjepa.batch.collate import Collator
 from stepjepa.batch.costs import Costs
-from stepjepa.batch.layouts import LAYOUTS, Layout, ReadoutOptions
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.batch.pack import pack
-from stepjepa.batch.sequences import SampledRecord, TokenizedRecord, TokenSequence
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.models.attention import EAGER, SDPA, SEGMENTS, enable_trees
 from stepjepa.models.encode import encode
 from stepjepa.models.encoded import Encoded
+from stepjepa.views.layouts import LAYOUTS, Layout, ReadoutOptions
+from stepjepa.views.sequences import SampledRecord, TokenizedRecord, TokenSequence
 
 ModelFactory = Callable[..., Any]
 Parts = Sequence[Sequence[TokenSequence]]

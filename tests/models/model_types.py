@@ -25,12 +25,12 @@ from transformers.utils import logging
 import page_tables
 from stepjepa.batch.collate import Collator
 from stepjepa.batch.costs import Costs
-from stepjepa.batch.sequences import Ids, SampledRecord, TokenizedRecord
 from stepjepa.models.attention import enable_trees
 from stepjepa.models.lm_head import LMHead
 from stepjepa.models.probe import VOCABULARY, choose_encoding, probe, shrink
 from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.objectives.text import LMLoss
+from stepjepa.views.sequences import Ids, SampledRecord, TokenizedRecord
 
 MARK = "model types"  # of the table on the page
 MODEL_TYPES = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)

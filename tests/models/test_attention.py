@@ -20,7 +20,6 @@ import tiny
 from slow_trees import batch_of, random_sequences, row_mask, separate_states
 from stepjepa.batch.mask import BLOCK, Trees, dense, padded, static_length
 from stepjepa.batch.pack import Rows, pack
-from stepjepa.batch.sequences import TokenSequence
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.models import attention
 from stepjepa.models.attention import (
@@ -34,6 +33,7 @@ from stepjepa.models.attention import (
     tree_mask,
 )
 from stepjepa.training.trainer import JepaTrainer
+from stepjepa.views.sequences import TokenSequence
 
 ModelFactory = Callable[..., Any]
 

@@ -14,7 +14,6 @@ import torch
 import tiny
 from own_term import Margin
 from stepjepa.batch.micro_batch import Batch
-from stepjepa.batch.sequences import SampledRecord
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.models.attention import enable_trees
 from stepjepa.objectives.alignment import (
@@ -35,6 +34,7 @@ from stepjepa.objectives.cosine import SHORTEST, cosine_distance, unit_vectors
 from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.objectives.term import Context
 from stepjepa.objectives.text import tube
+from stepjepa.views.sequences import SampledRecord
 
 SOURCE = torch.tensor([[3.0, 4.0], [0.0, 2.0]])
 TARGET = torch.tensor([[4.0, 3.0], [5.0, 0.0]])

@@ -12,11 +12,11 @@ import torch
 
 from stepjepa import Jepa, JepaConfig, Record
 from stepjepa.base.errors import UserError
-from stepjepa.batch.sequences import TokenSequence
 from stepjepa.objectives import index as index_module
 from stepjepa.objectives.embedding import Text
 from stepjepa.objectives.index import nearest
 from stepjepa.objectives.reading import micro_batches
+from stepjepa.views.sequences import TokenSequence
 from tiny import make_model, make_record
 
 SYSTEM = "Add, please, and write down all that you do on the way to the sum."

@@ -15,7 +15,6 @@ import tiny
 from stepjepa.batch.collate import Collator
 from stepjepa.batch.costs import Costs
 from stepjepa.batch.micro_batch import Batch
-from stepjepa.batch.sequences import Pair, SampledRecord, TokenizedRecord, View
 from stepjepa.config.lora import LoraSettings
 from stepjepa.models.architecture import attach_heads, without_heads
 from stepjepa.models.attention import enable_trees
@@ -28,6 +27,7 @@ from stepjepa.objectives.term import Context
 from stepjepa.objectives.text import LMLoss, PromptLoss
 from stepjepa.training import flops
 from stepjepa.training.flops import FlopModel, Shape, counting
+from stepjepa.views.sequences import Pair, SampledRecord, TokenizedRecord, View
 
 pytestmark = [
     # PEFT knows the names of experts in other versions of a family, and says that it did not find them.

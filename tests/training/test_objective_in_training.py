@@ -16,13 +16,13 @@ import tiny
 from own_term import NextLatent
 from slow_trees import separately
 from stepjepa.batch.prepare import prepare
-from stepjepa.batch.sequences import SampledRecord
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.objectives.alignment import SIGReg
 from stepjepa.objectives.objective import Objective
 from stepjepa.objectives.term import Context
 from stepjepa.objectives.text import LMLoss, tube
 from stepjepa.training.trainer import JepaTrainer
+from stepjepa.views.sequences import SampledRecord
 
 
 def trainer(

@@ -10,10 +10,10 @@ import torch
 from transformers import TrainerCallback
 
 import tiny
-from stepjepa.batch.sequences import SampledRecord
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.objectives.objective import jepa_loss
 from stepjepa.training.trainer import JepaTrainer
+from stepjepa.views.sequences import SampledRecord
 
 
 class Kernels(TrainerCallback):

@@ -1,1 +1,1 @@
-"""From views to the tensors of a micro-batch: sequences, layouts, packing, mask."""
+"""From records to the tensors of a micro-batch: tokens, packing, mask."""

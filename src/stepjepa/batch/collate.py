@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from stepjepa.base.errors import UserError
 from stepjepa.batch.costs import Costs
-from stepjepa.batch.layouts import LAYOUTS, ReadoutOptions
 from stepjepa.batch.mask import CallShapes, Kernel
 from stepjepa.batch.micro_batch import Batch, BatchRecords
 from stepjepa.batch.pack import Rows, pack_passes
 from stepjepa.batch.segments import calls, ragged
-from stepjepa.batch.sequences import Ids, Kind, Numbers, SampledRecord, TokenSequence, hash_tokens, main_sequence
 from stepjepa.config.jepa import JepaConfig
+from stepjepa.views.layouts import LAYOUTS, ReadoutOptions
+from stepjepa.views.sequences import Ids, Kind, Numbers, SampledRecord, TokenSequence, hash_tokens, main_sequence
 
 Encoding = Literal["tree", "rows"]
 """``tree``: rows of prefix trees under a mask. ``rows``: one plain row for each sequence."""
@@ -40,7 +40,7 @@ class Packing(TypedDict, total=False):
 class Collator:
     """Makes a micro-batch from records."""
 
-    layout: str  # a name in ``layouts.LAYOUTS``
+    layout: str  # a name in ``views.layouts.LAYOUTS``
     predictors: Ids  # [K] ids of the predictor tokens
     reading: ReadoutOptions = field(default_factory=ReadoutOptions)
     encoding: Encoding = "tree"

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset, Sampler
 
 from stepjepa.batch.groups import prompt_groups
-from stepjepa.batch.layouts import LAYOUTS
-from stepjepa.batch.sequences import Ids, Numbers, Pair, SampledRecord, TokenizedRecord, View
 from stepjepa.config.jepa import JepaConfig
+from stepjepa.views.layouts import LAYOUTS
+from stepjepa.views.sequences import Ids, Numbers, Pair, SampledRecord, TokenizedRecord, View
 
 # -- the order of records ----------------------------------------------------------------------------------------------
 

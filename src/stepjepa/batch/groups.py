@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from stepjepa.batch.sequences import Ids, Numbers
+from stepjepa.views.sequences import Ids, Numbers
 
 LONG_BEGINNING = 0.5
 """Share of a prompt that two records must have in common to be in one group."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from stepjepa.batch.mask import Calls, CallShapes, Ragged, Trees
-from stepjepa.batch.sequences import Ids, Kind, Numbers
+from stepjepa.views.sequences import Ids, Kind, Numbers
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from stepjepa.batch.costs import Costs
 from stepjepa.batch.cutting import balanced_cut, cheapest_parts
 from stepjepa.batch.mask import Kernel
 from stepjepa.batch.segments import Segments, added_segments, cheapest_calls
-from stepjepa.batch.sequences import Numbers, TokenSequence
+from stepjepa.views.sequences import Numbers, TokenSequence
 
 WORTH_GATHERING = 0.05
 """Share of the tokens that one variable-length call must save by sharing: gathering keys costs a GPU as much."""

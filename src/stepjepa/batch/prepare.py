@@ -26,11 +26,11 @@ from stepjepa.base.json_object import JsonObject
 from stepjepa.base.processes import is_main_process
 from stepjepa.base.spool import BLOCK, Spooled
 from stepjepa.batch.dataset import SCHEMA, Prepared, TokenizedDataset, count_tokens, flattened
-from stepjepa.batch.layouts import LAYOUTS
 from stepjepa.batch.tokenize import COUNTS, RecordTokenizer
 from stepjepa.config.jepa import JepaConfig, affecting
 from stepjepa.data.records import Data, Record, Views, as_records
 from stepjepa.data.sources import each_of_any
+from stepjepa.views.layouts import LAYOUTS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -140,7 +140,7 @@ def _settings(tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, str]]:
 def fingerprint(records: Iterable[Record], tokenizer: PreTrainedTokenizerBase, config: JepaConfig) -> str:
     """Return the cache key: a hash of code, versions, tokenizer, settings and record contents (paths excluded)."""
     package, digest = Path(__file__).resolve().parents[1], hashlib.sha256()
-    folders = (sorted((package / name).glob("*.py")) for name in ("batch", "data", "chat", "config"))
+    folders = (sorted((package / name).glob("*.py")) for name in ("batch", "views", "data", "chat", "config"))
     for code in chain(*folders):
         digest.update(code.name.encode() + b"\0" + code.read_bytes())
     backend: Any = getattr(tokenizer, "backend_tokenizer", None)

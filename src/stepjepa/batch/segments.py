@@ -19,7 +19,7 @@ from torch import Tensor
 from stepjepa.batch.costs import Costs
 from stepjepa.batch.cutting import cheapest_parts
 from stepjepa.batch.mask import Calls, CallShape, Ragged
-from stepjepa.batch.sequences import Ids, Numbers
+from stepjepa.views.sequences import Ids, Numbers
 
 
 class Segments(NamedTuple):

@@ -15,13 +15,13 @@ import numpy as np
 
 from stepjepa.base.errors import UserError, shown
 from stepjepa.base.spool import BLOCK
-from stepjepa.batch.layouts import LAYOUTS, message_text
-from stepjepa.batch.sequences import Ids, Pair, TokenizedRecord, View
 from stepjepa.chat.template import NOT_USED, ChatTemplate, PlainTemplate, Rendered
 from stepjepa.chat.tokens import TextTokenizer, Tokens, TurnTokens, predictor_ids, predictor_token
 from stepjepa.chat.turns import Turn
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record, find_steps
+from stepjepa.views.layouts import LAYOUTS, message_text
+from stepjepa.views.sequences import Ids, Pair, TokenizedRecord, View
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stepjepa.base.terminal import MARKED
-from stepjepa.batch.sequences import TokenizedRecord
+from stepjepa.views.sequences import TokenizedRecord
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

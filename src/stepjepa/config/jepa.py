@@ -11,7 +11,6 @@ from typing import Literal
 
 from stepjepa.base.errors import did_you_mean
 from stepjepa.base.json_object import JsonObject
-from stepjepa.config.layouts import changes_text, layouts_of, name_layout
 from stepjepa.config.option import (
     BELOW_ONE,
     FROM_ONE,
@@ -25,6 +24,7 @@ from stepjepa.config.option import (
     options_of,
     short_repr,
 )
+from stepjepa.views.layouts import changes_text, layouts_of, name_layout
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 """Dtypes of the weights; ``auto`` is the dtype of the checkpoint."""

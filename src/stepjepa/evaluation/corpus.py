@@ -11,7 +11,6 @@ from stepjepa.base.errors import UserError
 from stepjepa.base.files import atomic_write
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import note
-from stepjepa.batch.sequences import Kind
 from stepjepa.data.columns import ASSISTANT, CHATS, USER
 from stepjepa.data.messages import is_absent
 from stepjepa.data.records import named, parse_record
@@ -20,6 +19,7 @@ from stepjepa.objectives.index import TextIndex, distinct
 from stepjepa.objectives.inputs import EmbedOptions, Text
 from stepjepa.objectives.jepa import Jepa
 from stepjepa.store.fingerprint import model_fingerprint
+from stepjepa.views.sequences import Kind
 
 SUFFIX = ".embeddings.safetensors"
 FORMAT = "stepjepa embeddings of a corpus, 1"

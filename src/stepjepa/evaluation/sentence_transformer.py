@@ -16,12 +16,12 @@ from stepjepa.base.errors import UserError, shown
 from stepjepa.base.files import write_json
 from stepjepa.base.json_object import JsonObject
 from stepjepa.batch.collate import Collator
-from stepjepa.batch.sequences import Kind, SampledRecord
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.models.architecture import base_model, find_decoder
 from stepjepa.objectives.embedding import Embedder
 from stepjepa.objectives.inputs import Text
 from stepjepa.store.record import versions
+from stepjepa.views.sequences import Kind, SampledRecord
 
 if TYPE_CHECKING:
     from stepjepa.objectives.jepa import Jepa

@@ -21,12 +21,12 @@ from stepjepa.base.terminal import PALETTE
 from stepjepa.batch.collate import Collator
 from stepjepa.batch.dataset import count_tokens
 from stepjepa.batch.pack import pack
-from stepjepa.batch.sequences import Ids, Pair, SampledRecord, TokenSequence
 from stepjepa.batch.tokenize import COUNTS, RecordTokenizer, step_views
 from stepjepa.chat.template import NOT_USED
 from stepjepa.chat.turns import Turn
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record
+from stepjepa.views.sequences import Ids, Pair, SampledRecord, TokenSequence
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -13,7 +13,6 @@ import numpy as np
 from transformers import AutoTokenizer, GenerationConfig
 
 from stepjepa.base.errors import UserError, shown
-from stepjepa.batch.sequences import Ids, TokenizedRecord
 from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.chat.marks import REASONING_KEYS, Message
 from stepjepa.chat.served import difference, served_prompt, trained_turns
@@ -26,6 +25,7 @@ from stepjepa.data.sources import read_records
 from stepjepa.models.loading import load_tokenizer
 from stepjepa.store.folder import CONFIG_FILE
 from stepjepa.store.record import RunRecord, record_of
+from stepjepa.views.sequences import Ids, TokenizedRecord
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -14,10 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stepjepa.base.json_object import JsonObject
-from stepjepa.batch.layouts import LAYOUTS
 from stepjepa.batch.mask import Kernel
 from stepjepa.batch.micro_batch import Batch
-from stepjepa.batch.sequences import SampledRecord, TokenSequence
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.inspection.served import check_served, decoded, squeezed
@@ -29,6 +27,8 @@ from stepjepa.objectives.jepa import Jepa
 from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.objectives.packing import cpu_costs
 from stepjepa.objectives.text import LMLoss
+from stepjepa.views.layouts import LAYOUTS
+from stepjepa.views.sequences import SampledRecord, TokenSequence
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from stepjepa.batch.micro_batch import Batch
-from stepjepa.batch.sequences import Kind
 from stepjepa.models.lm_head import LMHead
+from stepjepa.views.sequences import Kind
 
 
 @dataclass(eq=False)

@@ -23,11 +23,11 @@ from transformers.utils import logging
 from stepjepa.batch.collate import Collator, Encoding
 from stepjepa.batch.costs import Costs
 from stepjepa.batch.mask import Kernel
-from stepjepa.batch.sequences import Ids, SampledRecord, TokenizedRecord
 from stepjepa.models.architecture import HEADS, base_model
 from stepjepa.models.attention import enable_trees, plain_attention
 from stepjepa.models.encode import encode
 from stepjepa.models.varlen_attention import refusals
+from stepjepa.views.sequences import Ids, SampledRecord, TokenizedRecord
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

@@ -11,8 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepjepa.base.errors import UserError
-from stepjepa.batch.layouts import LAYOUTS, message_text
-from stepjepa.batch.sequences import Kind, Pair, TokenizedRecord, View
 from stepjepa.batch.tokenize import PairText, RecordTokenizer, step_views
 from stepjepa.chat.marks import locate
 from stepjepa.chat.template import Message, Rendered, contents
@@ -23,6 +21,8 @@ from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.objectives.inputs import PLACEHOLDER, Inputs, Text, as_inputs
 from stepjepa.objectives.reading import SideEmbeddings, ViewReader
+from stepjepa.views.layouts import LAYOUTS, message_text
+from stepjepa.views.sequences import Kind, Pair, TokenizedRecord, View
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

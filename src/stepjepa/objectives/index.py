@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from stepjepa.batch.sequences import Kind
 from stepjepa.objectives.inputs import EmbedOptions, Inputs, Text, as_inputs
+from stepjepa.views.sequences import Kind
 
 BLOCK = 2**16
 """Vectors that are compared with the queries at once."""

@@ -18,9 +18,7 @@ from stepjepa.base.errors import UserError, naming_batch_size, shown
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.processes import is_main_process
 from stepjepa.batch.collate import Collator
-from stepjepa.batch.layouts import LAYOUTS
 from stepjepa.batch.micro_batch import Batch
-from stepjepa.batch.sequences import Kind, SampledRecord
 from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.chat.template import Message
 from stepjepa.chat.tokens import predictor_ids
@@ -49,6 +47,8 @@ from stepjepa.objectives.term import Context, gather_rows, no_gather
 from stepjepa.store.folder import CARD_FILE, RUN_FILE, save_whole
 from stepjepa.store.prompts import common_system_prompt
 from stepjepa.store.record import RunRecord, read_record, record_of, versions, write_record
+from stepjepa.views.layouts import LAYOUTS
+from stepjepa.views.sequences import Kind, SampledRecord
 
 if TYPE_CHECKING:
     import numpy as np

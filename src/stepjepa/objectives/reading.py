@@ -16,13 +16,13 @@ from tqdm import tqdm
 from stepjepa.base.errors import UserError, naming_batch_size
 from stepjepa.base.json_object import JsonObject
 from stepjepa.batch.collate import Collator, Encoding, Packing
-from stepjepa.batch.sequences import Kind, Numbers, Readout, SampledRecord, TokenizedRecord, TokenSequence
 from stepjepa.config.jepa import JepaConfig
-from stepjepa.config.layouts import changes_text
 from stepjepa.data.records import Record
 from stepjepa.models.architecture import base_model, evaluating
 from stepjepa.models.encode import encode
 from stepjepa.models.encoded import Encoded, pool_readouts
+from stepjepa.views.layouts import changes_text
+from stepjepa.views.sequences import Kind, Numbers, Readout, SampledRecord, TokenizedRecord, TokenSequence
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stepjepa.batch.collate import Encoding
-from stepjepa.batch.layouts import LAYOUTS
 from stepjepa.chat.tokens import predictor_ids
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.models.architecture import base_model
@@ -16,6 +15,7 @@ from stepjepa.models.lm_head import LMHead
 from stepjepa.models.probe import choose_encoding, freeze_unreached, probe
 from stepjepa.models.token_rows import add_plain_rows, add_predictor_rows, added_rows, train_rows
 from stepjepa.models.trained_rows import replace_token_layers
+from stepjepa.views.layouts import LAYOUTS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

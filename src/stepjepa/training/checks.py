@@ -10,11 +10,11 @@ from transformers import TrainingArguments
 
 from stepjepa.batch.collate import Collator
 from stepjepa.batch.dataset import STRATEGIES, Prepared
-from stepjepa.batch.sequences import SampledRecord
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.config.run import GroupBy
 from stepjepa.models.architecture import has_experts
 from stepjepa.models.probe import leaves_weights_unused
+from stepjepa.views.sequences import SampledRecord
 
 # -- processes that train together -------------------------------------------------------------------------------------
 

@@ -1,19 +1,18 @@
-"""Layouts: functions from a record to its sequences, registered by name; nothing else knows their names.
+"""Layouts: functions from a record to its sequences, registered by name with their properties. Free of torch.
 
 To add one: write ``(record, predictors, reading) -> list[TokenSequence]``, and put ``@layout("name", ...)`` above it.
+Help, checks and the reference read the table.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import NamedTuple, cast
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from stepjepa.base.errors import UserError
-from stepjepa.batch.sequences import Ids, Kind, Readout, TokenizedRecord, TokenSequence, View, main_sequence
 from stepjepa.chat.thought import without_thought
-from stepjepa.config.layouts import LAYOUTS as RULES
-from stepjepa.config.layouts import LayoutRules
+from stepjepa.views.sequences import Ids, Kind, Readout, TokenizedRecord, TokenSequence, View, main_sequence
 
 
 class ReadoutOptions(NamedTuple):
@@ -59,16 +58,21 @@ def message_text(message: Mapping[str, object]) -> str:
     return content if content.strip() else ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Layout(LayoutRules):
-    """A layout with its functions."""
+@dataclass(frozen=True)
+class Layout:
+    """A layout: its function, and the properties that settings are checked against."""
 
-    place: PlaceFn  # places the sequences of a record
-    partners: PairMessagesFn = question_and_answer  # picks the message pairs; unused in Step-JEPA, whose are steps
+    name: str  # as on the command line
+    modes: tuple[str, ...]  # that have it; the first layout of a mode is its default
+    views_in_text: bool = False  # the first message of a pair is a part of the chat, not rendered alone
+    changes_text: bool = False  # it inserts tokens into the main sequence, which changes the LM loss
+    place: PlaceFn = field(kw_only=True)  # places the sequences of a record
+    # Picks the message pairs; unused in Step-JEPA, whose pairs are steps.
+    partners: PairMessagesFn = field(default=question_and_answer, kw_only=True)
 
 
-LAYOUTS = cast(dict[str, Layout], RULES)
-"""All layouts by name. It is the table of ``config.layouts``, each of whose layouts gets its functions below."""
+LAYOUTS: dict[str, Layout] = {}
+"""Layouts by name, in the order of the help text; a user's own are added where they are registered."""
 
 
 def layout(
@@ -82,24 +86,31 @@ def layout(
     """Register a function as a layout; the arguments are those of :class:`Layout`."""
 
     def register(place: PlaceFn) -> PlaceFn:
-        rules = LayoutRules(name, modes, views_in_text, changes_text)
-        LAYOUTS[name] = Layout(**vars(rules), place=place, partners=partners)
+        LAYOUTS[name] = Layout(name, modes, views_in_text, changes_text, place=place, partners=partners)
         return place
 
     return register
 
 
-def _places(name: str) -> Callable[[PlaceFn], PlaceFn]:
-    """Register the function of a layout whose rules are in ``config.layouts``."""
-
-    def register(place: PlaceFn) -> PlaceFn:
-        LAYOUTS[name] = Layout(**vars(LAYOUTS[name]), place=place)
-        return place
-
-    return register
+def layouts_of(mode: str) -> tuple[str, ...]:
+    """Return the layouts of a mode; the first one is its default."""
+    return tuple(name for name, each in LAYOUTS.items() if mode in each.modes)
 
 
-@_places("separate")
+def changes_text(name: str | None) -> bool:
+    """Return whether a layout inserts tokens into the main sequence."""
+    return name in LAYOUTS and LAYOUTS[name].changes_text
+
+
+def name_layout(function: object, address: str) -> None:
+    """Register a custom layout under its address, too (``layout="module:function"``)."""
+    registered = next((each for each in LAYOUTS.values() if each.place is function), None)
+    if registered is None:
+        raise UserError(f"layout: '{address}' is no layout; put @stepjepa.layout(...) above the function")
+    LAYOUTS[address] = replace(registered, name=address)
+
+
+@layout("separate", ("regular", "llm-jepa"))
 def separate(record: TokenizedRecord, predictors: Ids, reading: ReadoutOptions) -> list[TokenSequence]:
     """LLM-JEPA as published: the main sequence, and each view of a pair as a sequence of its own."""
     sequences = [main_sequence(record)]
@@ -114,10 +125,10 @@ def separate(record: TokenizedRecord, predictors: Ids, reading: ReadoutOptions) 
 
 
 # Same code: it calls ``_branch`` for views inside the text and ``_alone`` for the others.
-_places("branched")(separate)
+layout("branched", ("step-jepa", "llm-jepa"), views_in_text=True)(separate)
 
 
-@_places("inplace")
+@layout("inplace", ("step-jepa",), views_in_text=True, changes_text=True)
 def inplace(record: TokenizedRecord, predictors: Ids, reading: ReadoutOptions) -> list[TokenSequence]:
     """Step-JEPA's architecture page: predictors inside the text behind step 1, and step 2 sees only itself.
 

@@ -12,9 +12,9 @@ import pytest
 import tiny
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import write_jsonl
-from stepjepa.batch.layouts import LAYOUTS, ReadoutOptions, question_and_answer
-from stepjepa.batch.sequences import Pair, Readout, TokenizedRecord, TokenSequence, View
 from stepjepa.cli.main import main
+from stepjepa.views.layouts import LAYOUTS, ReadoutOptions, question_and_answer
+from stepjepa.views.sequences import Pair, Readout, TokenizedRecord, TokenSequence, View
 
 # The main text: template 0 1 2, question 3 to 6, template 7, steps 8 9 10 | 11 12 | 13 14, end of turn 15.
 TEXT = np.arange(16, dtype=np.int32)

@@ -1,0 +1,1 @@
+"""The views of a record: token sequences, and the layouts that make them."""
