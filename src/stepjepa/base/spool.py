@@ -68,7 +68,7 @@ class Spooled(Sequence[Item]):
         self._latest = (-1, [])
 
     def __eq__(self, other: object) -> bool:
-        """Whether another sequence has equal records."""
+        """Return whether another sequence has equal records."""
         if not isinstance(other, Sequence):
             return NotImplemented
         return len(self) == len(other) and all(mine == its for mine, its in zip(self, other, strict=True))

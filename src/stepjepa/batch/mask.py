@@ -88,7 +88,7 @@ class Ragged(NamedTuple):
     key_index: Tensor | None = None  # [sum of keys] columns of the keys of each segment; None: those of the row itself
 
     def to(self, device: torch.device) -> Self:
-        """The same with its tensors on a device."""
+        """Return a copy with its tensors on a device."""
         return self._replace(
             query_bounds=self.query_bounds.to(device),
             key_bounds=self.key_bounds.to(device),

@@ -128,7 +128,7 @@ class _Sorted:
         return sizes
 
     def masked(self, first: Numbers, last: int) -> NDArray[np.bool_]:
-        """Whether such rows need a mask: a sequence is not a prefix of the last one, or isolates tokens."""
+        """Return whether such rows need a mask: a sequence is not a prefix of the last one, or isolates tokens."""
         branches = self.sizes(first, last) > self.lengths[last - 1]
         masked: NDArray[np.bool_] = branches | (self._isolating[last] > self._isolating[first])
         return masked
@@ -138,7 +138,7 @@ class _Sorted:
         return int(self.sizes(np.array([first]), last)[0])
 
     def is_masked(self, first: int, last: int) -> bool:
-        """Whether one row needs a mask, see :meth:`masked`."""
+        """Return whether one row needs a mask, see :meth:`masked`."""
         return bool(self.masked(np.array([first]), last)[0])
 
     def passes_of_rows(self, row_length: int, costs: Costs | None, *, one_each: bool) -> list[list[Range]]:

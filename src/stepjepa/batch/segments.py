@@ -32,13 +32,13 @@ class Segments(NamedTuple):
 
     @classmethod
     def of(cls, parts: list[tuple[int, int, Numbers]]) -> Segments:
-        """Of (first column, number of tokens, path) of each segment."""
+        """Make the table of a list of segments, each (first column, number of tokens, path)."""
         first, queries, paths = zip(*parts, strict=True)
         return cls(np.array(first), np.array(queries), np.array([*map(len, paths)]), list(paths))
 
 
 def added_segments(place: int, path: Numbers, shared: int, start: Ids | None) -> list[tuple[int, int, Numbers]]:
-    """The segments that a sequence adds to a row: one, or in layout ``inplace`` one for each run with the same start.
+    """Return the segments that a sequence adds to a row: one, or one for each run of tokens with the same start.
 
     Args:
         place: column of the first token that it adds.
@@ -84,7 +84,7 @@ def cheapest_calls(segments: Segments, costs: Costs) -> tuple[list[tuple[Numbers
 
 
 def calls(segments: Segments, costs: Costs) -> Calls:
-    """The calls of least time, as index tensors."""
+    """Return the calls of least time, as index tensors."""
     flat, begin = np.concatenate(segments.paths), np.cumsum(segments.keys) - segments.keys
     output = np.empty(int(segments.queries.sum()), np.int64)
     shapes: list[CallShape] = []
@@ -111,7 +111,7 @@ def calls(segments: Segments, costs: Costs) -> Calls:
 
 
 def ragged(segments: Segments) -> Ragged:
-    """The bounds and keys of a variable-length call, in preorder."""
+    """Return the bounds and keys of a variable-length call, in preorder."""
 
     def bounds(sizes: Numbers) -> Tensor:
         return torch.from_numpy(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32))

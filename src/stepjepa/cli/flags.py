@@ -42,7 +42,7 @@ class DetailsFlags:
 
 
 def add_run(parser: Parser) -> None:
-    """Add the flags of a whole run."""
+    """Add the flags of a whole run, under the headings of ``GROUPS`` in their order."""
     for group in GROUPS:
         parser.add_argument_group(OBJECTIVE if group == "objective" else group)
     parser.add_options((*SHORTCUTS, *WRITTEN), OBJECTIVE, named_only=True)

@@ -70,7 +70,7 @@ class CommandLine:
         return [*self.defaults, *(word for flag in self.flags for word in flag.words)]
 
     def has(self, *names: str) -> bool:
-        """Whether a flag of one of these names is given."""
+        """Return whether a flag of one of these names is given."""
         return any(flag.name in names for flag in self.flags)
 
     def value(self, *names: str) -> str | None:
@@ -78,7 +78,7 @@ class CommandLine:
         return next((flag.value for flag in reversed(self.flags) if flag.name in names), None)
 
     def is_on(self, *names: str) -> bool:
-        """Whether a switch of one of these names is given and not switched off."""
+        """Return whether a switch of one of these names is given and not switched off."""
         last = next((flag for flag in reversed(self.flags) if flag.name in names), None)
         return last is not None and (last.value or "true").lower() not in FALSE
 
@@ -172,7 +172,7 @@ def _preset(line: CommandLine) -> None:
 
 
 def _tube(line: CommandLine) -> None:
-    """``--linear random_span`` and the flags of its spans become Semantic Tube Prediction."""
+    """Translate ``--linear random_span`` and the flags of its spans to Semantic Tube Prediction."""
     line.refuse("linear_predictor", "Semantic Tube Prediction has no predictor layer here; leave it out")
     line.refuse("load_lp", "Semantic Tube Prediction has no predictor layer to load here; leave it out")
     line.refuse("curvature_sign", "there is no signed curvature here; --stp is nearest")
@@ -245,7 +245,7 @@ def _views(line: CommandLine) -> None:
 
 
 def _answers(line: CommandLine, eval_split: float) -> None:
-    """``--eval_accuracy``: hold out a share of the training file, and answer some of its records."""
+    """Translate ``--eval_accuracy``, which holds out a share of the training file and answers some of its records."""
     if not line.take_switch("eval_accuracy"):
         return
     count, held_out = line.value("eval_generate", "max_eval_samples") or "50", ""

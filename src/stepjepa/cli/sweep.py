@@ -74,7 +74,7 @@ def _read_earlier(arguments: list[str], folder: Path) -> JsonObject:
 
 
 def _read_evaluate(flags: JsonObject) -> list[str]:
-    """Return flags of ``stepjepa evaluate`` as arguments."""
+    """Return flags of ``stepjepa evaluate`` as arguments; raise ``UserError`` for those that it would refuse."""
     arguments = as_arguments(flags)
     args = parse("evaluate", [*arguments, "--model_path=.", "--output_file=."])
     existing_file(args.test_file, "--test_file")

@@ -94,7 +94,7 @@ class OutputFile:
 
 
 def mean_with_interval(values: Sequence[bool | float]) -> dict[str, float | None]:
-    """``mean`` of a score, and ``low`` and ``high``, Wilson's 95 % interval (1927); None unless all are 0 or 1."""
+    """Return ``mean`` of a score, and ``low`` and ``high``, Wilson's 95 % interval; None unless all are 0 or 1."""
     total = math.fsum(values)
     low = high = None
     if all(value in (0, 1) for value in values):

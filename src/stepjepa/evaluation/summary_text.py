@@ -71,6 +71,7 @@ def describe_trained_on(shares: Mapping[str, float] | None) -> str | None:
 
 
 def _headline(summary: JsonObject) -> Iterator[str]:
+    """Yield the lines that a person reads first: scores, causes of errors, retrieval, what was evaluated."""
     scores, n, headline = summary["scores"], summary["n"], summary["headline"]
     # With several samples the error is that of the majority answer.
     decided = "majority" if "majority" in scores else headline

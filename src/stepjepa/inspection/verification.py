@@ -171,7 +171,7 @@ def compare_rounding(subject: Subject) -> str:
 
 
 def _forms(subject: Subject) -> list[tuple[str, Kernel]]:
-    """The forms of attention on packed batches that the model can run, in words and as kernels."""
+    """Return the forms of attention on packed batches that the model can run, in words and as kernels."""
     if subject.collator.encoding != "tree":
         return [("in plain rows", "mask")]
     by_segments = subject.model.config._attn_implementation in (SEGMENTS, VARLEN)
@@ -184,7 +184,7 @@ def _forms(subject: Subject) -> list[tuple[str, Kernel]]:
 
 
 def _packed_states(subject: Subject, kernel: Kernel) -> Tensor:
-    """``[N, D]``: the last hidden states of all texts, then the sources and targets, of one batch."""
+    """Compute the last hidden states ``[N, D]`` of all texts, then the sources and targets, of one batch."""
     layer, costs = subject.config.jepa_layer, subject.collator.costs or cpu_costs(subject.model)
     collator = replace(subject.collator, kernel=kernel, costs=costs if kernel == "calls" else None)
     batch = collator(subject.some).to(subject.model.device)
@@ -194,7 +194,7 @@ def _packed_states(subject: Subject, kernel: Kernel) -> Tensor:
 
 
 def _expected_states(subject: Subject) -> Tensor:
-    """What :func:`_packed_states` is to return, by a plain pass over each sequence; NaN where there is none."""
+    """Compute by a plain pass over each sequence what :func:`_packed_states` must return; NaN where there is none."""
     layer = subject.config.jepa_layer
     states: dict[str, list[Tensor]] = {"text": [], "source": [], "target": []}
     for item in subject.some:

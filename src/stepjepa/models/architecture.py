@@ -62,7 +62,7 @@ def hidden_size(model: nn.Module) -> int:
 
 
 def has_experts(model: nn.Module) -> bool:
-    """Whether a model has mixture-of-experts layers, so that a step may leave some weights unused."""
+    """Return whether a model has mixture-of-experts layers, so that a step may leave some weights unused."""
     return any(name.rpartition(".")[2] == "experts" for name, _ in model.named_modules())
 
 
@@ -154,7 +154,7 @@ def load_heads(heads: nn.ModuleDict, folder: str | Path) -> None:
 
 
 def drops_attention(model: PreTrainedModel) -> bool:
-    """Whether a model drops attention weights while it trains, by the names that configurations have for it."""
+    """Return whether a model drops attention weights while it trains, by the names that configurations have for it."""
     config = model.config.get_text_config()
     names = "attention_dropout attn_dropout attn_pdrop attention_dropout_prob attention_probs_dropout_prob"
     return any(getattr(config, name, None) for name in names.split())

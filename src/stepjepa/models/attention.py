@@ -74,7 +74,7 @@ def enable_trees(model: PreTrainedModel, *, segments: bool = False) -> None:
 
 
 def plain_attention(model: PreTrainedModel) -> str:
-    """The attention of plain rows: sdpa, or eager if the model uses eager or refuses sdpa; both run on any device."""
+    """Return the attention of plain rows: sdpa, or eager if the model uses eager or refuses sdpa."""
     eager = "eager" in (model.config._attn_implementation or "")
     return "sdpa" if getattr(model, "_supports_sdpa", False) and not eager else "eager"
 
@@ -113,7 +113,7 @@ def _register(name: str, attention: Any, plain_mask: Any, mask_of_trees: Callabl
 
 
 def _additive(trees: Trees, rule: Rule | None, dtype: torch.dtype) -> Tensor:
-    """A mask ``[R, 1, T, T]``: 0 where a key is seen, else the lowest number of the dtype.
+    """Return a mask ``[R, 1, T, T]``: 0 where a key is seen, else the lowest number of the dtype.
 
     Not a boolean mask: eager attention would add it to the scores as 0 and 1 (silently wrong), and fused attention
     would convert it to an additive mask in every layer and keep each copy until the backward pass.
@@ -123,7 +123,7 @@ def _additive(trees: Trees, rule: Rule | None, dtype: torch.dtype) -> Tensor:
 
 
 def _fused(trees: Trees, rule: Rule | None, dtype: torch.dtype) -> Tensor:
-    """The additive mask of fused attention, such that no layer on a GPU needs a copy of it."""
+    """Return the additive mask of fused attention, such that no layer on a GPU needs a copy of it."""
     allowed = dense(trees, rule)
     device, (*front, length) = allowed.device, allowed.shape
     if torch.is_autocast_enabled(device.type):
@@ -151,12 +151,12 @@ def _eager(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor
 
 
 def uses_flex(model: PreTrainedModel) -> bool:
-    """Whether a model's attention is FlexAttention, transformers' own or the trees'."""
+    """Return whether a model's attention is FlexAttention, transformers' own or the trees'."""
     return "flex" in (model.config._attn_implementation or "")
 
 
 def block_mask(trees: Trees, rule: Rule | None = None) -> BlockMask:
-    """The FlexAttention mask of a batch, over rows of ``static_length(T)`` tokens.
+    """Return the FlexAttention mask of a batch, over rows of ``static_length(T)`` tokens.
 
     ``rule`` is the model's own, over positions; None for the ordinary causal one. The blocks are found without
     evaluating it, so a window or an isolated token skips none.
@@ -176,7 +176,7 @@ def block_mask(trees: Trees, rule: Rule | None = None) -> BlockMask:
 
 
 def _listed(seen: Tensor) -> tuple[Tensor, Tensor]:
-    """For each block of queries: the number of key blocks that it sees, and all key blocks, those first."""
+    """Return, for each block of queries, the number of key blocks that it sees, and all key blocks, those first."""
     seen = seen[:, None]  # [B, 1, N, N], for all heads
     order = seen.int().argsort(dim=-1, descending=True, stable=True)
     return seen.sum(-1, dtype=torch.int32), order.int().contiguous()
@@ -245,7 +245,7 @@ def flex_forward(
 
 
 def _flex_or(plain: Any, module: nn.Module, *states_and_mask: Any, **kwargs: Any) -> Any:
-    """FlexAttention under the block masks of trees, else plain attention."""
+    """Run FlexAttention under the block masks of trees, else plain attention."""
     forward = flex_forward if isinstance(states_and_mask[-1], BlockMask) else plain
     return forward(module, *states_and_mask, **kwargs)
 
@@ -269,10 +269,10 @@ def _sdpa_or_segments(module: nn.Module, *states_and_mask: Any, **kwargs: Any) -
     return _sdpa(module, *states_and_mask, **kwargs)
 
 
-def _refuse_scores(others: dict[str, Any]) -> None:
-    """ValueError if a layer changes its scores, which fused attention does not do: caps, sinks, biases."""
+def _refuse_scores(options: dict[str, Any]) -> None:
+    """Raise ``ValueError`` if a layer changes its scores (caps, sinks, biases), which fused attention can't."""
     for name in ("softcap", "s_aux", "position_bias"):
-        if others.get(name) is not None:
+        if options.get(name) is not None:
             raise ValueError(f"attention by segments has no {name}; load the model with attn_implementation 'eager'")
 
 

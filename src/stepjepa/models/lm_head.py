@@ -42,7 +42,7 @@ def summed_cross_entropy(
     *,
     trained: TrainedRows | None = None,
 ) -> Tensor:
-    """``cross_entropy(linear(states, *head)[rows], label_ids, reduction="sum")`` in float32, in chunks of states.
+    """Compute ``cross_entropy(linear(states, *head)[rows], label_ids, reduction="sum")`` in float32, in chunks.
 
     Args:
         states: ``[U, D]``.
@@ -334,6 +334,7 @@ def _observe(head: LMHead, model: nn.Module, *, replace_head: bool) -> _Pass:
     generator, device = torch.Generator().manual_seed(0), next(model.parameters()).device
 
     def draw(like: Tensor, name: str) -> Tensor:
+        """Draw random values in the shape of a tensor, and record them under a name."""
         # Large values, so that a soft cap changes them in 16 bits, too. A copy is kept: a model may write into its own.
         drawn = torch.randn(like.shape, generator=generator).mul(10).to(like)
         tensors[name] = drawn.clone()
@@ -342,14 +343,17 @@ def _observe(head: LMHead, model: nn.Module, *, replace_head: bool) -> _Pass:
     def after_decoder(
         _module: nn.Module, _args: tuple[object, ...], output: ModelOutput | tuple[Tensor, ...]
     ) -> ModelOutput | tuple[Tensor, ...]:
+        """Count the call of the decoder, and replace its states by random values."""
         calls["decoder"] += 1
         return with_states(output, draw(output[0], "states"))
 
     def before_head(_module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        """Count the call of the LM head, and record its input."""
         calls["LM head"] += 1
         tensors["head_input"] = args[0].clone()
 
     def after_head(_module: nn.Module, _args: tuple[object, ...], output: Tensor) -> Tensor:
+        """Record the output of the LM head, or replace it by random values."""
         if replace_head:
             return draw(output, "head_output")
         tensors["head_output"] = output
@@ -393,12 +397,12 @@ def with_states(output: ModelOutput | tuple[Tensor, ...], states: Tensor) -> Mod
 
 
 def _same(value: Tensor, expected: Tensor) -> bool:
-    """Whether two tensors hold the same numbers; wrappers for mixed precision convert the dtype."""
+    """Return whether two tensors hold the same numbers; wrappers for mixed precision convert the dtype."""
     return value.shape == expected.shape and torch.equal(value, expected.to(value.dtype))
 
 
 def _near(logits: Tensor, expected: Tensor) -> bool:
-    """Whether logits differ by rounding alone, 1 % of their norm (in 16 bits), and are infinite at the same places."""
+    """Return whether logits differ by rounding alone, 1 % of their norm, and are infinite at the same places."""
     finite = expected.isfinite()
     difference = (logits - expected)[finite].float().norm()
     return torch.equal(logits.isfinite(), finite) and bool(difference <= 0.01 * expected[finite].float().norm())

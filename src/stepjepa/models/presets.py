@@ -139,7 +139,7 @@ def random_model(
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether a name may be a hub id: not a preset, not a folder, and not a name that can only be a path.
+    """Return whether a name may be a hub id: not a preset, not a folder, and not a name that can only be a path.
 
     A name such as ``runs/one`` is a path if there is a folder ``runs``.
     """

@@ -141,7 +141,7 @@ SEGMENT_KERNELS: tuple[Kernel, Kernel] = ("calls", "ragged")
 
 
 def _runs_segments(model: PreTrainedModel, sequences: Sequence[Ids], alone: Sequence[Tensor], kernel: Kernel) -> bool:
-    """Whether a small copy that runs trees also computes, by segments, the states of sequences alone."""
+    """Return whether a small copy that runs trees also computes, by segments, the states of sequences alone."""
     try:
         model.set_attn_implementation("sdpa")  # a model under tree_sdpa would stay there
         enable_trees(model, segments=True)
@@ -351,5 +351,5 @@ def describe_unreached(model: nn.Module) -> str | None:
 
 
 def leaves_weights_unused(model: PreTrainedModel) -> bool:
-    """Whether text reaches only some of the layers of one kind, so that a step leaves some trained weights unused."""
+    """Return whether text reaches only some of the layers of one kind, so that a step leaves weights unused."""
     return probe(base_model(model)).partly

@@ -30,19 +30,19 @@ class SegmentMask:
         self.calls, self._masks = calls, masks
 
     def of_dtype(self, dtype: torch.dtype) -> list[CallMask]:
-        """The masks in the dtype of the queries, which under autocast differs from the model's; converted once."""
+        """Return the masks in the dtype of the queries, which autocast may change; they are converted once."""
         if any(each.mask is not None and each.mask.dtype != dtype for each in self._masks):
             self._masks = [CallMask(shape, None if mask is None else mask.to(dtype)) for shape, mask in self._masks]
         return self._masks
 
 
 def segment_mask(trees: Trees, calls: Calls, rule: Rule | None, dtype: torch.dtype) -> SegmentMask:
-    """The mask of a row that runs by calls; ``rule`` is the model's own, None for the ordinary causal one."""
+    """Return the mask of a row that runs by calls; ``rule`` is the model's own, None for the ordinary causal one."""
     return SegmentMask(calls, [CallMask(call.shape, _call_mask(call, trees, rule, dtype)) for call in calls.each()])
 
 
 def _call_mask(call: Call, trees: Trees, rule: Rule | None, dtype: torch.dtype) -> Tensor | None:
-    """The additive mask of a call, ``[N or 1, 1, Q, K]``; None where it is the plain causal one."""
+    """Return the additive mask of a call, ``[N or 1, 1, Q, K]``; None where it is the plain causal one."""
     causal, (at_query, at_key, query_count, key_count) = call.shape.causal, call[1:]
     if causal and rule is None:
         return None
@@ -125,5 +125,5 @@ def segment_forward(
 
 
 def _rows(states: Tensor) -> Tensor:
-    """``[1, H, T, d]`` to ``[T, H * d]``; no copy where the layer computed one row a token."""
+    """Reshape ``[1, H, T, d]`` to ``[T, H * d]``; without a copy where the layer computed one row a token."""
     return states[0].transpose(0, 1).flatten(1)

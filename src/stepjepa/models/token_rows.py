@@ -56,7 +56,7 @@ def add_predictor_rows(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBas
 
 
 def _is_wrapped(part: object) -> bool:
-    """Whether a layer is wrapped by an adapter (``modules_to_save``, LoRA on the embedding, trained rows)."""
+    """Return whether a layer is wrapped by an adapter (``modules_to_save``, LoRA on the embedding, trained rows)."""
     return type(part).__module__.startswith("peft.")
 
 

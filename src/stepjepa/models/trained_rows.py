@@ -58,7 +58,7 @@ def _index_of(layer: Any, name: str, device: torch.device) -> Tensor:
 
 
 def _forward_adapters(self: Any, x: Tensor, active_adapters: Sequence[str], *args: Any, **kwargs: Any) -> Tensor:
-    """``TrainableTokensLayer.forward_adapters`` for a single adapter; otherwise PEFT's own."""
+    """Replace ``TrainableTokensLayer.forward_adapters`` for a single adapter; call PEFT's own for several."""
     if list(active_adapters) != list(self.active_adapters) or len(active_adapters) != 1:
         return type(self).forward_adapters(self, x, active_adapters, *args, **kwargs)
     rows = trained_rows(self)

@@ -85,7 +85,7 @@ def missing_of_adapter(model: PreTrainedModel, folder: Path) -> list[str]:
 
 
 def all_finite(values: Tensor) -> Tensor:
-    """Whether all values of a tensor are finite, a boolean scalar on its device.
+    """Return whether all values of a tensor are finite, a boolean scalar on its device.
 
     Checked in parts, since ``isfinite`` makes several copies of its argument.
     """

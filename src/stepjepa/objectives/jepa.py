@@ -302,7 +302,7 @@ class Jepa:
         return self.embed_steps(inputs, side, **options).vectors
 
     def embed_steps(self, inputs: Inputs, side: Kind = "source", **options: Unpack[EmbedOptions]) -> SideEmbeddings:
-        """As :meth:`embed`, with the index of the input and the number of the view in it for each row."""
+        """Embed as :meth:`embed` does; return the index of the input and the number of the view in it, too."""
         return self.embedder(side, **options)(inputs)
 
     def embedder(self, side: Kind = "source", **options: Unpack[EmbedOptions]) -> Embedder:

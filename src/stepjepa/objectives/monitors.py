@@ -84,7 +84,7 @@ def retrieval_top1(source: Tensor, target: Tensor) -> float:
 
 
 def ratio(name: str, amount: float, count: float) -> dict[str, float]:
-    """``{name: amount / count}``, or ``{}`` if the count is 0: unmeasured, not zero."""
+    """Return ``{name: amount / count}``; ``{}`` if the count is 0, since an unmeasured value is not zero."""
     return {name: amount / count} if count else {}
 
 

@@ -261,7 +261,7 @@ def micro_batches(sequences: Sequence[TokenSequence], size: int) -> list[MicroBa
 
 
 def _shares_most(first: TokenSequence, second: TokenSequence) -> bool:
-    """Whether two sequences share enough first tokens: ``WORTH_SHARING``, and half of the shorter one."""
+    """Return whether two sequences share enough first tokens: ``WORTH_SHARING``, and half of the shorter one."""
     size = min(len(first), len(second))
     enough = max(WORTH_SHARING, (size + 1) // 2)
     return enough <= size and np.array_equal(first.ids[:enough], second.ids[:enough])

@@ -323,7 +323,7 @@ def _load(
     config: RunConfig, passed: PassedObjects, texts: Iterable[str], training: TrainingArguments
 ) -> tuple[Any, Any]:
     """Return model and tokenizer, with the tokens of the objective: those that were passed, else loaded ones."""
-    jepa, kind = config.jepa, config.quantized
+    jepa, quantization = config.jepa, config.quantized
     if passed.model is None:
         compute = compute_dtype(config.dtype, bf16=training.bf16, fp16=training.fp16)
         same = ("dtype", "pretrain", "chat_template", "attn_implementation", "trust_remote_code")
@@ -333,7 +333,7 @@ def _load(
             predictors=jepa.used_predictors,
             seed=config.finetune_seed,
             plain=jepa.plain,
-            quantization=None if kind is None else quantization_options(kind, compute, training.device),
+            quantization=None if quantization is None else quantization_options(quantization, compute, training.device),
             **{name: getattr(config, name) for name in same},
         )
         if passed.tokenizer is None:

@@ -22,7 +22,7 @@ GPU_WORKERS = 2
 
 
 def bf16_by_default(run: RunConfig) -> bool:
-    """Whether a run names no precision, and so trains in bfloat16 on a CUDA device that supports it.
+    """Return whether a run names no precision, and so trains in bfloat16 on a CUDA device that supports it.
 
     A precision is named by a field of ``TrainingArguments``, also as False, by weights in float16, by DeepSpeed's
     configuration, or by ``accelerate launch``.
@@ -33,7 +33,7 @@ def bf16_by_default(run: RunConfig) -> bool:
 
 
 def cpu_multiplies_in_bf16() -> bool:
-    """Whether this machine's CPU multiplies matrices in bfloat16; False where torch (before 2.13) can't tell."""
+    """Return whether this machine's CPU multiplies matrices in bfloat16; False where torch (before 2.13) can't tell."""
     capabilities: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
     return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16"))
 
@@ -52,13 +52,13 @@ def bf16_advice(run: RunConfig, width: int, device_type: str) -> str | None:
 
 
 def _cuda_device(values: Mapping[str, object]) -> bool:
-    """Whether training with these arguments runs on a CUDA device."""
+    """Return whether training with these arguments runs on a CUDA device."""
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     return accelerator is not None and accelerator.type == "cuda" and not values.get("use_cpu")
 
 
 def _has_bf16() -> bool:
-    """Whether the CUDA device has bfloat16 in hardware; older ones emulate it slowly."""
+    """Return whether the CUDA device has bfloat16 in hardware; older ones emulate it slowly."""
     return torch.cuda.is_bf16_supported(including_emulation=False)
 
 

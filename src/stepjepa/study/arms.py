@@ -52,7 +52,7 @@ class Difference:
     token_ratio: float | None  # training tokens divided by those of the baseline
     flops_ratio: float | None  # mean over seeds of training FLOPs divided by those of the baseline
     equal: tuple[str, ...]  # the budgets of EQUAL that match the baseline for every seed
-    retrieval: dict[str, PairedT] = field(default_factory=dict)  # the same of each of OF_RETRIEVAL that both have
+    retrieval: dict[str, PairedT] = field(default_factory=dict)  # the same of each of RETRIEVAL_MEASURES that both have
     holm: float | None = None  # p value of the headline score over seeds, Holm-corrected for the number of arms
     by_example_holm: float | None = None  # p value of by_example, Holm-corrected
 

@@ -18,7 +18,7 @@ from stepjepa.study.comparable import check_comparable
 from stepjepa.study.evaluated_run import (
     FIGURES,
     MEASURES,
-    OF_RETRIEVAL,
+    RETRIEVAL_MEASURES,
     SUMMARY,
     EvaluatedRun,
     RunFolder,
@@ -75,7 +75,7 @@ class Comparison(ComparedArms):
             spread = arm.spread(key)
             row |= {name: spread and spread.mean, f"{name} std": spread and spread.std}
         row |= {name: spread and spread.mean for name in FIGURES for spread in (arm.spread(name),)}
-        row |= {name: spread.mean for name in OF_RETRIEVAL if (spread := arm.spread(name)) is not None}
+        row |= {name: spread.mean for name in RETRIEVAL_MEASURES if (spread := arm.spread(name)) is not None}
         difference = self.differences.get(arm.name)
         test = difference and difference.measures["headline"]
         row["pairs"] = difference and len(difference.seeds)
@@ -241,10 +241,10 @@ def _difference(arm: Arm, baseline: Arm) -> Difference:
     pairs = [(run, theirs[run.seed]) for run in arm.runs if run.seed in theirs]
     sides = list(zip(*pairs, strict=True)) or [(), ()]
     measures: dict[str, PairedT | None] = {}
-    for measure in (*MEASURES, *OF_RETRIEVAL):
+    for measure in (*MEASURES, *RETRIEVAL_MEASURES):
         ours, others = (all_known(run.mean(measure) for run in side) for side in sides)
         measures[measure] = statistics.paired_t(ours, others) if ours and others else None
-    retrieval = {name: test for name in OF_RETRIEVAL if (test := measures.pop(name)) is not None}
+    retrieval = {name: test for name in RETRIEVAL_MEASURES if (test := measures.pop(name)) is not None}
     ours, others = (all_known(run.verdicts("headline") for run in side) for side in sides)
     judged = list(zip(ours, others, strict=True)) if ours and others else []
     lenient = all_known(run.verdicts("lenient") for run in sides[1])

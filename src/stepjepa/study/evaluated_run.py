@@ -28,10 +28,10 @@ FIGURES = ("gold_loss", "matched", "shuffled", "tokens", "seconds", "flops")
 """Measures of a whole run: LM loss on the gold answers, similarity of matched and of shuffled views; tokens, seconds
 and FLOPs of training."""
 
-OF_RETRIEVAL = tuple(f"retrieval_{name}" for name in RETRIEVAL)
+RETRIEVAL_MEASURES = tuple(f"retrieval_{name}" for name in RETRIEVAL)
 """Measures of retrieval of a whole run, from evaluations with ``retrieval``: hits at 1 and 10, MRR, nDCG at 10."""
 
-HITS_AT_1 = OF_RETRIEVAL[0]
+HITS_AT_1 = RETRIEVAL_MEASURES[0]
 """The measure of retrieval that is named first: the share of questions whose nearest answer is right."""
 
 # Fields of TrainingArguments that do not affect the trained weights, and the seeds.
@@ -182,7 +182,7 @@ class EvaluatedRun:
     steps: int
     indices: list[int]  # of the evaluated examples, from 0 in the test file
     examples: dict[str, list[float] | None]  # each of MEASURES -> one number per example
-    figures: dict[str, float | None]  # each of FIGURES and OF_RETRIEVAL -> its value
+    figures: dict[str, float | None]  # each of FIGURES and RETRIEVAL_MEASURES -> its value
     model: str | None  # fingerprint of the evaluated model
     views: str | None  # mode of the views whose similarity was measured: llm-jepa or step-jepa
     loaded: JsonObject  # how the model was loaded for training: dtype, chat template, attention
@@ -257,9 +257,9 @@ def read_evaluated_run(folder: str | os.PathLike[str], evaluation: str | None = 
 
 
 def _retrieval_figures(retrieval: _Retrieval | None) -> dict[str, float | None]:
-    """Return each of :data:`OF_RETRIEVAL`; None if retrieval was not measured."""
+    """Return each of :data:`RETRIEVAL_MEASURES`; None if retrieval was not measured."""
     scores = [None if retrieval is None else getattr(retrieval, name) for name in RETRIEVAL]
-    return {name: score and score.mean for name, score in zip(OF_RETRIEVAL, scores, strict=True)}
+    return {name: score and score.mean for name, score in zip(RETRIEVAL_MEASURES, scores, strict=True)}
 
 
 def _required(folder: Path, record: RunRecord, name: str) -> Any:

@@ -14,7 +14,7 @@ from stepjepa.evaluation.output import mean_with_interval
 from stepjepa.evaluation.summary_text import score_words
 from stepjepa.study.arms import Arm, ComparedArms
 from stepjepa.study.comparable import check_comparable
-from stepjepa.study.evaluated_run import FIGURES, MEASURES, OF_RETRIEVAL, read_evaluated_run, run_names
+from stepjepa.study.evaluated_run import FIGURES, MEASURES, RETRIEVAL_MEASURES, read_evaluated_run, run_names
 from stepjepa.study.statistics import Spread
 
 WIDTH = 80
@@ -242,16 +242,16 @@ def _over_examples(comparison: ComparedArms) -> Table:
 
 def retrieval_tables(comparison: ComparedArms) -> list[Table]:
     """Return the table of retrieval; none if no arm was evaluated with it."""
-    if all(arm.spread(name) is None for arm in comparison.arms for name in OF_RETRIEVAL):
+    if all(arm.spread(name) is None for arm in comparison.arms for name in RETRIEVAL_MEASURES):
         return []
     rows = []
     for arm in comparison.arms:
         cells = [arm.name, str(len(arm.runs))]
-        for name in OF_RETRIEVAL:
+        for name in RETRIEVAL_MEASURES:
             spread = arm.spread(name)
             cells.append(form(spread and spread.mean, "{:.2%}") + _deviation(spread, " ± {:.2f}"))
         difference = comparison.differences.get(arm.name)
-        for name in OF_RETRIEVAL[::2]:
+        for name in RETRIEVAL_MEASURES[::2]:
             test = difference.retrieval.get(name) if difference else None
             ends = interval(test.low, test.high, "+.2f") if test else ""
             cells.append(form(test and 100 * test.mean, "{:+.2f}") + ends)
@@ -320,7 +320,7 @@ def as_json(comparison: ComparedArms) -> str:
     for arm in comparison.arms:
         difference = comparison.differences.get(arm.name)
         tests = {**vars(difference), **difference.measures, **difference.retrieval} if difference else {}
-        values = {
+        against_baseline = {
             name: _plain(test) for name, test in tests.items() if name not in ("measures", "retrieval", "by_seed")
         }
         runs = [
@@ -328,7 +328,7 @@ def as_json(comparison: ComparedArms) -> str:
                 "folder": str(run.folder),
                 "seed": run.seed,
                 "steps": run.steps,
-                **{name: run.mean(name) for name in (*MEASURES, *FIGURES, *OF_RETRIEVAL)},
+                **{name: run.mean(name) for name in (*MEASURES, *FIGURES, *RETRIEVAL_MEASURES)},
                 "mcnemar": _plain(difference.by_seed.get(run.seed)) if difference else None,
             }
             for run in arm.runs
@@ -338,8 +338,8 @@ def as_json(comparison: ComparedArms) -> str:
                 "name": arm.name,
                 "settings": arm.settings,
                 "seeds": [run.seed for run in arm.runs],
-                **{name: _plain(arm.spread(name)) for name in (*MEASURES, *FIGURES, *OF_RETRIEVAL)},
-                "difference": values or None,
+                **{name: _plain(arm.spread(name)) for name in (*MEASURES, *FIGURES, *RETRIEVAL_MEASURES)},
+                "difference": against_baseline or None,
                 "runs": runs,
             }
         )
@@ -352,8 +352,8 @@ def as_json(comparison: ComparedArms) -> str:
         "corrected": f"{comparison.tails}-tailed p, Holm",
         "arms": arms,
         "kept_out": [
-            {"folder": str(out.run.folder), "seed": out.run.seed, "arm": out.arm, "reasons": list(out.run.mixed)}
-            for out in comparison.kept_out
+            {"folder": str(run.folder), "seed": run.seed, "arm": arm_name, "reasons": list(run.mixed)}
+            for run, arm_name in ((excluded.run, excluded.arm) for excluded in comparison.kept_out)
         ],
         "notes": list(comparison.notes),
     }

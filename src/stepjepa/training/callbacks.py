@@ -187,13 +187,13 @@ class NonfiniteGuard(TrainerCallback):
             for batch, parts in zip(self.batches, self._parts, strict=True)
         ]
         of_all = gather_object(of_this_process) if trainer.accelerator.num_processes > 1 else of_this_process
-        wrong = {name: value for _, values in of_all for name, value in values.items() if not math.isfinite(value)}
-        if getattr(trainer.accelerator, "scaler", None) is not None and not wrong:
+        infinite = {name: value for _, values in of_all for name, value in values.items() if not math.isfinite(value)}
+        if getattr(trainer.accelerator, "scaler", None) is not None and not infinite:
             # Under fp16 the loss scale was too large; the scaler skips this step and lowers the scale.
             return
-        parts = [f"{TERMS[name].label if name in TERMS else name} is {value}" for name, value in wrong.items()]
+        parts = [f"{TERMS[name].label if name in TERMS else name} is {value}" for name, value in infinite.items()]
         fault = " and ".join(parts) or "the gradient is not finite (the losses are)"
-        batches = [lines for lines, values in of_all if not wrong or not all(map(math.isfinite, values.values()))]
+        batches = [lines for lines, values in of_all if not infinite or not all(map(math.isfinite, values.values()))]
         records = ", ".join(f"{trainer.source}:{line}" for line in list(dict.fromkeys(chain(*batches)))[:8])
         trainer.model_wrapped.zero_grad()
         self.check_weights(state.global_step)

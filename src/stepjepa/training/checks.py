@@ -20,7 +20,7 @@ from stepjepa.views.sequences import SampledRecord
 
 
 def launched_together() -> bool:
-    """Whether torchrun, or another launcher, has started this process as one of several."""
+    """Return whether torchrun, or another launcher, has started this process as one of several."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
 
 

@@ -179,7 +179,7 @@ _FEW = (2, 3)
 
 
 def _count_layers(model: PreTrainedModel, length: int) -> list[int]:
-    """As :func:`_count`; if all layers are alike, extrapolate from models of two and of three layers."""
+    """Count as :func:`_count` does; if all layers are alike, extrapolate from models of two and three layers."""
     decoder = find_decoder(model)
     layers = getattr(decoder, "layers", None)
     if not isinstance(layers, nn.ModuleList) or len(layers) <= sum(_FEW) or not _alike(decoder, layers):
@@ -195,7 +195,7 @@ def _count_layers(model: PreTrainedModel, length: int) -> list[int]:
 
 
 def _alike(decoder: PreTrainedModel, layers: nn.ModuleList) -> bool:
-    """Whether all layers have the same type, and modules of the same types and sizes, trained alike."""
+    """Return whether all layers have the same type, and modules of the same types and sizes, trained alike."""
     parts = [
         (
             [(name, type(module)) for name, module in layer.named_modules()],

@@ -394,7 +394,7 @@ class JepaTrainer(Trainer):
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
-        """As in Trainer; ``UserError`` where the hub can't be reached."""
+        """Upload as Trainer does; raise ``UserError`` where the hub can't be reached."""
         with creating_repository(self.args.hub_model_id or Path(str(self.args.output_dir)).name):
             super().init_hf_repo(token=token, private=private)
 

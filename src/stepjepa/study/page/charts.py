@@ -95,8 +95,8 @@ def _lines(run: Run, column: str, colour: str, dash: str) -> list[JsonObject]:
 
 
 def _points(run: Run, name: str) -> tuple[list[float], list[float]]:
-    """Return steps and values; of long lines only every n-th point and the last."""
+    """Return the steps and values of a curve; a long one is thinned to every n-th point and the last."""
     points = [(line["step"], line[name]) for line in run.metrics if is_number(line.get(name))]
-    every = -(-len(points) // POINTS) or 1
-    thinned = [*points[:-1:every], *points[-1:]]
+    stride = -(-len(points) // POINTS) or 1
+    thinned = [*points[:-1:stride], *points[-1:]]
     return [step for step, _ in thinned], [float(f"{value:.6g}") for _, value in thinned]
