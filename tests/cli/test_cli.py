@@ -224,6 +224,10 @@ ERRORS = [
     ),
     (["train", "--modle_name", "x"], "unknown argument '--modle_name'; did you mean --model_name?"),
     ([*TRAIN, "--xyzzy"], "unknown argument '--xyzzy'; stepjepa train --help_all names all"),
+    ([*TRAIN, "--lr", "1e-3"], "unknown argument '--lr'; did you mean --learning_rate?"),
+    ([*TRAIN, "--warmup", "5"], "unknown argument '--warmup'; did you mean --warmup_steps "),
+    ([*TRAIN, "--LBD", "1"], "unknown argument '--LBD'; did you mean --lbd?"),
+    (["help", "trian"], "unknown command 'trian'; did you mean train?"),
     ([*TRAIN, "stray"], "unknown argument 'stray'; "),
     ([*TRAIN, "--pooling", "meam"], "argument --pooling: expected one of last, mean, got 'meam'"),
     (
@@ -241,6 +245,14 @@ ERRORS = [
         "name the run to evaluate, or a --server that answers",
     ),
 ]
+
+
+def test_help_of_a_command_is_that_of_its_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    texts = []
+    for words in (["help", "search"], ["search", "--help"]):
+        assert main(words) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1] and "--corpus" in texts[0]
 
 
 @pytest.mark.parametrize(("given", "words"), ERRORS, ids=[" ".join(given) for given, _ in ERRORS])

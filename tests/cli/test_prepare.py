@@ -108,8 +108,8 @@ def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert prepare("gsm8k", "--input_file", source, "--output_file", old) == 2
     assert "old.jsonl: is there already; " in capsys.readouterr().err
     link.symlink_to(source)
-    for target in (source, link):
-        assert prepare("gsm8k", "--input_file", source, "--output_file", target, "--overwrite") == 2
+    for target, flags in ((source, []), (source, ["--overwrite"]), (link, ["--overwrite"])):
+        assert prepare("gsm8k", "--input_file", source, "--output_file", target, *flags) == 2
         assert "is both input and output" in capsys.readouterr().err
     assert json.loads(source.read_text()) == QUESTION
 

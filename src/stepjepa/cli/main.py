@@ -53,6 +53,8 @@ def _run(name: str, words: Sequence[str]) -> Any:
     if name == "--version":
         print(f"stepjepa {importlib.metadata.version('stepjepa')}")
         return 0
+    if name == "help" and words:
+        name, words = words[0], ["--help"]
     if name in ("-h", "--help", "help"):
         print(OVERVIEW)
         return 0

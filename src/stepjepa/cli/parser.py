@@ -84,7 +84,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(formatter_class=_HelpFormatter, allow_abbrev=False, **more)
         self.common, self.required = common, list[str]()
         self.more_help: Callable[[Parser], str] = lambda _: ""
-        self.not_flags: Mapping[str, str] = {}
+        self.not_flags: dict[str, str] = {}
         self.takes_others = False
         self.add_argument("--offline", action="store_true", help="use the libraries' offline mode: ask no hub")
         if common:
@@ -140,8 +140,8 @@ class Parser(argparse.ArgumentParser):
         """Raise an error that names the first unknown argument, and a flag of the parser or in ``known`` like it."""
         name = unknown[0].partition("=")[0]
         # Without the dashes, which would make any two flags alike.
-        flags = {flag.lstrip("-"): flag for flag in (*self._option_string_actions, *known)}
-        near = difflib.get_close_matches(name.lstrip("-"), flags, n=1)
+        flags = {flag.lstrip("-").lower(): flag for flag in (*self._option_string_actions, *known)}
+        near = difflib.get_close_matches(name.lstrip("-").lower(), flags, n=1)
         every = f"{self.prog} --help{'_all' if self.common else ''} names all"
         remedy = self.not_flags.get(name) or (f"did you mean {flags[near[0]]}?" if near else every)
         self.error(f"unknown argument {shown(unknown[0])}; {remedy}")

@@ -39,6 +39,8 @@ def add_flags(parser: Parser) -> None:
     parser.more_help = more_help
     never = "a run folder is never overwritten; name another --output_dir, or resume with --resume_from_checkpoint last"
     parser.not_flags = {f"--{name}": never for name in ("overwrite", "overwrite_output_dir", "force")}
+    parser.not_flags["--lr"] = "did you mean --learning_rate?"
+    parser.not_flags["--warmup"] = "did you mean --warmup_steps (of the learning rate), or --lbd_warmup?"
 
 
 def parse(parser: Parser, typed: Sequence[str]) -> argparse.Namespace:

@@ -49,9 +49,10 @@ def prepare_rows(settings: SourceSettings, convert: Convert, expected: str) -> N
     name = settings.dataset or str(existing_file(str(settings.input_file), "raw file"))
     bad = BadRecords(settings.bad_records)
     rows = read_rows(name, split=settings.split, subset=settings.subset, bad=bad)
-    target = check_output_file(settings.output_file, settings.overwrite)
+    target = Path(settings.output_file)
     if target.exists() and Path(name).exists() and target.samefile(name):
         raise UserError("is both input and output; name another `output_file`", path=target)
+    check_output_file(target, settings.overwrite)
     records, counts = convert_rows(rows, convert, path=name, limit=settings.max_examples, bad=bad)
     reasons = counts.dropped.most_common()
     if not records:
