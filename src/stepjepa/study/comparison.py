@@ -224,6 +224,8 @@ def _places(runs: Runs) -> list[RunFolder]:
     An unfinished sweep has trained runs without an evaluation: they are skipped, with a note. Runs named one by one
     must have one.
     """
+    if all(isinstance(run, RunFolder) for run in runs):
+        return list(runs)
     folders: list[Any] = [getattr(run, "folder", run) for run in runs]
     places = find_run_folders(folders)
     waiting = [place for place in places if place.arm is not None and not any(place.folder.glob(f"*{SUMMARY}"))]
