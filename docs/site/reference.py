@@ -12,6 +12,7 @@ from stepjepa.views.layouts import LAYOUTS
 
 GROUPS = {
     "Records": ("data",),
+    "Views and layouts": ("views",),
     "Batches": ("batch",),
     "Models": ("models",),
     "Runs": ("running", "evaluation"),

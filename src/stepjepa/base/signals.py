@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
 
 # torchrun and SLURM signal every process of a job, and the parent process forwards the signal: one request arrives
 # twice. Signals within so many seconds of the first one count as the same request.
@@ -35,7 +34,7 @@ class Interruptions:
         self.first = 0  # number of the first signal
         self._act = act
         self._since = 0.0
-        self._before: dict[int, Any] = {}
+        self._before: dict[int, signal._HANDLER] = {}
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.count and time.monotonic() - self._since < _SAME:

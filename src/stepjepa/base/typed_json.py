@@ -51,7 +51,7 @@ class Origin:
         """Make an error with this message, the remedy and the place in the file."""
         return UserError(f"{message}; {self.remedy}", path=self.path, line=self.line)
 
-    def wrong(self, name: str, value: Any, expected: str) -> UserError:
+    def wrong(self, name: str, value: object, expected: str) -> UserError:
         """Make the error for a field of the wrong type."""
         return self.error(f"{shown(self.within + name)} is {shown(value)}, expected {expected}")
 
@@ -60,7 +60,7 @@ class Origin:
         return self.error(f"{shown(self.within + name)} is missing, expected {expected}")
 
 
-def from_json(kind: type[T], values: Mapping[str, Any], origin: Origin) -> T:
+def from_json(kind: type[T], values: Mapping[str, object], origin: Origin) -> T:
     """Make an instance of a dataclass from a JSON object.
 
     Types of fields: ``str``, ``int``, ``float``, ``bool``, ``Literal``, ``Any``, dataclasses, ``list`` and ``dict`` of
@@ -91,7 +91,7 @@ def read_json(kind: type[T], path: str | os.PathLike[str], what: str, remedy: st
     return from_json(kind, read_json_object(path, what, remedy), Origin(path, remedy))
 
 
-def to_json(value: Any) -> Any:
+def to_json(value: object) -> Any:
     """Return the JSON value of a dataclass, as :func:`from_json` reads it; other values unchanged."""
     if isinstance(value, dict):
         return {name: to_json(item) for name, item in value.items()}
@@ -112,18 +112,34 @@ def _hints(kind: type) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
-def _expected(hint: Any, about: Mapping[str, Any]) -> str:
+_WORDS: Mapping[object, str] = {
+    str: "a text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    list: "a list",
+}
+"""Type of a field -> the words for its values."""
+
+
+def _expected(hint: object, about: Mapping[str, object]) -> str:
     """Describe the values that a field may hold."""
     hint = _without_none(hint)[0]
     if get_origin(hint) is Literal:
         return f"one of {', '.join(map(str, get_args(hint)))}"
     if hint is int and "least" in about:
         return f"a whole number of at least {about['least']}"
-    simple = {str: "a text", int: "a whole number", float: "a number", bool: "true or false", list: "a list"}
+    simple: dict[object, str] = {
+        str: "a text",
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        list: "a list",
+    }
     return simple.get(get_origin(hint) or hint, "an object")
 
 
-def _without_none(hint: Any) -> tuple[Any, bool]:
+def _without_none(hint: object) -> tuple[Any, bool]:
     """Return a type without None, and whether it allows None."""
     if get_origin(hint) not in (Union, UnionType):
         return hint, False
@@ -131,7 +147,7 @@ def _without_none(hint: Any) -> tuple[Any, bool]:
     return inner, True
 
 
-def _checked(hint: Any, value: Any, origin: Origin, name: str, about: Mapping[str, Any]) -> Any:
+def _checked(hint: object, value: Any, origin: Origin, name: str, about: Mapping[str, Any]) -> Any:
     """Convert a JSON value to the type of a field; raise UserError if it is of another type."""
     hint, optional = _without_none(hint)
     if hint is Any or (optional and value is None):
@@ -150,7 +166,7 @@ def _checked(hint: Any, value: Any, origin: Origin, name: str, about: Mapping[st
     return float(value) if hint is float else value
 
 
-def _fits(hint: Any, value: Any, least: float) -> bool:
+def _fits(hint: object, value: object, least: float) -> bool:
     """Return whether a value is of a type, checking only its outermost level."""
     if get_origin(hint) is Literal:
         return isinstance(value, str) and value in get_args(hint)
@@ -158,4 +174,5 @@ def _fits(hint: Any, value: Any, least: float) -> bool:
         return isinstance(value, int) and not isinstance(value, bool) and least <= value <= LARGEST
     if hint is float:
         return isinstance(value, int | float) and abs(value) <= LARGEST
-    return isinstance(value, dict if is_dataclass(hint) else get_origin(hint) or hint)
+    kind: Any = dict if is_dataclass(hint) else get_origin(hint) or hint
+    return isinstance(value, kind)

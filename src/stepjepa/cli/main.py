@@ -8,7 +8,6 @@ import sys
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
-from typing import Any
 
 from stepjepa.base.errors import UserError, one_line, visible
 from stepjepa.base.files import naming_disk_errors
@@ -36,11 +35,11 @@ Train causal language models with LLM-JEPA and Step-JEPA objectives, look inside
 stepjepa COMMAND --help says more; stepjepa --version prints the version."""
 
 
-def main(arguments: Sequence[str] | None = None) -> Any:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the arguments are those of the process if none are given.
 
     Returns:
-        What ``sys.exit`` takes: 0 for success, 1 for a failed check or a closed pipe, 2 for wrong input or a system
+        The exit code: 0 for success, 1 for a failed check or a closed pipe, 2 for wrong input or a system
         error, 128 + N for signal N.
     """
     escape_unencodable_output()
@@ -49,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> Any:
         return _reporting(name, words)
 
 
-def _run(name: str, words: Sequence[str]) -> Any:
+def _run(name: str, words: Sequence[str]) -> int:
     if name == "--version":
         print(f"stepjepa {importlib.metadata.version('stepjepa')}")
         return 0
@@ -88,13 +87,13 @@ def _error_with_dashes(name: str, message: str) -> str:
     return error_with_dashes(message, flags)
 
 
-def _reporting(name: str, words: Sequence[str]) -> Any:
+def _reporting(name: str, words: Sequence[str]) -> int:
     """Run a command; an error is printed on one line that begins with its name, and becomes the exit code."""
     try:
         try:
             code = _run(name, words)
         except SystemExit as stop:
-            code = stop.code
+            code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
         # Flush here, where errors are handled; Python's own flush at exit would print a traceback.
         with naming_disk_errors("standard output"):
             sys.stdout.flush()

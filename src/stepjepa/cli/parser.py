@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 T = TypeVar("T", bound="DataclassInstance")
+V = TypeVar("V")
 
 
 def check_exclusive(args: argparse.Namespace, *pairs: tuple[str, str]) -> None:
@@ -174,10 +175,10 @@ class Parser(argparse.ArgumentParser):
         return super().format_help()
 
 
-def argument_type(reader: Callable[[str], Any]) -> Callable[[str], Any]:
+def argument_type(reader: Callable[[str], V]) -> Callable[[str], V]:
     """Wrap a reader of a flag's text so that argparse shows its errors unchanged."""
 
-    def read(text: str) -> Any:
+    def read(text: str) -> V:
         try:
             return reader(text)
         except ValueError as error:

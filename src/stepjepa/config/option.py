@@ -101,7 +101,7 @@ class Option:
             raise ValueError(fault)
         return value
 
-    def convert(self, value: Any) -> Any:
+    def convert(self, value: object) -> Any:
         """Convert a value of a YAML file, which may be a text where a number is meant (``1e-5``), to the field's type.
 
         Raises:
@@ -111,7 +111,7 @@ class Option:
             return [self._convert_one(each) for each in (value if isinstance(value, list | tuple) else [value])]
         return self._convert_one(value)
 
-    def _convert_one(self, value: Any) -> Any:
+    def _convert_one(self, value: object) -> Any:
         if isinstance(value, list | tuple):
             raise UserError(f"{self.flag}: expected one value, got the list {shown(str(value))}")
         try:
@@ -138,10 +138,10 @@ def options_of(*settings: DataclassInstance | type[DataclassInstance]) -> Iterat
             yield Option(each.name, hint, several, choices, each.default, each.metadata)
 
 
-def _reader(expected: str, convert: Callable[[str], Any]) -> Callable[[str], Any]:
+def _reader(expected: str, convert: Callable[[str], T]) -> Callable[[str], T]:
     """Return a function that converts a text; its error names what is ``expected`` if ``convert`` raises one."""
 
-    def read(text: str) -> Any:
+    def read(text: str) -> T:
         try:
             return convert(text)
         except (ValueError, KeyError, TypeError):
@@ -158,14 +158,14 @@ def _number(text: str) -> float:
 
 _SWITCH = {**dict.fromkeys(("true", "1", "yes", "on"), True), **dict.fromkeys(("false", "0", "no", "off"), False)}
 
-_KINDS: Mapping[Any, tuple[type, str]] = {
+_KINDS: Mapping[object, tuple[type, str]] = {
     int: (numbers.Integral, "a whole number"),
     float: (numbers.Real, "a number"),
     bool: (bool, "true or false"),
 }
 """Type -> the type of its values in Python, and the words for it."""
 
-READERS: Mapping[Any, Callable[[str], Any]] = {
+READERS: Mapping[object, Callable[[str], object]] = {
     int: _reader("a whole number", int),
     float: _reader("a number", _number),
     bool: _reader("true or false", lambda text: _SWITCH[text.lower()]),
@@ -184,7 +184,7 @@ def check_values(settings: DataclassInstance) -> None:
                 raise UserError(f"{each.name}: {fault}")
 
 
-def check_effects(values: Mapping[str, Any], *settings: type) -> None:
+def check_effects(values: Mapping[str, object], *settings: type) -> None:
     """Raise ``UserError`` for an option of these dataclasses without effect; see ``only_with`` of :func:`option`.
 
     ``values`` holds the value of every option, by name.
@@ -198,7 +198,7 @@ def check_effects(values: Mapping[str, Any], *settings: type) -> None:
             raise UserError(f"`{each.flag}` does nothing without {words}; add it or leave it out")
 
 
-def has_effect(each: Option, values: Mapping[str, Any]) -> bool:
+def has_effect(each: Option, values: Mapping[str, object]) -> bool:
     """Return whether one of the options is set without which this one has no effect."""
     conditions = [other.partition(" ") for other in each.about.get("only_with", "").split(" or ")]
     return conditions == [("", "", "")] or any(

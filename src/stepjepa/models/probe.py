@@ -11,7 +11,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
 import numpy as np
 import torch
@@ -263,10 +263,10 @@ def _shrink_config(config: PreTrainedConfig, layers: int) -> None:
         if _is_size(value := getattr(config, name, None)):
             setattr(config, name, min(value, most))
     sizes = ("hidden_size", "num_attention_heads", "num_key_value_heads")
-    width, heads, groups = (getattr(config, name, None) for name in sizes)
+    width, heads, groups = (value if _is_size(value := getattr(config, name, None)) else 0 for name in sizes)
     fewer = 0  # number of heads in the copy; 0 if the configuration names none
-    if _is_size(width) and _is_size(heads):
-        fewer = min(groups, 2) * 2 if _is_size(groups) and groups < heads else min(heads, 4)
+    if width and heads:
+        fewer = min(groups, 2) * 2 if 0 < groups < heads else min(heads, 4)
     for name, value in list(vars(config).items()):
         if isinstance(value, list):
             setattr(config, name, [64] * len(value) if fewer and "intermediate" in name else value)
@@ -276,7 +276,8 @@ def _shrink_config(config: PreTrainedConfig, layers: int) -> None:
             setattr(config, name, _smaller(name, value, width, heads, fewer))
 
 
-def _smaller(name: str, value: int, width: Any, heads: Any, fewer: int) -> int:
+def _smaller(name: str, value: int, width: int, heads: int, fewer: int) -> int:
+    """Return the size of a field in the copy, which has ``fewer`` heads; 0 if ``width`` and ``heads`` are not known."""
     if "vocab" in name:
         return VOCABULARY if name == "vocab_size" else min(value, VOCABULARY)
     if name.endswith("token_id"):

@@ -2,13 +2,15 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeVar
 
 from stepjepa.base.json_object import JsonObject
 from stepjepa.evaluation.summary_text import score_words
 from stepjepa.study import statistics
 from stepjepa.study.evaluated_run import HITS_AT_1, EvaluatedRun
 from stepjepa.study.statistics import ExampleTest, PairedT, Spread
+
+T = TypeVar("T")
 
 TAILS = {"one": "p_greater", "two": "p_two_sided"}
 """Number of tails of the corrected p value -> its field in the tests."""
@@ -20,10 +22,11 @@ SAME_FLOPS = 0.02
 """Relative tolerance within which training FLOPs count as equal: compute changes in whole steps only."""
 
 
-def all_known(values: Iterable[Any]) -> list[Any]:
+def all_known(values: Iterable[T | None]) -> list[T]:
     """Return the values as a list; an empty list if one of them is None."""
     collected = list(values)
-    return [] if None in collected else collected
+    known = [value for value in collected if value is not None]
+    return known if len(known) == len(collected) else []
 
 
 @dataclass(frozen=True)

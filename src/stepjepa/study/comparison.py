@@ -3,10 +3,11 @@
 import html
 import json
 import math
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 from stepjepa.base.errors import UserError, did_you_mean
 from stepjepa.base.json_object import JsonObject
@@ -34,7 +35,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-Runs = Sequence[Any]
+
+class InFolder(Protocol):
+    """An object whose ``folder`` is a run folder, such as the ``Run`` of ``stepjepa.run``."""
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+
+
+Runs = Sequence[str | os.PathLike[str] | InFolder]
 """Run folders, folders of sweeps, or objects with a ``folder``, such as the ``Run`` of ``stepjepa.run``."""
 
 
@@ -224,10 +234,9 @@ def _places(runs: Runs) -> list[RunFolder]:
     An unfinished sweep has trained runs without an evaluation: they are skipped, with a note. Runs named one by one
     must have one.
     """
-    if all(isinstance(run, RunFolder) for run in runs):
-        return list(runs)
-    folders: list[Any] = [getattr(run, "folder", run) for run in runs]
-    places = find_run_folders(folders)
+    places = [run for run in runs if isinstance(run, RunFolder)]
+    if len(places) < len(runs):
+        places = find_run_folders([run if isinstance(run, str | os.PathLike) else run.folder for run in runs])
     waiting = [place for place in places if place.arm is not None and not any(place.folder.glob(f"*{SUMMARY}"))]
     if waiting:
         names = visible_lines(", ".join(str(place.folder) for place in waiting))

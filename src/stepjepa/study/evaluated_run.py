@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from stepjepa.base.errors import UserError, shown
 from stepjepa.base.files import read_json_object, read_jsonl
@@ -17,6 +17,8 @@ from stepjepa.evaluation.summary_text import describe_readout, describe_trained_
 from stepjepa.store.fingerprint import model_fingerprint
 from stepjepa.store.folder import RUN_FILE
 from stepjepa.store.record import Fingerprints, RunRecord, complete_objective, origin_of, read_record, read_run
+
+T = TypeVar("T")
 
 SUMMARY = ".summary.json"
 SWEEP_FILE = "sweep.json"
@@ -217,7 +219,8 @@ def read_evaluated_run(folder: str | os.PathLike[str], evaluation: str | None = 
     values = read_json_object(file, "summary of an evaluation", _EVALUATE_AGAIN)
     if is_of_another_model(path, values):
         raise UserError(f"is of another model than the folder holds now; {_EVALUATE_AGAIN}", path=file)
-    results, training = _required(path, record, "results"), _required(path, record, "training")
+    results = _required(path, "results", record.results)
+    training = _required(path, "training", record.training)
     summary = from_json(_Summary, values, Origin(file, _EVALUATE_AGAIN))
     seed, data_seed = training.seed, training.data_seed
     if seed is None:
@@ -262,9 +265,8 @@ def _retrieval_figures(retrieval: _Retrieval | None) -> dict[str, float | None]:
     return {name: score and score.mean for name, score in zip(RETRIEVAL_MEASURES, scores, strict=True)}
 
 
-def _required(folder: Path, record: RunRecord, name: str) -> Any:
+def _required(folder: Path, name: str, part: T | None) -> T:
     """Return a part of the run record; raise ``UserError`` if it is missing, since a finished run must have it."""
-    part = getattr(record, name)
     if part is None:
         raise origin_of(folder).missing(name, "a text" if name == "model" else "an object")
     return part
@@ -299,14 +301,15 @@ def _summary_file(folder: Path, evaluation: str | None) -> Path:
 
 def _settings(folder: Path, record: RunRecord) -> JsonObject:
     """Return the settings of an arm as a flat dict, without those that do not apply: they must not distinguish arms."""
-    own, lora, training = _required(folder, record, "jepa"), record.lora, _required(folder, record, "training")
+    own, lora = _required(folder, "jepa", record.jepa), record.lora
+    training = _required(folder, "training", record.training)
     settings = complete_objective(own)
     if own["mode"] == "regular":
         settings = {name: value for name, value in settings.items() if name not in NEEDS_VIEWS}
     if settings.get("jepa_loss_type") != "infonce":
         settings.pop("infonce_temperature", None)
         settings.pop("infonce_negatives", None)
-    settings |= {"model": _required(folder, record, "model"), "lora": lora is not None}
+    settings |= {"model": _required(folder, "model", record.model), "lora": lora is not None}
     if lora is not None:
         settings |= {f"lora_{name}": value for name, value in to_json(lora).items()}
         settings["lora_alpha"] = 2 * lora.rank if lora.alpha is None else lora.alpha
