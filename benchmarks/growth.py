@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
+from tables import growth
 
 from stepjepa.base.terminal import PALETTE
 
@@ -30,7 +31,7 @@ HERE = Path(__file__).resolve().parent
 PICTURE = HERE.parent / "docs" / "plots" / "growth.png"
 ARMS: dict[str, dict[str, Any]] = {
     "plain": {"mode": "regular"},
-    "branched": {"mode": "llm-jepa", "layout": "branched", "jepa_loss_type": "infonce"},
+    "branched": {"mode": "llm-jepa", "layout": "branched"},
 }
 UNCOUNTED = 3
 
@@ -134,21 +135,22 @@ def measure_all() -> Path:
 
 
 def draw_picture() -> Path:
-    """Draw how preparation grows with records, and a step with records and tokens, from the newest results."""
-    files = sorted((HERE / "results").glob("*-cpu-growth.json"))
-    if not files:
+    """Draw how preparation grows with records, and a step with records and tokens, from the newest results.
+
+    All are over plain training at the first point, since seconds are those of one machine.
+    """
+    results = growth()
+    if results is None:
         sys.exit("error: there are no results; run python benchmarks/growth.py")
-    results = json.loads(files[-1].read_text(encoding="utf-8"))
     figure = Figure(figsize=(9.5, 3), layout="constrained")
     panels = figure.subplots(1, 3)
-    shown = {"records": ("prepare s", "seconds to prepare"), "batch": ("step ms", "milliseconds of a step")}
     for panel, axis in zip(panels, AXES, strict=True):
-        key, label = shown.get(axis, ("step ms", "milliseconds of a step"))
+        key, label = ("prepare s", "preparation") if axis == "records" else ("step ms", "time of a step")
+        first = results[axis][0][key]
         for colour, arm in zip(PALETTE, ARMS, strict=False):
             rows = [row for row in results[axis] if row["arm"] == arm]
-            panel.plot(
-                [row[axis] for row in rows], [row[key] for row in rows], "o-", color=colour, label=arm, markersize=4
-            )
+            times = [row[key] / first for row in rows]
+            panel.plot([row[axis] for row in rows], times, "o-", color=colour, label=arm, markersize=4)
         panel.set(xlabel=LABELS[axis], ylabel=label, xscale="log", yscale="log")
         panel.grid(visible=True, color="#dddddd", linewidth=0.6)
     panels[0].legend(fontsize=8)

@@ -17,7 +17,9 @@ from stepjepa.base.terminal import PALETTE
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "plots"
 
-SUITES = {"answers": "answers to a question", "prefix": "tokens of the shared prefix"}
+SUITES = {"answers": "answers to a question", "prefix": "tokens of a shared prefix"}
+# The records of an epoch are as many at every point of this suite, so that their questions are others.
+OVER_TRL = "answers"
 ARMS = {"trl": "TRL, plain, its fastest setting", "regular": "plain", "branched": "branched", "separate": "separate"}
 
 
@@ -28,15 +30,23 @@ def costs(point: dict[str, Any], arm: str) -> tuple[float, float]:
 
 
 def draw(suite: str) -> Path:
-    """Draw the time and the tokens of an example at every point of a suite, both from 0."""
+    """Draw the time and the tokens of an example at every point of a suite, both from 0.
+
+    Those of :data:`OVER_TRL` are over the figures of TRL's fastest setting at the same point.
+    """
     measured = points(suite)
     if not measured:
         sys.exit(f"error: there are no results of the suite {suite}; run bench.py --suite {suite}")
     figure = Figure(figsize=(8, 3.2), layout="constrained")
     axes: tuple[Axes, Axes] = tuple(figure.subplots(1, 2))
-    for place, (panel, unit) in enumerate(zip(axes, ("milliseconds an example", "tokens an example"), strict=True)):
+    over_trl = suite == OVER_TRL
+    units = ("time, over TRL's", "tokens, over TRL's") if over_trl else ("milliseconds an example", "tokens an example")
+    for place, (panel, unit) in enumerate(zip(axes, units, strict=True)):
         for colour, (arm, label) in zip(PALETTE[1::-1] + PALETTE[2:], ARMS.items(), strict=False):
-            values = [costs(figures_of_point, arm)[place] for figures_of_point in measured.values()]
+            values = [
+                costs(point, arm)[place] / (costs(point, "trl")[place] if over_trl else 1)
+                for point in measured.values()
+            ]
             panel.plot(list(measured), values, "o-", color=colour, label=label, markersize=4)
         panel.set(xlabel=SUITES[suite], ylabel=unit, ylim=(0, None))
         if suite == "answers":

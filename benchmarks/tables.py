@@ -26,7 +26,17 @@ PICTURES = {
     "answers": "Time and tokens of an example against answers to a question",
     "prefix": "Time and tokens of an example against the tokens of a shared prefix",
 }
-POINTS = {"answers": "answers to a question", "prefix": "tokens of the shared prefix"}
+# The axis of ``growth.py``, what its row says, and the figure with the number that it is for each of.
+GROWTH = (
+    ("records", "preparing a record; {} records", "prepare s", "records"),
+    ("records", "from there to the end of the first step; {} records", "to the first step s", None),
+    ("records", "peak memory; {} records", "peak MiB", None),
+    ("batch", "time of a step for each record; {} records a step", "step ms", "batch"),
+    ("batch", "peak memory; {} records a step", "peak MiB", None),
+    ("tokens", "time of a step for each token; records of {} tokens", "step ms", "tokens of a record"),
+    ("tokens", "peak memory; records of {} tokens", "peak MiB", None),
+)
+POINTS = {"answers": "answers to a question", "prefix": "tokens of a shared prefix"}
 
 
 def table() -> str:
@@ -57,17 +67,44 @@ def pictures_and_table_of_points() -> str:
 
 
 def table_of_points() -> str:
-    """Markdown: a row for each point of the suites that are measured at several."""
-    ours = [f"{arm}, {what}" for what in ("speed", "tokens", "memory") for arm in AIMS]
-    rows = [["over TRL's best plain setting", *ours], ["---"] * (len(ours) + 1)]
+    """Markdown: a row for each point of the suites that are measured at several, with the figures of all arms."""
+    arms = ", ".join(AIMS)
+    rows = [[f"{arms}, over TRL's best plain setting", "speed", "tokens", "peak memory"], ["---"] * 4]
     for suite, unit in POINTS.items():
         for point, measured in points(suite).items():
-            best = fastest(measured)
-            tokens = {arm: figures["tokens"] for arm, figures in measured["summary"].items()}
-            speeds = [f"{measured['summary'][arm]['over_trl']['median']:.2f}" for arm in AIMS]
-            rows.append([f"{point:,} {unit}", *speeds, *(f"{tokens[arm] / tokens[best]:.2f}" for arm in AIMS)])
-            rows[-1] += [peak(measured, arm) for arm in AIMS]
+            summary = measured["summary"]
+            plain = summary[fastest(measured)]["tokens"]
+            figures = (
+                [f"{summary[arm]['over_trl']['median']:.2f}" for arm in AIMS],
+                [f"{summary[arm]['tokens'] / plain:.2f}" for arm in AIMS],
+                [peak(measured, arm) for arm in AIMS],
+            )
+            name = unit.replace("answers", "answer") if point == 1 else unit
+            rows.append([f"{point:,} {name}", *(", ".join(each) for each in figures)])
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def growth() -> dict[str, list[dict[str, Any]]] | None:
+    """The newest results of ``growth.py``: of each axis its points; None if there are none."""
+    files = sorted((HERE / "results").glob("*-cpu-growth.json"))
+    results: dict[str, list[dict[str, Any]]] | None = json.loads(files[-1].read_text("utf-8")) if files else None
+    return results
+
+
+def growth_table() -> str:
+    """Markdown: how the time of a record or token, and memory, grow along each axis, over its first point."""
+    results = growth()
+    if results is None:
+        return ""
+    lines = []
+    for axis, what, key, per in GROWTH:
+        cells = []
+        for arm in dict.fromkeys(row["arm"] for row in results[axis]):
+            figures = [row[key] / (row[per] if per else 1) for row in results[axis] if row["arm"] == arm]
+            cells.append(", ".join(f"{figure / figures[0]:.2f}" for figure in figures))
+        named = dict.fromkeys(round(row["tokens of a record" if axis == "tokens" else axis]) for row in results[axis])
+        lines.append((what.format(", ".join(f"{point:,}" for point in named)), *cells))
+    return "\n".join(markdown(("over the first of them", "plain", "branched"), lines)) + "\n"
 
 
 def gpu_tables() -> str:
@@ -185,7 +222,12 @@ def fastest(suite: dict[str, Any]) -> str:
 if __name__ == "__main__":
     text = PAGE.read_text(encoding="utf-8")
     made = text
-    tables = {"tables.py": table, "tables.py, points": pictures_and_table_of_points, "tables.py, gpu": gpu_tables}
+    tables = {
+        "tables.py": table,
+        "tables.py, points": pictures_and_table_of_points,
+        "tables.py, growth": growth_table,
+        "tables.py, gpu": gpu_tables,
+    }
     for name, make in tables.items():
         block = re.search(BLOCK.format(name), made)
         if block is None:

@@ -1,4 +1,4 @@
-"""Answers and retrieval of the same models, as a table: from retrieval.csv and the figures of the grid."""
+"""Answers and retrieval of the same models, as a table: from the files of retrieval.py and the figures of the grids."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import retrieval
 from stepjepa.study.statistics import PairedT, paired_t
 
 FILE = "retrieval"
-"""The file of figures with the answers of the same runs."""
+"""The file of figures with the answers of the same runs, and of rows beside this script; of ``synth``."""
 
 PLAIN = "regular-1.35x"
 FREE = ("nearest known question", "TF-IDF, characters", "TF-IDF, words")
@@ -43,14 +43,15 @@ MODELS = (
 )
 
 
-def joined(table: pd.DataFrame) -> pd.DataFrame:
-    """The rows of retrieval.csv with ``right``, the share of right answers of the same run, in per cent.
+def joined(table: pd.DataFrame, file: str = FILE) -> pd.DataFrame:
+    """The rows of a file of ``retrieval.py`` with ``right``, the share of right answers of the same run, in per cent.
 
     Args:
         table: of :func:`frame.read`.
+        file: its name without suffix, and that of the figures of the same runs.
     """
-    rows = retrieval.read()
-    answers = table[table.file == FILE].set_index(["arm", "seed"]).right
+    rows = retrieval.read(retrieval.FILE.with_stem(file))
+    answers = table[table.file == file].set_index(["arm", "seed"]).right
     keys = zip(rows.arm, rows.seed, strict=True)
     shares_right = [answers.get(key, measured) for key, measured in zip(keys, rows.right, strict=True)]
     return rows.assign(right=shares_right)

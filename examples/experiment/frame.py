@@ -59,6 +59,8 @@ TESTS = {
     "synth-copying": Test("synth, one setting changed", "synth", tabled=False),
     "turk-fresh": Test("TURK, ten other seeds", "turk", tabled=False),
     "retrieval": Test("synth, answers and retrieval", "synth", whole=True, tabled=False),
+    "retrieval-turk": Test("TURK, answers and retrieval", "turk", whole=True, tabled=False),
+    "retrieval-spider": Test("Spider, answers and retrieval", tabled=False),
     "turk": Test("TURK", "turk", whole=True),
     "turk-again": Test("TURK, trained again", "turk", whole=True),
     "steps-test": Test("problems of two steps"),

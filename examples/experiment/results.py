@@ -213,19 +213,20 @@ class Questions:
         theirs = finding.better_plain(self.finding) if baseline == finding.PLAIN else (baseline, method)
         return interval(finding.difference(self.finding, (arm, "trained"), theirs, column))
 
-    def finding_table(self) -> str:
-        """Answers and retrieval of the same models."""
-        plain = finding.better_plain(self.finding)
+    def finding_table(self, file: str = finding.FILE) -> str:
+        """Answers and retrieval of the same models, of a file of figures and the rows that ``retrieval.py`` wrote."""
+        rows = self.finding if file == finding.FILE else finding.joined(self.table, file)
+        plain = finding.better_plain(rows)
         heads = ["model", "seeds", "right, %", "hits at 1, %", "own text, %", "hits at 10, %", "MRR, %"]
         heads += ["right, over plain [95 %]", "hits at 1, over plain [95 %]"]
         lines = []
-        for model, known in finding.known_models(self.finding):
+        for model, known in finding.known_models(rows):
             columns = ("right", finding.HITS, "hits_at_1_of_text", "hits_at_10", "mrr")
             seeds = NOTHING if model.arm == "none" else str(len(known))
             row = [model.words, seeds, *(mean(known[column]) for column in columns)]
             for column in ("right", finding.HITS):
                 shown = model.arm not in ("none", "untrained", finding.PLAIN)
-                test = finding.difference(self.finding, (model.arm, model.method), plain, column) if shown else None
+                test = finding.difference(rows, (model.arm, model.method), plain, column) if shown else None
                 row.append(interval(test))
             lines.append(row)
         rule = "|---|" + "---:|" * (len(heads) - 1)

@@ -3,13 +3,14 @@
     python examples/experiment/collect.py runs/experiment/retrieval     # answers, as of every other sweep
     python examples/experiment/retrieval.py runs/experiment/retrieval   # adds what is missing to retrieval.csv
     python examples/experiment/retrieval.py --baselines                 # what costs no training: TF-IDF and the like
+    python examples/experiment/retrieval.py --data turk runs/experiment/retrieval-turk   # and retrieval-turk.csv
 
 The candidates are the distinct answers of the test file. ``method`` says by what they are ranked. ``trained``: by the
 embeddings that training reads. For models without a JEPA objective, ``best readout`` of all layers, poolings and
-layouts, centred or not, and ``ridge``, the same with a linear map from sources to targets, which is fitted on 7,000
-training records. Both are chosen by the mean reciprocal rank on the other 1,000. ``trained, ridge`` is such a map
-behind the embeddings that training reads. Runs of one seed also have ``trained, all answers``: every training answer is
-a candidate, too.
+layouts, centred or not, and ``ridge``, the same with a linear map from sources to targets, which is fitted on the
+training records but the last 1,000. Both are chosen by the mean reciprocal rank on those. ``trained, ridge`` is such a
+map behind the embeddings that training reads. Runs of one seed also have ``trained, all answers``: every training
+answer is a candidate, too.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from collect import trained, trials
 from numpy.typing import NDArray
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import Ridge
-from splits import SETS, read_splits
+from splits import SETS, SHARED, read_splits
 from transformers import PreTrainedModel
 
 from stepjepa.base.files import atomic_write
@@ -40,13 +41,13 @@ from stepjepa.evaluation.run import embed_views
 from stepjepa.models.loading import load_for_inference, load_model
 from stepjepa.objectives.reading import ViewEmbeddings, embedding_config
 from stepjepa.store.record import trained_objective
+from stepjepa.tasks.base import Task
 from stepjepa.tasks.nl_rx import NlRxTask
 
 FILE = Path(__file__).resolve().with_suffix(".csv")
-TRAIN, TEST = SETS["synth"]
 ONE_SEED = "82"
-FITTED, CHOSEN = 7000, 1000
-"""Training records that a ridge map is fitted on, and those behind them that readouts are chosen by."""
+CHOSEN = 1000
+"""The last training records, by which readouts are chosen; a ridge map is fitted on those before them."""
 TRIED = 1000
 """Training records that the maps are fitted on while readouts are compared."""
 LAYOUTS = ("separate", "branched")
@@ -71,9 +72,27 @@ class Readout(NamedTuple):
         return f"{self.layout}, layer {self.layer}, {self.pooling}{', centred' if self.centred else ''}"
 
 
+class Data(NamedTuple):
+    """A data set: its name (in ``splits.json``, too, if it is there), files, and the task that knows equal answers."""
+
+    name: str
+    train: Path
+    test: Path
+    task: Task | None
+
+
+DATA = {
+    "synth": Data("synth", *SETS["synth"], NlRxTask()),
+    "turk": Data("turk", *SETS["turk"], NlRxTask()),
+    # Without its databases no query can be executed, so that only equal texts are right.
+    "spider": Data("spider", SHARED / "spider_train.jsonl", SHARED / "spider_test.jsonl", None),
+}
+
+
 class Asked(NamedTuple):
     """The queries and candidates of the test file, and the names of equal answers."""
 
+    data: Data
     records: list[Record]
     names: list[str | None]  # of each record, its language
     same: NDArray[np.int64]  # index of the first record with the same answer
@@ -84,14 +103,14 @@ class Asked(NamedTuple):
         return np.unique(self.same)
 
 
-def asked(records: Sequence[Record], *, equal: bool = False) -> Asked:
+def asked(data: Data, records: Sequence[Record], *, equal: bool = False) -> Asked:
     """Describe the questions of a file; ``equal`` answers of other texts are named alike, which takes seconds."""
     first: dict[str, int] = {}
     same = [first.setdefault(record.answer, place) for place, record in enumerate(records)]
     names: list[str | None] = [None] * len(records)
-    if equal:
-        names = NlRxTask().answer_names(records)
-    return Asked(list(records), names, np.asarray(same))
+    if equal and data.task is not None:
+        names = data.task.answer_names(records)
+    return Asked(data, list(records), names, np.asarray(same))
 
 
 # -- rows of the file --------------------------------------------------------------------------------------------------
@@ -111,7 +130,7 @@ def row(about: dict[str, Any], source: Matrix, target: Matrix, test: Asked) -> d
     ranking = rank_targets(views, test.names, JepaConfig(mode="llm-jepa", predictors=0))
     values = metrics(ranking.ranks)
     of_text = metrics(ranking.of_text or ranking.ranks)["hits_at_1"]
-    in_training = np.asarray(read_splits()["synth"]["language"])
+    in_training = np.asarray(read_splits().get(test.data.name, {}).get("language", ()))
     figures = {name: values[name].mean() for name in RETRIEVAL} | {"hits_at_1_of_text": of_text.mean()}
     if len(in_training) == len(count):
         figures |= {
@@ -181,7 +200,7 @@ def without_objective(
         train: the records that maps are fitted on and readouts are chosen by.
         test: of :func:`asked`.
     """
-    chosen = asked(train[FITTED : FITTED + CHOSEN])
+    chosen = asked(test.data, train[-CHOSEN:])
     best: list[tuple[float, Readout]] = []
     mapped: list[tuple[float, Readout, float]] = []
     for readout in (each for each in readouts(layers) if not each.centred):
@@ -198,7 +217,7 @@ def without_objective(
     source, target = (centre(side, readout) for side in (source, target))
     rows = [row({**about, "method": "best readout", "choice": readout.words}, source, target, test)]
     _, readout, strength = max(mapped)
-    known, new = (embedded(embed, records, readout) for records in (train[:FITTED], test.records))
+    known, new = (embedded(embed, records, readout) for records in (train[:-CHOSEN], test.records))
     words = f"{readout.words}, penalty {strength:g}"
     return [*rows, row({**about, "method": "ridge", "choice": words}, *mapped_sides(known, new, strength), test)]
 
@@ -235,10 +254,9 @@ def of_run(
     words = f"{config.layout}, {config.predictors} predictors"
     rows = [row({**about, "method": "trained", "choice": words}, views.source, views.target, test)]
     known = embed(train, config)
-    fitted, held_out = (
-        (known.source[part], known.target[part]) for part in (slice(FITTED), slice(FITTED, FITTED + CHOSEN))
-    )
-    chosen, ranks = asked(train[FITTED : FITTED + CHOSEN]), []
+    parts = slice(None, -CHOSEN), slice(-CHOSEN, None)
+    fitted, held_out = ((known.source[part], known.target[part]) for part in parts)
+    chosen, ranks = asked(test.data, train[-CHOSEN:]), []
     for strength in STRENGTHS:
         predicted, true = mapped_sides(fitted, held_out, strength)
         ranks.append((reciprocal_rank(predicted, true, chosen), strength))
@@ -247,7 +265,7 @@ def of_run(
     rows.append(row({**about, "method": "trained, ridge", "choice": words_of_map}, *sides, test))
     if about["seed"] == ONE_SEED:
         more = {**about, "method": "trained, all answers", "choice": words}
-        rows.append(beside_training_answers(more, views, known, test, asked(train)))
+        rows.append(beside_training_answers(more, views, known, test, asked(test.data, train)))
     return rows
 
 
@@ -268,8 +286,10 @@ def without_model(train: Sequence[Record], test: Asked) -> list[dict[str, Any]]:
     likeness = TfidfVectorizer(analyzer="char", ngram_range=(1, 4), lowercase=False).fit(answers[0])
     source, target = (likeness.transform(part).toarray().astype(np.float32) for part in (nearest, answers[1]))
     answered = [replace_answer(*each) for each in zip(test.records, nearest, strict=True)]
-    languages = NlRxTask().answer_names([*test.records, *answered])
-    right = np.mean([languages[place] == languages[len(nearest) + place] for place in range(len(nearest))])
+    names: list[str | None] = [record.answer for record in (*test.records, *answered)]
+    if test.data.task is not None:
+        names = test.data.task.answer_names([*test.records, *answered])
+    right = np.mean([names[place] == names[len(nearest) + place] for place in range(len(nearest))])
     named = {**about, "arm": "none", "method": "nearest known question", "right": 100 * right}
     return [*rows, row(named, source, target, test)]
 
@@ -302,10 +322,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("sweep", type=Path, nargs="?", metavar="SWEEP", help="folder of the sweep")
     parser.add_argument("--baselines", action="store_true", help="rank by what needs no training")
     parser.add_argument("--layers", type=int, nargs="+", metavar="N", help="layers to try, instead of all")
-    parser.add_argument("--file", type=Path, default=FILE, help="(retrieval.csv)")
+    parser.add_argument("--data", choices=list(DATA), default="synth", help="what the sweep trains on (synth)")
+    parser.add_argument("--file", type=Path, help="(retrieval.csv; of other data retrieval-DATA.csv)")
     args = parser.parse_args(argv)
+    data, of_data = DATA[args.data], FILE if args.data == "synth" else FILE.with_stem(f"{FILE.stem}-{args.data}")
+    args.file = args.file or of_data
     rows = read(args.file).to_dict("records") if args.file.exists() else []
-    train, test = read_records(TRAIN), asked(read_records(TEST), equal=True)
+    train, test = read_records(data.train), asked(data, read_records(data.test), equal=True)
     for arm, make in (("none", without_model), ("untrained", untrained)) if args.baselines else ():
         rows = [each for each in rows if each["arm"] != arm] + make(train, test)
         write(rows, args.file)

@@ -229,7 +229,7 @@ def views(source: np.ndarray, target: np.ndarray) -> ViewEmbeddings:
 
 def test_plain_training_is_read_where_it_finds_most(scripts: dict[str, ModuleType], monkeypatch) -> None:
     retrieval, generator = scripts["retrieval"], np.random.default_rng(5)
-    for name, value in {"FITTED": 40, "CHOSEN": 20, "TRIED": 40}.items():
+    for name, value in {"CHOSEN": 20, "TRIED": 40}.items():
         monkeypatch.setattr(retrieval, name, value)
     records = [parse_record(json.loads(record(f"answer {n}", n)), "a.jsonl", n) for n in range(73)]
     place = {each.answer: number for number, each in enumerate(records)}
@@ -242,12 +242,13 @@ def test_plain_training_is_read_where_it_finds_most(scripts: dict[str, ModuleTyp
         shown = words if (config.layout, config.pooling) == ("branched", "mean") else 0 * words + 1
         return views(shown[chosen], target[config.jepa_layer][chosen])
 
-    plain, mapped = retrieval.without_objective({"arm": "a"}, embed, range(3), records, retrieval.asked(records[60:]))
+    known, test = records[:60], retrieval.asked(retrieval.DATA["spider"], records[60:])
+    plain, mapped = retrieval.without_objective({"arm": "a"}, embed, range(3), known, test)
     assert plain["choice"].startswith("branched, layer 2, mean")
     assert mapped["choice"].startswith("branched, layer 1, mean, penalty ")
     assert mapped["hits_at_1"] == mapped["hits_at_1_of_text"] == 100 > plain["hits_at_1"] > 50
     assert (mapped["queries"], mapped["candidates"]) == (13, 13)
-    plain, mapped = retrieval.without_objective({"arm": "a"}, embed, [0, 1], records, retrieval.asked(records[60:]))
+    plain, mapped = retrieval.without_objective({"arm": "a"}, embed, [0, 1], known, test)
     assert "layer 2" not in plain["choice"] + mapped["choice"]
 
 
@@ -255,7 +256,7 @@ def test_training_answers_are_candidates_that_distract(scripts: dict[str, Module
     retrieval, target = scripts["retrieval"], np.eye(5)
     lines = [json.loads(record(f"answer {number}", number)) for number in (0, 1, 2, 0)]
     records = [parse_record(line, "a.jsonl", 1) for line in lines]
-    test, train = retrieval.asked(records[:2]), retrieval.asked(records)
+    test, train = (retrieval.asked(retrieval.DATA["turk"], part) for part in (records[:2], records))
     # The first question is nearer to a training answer than to its own; an answer of both files is asked once.
     source = np.array([[0.5, 0, 1, 0, 0], [0, 1, 0, 0, 0]])
     result = retrieval.beside_training_answers(
