@@ -123,6 +123,14 @@ def test_the_figures_of_readme_are_those_of_the_pages() -> None:
     shown = re.search(r"on an H100 LLM-JEPA (\.\d\d) to (\.\d\d) times, plain training (\.\d\d) and (\d\.\d\d)", text)
     assert shown is not None
     assert [float(each) for each in shown.groups()] == [ours[0], ours[-1], *plain]
+    # Behind a long prompt: LLM-JEPA and plain training.
+    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    point = re.search(r"\| 2,000 tokens of a shared prefix \| ([\d.]+), ([\d.]+), ([\d.]+) \|", page)
+    shown = re.search(r"prompt of 2,000 tokens \[([\d.]+) and ([\d.]+) times\]", text)
+    assert shown is not None
+    assert point is not None
+    of_plain, *of_pairs = map(float, point.groups())
+    assert [float(each) for each in shown.groups()] == [round(min(of_pairs), 1), round(of_plain, 1)]
 
 
 def test_the_picture_of_segments_has_the_figures_of_the_code() -> None:
