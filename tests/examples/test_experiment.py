@@ -65,7 +65,7 @@ def test_every_grid_expands(grid: Path, tmp_path: Path, monkeypatch: pytest.Monk
     # Only that the files are there is asked for before a trial begins.
     shared = [
         tmp_path.parent / "shared/data/llm_jepa" / f"{n}_{p}.jsonl"
-        for n in ("synth", "gsm8k")
+        for n in ("synth", "gsm8k", "spider")
         for p in ("train", "test")
     ]
     own = [tmp_path / name for name in re.findall(r"runs/experiment/[\w/-]+\.jsonl", grid.read_text())]
