@@ -34,7 +34,7 @@ class Interruptions:
         self.first = 0  # number of the first signal
         self._act = act
         self._since = 0.0
-        self._before: dict[int, signal._HANDLER] = {}
+        self._before: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.count and time.monotonic() - self._since < _SAME:

@@ -2,17 +2,15 @@
 
 import argparse
 import difflib
-import json
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from stepjepa.base.errors import UserError, shown
-from stepjepa.config.option import Option, options_of
+from stepjepa.config.option import Option, options_of, typed_text
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -36,19 +34,13 @@ def from_args(settings: type[T], args: argparse.Namespace, **more: Any) -> T:
 
 def as_arguments(flags: Mapping[str, object]) -> list[str]:
     """Convert a mapping of flags to command line arguments; flags whose value is None are omitted."""
-
-    def word(value: object) -> str:
-        text = json.dumps(value) if isinstance(value, dict) else str(value)
-        # Expand the home folder, as a shell does.
-        return str(Path(text).expanduser()) if text.startswith("~/") else text
-
     result: list[str] = []
     for name, value in flags.items():
         if isinstance(value, list):
-            result.extend([f"--{name}", *map(word, value)])
+            result.extend([f"--{name}", *map(typed_text, value)])
         elif value is not None:
             # One argument, so that a value that begins with a dash is not read as a flag.
-            result.append(f"--{name}={word(value)}")
+            result.append(f"--{name}={typed_text(value)}")
     return result
 
 

@@ -115,11 +115,15 @@ class Option:
         if isinstance(value, list | tuple):
             raise UserError(f"{self.flag}: expected one value, got the list {shown(str(value))}")
         try:
-            text = json.dumps(value) if isinstance(value, dict) else str(value)
-            # Expand the home folder, as a shell does.
-            return self.read(str(Path(text).expanduser()) if text.startswith("~/") else text)
+            return self.read(typed_text(value))
         except (ValueError, TypeError) as error:  # json's own for a date or for what holds itself
             raise UserError(f"{self.flag}: {error}") from None
+
+
+def typed_text(value: object) -> str:
+    """Return a value of a YAML file as one types it in a shell, which expands the home folder."""
+    text = json.dumps(value) if isinstance(value, dict) else str(value)
+    return str(Path(text).expanduser()) if text.startswith("~/") else text
 
 
 def options_of(*settings: DataclassInstance | type[DataclassInstance]) -> Iterator[Option]:

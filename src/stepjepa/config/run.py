@@ -185,9 +185,13 @@ class RunConfig:
     def __repr__(self) -> str:
         return short_repr(self, RunConfig())
 
+    def _values(self) -> JsonObject:
+        """Return the value of every option by its name, and of ``lora``."""
+        return {**{each.name: getattr(self, each.name) for each in OPTIONS}, "lora": self.lora}
+
     def _check_contradictions(self) -> None:
         """Raise ``UserError`` for settings that have no effect or contradict each other."""
-        values = {**{each.name: getattr(self, each.name) for each in OPTIONS}, "lora": self.lora}
+        values = self._values()
         # Held-out records may be passed beside the configuration, see ``check_required``.
         may_have = {"eval_file": self.eval_file or "passed"}
         check_effects({**values, **may_have, **vars(self.jepa)}, RunConfig, JepaConfig)
@@ -215,7 +219,7 @@ class RunConfig:
         Args:
             passed: names of the arguments in :data:`PASSED_OBJECTS` that are passed beside the configuration.
         """
-        values = {**{each.name: getattr(self, each.name) for each in OPTIONS}, "lora": self.lora}
+        values = self._values()
         held_out = self.eval_file or ("passed" if "eval_dataset" in passed else None)
         check_effects({**values, "eval_file": held_out}, RunConfig)
         for name, description in self.objects.items():

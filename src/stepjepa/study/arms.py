@@ -129,6 +129,11 @@ class ComparedArms:
         return "; ".join(parts)
 
     @property
+    def sentences(self) -> list[str]:
+        """The verdict, and the sentence on retrieval if there is one: what a reader reads first."""
+        return [text for text in (self.verdict, self.retrieval) if text is not None]
+
+    @property
     def retrieval(self) -> str | None:
         """How often each arm's nearest answer is right; None if no arm was evaluated with retrieval."""
         hits = {arm.name: spread for arm in self.arms if (spread := arm.spread(HITS_AT_1)) is not None}

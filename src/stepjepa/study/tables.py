@@ -15,7 +15,7 @@ from stepjepa.evaluation.summary_text import score_words
 from stepjepa.study.arms import Arm, ComparedArms
 from stepjepa.study.comparable import check_comparable
 from stepjepa.study.evaluated_run import FIGURES, MEASURES, RETRIEVAL_MEASURES, read_evaluated_run, run_names
-from stepjepa.study.statistics import Spread
+from stepjepa.study.statistics import PairedT, Spread
 
 WIDTH = 80
 UNKNOWN = "–"
@@ -208,9 +208,7 @@ def _over_seeds(comparison: ComparedArms) -> Table:
     names, rows = comparison.measure_names(), []
     for name, difference in comparison.differences.items():
         cells = [name, ", ".join(difference.equal) or "neither", str(len(difference.seeds))]
-        for test in map(difference.measures.get, names):
-            ends = interval(test.low, test.high, "+.2f") if test else ""
-            cells.append(form(test and 100 * test.mean, "{:+.2f}") + ends)
+        cells += [_in_points(difference.measures.get(name)) for name in names]
         test = difference.measures["headline"]
         cells += map(_p_text, (test and test.p_greater, test and test.p_two_sided, difference.holm))
         rows.append([*cells, *(form(ratio, "× {:.2f}") for ratio in (difference.token_ratio, difference.flops_ratio))])
@@ -251,11 +249,8 @@ def retrieval_tables(comparison: ComparedArms) -> list[Table]:
             spread = arm.spread(name)
             cells.append(form(spread and spread.mean, "{:.2%}") + _deviation(spread, " ± {:.2f}"))
         difference = comparison.differences.get(arm.name)
-        for name in RETRIEVAL_MEASURES[::2]:
-            test = difference.retrieval.get(name) if difference else None
-            ends = interval(test.low, test.high, "+.2f") if test else ""
-            cells.append(form(test and 100 * test.mean, "{:+.2f}") + ends)
-        rows.append(cells)
+        retrieval = difference.retrieval if difference else {}
+        rows.append([*cells, *(_in_points(retrieval.get(name)) for name in RETRIEVAL_MEASURES[::2])])
     return [
         Table(
             "Retrieval: a right answer is the nearest of all distinct ones, or among ten; mean reciprocal rank, nDCG "
@@ -264,6 +259,12 @@ def retrieval_tables(comparison: ComparedArms) -> list[Table]:
             rows,
         )
     ]
+
+
+def _in_points(test: PairedT | None) -> str:
+    """Format a difference in percentage points with its interval: ``+33.33 [+18.99, +47.68]``."""
+    ends = interval(test.low, test.high, "+.2f") if test else ""
+    return form(test and 100 * test.mean, "{:+.2f}") + ends
 
 
 def _p_text(value: float | None) -> str:
@@ -285,8 +286,7 @@ def as_text(comparison: ComparedArms, *, details: bool = False) -> str:
     ``details`` replaces :func:`overview`, its legend and the table of retrieval by all :func:`tables`.
     """
     names, arm_legend = _numbered([arm.name for arm in comparison.arms])
-    sentences = [text for text in (comparison.verdict, comparison.retrieval) if text is not None]
-    blocks = [*map(_wrap, sentences), f"{_wrap(_heading(comparison))}\n\n{arm_legend}".rstrip()]
+    blocks = [*map(_wrap, comparison.sentences), f"{_wrap(_heading(comparison))}\n\n{arm_legend}".rstrip()]
     first = overview(comparison)
     for table in tables(comparison) if details else [first, *retrieval_tables(comparison)]:
         rows = [(names[row[0]], *row[1:]) for row in table.rows]
@@ -304,8 +304,7 @@ def as_markdown(comparison: ComparedArms) -> str:
     def escaped(text: str) -> str:
         return re.sub(r"([\\`*_|<>])", r"\\\1", text)
 
-    sentences = [text for text in (comparison.verdict, comparison.retrieval) if text is not None]
-    blocks = [*map(escaped, sentences), escaped(_heading(comparison))]
+    blocks = [*map(escaped, comparison.sentences), escaped(_heading(comparison))]
     for table in tables(comparison):
         head, *rows = ["| " + " | ".join(map(escaped, cells)) + " |" for cells in (table.columns, *table.rows)]
         rule = "|---|" + "---:|" * (len(table.columns) - 1)

@@ -63,13 +63,17 @@ REMEDIES = {
 """Field of a subclass of ``TrainingArguments``, such as TRL's ``SFTConfig`` -> what to do instead."""
 
 
+def _default(field: dataclasses.Field[object]) -> object:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
 def check_subclass_fields(args: TrainingArguments) -> None:
     """Raise a ``ValueError`` for a field that a subclass of ``TrainingArguments`` adds, and that nothing here reads."""
     inherited, name = {field.name for field in dataclasses.fields(TrainingArguments)}, type(args).__name__
     for field in dataclasses.fields(args):
         if field.name in inherited:
             continue
-        usual = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        usual = _default(field)
         # SFTConfig itself sets some to None.
         if (value := getattr(args, field.name)) not in (usual, None):
             remedy = REMEDIES.get(field.name, "leave it out, or pass transformers.TrainingArguments")
@@ -93,7 +97,7 @@ def check_arguments(args: TrainingArguments) -> None:
     if getattr(args.accelerator_config, "split_batches", False):
         raise ValueError("accelerator_config: expected split_batches false: it would change the records of a step")
     for field in dataclasses.fields(TrainingArguments):
-        usual = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        usual = _default(field)
         if field.name in WITHOUT_EFFECT and getattr(args, field.name) != usual:
             raise ValueError(f"{field.name}: has no effect with this trainer; leave it at {usual}")
 

@@ -154,7 +154,7 @@ def comparison_section(compared: Sequence[tuple[str, Comparison | None, str]]) -
         if comparison is None:
             part["warnings"] = [f"The runs are not compared: {reason}"]
         else:
-            sentences = [f"{text[0].upper()}{text[1:]}." for text in (comparison.verdict, comparison.retrieval) if text]
+            sentences = [f"{text[0].upper()}{text[1:]}." for text in comparison.sentences]
             part |= {"verdicts": sentences, "notes": comparison.notes}
             part |= {"tables": [_beside_answers(comparison)], "legend_texts": legend(comparison)}
             title = "Means of the arms with standard deviations over seeds"
