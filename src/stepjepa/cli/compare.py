@@ -21,14 +21,18 @@ class CompareFlags:
     """The runs to compare, and the output of the tables."""
 
     runs: list[str] = option(help="evaluated run folders, or folders of sweeps", positional=True, metavar="DIR")
-    evaluation: str | None = option(None, "which one, if a run has several: NAME.summary.json", metavar="NAME")
+    evaluation: str | None = option(
+        None, "the evaluation to read, where a run has several: NAME.summary.json", metavar="NAME"
+    )
     baseline: str | None = option(None, "name of the arm to compare with (the regular one)", metavar="ARM")
     tails: Literal["one", "two"] = option("one", "one- or two-tailed p, to be corrected for the number of arms")
     mixed_runs: bool = option(
         False,
         "count runs resumed with another rate, optimizer, batch ...; else they are kept out of the statistics",
     )
-    details: bool = option(False, "every table: scores, losses, tests over seeds and over examples; else the first")
+    details: bool = option(
+        False, "print every table: scores, losses, tests over seeds and over examples; else the first"
+    )
     format: Literal["text", "markdown", "json"] = option("text", "format of the tables")
     json: bool = option(False, "short for --format json")
     output_file: str | None = option(None, "write the tables to this file", metavar="FILE")
@@ -78,11 +82,18 @@ class ReportFlags:
     """The runs to report, and the page."""
 
     runs: list[str] = option(help="run folders, or folders of sweeps", positional=True, metavar="RUN")
-    evaluation: str | None = option(None, "which one, if a run has several: NAME.summary.json", metavar="NAME")
-    json: bool = option(False, "the table for machines")
-    output_file: str | None = option(None, "write a page", metavar="FILE.html")
+    evaluation: str | None = option(
+        None, "the evaluation to read, where a run has several: NAME.summary.json", metavar="NAME"
+    )
+    json: bool = option(False, "print the table as JSON")
+    output_file: str | None = option(
+        None, "write a page of everything about the runs to this file", metavar="FILE.html"
+    )
     analysis: str | None = option(
-        None, "of 'stepjepa analyze' (the first one in a folder of the runs)", metavar="DIR", only_with="output_file"
+        None,
+        "folder of 'stepjepa analyze' (the first one in a folder of the runs)",
+        metavar="DIR",
+        only_with="output_file",
     )
     baseline: str | None = option(None, "arm to compare with (the regular one)", only_with="output_file", metavar="ARM")
     mixed_runs: bool = option(
@@ -97,7 +108,11 @@ def report(args: argparse.Namespace) -> list[JsonObject] | int:
     check_exclusive(args, ("json", "output_file"))
     check_exclusive(args, ("evaluation", "output_file"))
     if args.output_file is not None:
-        return _write_page(args)
+        from stepjepa.study.page.page import write_page
+
+        choices = {name: getattr(args, name) for name in ("overwrite", "baseline", "analysis", "mixed_runs")}
+        write_page(args.runs, args.output_file, **choices)
+        return 0
     from stepjepa.study.evaluated_run import find_run_folders
     from stepjepa.study.tables import report, report_text
 
@@ -105,23 +120,6 @@ def report(args: argparse.Namespace) -> list[JsonObject] | int:
     if not args.json:
         print(visible_lines(report_text(rows)))
     return rows
-
-
-def _write_page(args: argparse.Namespace) -> int:
-    from stepjepa.study.page.logged_run import read_runs
-    from stepjepa.study.page.page import make_page
-
-    target = Path(args.output_file)
-    check_output_file(target, args.overwrite)
-    if args.analysis is not None and not (Path(args.analysis) / "analysis.json").is_file():
-        raise UserError("holds no analysis; name the --output_dir of 'stepjepa analyze'", path=args.analysis)
-    page = make_page(read_runs(args.runs), args.baseline, args.analysis, mixed_runs=args.mixed_runs)
-    # Files of other programs may hold half of a surrogate pair, which UTF-8 can't encode.
-    content = page.encode("utf-8", errors="replace")
-    with atomic_write(target, "wb") as stream:
-        stream.write(content)
-    print(f"written: {visible_lines(str(target))} ({len(content) / 1e6:.1f} MB); open it in a browser")
-    return 0
 
 
 COMPARE = Command(

@@ -37,11 +37,13 @@ class EmbedFlags:
         None, "column of the texts (records: 'messages' or what training reads)", metavar="NAME", group="files"
     )
     id_column: str | None = option(None, "column that becomes 'id' in a Parquet file", metavar="NAME", group="files")
-    side: Literal["source", "target"] = option("source", "source: questions, or steps; target: what they predict")
+    side: Literal["source", "target"] = option(
+        "source", "the side of the pairs; source: questions, or steps; target: what they predict"
+    )
     bad_records: Literal["error", "skip"] = option(
         "error", "lines that can't be embedded: error; or skip and report how many, they give no row", group="files"
     )
-    raw: bool = option(False, "vectors as they are read; else of length 1")
+    raw: bool = option(False, "write vectors as they are read; else of length 1")
 
 
 def run(args: argparse.Namespace) -> JsonObject:

@@ -21,7 +21,7 @@ class ShowFlags:
     """The records to show, and the form of the output."""
 
     index: int = option(0, "the first record, counted from 0", metavar="I")
-    records: int = option(1, "how many to show, as one micro-batch from there on", allowed=FROM_ONE)
+    records: int = option(1, "number of records to show, as one micro-batch from there on", allowed=FROM_ONE)
     json: bool = option(False, "one JSON document on standard output instead of text")
     png: str | None = option(None, "write tree and attention matrix as a picture", metavar="FILE")
     overwrite: bool = option(False, "let --png replace a file")
@@ -76,7 +76,7 @@ class VerifyFlags:
     """Size and seed of the checks, and whether with an adapter."""
 
     lora: bool = option(False, "check the optimisation step with a LoRA adapter")
-    max_records: int = option(32, "records looked at", allowed=FROM_ONE)
+    max_records: int = option(32, "number of records to check", allowed=FROM_ONE)
     finetune_seed: int = option(42, "seed of random weights", names=("seed",))
 
 

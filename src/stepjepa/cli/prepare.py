@@ -27,7 +27,9 @@ class ChatFlags:
     """Columns of a table; without them 'messages', 'conversations', or the usual ones, with 'system' and 'history'."""
 
     columns: list[str] | None = option(
-        None, f"of question and answer (the first of {', '.join(USER)}, and of {', '.join(ASSISTANT)})", metavar="NAME"
+        None,
+        f"columns of question and answer (the first of {', '.join(USER)}, and of {', '.join(ASSISTANT)})",
+        metavar="NAME",
     )
     system: str | None = option(None, "column of a system prompt (none)", metavar="NAME")
     system_prompt: str | None = option(None, "one system prompt for all rows (none)")

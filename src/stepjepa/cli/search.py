@@ -32,7 +32,10 @@ class SearchFlags:
     query: list[str] | None = option(None, "texts to search for", metavar="TEXT", group="search")
     queries: str | None = option(None, "file of texts to search for", metavar="FILE", group="search")
     query_column: str | None = option(
-        None, "column of these (a question, or the last one of a chat)", metavar="NAME", only_with="queries"
+        None,
+        "column of the texts in `queries` (a question, or the last one of a chat)",
+        metavar="NAME",
+        only_with="queries",
     )
     k: int = option(10, "most texts for a query", allowed=FROM_ONE, group="search")
     side: Literal["target", "source"] = option(

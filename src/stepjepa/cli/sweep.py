@@ -46,11 +46,13 @@ class SweepFlags:
     output_dir: str = option(help="folder of all run folders", metavar="DIR")
     seeds: list[int] | None = option(None, "seeds, instead of those of the file")
     jobs: int | None = option(None, "trials at a time (1, or one for each GPU; with SLURM its limit)", allowed=FROM_ONE)
-    only: str | None = option(None, "arms, combinations, trials or seeds: 'regular,82' is one", metavar="NAME,...")
+    only: str | None = option(
+        None, "run only these arms, combinations, trials or seeds: 'regular,82' is one trial", metavar="NAME,..."
+    )
     dry_run: bool = option(False, "show what would be run, and write nothing")
-    engine: Literal["local", "slurm"] = option("local", "this machine, or jobs of a cluster")
+    engine: Literal["local", "slurm"] = option("local", "run trials on this machine, or as jobs of a cluster")
     slurm: list[str] | None = option(
-        None, "what a job gets, by names of submitit or sbatch", metavar="KEY=VALUE", only_with="engine slurm"
+        None, "resources of a job, by names of submitit or sbatch", metavar="KEY=VALUE", only_with="engine slurm"
     )
 
 

@@ -20,12 +20,14 @@ class ReadingSettings:
     """The readout of embeddings, and the loading of the model."""
 
     batch_size: int = option(32, "texts at a time", allowed=FROM_ONE)
-    dtype: Dtype = option("auto", "of the weights")
+    dtype: Dtype = option("auto", "dtype of the weights")
     layer: int | None = option(None, "index of hidden_states to read; -1: the last one (that of training)")
-    pooling: Literal["last", "mean"] | None = option(None, "one token or the mean of several (that of training)")
+    pooling: Literal["last", "mean"] | None = option(None, "read one token or the mean of several (that of training)")
     max_length: int | None = option(None, "most tokens of a text (that of training)", allowed=FROM_ONE)
     system_prompt: str | None = option(
-        None, "precedes the questions of a model of layout branched; '' for none (that of training)", metavar="TEXT"
+        None,
+        "system prompt before the questions of a model of layout branched; '' for none (that of training)",
+        metavar="TEXT",
     )
     trust_remote_code: bool = option(False, "run code that comes with the model")
 

@@ -33,7 +33,9 @@ class ScoringSettings:
     test_file: File = option(
         help="records to evaluate; JSON lines with 'messages'", group="files", names=("input_file",), metavar="FILE"
     )
-    output_file: File = option(help="JSON lines of answers and scores, one per example", group="files", metavar="FILE")
+    output_file: File = option(
+        help="file of answers and scores, JSON lines, one per example", group="files", metavar="FILE"
+    )
     overwrite: bool = option(False, "replace what `output_file` holds", group="files", names=("no_skip_existing",))
     task: str = option(AUTO, _TASK, group="scoring", metavar="NAME")
     task_options: TaskOptions = field(default_factory=TaskOptions)
@@ -86,7 +88,7 @@ class EvaluationSettings(ScoringSettings):
     pooling: Literal["last", "mean"] | None = option(None, _POOLING, group="scoring", only_with="retrieval")
     batch_size: int = option(_BATCH_SIZE, "prompts at a time", group="generation", allowed=FROM_ONE)
     sampling: Sampling = field(default_factory=Sampling)
-    dtype: Dtype = option("auto", "precision of the weights", group="generation")
+    dtype: Dtype = option("auto", "dtype of the weights", group="generation")
     quantization: Literal["4bit", "8bit"] | None = None  # of the weights, by bitsandbytes
     trust_remote_code: bool = option(False, "run code that comes with the model", group="generation")
     use_test_prompts: bool = option(

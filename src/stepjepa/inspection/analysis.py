@@ -43,23 +43,29 @@ class AnalysisSettings:
 
     model_path: list[str] = option(help="run, checkpoint or adapter folders, or hub ids", group="files", metavar="PATH")
     test_file: str = option(help="JSON lines with 'messages'", group="files", metavar="FILE")
-    output_dir: str = option(help="gets the numbers, the data and the pictures", group="files", metavar="DIR")
+    output_dir: str = option(help="folder of the numbers, the data and the pictures", group="files", metavar="DIR")
     overwrite: bool = option(False, "replace an earlier analysis in `output_dir`", group="files")
-    views: Literal["llm-jepa", "step-jepa"] | None = option(None, "which ones", group=_VIEWS)
-    pairs: Literal["first", "all"] | None = option(None, "of each record; all for `t_sne_type steps`", group=_VIEWS)
-    layer: int | None = option(None, "of hidden_states; 0 is the embeddings, -1 the last", group=_VIEWS)
-    pooling: Literal["last", "mean"] | None = option(None, "one token, or the mean as in training", group=_VIEWS)
-    use_test_prompts: bool = option(False, "the test file's own system prompt; else that of training", group=_VIEWS)
+    views: Literal["llm-jepa", "step-jepa"] | None = option(None, "kind of views", group=_VIEWS)
+    pairs: Literal["first", "all"] | None = option(
+        None, "pairs of each record; all for `t_sne_type steps`", group=_VIEWS
+    )
+    layer: int | None = option(None, "index of hidden_states to read; 0 is the embeddings, -1 the last", group=_VIEWS)
+    pooling: Literal["last", "mean"] | None = option(None, "read one token, or the mean as in training", group=_VIEWS)
+    use_test_prompts: bool = option(
+        False, "keep the test file's own system prompt; else that of training", group=_VIEWS
+    )
     t_sne_type: str = option(
         "in_n_out",
         "what colours the points: the view; the field 'group'; the answer; the step's number",
         group="pictures",
         choices=tuple(COLOURED_BY),
     )
-    max_examples: int | None = option(None, "a random sample of N records (all)", group="running", allowed=FROM_ONE)
+    max_examples: int | None = option(
+        None, "analyse a random sample of N records (all)", group="running", allowed=FROM_ONE
+    )
     batch_size: int = option(16, "records at a time", group="running", allowed=FROM_ONE)
-    dtype: Dtype = option("auto", "of the weights", group="running")
-    seed: int = option(42, "of samples and t-SNE", group="running", allowed=FROM_ZERO)
+    dtype: Dtype = option("auto", "dtype of the weights", group="running")
+    seed: int = option(42, "seed of samples and t-SNE", group="running", allowed=FROM_ZERO)
     trust_remote_code: bool = option(False, "run code that comes with the model", group="running")
 
     def __post_init__(self) -> None:

@@ -22,7 +22,7 @@ class Sampling:
     """Settings of decoding; UserError if one is out of range or has no effect on greedy answers."""
 
     max_new_tokens: int = option(256, "longest answer in tokens", allowed=FROM_ONE, parse=_length)
-    temperature: float = option(0.0, "of sampling; 0 answers greedily", metavar="T", allowed=FROM_ZERO)
+    temperature: float = option(0.0, "temperature of sampling; 0 answers greedily", metavar="T", allowed=FROM_ZERO)
     top_p: float = option(
         1.0,
         "sample from the likeliest tokens of this total probability",

@@ -141,7 +141,7 @@ class StepOptions:
 
     question_field: str = option("question", "field of the question", metavar="NAME")
     response_field: str = option("deepseek_response", "field of the response", metavar="NAME")
-    system_prompt: str = option(SYSTEM_PROMPT, metavar="TEXT")
+    system_prompt: str = option(SYSTEM_PROMPT, "system prompt of each record", metavar="TEXT")
     require_correct: bool = option(False, "leave out records whose final answer is not the ground truth")
     splitter: Callable[[str], list[str]] = split_response  # or the user's own
 

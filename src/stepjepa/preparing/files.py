@@ -80,9 +80,9 @@ class GeneratorSettings:
 class StepmathSettings(GeneratorSettings):
     """Number of problems, and where they are written."""
 
-    output_dir: str = option(help="gets train.jsonl and test.jsonl", metavar="DIR")
-    train_size: int = option(8000, "records of train.jsonl", allowed=FROM_ONE)
-    test_size: int = option(500, "records of test.jsonl", allowed=FROM_ONE)
+    output_dir: str = option(help="folder of train.jsonl and test.jsonl", metavar="DIR")
+    train_size: int = option(8000, "number of records of train.jsonl", allowed=FROM_ONE)
+    test_size: int = option(500, "number of records of test.jsonl", allowed=FROM_ONE)
 
 
 def prepare_stepmath(settings: StepmathSettings, difficulty: stepmath.Difficulty) -> None:
@@ -98,9 +98,9 @@ class NlRxSettings(GeneratorSettings):
     """Number of pairs, and where they are written."""
 
     output_file: str = option(help="JSON lines with 'messages'", metavar="FILE")
-    test_file: str | None = option(None, "further records, to test with", metavar="FILE")
-    size: int = option(10_000, "records", allowed=FROM_ONE)
-    test_size: int | None = option(None, "records of `test_file`", allowed=FROM_ONE)
+    test_file: str | None = option(None, "file of further records, to test with", metavar="FILE")
+    size: int = option(10_000, "number of records", allowed=FROM_ONE)
+    test_size: int | None = option(None, "number of records of `test_file`", allowed=FROM_ONE)
 
 
 def prepare_nl_rx(settings: NlRxSettings) -> None:

@@ -34,7 +34,7 @@ class ExportSettings:
     )
     system_prompt: str | None = option(
         None,
-        "precedes the queries of a model of layout branched; '' for none (that of training)",
+        "system prompt before the queries of a model of layout branched; '' for none (that of training)",
         metavar="TEXT",
         only_with="embeddings",
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from stepjepa.base.errors import UserError
-from stepjepa.base.files import read_jsonl
+from stepjepa.base.files import atomic_write, check_output_file, read_jsonl
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import spelled, visible_lines
 from stepjepa.evaluation.output import RETRIEVAL, retrieval_scores
@@ -21,7 +21,7 @@ from stepjepa.evaluation.summary_text import describe_readout
 from stepjepa.study.comparison import Comparison, compare
 from stepjepa.study.evaluated_run import HITS_AT_1
 from stepjepa.study.page.charts import DASHES, Look, curves, json_block, looks, read_template, render
-from stepjepa.study.page.logged_run import Run, is_number
+from stepjepa.study.page.logged_run import Run, is_number, read_runs
 from stepjepa.study.plot import picture
 from stepjepa.study.tables import UNKNOWN, Table, form, interval, legend, overview, tables
 
@@ -49,6 +49,31 @@ class Section:
     def html(self) -> Markup:
         """The section as safe markup."""
         return render("section.html", parts=self.parts)
+
+
+def write_page(
+    runs: Sequence[str],
+    output_file: str,
+    *,
+    overwrite: bool = False,
+    baseline: str | None = None,
+    analysis: str | None = None,
+    mixed_runs: bool = False,
+) -> None:
+    """Write the page of run folders and folders of sweeps to a file, and print its name.
+
+    Raises:
+        UserError: the file exists and ``overwrite`` is off, ``analysis`` holds none, or a run can't be read.
+    """
+    target = check_output_file(output_file, overwrite)
+    if analysis is not None and not (Path(analysis) / "analysis.json").is_file():
+        raise UserError("holds no analysis; name the output folder of 'stepjepa analyze'", path=analysis)
+    page = make_page(read_runs(runs), baseline, analysis, mixed_runs=mixed_runs)
+    # Files of other programs may hold half of a surrogate pair, which UTF-8 can't encode.
+    content = page.encode("utf-8", errors="replace")
+    with atomic_write(target, "wb") as stream:
+        stream.write(content)
+    print(f"written: {visible_lines(str(target))} ({len(content) / 1e6:.1f} MB); open it in a browser")
 
 
 def make_page(
