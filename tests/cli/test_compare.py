@@ -60,7 +60,7 @@ def test_the_folder_of_a_sweep_stands_for_its_runs(runs, tmp_path, capsys):
     for run in runs[:-1]:
         (run / "test.summary.json").unlink()
     assert compare(tmp_path) == 2
-    assert "none of its runs is evaluated yet; go on with the sweep" in capsys.readouterr().err
+    assert "none of its runs is evaluated yet; continue the sweep by its command" in capsys.readouterr().err
 
 
 def test_details_are_all_tables(runs, capsys):

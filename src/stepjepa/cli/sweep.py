@@ -140,7 +140,7 @@ def _conclude(folder: SweepFolder, outcome: Outcome, count: int) -> int:
         print(f"{len(outcome.failed)} of {count} trials failed; their logs are beside them; the same command retries")
     if outcome.stopped:
         unfinished = count - len(outcome.finished) - len(outcome.failed)
-        print(f"stopped with {unfinished} of {count} trials left; the same command goes on")
+        print(f"stopped with {unfinished} of {count} trials left; the same command continues it")
         return 128 + outcome.stopped
     if outcome.finished:
         print(f"next: stepjepa compare {shlex.quote(str(folder.path))}")

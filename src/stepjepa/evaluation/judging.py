@@ -100,7 +100,7 @@ def _combine(samples: Sequence[JsonObject], votes: Sequence[str | None], headlin
 
 
 LineBatches: TypeAlias = collections.abc.Generator[list[JsonObject], None, None]
-"""Scored lines, some at a time; to be closed by whoever stops early."""
+"""An iterator of scored lines, some at a time; a caller that stops early must close it."""
 
 
 class Engine(Protocol):
