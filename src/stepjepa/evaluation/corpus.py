@@ -36,7 +36,7 @@ def read_texts(path: str, column: str | None, *, answers: bool) -> list[Text]:
     """
     texts = []
     for line, row in read_rows(path):
-        value = row.get(column) if column is not None else _usual(row, path, line, answers)
+        value = row.get(column) if column is not None else _text_of(row, path, line, answers)
         if not isinstance(value, str):
             lacks = "has no answer" if answers else "has no question"
             fault = f"has no text in the column '{column}'" if column is not None else lacks
@@ -47,7 +47,7 @@ def read_texts(path: str, column: str | None, *, answers: bool) -> list[Text]:
     return texts
 
 
-def _usual(row: JsonObject, path: str, line: int, answers: bool) -> object:
+def _text_of(row: JsonObject, path: str, line: int, answers: bool) -> object:
     """Return the text of a row whose columns have usual names; None if it has none."""
     if any(not is_absent(row.get(name)) for name in CHATS):
         questions = [each for each in parse_record(row, path, line).messages if each["role"] == "user"]

@@ -88,7 +88,7 @@ def _text_for(prompt: str, ids: Sequence[int], tokenizer: PreTrainedTokenizerBas
 def notes_on_prompts(
     examples: Sequence[Example], records: Mapping[int, Record], tokenizer: PreTrainedTokenizerBase, template: Template
 ) -> list[str]:
-    """Say that programs that serve the evaluated folder would ask otherwise, and what the template leaves out.
+    """Return notes: a program that serves the evaluated folder sends other prompts; the template omits a part.
 
     Args:
         examples: tokenised records; a few are compared.

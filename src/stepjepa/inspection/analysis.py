@@ -152,6 +152,7 @@ def choose_configs(settings: AnalysisSettings) -> list[JepaConfig]:
     from stepjepa.store.record import trained_objective
 
     def decided(name: str, values: set[Value], setting: Value | None = None) -> Value | None:
+        """Return a setting, or the value that all models were trained with if it is None."""
         if setting is None and len(values) > 1:
             difference = f"different {name} ({', '.join(sorted(map(repr, values)))})"
             raise UserError(

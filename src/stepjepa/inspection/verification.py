@@ -262,8 +262,9 @@ def check_step(subject: Subject) -> str:
         optimizer.zero_grad()
     moved = {name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])}
     # Experts that got no token have no gradient.
-    wrong = {name for name in trained.keys() ^ moved if name in moved or "expert" not in name}
-    _require(not wrong, f"{len(wrong)} parameters did not move though trained, or moved though frozen: {[*wrong][:1]}")
+    unexpected = {name for name in trained.keys() ^ moved if name in moved or "expert" not in name}
+    fault = f"{len(unexpected)} parameters did not move though trained, or moved though frozen: {[*unexpected][:1]}"
+    _require(not unexpected, fault)
     ids = subject.predictors
     if ids and any(item.record.all_pairs for item in subject.some):
         rows = torch.tensor(ids, device=subject.model.device)

@@ -349,11 +349,11 @@ def _empty_model(run: RunConfig, records: Sequence[Record]) -> tuple[nn.Module, 
     trust: dict[str, bool] = {"trust_remote_code": run.trust_remote_code}
     shared: JsonObject = {"chat_template": run.chat_template, "plain": config.plain, **trust}
     texts = (message["content"] for record in records for message in record.messages)
-    tokenizer, of_model = config_and_tokenizer(name, texts, fit=run.pretrain or name.startswith(PREFIX), **shared)
+    tokenizer, model_config = config_and_tokenizer(name, texts, fit=run.pretrain or name.startswith(PREFIX), **shared)
     add_predictor_tokens(tokenizer, config.used_predictors)
     with as_user_error(f"can't build a model from '{name}'"), torch.device("meta"):
-        kind = {"dtype": new_dtype(of_model, run.dtype), "attn_implementation": run.attn_implementation}
-        model: Any = AutoModelForCausalLM.from_config(of_model, **kind, **trust)
+        options = {"dtype": new_dtype(model_config, run.dtype), "attn_implementation": run.attn_implementation}
+        model: Any = AutoModelForCausalLM.from_config(model_config, **options, **trust)
         resize_embedding(model, rows_of(tokenizer))
         if lora is not None:
             model = add_lora(model, lora, adapter_rows(model, tokenizer, plain=config.plain))

@@ -242,7 +242,9 @@ def _places(runs: Runs) -> list[RunFolder]:
         names = visible_lines(", ".join(str(place.folder) for place in waiting))
         note(f"{names}: not evaluated yet, skipped")
     if waiting and len(waiting) == len(places):
-        raise UserError("none of its runs is evaluated yet; continue the sweep by its command", path=waiting[0].folder.parents[1])
+        raise UserError(
+            "none of its runs is evaluated yet; continue the sweep by its command", path=waiting[0].folder.parents[1]
+        )
     return [place for place in places if place not in waiting]
 
 

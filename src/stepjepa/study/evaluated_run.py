@@ -160,7 +160,9 @@ def _finished_trials(folder: Path) -> list[RunFolder]:
         if inside and (run / RUN_FILE).is_file() and read_run(run).get("status") == "finished":
             finished.append(RunFolder(run, str(trial.label), trial.arm == sweep.grid.baseline))
     if not finished:
-        raise UserError("none of the trials of this sweep is finished; continue it by its command, or name run folders", path=folder)
+        raise UserError(
+            "none of the trials of this sweep is finished; continue it by its command, or name run folders", path=folder
+        )
     return finished
 
 
