@@ -54,6 +54,7 @@ def parse(parser: Parser, typed: Sequence[str]) -> argparse.Namespace:
     arguments, notes = translate_train(arguments, RunConfig.eval_split)
     for each in notes:
         note(each)
+    args: argparse.Namespace
     args, others = parser.parse_known_args(arguments)
     args.typed, args.trainer = list(typed), trainer_values(parser, others)
     parser.check_required(args, "model_name", "output_dir")

@@ -18,7 +18,8 @@ from transformers.utils import GENERATION_CONFIG_NAME
 
 from stepjepa.base.json_object import JsonObject
 from stepjepa.chat.content import MARKS
-from stepjepa.chat.template import ChatTemplate, Message, PlainTemplate
+from stepjepa.chat.marks import Message
+from stepjepa.chat.template import ChatTemplate, PlainTemplate
 from stepjepa.chat.tokens import TextTokenizer, all_predictor_ids
 from stepjepa.models.architecture import base_model
 from stepjepa.models.sampling import Answer, Sampling, Span

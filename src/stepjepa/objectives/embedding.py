@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from stepjepa.base.errors import UserError
 from stepjepa.batch.tokenize import PairText, RecordTokenizer, step_views
-from stepjepa.chat.marks import locate
-from stepjepa.chat.template import Message, Rendered, contents
+from stepjepa.chat.marks import Message, locate
+from stepjepa.chat.template import Rendered, contents
 from stepjepa.chat.thought import without_thought
 from stepjepa.chat.tokens import Tokens
 from stepjepa.chat.turns import Turn

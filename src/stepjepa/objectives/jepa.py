@@ -20,7 +20,7 @@ from stepjepa.base.processes import is_main_process
 from stepjepa.batch.collate import Collator
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.batch.tokenize import RecordTokenizer
-from stepjepa.chat.template import Message
+from stepjepa.chat.marks import Message
 from stepjepa.chat.tokens import predictor_ids
 from stepjepa.config.jepa import DEFAULTS, JepaConfig
 from stepjepa.data.records import Record, as_records

@@ -59,7 +59,7 @@ def _cuda_device(values: Mapping[str, object]) -> bool:
 
 def _has_bf16() -> bool:
     """Return whether the CUDA device has bfloat16 in hardware; older ones emulate it slowly."""
-    return torch.cuda.is_bf16_supported(including_emulation=False)
+    return bool(torch.cuda.is_bf16_supported(including_emulation=False))
 
 
 def training_arguments(run: RunConfig, has_eval: bool, **more: object) -> TrainingArguments:

@@ -139,7 +139,8 @@ def with_published_rules(task: Task) -> Task:
             scores = super().score_all(records, responses)
             return [_published_first(task.name, *scored) for scored in zip(records, responses, scores, strict=True)]
 
-    return Reference.from_options(task.options)
+    reference: Task = Reference.from_options(task.options)
+    return reference
 
 
 def _published_first(name: str, record: Record, response: Response, scored: Scored) -> Scored:

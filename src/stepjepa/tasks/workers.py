@@ -66,10 +66,10 @@ class Workers:
 
     def close(self) -> None:
         """End the processes."""
-        self._pool.stop()
+        self._pool.stop()  # type: ignore[no-untyped-call]  # pebble does not type it
         self._pool.join()
 
-    def _outcome(self, future: ProcessFuture) -> Outcome:
+    def _outcome(self, future: ProcessFuture[object]) -> Outcome:
         try:
             return Outcome(future.result())
         except BrokenProcessPool:
