@@ -315,7 +315,7 @@ class Scores:
 
     @property
     def _scores(self) -> dict[str, JsonObject]:
-        return self.summary["scores"] | retrieval_scores(self.summary)
+        return {**self.summary["scores"], **retrieval_scores(self.summary)}
 
     @property
     def lines(self) -> list[JsonObject]:

@@ -93,4 +93,5 @@ class ResumeCallback(TrainerCallback):
     def mean_loss(self) -> float:
         """Return the mean loss of all steps, including those of earlier launches; for the end of training."""
         trainer = self._trainer
-        return trainer._total_loss_scalar / max(trainer.state.global_step - self.first_step, 1)
+        steps: int = max(trainer.state.global_step - self.first_step, 1)
+        return float(trainer._total_loss_scalar) / steps

@@ -221,7 +221,8 @@ class JepaTrainer(Trainer):
     def training_step(self, model: nn.Module, inputs: Batch, num_items_in_batch: Sums | None = None) -> Tensor:
         self.guard.batches.append(inputs)
         with nullcontext() if self.tracker is None else self.tracker.micro_batch(self.state.global_step, inputs):
-            return super().training_step(model, inputs, num_items_in_batch)
+            loss: Tensor = super().training_step(model, inputs, num_items_in_batch)
+            return loss
 
     def compute_loss(
         self, model: nn.Module, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Sums | None = None
