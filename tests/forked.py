@@ -20,7 +20,15 @@ from pathlib import Path
 from typing import Any
 
 _SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(["stepjepa.running.run", "stepjepa.evaluation.run", "stepjepa.running.export"])
+# With what commands load when they need it, in every process anew.
+_SERVER.set_forkserver_preload(
+    [
+        *("stepjepa.running.run", "stepjepa.running.estimate", "stepjepa.running.export", "stepjepa.evaluation.run"),
+        *("stepjepa.cli.train", "stepjepa.cli.evaluate", "stepjepa.cli.export", "stepjepa.cli.prepare"),
+        *("transformers.models.llama.modeling_llama", "torch.utils.tensorboard", "torch.profiler"),
+        *("matplotlib.figure", "matplotlib.backends.backend_agg", "scipy.stats"),
+    ]
+)
 _WRITING = {"os.rename", "os.remove", "os.mkdir", "os.rmdir"}
 _seen = 0
 

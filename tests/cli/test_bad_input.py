@@ -18,7 +18,7 @@ SEED = 7
 
 
 def test_damaged_data_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    result = {try_data(capsys, tmp_path, number, SEED) for number in range(42)}
+    result = {try_data(capsys, tmp_path, number, SEED) for number in range(36)}
     assert result == {"error", "skipped", "sound"}
 
 
@@ -32,7 +32,7 @@ def test_damaged_run_folders(trained_tokenizer: Any, tmp_path: Path, capsys: pyt
 
 
 def test_damaged_evaluated_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert {try_comparison(capsys, tmp_path, number, SEED) for number in range(240)} == {"error", "sound"}
+    assert {try_comparison(capsys, tmp_path, number, SEED) for number in range(120)} == {"error", "sound"}
 
 
 def test_damaged_sweeps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -41,7 +41,7 @@ def test_damaged_sweeps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 def test_damaged_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("pyarrow")
-    assert {try_table(capsys, tmp_path, number, SEED) for number in range(200)} == {"error", "skipped", "sound"}
+    assert {try_table(capsys, tmp_path, number, SEED) for number in range(120)} == {"error", "skipped", "sound"}
 
 
 ROWS = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import os
@@ -57,15 +58,22 @@ def is_checkpoint(run: JepaTrainer, checkpoint: Path) -> bool:
     return all(torch.equal(weights[name], tensor) for name, tensor in saved.items())
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, trained_tokenizer: Any) -> Path:
+    """A run of four steps, begun under a relative path; not to be changed."""
+    folder = tmp_path_factory.mktemp("trained")
+    with contextlib.chdir(folder):
+        trainer("run", trained_tokenizer, STEPS - 1).train()
+    names = sorted(path.name for path in (folder / "run").glob("checkpoint-*"))
+    assert names == [f"checkpoint-{n}" for n in range(1, STEPS)]
+    return folder / "run"
+
+
 @pytest.fixture
-def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trained_tokenizer: Any) -> Path:
-    """A run of four steps, begun under a relative path."""
+def begun(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of that run, from whose folder's folder it was begun as ``run``."""
     monkeypatch.chdir(tmp_path)
-    trainer("run", trained_tokenizer, STEPS - 1).train()
-    assert sorted(path.name for path in Path("run").glob("checkpoint-*")) == [
-        f"checkpoint-{n}" for n in range(1, STEPS)
-    ]
-    return tmp_path / "run"
+    return Path(shutil.copytree(trained, tmp_path / "run"))
 
 
 @pytest.mark.parametrize("limit", [None, 1, 2])
