@@ -17,6 +17,11 @@ HARMONY = "<|channel|>analysis<|message|>two and three<|end|><|start|>assistant<
         ("<think>a</think>b<think>c</think>5", "5"),
         (" <think>\ntwo and", ""),
         ("It is <think>", "It is <think>"),
+        ("<seed:think>two and three</seed:think>5", "5"),
+        ("[THINK]two and three[/THINK]\n5", "\n5"),
+        ("[THINK]two and", ""),
+        ("It is [THINK]", "It is [THINK]"),
+        ("5 [/THINK] 6", "5 [/THINK] 6"),
         (HARMONY, "5"),
         (f"{HARMONY}<|return|>", "5"),
         (HARMONY.replace("final<", "final <|constrain|>json<"), "5"),
@@ -35,3 +40,6 @@ def test_a_prompt_may_open_the_thought():
     assert not opens_thought(None)
     assert content_part("two and", in_thought=True) == ""
     assert content_part("two and</think>5", in_thought=True) == "5"
+    assert opens_thought("assistant\n<seed:think>\n")
+    assert content_part("two and", in_thought=True) == ""
+    assert content_part("two and</seed:think>5", in_thought=True) == "5"

@@ -130,6 +130,7 @@ def test_think_tags_are_refused_where_the_template_moves_them(real_tokenizer: Ca
 
 
 LOOP = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+ASK = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 REFUSED: dict[str | None, str] = {
     None: "no chat template; ",
     "{{ messages[0]['content'] }}": "does not render a user and an assistant message",
@@ -184,5 +185,24 @@ def test_several_templates_without_a_default_are_refused(tiny_tokenizer: Any) ->
     tiny_tokenizer.chat_template = {"tool_use": LOOP, "rag": LOOP}
     with pytest.raises(UserError, match=r"several chat templates \(rag, tool_use\) and none is the default; .*FILE"):
         ChatTemplate(tiny_tokenizer)
-    tiny_tokenizer.chat_template = {"tool_use": "{{ 1/0 }}", "default": LOOP}
+    tiny_tokenizer.chat_template = {"rag": "{{ 1/0 }}", "default": LOOP}
     assert ChatTemplate(tiny_tokenizer).end_of_turn == "<|im_end|>"
+
+
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_a_template_for_tools_is_part_of_the_one_that_is_saved(end: str, tiny_tokenizer: Any) -> None:
+    """Transformers takes the template ``tool_use`` for chats with tools; so does the one that is saved."""
+    tiny_tokenizer.chat_template = {"default": f"\n{LOOP}{ASK}\n{end}", "tool_use": f"\n{chat_templates.THINKING}{end}"}
+    chat, options = messages(*CHAT[1:2]), {"tokenize": False, "add_generation_prompt": True}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    expected = [tiny_tokenizer.apply_chat_template(chat, tools=each, **options) for each in (None, tools)]
+    template = ChatTemplate(tiny_tokenizer)
+    tiny_tokenizer.chat_template = template.source
+    assert template.writes_tools and '"name": "f"' in expected[1]
+    assert [tiny_tokenizer.apply_chat_template(chat, tools=each, **options) for each in (None, tools)] == expected
+    assert [template.prompt(chat, each) for each in (None, tools)] == expected
+    # The thought that only chats with tools have.
+    answers = [
+        template.last_turn(messages(*CHAT[1:3]), each).text[len(expected[bool(each)]) :] for each in (None, tools)
+    ]
+    assert answers == ["I.\n\nMe.<|im_end|>", "<think>\n\n</think>\n\nI.\n\nMe.<|im_end|>"]

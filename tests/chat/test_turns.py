@@ -94,6 +94,29 @@ def test_3_the_template_closes_the_thought_in_its_own_way(template: Any) -> None
     assert parts(template("QwQ"), with_thoughts("q", "b", "a")) == [(f"{ASK}<think>\n", "b\n</think>\n\na<|im_end|>")]
 
 
+def test_4_an_empty_thought_that_only_the_prompt_has(template: Any) -> None:
+    """Seed-OSS's and Hunyuan's form: the prompt closes a thought that the chat leaves out."""
+    source = FORMS["Seed-OSS"].template.replace(
+        "{{ '<seed:bos>assistant\n' }}", "{{ '<seed:bos>assistant\n<seed:think>\n</seed:think>\n' }}"
+    )
+    made, ask = template("Seed-OSS", source), "<seed:bos>user\nq<seed:eos><seed:bos>assistant\n"
+    empty = "<seed:think>\n</seed:think>\n"
+    assert parts(made, chat("q", "\na", "q", "b")) == [
+        (f"{ask}{empty}", "\na<seed:eos>"),
+        (f"{ask}\na<seed:eos>{ask}{empty}", "b<seed:eos>"),
+    ]
+    with pytest.raises(UserError, match="the prompt closes the thought already"):
+        made.turns(with_thoughts("q", "t", "a"))
+    # The chat has an empty thought, and another one than the prompt.
+    other = source.replace(
+        "{% if message['role'] == 'assistant' and",
+        "{% if message['role'] == 'assistant' %}"
+        "{{ '<seed:think></seed:think>' }}{% elif message['role'] == 'assistant' and",
+    )
+    with pytest.raises(UserError, match=r"ends in .*, the chat goes on with"):
+        template("Seed-OSS", other).turns(chat("q", "a"))
+
+
 def test_4_a_prompt_that_closes_the_thought_and_a_message_with_one(template: Any) -> None:
     made = template("Qwen3, no thinking", enable_thinking=False)
     assert parts(made, chat("q", "a")) == [(f"{ASK}<think>\n\n</think>\n\n", "a<|im_end|>")]
@@ -185,12 +208,45 @@ def test_a_thought_that_is_not_written(name: str, template: Any) -> None:
         assert turn.text.endswith(turn.stop)
 
 
+def test_a_thought_that_a_variable_of_the_prompt_opens(template: Any) -> None:
+    """DeepSeek-V3.1's form: the prompt ends in a closing tag, or in an opening one where the caller asks for it."""
+    source = FORMS["DeepSeek-V3"].template.replace("'<|Assistant|>' + text", "'<|Assistant|></think>' + text")
+    source = source.replace("'<|Assistant|>' }}", "'<|Assistant|>' + ('<think>' if thinking else '</think>') }}")
+    messages = with_thoughts("q", "Hm.", "a")
+    with pytest.raises(
+        UserError, match=r"'reasoning_content' .* beside this prompt; set `.*_kwargs '{\"thinking\": true}'`"
+    ):
+        template("DeepSeek-V3", source).turns(messages)
+    ((prompt, answer),) = parts(template("DeepSeek-V3", source, thinking=True), messages)
+    assert (prompt[-18:], answer) == ("<|Assistant|><think>"[-18:], "Hm.</think>a<|end_of_sentence|>")
+
+
 @pytest.mark.parametrize("name", ["Mistral-Nemo", "Llama-3.1"])
 def test_content_beside_a_call_that_is_not_written(name: str, template: Any) -> None:
     messages = with_call("q", "cod", "a fish", "Yes.")
     messages[1]["content"] = "Let me look."
     with pytest.raises(UserError, match="leaves out or rewrites 'content' beside tool calls"):
         template(name).turns(messages, TOOLS)
+
+
+@pytest.mark.parametrize("key", ["content", "reasoning_content"])
+def test_a_text_that_is_written_in_another_way(key: str, template: Any) -> None:
+    """The place of the text is known, and its characters are others: another answer would be trained."""
+    text = f"message.{key} or ''"
+    made = template("Qwen3", FORMS["Qwen3"].template.replace(text, f"({text}).replace('.', '!')", 1))
+    messages = chat("q.", "a")
+    messages[1] |= {"reasoning_content": "t"}
+    assert len(made.turns(messages)) == 1
+    messages[1][key] = "One. Two"
+    with pytest.raises(UserError, match="rewrites 'content'" if key == "content" else "not write 'reasoning_content'"):
+        made.turns(messages)
+
+
+def test_one_of_two_calls_that_is_not_written(template: Any) -> None:
+    messages = with_call("q", "cod", "a fish", "Yes.")
+    messages[1]["tool_calls"] *= 2
+    with pytest.raises(UserError, match=r"leaves out a part of 'tool_calls' .*; write one call a message"):
+        template("Llama-3.1").turns(messages, TOOLS)
 
 
 def test_calls_that_are_not_written(template: Any) -> None:

@@ -20,6 +20,7 @@ ASSISTANT = {"role": "assistant", "content": "a"}
 PARIS = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Paris", "days": 2}}}
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
 BARE = TOOL["function"]
+CALLS = {"content": "", "tool_calls": [PARIS]}
 
 
 def read(*messages: Any, **fields: Any) -> Record:
@@ -51,6 +52,11 @@ def read(*messages: Any, **fields: Any) -> Record:
             {"content": None, "function_call": {"name": "f", "arguments": ""}},
             {"content": "", "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {}}}]},
         ),
+        # The arguments of a call under other programs' names.
+        ({"tool_calls": [{"name": "weather", "parameters": PARIS["function"]["arguments"]}]}, CALLS),
+        ({"tool_calls": [{"name": "weather", "args": '{"city": "Paris", "days": 2}', "input": {}}]}, CALLS),
+        ({"tool_calls": [{"type": "tool_use", "name": "weather", "input": {"city": "Paris", "days": 2}}]}, CALLS),
+        ({"tool_calls": [{"function": {"name": "weather", "parameters": {"city": "Paris", "days": 2}}}]}, CALLS),
         # 1 and true are what is done anyway.
         ({"content": "a", "weight": 1}, {"content": "a"}),
         ({"content": "a", "weight": 1.0, "train": True}, {"content": "a"}),
@@ -93,9 +99,10 @@ def test_a_chat_with_tools() -> None:
     assert read(USER, ASSISTANT, chat_template_kwargs='{"x": 1}').chat_template_kwargs == {"x": 1}
 
 
-def test_sharegpt_with_tools() -> None:
-    """LLaMA-Factory's form: the call is JSON text, what it returned an observation."""
-    turns = [("human", "q"), ("function_call", json.dumps(PARIS["function"])), ("observation", "rain"), ("gpt", "a")]
+@pytest.mark.parametrize("names", [("function_call", "observation"), ("tool_call", "tool_response")])
+def test_sharegpt_with_tools(names: tuple[str, str]) -> None:
+    """LLaMA-Factory's and ms-swift's form: the call is JSON text, what it returned has a role of its own."""
+    turns = [("human", "q"), (names[0], json.dumps(PARIS["function"])), (names[1], "rain"), ("gpt", "a")]
     row = {"conversations": [{"from": name, "value": value} for name, value in turns], "system": "s"}
     record = parse_record(row | {"tools": json.dumps([BARE])})
     call = {"role": "assistant", "content": "", "tool_calls": [PARIS]}
@@ -131,6 +138,12 @@ def test_sharegpt_with_tools() -> None:
         ({"tool_calls": [{"name": ""}]}, r"messages\[1\].tool_calls\[0\] is .*; expected \{'type': 'function'"),
         ({"tool_calls": [{"name": "f", "arguments": "{x"}]}, "arguments' is '{x'; expected an object, or .* JSON"),
         ({"tool_calls": [{"name": "f", "arguments": [1]}]}, r"arguments' is '\[1\]'; expected an object"),
+        ({"tool_calls": [{"name": "f", "arguments": "[2]"}]}, r"arguments' is '\[2\]'; expected an object"),
+        ({"tool_calls": [{"name": "f", "arguments": {"x": 1}, "args": {"y": 1}}]}, "has arguments and args, which are"),
+        ({"tool_calls": [PARIS], "function_call": BARE}, "has both 'function_call' and 'tool_calls'"),
+        ({"trainable": False}, r"messages\[1\].trainable is 'False'; whether .* 'weight', 0 or 1: write that instead"),
+        ({"loss_mask": 0}, r"messages\[1\].loss_mask is '0'; whether a message is trained is 'weight'"),
+        ({"mask": True}, r"messages\[1\].mask is 'True'; whether a message is trained is 'weight'"),
         ({"name": 3}, r"messages\[1\].name is '3'; expected a text"),
     ],
 )
@@ -154,6 +167,11 @@ def test_errors_of_an_answer(answer: dict[str, Any], message: str) -> None:
         ({"messages": [USER, ASSISTANT], "label": False}, "'label' is 'False': it marks answers as wanted or not"),
         ({"prompt": "q", "completion": "a", "label": "True"}, "'label' is 'True': it marks"),
         ({"prompt": "q", "completion": "a", "kto_tag": True}, "'kto_tag' is 'True': it marks"),
+        ({"prompt": "q", "completion": "a", "kto_tag": 0}, "'kto_tag' is '0': it marks"),
+        ({"messages": [USER, ASSISTANT], "rejected_response": "b"}, "'rejected_response': preferences, "),
+        ({"prompt": "q", "completion": "a", "rejected_messages": "b"}, "preferences, .*; remove the column, or"),
+        ({"input": {"messages": [USER]}, "preferred_output": [ASSISTANT]}, "preferences.*; write the question and the"),
+        (USER, "a message stands where a record is expected; write a chat as one object, {'messages'"),
         (
             {"prompt": "q", "chosen": "a", "rejected": "b"},
             "'chosen' and 'rejected': preferences, .*`columns prompt chosen`",
@@ -177,10 +195,27 @@ def test_errors_of_a_row(row: dict[str, Any], message: str) -> None:
         parse_record(row)
 
 
-def test_the_remedy_for_preferences_works() -> None:
-    row = {"prompt": "q", "chosen": "a", "rejected": "b"}
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "q", "chosen": "a", "rejected": "b"},
+        {"prompt": [USER], "chosen": [ASSISTANT], "rejected": [ASSISTANT]},
+        {"prompt": "q", "chosen": [ASSISTANT], "rejected": [ASSISTANT]},
+    ],
+)
+def test_the_remedy_for_preferences_works(row: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="`columns prompt chosen`"):
+        parse_record(row)
     record = parse_record(row, columns=("prompt", "chosen"))
     assert record.messages == (USER, ASSISTANT) and describe_unused([record]) == ["not used: rejected"]
+
+
+def test_answers_of_a_prompt_are_context() -> None:
+    """As in TRL, which trains the completion alone."""
+    row = {"prompt": [USER, ASSISTANT, USER], "completion": [ASSISTANT, USER, ASSISTANT]}
+    assert [message.get("weight", 1) for message in parse_record(row).messages] == [1, 0, 1, 1, 1, 1]
+    row["prompt"] = [USER, {**ASSISTANT, "weight": 1}, USER]
+    assert all("weight" not in message for message in parse_record(row).messages)
 
 
 def test_a_label_that_is_no_truth_value_is_no_preference() -> None:
@@ -192,6 +227,13 @@ def test_what_nothing_reads_is_named() -> None:
     first = read({**USER, "id": 5}, ASSISTANT, source="web", ground_truth="7", empty=None, images=[])
     second = read(USER, {**ASSISTANT, "score": 0.5}, text="both", gap=float("nan"))
     assert describe_unused([first, second]) == ["not used: messages[].id, source, messages[].score, text"]
+    # Two keys of one meaning: the second one is named if it says something else.
+    other = read({**USER, "value": "r", "from": "gpt"}, {**ASSISTANT, "value": "a"}, tools=[BARE], functions=[TOOL])
+    assert describe_unused([other]) == ["not used: messages[].value, messages[].from, functions"]
+    strict = {**PARIS, "index": 0, "cost": 3, "function": {**PARIS["function"], "strict": True, "gap": None}}
+    called = read(USER, {"role": "assistant", "tool_calls": [strict]})
+    expected = "messages[].tool_calls[].cost, messages[].tool_calls[].strict"
+    assert called.messages[1]["tool_calls"] == [PARIS] and describe_unused([called]) == [f"not used: {expected}"]
     prepared = parse_record(
         {"messages": [USER, ASSISTANT], "question": "q", "answer": "a", "total_steps": 3, "mine": 1}
     )
@@ -218,6 +260,7 @@ def test_what_nothing_reads_is_named() -> None:
         ({"system_prompt": "s", "question": "q", "response": "a"}, ["s", "q", "a"]),
         ({"messages": json.dumps([USER, ASSISTANT]), "system": "s"}, ["s", "q", "a"]),
         ({"conversation": [USER, ASSISTANT]}, ["q", "a"]),
+        ({"query": "q", "response": "a", "history": [["q1", "a1"]], "system": "s"}, ["s", "q1", "a1", "q", "a"]),
     ],
 )
 def test_columns_of_other_tools(row: dict[str, Any], turns: list[str]) -> None:
@@ -238,6 +281,8 @@ def test_frames_and_arrays() -> None:
     frame = pd.DataFrame([{**row, "messages": np.array(row["messages"], object)} for row in rows])
     for table in (frame, pa.Table.from_pylist(rows), datasets.Dataset.from_list(rows)):
         assert [record.messages for record in as_records(table)] == expected
+    missing = pd.DataFrame({"messages": [[USER, {**ASSISTANT, "weight": pd.NA, "name": pd.NaT}]]})
+    assert next(iter(as_records(missing))).messages == (USER, ASSISTANT)
     gaps = pd.DataFrame({"question": ["q"], "answer": [np.int64(7)], "system": [pd.NA]})
     assert [message["content"] for message in next(iter(as_records(gaps))).messages] == ["q", "7"]
     with pytest.raises(UserError, match="<memory>:1: expected an object with the fields of a record, got 'x'"):

@@ -131,9 +131,14 @@ WRONG = [
     ("a.json", '{"columns": ["a"], "index": [0], "data": [[1]]}', r"a\.json: a table as pandas writes it"),
     ("a.jsonl", '{"a": 1}\n{"a"\n', r"a\.jsonl:2: not valid JSON"),
     ("a.json", '[{"a": 1},\n {"a" 2}]', r"a\.json:2: not valid JSON \(Expecting ':' delimiter: line 2 column 7"),
-    ("a.json", '[{"a": 1}, 3]', r"a\.json: element 2 is no object"),
+    ("a.json", '[{"a": 1}, 3]', r"a\.json: element 2 is '3'; expected an object with the fields of a record"),
+    (
+        "a.jsonl",
+        '[{"role": "user"}]\n[{"role": "user"}]',
+        r"element 1 is .*, so write a chat as \{'messages': \[\.\.\.\]\}",
+    ),
     ("a.json", "3", r"a\.json:1: a JSON int where an object is needed"),
-    ("a.json", r'[{"a": 1}, {"a": "\ud83d"}]', r"a\.json: element 2 is no object, or holds half of a character"),
+    ("a.json", r'[{"a": 1}, {"a": "\ud83d"}]', r"a\.json: element 2 holds half of a character"),
     ("a.json", "[" * 100_000, r"a\.json: not valid JSON \(maximum recursion depth"),
     ("a.json", '{"a": 1}\n{"a"\n', r"a\.json:2: not valid JSON"),
     ("a.csv", "a,b\n1,2\n\n1,2,3\n", r"a\.csv:4: 3 fields where the header has 2; quote"),
@@ -192,6 +197,17 @@ def test_a_folder_is_loaded_by_datasets(folder):
             list(read_rows(folder, **options))
     (folder / "test.jsonl").unlink()
     assert [row for _, row in read_rows(folder)] == ROWS
+
+
+def test_a_folder_of_save_to_disk_is_loaded(tmp_path):
+    rows = datasets.Dataset.from_list(ROWS)
+    rows.save_to_disk(tmp_path / "one")
+    datasets.DatasetDict({"train": rows, "test": rows.select([1])}).save_to_disk(tmp_path / "two")
+    assert [row for _, row in read_rows(tmp_path / "one")] == ROWS
+    assert [row for _, row in read_rows(tmp_path / "two", split="test")] == ROWS[1:2]
+    for name, there in [("one", "train"), ("two", "train, test")]:
+        with pytest.raises(UserError, match=f"{name}: has no split 'dev'; there are {there}"):
+            list(read_rows(tmp_path / name, split="dev"))
 
 
 def test_the_hub_is_asked_for_name_and_subset(monkeypatch):

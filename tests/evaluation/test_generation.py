@@ -190,3 +190,15 @@ def test_likelihoods_are_those_of_a_plain_loop_over_tokens(model, tokenizer):
                 logits = model(torch.tensor([span.ids[:at]])).logits[0, -1]
             expected += float(torch.log_softmax(logits, -1)[span.ids[at]])
         assert value == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_closer_that_is_no_token_is_no_part_of_an_answer(model, tokenizer):
+    """Of a template that writes it between the content and the token at which generation stops."""
+    other = copy.deepcopy(tokenizer)
+    other.chat_template = tokenizer.chat_template.replace("<|im_end|>", "\n### End<|im_end|>")
+    assert other.chat_template != tokenizer.chat_template
+    generator, end = make_generator(model, other), other.convert_tokens_to_ids("<|im_end|>")
+    assert generator.template.closer == "\n### End" and generator.template.stop_tokens == ["<|im_end|>"]
+    ids = other("Cod.\n### End", add_special_tokens=False)["input_ids"]
+    assert generator._decode([*ids, end]).text.strip() == "Cod."
+    assert generator._decode(ids).text == "Cod.\n### End"  # it did not stop

@@ -4,15 +4,15 @@ import json
 import shutil
 
 import pytest
-from tokenizers import processors
+from tokenizers import normalizers, processors
 
 from questions import QUESTIONS, make_tokenizer, question_records
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import write_json, write_jsonl
-from stepjepa.chat.template import PlainTemplate
+from stepjepa.chat.template import ChatTemplate, PlainTemplate
 from stepjepa.chat.tokens import add_plain_tokens
 from stepjepa.cli.main import main
-from stepjepa.evaluation.prompts import make_examples, rendered_prompts
+from stepjepa.evaluation.prompts import make_examples, notes_on_prompts, rendered_prompts
 from stepjepa.models.loading import load_tokenizer
 from stepjepa.models.presets import train_tokenizer
 from stepjepa.store.prompts import training_system_prompt, with_system_prompt
@@ -128,3 +128,17 @@ def test_a_prompt_that_a_server_would_tokenise_otherwise_is_refused_and_shows_wh
     assert "a server that reads the prompt as text gives '<|im_end|><|im_start|>" in output
     assert "where '<|im_start|>" in output
     assert "leave `completions` out, so that messages are sent" in output
+
+
+def test_right_answers_that_the_tokenizer_can_t_write_are_said():
+    tokenizer, records = make_tokenizer(), dict(enumerate(question_records()))
+    template = ChatTemplate(tokenizer)
+    assert notes_on_prompts(make_examples(records.items(), tokenizer, template), records, tokenizer, template) == []
+    tokenizer.backend_tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.chat_template = ChatTemplate(tokenizer).source
+    template = ChatTemplate(tokenizer)
+    (note,) = notes_on_prompts(make_examples(records.items(), tokenizer, template), records, tokenizer, template)
+    assert note.startswith(
+        "the tokenizer changes 3 of the first 5 right answers, which can't be given exactly (line 2: "
+    )
+    assert note.endswith("(line 2: 'Red é ☂': 'red é ☂<|im_end|>')")

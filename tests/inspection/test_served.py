@@ -80,6 +80,14 @@ def test_what_it_says(subject: Any) -> None:
     assert message.endswith("'<|im_end|>'; rendered, and neither prompt nor trained: '\\n' behind 3")
 
 
+def test_characters_that_the_tokenizer_does_not_know_are_said(subject: Any) -> None:
+    made = subject(None, TWO_TURNS)
+    (token,) = {index for turn in shown_turns(made.tokenized[0], 512) for index in turn.answer[-2:-1].tolist()}
+    made.tokenizer.unk_token = made.tokenizer.convert_ids_to_tokens(token)  # the full stop of both answers
+    message = check_served_folder(made)
+    assert message.endswith("'\\n' behind 2; answers with characters that the tokenizer does not know: 2")
+
+
 @pytest.mark.parametrize(
     ("template", "record", "tokens"),
     [
@@ -195,6 +203,16 @@ def test_a_thought_that_is_left_out(subject: Any, monkeypatch: Any) -> None:
         subject(chat_templates.THINKING, THOUGHT),
         "line 1, message 2: 'reasoning_content' ('Two and three make five.') is not trained",
     )
+
+
+def test_a_stop_token_that_stands_for_unknown_characters_hides_nothing(subject: Any, monkeypatch: Any) -> None:
+    """As in GPT-2's tokenizer, and in many that were made from it."""
+    test_a_thought_that_is_left_out(lambda *given: with_unknown(subject(*given), "<|im_end|>"), monkeypatch)
+
+
+def with_unknown(made: Subject, token: str) -> Subject:
+    made.tokenizer.unk_token = token
+    return made
 
 
 def test_tools_that_are_left_out(subject: Any, monkeypatch: Any) -> None:

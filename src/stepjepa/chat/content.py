@@ -2,7 +2,9 @@
 
 import re
 
-MARKS = ("<think>", "</think>", "<|channel|>")
+from stepjepa.chat.thought import TAGS, ends_in_thought, last_tag, thought_in
+
+MARKS = (*TAGS, "<|channel|>")
 """Texts that separate thoughts from content; if they are special tokens, decoding must keep them."""
 
 _FINAL = re.compile(r"<\|channel\|>final\b(?:(?!<\|message\|>).)*<\|message\|>", re.DOTALL)
@@ -24,9 +26,13 @@ def content_part(text: str, *, in_thought: bool = False) -> str:
         return text[bare.end() :]
     if "</think>" in text:
         return text.rpartition("</think>")[2]
-    return "" if in_thought or text.lstrip().startswith("<think>") else text
+    if (thought := thought_in(text, opened=in_thought)) is not None:
+        return text[thought.answer :]
+    tag = last_tag(text)
+    begins = tag is not None and tag.is_open and not text[: tag.start].strip()
+    return "" if in_thought or begins else text
 
 
 def opens_thought(prompt: str | None) -> bool:
     """Whether a prompt ends inside a thought."""
-    return prompt is not None and prompt.rstrip().endswith("<think>")
+    return prompt is not None and ends_in_thought(prompt)

@@ -76,6 +76,13 @@ def with_pinned_date(source: str) -> str:
     return source
 
 
+def with_tool_use(source: str, tool_use: str) -> str:
+    """Return one template for two: transformers renders chats with tools by a template of its own, if there is one."""
+    # Jinja drops the line end behind a block, and the last one of a template.
+    first, second = (each.removesuffix("\n") for each in (tool_use, source))
+    return f"{{%- if tools %}}\n{first}{{% else %}}\n{second}{{% endif %}}"
+
+
 def with_defaults(source: str, variables: Mapping[str, object]) -> str:
     """Return a template with defaults of variables, which replace those of an earlier run."""
     lines = {name: _default(name, value) for name, value in variables.items()}

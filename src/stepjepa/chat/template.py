@@ -20,7 +20,7 @@ from stepjepa.chat.marks import REASONING_KEYS, Message, Place, Span, locate
 from stepjepa.chat.served import trained_turns
 from stepjepa.chat.source import PINNED_DATE
 from stepjepa.chat.thought import ends_in_thought, last_tag, thought_in
-from stepjepa.chat.tokens import END_OF_TURN, PERCEPTION
+from stepjepa.chat.tokens import END_OF_TURN, PERCEPTION, matched_tokens
 from stepjepa.chat.turns import Turn, make_turn
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ _TOOL: JsonObject = {
     "type": "function",
     "function": {"name": _NAME, "description": "about", "parameters": {"type": "object", "properties": {}}},
 }
+
+_TOOL_USE = "tool_use"  # transformers' name of the template for chats with tools
 
 Tools = Sequence[JsonObject] | None
 """Descriptions of functions, as templates read them."""
@@ -72,6 +74,8 @@ class ChatTemplate:
             names = ", ".join(sorted(tokenizer.chat_template))
             fault = f"the tokenizer has several chat templates ({names}) and none is the default"
             raise UserError(f"{fault}; write one of them to a file and pass it as `chat_template FILE`") from None
+        if isinstance(tokenizer.chat_template, dict) and _TOOL_USE in tokenizer.chat_template:
+            original = sources.with_tool_use(original, tokenizer.chat_template[_TOOL_USE])
         self.has_date = "strftime_now" in original or "date_string" in original
         # Templates are rendered without the tokenizer's method, whose overhead is larger than the rendering.
         self._special_tokens: JsonObject = dict(tokenizer.special_tokens_map)
@@ -195,10 +199,11 @@ class ChatTemplate:
         """Whether the template writes the thought of a message, or opens one in the prompt."""
         return self.reasoning_key is not None or self.opens_thought
 
-    def leaves_thought(self) -> str | None:
+    def leaves_thought(self, *, opened: bool = False) -> str | None:
         """Return the variables, as JSON, by which a prompt leaves the thought to the model; None if none do.
 
-        Each variable of the template's own is tried in turn, those that are named after thoughts first.
+        With ``opened`` the prompt must open it. Each variable of the template's own is tried in turn, those that are
+        named after thoughts first.
         """
         names = sources.variables_of(self._compiled.environment, self.source) - {*self._special_tokens}
         for name in sorted(names, key=lambda each: ("think" not in each and "reason" not in each, each)):
@@ -208,7 +213,7 @@ class ChatTemplate:
                 except UserError:
                     continue
                 tag = last_tag(prompt)
-                if tag is None or tag.is_open:
+                if tag.is_open if tag is not None else not opened:
                     return json.dumps({name: value})
         return None
 
@@ -298,10 +303,8 @@ class ChatTemplate:
     def _learn_ends(self, pair: str, asked: Message, answered: Message) -> None:
         """Determine the tokens that end a turn: behind a text, behind a call, or the marker of the following role."""
         tokenizer = self._tokenizer
-        added = {str(token) for token in tokenizer.added_tokens_decoder.values()} | set(tokenizer.all_special_tokens)
-        # Longest first, since one token may begin with another. Without added tokens, (?!) matches nothing.
-        longest_first = sorted(filter(None, added), key=len, reverse=True)
-        self._added = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        # Without added tokens, (?!) matches nothing.
+        self._added = re.compile("|".join(map(re.escape, matched_tokens(tokenizer))) or "(?!)")
         closing = self._added.search(pair, pair.index(_ANSWER) + len(_ANSWER))
         self.end_of_turn: str | None = closing[0] if closing else None
         # For a template that closes no turn: role of the next message -> the token that follows an answer.
@@ -315,6 +318,10 @@ class ChatTemplate:
                 if marker is not None:
                     self._followers[role] = marker[0]
             self.appends_end_of_turn = "user" not in self._followers
+        own_end = pair.index(_ANSWER) + len(_ANSWER)
+        text, stop = self.turn_end(pair, own_end, "user")
+        # What stands between a content and the stop token: a closer that is no token.
+        self.closer = text[own_end:].removesuffix(stop)
         ends = [self.end_of_turn or self.follower("user"), *self._followers.values()]
         if self._called is not None:
             text = self._try([asked, self._called], False, [_TOOL]) or ""
@@ -370,6 +377,7 @@ class PlainTemplate:
             raise UserError(f"{fault}; leave `plain` out")
         self.answers = answers
         self.writes_tools = False
+        self.closer = ""
         self.stop_tokens = [END_OF_TURN]
         self.stop_ids = [int(vocabulary[END_OF_TURN])]
         # The format begins with the begin-of-text token if the tokenizer puts it before every text.

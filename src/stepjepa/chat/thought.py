@@ -15,7 +15,8 @@ _PAIRS = (
 )
 _CLOSING = dict(_PAIRS)
 _OPENING = {closing: opening for opening, closing in _PAIRS}
-_TAG = re.compile("|".join(re.escape(tag) for pair in _PAIRS for tag in pair))
+TAGS = tuple(tag for pair in _PAIRS for tag in pair)
+_TAG = re.compile("|".join(map(re.escape, TAGS)))
 
 
 class Thought(NamedTuple):

@@ -59,6 +59,21 @@ def all_predictor_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return sorted(index for token, index in added.items() if re.fullmatch(r"<\|predictor_\d+\|>", token))
 
 
+def matched_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Return the added tokens of a tokenizer, the longest first, since one may begin with another.
+
+    Without those that it never makes of a text, because its normaliser changes them: one that puts a blank in front of
+    each text looks for that blank in front of the token, too.
+    """
+    added = {str(token): token for token in tokenizer.added_tokens_decoder.values() if str(token)}
+    changed = [text for text, token in added.items() if token.normalized]
+    ids = tokenizer([f"a{text}" for text in changed], add_special_tokens=False)["input_ids"] if changed else []
+    lost = {
+        text for text, each in zip(changed, ids, strict=True) if each[-1:] != [tokenizer.convert_tokens_to_ids(text)]
+    }
+    return sorted({*added, *filter(None, tokenizer.all_special_tokens)} - lost, key=len, reverse=True)
+
+
 def add_plain_tokens(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Add ``<|perception|>`` and ``<|eot_id|>`` to a tokenizer that lacks them; returns the ids of the two."""
     _add(tokenizer, [PERCEPTION, END_OF_TURN])

@@ -36,8 +36,8 @@ class Rules(Protocol):
     @property
     def writes_thoughts(self) -> bool: ...
 
-    def leaves_thought(self) -> str | None:
-        """Return the variables, as JSON, by which a prompt leaves the thought to the model; None if none do."""
+    def leaves_thought(self, *, opened: bool = False) -> str | None:
+        """Return the variables by which a prompt leaves the thought to the model; see ``ChatTemplate``."""
         ...
 
     def turn_end(self, text: str, own_end: int, following: str | None) -> tuple[str, str]:
@@ -74,6 +74,7 @@ def make_turn(template: Rules, chat: Sequence[Message], index: int, texts: Texts
     1. If F begins with P, the answer is the remainder of F.
     2. Else, if F continues the last content of the prompt as P does, the answer is the remainder of F behind that.
     3. Else, if P ends in an open thought, the answer is the thought, the text that closes it, and F from the content.
+    4. Else, if P ends in an empty thought that F leaves out, the answer is F behind what the two have in common.
 
     UserError if none of these holds, or if the answer lacks a text of the message.
     """
@@ -95,6 +96,8 @@ def make_turn(template: Rules, chat: Sequence[Message], index: int, texts: Texts
             if part.kind == "thought" and answer.thought is not None:
                 continue
             raise UserError(_lost(template, message, part.kind))
+        if part.kind != "call" and full[slice(*span)].strip() != part.text:
+            raise UserError(_lost(template, message, part.kind))  # the template rewrites the text
         moved = (max(span[0], answer.behind) + shift, span[1] + shift)
         own.append(moved)
         if part.kind == "content":
@@ -134,7 +137,13 @@ def _rewritten(template: Rules, message: Message, both: _Both, own_places: Seque
     tag = last_tag(prompt, end)
     if tag is not None and tag.is_open:
         return _opened(template, message, both, own_places, tag)
-    if tag is not None and any(part.kind == "thought" for part, _ in own_places):
+    has_thought = any(part.kind == "thought" for part, _ in own_places)
+    if tag is not None and in_full is not None and not has_thought:
+        start = in_full + tag.start - end
+        is_last = not prompt.rpartition(tag.closing)[2].strip()
+        if is_last and full.startswith(prompt[end : tag.start], in_full) and not full.startswith(tag.text, start):
+            return _Answer(full[start:], start)
+    if tag is not None and has_thought:
         fault = f"the prompt closes the thought already ({shown(prompt[tag.start :])}), and the message has one"
         variables = template.leaves_thought()
         way = f"leave the thought to the model with `chat_template_kwargs '{variables}'`"
@@ -155,8 +164,9 @@ def _opened(template: Rules, message: Message, both: _Both, own_places: Sequence
     prompt, full = both.prompt, both.full
     thought = next((part.text for part, _ in own_places if part.kind == "thought"), "")
     start = next((span[0] for part, span in own_places if part.kind == "content" and span is not None), None)
-    # The closing tag of an empty thought that the chat has instead of the prompt's open one.
-    at = full.find(tag.closing, tag.start, start) if full.startswith(prompt[: tag.start] + tag.text) else -1
+    # The closing tag of an empty thought that the chat has instead of the prompt's open one, or that tag alone.
+    has_tag = full.startswith(prompt[: tag.start]) and full.startswith((tag.text, tag.closing), tag.start)
+    at = full.find(tag.closing, tag.start, start) if has_tag else -1
     if start is None:
         if not full.startswith(prompt[: tag.start]):
             fault = f"the prompt opens a thought ({shown(prompt[tag.start :])}), and the chat goes on without it"
@@ -174,6 +184,9 @@ def _opened(template: Rules, message: Message, both: _Both, own_places: Sequence
 def _lost(template: Rules, message: Message, kind: Kind) -> str:
     """Return the message for a text that the template leaves out; it names the other kind that it leaves out, too."""
     other = 'use a `chat_template FILE` that does ("Tools and thoughts" in docs/how-to/own-data.md has one)'
+    if kind == "call" and template.writes_calls:
+        fault = "the chat template leaves out a part of 'tool_calls' (some write one call a message)"
+        return f"{fault}; write one call a message, each with its result, or {other}"
     if kind == "call":
         beside = "" if template.writes_thoughts else " (nor does it write 'reasoning_content')"
         fault = f"the chat template writes no 'tool_calls', so that they can't be trained{beside}"
@@ -184,4 +197,6 @@ def _lost(template: Rules, message: Message, kind: Kind) -> str:
     in_field = any(message.get(key) for key in REASONING_KEYS)
     source = "'reasoning_content' (or 'thinking')" if in_field else "the thought in 'content'"
     nor = "" if template.writes_calls else " (nor does it write 'tool_calls')"
+    if variables := template.leaves_thought(opened=True):
+        return f"the chat template does not write {source} beside this prompt; set `chat_template_kwargs '{variables}'`"
     return f"the chat template does not write {source}, so that it can't be trained{nor}; remove it, or {other}"

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from stepjepa.base.errors import UserError, shown
 from stepjepa.base.json_object import JsonObject
-from stepjepa.data.messages import SYSTEM_ROLES, from_json, is_absent, read_message
+from stepjepa.data.messages import SYSTEM_ROLES, WEIGHTS, from_json, is_absent, read_message
 
-USER = ("prompt", "question", "instruction", "input", "text")
+USER = ("prompt", "question", "instruction", "input", "text", "query")
 ASSISTANT = ("completion", "answer", "response", "output", "code")
 """Common column names of prompt and answer; the first one that a row has is read."""
 
@@ -19,6 +19,8 @@ SYSTEM = ("system", "system_prompt")
 """Columns of a system prompt."""
 
 _MORE = ("input", "context")  # continue Alpaca's and Dolly's ``instruction``
+_WANTED = ("chosen", "chosen_response", "chosen_messages", "preferred_output")
+_UNWANTED = ("rejected", "rejected_response", "rejected_messages", "non_preferred_output")
 
 MOST_NAMES = 12
 """Maximum number of columns that an error message lists."""
@@ -41,8 +43,9 @@ def read_chat(
     """Read the chat of a row.
 
     Without ``columns`` it is a whole chat (:data:`CHATS`), or the first of :data:`USER` and of :data:`ASSISTANT` that
-    the row has. In Alpaca's form ``input`` continues ``instruction``, after the turns of ``history``; in Dolly's form
-    ``context`` does. A column of :data:`SYSTEM` is the system message. With ``columns``, no other column is read.
+    the row has. Each of the two is a text or, as in TRL, a list of messages; answers in the first are context. In
+    Alpaca's form ``input`` continues ``instruction``, after the turns of ``history``; in Dolly's form ``context`` does.
+    A column of :data:`SYSTEM` is the system message. With ``columns``, no other column is read.
 
     Args:
         row: column name -> value.
@@ -106,6 +109,8 @@ def _column(row: Mapping[str, object], names: Sequence[str]) -> str:
             return name
     columns = ", ".join(list(map(str, row))[:MOST_NAMES]) or "nothing"
     _check_no_preferences(row, set())
+    if {"role", "content"} <= row.keys() or {"from", "value"} <= row.keys():
+        raise UserError("a message stands where a record is expected; write a chat as one object, {'messages': [...]}")
     missing = f"no column '{names[0]}'"
     if len(names) > 1:
         missing = f"no 'messages', and none of the columns {', '.join(names)}"
@@ -126,6 +131,8 @@ def _add_turns(chat: Chat, row: Mapping[str, object], name: str, role: str | Non
         raise UserError(f"'{name}' must be a list of messages with 'role' and 'content', or 'from' and 'value'")
     for index, turn in enumerate(turns):
         message, unused = read_message(turn, f"{name}[{index}]")
+        if role == "user" and message["role"] == "assistant" and all(is_absent(turn.get(key)) for key in WEIGHTS):
+            message["weight"] = 0  # an answer of a prompt, which TRL does not train
         chat.messages.append(message)
         chat.unused.extend(f"{name}[].{key}" for key in unused if f"{name}[].{key}" not in chat.unused)
 
@@ -162,19 +169,30 @@ def _text(row: Mapping[str, object], name: str) -> str:
 
 def _check_no_preferences(row: Mapping[str, object], used: set[str]) -> None:
     """Raise UserError for preference columns: rejected answers would be trained."""
-    pairs = [name for name in ("chosen", "rejected") if name not in used and not is_absent(row.get(name))]
+    pairs = [name for name in (*_WANTED, *_UNWANTED) if name not in used and not is_absent(row.get(name))]
     if pairs:
-        chat = next((name for name in CHATS if not is_absent(row.get(name))), None)
-        user_column = next((name for name in USER if isinstance(row.get(name), str)), None)
-        if chat is not None:
-            remedy = f"put the wanted answer at the end of '{chat}', and remove them"
-        elif user_column is not None and isinstance(row[pairs[0]], str):
-            remedy = f"name the columns to train on: `columns {user_column} {pairs[0]}`"
-        else:
-            remedy = "rename the wanted one to 'messages', and remove the other"
-        raise UserError(f"{' and '.join(map(repr, pairs))}: preferences, which are not trained on; {remedy}")
+        fault = f"{' and '.join(map(repr, pairs))}: preferences, which are not trained on"
+        raise UserError(f"{fault}; {_way_without_preferences(row, pairs[0])}")
     for name in ("label", "kto_tag"):
         value = row.get(name)
-        if name not in used and (isinstance(value, bool) or str(value).lower() in {"true", "false"}):
+        is_mark = isinstance(value, bool) or str(value).lower() in {"true", "false"} or name == "kto_tag"
+        if name not in used and is_mark and not is_absent(value):
             fault = f"'{name}' is {shown(value)}: it marks answers as wanted or not, and all would be trained"
             raise UserError(f"{fault}; keep the rows that are wanted, and remove the column")
+
+
+def _way_without_preferences(row: Mapping[str, object], wanted: str) -> str:
+    """Return how to train on the wanted answers of a row with preferences."""
+    chat = next((name for name in CHATS if not is_absent(row.get(name))), None)
+    if chat is not None:
+        return f"put the wanted answer at the end of '{chat}', and remove them"
+    if wanted in _UNWANTED:
+        return "remove the column, or train on the wanted answers alone"
+    answer = row[wanted]
+    roles = [turn.get("role") for turn in answer if isinstance(turn, Mapping)] if isinstance(answer, list) else []
+    if roles[:1] not in ([], ["assistant"]):
+        return "rename the wanted one to 'messages', and remove the other"
+    user_column = next((name for name in USER if isinstance(row.get(name), str | list)), None)
+    if user_column is not None and (roles or isinstance(answer, str)):
+        return f"name the columns to train on: `columns {user_column} {wanted}`"
+    return "write the question and the wanted answer as 'messages', and remove them"

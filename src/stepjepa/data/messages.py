@@ -14,26 +14,34 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 SYSTEM_ROLES = ("system", "developer")
 """Roles of the message in front that says how to answer: ``developer`` is OpenAI's newer name of ``system``."""
 
-# Names of roles in ShareGPT's and OpenAI's older forms.
+# Names of roles in ShareGPT's, ms-swift's and OpenAI's older forms.
 _OTHER_ROLES = {
     "human": "user",
     "gpt": "assistant",
     "function_call": "assistant",
     "observation": "tool",
     "function_response": "tool",
+    "tool_call": "assistant",
+    "tool_response": "tool",
 }
+_CALLS = {"function_call", "tool_call"}  # roles whose content is a call: ShareGPT's, ms-swift's
+_ARGUMENTS = ("arguments", "parameters", "args", "input")  # of a call: OpenAI's name, and those of others
 TOOLS = ("tools", "functions")
 """Fields of the functions that an assistant may call; the second is OpenAI's older name."""
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")
-_WEIGHTS = ("weight", "train", "training", "loss")  # OpenAI, Axolotl (two names), ms-swift
+WEIGHTS = ("weight", "train", "training", "loss")
+"""Keys that say whether a message is trained: OpenAI's, Axolotl's (two names), ms-swift's."""
+
+# Words in names of keys that say in another way whether a message is trained.
+_OF_TRAINING = {"loss", "train", "trained", "trainable", "training", "untrained", "mask", "masked"}
 _EXPECTED = f"expected 'role', one of {', '.join(ROLES)}, and 'content', a text"
 MEDIA = frozenset({"images", "image", "videos", "video", "audios", "audio"})
 _RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "tokenize")
 _PLAIN = {"role", "content"}
 _TEXT_ROLES = {"system", "user", "assistant"}
 _READ = {"role", "from", "content", "value", "tool_calls", "function_call", "name", "tool_call_id"}
-_READ |= {*_REASONING, *_WEIGHTS}
+_READ |= {*_REASONING, *WEIGHTS}
 
 
 def is_absent(value: object) -> bool:
@@ -44,13 +52,15 @@ def is_absent(value: object) -> bool:
 
 
 def as_python(value: Any) -> Any:
-    """Convert NumPy values to Python: arrays to lists (pandas makes arrays of lists), scalars to Python's numbers."""
+    """Convert values of NumPy and pandas to Python: arrays to lists, scalars to Python's numbers, gaps to None."""
     if isinstance(value, Mapping):
         return {name: as_python(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [as_python(item) for item in value]
     # Includes NumPy scalars that are subclasses of Python's numbers and texts.
-    return as_python(value.tolist()) if hasattr(value, "dtype") else value
+    if hasattr(value, "dtype"):
+        return as_python(value.tolist())
+    return None if type(value).__name__ in {"NAType", "NaTType"} else value
 
 
 def without_fillers(value: object) -> Any:
@@ -87,12 +97,16 @@ def read_message(turn: object, name: str) -> tuple[JsonObject, list[str]]:
     role = "tool" if turn.get("role") == "function" else _OTHER_ROLES.get(str(source_role), source_role)
     if role not in ROLES:
         raise UserError(f"{name} is {shown(turn)}; {_EXPECTED}")
-    if source_role == "function_call":
-        calls, value = _calls(value, f"{name}.value"), None
+    unread = [str(key) for key, item in turn.items() if not (is_absent(item) or _is_read(turn, key))]
+    if source_role in _CALLS:
+        calls, value = _calls(value, f"{name}.value", "value", unread), None
     else:
-        called = turn.get("tool_calls") if is_absent(turn.get("function_call")) else [turn["function_call"]]
-        calls = _calls(called, f"{name}.tool_calls")
+        called = [turn[key] for key in ("function_call", "tool_calls") if not is_absent(turn.get(key))]
+        if len(called) > 1:
+            raise UserError(f"{name} has both 'function_call' and 'tool_calls', which are one field; keep one")
+        calls = _calls(called[0] if called else None, f"{name}.tool_calls", "tool_calls[]", unread)
     reasoning, weight = _reasoning(turn, name), _weight(turn, role, name)
+    _check_no_other_weight(turn, unread, name)
     for key, part in (("tool_calls", calls), ("reasoning_content", reasoning)):
         if part and role != "assistant":
             raise UserError(f"{name}.{key}: a {role} message has none; remove it, or make its role assistant")
@@ -100,12 +114,29 @@ def read_message(turn: object, name: str) -> tuple[JsonObject, list[str]]:
     optional: JsonObject = {"reasoning_content": reasoning, "tool_calls": calls or None}
     optional |= {key: _label(turn.get(key), f"{name}.{key}") for key in ("name", "tool_call_id")}
     optional |= {"weight": 0 if weight == 0 and role == "assistant" else None}
-    unread = [str(key) for key, value in turn.items() if key not in _READ and not is_absent(value)]
     if value is None and not may_be_empty:
         raise UserError(f"{name} ({role}) has no content{_beside(unread)}")
     message = {"role": role, "content": _content(value, role, name, may_be_empty=may_be_empty)}
     message |= {key: part for key, part in optional.items() if part is not None}
     return message, unread
+
+
+def _is_read(turn: Mapping[str, object], key: str) -> bool:
+    """Whether a key of a message is read: not if its value is another than that of the key that comes first."""
+    for names in (("role", "from"), ("content", "value")):
+        if key == names[1] and turn.get(names[0]) is not None:
+            return turn[key] == turn[names[0]]
+    return key in _READ
+
+
+def _check_no_other_weight(turn: Mapping[str, object], unread: Sequence[str], name: str) -> None:
+    """Raise UserError for a key that says in a form of its own whether the message is trained."""
+    for key in unread:
+        if not _OF_TRAINING.isdisjoint(key.lower().split("_")):
+            raise UserError(
+                f"{name}.{key} is {shown(turn[key])}; whether a message is trained is 'weight', 0 or 1: "
+                f"write that instead of '{visible(key)}'"
+            )
 
 
 def _beside(unread: Sequence[str]) -> str:
@@ -182,7 +213,7 @@ def _weight(turn: Mapping[str, object], role: str, name: str) -> int | None:
     if not is_absent(turn.get("train_detail")):
         raise UserError(f"{name}.train_detail: parts of a message can't be trained; remove it, or the record")
     weights: dict[str, int] = {}
-    for key in _WEIGHTS:
+    for key in WEIGHTS:
         value = turn.get(key)
         if value is None or (isinstance(value, float) and math.isnan(value)):
             continue
@@ -199,8 +230,11 @@ def _weight(turn: Mapping[str, object], role: str, name: str) -> int | None:
     return next(iter(weights.values()), None)
 
 
-def _calls(value: object, name: str) -> list[JsonObject]:
-    """Return tool calls in OpenAI's form, with arguments as an object."""
+def _calls(value: object, name: str, key: str, unread: list[str]) -> list[JsonObject]:
+    """Return tool calls in OpenAI's form, with arguments as an object.
+
+    What is not read of them is added to ``unread``, as a key of ``key``.
+    """
     if is_absent(value):
         return []
     value = from_json(value, name, "a list of tool calls")
@@ -212,18 +246,31 @@ def _calls(value: object, name: str) -> list[JsonObject]:
             form = "{'type': 'function', 'function': {'name': ..., 'arguments': {...}}}"
             raise UserError(f"{name}[{index}] is {shown(call)}; expected {form}")
         place = f"{name}[{index}].function.arguments"
-        arguments = function.get("arguments")
-        arguments = {} if arguments is None or arguments == "" else from_json(arguments, place, "an object")
+        named = [each for each in _ARGUMENTS if not is_absent(function.get(each))]
+        if len(named) > 1:
+            raise UserError(f"{name}[{index}] has {' and '.join(named)}, which are one field; keep 'arguments'")
+        arguments = from_json(function[named[0]], place, "an object") if named else {}
+        arguments = {} if arguments is None else arguments
         if not isinstance(arguments, Mapping):
             raise UserError(f"'{place}' is {shown(arguments)}; expected an object, or the same as JSON text")
         identifier = {} if is_absent(call.get("id")) else {"id": str(call["id"])}
+        unread.extend(each for each in _unread_of_call(call, function, key) if each not in unread)
         calls.append({**identifier, "type": "function", "function": {"name": title, "arguments": dict(arguments)}})
     return calls
 
 
-def tools_of(row: Mapping[str, object]) -> object:
-    """Return the tools of a row, under the first of :data:`TOOLS` that it has."""
-    return next((row[name] for name in TOOLS if not is_absent(row.get(name))), None)
+def _unread_of_call(call: Mapping[str, object], function: Mapping[str, object], key: str) -> list[str]:
+    """Return the keys of a tool call that are not read, as keys of ``key``; ``index`` is a position in a stream."""
+    outer, inner = {"id", "type", "index"}, {"name", *_ARGUMENTS}
+    parts = [(call, outer | inner)] if function is call else [(call, outer | {"function"}), (function, inner)]
+    return [
+        f"{key}.{name}" for part, known in parts for name in part if name not in known and not is_absent(part[name])
+    ]
+
+
+def tools_column(row: Mapping[str, object]) -> str:
+    """Return the first of :data:`TOOLS` that a row has."""
+    return next((name for name in TOOLS if not is_absent(row.get(name))), TOOLS[0])
 
 
 def read_tools(value: object) -> list[JsonObject] | None:

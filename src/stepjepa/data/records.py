@@ -13,14 +13,13 @@ from stepjepa.base.terminal import note
 from stepjepa.data.columns import MOST_NAMES, Columns, read_chat
 from stepjepa.data.messages import (
     MEDIA,
-    TOOLS,
     as_python,
     check_text_only,
     check_turns,
     is_absent,
     read_tools,
     read_variables,
-    tools_of,
+    tools_column,
     without_fillers,
 )
 
@@ -105,10 +104,11 @@ def parse_record(
         chat = read_chat(value, columns)
         trained = check_turns(chat.messages)
         views, view_columns = _check_views(value, chat.used)
-        tools, variables = read_tools(tools_of(value)), read_variables(value.get("chat_template_kwargs"))
+        tools_name = tools_column(value)
+        tools, variables = read_tools(value.get(tools_name)), read_variables(value.get("chat_template_kwargs"))
     except UserError as error:
         raise UserError(str(error), path=path, line=line) from None
-    read = {*chat.used, *view_columns, *MEDIA, *TOOLS, "chat_template_kwargs"}
+    read = {*chat.used, *view_columns, *MEDIA, tools_name, "chat_template_kwargs"}
     return Record(
         messages=tuple(chat.messages[:trained]),
         views=views,

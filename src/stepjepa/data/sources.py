@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from stepjepa.base.errors import UserError
+from stepjepa.base.errors import UserError, shown
 from stepjepa.base.files import existing_file, holds_half, read_jsonl, read_text
 from stepjepa.base.json_object import JsonObject
 from stepjepa.data.columns import ASSISTANT, CHATS, SYSTEM, USER, Columns
@@ -167,7 +167,11 @@ def _read_json(path: Path, wrong: Wrong) -> Rows:
         if isinstance(row, dict) and not holds_half(row):
             yield number, row
         else:
-            fault = f"element {number} is no object, or holds half of a character (a lone surrogate); remove it"
+            fault = f"element {number} holds half of a character (a lone surrogate); remove it"
+            if not isinstance(row, dict):
+                fault = f"element {number} is {shown(row)}; expected an object with the fields of a record"
+                if isinstance(row, list):
+                    fault += ", so write a chat as {'messages': [...]}"
             wrong(UserError(fault, path=path), number)
 
 
@@ -317,14 +321,17 @@ FORMATS: dict[str, Callable[[Path, Wrong], Rows]] = {
 def _read_dataset(name: str, split: str | None, subset: str | None) -> Rows:
     import datasets
 
+    saved = subset is None and any((Path(name) / file).is_file() for file in ("state.json", "dataset_dict.json"))
     try:
         # All splits are fetched in any case; loading them together lets the error list them.
-        splits = datasets.load_dataset(name, subset)
+        splits = datasets.load_from_disk(name) if saved else datasets.load_dataset(name, subset)
     except Exception as error:  # a data set, its files or the hub's library may raise anything
         fault = _first_line(error) + (f" ({_first_line(error.__cause__)})" if error.__cause__ else "")
         raise UserError(
             f"can't be loaded: {fault}; check name, subset and network, or pass a file", path=name
         ) from None
+    if isinstance(splits, datasets.Dataset):  # saved alone, by its `save_to_disk`
+        splits = {str(splits.split or "train"): splits}
     if split is None and len(splits) == 1:
         split = next(iter(splits))
     if split not in splits:

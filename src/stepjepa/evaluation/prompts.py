@@ -6,12 +6,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stepjepa.base.errors import UserError
+from stepjepa.base.errors import UserError, shown
+from stepjepa.base.json_object import JsonObject
+from stepjepa.chat.content import content_part
 from stepjepa.chat.served import difference, served_prompt
 from stepjepa.chat.template import ChatTemplate, PlainTemplate
 from stepjepa.chat.tokens import TextTokenizer
 from stepjepa.data.records import Record
 from stepjepa.models.sampling import Span
+from stepjepa.tasks.answers import composed
 from stepjepa.tasks.base import Continuation, record_error
 
 if TYPE_CHECKING:
@@ -99,6 +102,7 @@ def notes_on_prompts(
     lacks_tools = not template.writes_tools and any(record.tools for record in records.values())
     notes = ["not used: tools; the template writes none"] if lacks_tools else []
     first = sorted(examples, key=lambda example: example.index)[:_COMPARED]
+    notes += _notes_on_spelling(first, records, tokenizer)
     if not isinstance(template, ChatTemplate):
         return notes
     for example in first:
@@ -112,6 +116,26 @@ def notes_on_prompts(
             remedy = "'stepjepa export' of a run writes a folder whose template gives the prompts of training"
             return [*notes, f"programs that serve this folder ask otherwise (line {record.line}: {fault}); {remedy}"]
     return notes
+
+
+def _notes_on_spelling(
+    examples: Sequence[Example], records: Mapping[int, Record], tokenizer: PreTrainedTokenizerBase
+) -> list[str]:
+    """Say that the tokenizer can't write right answers as they are: it lowers their case, or lacks characters."""
+    changed = []
+    for example in examples:
+        options: JsonObject = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+        written = str(tokenizer.decode(example.gold.ids[example.gold.start :], **options))
+        truth = content_part(records[example.index].answer).strip()
+        if "".join(composed(truth).split()) not in "".join(composed(written).split()):
+            changed.append((records[example.index].line, truth, written))
+    if not changed:
+        return []
+    line, truth, written = changed[0]
+    count = f"{len(changed)} of the first {len(examples)} right answers"
+    return [
+        f"the tokenizer changes {count}, which can't be given exactly (line {line}: {shown(truth)}: {shown(written)})"
+    ]
 
 
 def _continuation_span(record: Record, continuation: Continuation, texts: TextTokenizer, template: Template) -> Span:

@@ -95,7 +95,7 @@ def check_served(
     if not isinstance(template, ChatTemplate):
         return f"no chat format, so no server has a prompt; generation stops at {_named(template.stop_tokens)}"
     by_line = {record.line: record for record in tokenized}
-    compared, untrained = 0, Counter[str]()
+    compared, unknown, untrained = 0, 0, Counter[str]()
     for record in records:
         if record.line not in by_line:
             continue
@@ -120,7 +120,7 @@ def check_served(
             if int(turn.answer[-1]) not in stops:
                 last = shown(decoded(tokenizer, turn.answer[-1:]))
                 raise ValueError(f"{where} {index + 1}: it is trained up to {last}, at which generation does not stop")
-            _check_texts(tokenizer, record.messages[index], turn, f"{where} {index + 1}")
+            unknown += not _check_texts(tokenizer, record.messages[index], turn, f"{where} {index + 1}")
         untrained.update(turn.untrained for turn in record_tokenizer.turns(record) if turn.untrained)
     if not compared:
         raise ValueError("no turn is left to compare: max_length cuts every record in its prompt; raise it")
@@ -130,6 +130,7 @@ def check_served(
         line
         + _named(template.stop_tokens)
         + (f"; rendered, and neither prompt nor trained: {rendered}" if rendered else "")
+        + (f"; answers with characters that the tokenizer does not know: {unknown}" if unknown else "")
     )
 
 
@@ -208,15 +209,21 @@ def _stop_ids(folder: str | os.PathLike[str]) -> set[int]:
     return {*ends} if isinstance(ends, list) else {ends} - {None}
 
 
-def _check_texts(tokenizer: PreTrainedTokenizerBase, message: Message, turn: ShownTurn, where: str) -> None:
-    """Raise a ``ValueError`` if the trained tokens of a turn lack a text of its message."""
-    if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in turn.answer:
-        return  # the tokenizer can't spell all of it
+def _check_texts(tokenizer: PreTrainedTokenizerBase, message: Message, turn: ShownTurn, where: str) -> bool:
+    """Raise a ``ValueError`` if the trained tokens of a turn lack a text of its message.
+
+    Returns:
+        Whether the tokenizer can spell all of it.
+    """
+    # The stop token, which may also stand for unknown characters, is no part of the texts.
+    if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in turn.answer[:-1]:
+        return False
     answer = squeezed(tokenizer, decoded(tokenizer, turn.answer))
     for key, text in _texts(message):
         spellings = (text, json.dumps(text, ensure_ascii=False)[1:-1], json.dumps(text)[1:-1])
         if not any(squeezed(tokenizer, each) in answer for each in spellings):
             raise ValueError(f"{where}: '{key}' ({shown(text)}) is not trained")
+    return True
 
 
 def _texts(message: Message) -> Iterator[tuple[str, str]]:

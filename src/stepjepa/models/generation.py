@@ -91,6 +91,8 @@ class Generator:
         # Some models separate thought and content by special tokens.
         if not any(mark in text for mark in MARKS):
             text = str(self.tokenizer.decode(generated[:end], skip_special_tokens=True, **options))
+        if end is not None and (closer := self.template.closer.strip()) and text.rstrip().endswith(closer):
+            text = text.rstrip().removesuffix(closer)
         return Answer(text, end is not None, len(generated) if end is None else end + 1)
 
     @torch.inference_mode()

@@ -11,7 +11,7 @@ from stepjepa.base.errors import UserError
 from stepjepa.base.json_object import JsonObject
 from stepjepa.config.option import option
 from stepjepa.data.columns import read_chat
-from stepjepa.data.messages import TOOLS, check_text_only, is_absent, read_tools, read_variables, tools_of
+from stepjepa.data.messages import check_text_only, is_absent, read_tools, read_variables, tools_column
 from stepjepa.data.records import BadRecords, parse_record
 from stepjepa.preparing.step_splitting import drop_thinking, split_response, tidy_step
 from stepjepa.tasks.answers import marked_answers, parse_number, same_answer
@@ -40,12 +40,12 @@ class Counts:
     read: int = 0
     dropped: Counter[str] = field(default_factory=Counter)  # rows that gave no record, by reason
     columns: tuple[str, ...] = ()  # of the first row, for error messages
-    # Column that holds a value -> whether a conversion read it.
+    # Column that holds a value, or key of its messages -> whether a conversion read it.
     was_read: dict[str, bool] = field(default_factory=dict)
 
     @property
     def unused(self) -> list[str]:
-        """The columns that no conversion read."""
+        """The columns, and keys of messages, that no conversion read."""
         return [name for name, was_read in self.was_read.items() if not was_read]
 
 
@@ -55,6 +55,7 @@ class _TrackedRow(JsonObject):
     def __init__(self, row: Row) -> None:
         super().__init__(row)
         self.columns_read: set[str] = set()
+        self.unread_keys: list[str] = []  # keys of its messages that are not read
 
     def __getitem__(self, name: str) -> object:
         self.columns_read.add(name)
@@ -96,6 +97,7 @@ def convert_rows(
             for name, value in row.items():
                 if not is_absent(value):
                     counts.was_read[name] = counts.was_read.get(name, False) or name in tracked.columns_read
+            counts.was_read |= dict.fromkeys(tracked.unread_keys, False)
     return records_made[:limit], counts
 
 
@@ -104,10 +106,13 @@ def convert_chat(row: Row, **about: str | None) -> JsonObject:
     plain = dict(row)
     check_text_only(plain)
     chat = read_chat(plain, **about)
-    more: JsonObject = {"tools": read_tools(tools_of(plain))}
+    tools = tools_column(plain)
+    more: JsonObject = {"tools": read_tools(plain.get(tools))}
     more["chat_template_kwargs"] = read_variables(plain.get("chat_template_kwargs"))
-    for name in {*chat.used, *TOOLS, *more}:
+    for name in {*chat.used, tools, *more}:
         row.get(name)  # marks the column as read; others were only inspected
+    if isinstance(row, _TrackedRow):
+        row.unread_keys = chat.unused
     return {"messages": chat.messages} | {name: value for name, value in more.items() if value is not None}
 
 
