@@ -37,6 +37,7 @@ class Interruptions:
         self._before: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        """Count a stop signal; a second report of one request within a moment is ignored."""
         if self.count and time.monotonic() - self._since < _SAME:
             return
         self.count += 1

@@ -185,6 +185,7 @@ def _records(
     sequences: Sequence[TokenSequence],
     paths: Sequence[Numbers],
 ) -> BatchRecords:
+    """Collect the facts about each record; ``paths`` holds the column of each token of each sequence."""
     main = [(sequence, path) for sequence, path in zip(sequences, paths, strict=True) if len(sequence.text)]
     starts = [np.zeros(0) if sequence.start is None else sequence.start[sequence.text] for sequence, _ in main]
     return BatchRecords(

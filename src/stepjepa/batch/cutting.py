@@ -38,6 +38,7 @@ def balanced_cut(lengths: NDArray[np.int64], shared: NDArray[np.int64], row_leng
     added = np.concatenate([[0], np.cumsum(lengths - shared)])
 
     def rows_within(cap: int) -> list[int]:
+        """Return the bounds of rows of at most ``cap`` tokens, filled one after the other."""
         bounds = [0]
         while (first := bounds[-1]) < len(lengths):
             # A row holds its first sequence in full, and the tokens that the others add.

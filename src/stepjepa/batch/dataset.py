@@ -214,6 +214,7 @@ def _prompt(flat: Ids) -> Ids:
 
 
 def _unflattened(flat: Ids) -> TokenizedRecord:
+    """Read a record from the array that :func:`flattened` wrote."""
     texts, begin = list[TokenizedRecord](), 0
     while begin < len(flat):
         line, *sizes, _ = flat[begin : begin + _HEADER].tolist()

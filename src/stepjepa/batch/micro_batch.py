@@ -111,6 +111,7 @@ class Batch(dict[str, BatchValue]):
 
     @property
     def _segments(self) -> Calls | Ragged | None:
+        """The segments of the batch: calls on a CPU, a ragged call on a GPU, None under a mask."""
         if "shapes" in self:
             names = ("query_index", "key_index", "query_count", "key_count", "output_index")
             return Calls(self._get("shapes", CallShapes).shapes, *(self._get(name, Tensor) for name in names))

@@ -65,6 +65,7 @@ def prepare(
         rows = Spooled(replace(record, views=tuple(views(record))) for record in as_records(rows))
 
     def make(file: Path | None) -> Prepared:
+        """Tokenise all records into a file, or into memory without one."""
         record_tokenizer, tokens, waiting = RecordTokenizer(tokenizer, config), Counter(all=0, main=0), as_records(rows)
         opened: Any = nullcontext(pa.BufferOutputStream()) if file is None else atomic_write(file, "wb")
         gc.disable()  # tokenising makes no cyclic garbage, and the search for it takes a third of the time

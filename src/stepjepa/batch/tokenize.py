@@ -141,6 +141,7 @@ class RecordTokenizer:
         return tokenized
 
     def _tokenize_block(self, records: Sequence[Record]) -> list[TokenizedRecord | None]:
+        """Tokenise some records together; None for a record that is left out."""
         written = [(record, *self._write(record)) for record in records]
         turns = [turn for _, of_record, _ in written for turn in of_record]
         # Equal views are tokenised once.
@@ -264,6 +265,7 @@ class RecordTokenizer:
         written: Sequence[PairText],
         encoded: Mapping[Turn | Rendered, Tokens],
     ) -> TokenizedRecord | None:
+        """Make the tokenised record of its rendered turns and pairs; None if it is left out for its length."""
         config, counts = self.config, self.counts
         texts: list[_Text] = []
         belongs: dict[int, tuple[_Text, int]] = {}  # turn -> its text, and the turn's length in it
@@ -335,6 +337,7 @@ class RecordTokenizer:
         return replace(main, further=tuple(further)) if further else main
 
     def _too_long(self, record: Record, tokens: TurnTokens) -> bool:
+        """Return whether a turn has more than ``max_length`` tokens; raise ``UserError`` if that is an error."""
         length, config = len(tokens.tokens.ids), self.config
         if length > config.max_length and config.over_length == "error":
             raise UserError(

@@ -28,6 +28,7 @@ def trained_text(record: TokenizedRecord, tokenizer: PreTrainedTokenizerBase) ->
 
 
 def _marked(text: TokenizedRecord, tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return a text with its trained parts in marks, and long parts shortened."""
     is_trained = np.zeros(len(text.ids), bool)
     is_trained[text.labels + 1] = True
     starts = [0, *(np.flatnonzero(np.diff(is_trained)) + 1).tolist(), len(text.ids)]

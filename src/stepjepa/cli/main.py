@@ -49,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(name: str, words: Sequence[str]) -> int:
+    """Run a command and return its exit code."""
     if name == "--version":
         print(f"stepjepa {importlib.metadata.version('stepjepa')}")
         return 0

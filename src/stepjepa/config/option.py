@@ -240,6 +240,7 @@ def documented(elsewhere: Elsewhere) -> Callable[[C], C]:
 
 
 def _line(each: Option) -> str:
+    """Return the entry of an option in the docstring of its class."""
     default = "" if each.default is None or each.default is MISSING else f" (default {each.default!r})"
     values = f" [{', '.join(each.choices)}]" if each.choices else ""
     return textwrap.fill(

@@ -71,6 +71,7 @@ def judge(
 
 
 def _sample(answer: Answer, scored: Scored, headline: str, *, by_text: bool) -> JsonObject:
+    """Return the fields of a line for one sample."""
     reason = RAN_ON if by_text and answer.stopped is False else scored.error or WRONG
     return {
         "generated": answer.text,
@@ -83,6 +84,7 @@ def _sample(answer: Answer, scored: Scored, headline: str, *, by_text: bool) -> 
 
 
 def _combine(samples: Sequence[JsonObject], votes: Sequence[str | None], headline: str) -> JsonObject:
+    """Return the fields of a line for several samples: mean scores, pass@N and the majority answer."""
     # The majority answer is the first sample with the most frequent vote; of equally frequent ones the first counts.
     counts = Counter(vote for vote in votes if vote is not None)
     chosen = samples[votes.index(counts.most_common(1)[0][0]) if counts else 0]

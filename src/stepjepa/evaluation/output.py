@@ -44,6 +44,7 @@ class OutputFile:
             self._read()
 
     def _read(self) -> None:
+        """Read the finished lines; raise ``UserError`` if they are of another evaluation."""
         if not self._meta_file.is_file():
             fault = f"is no output of an evaluation: {self._meta_file.name} is missing"
             raise UserError(f"{fault}; {_ANEW}", path=self.path)

@@ -139,6 +139,7 @@ def _notes_on_spelling(
 
 
 def _continuation_span(record: Record, continuation: Continuation, texts: TextTokenizer, template: Template) -> Span:
+    """Return the range of tokens of a continuation in its sequence."""
     if continuation.context is None:
         messages, tools, variables = record.chat
         turn = template.last_turn(

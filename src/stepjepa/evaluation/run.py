@@ -216,6 +216,7 @@ class Evaluation:
                 bar.update(len(lines))
 
     def _prompts_as_text(self) -> dict[int, str] | None:
+        """Return rendered prompts for a server that takes texts; None for one that takes messages."""
         settings = self.settings
         if not settings.serving.completions:
             return None
@@ -226,6 +227,7 @@ class Evaluation:
         return rendered_prompts(self.records, tokenizer, plain=settings.plain)
 
     def _engine(self, load: Loader) -> Engine:
+        """Make the engine: a server, or the model that ``load`` loads; print notes on its prompts."""
         settings, headline = self.settings, self.selection.headline
         if settings.serving.server:
             from stepjepa.evaluation.server import ServerEngine

@@ -275,6 +275,7 @@ def read_completion(data: object) -> Answer:
 
 
 def _first_choice(data: object) -> JsonObject:
+    """Return the first choice of a server's response; raise ``ServerError`` if there is none."""
     choices = data.get("choices") if isinstance(data, dict) else None
     if not isinstance(choices, list):
         raise ServerError(f"sent JSON without 'choices': {_excerpt(data)}")
@@ -286,6 +287,7 @@ def _first_choice(data: object) -> JsonObject:
 
 
 def _answer(text: str, choice: JsonObject, data: object) -> Answer:
+    """Make an answer of a choice and of the response that holds it."""
     reason = choice.get("finish_reason")
     usage = data.get("usage") if isinstance(data, dict) else None
     tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None

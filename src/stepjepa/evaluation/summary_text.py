@@ -105,6 +105,7 @@ def _headline(summary: JsonObject) -> Iterator[str]:
 
 
 def _details(summary: JsonObject) -> Iterator[str]:
+    """Yield the lines that ``--details`` adds: every score, and what the task measures beside them."""
     n = summary["n"]
     for name, score in summary["scores"].items():
         yield f"{'stopped by itself' if name == 'stopped' else name}: {_score(score, n)}"

@@ -155,6 +155,7 @@ def write_png(inspection: Inspection, path: str | os.PathLike[str], title: str) 
 
 
 def _draw_tree(axes: Axes, inspection: Inspection, lines: list[int]) -> None:
+    """Draw the branches of the tree as bars, with readouts as points."""
     from stepjepa.inspection.record import COLOURS, passing
 
     for branch, line in zip(inspection.branches, lines, strict=True):
@@ -176,6 +177,7 @@ def _draw_tree(axes: Axes, inspection: Inspection, lines: list[int]) -> None:
 
 
 def _draw_matrix(axes: Axes, inspection: Inspection) -> None:
+    """Draw the attention matrix, coloured by the branch of the key."""
     from matplotlib.colors import to_rgb
 
     from stepjepa.inspection.record import COLOURS, READ, visible_matrix, visible_text

@@ -108,6 +108,7 @@ def probe(model: PreTrainedModel) -> Findings:
 
 
 def _check(model: PreTrainedModel) -> Findings:
+    """Run a small copy of a model on texts of which one is changed, and return the findings."""
     name, sequences = type(model).__name__, _sequences()
     changed, place = sequences[0].copy(), len(sequences[0]) * 2 // 3
     changed[place] += 1

@@ -130,6 +130,7 @@ class ViewTokenizer(RecordTokenizer):
         return [View(each.ids, 0, len(each.ids), in_main=True) for each in tokens]
 
     def _alone_in_template(self, texts: Sequence[Text], contents: Sequence[str]) -> list[View]:
+        """Tokenise texts as messages alone in the template."""
         role = ("user", "assistant")[self.place]
         views = [
             self._naming(each, partial(self._alone, self.place, role, content))
@@ -140,6 +141,7 @@ class ViewTokenizer(RecordTokenizer):
         return [view.located(each, each.ids) for view, each in zip(views, tokens, strict=True)]
 
     def _behind_prompt(self, texts: Sequence[Text], contents: Sequence[str]) -> list[View]:
+        """Tokenise questions behind the system prompt of training."""
         prompts = [
             self._naming(each, partial(self._prompt, content)) for each, content in zip(texts, contents, strict=True)
         ]
@@ -208,6 +210,7 @@ class Embedder:
         return embedded if self.raw else replace(embedded, vectors=normalised(embedded.vectors))
 
     def _texts(self, texts: Sequence[Text]) -> SideEmbeddings:
+        """Embed texts, equal ones once."""
         numbers: dict[str, int] = {}
         number_of = np.array([numbers.setdefault(each.text, len(numbers)) for each in texts], np.int64)
         first = dict[str, Text]()

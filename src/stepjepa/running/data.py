@@ -91,6 +91,7 @@ def read_mixture(run: RunConfig) -> tuple[Spooled[Record], Source]:
 def _read(
     run: RunConfig, source: str, read: Callable[..., Iterator[Record]] = each_record
 ) -> tuple[Spooled[Record], Source]:
+    """Read the records of one source into a temporary file, and describe the source."""
     bad = BadRecords(run.bad_records)
     records = Spooled(read(source, bad=bad, columns=run.columns))
     if is_main_process():

@@ -220,6 +220,7 @@ def _upload(trainer: JepaTrainer) -> None:
 
 
 def _run(config: RunConfig, passed: PassedObjects, command: list[str] | None) -> JepaTrainer:
+    """Read the data, build the trainer, train, save and record the run."""
     start = time.time()
     folder, checkpoint = run_folder.open_run_folder(str(config.output_dir), config.resume_from_checkpoint, _say)
     train_records, eval_records, files = read_data(config, passed.train_dataset, passed.eval_dataset)

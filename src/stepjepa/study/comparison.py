@@ -80,6 +80,7 @@ class Comparison(ComparedArms):
         return DataFrame([self._row(arm) for arm in self.arms]).set_index("arm")
 
     def _row(self, arm: Arm) -> JsonObject:
+        """Return the row of an arm for :attr:`table`."""
         row: JsonObject = {"arm": arm.name, "seeds": len(arm.runs)}
         for key, name in self.measure_names().items():
             spread = arm.spread(key)

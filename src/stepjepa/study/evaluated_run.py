@@ -151,6 +151,7 @@ def find_run_folders(folders: Sequence[str | os.PathLike[str]]) -> list[RunFolde
 
 
 def _finished_trials(folder: Path) -> list[RunFolder]:
+    """Return the run folders of the finished trials of a sweep; raise ``UserError`` if there is none."""
     sweep = read_json(_SweepFile, folder / SWEEP_FILE, "file of a sweep", "start the sweep again")
     finished = []
     for trial in sweep.trials:
@@ -291,6 +292,7 @@ def _describe_trained_on(file: Path, summary: _Summary) -> str | None:
 
 
 def _summary_file(folder: Path, evaluation: str | None) -> Path:
+    """Return the summary of an evaluation; raise ``UserError`` unless exactly one matches."""
     names = sorted(file.name.removesuffix(SUMMARY) for file in folder.glob(f"*{SUMMARY}"))
     matching = [name for name in names if evaluation in (None, name, f"{name}.jsonl", f"{name}{SUMMARY}")]
     if len(matching) != 1:

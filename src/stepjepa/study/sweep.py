@@ -93,6 +93,7 @@ class SweepFolder:
         return {trial.name: self._state(trial) for trial in trials}
 
     def _state(self, trial: Trial) -> str:
+        """Return the state of a trial; raise ``UserError`` if its folder holds another run."""
         run, record = self.run_folder(trial), self.read_record(trial)
         if not record:
             if run.exists() and (not run.is_dir() or any(run.iterdir())):

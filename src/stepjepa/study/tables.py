@@ -190,6 +190,7 @@ def tables(comparison: ComparedArms) -> list[Table]:
 
 
 def _arms(comparison: ComparedArms) -> Table:
+    """Return the table of means and deviations of each arm."""
     names = comparison.measure_names()
     best, rows = _best(comparison), []
     for arm in comparison.arms:
@@ -205,6 +206,7 @@ def _arms(comparison: ComparedArms) -> Table:
 
 
 def _over_seeds(comparison: ComparedArms) -> Table:
+    """Return the table of differences from the baseline, tested over seeds."""
     names, rows = comparison.measure_names(), []
     for name, difference in comparison.differences.items():
         cells = [name, ", ".join(difference.equal) or "neither", str(len(difference.seeds))]
@@ -222,6 +224,7 @@ def _over_seeds(comparison: ComparedArms) -> Table:
 
 
 def _over_examples(comparison: ComparedArms) -> Table:
+    """Return the table of differences from the baseline, tested over examples."""
     has_lenient, rows = "lenient" in comparison.measure_names(), []
     for name, difference in comparison.differences.items():
         test = difference.by_example

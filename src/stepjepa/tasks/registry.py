@@ -89,6 +89,7 @@ def _note_what_is_compared(records: Sequence[Record], options: TaskOptions) -> N
 
 
 def _recognise(records: Sequence[Record]) -> type[Task]:
+    """Return the task that recognises all records; raise ``UserError`` if one recognises some alone."""
     for name, kind in TASKS.items():
         unrecognised = [record for record in records if not kind.recognises(record)]
         if not unrecognised:
@@ -144,6 +145,7 @@ def with_published_rules(task: Task) -> Task:
 
 
 def _published_first(name: str, record: Record, response: Response, scored: Scored) -> Scored:
+    """Return scores with the verdict of the published evaluation in front."""
     answer = response.text.strip().removesuffix("<|end|>").strip()
     if name == "hellaswag" and response.likelihoods is not None:
         answer = scored.extracted["answer"] or ""

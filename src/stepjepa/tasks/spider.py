@@ -61,6 +61,7 @@ class SpiderTask(Task):
         return "no database" if skip and not self._database(record).is_file() else None
 
     def _database(self, record: Record) -> Path:
+        """Return the file of the database that a record names."""
         match = _DATABASE.match(record.messages[-2]["content"])
         name = match[1] if match else ""
         if name in ("", ".", "..") or re.search(r"[/\\\0]", name):
@@ -113,6 +114,7 @@ class SpiderTask(Task):
 
     @staticmethod
     def _scored(text: str, call: Call, whole: Verdict, first: Verdict) -> Scored:
+        """Make the scores of an answer from the verdicts on the whole text and on its first statement."""
         _, gold, sql, *_ = call
         scores: dict[str, bool | float] = {
             "execution": whole.right,

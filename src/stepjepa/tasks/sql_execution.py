@@ -115,6 +115,7 @@ def run_query(
 
 
 def _read(cursor: sqlite3.Cursor, most_rows: int) -> Table:
+    """Read the rows of a query; raise ``QueryError`` for too many or too large ones."""
     if cursor.description is None:
         raise QueryError("syntax", "no statement")
     rows: list[Row] = []

@@ -70,6 +70,7 @@ class Workers:
         self._pool.join()
 
     def _outcome(self, future: ProcessFuture[object]) -> Outcome:
+        """Return what a call returned, or why it failed."""
         try:
             return Outcome(future.result())
         except BrokenProcessPool:
@@ -89,6 +90,7 @@ class Workers:
 
 @contextmanager
 def _replaced(mapping: MutableMapping[str, T], key: str, value: T) -> Iterator[None]:
+    """Replace a value of a mapping inside the block."""
     before = {key: mapping[key]} if key in mapping else {}
     mapping[key] = value
     try:

@@ -126,6 +126,7 @@ class LogCallback(TrainerCallback):
         logs: dict[str, float] | None = None,
         **kwargs: object,
     ) -> None:
+        """Append a line of logs to the file of metrics, print it, and warn once of a collapse."""
         if not state.is_world_process_zero or not logs:
             return
         path = Path(args.output_dir) / METRICS_FILE
