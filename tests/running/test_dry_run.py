@@ -18,7 +18,7 @@ from stepjepa.cli.commands import parse
 from stepjepa.cli.main import main
 from stepjepa.data.sources import read_records
 from stepjepa.models.loading import load_model
-from stepjepa.running.estimate import _scaled, describe
+from stepjepa.running.estimate_text import _scaled, describe
 from stepjepa.running.transformers import training_arguments
 from stepjepa.store.record import read_run
 from stepjepa.training.trainer import JepaTrainer

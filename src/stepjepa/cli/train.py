@@ -122,7 +122,8 @@ def add_estimate_flags(parser: Parser) -> None:
 def estimate(args: argparse.Namespace) -> JsonObject:
     """Print what ``train --dry_run`` does, and time and memory on other devices."""
     from stepjepa.running.data import read_data
-    from stepjepa.running.estimate import GIB, dry_run, on_device
+    from stepjepa.running.estimate import dry_run
+    from stepjepa.running.estimate_text import GIB, on_device
 
     peak, memory = DEVICES.get(args.device, (None, None))
     peak = args.peak_tflops * 1e12 if args.peak_tflops else peak
