@@ -249,9 +249,11 @@ def test_one_run_twice_is_compared_by_folder_and_weights(tmp_path):
     result = compare([shell, python])
     assert [arm.name for arm in result.arms] == ["shell", "py"]
     assert result.differences["py"].by_example[:2] == (0, 1)
-    assert result.verdict.startswith(
+    assert result.verdict == (
         "these are one run, trained 2 times with the same settings, seed and data; its trained weights differ; "
+        "py is right on 0 where shell is wrong, and wrong on 1 where that is right"
     )
+    assert not any("FLOPs" in note for note in result.notes)
     assert result.verdict in " ".join(str(result).split())
     assert compare([shell, python], baseline="py").baseline.name == "py"
     third = make_run(tmp_path / "third", "111", jepa=LLM)
@@ -259,7 +261,10 @@ def test_one_run_twice_is_compared_by_folder_and_weights(tmp_path):
         (folder / "model.safetensors").write_text("weights")
         evaluate(folder, "110")
     assert "trained 3 times" in compare([shell, python, third]).verdict
-    assert "trained weights are equal bit for bit; " in compare([shell, python, third]).verdict
+    assert compare([shell, python, third]).verdict.endswith(
+        "its trained weights are equal bit for bit; py is right on the same examples as shell; "
+        "third is right on the same examples as shell"
+    )
     (third / "model.safetensors").unlink()
     assert "weights are not in every folder, so they are not compared; " in compare([shell, python, third]).verdict
     other = make_run(tmp_path / "other", "110", jepa=LLM, seed=2)

@@ -1,6 +1,6 @@
 """Arms, one for each method: their runs, their differences from the baseline, and the conclusion."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -104,7 +104,9 @@ class ComparedArms:
             if (p := self.differences[name].holm) is not None and p < 1 - statistics.LEVEL
             if test is not None and test.mean > 0 and test.low is not None and test.high is not None
         }
-        parts = [] if self.one_run is None else [self.one_run]
+        if self.one_run is not None:
+            return "; ".join([self.one_run, *self._changed_answers()])
+        parts = []
         for heading in (*EQUAL, None):
             # An arm with equal steps and equal FLOPs is in both groups.
             names = [name for name, difference in self.differences.items() if heading in (difference.equal or (None,))]
@@ -127,6 +129,17 @@ class ComparedArms:
         else:
             parts.append("without two seeds in common with the baseline nothing can be shown over seeds")
         return "; ".join(parts)
+
+    def _changed_answers(self) -> Iterator[str]:
+        """Yield which answers of one run, trained several times, are right in one folder and wrong in the first."""
+        for name, difference in self.differences.items():
+            if (test := difference.by_example) is not None and test.gained == test.lost == 0:
+                yield f"{name} is right on the same examples as {self.baseline.name}"
+            elif test is not None:
+                yield (
+                    f"{name} is right on {test.gained} where {self.baseline.name} is wrong, "
+                    f"and wrong on {test.lost} where that is right"
+                )
 
     @property
     def sentences(self) -> list[str]:

@@ -175,8 +175,11 @@ def compare(
     scores = {name: protocol[name] for name in ("headline", "lenient")}
     by_settings = {_json(arm.settings): arm.name for arm in arms}
     kept_out = tuple(KeptOut(run, by_settings.get(_json(run.settings))) for run in mixed)
-    notes = (*_notes(ordered, differences), *_notes_on_launches(ordered, kept_out))
-    return Comparison(scores, test, ordered, differences, tails, notes, kept_out, one_run)
+    notes = [*_notes(ordered, differences), *_notes_on_launches(ordered, kept_out)]
+    if one_run is None and not any("FLOPs" in difference.equal for difference in differences.values()):
+        share = f"within {SAME_FLOPS:.0%} of {ordered[0].name}"
+        notes.insert(1, f"nothing here is comparable at equal FLOPs ({share}); add runs trained with `same_flop`")
+    return Comparison(scores, test, ordered, differences, tails, tuple(notes), kept_out, one_run)
 
 
 def _one_run(runs: Sequence[EvaluatedRun]) -> str | None:
@@ -337,9 +340,6 @@ def _notes(arms: Sequence[Arm], differences: dict[str, Difference]) -> Iterator[
     runs, baseline = [run for arm in arms for run in arm.runs], arms[0].name
     steps = {arm.name: " or ".join(f"{count:,}" for count in sorted({run.steps for run in arm.runs})) for arm in arms}
     yield f"optimizer steps: {'; '.join(f'{name} {counts}' for name, counts in steps.items())}"
-    if not any("FLOPs" in difference.equal for difference in differences.values()):
-        share = f"within {SAME_FLOPS:.0%} of {baseline}"
-        yield f"nothing here is comparable at equal FLOPs ({share}); add runs trained with `same_flop`"
     if max(run.mean("headline") or 0 for run in runs) < 0.01:
         yield "no run is right on 1% of the examples, so their differences say nothing yet; train longer"
     for arm in arms[1:]:

@@ -164,7 +164,7 @@ def legend(comparison: ComparedArms) -> list[str]:
     base = comparison.baseline.name
     mark = ["*: the highest mean"] if _best(comparison) else []
     return [
-        "arm: runs that differ only in their seed",
+        "arm: a folder of the run" if comparison.one_run else "arm: runs that differ only in their seed",
         f"right answers: {score_words(comparison.scores['headline'])}; mean over the runs ± their standard deviation",
         *mark,
         f"difference: to {base}, mean over the seeds that both have [95% interval]",
