@@ -152,6 +152,13 @@ def test_flags_that_can_not_be(
     assert hub.requests == []
 
 
+def test_a_file_is_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"weights")
+    assert export("--model_path", tmp_path / "model.gguf", "--output_dir", tmp_path / "new") == 2
+    assert "model.gguf: is a file; name the folder of a run or of a checkpoint" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
 @pytest.fixture
 def dated(material: Path, tmp_path: Path) -> Path:
     """A run whose template writes today's date, as runs of 0.2.0 may have it."""

@@ -41,6 +41,7 @@ def test_layouts_of_a_mode(mode: Any, name: str) -> None:
             "mode: expected one of regular, llm-jepa, step-jepa, got 'jepa'; did you mean llm-jepa or step-jepa?",
         ),
         ({"mode": "llm_jepa"}, "got 'llm_jepa'; did you mean llm-jepa?"),
+        ({"layout": "inplace"}, "for mode llm-jepa; choose separate or branched; it is a layout of step-jepa"),
         ({"layout": "seperate"}, "choose separate or branched; did you mean separate?"),
         ({"layout": "side"}, "layout 'side' does not exist for mode llm-jepa; choose separate or branched"),
         ({"predictors": -1}, "predictors: expected 0 or more, got -1"),

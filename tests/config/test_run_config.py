@@ -155,6 +155,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"jepa": JepaConfig(ema_decay=0.5)}, "`ema_decay` does nothing without `target_grad ema`"),
     ({"lora": LoraSettings(), "pretrain": True}, "`lora` needs trained weights"),
     ({"same_flop": True, "trainer": {"max_steps": 5}}, "`same_flop` works out the number of steps"),
+    ({"trainer": {"bf16": True, "fp16": True}}, "`bf16` and `fp16` exclude each other"),
     ({"jepa": JepaConfig(plain=True), "chat_template": "x"}, "`plain` and `chat_template` exclude each other"),
 ]
 

@@ -24,7 +24,7 @@ from stepjepa.config.option import (
     options_of,
     short_repr,
 )
-from stepjepa.views.layouts import changes_text, layouts_of, name_layout
+from stepjepa.views.layouts import changes_text, layouts_of, modes_of, name_layout
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 """Dtypes of the weights; ``auto`` is the dtype of the checkpoint."""
@@ -207,7 +207,9 @@ class JepaConfig:
             self.layout = layouts[0]
         elif self.layout not in layouts:
             fault = f"layout '{self.layout}' does not exist for mode {self.mode}; choose {' or '.join(layouts)}"
-            raise ValueError(fault + did_you_mean(self.layout, layouts))
+            modes = " and ".join(modes_of(self.layout))
+            remedy = f"; it is a layout of {modes}" if modes else did_you_mean(self.layout, layouts)
+            raise ValueError(fault + remedy)
         if self.predictors is None:
             self.predictors = DEFAULT_PREDICTORS[self.mode]
         # In JSON it is a list.

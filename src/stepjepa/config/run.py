@@ -206,6 +206,8 @@ class RunConfig:
             both = [name for name in names if values[name] not in (None, False)]
             if len(both) > 1:
                 raise UserError(f"`{both[0]}` and `{both[1]}` exclude each other; leave one out")
+        if self.trainer.get("bf16") and self.trainer.get("fp16"):
+            raise UserError("`bf16` and `fp16` exclude each other; leave one out")
         if self.lora is not None and (self.pretrain or str(self.model_name).startswith("preset:")):
             raise UserError("`lora` needs trained weights, and presets have random weights, as with `pretrain`")
         if self.group_by is not None and not self.jepa.share_prefixes:

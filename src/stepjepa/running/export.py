@@ -57,6 +57,8 @@ def export(settings: ExportSettings) -> None:
     check_effects(vars(settings), ExportSettings)
     from stepjepa.store import hub
 
+    if Path(settings.model_path).is_file():
+        raise UserError("is a file; name the folder of a run or of a checkpoint", path=settings.model_path)
     folder, name = Path(settings.output_dir or settings.model_path), None
     if settings.output_dir is None:
         if not any(folder.glob("*config.json")):

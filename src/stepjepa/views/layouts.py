@@ -97,6 +97,11 @@ def layouts_of(mode: str) -> tuple[str, ...]:
     return tuple(name for name, each in LAYOUTS.items() if mode in each.modes)
 
 
+def modes_of(name: str) -> tuple[str, ...]:
+    """Return the modes that have a layout; none if there is no such layout."""
+    return LAYOUTS[name].modes if name in LAYOUTS else ()
+
+
 def changes_text(name: str | None) -> bool:
     """Return whether a layout inserts tokens into the main sequence."""
     return name in LAYOUTS and LAYOUTS[name].changes_text
