@@ -5,7 +5,8 @@ the machine does matters little. A CPU that does not multiply in bfloat16 is muc
 
     python benchmarks/precision.py                               # presets of width 128, 256 and 512
     python benchmarks/precision.py --model FOLDER --records 4    # a model of your own
-    python benchmarks/precision.py --model preset:tiny --losses 100
+
+writes ``benchmarks/results/DATE-cpu-precision.json``, of which ``tables.py`` makes the table of docs/performance.md.
 """
 
 from __future__ import annotations
@@ -15,13 +16,17 @@ import itertools
 import json
 import statistics
 import time
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import torch
+from bench import free_name
 
 from stepjepa import Jepa, JepaConfig, load_model, read_records
+from stepjepa.base.files import write_json
 
+RESULTS = Path(__file__).resolve().parent / "results"
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "llm_jepa" / "synth_train.jsonl"
 ARMS = {"regular": JepaConfig(mode="regular"), "separate": JepaConfig(mode="llm-jepa", layout="separate")}
 
@@ -34,7 +39,8 @@ def parser() -> argparse.ArgumentParser:
     add("--data", type=Path, default=DATA, help="records (synth)")
     add("--records", type=int, default=16, help="of a step (16)")
     add("--rounds", type=int, default=5, help="steps of each precision (5)")
-    add("--losses", type=int, default=0, help="train so many steps in each precision and compare their losses (0)")
+    add("--losses", type=int, default=100, help="steps of the first model in each precision, to compare losses (100)")
+    add("--output", type=Path, help="results file (benchmarks/results/DATE-cpu-precision.json)")
     return options
 
 
@@ -45,7 +51,7 @@ def step(jepa: Jepa, model: Any, batch: Any, *, half: bool, number: int = 0) -> 
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
         losses = jepa.loss(model, batch, step=number)
     losses.loss.backward()
-    return time.process_time() - start, float(losses.parts["lm_loss"])
+    return time.process_time() - start, float(losses.parts["lm_loss"].detach())
 
 
 def time_ratio(name: str, config: JepaConfig, records: list[Any], rounds: int) -> dict[str, float]:
@@ -69,11 +75,11 @@ def losses(name: str, config: JepaConfig, records: list[Any], size: int, steps: 
     jepa = Jepa(model, tokenizer, config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     batches = itertools.cycle([records[at : at + size] for at in range(0, len(records) - size + 1, size)])
-    seconds = []
+    values = []
     for number, part in zip(range(steps), batches, strict=False):
-        seconds.append(step(jepa, model, jepa.collate(part), half=half, number=number)[1])
+        values.append(step(jepa, model, jepa.collate(part), half=half, number=number)[1])
         optimizer.step()
-    return seconds
+    return values
 
 
 def main() -> None:
@@ -81,16 +87,23 @@ def main() -> None:
     args = parser().parse_args()
     torch.set_num_threads(1)
     records = list(itertools.islice(read_records(args.data), max(args.records, 512)))
+    lines: list[dict[str, Any]] = []
+
+    def add(name: str, arm: str, figures: dict[str, float]) -> None:
+        lines.append({"model": name, "arm": arm, "records": args.records} | figures)
+        print(json.dumps(lines[-1]), flush=True)
+
     for name, (arm, config) in itertools.product(args.model, ARMS.items()):
-        line: dict[str, Any] = {"model": name, "arm": arm, "records": args.records}
-        if args.losses:
-            both = [losses(name, config, records, args.records, args.losses, half=half) for half in (False, True)]
-            ends = [statistics.mean(each[-10:]) for each in both]
-            apart = max(abs(a - b) / a for a, b in zip(*both, strict=True))
-            line |= {"steps": args.losses, "float32": ends[0], "bfloat16": ends[1], "most_apart": apart}
-        else:
-            line |= time_ratio(name, config, records[: args.records], args.rounds)
-        print(json.dumps(line), flush=True)
+        add(name, arm, time_ratio(name, config, records[: args.records], args.rounds))
+    for arm, config in ARMS.items() if args.losses else ():
+        both = [losses(args.model[0], config, records, args.records, args.losses, half=half) for half in (False, True)]
+        ends = [statistics.mean(each[-10:]) for each in both]
+        apart = max(abs(a - b) / a for a, b in zip(*both, strict=True))
+        figures = {"steps": args.losses, "float32": ends[0], "bfloat16": ends[1], "most_apart": apart}
+        add(args.model[0], arm, figures)
+    path = args.output or free_name(RESULTS / f"{date.today()}-cpu-precision.json")
+    write_json(path, lines)
+    print(f"written: {path}")
 
 
 if __name__ == "__main__":

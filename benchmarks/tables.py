@@ -86,8 +86,8 @@ def table_of_points() -> str:
 
 def growth() -> dict[str, list[dict[str, Any]]] | None:
     """The newest results of ``growth.py``: of each axis its points; None if there are none."""
-    files = sorted((HERE / "results").glob("*-cpu-growth.json"))
-    results: dict[str, list[dict[str, Any]]] | None = json.loads(files[-1].read_text("utf-8")) if files else None
+    file = newest_file("growth")
+    results: dict[str, list[dict[str, Any]]] | None = None if file is None else json.loads(file.read_text("utf-8"))
     return results
 
 
@@ -105,6 +105,24 @@ def growth_table() -> str:
         named = dict.fromkeys(round(row["tokens of a record" if axis == "tokens" else axis]) for row in results[axis])
         lines.append((what.format(", ".join(f"{point:,}" for point in named)), *cells))
     return "\n".join(markdown(("over the first of them", "plain", "branched"), lines)) + "\n"
+
+
+def precision_table() -> str:
+    """Markdown: float32 against autocast to bfloat16 on a CPU, from the newest results of ``precision.py``."""
+    file = newest_file("precision")
+    if file is None:
+        return ""
+    measured = json.loads(file.read_text("utf-8"))
+    rows = []
+    for one in measured:
+        name = f"`{one['model']}`, {one['arm']}"
+        if "median" in one:
+            rows.append((name, f"float32 takes {spread(one)} times as long"))
+            continue
+        ends = f"{one['float32']:.3f} in float32, {one['bfloat16']:.3f} in bfloat16"
+        apart = f"at most {one['most_apart']:.0%} apart in a step"
+        rows.append((f"{name}, {one['steps']} steps", f"LM loss, mean of the last ten: {ends}; {apart}"))
+    return "\n".join(markdown(("model, arm", "float32 against bfloat16"), rows)) + "\n"
 
 
 def gpu_tables() -> str:
@@ -226,6 +244,7 @@ if __name__ == "__main__":
         "tables.py": table,
         "tables.py, points": pictures_and_table_of_points,
         "tables.py, growth": growth_table,
+        "tables.py, precision": precision_table,
         "tables.py, gpu": gpu_tables,
     }
     for name, make in tables.items():

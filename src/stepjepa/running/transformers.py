@@ -16,7 +16,7 @@ from stepjepa.training.checks import check_arguments, launched_together
 
 # Least width of a model for which autocast to bfloat16 is faster on a CPU that supports it; narrower ones lose more by
 # conversions than their products gain (``python benchmarks/precision.py``).
-BF16_WIDTH = 512
+BF16_WIDTH = 256
 # Processes that collate micro-batches while a GPU computes; one would do for a small model.
 GPU_WORKERS = 2
 
