@@ -125,6 +125,22 @@ def precision_table() -> str:
     return "\n".join(markdown(("model, arm", "float32 against bfloat16"), rows)) + "\n"
 
 
+def embedding_table() -> str:
+    """Markdown: embedding texts against sentence-transformers, from the newest results of each suite."""
+    suites: dict[str, Any] = {}
+    for file in files("embeddings"):
+        suites |= json.loads(file.read_text("utf-8"))["suites"]
+    rows = []
+    for name, measured in suites.items():
+        tokens = f"{measured['tokens_of_a_text']:.0f}"
+        if measured["tokens_of_the_system_prompt"]:
+            tokens += f" behind {measured['tokens_of_the_system_prompt']}"
+        ratio = f"{spread(measured['over_sentence_transformers'])}, aim {measured['aim']}"
+        rows.append((name, f"{measured['texts']:,}", tokens, ratio, f"{measured['largest_difference']:.0e}"))
+    columns = "texts", "number", "tokens of one", "texts a second over sentence-transformers'", "largest difference"
+    return "\n".join(markdown(columns, rows)) + "\n" if rows else ""
+
+
 def gpu_tables() -> str:
     """Markdown: speed of every arm on a GPU, a large model, attention alone and the LM head alone."""
     results = json.loads(newest_gpu_file().read_text(encoding="utf-8"))
@@ -193,8 +209,13 @@ def newest_gpu_file() -> Path:
 
 def newest_file(suite: str) -> Path | None:
     """The newest results file of a suite; None if there is none."""
-    files = [path for path in (HERE / "results").glob("*.json") if re.search(rf"-{suite}(-\d+)?$", path.stem)]
-    return max(files, key=lambda path: (path.stem[:10], len(path.stem), path.stem), default=None)
+    return next(reversed(files(suite)), None)
+
+
+def files(suite: str) -> list[Path]:
+    """The results files of a suite, the newest last."""
+    those = [path for path in (HERE / "results").glob("*.json") if re.search(rf"-{suite}(-\d+)?$", path.stem)]
+    return sorted(those, key=lambda path: (path.stem[:10], len(path.stem), path.stem))
 
 
 def newest(suite: str) -> dict[str, Any]:
@@ -245,6 +266,7 @@ if __name__ == "__main__":
         "tables.py, points": pictures_and_table_of_points,
         "tables.py, growth": growth_table,
         "tables.py, precision": precision_table,
+        "tables.py, embeddings": embedding_table,
         "tables.py, gpu": gpu_tables,
     }
     for name, make in tables.items():
