@@ -32,6 +32,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # Files and folders whose tests take long.
 LONG = ("test_environment.py", "invariants", "docs", "examples", "golden", "training", "study", "cli", "evaluation")
+LONG += ("tasks", "models")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
