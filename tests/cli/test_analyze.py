@@ -15,6 +15,7 @@ from stepjepa.cli.main import main
 from stepjepa.data.sources import read_records
 from stepjepa.evaluation.embeddings import similarity_config
 from stepjepa.evaluation.run import compare_views
+from stepjepa.inspection import analysis
 from stepjepa.inspection.analysis import output_files
 from stepjepa.models.loading import load_for_inference
 
@@ -47,6 +48,12 @@ def runs(tmp_path_factory: Any, trained_tokenizer: Any, data: Path) -> dict[str,
     for name, own in flags.items():
         assert main(list(map(str, ["train", *shared, "--output_dir", folder / name, *own]))) == 0
     return {"base": folder / "base", **{name: folder / name for name in flags}}
+
+
+@pytest.fixture
+def blank_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is looked at is not the picture, whose drawing takes most of an analysis."""
+    monkeypatch.setattr(analysis, "save_figure", lambda _, file: Path(file).write_bytes(b"blank"))
 
 
 def analyze(*flags: object) -> int:
@@ -99,6 +106,7 @@ def test_models_stand_side_by_side_on_the_same_pairs(
     assert "step: step-jepa views, source step read behind 2 predictor tokens" in table
 
 
+@pytest.mark.usefixtures("blank_picture")
 def test_any_layer_of_a_model_without_a_run(runs: dict[str, Path], data: Path, tmp_path: Path) -> None:
     flags = ["--layer", 1, "--pooling", "mean"]
     ((base,), _) = analysed([runs["base"]], data, tmp_path / "base", *flags)
@@ -109,6 +117,7 @@ def test_any_layer_of_a_model_without_a_run(runs: dict[str, Path], data: Path, t
     assert not np.allclose(result["0/source"], last["0/source"], atol=1e-2)
 
 
+@pytest.mark.usefixtures("blank_picture")
 def test_the_system_prompt_is_that_of_training(runs: dict[str, Path], data: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.jsonl"
     lines = [json.loads(line) for line in data.read_text().splitlines()]
@@ -123,6 +132,7 @@ def test_the_system_prompt_is_that_of_training(runs: dict[str, Path], data: Path
     assert not np.allclose(sources[0], sources[2], atol=1e-2)
 
 
+@pytest.mark.usefixtures("blank_picture")
 def test_an_earlier_analysis_is_kept(runs: dict[str, Path], data: Path, tmp_path: Path, capsys: Any) -> None:
     flags = ["--model_path", runs["llm"], "--test_file", data, "--output_dir", tmp_path]
     assert analyze(*flags) == 0
