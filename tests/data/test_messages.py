@@ -143,6 +143,7 @@ def test_sharegpt_with_tools(names: tuple[str, str]) -> None:
         ({"tool_calls": [PARIS], "function_call": BARE}, "has both 'function_call' and 'tool_calls'"),
         ({"trainable": False}, r"messages\[1\].trainable is 'False'; whether .* 'weight', 0 or 1: write that instead"),
         ({"loss_mask": 0}, r"messages\[1\].loss_mask is '0'; whether a message is trained is 'weight'"),
+        ({"masked": "False"}, r"messages\[1\].masked is 'False'; whether a message is trained is 'weight'"),
         ({"mask": True}, r"messages\[1\].mask is 'True'; whether a message is trained is 'weight'"),
         ({"name": 3}, r"messages\[1\].name is '3'; expected a text"),
     ],
@@ -226,6 +227,7 @@ def test_a_label_that_is_no_truth_value_is_no_preference() -> None:
 def test_what_nothing_reads_is_named() -> None:
     first = read({**USER, "id": 5}, ASSISTANT, source="web", ground_truth="7", empty=None, images=[])
     second = read(USER, {**ASSISTANT, "score": 0.5}, text="both", gap=float("nan"))
+    assert describe_unused([read(USER, {**ASSISTANT, "train_set": "web"})]) == ["not used: messages[].train_set"]
     assert describe_unused([first, second]) == ["not used: messages[].id, source, messages[].score, text"]
     # Two keys of one meaning: the second one is named if it says something else.
     other = read({**USER, "value": "r", "from": "gpt"}, {**ASSISTANT, "value": "a"}, tools=[BARE], functions=[TOOL])

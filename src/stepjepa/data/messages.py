@@ -131,8 +131,9 @@ def _is_read(turn: Mapping[str, object], key: str) -> bool:
 
 def _check_no_other_weight(turn: Mapping[str, object], unread: Sequence[str], name: str) -> None:
     """Raise UserError for a key that says in a form of its own whether the message is trained."""
-    for key in unread:
-        if not _OF_TRAINING.isdisjoint(key.lower().split("_")):
+    for key in filter(turn.__contains__, unread):  # without those of its tool calls
+        is_mark = not isinstance(turn[key], str) or str(turn[key]).strip().lower() in {"true", "false", "0", "1"}
+        if is_mark and not _OF_TRAINING.isdisjoint(key.lower().split("_")):
             raise UserError(
                 f"{name}.{key} is {shown(turn[key])}; whether a message is trained is 'weight', 0 or 1: "
                 f"write that instead of '{visible(key)}'"
