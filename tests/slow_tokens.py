@@ -4,11 +4,30 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from stepjepa.batch.tokenize import Tokens
+from stepjepa.chat.tokens import Tokens
+
+
+class SlowTokens(NamedTuple):
+    """A text as tokens: their ids, the first character of each, and one past its last."""
+
+    ids: Any
+    starts: Any
+    ends: Any
+
+    def check(self, tokens: Tokens, text: str) -> None:
+        """Assert that ``tokens`` are the same: their ids, and which of them begin or end where."""
+        assert tokens.ids.tolist() == self.ids.tolist(), text
+        for character in range(len(text) + 2):
+            assert tokens.first_from(character) == np.searchsorted(self.starts, character, "left"), (text, character)
+            assert tokens.first_overlapping(character) == np.searchsorted(self.ends, character, "right"), (
+                text,
+                character,
+            )
+
 
 # For each tokenizer how many tokens it has, itself, its special tokens, and a copy.
 _KNOWN: dict[int, tuple[int, Any, dict[str, int], Any]] = {}
@@ -22,7 +41,7 @@ def _known(tokenizer: Any) -> tuple[dict[str, int], Any]:
     return _KNOWN[id(tokenizer)][2:]
 
 
-def slow_tokens(tokenizer: Any, text: str, contents: Sequence[tuple[int, int]]) -> Tokens:
+def slow_tokens(tokenizer: Any, text: str, contents: Sequence[tuple[int, int]]) -> SlowTokens:
     """What a text is to be, for tokenizers that look at every stretch between special tokens by itself.
 
     Args:
@@ -62,6 +81,6 @@ def slow_tokens(tokenizer: Any, text: str, contents: Sequence[tuple[int, int]]) 
     return _as_tokens(ids, offsets)
 
 
-def _as_tokens(ids: list[int], offsets: list[tuple[int, int]]) -> Tokens:
+def _as_tokens(ids: list[int], offsets: list[tuple[int, int]]) -> SlowTokens:
     starts, ends = np.asarray(offsets, np.int32).reshape(-1, 2).T
-    return Tokens(np.asarray(ids, np.int32), starts, ends)
+    return SlowTokens(np.asarray(ids, np.int32), starts, ends)

@@ -14,7 +14,7 @@ from stepjepa.chat import template as templates
 from stepjepa.chat.beginnings import Beginnings
 from stepjepa.chat.growth import MARK, marked_template
 from stepjepa.chat.template import ChatTemplate
-from stepjepa.chat.turns import Turn
+from stepjepa.chat.turn_text import Turn
 
 ODD = [
     "\n A?  \n",

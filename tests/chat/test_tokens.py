@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -15,8 +16,10 @@ from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.chat.template import ChatTemplate, PlainTemplate
 from stepjepa.chat.tokens import (
     TextTokenizer,
+    _tokenize,
     add_predictor_tokens,
     all_predictor_ids,
+    overlap,
     predictor_ids,
     predictor_token,
 )
@@ -26,6 +29,16 @@ from stepjepa.evaluation.prompts import make_examples
 from stepjepa.models.presets import train_tokenizer
 from stepjepa.tasks.base import Continuation
 from stepjepa.views.sequences import SampledRecord
+
+
+class MadeUpTurn(NamedTuple):
+    """A turn whose special tokens were all written by a template."""
+
+    text: str
+    answer: int
+    own: Any = ()
+    prompt_own: Any = ()
+
 
 SPELT = "<|predictor_1|><|eot_id|> <|im_start|>x<|im_end|>\n<|endoftext|>"
 MODES: dict[str, dict[str, Any]] = {
@@ -135,22 +148,23 @@ def test_stand_ins_give_the_tokens_of_every_stretch_by_itself(real_tokenizer: Ca
         texts.append(text + special[0])
         contents.append(spans)
     made = TextTokenizer(tokenizer)
-    assert 0 < sum(map(made.spelt, texts, contents)) < len(texts)
+    assert 0 < sum(map(overlap, map(made.special_spans, texts), contents)) < len(texts)
     # Together, and one by one.
     for result in (
         made(texts, contents),
         [made([text], [spans])[0] for text, spans in zip(texts, contents, strict=True)],
     ):
         for tokens, text, spans in zip(result, texts, contents, strict=True):
-            for one, other in zip(tokens, slow_tokens(tokenizer, text, spans), strict=True):
-                assert one.tolist() == other.tolist(), text
+            slow_tokens(tokenizer, text, spans).check(tokens, text)
     assert tokenizer(special[0])["input_ids"] == [tokenizer.convert_tokens_to_ids(special[0])], "left as it was"
 
 
 def test_a_token_that_reaches_over_an_end_of_a_content_is_none(trained_tokenizer: Any) -> None:
     made = TextTokenizer(trained_tokenizer)
     spans = [(0, 1), (0, 2), (1, 11), (10, 11), (3, 4)]
-    assert [made.spelt("a<|im_end|>", [span]) for span in spans] == [False, True, True, True, True]
+    special = made.special_spans("a<|im_end|>")
+    assert special == [(1, 11)]
+    assert [overlap(special, [span]) for span in spans] == [False, True, True, True, True]
 
 
 def test_a_prompt_is_tokenised_once_whatever_follows(trained_tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,4 +204,55 @@ def test_a_prompt_is_tokenised_once_whatever_follows(trained_tokenizer: Any, mon
 )
 def test_a_special_token_in_a_content(contents: list[tuple[int, int]], wanted: bool, trained_tokenizer: Any) -> None:
     # Characters 3 to 12 are a token.
-    assert TextTokenizer(trained_tokenizer).spelt("ab <|im_end|> cd", contents) is wanted
+    special = TextTokenizer(trained_tokenizer).special_spans("ab <|im_end|> cd")
+    assert overlap(special, contents) is wanted
+    # Many contents are sorted first.
+    assert overlap(special, [*contents, *[(5, 5)] * 97]) is wanted
+
+
+@pytest.mark.parametrize("name", ["qwen2.5", "olmo2", "minimind"])
+def test_turns_are_prompt_and_whole_by_themselves(real_tokenizer: Callable[..., Any], name: str) -> None:
+    """Cut at once, or each alone; with answers that begin inside a token of the whole."""
+    tokenizer = real_tokenizer(name)
+    special = [str(token) for token in tokenizer.added_tokens_decoder.values()]
+    generator = np.random.default_rng(13)
+    words = ["a", " b", "\n", "\n\n", "ünï", "7", "  ", "<think>", "🙂", "?", *special]
+    turns = []
+    for _ in range(211):
+        parts = generator.choice(words, int(generator.integers(1, 17))).tolist()
+        text = "".join(parts)
+        between = len("".join(parts[: int(generator.integers(0, len(parts)))]))
+        turns.append(MadeUpTurn(text, between if generator.random() < 0.7 else int(generator.integers(0, len(text)))))
+    made, alone = TextTokenizer(tokenizer), TextTokenizer(tokenizer)
+    apart = 0
+    for turn, (tokens, answer, is_apart, spans) in zip(turns, made.turns(turns), strict=True):
+        prompt, whole = slow_tokens(tokenizer, turn.text[: turn.answer], []), slow_tokens(tokenizer, turn.text, [])
+        assert answer == len(prompt.ids)
+        assert is_apart == (whole.ids[:answer].tolist() != prompt.ids.tolist())
+        assert spans == alone.special_spans(turn.text)
+        if not is_apart:
+            whole.check(tokens, turn.text)
+        else:
+            (rest,) = alone.without_dummy_blank([turn.text[turn.answer :]], [[]])
+            assert tokens.ids.tolist() == [*prompt.ids.tolist(), *rest.ids.tolist()]
+            assert tokens.first_from(turn.answer) == answer
+        apart += is_apart
+    assert 7 < apart < 204
+
+
+def test_the_tokenizers_own_settings_hold_and_its_own_methods_are_called(trained_tokenizer: Any) -> None:
+    texts, tokenizer = ["one two three four", "five <|im_end|> six", ""], copy.deepcopy(trained_tokenizer)
+    wanted = [piece.ids.tolist() for piece in _tokenize(trained_tokenizer, texts)]
+    assert wanted == trained_tokenizer(texts, add_special_tokens=False)["input_ids"]
+    tokenizer.backend_tokenizer.enable_truncation(2)
+    tokenizer.backend_tokenizer.enable_padding(length=53)
+    tokenizer.backend_tokenizer.encode_special_tokens = True
+    assert [piece.ids.tolist() for piece in _tokenize(tokenizer, texts)] == wanted
+
+    class Louder(type(tokenizer)):  # type: ignore[misc]  # the class of an instance
+        def _encode_plus(self, text: Any, *args: Any, **options: Any) -> Any:
+            return super()._encode_plus([each.upper() for each in text], *args, **options)
+
+    tokenizer.__class__ = Louder
+    loud = [piece.ids.tolist() for piece in _tokenize(tokenizer, texts)]
+    assert loud == trained_tokenizer([text.upper() for text in texts], add_special_tokens=False)["input_ids"] != wanted

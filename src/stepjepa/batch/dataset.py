@@ -284,5 +284,8 @@ def _common_prefix(first: Ids, second: Ids) -> int:
 
 def _turn_lengths(text: TokenizedRecord) -> list[int]:
     """Return the length of each trained turn of a text, its prompt included: the end of its run of labels."""
-    last = np.flatnonzero(np.diff(text.labels, append=-1) != 1)
-    return [int(end) + 2 for end in text.labels[last]]
+    labels = text.labels
+    if len(labels) and labels[-1] - labels[0] == len(labels) - 1:
+        return [int(labels[-1]) + 2]
+    last = np.flatnonzero(np.diff(labels, append=-1) != 1)
+    return [int(end) + 2 for end in labels[last]]

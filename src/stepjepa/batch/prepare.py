@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from importlib.metadata import version
@@ -57,16 +57,22 @@ def prepare(
     """
     if views is not None and config.mode != "llm-jepa":
         raise ValueError(f"views: expected mode 'llm-jepa', got '{config.mode}', which finds its views itself")
-    rows = _without_memory(data)
-    # A tokenised record knows its line, but not its file.
-    paths = {"<memory>"} if isinstance(rows, datasets.Dataset) else {record.path for record in rows}
-    source = paths.pop() if len(paths) == 1 else "<several files>"
+    rows, paths = _without_memory(data), dict[str, None]()
     if views is not None:
         rows = Spooled(replace(record, views=tuple(views(record))) for record in as_records(rows))
 
+    def records() -> Iterator[Record]:
+        for record in as_records(rows):
+            paths[record.path] = None
+            yield record
+
+    def source() -> str:
+        # A tokenised record knows its line, but not its file.
+        return next(iter(paths)) if len(paths) == 1 else "<several files>"
+
     def make(file: Path | None) -> Prepared:
         """Tokenise all records into a file, or into memory without one."""
-        record_tokenizer, tokens, waiting = RecordTokenizer(tokenizer, config), Counter(all=0, main=0), as_records(rows)
+        record_tokenizer, tokens, waiting = RecordTokenizer(tokenizer, config), Counter(all=0, main=0), records()
         opened: Any = nullcontext(pa.BufferOutputStream()) if file is None else atomic_write(file, "wb")
         gc.disable()  # tokenising makes no cyclic garbage, and the search for it takes a third of the time
         try:
@@ -76,7 +82,7 @@ def prepare(
                     tokens.update(count_tokens(block, config))
                     columns = [[each.length for each in block], list(map(flattened, block))]
                     writer.write_table(pa.table(columns, schema=SCHEMA))
-                where, counts = source if len(rows) else what, record_tokenizer.counts
+                where, counts = source() if len(rows) else what, record_tokenizer.counts
                 if not counts["records"]:
                     fault = f"none of the {counts['skipped']} records can be trained on; check `max_length`"
                     raise UserError(fault, path=where)
@@ -87,19 +93,19 @@ def prepare(
             gc.enable()
         dataset = TokenizedDataset(sink.getvalue() if file is None else str(file))
         return Prepared(
-            dataset, {name: counts[name] for name in COUNTS}, dict(tokens), record_tokenizer.describe(), source, rows
+            dataset, {name: counts[name] for name in COUNTS}, dict(tokens), record_tokenizer.describe(), source(), rows
         )
 
     if cache_dir is False:
         return make(None)
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stepjepa"
-    file = Path(cache_dir or folder) / f"prepared-{fingerprint(as_records(rows), tokenizer, config)}.arrow"
+    file = Path(cache_dir or folder) / f"prepared-{fingerprint(records(), tokenizer, config)}.arrow"
     try:
         # The description is written last: without it the table counts as incomplete.
         about = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
         if about.pop("sha256") != _checksum(file, about):
             raise ValueError("the checksum differs")
-        cached = Prepared(TokenizedDataset(str(file)), **about, source=source, rows=rows)
+        cached = Prepared(TokenizedDataset(str(file)), **about, source=source(), rows=rows)
         say(f"cache: {what} as prepared before, from {file} (`no_cache` prepares anew)")
         return cached
     except (OSError, ValueError, TypeError, LookupError):

@@ -16,8 +16,8 @@ import numpy as np
 from stepjepa.base.errors import UserError, shown
 from stepjepa.base.spool import BLOCK
 from stepjepa.chat.template import NOT_USED, ChatTemplate, PlainTemplate, Rendered
-from stepjepa.chat.tokens import TextTokenizer, Tokens, TurnTokens, predictor_ids, predictor_token
-from stepjepa.chat.turns import Turn
+from stepjepa.chat.tokens import TextTokenizer, Tokens, TurnTokens, overlap, predictor_ids, predictor_token
+from stepjepa.chat.turn_text import Turn
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record, find_steps
 from stepjepa.views.layouts import LAYOUTS, message_text
@@ -272,7 +272,7 @@ class RecordTokenizer:
         too_long = [self._too_long(record, each) for each in tokens]
         counts["over length"] += any(too_long)
         counts["truncated"] += any(too_long) and config.over_length == "truncate"
-        for number, (turn, (encoding, answer, is_apart)) in enumerate(zip(turns, tokens, strict=True)):
+        for number, (turn, (encoding, answer, is_apart, special)) in enumerate(zip(turns, tokens, strict=True)):
             ids = encoding.ids[: config.max_length]
             prompt_spans = [turn.spans[place] for place in self._prompting_messages(record, turn)]
             labels = self._labels(ids, answer)
@@ -292,7 +292,7 @@ class RecordTokenizer:
             belongs[number] = text, len(ids)
             spans = [span for span in turn.spans if span[0] < span[1]]
             counts["answers tokenised apart"] += is_apart
-            counts["turns that spell special tokens"] += self._texts.spelt(turn.text, [*spans, *turn.own])
+            counts["turns that spell special tokens"] += overlap(special, [*spans, *turn.own])
         if not texts:
             counts["skipped"] += 1
             return None
@@ -329,9 +329,7 @@ class RecordTokenizer:
         counts["pairs"] += pairs
         counts["messages behind the last answer"] += record.dropped
         main, *further = (
-            TokenizedRecord(
-                text.ids, np.concatenate(text.labels), np.concatenate(text.prompt), tuple(text.pairs), record.line
-            )
+            TokenizedRecord(text.ids, _joined(text.labels), _joined(text.prompt), tuple(text.pairs), record.line)
             for text in texts
         )
         return replace(main, further=tuple(further)) if further else main
@@ -366,18 +364,25 @@ class RecordTokenizer:
 
     def _check_stop_tokens(self, record: Record, answer: Ids) -> None:
         """Raise ``UserError`` if an answer holds a stop token before its end: generation would never get beyond it."""
-        if self.config.labels == "assistant" and len(
-            inner := np.flatnonzero(np.isin(answer[:-1], self.template.stop_ids))
-        ):
-            token = shown(str(self.tokenizer.convert_ids_to_tokens(int(answer[inner[0]]))))
+        stops = self.template.stop_ids if self.config.labels == "assistant" else ()
+        inner = [index for index in answer[:-1].tolist() if index in stops]
+        if inner:
+            token = shown(str(self.tokenizer.convert_ids_to_tokens(inner[0])))
             fault = f"the answer holds {token}, at which generation stops, before its end"
             raise UserError(f"{fault}; remove it from the record", path=record.path, line=record.line)
 
 
+def _joined(parts: list[Ids]) -> Ids:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
 def _before(ranges: Sequence[tuple[int, int]], length: int) -> Ids:
     """Return the positions that predict the tokens of some ranges, among the first ``length`` tokens."""
+    if len(ranges) == 1:
+        ((start, end),) = ranges
+        # No position predicts the first token.
+        return np.arange(max(start, 1) - 1, min(end, length) - 1, dtype=np.int32)
     predicted = np.zeros(length, bool)
     for start, end in ranges:
         predicted[start:end] = True
-    # No position predicts the first token.
     return predicted[1:].nonzero()[0].astype(np.int32)

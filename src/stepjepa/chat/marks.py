@@ -72,6 +72,15 @@ def locate(
     return places
 
 
+def contents(places: Sequence[Place], count: int) -> list[Span | None]:
+    """Return the span of each message's content, without a thought in front of it; None if it is missing."""
+    spans: list[Span | None] = [None] * count
+    for part, span in places:
+        if part.kind == "content":
+            spans[part.message] = span
+    return spans
+
+
 class Located(NamedTuple):
     """The places of all texts of a chat in its rendered text."""
 

@@ -9,21 +9,25 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.json_object import JsonObject
 from stepjepa.chat import source as sources
 from stepjepa.chat.beginnings import Beginnings
+from stepjepa.chat.forms import Forms
 from stepjepa.chat.growth import marked_template
-from stepjepa.chat.marks import REASONING_KEYS, Message, Place, Span, locate
+from stepjepa.chat.marks import REASONING_KEYS, Message, Span, contents, locate
 from stepjepa.chat.served import trained_turns
 from stepjepa.chat.source import PINNED_DATE
 from stepjepa.chat.thought import ends_in_thought, last_tag, thought_in
 from stepjepa.chat.tokens import END_OF_TURN, PERCEPTION, matched_tokens
-from stepjepa.chat.turns import Turn, make_turn
+from stepjepa.chat.turn_text import Turn
+from stepjepa.chat.turns import make_turn
 
 if TYPE_CHECKING:
+    from jinja2 import Template
     from transformers import PreTrainedTokenizerBase
 
 # Private-use characters: no template writes them and no ordinary text holds them.
@@ -103,6 +107,8 @@ class ChatTemplate:
         self.closing = self._between_thought_and_content(asked, answered)
         self._learn_tools(asked)
         self._learn_ends(pair, asked, answered)
+        slow_turns = partial(self._turns, tools=None, variables=None)
+        self._forms = Forms(self._apply, slow_turns, only_adds_text=self._marked is not None)
 
     # -- rendering -----------------------------------------------------------------------------------------------------
 
@@ -120,7 +126,9 @@ class ChatTemplate:
 
     def turns(self, messages: Sequence[Message], tools: Tools = None, variables: Variables = None) -> list[Turn]:
         """Return each trained turn of the assistant behind its own served prompt; UserError if that is impossible."""
-        return self._turns(self.normalise(messages), trained_turns(messages), tools, variables)
+        chat, indices = self.normalise(messages), trained_turns(messages)
+        filled = self._forms.turns(chat, indices) if tools is None and not variables else None
+        return self._turns(chat, indices, tools, variables) if filled is None else filled
 
     def last_turn(self, messages: Sequence[Message], tools: Tools = None, variables: Variables = None) -> Turn:
         """Return the last message, the assistant's, behind its served prompt."""
@@ -224,8 +232,12 @@ class ChatTemplate:
 
         self.source = source
         with sources.reading():
-            self._compiled = _compile_jinja_template(source)
-            self._marked = marked_template(self._compiled.environment, source)
+            environment = _compile_jinja_template(source).environment
+            self._compiled: Template = environment.from_string(source)
+            self._marked = marked_template(environment, source)
+        for template in filter(None, (self._compiled, self._marked)):
+            # A chain of dicts takes Jinja as long to copy as a template to write a chat.
+            template.globals = dict(template.globals)
 
     def _apply(
         self,
@@ -258,6 +270,8 @@ class ChatTemplate:
             return None
 
     def _normalised(self, message: Message) -> JsonObject:
+        if len(message) == 2 and message["role"] != "developer":
+            return dict(message)  # role and content
         fields = {key: value for key, value in message.items() if key not in ("weight", *REASONING_KEYS)}
         if fields["role"] == "developer" and not self.has_developer_role:
             fields["role"] = "system"
@@ -350,15 +364,6 @@ class ChatTemplate:
         if stop == self._tokenizer.eos_token and stop not in self._followers.values():
             text = text[: max(own_end, len(text.rstrip()))]
         return text + stop, stop
-
-
-def contents(places: Sequence[Place], count: int) -> list[Span | None]:
-    """Return the span of each message's content, without a thought in front of it; None if it is missing."""
-    spans: list[Span | None] = [None] * count
-    for part, span in places:
-        if part.kind == "content":
-            spans[part.message] = span
-    return spans
 
 
 class PlainTemplate:

@@ -78,6 +78,16 @@ def ends_in_thought(prompt: str) -> bool:
     return prompt.rstrip().endswith(tuple(_CLOSING))
 
 
+def may_end_in_tag(text: str) -> bool:
+    """Whether :func:`ends_in_thought` may hold for a prompt that ends in ``text``, whatever stands in front of it."""
+    return any(tag.endswith(text.rstrip()) or text.rstrip().endswith(tag) for tag in _CLOSING)
+
+
+def has_tag(text: str) -> bool:
+    """Whether a text has a think tag."""
+    return _TAG.search(text) is not None
+
+
 def without_thought(content: str) -> str:
     """Return an answer without its thought and the white space behind it."""
     thought = thought_in(content)

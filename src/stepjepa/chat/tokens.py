@@ -11,9 +11,10 @@ import copy
 import json
 import random
 import re
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, pairwise
+from operator import is_, itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 Spans = Sequence[tuple[int, int]]
 """Start and end (exclusive) of each content in a text, in characters, without overlaps."""
 
-_MOST_PIECES = 20_000  # most pieces of texts that are remembered
+_MOST_PIECES = 10_000  # most pieces of texts that are remembered
 
 PERCEPTION = "<|perception|>"
 
@@ -86,24 +87,65 @@ def _add(tokenizer: PreTrainedTokenizerBase, tokens: list[str]) -> None:
     tokenizer.add_special_tokens({"extra_special_tokens": missing}, replace_extra_special_tokens=False)
 
 
-class Tokens(NamedTuple):
-    """A text as ``[L]`` tokens: their ids, the first character of each, and one past its last."""
+class Piece(NamedTuple):
+    """A piece of a text as ``[L]`` tokens."""
 
     ids: NDArray[np.int32]
-    starts: NDArray[np.int32]
-    ends: NDArray[np.int32]
+    offsets: Sequence[tuple[int, int]]  # of each token the first character in the piece, and one past its last
+    length: int  # number of characters
+
+
+Pieces = Sequence[Piece]
+"""The pieces of a text, in their order."""
+
+
+class Tokens:
+    """A text as ``[L]`` tokens: their ``ids``, and the characters of each.
+
+    ``pieces`` are those of the text in their order. A character is looked up in its own piece, so that the characters
+    of the other tokens need not be joined.
+    """
+
+    __slots__ = ("_ends", "ids", "pieces")
+
+    def __init__(self, pieces: Pieces) -> None:
+        self.pieces = pieces
+        self.ids = pieces[0].ids if len(pieces) == 1 else np.concatenate([piece.ids for piece in pieces])
+        self._ends: tuple[list[int], list[int]] | None = None
 
     def first_overlapping(self, character: int) -> int:
         """Return the index of the first token that reaches beyond a character position."""
-        return int(self.ends.searchsorted(character, side="right"))
+        characters, tokens = self._piece_ends()
+        number = bisect_right(characters, character)
+        if number == len(self.pieces):
+            return len(self.ids)
+        begin = characters[number - 1] if number else 0
+        place = bisect_right(self.pieces[number].offsets, character - begin, key=_END)
+        return place + (tokens[number - 1] if number else 0)
 
     def first_from(self, character: int) -> int:
         """Return the index of the first token that begins at or after a character position."""
-        return int(self.starts.searchsorted(character, side="left"))
+        characters, tokens = self._piece_ends()
+        number = bisect_left(characters, character)
+        if number == len(self.pieces):
+            return len(self.ids)
+        begin = characters[number - 1] if number else 0
+        place = bisect_left(self.pieces[number].offsets, character - begin, key=_START)
+        return place + (tokens[number - 1] if number else 0)
+
+    def _piece_ends(self) -> tuple[list[int], list[int]]:
+        """Return the end of each piece in the text: in characters, and in tokens."""
+        if self._ends is None:
+            lengths, counts = [piece.length for piece in self.pieces], [len(piece.ids) for piece in self.pieces]
+            self._ends = list(accumulate(lengths)), list(accumulate(counts))
+        return self._ends
+
+
+_START, _END = itemgetter(0), itemgetter(1)
 
 
 class TurnText(Protocol):
-    """A turn as text, see ``turns.Turn``: its prompt is ``text[:answer]``."""
+    """A turn as text, see ``turn_text.Turn``: its prompt is ``text[:answer]``."""
 
     @property
     def text(self) -> str: ...
@@ -121,6 +163,7 @@ class TurnTokens(NamedTuple):
     tokens: Tokens
     answer: int  # the answer's first token
     is_apart: bool = False  # the answer was tokenised by itself, since it would fuse with the prompt
+    special: Spans = ()  # where the text spells special tokens, the template's own included
 
 
 class TextTokenizer:
@@ -132,7 +175,7 @@ class TextTokenizer:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
-        self._known: dict[str, Tokens] = {}  # tokens of pieces of texts
+        self._known: dict[str, Piece] = {}
         self._added, self._cuts = _cuts(tokenizer)
         self._undecorated: TextTokenizer | None = None
         # A tokenizer that splits special tokens anyway needs no distinction.
@@ -140,7 +183,7 @@ class TextTokenizer:
         self._special = {str(token): index for index, token in added.items() if token.special}
         # If several tokens match at one place the longest wins, as in the tokenizer.
         longest_first = sorted(self._special, key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        self._special_pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
         self._copy: Any = None
         self._stands_for: dict[str, str] = {}  # special token -> its stand-in
         self._back: dict[int, int] = {}  # id of a stand-in -> id of the special token that it replaces
@@ -148,8 +191,9 @@ class TextTokenizer:
     def __call__(self, texts: Sequence[str], contents: Sequence[Spans]) -> list[Tokens]:
         """Tokenise texts, which is faster for many at once; ``contents`` are the spans of user-written text in each."""
         both = list(zip(texts, contents, strict=True))
-        spelt = [self.spelt(*each) for each in both]
-        plain = iter(self._in_pieces([text for text, here in zip(texts, spelt, strict=True) if not here]))
+        spelt = [overlap(self.special_spans(text), spans) if spans else False for text, spans in both]
+        cut = [self._cut(text) for text, here in zip(texts, spelt, strict=True) if not here]
+        plain = map(Tokens, self._of_pieces(cut))
         replaced = iter(self._with_stand_ins([each for each, here in zip(both, spelt, strict=True) if here]))
         return [next(replaced if here else plain) for here in spelt]
 
@@ -158,18 +202,37 @@ class TextTokenizer:
 
         Otherwise a token joins prompt and answer, which can't happen in a server; then the answer is tokenised alone.
         """
+        special = [self.special_spans(turn.text) for turn in turns]
+        # Of texts without special tokens in their contents, the pieces of the prompt are those of the whole.
+        is_plain = [
+            not turn.prompt_own and not overlap(spans, turn.own) for turn, spans in zip(turns, special, strict=True)
+        ]
+        plain = iter(self._turns_in_pieces([turn for turn, is_one in zip(turns, is_plain, strict=True) if is_one]))
+        others = iter(
+            self._turns_by_themselves([turn for turn, is_one in zip(turns, is_plain, strict=True) if not is_one])
+        )
+        tokens = []
+        for turn, spans, is_one in zip(turns, special, is_plain, strict=True):
+            prompt, whole = next(plain if is_one else others)
+            count = sum([len(piece.ids) for piece in prompt])
+            if _begins(whole, prompt):
+                tokens.append(TurnTokens(Tokens(whole), count, False, spans))
+            else:
+                own = [(start - turn.answer, end - turn.answer) for start, end in turn.own]
+                (answer,) = self.without_dummy_blank([turn.text[turn.answer :]], [own])
+                tokens.append(TurnTokens(Tokens([*prompt, *answer.pieces]), count, True, spans))
+        return tokens
+
+    def _turns_by_themselves(self, turns: Sequence[TurnText]) -> list[tuple[Pieces, Pieces]]:
+        """Tokenise the prompt and the whole of each turn."""
         prompts = self([turn.text[: turn.answer] for turn in turns], [turn.prompt_own for turn in turns])
         wholes = self([turn.text for turn in turns], [(*turn.prompt_own, *turn.own) for turn in turns])
-        tokens = []
-        for turn, prompt, whole in zip(turns, prompts, wholes, strict=True):
-            count = len(prompt.ids)
-            if np.array_equal(whole.ids[:count], prompt.ids):
-                tokens.append(TurnTokens(whole, count))
-            else:
-                spans = [(start - turn.answer, end - turn.answer) for start, end in turn.own]
-                (answer,) = self.without_dummy_blank([turn.text[turn.answer :]], [spans])
-                tokens.append(TurnTokens(_joined([(prompt, 0), (answer, turn.answer)]), count, True))
-        return tokens
+        return [(prompt.pieces, whole.pieces) for prompt, whole in zip(prompts, wholes, strict=True)]
+
+    def _turns_in_pieces(self, turns: Sequence[TurnText]) -> list[tuple[Pieces, Pieces]]:
+        """The same for texts whose special tokens were all written by the template."""
+        pieces = self._of_pieces([part for turn in turns for part in self._cut_turn(turn.text, turn.answer)])
+        return list(zip(pieces[::2], pieces[1::2], strict=True))
 
     def without_dummy_blank(self, texts: Sequence[str], contents: Sequence[Spans]) -> list[Tokens]:
         """Tokenise texts without the blank that some tokenizers put before every text."""
@@ -177,31 +240,37 @@ class TextTokenizer:
             self._undecorated = TextTokenizer(_without_dummy_blank(self.tokenizer))
         return self._undecorated(texts, contents)
 
-    def _in_pieces(self, texts: Sequence[str]) -> list[Tokens]:
-        """Tokenise texts whose special tokens were all written by the template."""
-        cut = [self._pieces(text) for text in texts]
-        missing = list({text for pieces in cut for text, _ in pieces if text not in self._known})
+    def _of_pieces(self, texts: Sequence[Sequence[str]]) -> list[Pieces]:
+        """Tokenise texts that were cut into pieces, equal pieces once."""
+        missing = list({piece for pieces in texts for piece in pieces if piece not in self._known})
         if len(self._known) + len(missing) > _MOST_PIECES:
             self._known = {}
-            missing = list({text for pieces in cut for text, _ in pieces})
-        self._known.update(zip(missing, _tokenize(self.tokenizer, missing), strict=True))
-        return [_joined([(self._known[text], start) for text, start in pieces]) for pieces in cut]
+            missing = list({piece for pieces in texts for piece in pieces})
+        known = self._known
+        known.update(zip(missing, _tokenize(self.tokenizer, missing), strict=True))
+        return [[known[piece] for piece in pieces] for pieces in texts]
 
-    def _pieces(self, text: str) -> list[tuple[str, int]]:
-        """Cut a text before added tokens; return each piece and its first character."""
+    def _cut(self, text: str) -> list[str]:
+        """Cut a text, whose special tokens were all written by the template, before added tokens."""
         starts = [match.start() for match in self._added.finditer(text) if match[0] in self._cuts]
-        starts = [0, *(start for start in starts if start), len(text)]
-        return [(text[start:end], start) for start, end in pairwise(starts)]
+        return _sliced(text, starts, len(text))
 
-    def spelt(self, text: str, contents: Spans) -> bool:
-        """Whether a content of a text contains a special token or part of one."""
-        spans = sorted(span for span in contents if span[0] < span[1])
-        starts, ends = [start for start, _ in spans], list(accumulate((end for _, end in spans), max))
-        for token in self._pattern.finditer(text) if spans else ():
-            before = bisect_left(starts, token.end())  # number of contents that begin before the token ends
-            if before and ends[before - 1] > token.start():
-                return True
-        return False
+    def _cut_turn(self, text: str, answer: int) -> tuple[list[str], list[str]]:
+        """Cut the prompt of a turn, ``text[:answer]``, and the whole of it, as :meth:`_cut`."""
+        safe, starts, within, last = self._cuts, list[int](), 0, 0
+        for match in self._added.finditer(text):
+            start, end = match.span()
+            if match[0] in safe:
+                starts.append(start)
+            if end <= answer:
+                within, last = len(starts), end
+        # At the prompt's end a shorter token may match than in the whole.
+        own = [match.start() for match in self._added.finditer(text, last, answer) if match[0] in safe]
+        return _sliced(text, [*starts[:within], *own], answer), _sliced(text, starts, len(text))
+
+    def special_spans(self, text: str) -> list[tuple[int, int]]:
+        """Return the spans of the special tokens that a text spells."""
+        return [match.span() for match in self._special_pattern.finditer(text)]
 
     def _with_stand_ins(self, texts: Sequence[tuple[str, Spans]]) -> list[Tokens]:
         if texts and self._copy is None:
@@ -211,13 +280,14 @@ class TextTokenizer:
             parts, position = [], 0
             # A message that the template leaves out has the empty span (0, 0).
             for start, stop in [*sorted(span for span in contents if span[0] < span[1]), (len(text), len(text))]:
-                outside = self._pattern.sub(lambda match: self._stands_for[match[0]], text[position:start])
+                outside = self._special_pattern.sub(lambda match: self._stands_for[match[0]], text[position:start])
                 parts += [outside, text[start:stop]]
                 position = stop
             replaced.append("".join(parts))
         back = self._back
         tokens = _tokenize(self._copy, replaced, split_special_tokens=True)
-        return [each._replace(ids=np.array([back.get(i, i) for i in each.ids.tolist()], np.int32)) for each in tokens]
+        own = (np.array([back.get(i, i) for i in each.ids.tolist()], np.int32) for each in tokens)
+        return [Tokens([each._replace(ids=ids)]) for each, ids in zip(tokens, own, strict=True)]
 
     def _make_copy(self) -> None:
         """Copy the tokenizer and add stand-ins of random private-use characters, which hardly any text contains."""
@@ -271,24 +341,44 @@ def _without_dummy_blank(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokeni
     return changed
 
 
-def _joined(parts: Sequence[tuple[Tokens, int]]) -> Tokens:
-    """Join the tokens of the pieces of a text; each piece comes with its first character."""
-    if len(parts) == 1 and not parts[0][1]:
-        return parts[0][0]
-    if not parts:
-        return Tokens(*(np.empty(0, np.int32) for _ in range(3)))
-    return Tokens(
-        np.concatenate([tokens.ids for tokens, _ in parts]),
-        np.concatenate([tokens.starts + start for tokens, start in parts], dtype=np.int32),
-        np.concatenate([tokens.ends + start for tokens, start in parts], dtype=np.int32),
-    )
+def overlap(tokens: Spans, contents: Spans) -> bool:
+    """Whether a content of a text contains one of its special tokens, or a part of one."""
+    if len(tokens) * len(contents) < 64:
+        return any(start < end and start < token[1] and token[0] < end for token in tokens for start, end in contents)
+    spans = sorted(span for span in contents if span[0] < span[1])
+    starts, ends = [start for start, _ in spans], list(accumulate((end for _, end in spans), max))
+    for start, end in tokens if spans else ():
+        before = bisect_left(starts, end)  # number of contents that begin before the token ends
+        if before and ends[before - 1] > start:
+            return True
+    return False
 
 
-def _tokenize(tokenizer: PreTrainedTokenizerBase, texts: list[str], **options: bool) -> list[Tokens]:
+def _sliced(text: str, starts: Sequence[int], end: int) -> list[str]:
+    """Cut ``text[:end]`` at some characters."""
+    places = [0, *(start for start in starts if start), end]
+    return [text[begin:behind] for begin, behind in pairwise(places)]
+
+
+def _begins(whole: Pieces, prompt: Pieces) -> bool:
+    """Whether the tokens of a turn begin with those of its prompt; equal pieces have equal tokens."""
+    *shared, last = prompt
+    if len(shared) < len(whole) and all(map(is_, shared, whole)):
+        ids, begin = whole[len(shared)].ids, last.ids
+    else:
+        ids, begin = Tokens(whole).ids, Tokens(prompt).ids
+    return len(begin) <= len(ids) and bool((ids[: len(begin)] == begin).all())
+
+
+def _tokenize(tokenizer: PreTrainedTokenizerBase, texts: list[str], **options: bool) -> list[Piece]:
+    """Tokenise texts as the tokenizer does, without a token that it would add."""
     if not texts:
         return []
+    # The tokenizer sets its backend up for the first text; the others then take half the time without it.
+    is_usual = all(getattr(type(tokenizer), name) is getattr(_usual_class(), name) for name in _CALLED)
+    slowly = texts[:1] if is_usual else texts
     encoding = tokenizer(
-        texts,
+        slowly,
         # The template writes the special tokens; the tokenizer must not add a second begin-of-text.
         add_special_tokens=False,
         return_offsets_mapping=True,
@@ -298,8 +388,21 @@ def _tokenize(tokenizer: PreTrainedTokenizerBase, texts: list[str], **options: b
         verbose=False,
         **options,
     )
-    tokens = []
-    for ids, offsets in zip(encoding["input_ids"], encoding["offset_mapping"], strict=True):
-        flat = np.fromiter(chain.from_iterable(offsets), np.int32, 2 * len(ids))
-        tokens.append(Tokens(np.array(ids, np.int32), flat[::2].copy(), flat[1::2].copy()))
-    return tokens
+    backend: Any = tokenizer.backend_tokenizer
+    both = [
+        *zip(encoding["input_ids"], encoding["offset_mapping"], strict=True),
+        *((each.ids, each.offsets) for each in backend.encode_batch(texts[len(slowly) :], add_special_tokens=False)),
+    ]
+    return [
+        Piece(np.array(ids, np.int32), offsets, len(text)) for text, (ids, offsets) in zip(texts, both, strict=True)
+    ]
+
+
+_CALLED = ("__call__", "_encode_plus", "_convert_encoding")
+"""The methods of transformers by which a fast tokenizer passes texts to its backend; few tokenizers change them."""
+
+
+def _usual_class() -> Any:
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast

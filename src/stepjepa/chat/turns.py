@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from stepjepa.base.errors import UserError, shown
-from stepjepa.chat.marks import REASONING_KEYS, Kind, Message, Place, Span
+from stepjepa.chat.marks import REASONING_KEYS, Kind, Message, Place
 from stepjepa.chat.thought import Tag, ends_in_thought, last_tag, thought_in
+from stepjepa.chat.turn_text import Turn
 
 _AROUND = 40  # characters that an error shows around the first difference of two texts
 
@@ -43,21 +44,6 @@ class Rules(Protocol):
     def turn_end(self, text: str, own_end: int, following: str | None) -> tuple[str, str]:
         """Return the text up to the stop token, and this token; see ``ChatTemplate.turn_end``."""
         ...
-
-
-class Turn(NamedTuple):
-    """A trained turn as text."""
-
-    message: int  # index of its message in the chat
-    text: str  # prompt and answer, which ends with the stop token
-    answer: int  # the character at which the answer begins: ``text[:answer]`` is the served prompt
-    # The span of the content of each message up to this one, without thoughts; (0, 0) if it is missing.
-    spans: tuple[Span, ...]
-    reasoning: Span  # the span of this message's thought; (0, 0) without one
-    own: tuple[Span, ...]  # the spans of this message's texts, in which special tokens are plain text
-    stop: str  # the token that ends the turn
-    prompt_own: tuple[Span, ...] = ()  # the same for the prompt; empty if a server reads them as special tokens
-    untrained: str = ""  # the text that the template writes between the stop token and the next turn
 
 
 class _Answer(NamedTuple):

@@ -4,7 +4,8 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Any
 
 from stepjepa.base.errors import UserError, one_line, shown, visible
@@ -54,6 +55,10 @@ class Record:
     unused: tuple[str, ...] = ()  # keys of messages that nothing reads, as ``messages[].id``
     dropped: int = 0  # number of messages behind the last trained answer
 
+    def __reduce__(self) -> tuple[type["Record"], tuple[object, ...]]:
+        """Pickle the fields alone: records are written to temporary files and read again, in half the time so."""
+        return type(self), _FIELDS(self)
+
     @property
     def chat(self) -> tuple[tuple[JsonObject, ...], list[JsonObject] | None, JsonObject | None]:
         """All that a template renders: messages, tools and variables. Records of equal chats have equal texts."""
@@ -63,6 +68,9 @@ class Record:
     def answer(self) -> str:
         """The content of the last assistant message."""
         return str(self.messages[-1]["content"])
+
+
+_FIELDS: Callable[[Record], tuple[object, ...]] = attrgetter(*(each.name for each in fields(Record)))
 
 
 Data = str | os.PathLike[str] | Iterable[Record | JsonObject]

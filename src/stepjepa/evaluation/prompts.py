@@ -53,8 +53,8 @@ def make_examples(
             scored = {each.label: _continuation_span(record, each, texts, template) for each in continuations(record)}
         except UserError as error:
             raise record_error(record, str(error)) from None
-        (((ids, *_), answer, _),) = texts.turns([turn])
-        gold = Span(ids.tolist(), max(1, answer))
+        ((tokens, answer, *_),) = texts.turns([turn])
+        gold = Span(tokens.ids.tolist(), max(1, answer))
         examples.append(Example(index, turn.text[: turn.answer], gold.ids[:answer], gold, scored))
     return examples
 

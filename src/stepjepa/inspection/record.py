@@ -23,7 +23,7 @@ from stepjepa.batch.dataset import count_tokens
 from stepjepa.batch.pack import pack
 from stepjepa.batch.tokenize import COUNTS, RecordTokenizer, step_views
 from stepjepa.chat.template import NOT_USED
-from stepjepa.chat.turns import Turn
+from stepjepa.chat.turn_text import Turn
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.views.sequences import Ids, Pair, SampledRecord, TokenSequence

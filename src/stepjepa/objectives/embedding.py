@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from stepjepa.base.errors import UserError
 from stepjepa.batch.tokenize import PairText, RecordTokenizer, step_views
-from stepjepa.chat.marks import Message, locate
-from stepjepa.chat.template import Rendered, contents
+from stepjepa.chat.marks import Message, contents, locate
+from stepjepa.chat.template import Rendered
 from stepjepa.chat.thought import without_thought
 from stepjepa.chat.tokens import Tokens
-from stepjepa.chat.turns import Turn
+from stepjepa.chat.turn_text import Turn
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.objectives.inputs import PLACEHOLDER, Inputs, Text, as_inputs

@@ -1,0 +1,161 @@
+"""The text that a chat template writes around the contents of chats with the same roles.
+
+Most chats of a data set differ in their contents alone. So the turns of one chat of probe texts are made in the slow
+way, by marks (``chat.marks``), and those of further chats with the same roles by putting their contents in the place of
+the probes. The text that is made so is compared with what the template writes for the chat itself. If they differ, as
+where the template looks into a content, the chat is made in the slow way.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import NamedTuple, Protocol
+
+from stepjepa.base.errors import UserError
+from stepjepa.chat.growth import MARK
+from stepjepa.chat.marks import Message, Span
+from stepjepa.chat.thought import has_tag, may_end_in_tag
+from stepjepa.chat.turn_text import Turn
+
+_MOST_FORMS = 1000  # most forms that are remembered
+
+# Private-use characters: no template writes them.
+_PROBE = "\ue000c{}\ue001"
+_PROBES = re.compile(_PROBE.format(r"(\d+)"))
+_PRIVATE = re.compile("[\ue000-\uf8ff\U000f0000-\U0010ffff]")
+
+SlowTurns = Callable[[Sequence[Message], Sequence[int]], list[Turn]]
+# The roles of a chat up to its last turn, which messages are turns, and the role of the message behind.
+_Key = tuple[tuple[str, ...], tuple[int, ...], str | None]
+
+
+class Render(Protocol):
+    """Renders a normalised chat without tools, perhaps with a generation prompt, or with ``growth.MARK``."""
+
+    def __call__(self, messages: Sequence[Message], /, prompt: bool = False, *, marked: bool = False) -> str: ...
+
+
+class _TurnForm(NamedTuple):
+    """What is written around the content of a turn's message."""
+
+    probe: Turn  # the turn of the probe chat
+    lead: int  # number of characters of the answer in front of the content
+    tail: str  # the text behind the content, up to the stop token
+
+    def filled(self, text: str, spans: tuple[Span, ...]) -> Turn:
+        """Return the turn in the text of another chat, with the spans of its contents."""
+        start, end = own = spans[-1]
+        return self.probe._replace(text=text[:end] + self.tail, answer=start - self.lead, spans=spans, own=(own,))
+
+
+class _Form(NamedTuple):
+    """What is written around the contents of a chat, up to the message of its last turn."""
+
+    written: list[str]  # the text in front of each content, and behind the last one; with marks if there are any
+    has_marks: bool
+    pieces: list[str]  # the same without marks
+    messages: list[int]  # the indices of the messages whose contents are written
+    turns: list[_TurnForm]
+
+
+class Forms:
+    """Makes the turns of plain chats: of messages that have a role and a content alone, without tools.
+
+    Args:
+        render: renders such chats.
+        slow_turns: makes turns of a chat by marks.
+        only_adds_text: the text of every chat begins with that of the chat's beginning, see ``chat.growth``.
+    """
+
+    def __init__(self, render: Render, slow_turns: SlowTurns, *, only_adds_text: bool) -> None:
+        self._render, self._slow_turns, self._only_adds_text = render, slow_turns, only_adds_text
+        self._forms: dict[_Key, _Form | None] = {}
+        self._seen: set[_Key] = set()
+
+    def turns(self, chat: Sequence[Message], indices: Sequence[int]) -> list[Turn] | None:
+        """Return the turns of a normalised chat; None if they must be made by marks."""
+        if not indices or not all(map(_is_plain, chat[: indices[-1] + 1])):
+            return None
+        together = [indices] if self._only_adds_text else [[index] for index in indices]
+        roles = tuple([message["role"] for message in chat[: indices[-1] + 2]])
+        forms = [self._form((roles[: some[-1] + 1], tuple(some), (*roles, None)[some[-1] + 1])) for some in together]
+        turns: list[Turn] = []
+        for some, form in zip(together, forms, strict=True) if None not in forms else ():
+            made = None if form is None else self._filled(form, chat[: some[-1] + 1], some)
+            if made is None:
+                return None
+            turns += made
+        return turns or None
+
+    def _form(self, key: _Key) -> _Form | None:
+        if key not in self._seen:
+            # Many a long chat is the only one with its roles, so a form is learned at the second chat.
+            if len(self._seen) < _MOST_FORMS:
+                self._seen.add(key)
+            return None
+        if key not in self._forms:
+            self._forms[key] = self._learned(key)
+        return self._forms[key]
+
+    def _learned(self, key: _Key) -> _Form | None:
+        """Return the form of chats with the roles of ``key``; None if there is none."""
+        roles, indices, following = key
+        messages = [
+            {"role": role, "content": _PROBE.format(number)}
+            for number, role in enumerate([*roles, *([following] if following else [])])
+        ]
+        chat, has_marks = messages[: len(roles)], len(indices) > 1
+        try:
+            turns = self._slow_turns(messages, indices)
+            text = self._render(chat, marked=has_marks)
+        except UserError:
+            return None  # a chat for which the template raises an error says so
+        parts = _PROBES.split(text)
+        written, places = parts[::2], [int(number) for number in parts[1::2]]
+        if places != sorted(set(places)):
+            return None  # contents change their order, or one is written twice
+        around = [_TurnForm(turn, turn.spans[-1][0] - turn.answer, turn.text[turn.spans[-1][1] :]) for turn in turns]
+        form = _Form(written, has_marks, [piece.replace(MARK, "") for piece in written], places, around)
+        for index, turn in zip(indices, around, strict=True):
+            before = form.pieces[places.index(index)] if index in places else ""
+            # Each answer begins in the text of the template, and no content decides whether it begins in a thought.
+            if not 0 <= turn.lead <= len(before) or may_end_in_tag(before[: len(before) - turn.lead]):
+                return None
+        return form if self._filled(form, chat, indices) == turns else None
+
+    def _filled(self, form: _Form, chat: Sequence[Message], indices: Sequence[int]) -> list[Turn] | None:
+        """Return the turns of a chat by its form; None if the template writes another text."""
+        contents = [chat[number]["content"] for number in form.messages]
+        text, spans, place = _joined(form.pieces, contents), [(0, 0)] * len(chat), 0
+        for number, piece, content in zip(form.messages, form.pieces, contents, strict=False):
+            start = place + len(piece)
+            place = start + len(content)
+            spans[number] = (start, place)
+        prompt = text[: spans[indices[-1]][0] - form.turns[-1].lead]
+        written = _joined(form.written, contents) if form.has_marks else text
+        try:
+            as_written = self._render(chat, marked=form.has_marks) == written
+            if not as_written or self._render(chat[:-1], True) != prompt:
+                return None
+        except UserError:
+            return None  # raised again by the slow way
+        return [turn.filled(text, tuple(spans[: index + 1])) for index, turn in zip(indices, form.turns, strict=True)]
+
+
+def _joined(pieces: Sequence[str], contents: Sequence[str]) -> str:
+    """Return pieces of text with contents between them."""
+    return "".join(chain.from_iterable(zip(pieces, contents, strict=False))) + pieces[-1]
+
+
+def _is_plain(message: Message) -> bool:
+    """Whether a message has a content alone, without white space at its ends, a thought, or private-use characters."""
+    content = message["content"]
+    return (
+        len(message) == 2
+        and isinstance(content, str)
+        and content.strip() == content != ""
+        and (content.isascii() or not _PRIVATE.search(content))
+        and not (message["role"] == "assistant" and has_tag(content))
+    )
