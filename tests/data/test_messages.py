@@ -211,6 +211,15 @@ def test_the_remedy_for_preferences_works(row: dict[str, Any]) -> None:
     assert record.messages == (USER, ASSISTANT) and describe_unused([record]) == ["not used: rejected"]
 
 
+def test_a_column_of_thoughts() -> None:
+    for name in ("reasoning_content", "thinking"):
+        record = parse_record({"prompt": "q", name: "t", "completion": "a"})
+        assert record.messages == (USER, {**ASSISTANT, "reasoning_content": "t"}) and not describe_unused([record])
+    for row in ({"thinking": True}, {"thinking": " ", "n": 1}, {"completion": [ASSISTANT], "thinking": "t"}):
+        record = parse_record({"prompt": "q", "completion": "a", **row})
+        assert record.messages == (USER, ASSISTANT) and len(describe_unused([record])) == 1
+
+
 def test_answers_of_a_prompt_are_context() -> None:
     """As in TRL, which trains the completion alone."""
     row = {"prompt": [USER, ASSISTANT, USER], "completion": [ASSISTANT, USER, ASSISTANT]}

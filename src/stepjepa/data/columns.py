@@ -18,6 +18,9 @@ CHATS = ("messages", "conversations", "conversation")
 SYSTEM = ("system", "system_prompt")
 """Columns of a system prompt."""
 
+THOUGHTS = ("reasoning_content", "thinking")
+"""Columns of the thought of an answer."""
+
 _MORE = ("input", "context")  # continue Alpaca's and Dolly's ``instruction``
 _WANTED = ("chosen", "chosen_response", "chosen_messages", "preferred_output")
 _UNWANTED = ("rejected", "rejected_response", "rejected_messages", "non_preferred_output")
@@ -45,7 +48,8 @@ def read_chat(
     Without ``columns`` it is a whole chat (:data:`CHATS`), or the first of :data:`USER` and of :data:`ASSISTANT` that
     the row has. Each of the two is a text or, as in TRL, a list of messages; answers in the first are context. In
     Alpaca's form ``input`` continues ``instruction``, after the turns of ``history``; in Dolly's form ``context`` does.
-    A column of :data:`SYSTEM` is the system message. With ``columns``, no other column is read.
+    A column of :data:`SYSTEM` is the system message, one of :data:`THOUGHTS` the thought of an answer. With
+    ``columns``, no other column is read.
 
     Args:
         row: column name -> value.
@@ -75,6 +79,8 @@ def read_chat(
                     if not is_absent(row[name]):
                         chat.messages[place]["content"] += f"\n\n{_text(row, name)}"
         _add_turns(chat, row, assistant_column, "assistant")
+        if columns is None and not isinstance(row[assistant_column], list):
+            _add_thought(chat, row)
     if columns is None:
         _check_no_preferences(row, chat.used)
     if system is not None:
@@ -149,6 +155,14 @@ def _add_history(chat: Chat, history: object) -> None:
         chat.messages.extend(
             {"role": role, "content": text} for role, text in zip(("user", "assistant"), texts, strict=True)
         )
+
+
+def _add_thought(chat: Chat, row: Mapping[str, object]) -> None:
+    """Add the column of a thought, if the row has one, to its answer."""
+    name = next((name for name in THOUGHTS if isinstance(row.get(name), str) and not is_absent(row[name])), None)
+    if name is not None:
+        chat.used.add(name)
+        chat.messages[-1]["reasoning_content"] = row[name]
 
 
 def _text(row: Mapping[str, object], name: str) -> str:
