@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,17 @@ from stepjepa.base.files import fingerprint, write_json, write_jsonl
 from stepjepa.cli.main import main
 from stepjepa.store.record import read_run
 from stepjepa.training.trainer import JepaTrainer
+from stepjepa.views.layouts import LAYOUTS
+
+
+@pytest.fixture(autouse=True)
+def no_layout_stays() -> Iterator[None]:
+    """Modules of a user that a repetition loads register layouts; other tests know none of them."""
+    before = dict(LAYOUTS)
+    yield
+    LAYOUTS.clear()
+    LAYOUTS.update(before)
+    sys.modules.pop("own_layout", None)
 
 
 def messages(count: int = 7) -> list[dict[str, Any]]:

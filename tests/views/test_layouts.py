@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +180,7 @@ def test_a_users_layout_is_named_on_the_command_line(
     for name in ("main_only", "own_layout:main_only"):
         monkeypatch.setitem(LAYOUTS, name, LAYOUTS["separate"])  # taken out again in the end
         del LAYOUTS[name]
+    monkeypatch.delitem(sys.modules, "own_layout", raising=False)  # it registers its layout when it is imported
     data = tmp_path / "data.jsonl"
     write_jsonl(data, [{"messages": record.messages} for record in tiny.records()])
     flags = ["train", "--train_file", str(data), "--model_name", "preset:tiny", "--output_dir", str(tmp_path / "run")]
