@@ -110,6 +110,13 @@ PARTS = (
         "FLOPs are counted on a copy, whose blocks must not get the hooks that the public method adds",
     ),
     PrivatePart(
+        "transformers:PreTrainedTokenizerFast",
+        "_encode_plus",
+        "read",
+        "texts are passed to the backend of a tokenizer whose class leaves this method as it is",
+    ),
+    PrivatePart("transformers:PreTrainedTokenizerFast", "_convert_encoding", "read", "the same"),
+    PrivatePart(
         "transformers.utils.chat_template_utils",
         "_compile_jinja_template",
         "called",
