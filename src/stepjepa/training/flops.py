@@ -110,7 +110,7 @@ class FlopModel:
 # Number of positions at which the layers before the LM head are counted.
 _POSITIONS = 2
 # Most weights of a model for which a pass of a few tokens takes less time than one on fake tensors.
-_SMALL = 10**7
+_SMALL = 4 * 10**7
 
 
 def _fit(model: nn.Module, checkpoint_fn: Callable[..., Tensor] | None) -> list[list[int]]:
@@ -133,13 +133,13 @@ def _fit(model: nn.Module, checkpoint_fn: Callable[..., Tensor] | None) -> list[
     small = parameters[0].device.type == "cpu" and sum(each.numel() for each in parameters) < _SMALL
     with torch.random.fork_rng(), torch.enable_grad():
         if small:
-            return fit(_copied(model, lambda tensor: tensor.detach().clone()))
+            return fit(_copied(model, _shared))
         try:
             with _without_values(model) as empty:
                 return fit(empty)
         except (RuntimeError, NotImplementedError, AssertionError):
-            # In models with experts, shapes depend on values. The copy shares the weights but has its own gradients.
-            return fit(_copied(model, torch.Tensor.detach))
+            # In models with experts, shapes depend on values.
+            return fit(_copied(model, _shared))
 
 
 def _unit(config: PreTrainedConfig) -> int:
@@ -307,6 +307,11 @@ def counting() -> FlopCounterMode:
 
 
 # -- shapes without values: an 8B model runs in seconds and takes no memory --------------------------------------------
+
+
+def _shared(tensor: Tensor) -> Tensor:
+    """Return a weight without its gradient, or a copy of a buffer, which a layer may change in training."""
+    return tensor.detach() if isinstance(tensor, nn.Parameter) else tensor.detach().clone()
 
 
 def _copied(model: nn.Module, change: Callable[[Tensor], Tensor]) -> nn.Module:
