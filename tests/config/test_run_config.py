@@ -59,7 +59,9 @@ def test_help_lists_every_option_with_its_text(settings: Any) -> None:
     ("settings", "wrong", "remedy"),
     [
         (JepaConfig, {"lbdd": 0.5}, "JepaConfig has no argument 'lbdd'; did you mean lbd?"),
-        (JepaConfig, {"loss": "l2"}, "'loss'; did you mean prompt_loss_weight or jepa_loss_type or router_loss?"),
+        (JepaConfig, {"loss": "l2"}, "'loss'; did you mean jepa_loss_type?"),
+        (JepaConfig, {"weight": 1.0}, "'weight'; did you mean prompt_loss_weight?"),
+        (RunConfig, {"lr": 1e-3}, "'lr'; did you mean learning_rate?"),
         (JepaConfig, {"step_jepa": True}, "'step_jepa'; pass mode='step-jepa'"),
         (JepaConfig, {"qqq": 1}, "'qqq'; help(JepaConfig) lists all"),
         (RunConfig, {"model": "preset:tiny"}, "RunConfig has no argument 'model'; did you mean model_name?"),

@@ -176,9 +176,16 @@ def test_an_evaluation_with_retrieval(runs: dict[str, Path], capsys: pytest.Capt
     assert not any(word in without for word in ("nearest answer", "nDCG", "retrieval"))
 
 
-def test_a_model_without_an_objective_needs_a_named_readout(runs: dict[str, Path], capsys: Any) -> None:
-    assert evaluate(runs["regular"], runs["data"], "--retrieval") == 2
-    assert "has no JEPA objective" in capsys.readouterr().err
+def test_a_model_without_an_objective_is_read_at_the_mean_or_where_it_is_named(
+    runs: dict[str, Path], capsys: Any
+) -> None:
+    assert evaluate(runs["regular"], runs["data"], "--retrieval") == 0
+    assert "no JEPA objective" in (said := capsys.readouterr().err) and "--layer and --pooling name another" in said
+    usual = json.loads((runs["regular"] / "test.summary.json").read_text())["retrieval"]
+    assert usual["readout"] == {"views": "llm-jepa", "layer": -1, "pooling": "mean"}
+    assert evaluate(runs["regular"], runs["data"], "--retrieval", "--layer", -1, "--pooling", "mean") == 0
+    assert "no JEPA objective" not in capsys.readouterr().err
+    assert json.loads((runs["regular"] / "test.summary.json").read_text())["retrieval"] == usual
     assert evaluate(runs["regular"], runs["data"], "--retrieval", "--layer", 1, "--pooling", "mean") == 0
     result = json.loads((runs["regular"] / "test.summary.json").read_text())["retrieval"]
     assert result["readout"] == {"views": "llm-jepa", "layer": 1, "pooling": "mean"}

@@ -81,7 +81,7 @@ def test_the_first_lines_say_what_is_right_what_stopped_and_what_is_wrong():
     assert format_summary(full_summary()).splitlines() == [
         "right by exact match: 33.3% of 3 examples (95% interval 6.1 to 79.2%)",
         "stopped by itself: 66.7% of the answers",
-        "wrong by exact match: 2 examples: wrong answer 1, ran on 1",
+        "wrong by exact match: 2 of 3 examples (1 wrong answer, 1 ran on)",
         "skipped: 3 records: odd 3",
         "mean cosine of matched views: 0.250, of shuffled ones 0.125",
         "50.0% of the test prompts were trained on (50.0% but for case and blanks)",
@@ -122,7 +122,7 @@ def test_several_samples_are_told_by_their_mean_and_by_their_majority():
     first, second, wrong, *_ = format_summary(summary).splitlines()
     assert first == "exact match: 0.5000, mean over 3 examples"
     assert second == "right by the majority of the samples: 66.7% of 3 examples (95% interval 25.0 to 90.0%)"
-    assert wrong == "wrong by the majority of the samples: 2 examples: wrong answer 1, ran on 1"
+    assert wrong == "wrong by the majority of the samples: 2 of 3 examples (1 wrong answer, 1 ran on)"
 
 
 def test_what_nobody_knows_is_left_out():

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -119,7 +120,16 @@ def test_a_failed_trial_is_retried_by_the_next_start(stage: str, tmp_path: Path,
     failed = {"ill/seed1": reason, "ill/seed2": reason}
     outcome = sweep(folder, trials, Local(3))
     assert (outcome.failed, len(outcome.finished)) == (failed, 6)
-    assert f"ill/seed1: {reason} (log: {tmp_path}/sweep/ill/seed1.log)" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"ill/seed1: {reason} (log: {tmp_path}/sweep/ill/seed1.log)" in printed
+    *others, last = [line for line in printed.splitlines() if line.startswith("[")]
+    assert all(re.search(r"; about [\d.]+ s left$", line) for line in others) and "left" not in last
+    # An evaluation that failed may be asked for otherwise; one that has answers may not.
+    changed = [replace(trial, evaluate=(*trial.evaluate, "--more=1")) for trial in trials]
+    if stage == "evaluate":
+        assert set(folder.states([trial for trial in changed if trial.arm == "ill"]).values()) == {"failed"}
+        with pytest.raises(UserError, match=r"compare --evaluation NAME' reads"):
+            folder.states(changed)
     cure.touch()
     outcome = sweep(folder, trials)
     assert (outcome.finished, outcome.failed) == (trials, {})

@@ -107,8 +107,9 @@ EVALUATE = Command(
         *((TaskOptions, "scoring"), (Sampling, "generation"), (ModelFlags, "generation")),
         (ServerSettings, "server"),
     ),
-    common="model_path test_file output_file overwrite json details task spider_path max_examples similarity "
-    "server server_model use_test_prompts max_new_tokens temperature num_samples batch_size dtype load_in_4bit workers",
+    common="model_path test_file columns output_file overwrite json details task spider_path max_examples retrieval "
+    "layer pooling similarity server server_model use_test_prompts max_new_tokens temperature num_samples batch_size "
+    "dtype load_in_4bit workers",
     epilog=EPILOG,
     translate=translate_evaluate,
 )

@@ -65,8 +65,8 @@ INSPECT = Command(
     inspect,
     add=add_flags,
     flags=((ShowFlags, "what to show"),),
-    common="train_file max_length model_name chat_template regular step_jepa layout predictors pairs step_separator "
-    "labels plain index records json png overwrite",
+    common="train_file columns max_length model_name chat_template regular step_jepa layout predictors pairs "
+    "step_separator labels plain index records json png overwrite",
     epilog="example: stepjepa inspect --train_file data.jsonl --model_name preset:tiny --step_jepa",
 )
 
@@ -111,8 +111,8 @@ VERIFY = Command(
     run_checks,
     add=add_records_model_objective,
     flags=((VerifyFlags, "verify"), (JsonFlags, "verify")),
-    common="train_file max_length model_name chat_template lora regular step_jepa layout predictors labels plain "
-    "jepa_loss_type max_records json finetune_seed",
+    common="train_file columns max_length model_name chat_template lora regular step_jepa layout predictors labels "
+    "plain jepa_loss_type max_records json finetune_seed",
     epilog="example: stepjepa verify --train_file data.jsonl --model_name preset:tiny --step_jepa",
 )
 

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from stepjepa.base.errors import UserError, shown
-from stepjepa.config.option import Option, options_of, typed_text
+from stepjepa.config.option import Option, options_of, similar_names, typed_text
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -134,9 +134,9 @@ class Parser(argparse.ArgumentParser):
         name = unknown[0].partition("=")[0]
         # Without the dashes, which would make any two flags alike.
         flags = {flag.lstrip("-").lower(): flag for flag in (*self._option_string_actions, *known)}
-        near = difflib.get_close_matches(name.lstrip("-").lower(), flags, n=1)
+        near = [flags[each] for each in similar_names(name.lstrip("-").lower(), flags)[:3]]
         every = f"{self.prog} --help{'_all' if self.common else ''} names all"
-        remedy = self.not_flags.get(name) or (f"did you mean {flags[near[0]]}?" if near else every)
+        remedy = self.not_flags.get(name) or (f"did you mean {' or '.join(near)}?" if near else every)
         self.error(f"unknown argument {shown(unknown[0])}; {remedy}")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:

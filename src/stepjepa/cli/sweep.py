@@ -92,7 +92,7 @@ def _named(settings: JsonObject) -> str:
 def run(args: argparse.Namespace) -> int:
     """Expand and check the grid, run the trials that are left and show the table."""
     from stepjepa.study.grid import KEYS, expand, read_grid, select
-    from stepjepa.study.sweep import SweepFolder, sweep
+    from stepjepa.study.sweep import FINISHED, SweepFolder, sweep
 
     check_effects(vars(args), SweepFlags)
     grid = read_grid(args.config, args.seeds)
@@ -107,6 +107,9 @@ def run(args: argparse.Namespace) -> int:
     labels = len({trial.label for trial in trials})
     print(f"sweep: {len(trials)} trials ({labels} combinations, {len(grid.seeds)} seeds){narrowed}: {counts}")
     print(f"baseline: {grid.baseline}\nlogs: {path}/ARM/seedN.log", flush=True)
+    if first := next((trial for trial in chosen if states[trial.name] != FINISHED), None):
+        log = shlex.quote(str(folder.log_file(first)))
+        print(f"a line appears when a trial ends; meanwhile: tail -F {log}", flush=True)
     if args.dry_run:
         for trial in chosen:
             print(f"\n{trial.name} ({states[trial.name]}): {_named(trial.train)}")

@@ -39,8 +39,11 @@ def add_flags(parser: Parser) -> None:
     parser.more_help = more_help
     never = "a run folder is never overwritten; name another --output_dir, or resume with --resume_from_checkpoint last"
     parser.not_flags = {f"--{name}": never for name in ("overwrite", "overwrite_output_dir", "force")}
-    parser.not_flags["--lr"] = "did you mean --learning_rate?"
-    parser.not_flags["--warmup"] = "did you mean --warmup_steps (of the learning rate), or --lbd_warmup?"
+    parser.not_flags |= {
+        "--warmup": "did you mean --warmup_steps (of the learning rate), or --lbd_warmup?",
+        "--test_file": "'stepjepa evaluate --test_file FILE' scores answers of the trained model; records for losses "
+        "while it trains are --eval_file FILE",
+    }
 
 
 def parse(parser: Parser, typed: Sequence[str]) -> argparse.Namespace:
@@ -90,7 +93,7 @@ TRAIN = Command(
     add=add_flags,
     flags=((LaunchFlags, "run"),),
     parse=parse,
-    common="train_file eval_file max_length model_name dtype lora regular step_jepa layout predictors lbd "
+    common="train_file columns eval_file max_length model_name dtype lora regular step_jepa layout predictors lbd "
     "jepa_loss_type jepa_ratio eval_generate output_dir batch_size grad_accum learning_rate num_epochs "
     "eval_steps finetune_seed resume_from_checkpoint dry_run config",
     epilog="""\

@@ -13,7 +13,7 @@ import math
 import numbers
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import wraps
 from pathlib import Path
@@ -253,13 +253,35 @@ def _line(each: Option) -> str:
     )
 
 
+USUAL_NAMES = {
+    "lr": "learning_rate",
+    "bs": "batch_size",
+    "epochs": "num_epochs",
+    "wd": "weight_decay",
+    "lambda": "lbd",
+    "loss": "jepa_loss_type",
+    "max_len": "max_length",
+    "max_seq_length": "max_length",
+}
+"""Names that other tools give to settings -> our name, where the letters alone would suggest another setting."""
+
+
+def similar_names(name: str, names: Collection[str]) -> list[str]:
+    """Return the names that an unknown one may stand for: its usual other name, those that begin with it, the one that
+    is spelled like it, or those of which it is a word; none if there is no such name.
+    """
+    if USUAL_NAMES.get(name) in names:
+        return [USUAL_NAMES[name]]
+    near = [each for each in names if each.startswith(f"{name}_")]
+    near = near or difflib.get_close_matches(name, names, n=1)
+    return near or [each for each in names if name in each.split("_")]
+
+
 def _remedy(name: str, names: list[str], others: Mapping[str, str]) -> str | None:
     """Return what to pass instead of an unknown argument; None if nothing is like it."""
     if name in others:
         return f"pass {others[name]}"
-    near = [each for each in names if each.startswith(f"{name}_")]
-    near = near or difflib.get_close_matches(name, [*names, *others], n=1)
-    near = near or [each for each in names if name in each.split("_")]
+    near = similar_names(name, [*names, *others])
     return f"did you mean {' or '.join(others.get(each, each) for each in near)}?" if near else None
 
 

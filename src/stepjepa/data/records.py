@@ -208,7 +208,8 @@ class BadRecords:
             raise error from None
         self.count += 1
         if self.count <= 3:
-            self.first.append((line, one_line(error)))
+            # Without its remedy, which the caller has chosen already.
+            self.first.append((line, one_line(error).partition("; fill it in")[0]))
 
     def describe(self) -> str:
         """Return one line: the number of skipped lines, and the first errors."""

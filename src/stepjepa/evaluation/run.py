@@ -179,11 +179,19 @@ class Evaluation:
     def _retrieval(self, load: Loader) -> Retrieval:
         """Rank the distinct answers of the test file for each question."""
         from stepjepa.evaluation.retrieval import answer_names, rank_targets
-        from stepjepa.objectives.reading import embedding_config
+        from stepjepa.objectives.reading import embedding_config, has_objective
 
         settings, records, path = self.settings, list(self.records.values()), str(self.settings.model_path)
         readout: JsonObject = {"layer": settings.layer, "pooling": settings.pooling}
-        config = embedding_config(trained_objective(path), path=path, **readout)
+        trained = trained_objective(path)
+        if not has_objective(trained) and settings.layer is None and settings.pooling is None:
+            # A baseline is compared with models that have an objective, by one command for all of them.
+            readout["pooling"] = "mean"
+            note(
+                "the model has no JEPA objective, which would say where its embeddings are read: retrieval takes the "
+                "mean of a text's last hidden states; `layer` and `pooling` name another readout"
+            )
+        config = embedding_config(trained, path=path, **readout)
         config = replace(config, plain=settings.plain)
         embeddings = embed_views(*load(), records, config, batch_size=settings.batch_size)
         return rank_targets(embeddings, answer_names(self.task, records, config), config)

@@ -80,7 +80,8 @@ def _headline(summary: JsonObject) -> Iterator[str]:
     if "stopped" in scores:
         yield f"stopped by itself: {scores['stopped']['mean']:.1%} of the answers"
     if summary["errors"]:
-        wrong = f"{_count(sum(summary['errors'].values()), 'example')}: {_counts(summary['errors'])}"
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in summary["errors"].items())
+        wrong = f"{sum(summary['errors'].values()):,} of {_count(n, 'example')} ({kinds})"
         yield f"wrong by {score_words(decided)}: {wrong}"
     if summary["left_out"]:
         yield f"skipped: {_count(sum(summary['left_out'].values()), 'record')}: {_counts(summary['left_out'])}"

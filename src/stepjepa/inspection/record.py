@@ -264,6 +264,8 @@ READ = "◂"  # behind a token whose state is read
 TRAINED = "→"  # behind a token that is trained to predict the next one, or the tokens named after the arrow
 EDGE = "│"  # between other tokens
 
+NO_TEXT = "(no text; its tool calls and its thought are trained as shown above)"
+
 _VISIBLE = str.maketrans({" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"})
 
 
@@ -325,15 +327,17 @@ def _facts(inspection: Inspection) -> list[tuple[str, str]]:
     for record in inspection.records:
         line, limit = f"line {record['line']}", inspection.config.max_length
         texts = [*record["steps"], *record["answers"]]
-        facts += [(f"{line}, {each['name']}", visible_text(each["text"])) for each in texts]
+        facts += [(f"{line}, {each['name']}", visible_text(each["text"]) or NO_TEXT) for each in texts]
         for number, pair in enumerate(record["views"], start=1):
             source, target = (visible_text(pair[name]) for name in ("source", "target"))
             facts.append((f"{line}, pair {number}", f"source {source} {EDGE} target {target}"))
-        facts.append((line, f"{record['pairs']} pairs of views; {record['main_tokens']} tokens of {limit} at most"))
+        pairs = f"{record['pairs']} pair{'s' * (record['pairs'] != 1)} of views"
+        facts.append((line, f"{pairs}; {record['main_tokens']} tokens of {limit} at most"))
     unshared = sum(each.tokens for each in inspection.sequences)
     facts.append(("tokens", f"{len(inspection.tokens)}, {unshared} if nothing were shared"))
     counts = {"lines": file["lines"], **file["counts"]}
-    facts.append(("whole file", ", ".join(f"{name} {number:,}" for name, number in counts.items())))
+    # A file without faults has many counts of zero, which would hide the others.
+    facts.append(("whole file", ", ".join(f"{name} {number:,}" for name, number in counts.items() if number)))
     ratio = file["tokens"]["all"] / max(file["tokens"]["main"], 1)
     facts.append(("tokens over regular", f"{ratio:.2f} ({file['tokens']['all']:,}, nothing shared between records)"))
     return facts + [each for each in inspection.template.items() if each[0] != NOT_USED]

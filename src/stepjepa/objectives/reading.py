@@ -62,6 +62,11 @@ def reading_config(trained: JsonObject | None, views: str) -> JepaConfig:
     return JepaConfig(**settings)
 
 
+def has_objective(trained: JsonObject | None) -> bool:
+    """Return whether the ``JepaConfig`` that a model was trained with, if any, says where its embeddings are read."""
+    return trained is not None and trained["mode"] != "regular"
+
+
 def embedding_config(
     trained: JsonObject | None,
     *,
@@ -83,7 +88,7 @@ def embedding_config(
         UserError: the model has no JEPA objective, and neither ``layer`` nor ``pooling`` is named.
         ValueError: a value is not allowed.
     """
-    views = None if trained is None or trained["mode"] == "regular" else str(trained["mode"])
+    views = str(trained["mode"]) if trained is not None and has_objective(trained) else None
     if views is None and layer is None and pooling is None:
         raise UserError(
             "the model has no JEPA objective, which would say where its embeddings are read; name a `layer` (-1 is the "

@@ -24,6 +24,7 @@ from stepjepa.base.errors import UserError, visible
 from stepjepa.base.files import atomic_write, json_at, locked, write_json
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.signals import Interruptions
+from stepjepa.base.terminal import duration
 from stepjepa.store.folder import RUN_FILE
 from stepjepa.store.record import versions
 from stepjepa.study.evaluated_run import SUMMARY, SWEEP_FILE
@@ -99,13 +100,19 @@ class SweepFolder:
             if run.exists() and (not run.is_dir() or any(run.iterdir())):
                 raise UserError("is no run of this sweep; move it or name another `output_dir`", path=run)
             return NEW
+        remedies = {"train": "change the grid back, or name another `output_dir`"}
+        remedies["evaluate"] = (
+            "change the grid back, or evaluate the trained runs again beside it: 'stepjepa evaluate ... --output_file "
+            f"{run}/NAME.jsonl', which 'stepjepa compare --evaluation NAME' reads"
+        )
         same = {
             "train": self._trained_settings(record, run) in (None, trial.train),
-            "evaluate": _by_flag(record.get("evaluate")) == _by_flag(trial.evaluate),
+            # What was not answered yet may be asked otherwise: an evaluation that failed is put right in the grid.
+            "evaluate": _by_flag(record.get("evaluate")) == _by_flag(trial.evaluate) or not self.has_answers(trial),
         }
         if changed := [stage for stage, is_same in same.items() if not is_same]:
             fault = f"was begun with other flags of 'stepjepa {changed[0]}' (they are in {run.name}.trial.json)"
-            raise UserError(f"{fault}; change the grid back, or name another `output_dir`", path=run)
+            raise UserError(f"{fault}; {remedies[changed[0]]}", path=run)
         if self.is_evaluated(trial):
             return FINISHED
         return FAILED if record.get("status") == FAILED else BEGUN
@@ -124,6 +131,11 @@ class SweepFolder:
     def is_evaluated(self, trial: Trial) -> bool:
         """Return whether a trial is trained and evaluated."""
         return self.is_trained(trial) and bool(json_at(self.run_folder(trial) / f"{EVALUATION}{SUMMARY}"))
+
+    def has_answers(self, trial: Trial) -> bool:
+        """Return whether the evaluation of a trial has written a line."""
+        answers = self.run_folder(trial) / f"{EVALUATION}.jsonl"
+        return self.is_evaluated(trial) or (answers.is_file() and answers.stat().st_size > 0)
 
     def read_record(self, trial: Trial) -> JsonObject:
         """Return settings, flags and outcome of a trial; an empty dict if it was not begun."""
@@ -188,6 +200,7 @@ def sweep(folder: SweepFolder, trials: Sequence[Trial], engine: Engine | None = 
         waiting.sort(key=lambda trial: seeds.index(trial.seed))
         trial_list = [asdict(trial) for trial in folder.trials]
         write_json(folder.path / SWEEP_FILE, {"grid": folder.grid, "trials": trial_list, "versions": versions()})
+        began, count = time.monotonic(), len(waiting)
         try:
             engine.begin(folder, waiting)
             while waiting and not asked.count:
@@ -197,6 +210,8 @@ def sweep(folder: SweepFolder, trials: Sequence[Trial], engine: Engine | None = 
                     if record.get("status") != FINISHED:
                         failed[trial.name] = visible(str(record.get("reason", "unknown")))
                         outcome = f"{failed[trial.name]} (log: {folder.log_file(trial)})"
+                    left = duration((time.monotonic() - began) * len(waiting) / (count - len(waiting)))
+                    outcome += f"; about {left} left" if waiting else ""
                     print(f"[{len(trials) - len(waiting)}/{len(trials)}] {trial.name}: {outcome}", flush=True)
                 time.sleep(engine.pause)
         finally:
