@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 
 from stepjepa.base.errors import UserError
-from stepjepa.base.files import atomic_write, locked, naming_disk_errors, read_json_object, read_jsonl, read_yaml
+from stepjepa.base.files import (
+    atomic_write,
+    existing_file,
+    locked,
+    naming_disk_errors,
+    read_json_object,
+    read_jsonl,
+    read_yaml,
+)
 
 
 @pytest.mark.parametrize(
@@ -104,3 +112,12 @@ def test_a_second_process_is_told_who_holds_the_lock_and_a_kill_frees_it(tmp_pat
     with locked(folder, patience=5):
         pass
     assert not list(tmp_path.rglob(".*"))
+
+
+def test_a_missing_file_is_answered_by_the_one_that_is_spelled_like_it(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").touch()
+    with pytest.raises(UserError, match=rf"trian.csv: no such data file; did you mean {tmp_path}/train.csv\?$"):
+        existing_file(tmp_path / "trian.csv", "data file")
+    for other in ("dev.csv", "nowhere/train.csv", "."):
+        with pytest.raises(UserError, match=r"no such data file; check the path$"):
+            existing_file(tmp_path / other, "data file")

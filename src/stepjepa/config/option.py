@@ -282,7 +282,8 @@ def _remedy(name: str, names: list[str], others: Mapping[str, str]) -> str | Non
     if name in others:
         return f"pass {others[name]}"
     near = similar_names(name, [*names, *others])
-    return f"did you mean {' or '.join(others.get(each, each) for each in near)}?" if near else None
+    spelled = (each if each in names else others[each] for each in near)
+    return f"did you mean {' or '.join(spelled)}?" if near else None
 
 
 def short_repr(settings: DataclassInstance, usual: DataclassInstance) -> str:
