@@ -77,7 +77,7 @@ def test_what_it_says(subject: Any) -> None:
     message = check_served_folder(subject(None, TWO_TURNS, CONTEXT))
     assert message.startswith("3 turns: their prompts are those of plain apply_chat_template, and generation stops at ")
     # The template's line end behind a turn is no label, and only in the middle of a chat a part of a prompt.
-    assert message.endswith("'<|im_end|>'; rendered, and neither prompt nor trained: '\\n' behind 3")
+    assert message.endswith("'<|im_end|>'; behind them the template writes '\\n' (3 times), neither prompt nor trained")
 
 
 def test_characters_that_the_tokenizer_does_not_know_are_said(subject: Any) -> None:

@@ -23,6 +23,7 @@ from stepjepa.study.page.page import (
     shown_text,
     steps_section,
 )
+from stepjepa.study.plot import draw
 
 
 def charts(html: str) -> dict[str, dict]:
@@ -160,8 +161,10 @@ def test_retrieval_stands_beside_the_answers(arms):
     section = comparison_section(compare_runs(read_runs(arms)))
     assert "By embeddings, the nearest answer is right: regular 2.0%, step-jepa" in section.parts[0]["verdicts"][1]
     heads, regular, step = rows(section.html)[:3]
-    assert heads[2:4] == ["right answers", "nearest answer right"]
-    assert (regular[3], step[3]) == ("2.0%", "73.0%")
+    assert heads[2:] == ["right answers", "difference in points", "p", "nearest answer right", "same budget"]
+    assert (regular[5], step[5]) == ("2.0%", "73.0%")
+    last = draw(compare_runs(read_runs(arms))[0][1]).axes[-1]
+    assert (last.get_title(), last.get_xlabel()) == ("nearest answer right", "share of questions, %")
     # Every note is a sentence, and none holds a raw object.
     assert section.parts[0]["notes"] and "{" not in "".join(section.parts[0]["notes"])
 

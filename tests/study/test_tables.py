@@ -89,7 +89,10 @@ def test_where_the_best_are_equal_none_has_a_star(tmp_path):
 
 def test_the_best_run_of_a_report_is_named_and_marked(tmp_path):
     text = report_text(report([make_run(tmp_path / name, right) for name, right in (("a", "1100"), ("b", "1110"))]))
-    assert text.startswith("best by exact (prefix): b with 75.0% [")
+    assert text.startswith("best by exact match: b with 75.0% [") and "; lenient: prefix; whether" in " ".join(
+        text.split()
+    )
+    assert "nearest right" not in text
     accuracies = dict(re.findall(r"^([ab]) +regular +0 +((?:\* )?[\d.]+%) \[", text, re.MULTILINE))
     assert accuracies == {"a": "50.0%", "b": "* 75.0%"}
 

@@ -155,9 +155,10 @@ class ComparedArms:
             test = self.differences[name].retrieval.get(HITS_AT_1) if name in self.differences else None
             points = ""
             if test is not None:
-                ends = (
-                    "" if test.low is None or test.high is None else f" [{100 * test.low:+.1f}, {100 * test.high:+.1f}]"
-                )
+                ends = ""
+                if test.low is not None and test.high is not None:
+                    ends = f" [{100 * test.low:+.1f}, {100 * test.high:+.1f}]"
+                    ends += ", which includes 0" if test.low <= 0 <= test.high else ""
                 points = f" ({100 * test.mean:+.1f} points{ends})"
             texts.append(f"{name} {spread.mean:.1%}{points}")
         return f"by embeddings, the nearest answer is right: {', '.join(texts)}" if texts else None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from stepjepa.base.errors import UserError
 from stepjepa.study.arms import ComparedArms
+from stepjepa.study.evaluated_run import HITS_AT_1
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,6 +51,8 @@ def draw(comparison: ComparedArms) -> Figure:
     from matplotlib.figure import Figure
 
     measures, labels = comparison.measure_names(), [comparison.baseline.name]
+    if any(arm.spread(HITS_AT_1) is not None for arm in comparison.arms):
+        measures[HITS_AT_1] = "nearest answer right"
     for name, difference in comparison.differences.items():
         labels.append(f"{name} [{', '.join(difference.equal) or 'neither steps nor FLOPs'}]")
     # A longer label would leave no room for the axes.
@@ -73,7 +76,7 @@ def draw(comparison: ComparedArms) -> Figure:
         low, high = _limits(*axes.get_xlim())
         axes.set_xlim(low - 0.02 * (high - low), high + 0.02 * (high - low))  # room for markers at the ends
         axes.set_title(name, fontsize=10)
-        axes.set_xlabel("share of answers, %", fontsize=9)
+        axes.set_xlabel(f"share of {'questions' if measure == HITS_AT_1 else 'answers'}, %", fontsize=9)
         axes.grid(visible=True, axis="x", color="#dddddd", linewidth=0.6)
     panels[0].set_yticks(range(len(labels)), labels)
     panels[0].set_ylim(len(labels) - 0.5, -0.5)

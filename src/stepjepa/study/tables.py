@@ -14,7 +14,7 @@ from stepjepa.evaluation.output import mean_with_interval
 from stepjepa.evaluation.summary_text import score_words
 from stepjepa.study.arms import Arm, ComparedArms
 from stepjepa.study.comparable import check_comparable
-from stepjepa.study.evaluated_run import FIGURES, MEASURES, RETRIEVAL_MEASURES, read_evaluated_run, run_names
+from stepjepa.study.evaluated_run import FIGURES, HITS_AT_1, MEASURES, RETRIEVAL_MEASURES, read_evaluated_run, run_names
 from stepjepa.study.statistics import PairedT, Spread
 
 WIDTH = 80
@@ -107,6 +107,7 @@ def report(
             "accuracy": run.mean("headline"),
             "lenient": run.mean("lenient"),
             "stop rate": run.mean("stopped"),
+            "nearest right": run.mean(HITS_AT_1),
         }
         figures = {head: run.figures[figure] for head, figure in _HEADS.items() if head != "FLOPs"}
         rows.append({**row, **figures, "low": answers["low"], "high": answers["high"]})
@@ -119,12 +120,17 @@ def report_text(rows: Sequence[JsonObject]) -> str:
     leading = [row for row in rows if row["accuracy"] == best]
     leader = leading[0]["run"] if len(leading) == 1 else f"{len(leading)} of {len(rows)} runs"
     ends = interval(leading[0]["low"], leading[0]["high"])
-    sentence = f"best by {rows[0]['score']}: {leader} with {best:.1%}{ends} (95 % interval over examples)"
+    headline, _, lenient = rows[0]["score"].rstrip(")").partition(" (")
+    sentence = f"best by {score_words(headline)}: {leader} with {best:.1%}{ends} (95 % interval over examples)"
+    sentence += f"; lenient: {score_words(lenient)}" if lenient and lenient != headline else ""
     if len(rows) > 1:
         sentence += "; whether arms differ over seeds, 'stepjepa compare' tests"
     names, legend = _numbered([row["run"] for row in rows])
     forms = {"lenient": "{:.1%}", "stop rate": "{:.1%}", **_FORMS}
     del forms["FLOPs"]
+    if any(row["nearest right"] is not None for row in rows):
+        # Asked for by `retrieval`: how often the right answer is the nearest by embeddings.
+        forms = {"nearest right": "{:.1%}", **forms}
     cells = [
         (
             *(names[row["run"]], row["mode"], str(row["K"])),

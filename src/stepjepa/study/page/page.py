@@ -180,7 +180,7 @@ def comparison_section(compared: Sequence[tuple[str, Comparison | None, str]]) -
             part["warnings"] = [f"The runs are not compared: {reason}"]
         else:
             sentences = [f"{text[0].upper()}{text[1:]}." for text in comparison.sentences]
-            part |= {"verdicts": sentences, "notes": comparison.notes}
+            part |= {"verdicts": sentences, "notes": [*map(spelled, comparison.notes)]}
             part |= {"tables": [_beside_answers(comparison)], "legend_texts": legend(comparison)}
             title = "Means of the arms with standard deviations over seeds"
             part["pictures"] = [(title, _embedded("svg+xml", picture(comparison, "svg")))]
@@ -196,8 +196,9 @@ def _beside_answers(comparison: Comparison) -> Table:
     if not any(hits):
         return table
     cells = [form(spread and 100 * spread.mean, "{:.1f}%") for spread in hits]
-    rows = [[*row[:3], cell, *row[3:]] for row, cell in zip(table.rows, cells, strict=True)]
-    return Table(table.title, [*table.columns[:3], "nearest answer right", *table.columns[3:]], rows)
+    # Behind the difference and p, which are those of the answers.
+    rows = [[*row[:-1], cell, row[-1]] for row, cell in zip(table.rows, cells, strict=True)]
+    return Table(table.title, [*table.columns[:-1], "nearest answer right", table.columns[-1]], rows)
 
 
 def _embedded(kind: str, content: bytes) -> str:
