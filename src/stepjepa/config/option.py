@@ -270,8 +270,8 @@ def similar_names(name: str, names: Collection[str]) -> list[str]:
     """Return the names that an unknown one may stand for: its usual other name, those that begin with it, the one that
     is spelled like it, or those of which it is a word; none if there is no such name.
     """
-    if USUAL_NAMES.get(name) in names:
-        return [USUAL_NAMES[name]]
+    if (usual := USUAL_NAMES.get(name, name)) in names:
+        return [usual]
     near = [each for each in names if each.startswith(f"{name}_")]
     near = near or difflib.get_close_matches(name, names, n=1)
     return near or [each for each in names if name in each.split("_")]
