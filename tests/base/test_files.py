@@ -121,3 +121,10 @@ def test_a_missing_file_is_answered_by_the_one_that_is_spelled_like_it(tmp_path:
     for other in ("dev.csv", "nowhere/train.csv", "."):
         with pytest.raises(UserError, match=r"no such data file; check the path$"):
             existing_file(tmp_path / other, "data file")
+
+
+def test_a_folder_whose_lock_file_can_not_be_made_is_not_called_busy(tmp_path: Path) -> None:
+    if not Path("/proc").is_dir():
+        pytest.skip("needs a file system that refuses files")
+    with locked(Path("/proc/stepjepa"), patience=0.05):
+        pass

@@ -204,3 +204,9 @@ def test_a_finished_run_is_not_resumed_unless_it_is_longer_now(tmp_path: Path) -
     with pytest.raises(FinishedError, match="the run is finished"):
         resume(tmp_path, make())
     assert resume(tmp_path, make(num_train_epochs=5.0))[0]
+
+
+def test_a_launch_prints_on_one_line_with_what_it_changed() -> None:
+    assert repr(Launch(seconds=1.0, to_step=5)) == "Launch(to 5 in 1.0 s)"
+    changed = Launch(seconds=14.0, from_step=20, to_step=30, changes=[Change(name="max_steps", before=20, now=30)])
+    assert repr(changed) == "Launch(steps 20 to 30 in 14 s; max_steps 20 -> 30)"

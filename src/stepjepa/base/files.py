@@ -243,8 +243,9 @@ def locked(folder: Path, patience: float = 0.5) -> Iterator[None]:
         lock.acquire(timeout=patience)
         path.write_text(f"process {os.getpid()} on {socket.gethostname()}")
     except Timeout:
-        holder = visible(path.read_text()) if path.exists() else "another process"
-        raise UserError(f"is in use by {holder}; wait for it or stop it", path=folder) from None
+        # Without the file nobody holds the lock: it can't be made here, as in /proc, or its holder has just ended.
+        if path.exists():
+            raise UserError(f"is in use by {visible(path.read_text())}; wait for it or stop it", path=folder) from None
     except OSError:  # a file system without locks, or a parent folder that is read-only
         pass
     try:

@@ -89,7 +89,7 @@ def first_screen(
         "each step": f"{plan.records_per_step} records ({plan.batch_size} a batch x {accumulated} accumulated x "
         f"{training.world_size} processes), learning rate {training.learning_rate:g}, seed {training.seed}",
         "groups": describe_groups(plan),
-        "steps": f"{steps:,}, {steps / epoch:.3g} epochs of {epoch:,}",
+        "steps": f"{steps:,}, {steps / epoch:.3g} epochs of {epoch:,} steps",
         "same FLOPs": None if equal is None else equal.describe(),
         "output": run.output_dir,
         **further_rows,

@@ -15,6 +15,7 @@ from stepjepa.base.errors import UserError, shown
 from stepjepa.base.files import read_json_object, write_json
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.processes import is_main_process
+from stepjepa.base.terminal import duration
 from stepjepa.base.typed_json import Origin, at_least, from_json, omitted_if_none, to_json, unknown_fields
 from stepjepa.config.jepa import DEFAULTS
 from stepjepa.store.folder import CONFIG_FILE, PROMPTS_FILE, RUN_FILE
@@ -115,6 +116,11 @@ class Launch:
     versions: JsonObject = field(default_factory=dict)
     machine: JsonObject = field(default_factory=dict)
     changes: list[Change] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        begin = "" if self.from_step is None else f"steps {self.from_step} "
+        changed = "".join(f"; {each.name} {each.before} -> {each.now}" for each in self.changes)
+        return f"Launch({begin}to {self.to_step} in {duration(self.seconds)}{changed})"
 
 
 @dataclass(frozen=True, kw_only=True)
