@@ -74,9 +74,12 @@ def printed(capsys: pytest.CaptureFixture[str], *flags: object) -> str:
 
 @pytest.mark.parametrize("mode", [["--regular"], ["--step_jepa", "--pairs", "all"], ["--jepa_ratio", "0.5"]])
 def test_it_says_what_a_run_then_does(
-    mode: list[str], data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    mode: list[str], data: Path, plain_tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = ["--train_file", data, "--model_name", "preset:tiny", "--output_dir", tmp_path / "run", "--use_cpu"]
+    base = tmp_path / "base"
+    tiny.make_model("llama").save_pretrained(base)
+    plain_tokenizer.save_pretrained(base)
+    flags = ["--train_file", data, "--model_name", base, "--output_dir", tmp_path / "run", "--use_cpu"]
     flags += ["--num_epochs", 1.5, "--batch_size", 3, "--grad_accum", 2, "--save_strategy", "no", *mode]
     result = told(capsys, *flags)
     assert not (tmp_path / "run").exists()
