@@ -260,6 +260,8 @@ def test_records_come_from_a_file_a_folder_and_the_hub_by_one_door(tmp_path, mon
     json_lines(tmp_path / "set.jsonl", [line])
     monkeypatch.setattr(datasets, "load_dataset", lambda *_: {"train": [line]})
     (tmp_path / "folder").mkdir()
+    with pytest.raises(UserError, match="folder: is a folder; name a file in it, or train on the folder as `dataset`"):
+        read_records(tmp_path / "folder")
     for source in (tmp_path / "set.jsonl", tmp_path / "folder", "some/name"):
         assert [record.answer for record in each_of_any(source)] == ["5"]
     with pytest.raises(UserError, match="expected NAME:SUBSET:SPLIT, got 4 parts"):

@@ -85,7 +85,7 @@ def test_characters_that_the_tokenizer_does_not_know_are_said(subject: Any) -> N
     (token,) = {index for turn in shown_turns(made.tokenized[0], 512) for index in turn.answer[-2:-1].tolist()}
     made.tokenizer.unk_token = made.tokenizer.convert_ids_to_tokens(token)  # the full stop of both answers
     message = check_served_folder(made)
-    assert message.endswith("'\\n' behind 2; answers with characters that the tokenizer does not know: 2")
+    assert message.endswith("neither prompt nor trained; answers with characters that the tokenizer does not know: 2")
 
 
 @pytest.mark.parametrize(

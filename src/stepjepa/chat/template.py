@@ -332,16 +332,16 @@ class ChatTemplate:
                 if marker is not None:
                     self._followers[role] = marker[0]
             self.appends_end_of_turn = "user" not in self._followers
-        own_end = pair.index(_ANSWER) + len(_ANSWER)
-        text, stop = self.turn_end(pair, own_end, "user")
-        # What stands between a content and the stop token: a closer that is no token.
-        self.closer = text[own_end:].removesuffix(stop)
         ends = [self.end_of_turn or self.follower("user"), *self._followers.values()]
         if self._called is not None:
             text = self._try([asked, self._called], False, [_TOOL]) or ""
             ends.append(self.turn_end(text, text.rindex(_OTHER) + len(_OTHER), "tool")[1])
         self.stop_tokens = list(dict.fromkeys(ends))
         self.stop_ids = [int(tokenizer.convert_tokens_to_ids(token)) for token in self.stop_tokens]
+        own_end = pair.index(_ANSWER) + len(_ANSWER)
+        text, stop = self.turn_end(pair, own_end, "user")
+        # What stands between a content and the stop token: a closer that is no token.
+        self.closer = text[own_end:].removesuffix(stop)
 
     def follower(self, role: str | None) -> str:
         """Return the token that ends a turn that the template does not close; ``role`` is that of the next message."""

@@ -75,6 +75,8 @@ def each_record(
     path: str | os.PathLike[str], *, bad: BadRecords | None = None, columns: Columns = None
 ) -> Iterator[Record]:
     """:func:`read_records` one by one."""
+    if Path(path).is_dir():
+        raise UserError("is a folder; name a file in it, or train on the folder as `dataset`", path=path)
     file, bad = existing_file(path, "data file"), bad or BadRecords()
     reader = FORMATS.get(file.suffix.lower(), _read_json)
     number = 0

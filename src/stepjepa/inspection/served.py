@@ -125,11 +125,11 @@ def check_served(
     if not compared:
         raise ValueError("no turn is left to compare: max_length cuts every record in its prompt; raise it")
     line = f"{compared} turns: their prompts are those of plain apply_chat_template, and generation stops at "
-    rendered = "; ".join(f"{shown(text)} behind {count}" for text, count in untrained.most_common(3))
+    rendered = ", ".join(f"{shown(text)} ({count} time{'s' * (count > 1)})" for text, count in untrained.most_common(3))
     return (
         line
         + _named(template.stop_tokens)
-        + (f"; rendered, and neither prompt nor trained: {rendered}" if rendered else "")
+        + (f"; behind them the template writes {rendered}, neither prompt nor trained" if rendered else "")
         + (f"; answers with characters that the tokenizer does not know: {unknown}" if unknown else "")
     )
 
