@@ -21,6 +21,7 @@ from stepjepa.models.loading import load_model
 from stepjepa.running.estimate_text import _scaled, describe
 from stepjepa.running.transformers import training_arguments
 from stepjepa.store.record import read_run
+from stepjepa.training import flops
 from stepjepa.training.trainer import JepaTrainer
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -170,12 +171,19 @@ MOE = {"hidden_size": 40, "moe_intermediate_size": 56}
 
 
 def test_a_model_that_has_no_shapes_alone_is_still_described(
-    trained_tokenizer: Any, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained_tokenizer: Any,
+    data: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     family, shape = tiny.ARCHITECTURES["qwen3_moe"]
     shape = {"model_type": family, "vocab_size": tiny.VOCABULARY, **shape, **MOE}
     folder = model_folder(tmp_path / "base", trained_tokenizer, shape)
     flags = ["--train_file", data, "--model_name", folder, "--output_dir", tmp_path / "run"]
+    # A small one is run on zeros.
+    assert "FLOPs: step not known, " not in printed(capsys, *flags)
+    monkeypatch.setattr(flops, "_SMALL", 0)
     message = printed(capsys, *flags)
     assert "FLOPs: step not known, " in message
     assert "activations not known, " in message

@@ -130,10 +130,10 @@ def _fit(model: nn.Module, checkpoint_fn: Callable[..., Tensor] | None) -> list[
         return fitted
 
     parameters = list(model.parameters())
-    small = parameters[0].device.type == "cpu" and sum(each.numel() for each in parameters) < _SMALL
+    device, small = parameters[0].device.type, sum(each.numel() for each in parameters) < _SMALL
     with torch.random.fork_rng(), torch.enable_grad():
-        if small:
-            return fit(_copied(model, _shared))
+        if small and device in ("cpu", "meta"):
+            return fit(_copied(model, _shared if device == "cpu" else _zeros))
         try:
             with _without_values(model) as empty:
                 return fit(empty)
@@ -312,6 +312,11 @@ def counting() -> FlopCounterMode:
 def _shared(tensor: Tensor) -> Tensor:
     """Return a weight without its gradient, or a copy of a buffer, which a layer may change in training."""
     return tensor.detach() if isinstance(tensor, nn.Parameter) else tensor.detach().clone()
+
+
+def _zeros(tensor: Tensor) -> Tensor:
+    """Return zeros on the CPU in place of a tensor without values."""
+    return torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu")
 
 
 def _copied(model: nn.Module, change: Callable[[Tensor], Tensor]) -> nn.Module:
