@@ -123,7 +123,7 @@ def test_a_failed_trial_is_retried_by_the_next_start(stage: str, tmp_path: Path,
     printed = capsys.readouterr().out
     assert f"ill/seed1: {reason} (log: {tmp_path}/sweep/ill/seed1.log)" in printed
     *others, last = [line for line in printed.splitlines() if line.startswith("[")]
-    assert all(re.search(r"; about [\d.]+ s left$", line) for line in others) and "left" not in last
+    assert all(re.search(r"; about [\d.]+ .*left$", line) for line in others) and "left" not in last
     # An evaluation that failed may be asked for otherwise; one that has answers may not.
     changed = [replace(trial, evaluate=(*trial.evaluate, "--more=1")) for trial in trials]
     if stage == "evaluate":
