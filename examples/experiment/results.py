@@ -232,6 +232,15 @@ class Questions:
         rule = "|---|" + "---:|" * (len(heads) - 1)
         return "\n".join(["| " + " | ".join(heads) + " |", rule, *("| " + " | ".join(row) + " |" for row in lines)])
 
+    def has_retrieval(self, file: str) -> bool:
+        """Whether ``retrieval.py`` has written rows of a file."""
+        return retrieval.FILE.with_stem(file).exists()
+
+    def most_seeds(self, file: str) -> str:
+        """Say what so many seeds allow: of one there is no interval, and nothing is claimed."""
+        seeds = int(self.table[self.table.file == file].groupby("arm").seed.nunique().max())
+        return "One seed, so nothing is claimed." if seeds == 1 else f"At most {seeds} seeds an arm."
+
     def retrieval_table(self, file: str) -> str:
         """Retrieval of all arms of a file of figures, from the table beside this script that is called as it is."""
         rows = retrieval.read(HERE / f"{file}.csv")
