@@ -51,7 +51,7 @@ ROWS = {
 }
 BAD_LINES = {
     "rows.jsonl": ":2: not valid JSON",
-    "rows.json": ": element 2 is no object",
+    "rows.json": ": element 2 is '7'; expected an object",
     "rows.csv": ":3: 3 fields where the header has 2",
 }
 
