@@ -115,6 +115,21 @@ def test_the_figures_of_readme_are_those_of_the_pages() -> None:
     figures = re.findall(r"[+-]\d+\.\d \[[^]]+\]|(?<![\d.+-])\d+\.\d(?! \[|\d|[,\]])", retrieval)
     assert len(figures) == 8, figures
     assert all(figure in results for figure in figures), [figure for figure in figures if figure not in results]
+    page = (ROOT / "docs" / "how-to" / "which-loss.md").read_text(encoding="utf-8")
+    repeated = re.findall(r"(\d+\.\d) %", page)
+    assert len(repeated) == 3, repeated
+    assert all(figure in figures for figure in repeated), [figure for figure in repeated if figure not in figures]
+    # On two CPU cores: LLM-JEPA's layouts and plain training over TRL's best setting, lowest and highest of the suites.
+    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8").partition("<!-- tables.py -->")[2]
+    medians = {
+        arm: [float(each) for each in re.findall(r"\| ([\d.]+) \[", re.search(rf"^\| {arm} (.*)$", page, re.M)[0])]
+        for arm in ("regular", "branched", "separate")
+    }
+    of_pairs, of_plain = medians["branched"] + medians["separate"], medians["regular"]
+    shown = re.search(r"two CPU cores LLM-JEPA (\.\d+) to (\d\.\d+) times, plain training (\d\.\d+) to (\d\.\d+)", text)
+    assert shown is not None
+    ends = [min(of_pairs), max(of_pairs), min(of_plain), max(of_plain)]
+    assert [float(each) for each in shown.groups()] == ends
     # On a GPU: examples a second over those of TRL, of LLM-JEPA's layouts and of plain training, in the default form.
     page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8").partition("<!-- tables.py, gpu -->")[2]
     rows = re.findall(r"^\| .+? \| (\w+), varlen \| [\d,]+ \| ([\d.]+) \|", page.partition("<!-- end -->")[0], re.M)

@@ -12,7 +12,7 @@ import json
 import random
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from operator import is_, itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -115,22 +115,20 @@ class Tokens:
 
     def first_overlapping(self, character: int) -> int:
         """Return the index of the first token that reaches beyond a character position."""
-        characters, tokens = self._piece_ends()
-        number = bisect_right(characters, character)
-        if number == len(self.pieces):
-            return len(self.ids)
-        begin = characters[number - 1] if number else 0
-        place = bisect_right(self.pieces[number].offsets, character - begin, key=_END)
-        return place + (tokens[number - 1] if number else 0)
+        return self._search(bisect_right, character, _END)
 
     def first_from(self, character: int) -> int:
         """Return the index of the first token that begins at or after a character position."""
+        return self._search(bisect_left, character, _START)
+
+    def _search(self, bisect: Callable[..., int], character: int, side: Callable[[tuple[int, int]], int]) -> int:
+        """Return the index of a token by bisection over one side of the offsets of the piece that has the character."""
         characters, tokens = self._piece_ends()
-        number = bisect_left(characters, character)
+        number = bisect(characters, character)
         if number == len(self.pieces):
             return len(self.ids)
         begin = characters[number - 1] if number else 0
-        place = bisect_left(self.pieces[number].offsets, character - begin, key=_START)
+        place = bisect(self.pieces[number].offsets, character - begin, key=side)
         return place + (tokens[number - 1] if number else 0)
 
     def _piece_ends(self) -> tuple[list[int], list[int]]:

@@ -144,7 +144,6 @@ def check_batch(subject: Subject) -> str:
     return f"{int(comparable.sum())} states, {message}"
 
 
-@torch.no_grad()
 def check_rounding(subject: Subject) -> str:
     """Check that packed batches add no error to that of bfloat16, the default on a CUDA device.
 
