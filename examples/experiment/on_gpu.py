@@ -256,10 +256,13 @@ def main(argv: list[str] | None = None) -> int:
         for name in named:
             epochs = float({**grid.train, **grid.arms[name]}["num_epochs"])
             arms.append(Arm(name, seed, args.grid, args.output_dir / f"{name}-{seed}", epochs))
-    # Ended from outside, it still packs what there is.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     archive = args.archive or args.output_dir.with_name(f"{args.output_dir.name}.tar.gz")
-    return Shared(arms, args.jobs, args.seconds, args.layers, args.output_dir, archive).run()
+    # Ended from outside, it still packs what there is.
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        return Shared(arms, args.jobs, args.seconds, args.layers, args.output_dir, archive).run()
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 if __name__ == "__main__":
