@@ -83,8 +83,8 @@ def read(directory: Path) -> pd.DataFrame:
     Columns: ``file``, ``arm``, ``seed``, ``records``; ``right``, the headline score, and of the tests of
     regular expressions ``number``, ``rest``, ``language seen``, ``language new``, ``rest, language new``,
     ``shape new``, ``trivial`` (see ``splits.py``); ``exact``, ``prefix``, ``stopped``; ``gold_loss``, ``tokens``,
-    ``flops``, ``steps``; similarities and effective ranks; ``version`` of stepjepa; ``cost``, FLOPs with those of
-    :data:`NETWORKS` over those of plain training.
+    ``flops``, ``steps``; similarities and effective ranks; ``version`` of stepjepa; ``headline``, the name of the score
+    that says which answers are right; ``cost``, FLOPs with those of :data:`NETWORKS` over those of plain training.
     """
     splits = read_splits()
     files = sorted(directory.glob("*.json"))
@@ -116,7 +116,11 @@ def _row(file: str, each: Figures, splits: dict[str, dict[str, list[bool]]]) -> 
         }
     row |= {name: 100 * each.scores[name] for name in ("exact", "prefix", "stopped") if name in each.scores}
     row |= {name: each.run.figures[name] for name in ("gold_loss", "tokens", "flops")}
-    row |= {"steps": each.run.steps, "version": each.run.versions["stepjepa"]}
+    row |= {
+        "steps": each.run.steps,
+        "version": each.run.versions["stepjepa"],
+        "headline": each.run.protocol["headline"],
+    }
     return row | {name: each.similarity.get(name) for name in SIMILARITY}
 
 

@@ -5,16 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import finding
 import pandas as pd
 from frame import BASELINE, REFERENCE, is_plain, runs, searched
 from matplotlib.figure import Figure
+from retrieval_results import data_sets, models_with_runs
 
 from stepjepa.base.files import atomic_write
 from stepjepa.base.terminal import PALETTE
 
 PLAIN, COSINE, INFONCE, OTHER = PALETTE[6], PALETTE[1], PALETTE[0], PALETTE[2]
 SHARES = {"synth-1-16": 500, "synth-1-8": 1000, "synth-1-4": 2000, "synth-1-2": 4000, "synth-long": 8000}
+
+# Of the picture of answers and retrieval, by arm.
+MARKS = {
+    "none": "*",
+    "regular-1.35x": "^",
+    "branched-cosine": "v",
+    "infonce-alone": "s",
+    "branched-infonce": "D",
+    "separate-infonce": "o",
+}
 
 
 def colour(arm: str) -> str:
@@ -142,23 +152,34 @@ def shares(table: pd.DataFrame) -> Figure:
 
 
 def plane(table: pd.DataFrame) -> Figure:
-    """How do the same models answer, and retrieve? Right answers against hits at 1; every seed is a point."""
-    figure = Figure(figsize=(9, 5), layout="constrained")
-    axis: Any = figure.subplots()
-    marks = iter("*v^<>osDPXhdp8H|_+x")
-    for model, known in finding.known_models(finding.joined(table)):
-        if model.arm == "untrained":
-            continue
-        words, shade = model.words.replace("`", ""), colour(model.arm) if model.arm != "none" else OTHER
-        if known.right.isna().all():
-            axis.axhline(known.hits_at_1.mean(), color=shade, linestyle=":", linewidth=1, label=f"{words} (no answers)")
-        else:
-            axis.plot(known.right, known.hits_at_1, next(marks), color=shade, alpha=0.8, label=words)
-    axis.set_xlabel("right answers, %")
-    axis.set_ylabel("hits at 1, %")
-    axis.set_xlim(-2, 100)
-    axis.set_ylim(-2, 100)
-    axis.grid(alpha=0.3)
-    # Beside the points, which are anywhere.
-    figure.legend(fontsize=8, loc="outside right upper")
+    """How do the same models answer, and retrieve? Right answers against hits at 1, a panel for each data set."""
+    sets = data_sets(table)
+    figure = Figure(figsize=(9, 4.8 if len(sets) < 3 else 4.6), layout="constrained")
+    axes: Any = figure.subplots(1, len(sets), sharey=True, squeeze=False)[0]
+    labels: dict[str, Any] = {}
+    for axis, each in zip(axes, sets, strict=True):
+        for model, part in models_with_runs(each.rows):
+            if model.arm == "untrained":
+                continue
+            shade = OTHER if model.arm == "none" else colour(model.arm)
+            if model.arm == "none" and part.right.isna().all():
+                line = axis.axhline(part.hits_at_1.mean(), color=shade, linestyle=":", linewidth=1)
+                labels.setdefault("TF-IDF, words and characters (no answers)", line)
+                continue
+            behind_map = "ridge" in model.method
+            look: Any = {"color": shade, "alpha": 0.8, "markersize": 8, "fillstyle": "none" if behind_map else "full"}
+            (points,) = axis.plot(part.right, part.hits_at_1, MARKS[model.arm], **look)
+            if not behind_map:
+                words = "plain training" if is_plain(model.arm) else model.words.replace("`", "")
+                labels.setdefault(words, points)
+        axis.set_title(f"{each.name.replace('`', '')}: {each.seeds}")
+        axis.set_xlabel("right answers, %")
+        axis.set_xlim(-4, 100)
+        axis.set_ylim(-4, 100)
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("hits at 1, %")
+    (labels["hollow marks: behind a ridge map"],) = axes[0].plot(
+        [], [], "o", color="black", fillstyle="none", markersize=8
+    )
+    figure.legend(labels.values(), labels.keys(), fontsize=8, loc="outside lower center", ncols=3)
     return figure

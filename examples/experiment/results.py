@@ -1,9 +1,11 @@
-"""From the figures of the experiment to the pages ``results.md`` and ``evidence.md``, and a table of all runs.
+"""From the figures of the experiment to the pages on results, their lines in README, and a table of all runs.
 
     python examples/experiment/results.py            # writes them
     python examples/experiment/results.py --check    # exit code 1 where a number is not what the figures give
 
-Every result on them is computed here: their texts, ``results.md.jinja`` and ``evidence.md.jinja``, have none.
+Every result on them is computed here: their texts have none. ``results.md.jinja`` is the page that one reads,
+``results-tables.md.jinja`` has all tables and notes, ``evidence.md.jinja`` the controls, ``readme.md.jinja`` the lines
+between ``<!-- results -->`` and ``<!-- end -->`` of README.
 """
 
 from __future__ import annotations
@@ -11,28 +13,34 @@ from __future__ import annotations
 import argparse
 import difflib
 import math
+import re
 import sys
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import finding
 import pandas as pd
 import pictures
 import retrieval
+from cells import NOTHING, interval, mean
+from cells import table as written
 from collect import FIGURES
 from embeddings import KEPT
 from frame import BASELINE, REFERENCE, TESTS, copies, objectives, partners, read, runs, same_flops, searched, test
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from retrieval_results import HITS, Retrieval, claim, data_sets, has_rows
 from splits import read_splits
 
 from stepjepa.base.files import atomic_write, read_json_object, read_text
-from stepjepa.study.statistics import PairedT, detectable, holm, spread
+from stepjepa.study.statistics import PairedT, detectable, holm
 
 HERE = Path(__file__).resolve().parent
 DOCS, RUNS = HERE.parents[1] / "docs", HERE / "runs.csv"
-PAGES = ("results", "evidence")
-NOTHING = "–"
+README = HERE.parents[1] / "README.md"
+PAGES = ("results", "results-tables", "evidence")
+BLOCK = re.compile(r"(<!-- results -->\n\n).*?(\n<!-- end -->)", re.DOTALL)
+"""The lines of README that are written here."""
 OTHER_VERSION, OF_AGAIN = "\\*", "†"
 FEW = 3
 """Arms with fewer seeds are named, and left to the table of runs."""
@@ -41,22 +49,8 @@ HEADS = (
     *("data", "arm", "seeds", "right, %", "number", "rest", "rest, new", "copy", "FLOPs"),
     *("at equal steps, points [95 %]", "Holm", "at equal FLOPs, points [95 %]", "Holm", "could show"),
 )
-
-
-def mean(values: pd.Series) -> str:
-    """Mean, and standard deviation over seeds where there are several."""
-    if values.isna().any():
-        return NOTHING
-    statistics = spread(list(values))
-    return f"{statistics.mean:.1f}" + ("" if statistics.std is None else f" ± {statistics.std:.1f}")
-
-
-def interval(difference: PairedT | None) -> str:
-    """The mean difference and its interval; a single pair has none."""
-    if difference is None:
-        return NOTHING
-    ends = "" if difference.low is None else f" [{difference.low:+.1f}, {difference.high:+.1f}]"
-    return f"{difference.mean:+.1f}{ends}"
+AT_EQUAL = (9, 11)
+"""The columns of the differences at equal steps, and at equal FLOPs."""
 
 
 class Questions:
@@ -71,10 +65,14 @@ class Questions:
         self.of_embeddings = read_json_object(KEPT, "record", "run embeddings.py")
         made = read_json_object(HERE / "untouched.json", "record", "run untouched.py")
         self.untouched, self.effective = made["untouched"], made["weighted"]["effective records"]
-        self.finding = finding.joined(table)
         self._rows: dict[str, list[list[str]]] = {}
         trivial = read_splits()["synth"]["trivial"]
         self.trivial = f"{100 * sum(trivial) / len(trivial):.0f}"
+
+    @cached_property
+    def retrieval(self) -> list[Retrieval]:
+        """Answers and retrieval of the same models, of each data set that has rows."""
+        return data_sets(self.table)
 
     def score(self, file: str, arm: str, column: str = "right") -> str:
         """Mean and standard deviation over seeds, in per cent."""
@@ -192,67 +190,69 @@ class Questions:
                 row += [text, f"{p_values[arm]:.3f}" if arm in p_values else NOTHING]
             yield [*row, _shown(flops.get(arm) or steps.get(arm), len(corrected[0]))]
 
-    def found(self, arm: str, method: str = "trained", column: str = finding.HITS) -> str:
-        """A figure of retrieval: mean and standard deviation over seeds, in per cent."""
-        known = finding.of_model(self.finding, arm, method)[column]
-        return mean(known) if len(known) else NOTHING
+    def on(self, file: str) -> Retrieval:
+        """Return answers and retrieval on a data set, by its file of figures."""
+        return next(each for each in self.retrieval if each.file == file)
 
-    def seeds_of_retrieval(self, *models: tuple[str, str]) -> str:
-        """Return the seeds of models, each an arm and a method: one number if all have as many, else each number."""
-        counts = [len(finding.of_model(self.finding, arm, method)) for arm, method in models]
-        if len(set(counts)) == 1:
-            return f"{counts[0]} seed{'s' * (counts[0] > 1)} each"
-        return f"{', '.join(map(str, counts))} seeds in this order"
-
-    def choice(self, arm: str, method: str) -> str:
-        """Return the chosen readout of each seed."""
-        return "; ".join(dict.fromkeys(finding.of_model(self.finding, arm, method).choice))
-
-    def found_over(self, arm: str, baseline: str, method: str = "trained", column: str = finding.HITS) -> str:
-        """Return the difference of an arm that was trained for retrieval from another model, in points."""
-        theirs = finding.better_plain(self.finding) if baseline == finding.PLAIN else (baseline, method)
-        return interval(finding.difference(self.finding, (arm, "trained"), theirs, column))
-
-    def finding_table(self, file: str = finding.FILE) -> str:
-        """Answers and retrieval of the same models, of a file of figures and the rows that ``retrieval.py`` wrote."""
-        rows = self.finding if file == finding.FILE else finding.joined(self.table, file)
-        plain = finding.better_plain(rows)
-        heads = ["model", "seeds", "right, %", "hits at 1, %", "own text, %", "hits at 10, %", "MRR, %"]
-        heads += ["right, over plain [95 %]", "hits at 1, over plain [95 %]"]
-        lines = []
-        for model, known in finding.known_models(rows):
-            columns = ("right", finding.HITS, "hits_at_1_of_text", "hits_at_10", "mrr")
-            seeds = NOTHING if model.arm == "none" else str(len(known))
-            row = [model.words, seeds, *(mean(known[column]) for column in columns)]
-            for column in ("right", finding.HITS):
-                shown = model.arm not in ("none", "untrained", finding.PLAIN)
-                test = finding.difference(rows, (model.arm, model.method), plain, column) if shown else None
-                row.append(interval(test))
-            lines.append(row)
-        rule = "|---|" + "---:|" * (len(heads) - 1)
-        return "\n".join(["| " + " | ".join(heads) + " |", rule, *("| " + " | ".join(row) + " |" for row in lines)])
+    def claim_of_retrieval(self) -> str:
+        """Write what InfoNCE is seen to give in retrieval, on all data sets."""
+        return claim(self.retrieval)
 
     def has_retrieval(self, file: str) -> bool:
-        """Whether ``retrieval.py`` has written rows of a file."""
-        return retrieval.FILE.with_stem(file).exists()
-
-    def most_seeds(self, file: str) -> str:
-        """Say what so many seeds allow: of one there is no interval, and nothing is claimed."""
-        seeds = int(self.table[self.table.file == file].groupby("arm").seed.nunique().max())
-        return "One seed, so nothing is claimed." if seeds == 1 else f"At most {seeds} seeds an arm."
+        """Return whether ``retrieval.py`` has written rows of a file of figures."""
+        return has_rows(file)
 
     def retrieval_table(self, file: str) -> str:
         """Retrieval of all arms of a file of figures, from the table beside this script that is called as it is."""
         rows = retrieval.read(HERE / f"{file}.csv")
-        columns = (finding.HITS, "hits_at_1_of_text", "hits_at_10", "mrr")
-        lines = [
-            "| arm | ranked by | seeds | hits at 1, % | own text, % | hits at 10, % | MRR, % |",
-            "|---|---|" + "---:|" * 5,
-        ]
-        for (arm, method), known in rows.groupby(["arm", "method"]):
-            row = [arm, method, str(len(known)), *(mean(known[column]) for column in columns)]
-            lines.append("| " + " | ".join(row) + " |")
-        return "\n".join(lines)
+        columns = (HITS, "hits_at_1_of_text", "hits_at_10", "mrr")
+        heads = ["arm", "ranked by", "seeds", "hits at 1, %", "own text, %", "hits at 10, %", "MRR, %"]
+        models = rows.groupby(["arm", "method"])
+        lines = [[*model, str(len(part)), *(mean(part[column]) for column in columns)] for model, part in models]
+        return written(heads, lines, texts=2)
+
+    def short_table(self, arms: Iterable[tuple[str, tuple[str, str]]]) -> str:
+        """Right answers of some arms, with their differences from plain training.
+
+        Args:
+            arms: of each its file of figures, and its name and what it is called on the page.
+        """
+        heads = ["data", "arm", "seeds", "right, %", "FLOPs", *(HEADS[place] for place in AT_EQUAL)]
+        columns = [HEADS.index(head) for head in heads]
+        lines = []
+        for file, (arm, words) in arms:
+            row = next(row for row in self.rows(file) if row[1] == arm)
+            lines.append([row[0], words, *(row[column] for column in columns[2:])])
+        return written(heads, lines, texts=2)
+
+    def parts_table(self, arms: Iterable[tuple[str, tuple[str, str]]]) -> str:
+        """Right answers of some arms on number records and on the rest; arguments as of ``short_table``."""
+        heads = ["data", "arm", "number records, %", "the rest, %", "runs that copy"]
+        heads += ["number records, equal steps", "the rest, equal steps"]
+        lines = []
+        for file, (arm, words) in arms:
+            row = [
+                self.title(file),
+                words,
+                *(self.score(file, arm, part) for part in PARTS[:2]),
+                self.copying(file, arm),
+            ]
+            lines.append(
+                row + [NOTHING if arm == BASELINE else self.against(file, arm, BASELINE, part) for part in PARTS[:2]]
+            )
+        return written(heads, lines, texts=2)
+
+    def intervals_at_equal_flops(self, *files: str) -> tuple[int, int, int]:
+        """Count the objectives with enough seeds and a plain partner: all, with an interval above 0, and below 0.
+
+        Neither the LM loss on the prompt, which is a second baseline, nor controls with wrong partners are among them.
+        """
+        arms = [(file, arm) for file in files for arm in objectives(self.table, file) if self.seeds(file, arm) >= FEW]
+        arms = [(file, arm) for file, arm in arms if arm != "regular-prompt" and not arm.endswith("-wrong")]
+        pairs = [(file, arm, same_flops(self.table, file, arm)) for file, arm in arms]
+        tests = [test(self.table, file, arm, partner) for file, arm, partner in pairs if partner]
+        intervals = [(each.low, each.high) for each in tests if each and each.low is not None and each.high is not None]
+        return len(intervals), sum(low > 0 for low, _ in intervals), sum(high < 0 for _, high in intervals)
 
     def main_table(self) -> str:
         """All tests of arms that have enough seeds."""
@@ -262,8 +262,7 @@ class Questions:
         """The tests of all arms that have so many seeds, in the files that are there."""
         files = [file for file in files if self.has(file, BASELINE)]
         lines = [row for file in files for row in self.rows(file) if self.seeds(file, row[1]) >= seeds]
-        rule = "|---|---|" + "---:|" * (len(HEADS) - 2)
-        return "\n".join(["| " + " | ".join(HEADS) + " |", rule, *("| " + " | ".join(row) + " |" for row in lines)])
+        return written(HEADS, lines, texts=2)
 
     def few(self) -> str:
         """The arms that have too few seeds for the table, by what they are tested on."""
@@ -288,11 +287,18 @@ def _corrected(tests: dict[str, PairedT | None]) -> dict[str, float]:
     return dict(zip(p_values, holm(list(p_values.values())), strict=True))
 
 
-def page(table: pd.DataFrame, name: str) -> str:
-    """The text of a page, ``results`` or ``evidence``."""
+def pages(table: pd.DataFrame, readme: str) -> dict[str, str]:
+    """The text of each of ``PAGES``, and of README with its lines on retrieval.
+
+    Args:
+        table: of :func:`frame.read`.
+        readme: README as it is.
+    """
     environment = Environment(loader=FileSystemLoader(HERE), undefined=StrictUndefined, keep_trailing_newline=True)
     questions: Any = Questions(table)
-    return environment.get_template(f"{name}.md.jinja").render(q=questions)
+    made = {f"{name}.md": environment.get_template(f"{name}.md.jinja").render(q=questions) for name in PAGES}
+    lines = environment.get_template("readme.md.jinja").render(q=questions)
+    return made | {README.name: BLOCK.sub(lambda match: match[1] + lines + match[2], readme)}
 
 
 def csv(table: pd.DataFrame) -> str:
@@ -305,12 +311,15 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--figures", type=Path, default=FIGURES, metavar="DIR", help="files of figures")
     parser.add_argument("--docs", type=Path, default=DOCS, metavar="DIR", help="folder of the pages (docs)")
+    parser.add_argument("--readme", type=Path, default=README, metavar="FILE", help="(README.md)")
     parser.add_argument("--runs", type=Path, default=RUNS, help="(runs.csv)")
     help_of_check = "write nothing; print what is not as the figures give it, or that all agree"
     parser.add_argument("--check", action="store_true", help=help_of_check)
     args = parser.parse_args(argv)
     table = read(args.figures)
-    made = {args.docs / f"{name}.md": page(table, name) for name in PAGES} | {args.runs: csv(table)}
+    texts = pages(table, read_text(args.readme))
+    made = {args.readme if name == README.name else args.docs / name: text for name, text in texts.items()}
+    made[args.runs] = csv(table)
     if args.check:
         wrong = [line for file, text in made.items() for line in _changes(file, text)]
         sys.stdout.writelines(wrong)
@@ -326,8 +335,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _changes(file: Path, text: str) -> Iterator[str]:
-    there = read_text(file).splitlines(keepends=True) if file.exists() else []
-    return difflib.unified_diff(there, text.splitlines(keepends=True), str(file), "figures", n=0)
+    old = read_text(file).splitlines(keepends=True) if file.exists() else []
+    return difflib.unified_diff(old, text.splitlines(keepends=True), str(file), "figures", n=0)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,8 @@ GRIDS = sorted(EXPERIMENT.glob("*.yaml"))
 def scripts(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(str(EXPERIMENT))
     # Names as common as these may be taken by other tests' modules.
-    names = ("data", "collect", "splits", "untouched", "frame", "retrieval", "finding", "pictures", "results", "on_gpu")
+    names = ("data", "collect", "splits", "untouched", "frame", "cells", "retrieval", "pictures", "on_gpu")
+    names += ("retrieval_results", "results")
     for name in names:
         monkeypatch.delitem(importlib.sys.modules, name, raising=False)
     yield {name: importlib.import_module(name) for name in names}
@@ -85,7 +86,7 @@ def test_every_number_is_what_the_figures_give(
     results = scripts["results"]
     monkeypatch.setattr(results, "read", functools.cache(results.read))
     code, output = results.main(["--check"]), capsys.readouterr().out
-    assert (code, output) == (0, "all figures agree: results.md, evidence.md, runs.csv\n")
+    assert (code, output) == (0, "all figures agree: results.md, results-tables.md, evidence.md, README.md, runs.csv\n")
     # One verdict of one run turned round.
     figures = tmp_path / "figures"
     shutil.copytree(EXPERIMENT / "figures", figures)
@@ -267,7 +268,7 @@ def test_training_answers_are_candidates_that_distract(scripts: dict[str, Module
 
 
 def test_answers_and_retrieval_are_paired_by_seed(scripts: dict[str, ModuleType], tmp_path: Path, monkeypatch) -> None:
-    retrieval, finding = scripts["retrieval"], scripts["finding"]
+    retrieval, module = scripts["retrieval"], scripts["retrieval_results"]
     hits = {
         ("separate-infonce", "trained"): {"82": 60, "23": 50, "4": 99},
         ("regular-1.35x", "ridge"): {"82": 45, "23": 40},
@@ -284,20 +285,74 @@ def test_answers_and_retrieval_are_paired_by_seed(scripts: dict[str, ModuleType]
     )
     table = pd.DataFrame([("retrieval", "separate-infonce", seed, 70.0) for seed in ("82", "23")])
     table.columns = ["file", "arm", "seed", "right"]
-    result = finding.joined(table)
-    assert finding.of_model(result, "separate-infonce", "trained").right.tolist()[:2] == [
+    result = module.joined(table)
+    assert module.of_model(result, "separate-infonce", "trained").right.tolist()[:2] == [
         70,
         pytest.approx(np.nan, nan_ok=True),
     ]
-    assert finding.better_plain(result) == ("regular-1.35x", "ridge")
+    assert module.better_plain(result) == ("regular-1.35x", "ridge")
     # 60 - 45 and 50 - 40; the third seed has no partner.
-    test = finding.difference(result, ("separate-infonce", "trained"), finding.better_plain(result))
+    test = module.difference(result, ("separate-infonce", "trained"), module.better_plain(result))
     assert (test.n, test.mean) == (2, 12.5)
-    assert [model.arm for model, _ in finding.known_models(result)] == [
+    assert [model.arm for model, _ in module.models_with_runs(result)] == [
         "none",
         *["regular-1.35x"] * 2,
         "separate-infonce",
     ]
+
+
+def rows_of_retrieval(hits: dict[tuple[str, str], dict[str, float]]) -> list[dict[str, object]]:
+    """Rows of ``retrieval.py``: by arm and method, of each seed the hits."""
+    about = {"choice": "c", "queries": 1000, "candidates": 968}
+    return [
+        {**about, "arm": arm, "seed": seed, "method": method, "hits_at_1": value, "mrr": value}
+        for (arm, method), of_seed in hits.items()
+        for seed, value in of_seed.items()
+    ]
+
+
+def test_what_retrieval_shows_follows_its_intervals(
+    scripts: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    retrieval, module = scripts["retrieval"], scripts["retrieval_results"]
+    monkeypatch.setattr(retrieval, "FILE", tmp_path / "retrieval.csv")
+    plain, separate, branched = (
+        ("regular-1.35x", "ridge"),
+        ("separate-infonce", "trained"),
+        ("branched-infonce", "trained"),
+    )
+    several = {plain: {"82": 40, "23": 50}, separate: {"82": 54, "23": 66}, branched: {"82": 24, "23": 36}}
+    retrieval.write(rows_of_retrieval(several), tmp_path / "retrieval.csv")
+    one = {plain: {"82": 48.3}, separate: {"82": 55}, branched: {"82": 40}}
+    retrieval.write(rows_of_retrieval(one), tmp_path / "retrieval-turk.csv")
+    answers = [("retrieval", "regular-1.35x", "82", 70.0, "equivalent")]
+    table = pd.DataFrame(answers, columns=["file", "arm", "seed", "right", "headline"])
+    synth, turk = module.data_sets(table)
+    assert (synth.seeds, turk.seeds, turk.one_seed) == ("2 seeds", "one seed", True)
+    # Differences of 14 and 16 points, half a standard error of sqrt(2) apart: 15 - 12.706 and 15 + 12.706.
+    assert synth.hits_over() == "`separate` +15.0 [+2.3, +27.7] and `branched` -15.0 [-27.7, -2.3]"
+    assert turk.hits_over() == "`separate` +6.7 and `branched` -8.3"
+    text = module.claim([synth, turk])
+    assert text.startswith("**What InfoNCE beside the LM loss is seen to give is embeddings.**")
+    assert (
+        "behind a linear map, on `synth` (`separate`). It is the right one less often on `synth` (`branched`)." in text
+    )
+    assert text.endswith("One seed, so nothing is claimed: TURK.")
+    assert synth.share_of_plain() == "Plain training behind a ridge map has 75 % of the hits of the better layout"
+    assert "[" not in turk.short_table().partition("---:|\n")[2]
+    # A single seed claims nothing, nor do intervals that include 0.
+    several[separate] = {"82": 39, "23": 56}
+    retrieval.write(rows_of_retrieval(several), tmp_path / "retrieval.csv")
+    synth = module.data_sets(table)[0]
+    text = module.claim([synth, turk])
+    assert text.startswith("**No gain in embeddings is shown for InfoNCE beside the LM loss.**")
+    assert "No difference is shown on `synth` (`separate`)." in text
+    assert module.claim([turk]).startswith("**No gain in embeddings is shown")
+    # Rows of a grid that has just begun.
+    retrieval.write(rows_of_retrieval({branched: {"82": 24}}), tmp_path / "retrieval.csv")
+    synth = module.data_sets(table)[0]
+    assert (synth.seeds, synth.shows(), synth.hits_over()) == ("one seed", {}, "")
+    assert "not both trained yet" in synth.share_of_plain()
 
 
 def arms_on_a_gpu(on_gpu: ModuleType, folder: Path, names: str) -> list:

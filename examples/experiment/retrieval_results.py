@@ -1,0 +1,330 @@
+"""Answers and retrieval of the same models on each data set: tests over seeds, tables, and what they show in words.
+
+The figures of retrieval are the rows that ``retrieval.py`` wrote, the right answers those of the grid of the same runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import pandas as pd
+import retrieval
+from cells import NOTHING, interval, listed, mean, table
+
+from stepjepa.study.statistics import PairedT, paired_t
+
+FILE = "retrieval"
+"""The file of figures with the answers of the same runs, and of rows beside this script; of ``synth``."""
+
+PLAIN = "regular-1.35x"
+FREE = ("nearest known question", "TF-IDF, characters", "TF-IDF, words")
+HITS = "hits_at_1"
+JOINT = {"separate": "separate-infonce", "branched": "branched-infonce"}
+"""The arms with InfoNCE beside the LM loss, by their layout."""
+
+MORE, EQUAL, FEWER, ONE_SEED = "more", "not told apart", "fewer", "one seed"
+"""What the difference of two models shows; see :func:`outcome`."""
+
+
+class Model(NamedTuple):
+    """A row of the table: an arm, and by what candidates are ranked."""
+
+    arm: str
+    method: str
+    words: str
+
+    @property
+    def short(self) -> bool:
+        """Whether it is a row of the short table: maps behind embeddings that training reads already are not."""
+        return self.method != "trained, ridge"
+
+
+MODELS = (
+    *(Model("none", method, method) for method in FREE),
+    Model("untrained", "best readout", "untrained, best readout"),
+    Model("untrained", "ridge", "untrained, ridge map"),
+    Model(PLAIN, "best readout", "plain, best readout"),
+    Model(PLAIN, "ridge", "plain, ridge map"),
+    Model("branched-cosine", "trained", "LM loss + cosine, `branched`"),
+    Model("branched-cosine", "trained, ridge", "LM loss + cosine, `branched`, ridge map"),
+    Model("infonce-alone", "trained", "InfoNCE alone, `separate`"),
+    Model("infonce-alone", "trained, ridge", "InfoNCE alone, `separate`, ridge map"),
+    Model("branched-infonce", "trained", "LM loss + InfoNCE, `branched`"),
+    Model("branched-infonce", "trained, ridge", "LM loss + InfoNCE, `branched`, ridge map"),
+    Model("separate-infonce", "trained", "LM loss + InfoNCE, `separate`"),
+    Model("separate-infonce", "trained, ridge", "LM loss + InfoNCE, `separate`, ridge map"),
+)
+
+
+class DataSet(NamedTuple):
+    """A data set of retrieval: its key, its file of figures and rows, its name on a page, and what its texts are."""
+
+    data: str  # of retrieval.DATA
+    file: str
+    name: str
+    about: str
+
+
+DATA_SETS = (
+    DataSet("synth", FILE, "`synth`", "Generated sentences and regular expressions, the runs of `retrieval.yaml`"),
+    DataSet(
+        "turk",
+        "retrieval-turk",
+        "TURK",
+        "Sentences of people for the same kind of expressions (`retrieval-turk.yaml`; 7,000 training records), the "
+        "arms and settings of `synth`, nothing chosen anew",
+    ),
+    DataSet(
+        "spider",
+        "retrieval-spider",
+        "Spider",
+        "Questions and SQL queries (`retrieval-spider.yaml`), the arms and settings of `synth`, nothing chosen anew",
+    ),
+)
+RIGHT = {
+    "equivalent": "the expression describes the same lines as the right one",
+    "execution": "the query, executed, returns the rows of the right one",
+    "exact": "the text is that of the right one",
+}
+"""When an answer is right, by the name of the score."""
+
+
+def joined(runs: pd.DataFrame, file: str = FILE) -> pd.DataFrame:
+    """Return the rows of ``retrieval.py`` with ``right``, the share of right answers of the same run, in per cent.
+
+    Args:
+        runs: of :func:`frame.read`.
+        file: its name without suffix, and that of the figures of the same runs.
+    """
+    rows = retrieval.read(retrieval.FILE.with_stem(file))
+    answers = runs[runs.file == file].set_index(["arm", "seed"]).right
+    keys = zip(rows.arm, rows.seed, strict=True)
+    shares_right = [answers.get(key, measured) for key, measured in zip(keys, rows.right, strict=True)]
+    return rows.assign(right=shares_right)
+
+
+def of_model(rows: pd.DataFrame, arm: str, method: str) -> pd.DataFrame:
+    """Return the runs of a model by seed; empty if there is none yet."""
+    of_arm = rows[(rows.arm == arm) & (rows.method == method)]
+    return of_arm.set_index("seed").sort_index()
+
+
+def difference(
+    rows: pd.DataFrame, ours: tuple[str, str], theirs: tuple[str, str], column: str = HITS
+) -> PairedT | None:
+    """Return the t-test over the seeds of two models (arm, method), in points; None without a common seed."""
+    first, second = (of_model(rows, *each)[column].dropna() for each in (ours, theirs))
+    seeds = first.index.intersection(second.index)
+    return paired_t(list(first[seeds]), list(second[seeds])) if len(seeds) else None
+
+
+def better_plain(rows: pd.DataFrame) -> tuple[str, str]:
+    """Return the way of reading plain training, of ``best readout`` and ``ridge``, that finds more."""
+    hits = {method: of_model(rows, PLAIN, method)[HITS].mean() for method in ("best readout", "ridge")}
+    # Without runs there is no mean.
+    return PLAIN, max(hits, key=lambda method: -1 if math.isnan(hits[method]) else hits[method])
+
+
+def models_with_runs(rows: pd.DataFrame) -> Iterator[tuple[Model, pd.DataFrame]]:
+    """Yield the models that have runs, in the order of the table."""
+    for model in MODELS:
+        runs = of_model(rows, model.arm, model.method)
+        if len(runs):
+            yield model, runs
+
+
+def outcome(test: PairedT) -> str:
+    """Return what a difference shows: a single seed, and differences that are all equal, show nothing."""
+    if test.low is None or test.high is None:
+        return ONE_SEED if test.n == 1 else EQUAL
+    return MORE if test.low > 0 else FEWER if test.high < 0 else EQUAL
+
+
+class Retrieval:
+    """Figures of one data set, for the text of a page.
+
+    Args:
+        runs: of :func:`frame.read`.
+        data: the data set.
+    """
+
+    def __init__(self, runs: pd.DataFrame, data: DataSet) -> None:
+        self.file, self.name, self.about = data.file, data.name, data.about
+        # Without a task nobody knows which other texts are right.
+        self.hit = "equal texts alone" if retrieval.DATA[data.data].task is None else "equal meanings, too"
+        self.rows = joined(runs, data.file)
+        self.plain = better_plain(self.rows)
+        scores = sorted(set(runs.headline[runs.file == data.file].dropna()))
+        self.right = listed([RIGHT.get(score, score) for score in scores]) if scores else "not evaluated yet"
+        compared = [runs for model, runs in models_with_runs(self.rows) if model.arm in (PLAIN, *JOINT.values())]
+        self.counts = sorted({len(runs) for runs in compared}) or [0]
+
+    def has(self, arm: str, method: str = "trained") -> bool:
+        """Return whether a model has runs."""
+        return len(of_model(self.rows, arm, method)) > 0
+
+    def score(self, arm: str, method: str = "trained", column: str = HITS) -> str:
+        """Return mean and standard deviation over seeds, in per cent."""
+        return mean(of_model(self.rows, arm, method)[column])
+
+    @property
+    def seeds(self) -> str:
+        """Number of seeds of the arms that are compared: plain training, and InfoNCE beside the LM loss."""
+        low, high = self.counts[0], self.counts[-1]
+        return f"{low} to {high} seeds" if low != high else {0: "no seed yet", 1: "one seed"}.get(high, f"{high} seeds")
+
+    @property
+    def one_seed(self) -> bool:
+        """Whether nothing can be claimed, since no difference has two pairs."""
+        return self.counts[-1] < 2
+
+    @property
+    def exploratory(self) -> bool:
+        """Whether an arm that is compared has fewer than five seeds."""
+        return self.counts[0] < 5
+
+    @property
+    def size(self) -> str:
+        """Number of queries and of candidates."""
+        row = self.rows[self.rows.method != "trained, all answers"].iloc[0]
+        return f"{row.queries:,} queries, {row.candidates:,} candidates"
+
+    def over(self, arm: str, baseline: str = PLAIN, column: str = HITS) -> str:
+        """Return the difference of an arm that was trained for retrieval from another, in points.
+
+        Plain training is read in the better of both ways.
+        """
+        theirs = self.plain if baseline == PLAIN else (baseline, "trained")
+        return interval(difference(self.rows, (arm, "trained"), theirs, column))
+
+    def shows(self, column: str = HITS) -> dict[str, str]:
+        """Return what each layout's difference from plain training shows, of layouts that have runs beside it."""
+        tests = {layout: difference(self.rows, (arm, "trained"), self.plain, column) for layout, arm in JOINT.items()}
+        return {layout: outcome(test) for layout, test in tests.items() if test is not None}
+
+    def layouts(self) -> list[tuple[str, str]]:
+        """Return the layouts of InfoNCE beside the LM loss that have runs, each with its arm."""
+        return [(layout, arm) for layout, arm in JOINT.items() if self.has(arm)]
+
+    def choice(self, arm: str, method: str) -> str:
+        """Return the readouts that were chosen, each once."""
+        return "; ".join(f"`{readout}`" for readout in dict.fromkeys(of_model(self.rows, arm, method).choice))
+
+    def hits(self) -> str:
+        """Write the hits of the models that are compared, in per cent."""
+        models = [
+            *((arm, "trained", f"with InfoNCE beside the LM loss (`{layout}`)") for layout, arm in self.layouts()),
+            ("infonce-alone", "trained", "with InfoNCE alone"),
+            (PLAIN, "ridge", "with plain training behind a ridge map"),
+            (PLAIN, "best readout", "with plain training as it is"),
+        ]
+        return ", ".join(f"{self.score(*model)} % {words}" for *model, words in models if self.has(*model))
+
+    def hits_over(self, baseline: str = PLAIN, column: str = HITS) -> str:
+        """Write the points of both layouts of InfoNCE beside the LM loss over another arm; empty if none is known."""
+        return listed(
+            [
+                f"`{layout}` {points}"
+                for layout, arm in self.layouts()
+                if (points := self.over(arm, baseline, column)) != NOTHING
+            ]
+        )
+
+    def share_of_plain(self) -> str:
+        """Write how many of the hits of the better layout plain training has, and how it is read."""
+        if not (self.layouts() and self.has(*self.plain)):
+            return "InfoNCE beside the LM loss and plain training are not both trained yet"
+        best = max(of_model(self.rows, arm, "trained")[HITS].mean() for _, arm in self.layouts())
+        share = 100 * of_model(self.rows, *self.plain)[HITS].mean() / best
+        reading = "behind a ridge map" if self.plain[1] == "ridge" else "as it is"
+        return f"Plain training {reading} has {share:.0f} % of the hits of the better layout"
+
+    def answers(self) -> str:
+        """Write the right answers of the same models, and their differences from plain training."""
+        shares = [f"{self.score(arm, column='right')} % with `{layout}`" for layout, arm in self.layouts()]
+        shares.append(f"{self.score(*self.plain, 'right')} % with plain training")
+        over = self.hits_over(column="right")
+        return f"{', '.join(shares)}" + (f"; points over plain training: {over}" if over else "")
+
+    def line(self) -> str:
+        """Write the hits of all models and the differences of the joint arms, without deviations, for README."""
+        groups = [
+            [(arm, "trained", f"`{layout}` %") for layout, arm in self.layouts()],
+            [("infonce-alone", "trained", "InfoNCE alone %")],
+            [(PLAIN, "best readout", "plain training % as it is"), (PLAIN, "ridge", "% with the map")],
+            [("untrained", "ridge", "a model never trained % with the map (one seed)")],
+        ]
+        hits = [
+            ", ".join(
+                words.replace("%", f"{of_model(self.rows, *model)[HITS].mean():.1f}")
+                for *model, words in group
+                if self.has(*model)
+            )
+            for group in groups
+        ]
+        seeds = f"{self.seeds}, so nothing is claimed" if self.one_seed else self.seeds
+        points = f". Points over plain training: {self.hits_over()}" if self.hits_over() else ""
+        return f"{self.name} ({seeds}): {'; '.join(filter(None, hits))}{points}."
+
+    def full_table(self) -> str:
+        """Write all figures of all models."""
+        heads = ["model", "seeds", "right, %", "hits at 1, %", "own text, %", "hits at 10, %", "MRR, %"]
+        return self._table(heads, ("right", HITS, "hits_at_1_of_text", "hits_at_10", "mrr"), MODELS)
+
+    def short_table(self) -> str:
+        """Write answers and hits of the models, without maps behind embeddings that training reads."""
+        heads = ["model", "seeds", "right answers, %", "hits at 1, %", "hits at 10, %"]
+        return self._table(heads, ("right", HITS, "hits_at_10"), [model for model in MODELS if model.short])
+
+    def _table(self, heads: Sequence[str], columns: Sequence[str], models: Sequence[Model]) -> str:
+        lines = []
+        for model, runs in models_with_runs(self.rows):
+            if model not in models:
+                continue
+            seeds = NOTHING if model.arm == "none" else str(len(runs))
+            row = [model.words, seeds, *(mean(runs[column]) for column in columns)]
+            for column in ("right", HITS):
+                shown = model.arm not in ("none", "untrained", PLAIN)
+                test = difference(self.rows, (model.arm, model.method), self.plain, column) if shown else None
+                row.append(interval(test))
+            lines.append(row)
+        return table([*heads, "right, over plain [95 %]", "hits at 1, over plain [95 %]"], lines)
+
+
+def data_sets(runs: pd.DataFrame) -> list[Retrieval]:
+    """Return the data sets that have rows."""
+    return [Retrieval(runs, data) for data in DATA_SETS if has_rows(data.file)]
+
+
+def has_rows(file: str) -> bool:
+    """Return whether ``retrieval.py`` has written rows of a file of figures."""
+    return retrieval.FILE.with_stem(file).exists()
+
+
+def claim(sets: Sequence[Retrieval]) -> str:
+    """Write what InfoNCE beside the LM loss is seen to give in retrieval, over plain training and its ridge map.
+
+    First what the intervals show, then where they show nothing, and where a single seed has none.
+    """
+    places: dict[str, list[str]] = {}
+    for each in sets:
+        shown = each.shows()
+        for result in dict.fromkeys(shown.values()):
+            layouts = [f"`{layout}`" for layout in shown if shown[layout] == result]
+            alike = len(layouts) == len(JOINT)
+            places.setdefault(result, []).append(each.name if alike else f"{each.name} ({', '.join(layouts)})")
+    if MORE in places:
+        text = "**What InfoNCE beside the LM loss is seen to give is embeddings.** The nearest text is the right one "
+        text += f"more often than with plain training, even behind a linear map, on {listed(places[MORE])}."
+    else:
+        text = "**No gain in embeddings is shown for InfoNCE beside the LM loss.** The nearest text is not shown to be "
+        text += "the right one more often than with plain training behind a linear map."
+    if FEWER in places:
+        text += f" It is the right one less often on {listed(places[FEWER])}."
+    if EQUAL in places:
+        text += f" No difference is shown on {listed(places[EQUAL])}."
+    if ONE_SEED in places:
+        text += f" One seed, so nothing is claimed: {listed(places[ONE_SEED])}."
+    return text
