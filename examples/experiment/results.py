@@ -211,36 +211,28 @@ class Questions:
         lines = [[*model, str(len(part)), *(mean(part[column]) for column in columns)] for model, part in models]
         return written(heads, lines, texts=2)
 
-    def short_table(self, arms: Iterable[tuple[str, tuple[str, str]]]) -> str:
+    def short_table(self, file: str, arms: Iterable[tuple[str, str]]) -> str:
         """Right answers of some arms, with their differences from plain training.
 
         Args:
-            arms: of each its file of figures, and its name and what it is called on the page.
+            file: of figures.
+            arms: of each its name, and what it is called on the page.
         """
-        heads = ["data", "arm", "seeds", "right, %", "FLOPs", *(HEADS[place] for place in AT_EQUAL)]
+        heads = ["seeds", "right, %", "FLOPs", *(HEADS[place] for place in AT_EQUAL)]
+        rows = {row[1]: row for row in self.rows(file)}
         columns = [HEADS.index(head) for head in heads]
-        lines = []
-        for file, (arm, words) in arms:
-            row = next(row for row in self.rows(file) if row[1] == arm)
-            lines.append([row[0], words, *(row[column] for column in columns[2:])])
-        return written(heads, lines, texts=2)
+        return written(["arm", *heads], [[words, *(rows[arm][column] for column in columns)] for arm, words in arms])
 
-    def parts_table(self, arms: Iterable[tuple[str, tuple[str, str]]]) -> str:
+    def parts_table(self, file: str, arms: Iterable[tuple[str, str]]) -> str:
         """Right answers of some arms on number records and on the rest; arguments as of ``short_table``."""
-        heads = ["data", "arm", "number records, %", "the rest, %", "runs that copy"]
+        heads = ["arm", "number records, %", "the rest, %", "runs that copy"]
         heads += ["number records, equal steps", "the rest, equal steps"]
+        parts = PARTS[:2]
         lines = []
-        for file, (arm, words) in arms:
-            row = [
-                self.title(file),
-                words,
-                *(self.score(file, arm, part) for part in PARTS[:2]),
-                self.copying(file, arm),
-            ]
-            lines.append(
-                row + [NOTHING if arm == BASELINE else self.against(file, arm, BASELINE, part) for part in PARTS[:2]]
-            )
-        return written(heads, lines, texts=2)
+        for arm, words in arms:
+            over = [NOTHING if arm == BASELINE else self.against(file, arm, BASELINE, part) for part in parts]
+            lines.append([words, *(self.score(file, arm, part) for part in parts), self.copying(file, arm), *over])
+        return written(heads, lines)
 
     def intervals_at_equal_flops(self, *files: str) -> tuple[int, int, int]:
         """Count the objectives with enough seeds and a plain partner: all, with an interval above 0, and below 0.
