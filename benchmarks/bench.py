@@ -11,8 +11,9 @@ Two suites are measured at several points: ``answers`` with 1 to 16 answers to a
 
     python benchmarks/bench.py --rounds 5 --memory
     python benchmarks/bench.py --suite answers prefix --rounds 5 --memory
-    python benchmarks/bench.py --suite smollm2 --model FOLDER --records 96 --rounds 5
-    python benchmarks/bench.py --suite smollm2 --model FOLDER --records 96 --rounds 5 --bf16
+    python benchmarks/bench.py --suite gsm8k --records 128 --micro 4 --memory
+    python benchmarks/bench.py --suite smollm2 --model FOLDER --records 32 --rounds 3 --memory
+    python benchmarks/bench.py --suite smollm2 --model FOLDER --records 32 --rounds 3 --bf16
 """
 
 from __future__ import annotations
@@ -104,6 +105,7 @@ def parser() -> argparse.ArgumentParser:
     add("--model", default="preset:tiny", help="folder or preset (preset:tiny)")
     add("--records", type=int, help="of an epoch (256; answers 128, prefix 48)")
     add("--batch_size", type=int, help="records of a step (16; prefix 8)")
+    add("--micro", type=int, help="records of a micro-batch of our arms, which accumulate to a step (those of a step)")
     add("--points", type=int, nargs="+", help="answers a question, or tokens of the prefix (all of the suite)")
     add("--rounds", type=int, default=5, help="runs of every arm (5)")
     add("--threads", type=int, default=os.cpu_count() or 1, help="(all cores)")
@@ -179,7 +181,8 @@ def make_trainer(arm: str, task: dict[str, Any], records: list[Any]) -> Any:
     from stepjepa import JepaConfig, JepaTrainer, load_model, prepare
 
     extra = dict(TRL.get(arm, {}))
-    micro, packing = extra.pop("micro", task["batch_size"]), extra.pop("packing", 0)
+    micro = (task["micro"] if arm in OURS else extra.pop("micro", None)) or task["batch_size"]
+    packing = extra.pop("packing", 0)
     common: dict[str, Any] = {
         **SETTINGS,
         "bf16": task.get("bf16", False),
@@ -280,7 +283,8 @@ def bench(args: argparse.Namespace) -> list[Path]:
         if not suite.points:
             results = measure(args, name, everything[:size], everything=everything)
             print(table(name, results), flush=True)
-        file = f"{date.today().isoformat()}-cpu-{args.threads}-{name}{'-bf16' if args.bf16 else ''}.json"
+        setting = f"{f'-micro{args.micro}' if args.micro else ''}{'-bf16' if args.bf16 else ''}"
+        file = f"{date.today().isoformat()}-cpu-{args.threads}-{name}{setting}.json"
         path = free_name(args.output or HERE / "results" / file)
         versions = {each: version(each) for each in ("torch", "transformers", "trl")} | {
             "python": platform.python_version()
@@ -316,7 +320,7 @@ def measure(
         write_jsonl(Path(folder) / "records.jsonl", ({"messages": each} for each in rows))
         batch_size = args.batch_size or suite.batch_size
         task = {"folder": folder, "batch_size": batch_size, "threads": args.threads, "group_by": suite.group_by}
-        task["bf16"] = args.bf16
+        task |= {"bf16": args.bf16, "micro": args.micro}
         arms = [*TRL, *OURS]
         rounds = []
         for number in range(args.rounds):

@@ -36,6 +36,11 @@ GROWTH = (
     ("tokens", "time of a step for each token; records of {} tokens", "step ms", "tokens of a record"),
     ("tokens", "peak memory; records of {} tokens", "peak MiB", None),
 )
+# Results of a suite with another setting, by the end of their file's name, and what the row says.
+SETTINGS = {
+    "gsm8k-micro4": "gsm8k, our micro-batches of 4 records, too",
+    "smollm2-bf16": "SmolLM2-135M, synth, `bf16` in every arm",
+}
 POINTS = {"answers": "answers to a question", "prefix": "tokens of a shared prefix"}
 
 
@@ -85,6 +90,19 @@ def table_of_points() -> str:
             name = unit.replace("answers", "answer") if point == 1 else unit
             rows.append([f"{point:,} {name}", *(", ".join(each) for each in figures)])
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def settings_table() -> str:
+    """Markdown: a row for each suite that was measured with another setting; empty without results."""
+    rows = []
+    for name, title in SETTINGS.items():
+        if (path := newest_file(name)) is None:
+            continue
+        (measured,) = json.loads(path.read_text(encoding="utf-8"))["suites"].values()
+        speeds = [spread(measured["summary"][arm]["over_trl"]) for arm in AIMS]
+        rows.append([title, *speeds, ", ".join(peak(measured, arm) for arm in AIMS) if "peak_mib" in measured else "–"])
+    columns = "over TRL's best plain setting", *AIMS, "peak memory of the three"
+    return "\n".join(markdown(columns, rows)) + "\n" if rows else ""
 
 
 def growth() -> dict[str, list[dict[str, Any]]] | None:
@@ -267,6 +285,7 @@ if __name__ == "__main__":
     tables = {
         "tables.py": table,
         "tables.py, points": pictures_and_table_of_points,
+        "tables.py, settings": settings_table,
         "tables.py, growth": growth_table,
         "tables.py, precision": precision_table,
         "tables.py, embeddings": embedding_table,

@@ -84,7 +84,7 @@ class Data(NamedTuple):
 DATA = {
     "synth": Data("synth", *SETS["synth"], NlRxTask()),
     "turk": Data("turk", *SETS["turk"], NlRxTask()),
-    # Without its databases no query can be executed, so that only equal texts are right.
+    # A quarter of the databases is at hand, so not all queries can be executed: only equal texts are the same query.
     "spider": Data("spider", SHARED / "spider_train.jsonl", SHARED / "spider_test.jsonl", None),
 }
 

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from stepjepa.base.errors import UserError
 from stepjepa.data.records import Record, as_records, find_steps, parse_record
 from stepjepa.data.sources import read_records
-from stepjepa.store.prompts import share_trained_on, system_prompts, write_trained_prompts
+from stepjepa.data.summarising import Summariser, records_fingerprint, system_prompts
+from stepjepa.store.prompts import share_trained_on, write_trained_prompts
 
 USER = {"role": "user", "content": "q"}
 ASSISTANT = {"role": "assistant", "content": "a"}
@@ -125,7 +126,12 @@ def test_the_share_of_questions_that_were_trained_on(tmp_path: Path) -> None:
 
     trained = [record("What is 3 + 4?"), record("What is 2 + 5?", "Answer."), record("Why?", "")]
     assert system_prompts([*trained, trained[1]]) == ["Answer.", None, ""]
-    write_trained_prompts(tmp_path, trained)
+    read = Summariser()
+    assert list(read.reading(trained)) == trained
+    summary = read.summary
+    assert summary.sha256 == records_fingerprint(trained) != records_fingerprint(trained[:2])
+    assert summary.system_prompts == system_prompts(trained)
+    write_trained_prompts(tmp_path, summary.questions)
     test = [record("What is 3 + 4?", "Other."), record("what is  2 + 5?"), record("What is 3 + 5?")]
     expected = {"exact": 1 / 3, "normalised": 2 / 3}
     assert share_trained_on(str(tmp_path), test) == expected

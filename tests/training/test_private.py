@@ -22,6 +22,7 @@ import stepjepa
 import tiny
 from stepjepa.base.errors import UserError
 from stepjepa.config.jepa import JepaConfig
+from stepjepa.training import private
 from stepjepa.training.private import KNOWN_TO_WORK, OTHER_LIBRARIES, PARTS, check_transformers, table
 from stepjepa.training.trainer import JepaTrainer
 
@@ -132,18 +133,16 @@ def test_another_signature_is_an_error(name: str, monkeypatch: pytest.MonkeyPatc
 
 def test_what_is_never_called_or_set_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where a method stays for others' sake, and where an attribute has another name."""
-    module = sys.modules[Trainer.__module__]
-    source = inspect.getsource(module)
-    read = inspect.getsource
+    read, of_trainer = private._source, Trainer.__module__
+    source = read(of_trainer)
     for name, fault in [("_save_checkpoint", "never calls _save_checkpoint"), ("_tr_loss", "has no _tr_loss")]:
         changed = re.sub(rf"\bself\.{name}\b", "self.renamed", source)
         assert changed != source
-        monkeypatch.setattr(inspect, "getsource", lambda part, text=changed: text if part is module else read(part))
+        monkeypatch.setattr(private, "_source", lambda of, text=changed: text if of == of_trainer else read(of))
         with pytest.raises(UserError, match=fault):
             check_transformers()
-    monkeypatch.setattr(inspect, "getsource", read)
-    checkpointing = sys.modules[GradientCheckpointingLayer.__module__]
-    monkeypatch.setattr(inspect, "getsource", lambda part: "" if part is checkpointing else read(part))
+    checkpointing = GradientCheckpointingLayer.__module__
+    monkeypatch.setattr(private, "_source", lambda of: "" if of == checkpointing else read(of))
     with pytest.raises(UserError, match="has no _gradient_checkpointing_func"):
         check_transformers()
 

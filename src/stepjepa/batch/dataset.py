@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +16,7 @@ from torch.utils.data import Dataset, Sampler
 
 from stepjepa.batch.groups import prompt_groups
 from stepjepa.config.jepa import JepaConfig
+from stepjepa.data.summary import RecordSummary
 from stepjepa.views.layouts import LAYOUTS
 from stepjepa.views.sequences import Ids, Numbers, Pair, SampledRecord, TokenizedRecord, View
 
@@ -238,7 +239,7 @@ class Prepared:
     tokens: dict[str, int]  # see :func:`count_tokens`
     template: dict[str, str] = field(default_factory=dict)  # facts derived from the chat template
     source: str = "<memory>"  # name of the records' file in error messages
-    rows: Any = field(default=None, repr=False, compare=False)  # its records; None if unknown
+    summary: RecordSummary | None = field(default=None, repr=False, compare=False)  # of its records; None if unknown
 
 
 def count_tokens(records: Iterable[TokenizedRecord], config: JepaConfig) -> dict[str, int]:

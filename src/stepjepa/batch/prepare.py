@@ -30,6 +30,7 @@ from stepjepa.batch.tokenize import COUNTS, RecordTokenizer
 from stepjepa.config.jepa import JepaConfig, affecting
 from stepjepa.data.records import Data, Record, Views, as_records
 from stepjepa.data.sources import each_of_any
+from stepjepa.data.summarising import Summariser
 from stepjepa.views.layouts import LAYOUTS
 
 if TYPE_CHECKING:
@@ -57,18 +58,14 @@ def prepare(
     """
     if views is not None and config.mode != "llm-jepa":
         raise ValueError(f"views: expected mode 'llm-jepa', got '{config.mode}', which finds its views itself")
-    rows, paths = _without_memory(data), dict[str, None]()
+    rows, read = _without_memory(data), Summariser()
     if views is not None:
         rows = Spooled(replace(record, views=tuple(views(record))) for record in as_records(rows))
 
     def records() -> Iterator[Record]:
-        for record in as_records(rows):
-            paths[record.path] = None
-            yield record
-
-    def source() -> str:
-        # A tokenised record knows its line, but not its file.
-        return next(iter(paths)) if len(paths) == 1 else "<several files>"
+        nonlocal read
+        read = Summariser()
+        return read.reading(as_records(rows))
 
     def make(file: Path | None) -> Prepared:
         """Tokenise all records into a file, or into memory without one."""
@@ -82,7 +79,7 @@ def prepare(
                     tokens.update(count_tokens(block, config))
                     columns = [[each.length for each in block], list(map(flattened, block))]
                     writer.write_table(pa.table(columns, schema=SCHEMA))
-                where, counts = source() if len(rows) else what, record_tokenizer.counts
+                where, counts = read.source if len(rows) else what, record_tokenizer.counts
                 if not counts["records"]:
                     fault = f"none of the {counts['skipped']} records can be trained on; check `max_length`"
                     raise UserError(fault, path=where)
@@ -92,8 +89,9 @@ def prepare(
         finally:
             gc.enable()
         dataset = TokenizedDataset(sink.getvalue() if file is None else str(file))
+        template = record_tokenizer.describe()
         return Prepared(
-            dataset, {name: counts[name] for name in COUNTS}, dict(tokens), record_tokenizer.describe(), source(), rows
+            dataset, {name: counts[name] for name in COUNTS}, dict(tokens), template, read.source, read.summary
         )
 
     if cache_dir is False:
@@ -105,7 +103,7 @@ def prepare(
         about = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
         if about.pop("sha256") != _checksum(file, about):
             raise ValueError("the checksum differs")
-        cached = Prepared(TokenizedDataset(str(file)), **about, source=source(), rows=rows)
+        cached = Prepared(TokenizedDataset(str(file)), **about, source=read.source, summary=read.summary)
         say(f"cache: {what} as prepared before, from {file} (`no_cache` prepares anew)")
         return cached
     except (OSError, ValueError, TypeError, LookupError):

@@ -1,6 +1,5 @@
 """Records: one row or JSON line each, checked; every error names file, line and field."""
 
-import hashlib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -253,13 +252,3 @@ def find_steps(text: str, separator: str = "blank") -> list[tuple[int, int]]:
             steps[-1] = (steps[-1][0], after)
         begin = after
     return steps
-
-
-def records_fingerprint(records: Iterable[Record]) -> str:
-    """Hash the chats and explicit views of records, in their order, whatever files they are from."""
-    digest, first = hashlib.sha256(b"["), True
-    for record in records:
-        digest.update(f"{'' if first else ', '}{(record.chat, record.views)!r}".encode("utf-8", "surrogatepass"))
-        first = False
-    digest.update(b"]")
-    return digest.hexdigest()

@@ -16,8 +16,9 @@ from stepjepa.base.terminal import note
 from stepjepa.base.typed_json import to_json
 from stepjepa.chat.source import read_template
 from stepjepa.config.run import RunConfig
-from stepjepa.data.records import BadRecords, Data, Record, as_records, records_fingerprint, tell_unused
+from stepjepa.data.records import BadRecords, Data, Record, as_records, tell_unused
 from stepjepa.data.sources import each_of_any, each_record, mix
+from stepjepa.data.summarising import records_fingerprint
 from stepjepa.store.record import Source
 
 

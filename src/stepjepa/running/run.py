@@ -30,6 +30,7 @@ from stepjepa.base.typed_json import Origin, from_json, to_json
 from stepjepa.batch.prepare import CacheDir, prepare
 from stepjepa.config.run import PLACES, RunConfig
 from stepjepa.data.records import Data, Record, describe_columns
+from stepjepa.data.summarising import system_prompts
 from stepjepa.evaluation.answering import AnswerScores, spread
 from stepjepa.evaluation.held_out import RetrievalScores
 from stepjepa.models.architecture import base_model
@@ -43,7 +44,7 @@ from stepjepa.running.screen import draw_metrics, first_screen
 from stepjepa.running.transformers import training_arguments
 from stepjepa.store import folder as run_folder
 from stepjepa.store.hub import check_uploadable, upload
-from stepjepa.store.prompts import common_system_prompt, system_prompts, with_system_prompt
+from stepjepa.store.prompts import common_system_prompt, with_system_prompt
 from stepjepa.store.record import Lora, RunRecord, read_record
 from stepjepa.store.resume import FinishedError
 from stepjepa.tasks.base import Task, TaskOptions

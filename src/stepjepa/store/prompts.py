@@ -1,11 +1,11 @@
 """Prompts that a run was trained with: its system prompt, and hashes of its questions for later evaluations."""
 
-import hashlib
+from __future__ import annotations
+
 import json
 import os
 from array import array
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,22 +14,10 @@ import numpy as np
 from stepjepa.base.files import atomic_write
 from stepjepa.base.spool import BLOCK
 from stepjepa.data.messages import SYSTEM_ROLES
+from stepjepa.data.questions import FORMS, question_hashes
 from stepjepa.data.records import Record
 from stepjepa.store.folder import PROMPTS_FILE
 from stepjepa.store.record import record_of
-
-FORMS: dict[str, Callable[[str], str]] = {
-    "exact": lambda text: text,
-    "normalised": lambda text: " ".join(text.casefold().split()),
-}
-"""Ways to compare questions: exactly, or without case and white space."""
-
-
-def system_prompts(records: Iterable[Record]) -> list[str | None]:
-    """Return the ten most frequent system prompts of records; None stands for records without one."""
-    first = (record.messages[0] for record in records)
-    counts = Counter(message["content"] if message["role"] in SYSTEM_ROLES else None for message in first)
-    return [prompt for prompt, _ in counts.most_common(10)]
 
 
 def common_system_prompt(prompts: Sequence[str | None]) -> str | None:
@@ -54,17 +42,11 @@ def with_system_prompt(records: Sequence[Record], prompt: str) -> list[Record]:
     ]
 
 
-def write_trained_prompts(folder: Path, records: Iterable[Record]) -> None:
-    """Write the hashes of the questions of training records into a run folder."""
-    # As integers: a set of texts takes a hundred bytes for each.
-    hashes = {form: array("Q") for form in FORMS}
-    for record in records:
-        question = _question(record)
-        for form, change in FORMS.items():
-            hashes[form].append(int(_hash(change(question)), 16))
+def write_trained_prompts(folder: Path, questions: Mapping[str, array[int]]) -> None:
+    """Write the hashes of the questions of training records, see ``RecordSummary.questions``, into a run folder."""
     with atomic_write(folder / PROMPTS_FILE) as stream:
         # A million texts at once would take a hundred megabytes.
-        for number, (form, values) in enumerate(hashes.items()):
+        for number, (form, values) in enumerate(questions.items()):
             stream.write(f"{', ' if number else '{'}{json.dumps(form)}: [")
             distinct = np.unique(values)
             for start in range(0, len(distinct), BLOCK):
@@ -90,17 +72,5 @@ def share_trained_on(model_path: str, records: Iterable[Record]) -> dict[str, fl
         hashes = {form: set(trained[form]) for form in FORMS}
     except (OSError, ValueError, LookupError, TypeError):
         return None
-    questions = [_question(record) for record in records]
-    return {
-        form: sum(_hash(change(text)) in hashes[form] for text in questions) / len(questions)
-        for form, change in FORMS.items()
-    }
-
-
-def _question(record: Record) -> str:
-    """Join all messages before the last answer, except for the system prompt."""
-    return json.dumps([message["content"] for message in record.messages[:-1] if message["role"] not in SYSTEM_ROLES])
-
-
-def _hash(text: str) -> str:
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    tested = [question_hashes(record.messages) for record in records]
+    return {form: sum(f"{each[form]:016x}" in hashes[form] for each in tested) / len(tested) for form in FORMS}

@@ -22,7 +22,6 @@ from stepjepa.config.jepa import JepaConfig
 from stepjepa.config.option import has_effect, options_of
 from stepjepa.config.run import FLAT, GroupBy, RunConfig
 from stepjepa.config.trainer import usual_fields
-from stepjepa.data.records import as_records, records_fingerprint
 from stepjepa.models.architecture import base_model
 from stepjepa.models.fingerprint import weights_fingerprint
 from stepjepa.models.weights import parameter_counts
@@ -188,11 +187,11 @@ def _source(kind: type) -> str:
 def source_of(prepared: Prepared, name: str | None) -> Source:
     """Describe the records of a data set that was read from ``name``; None for records in memory."""
     count = prepared.counts["records"] + prepared.counts.get("skipped", 0)
-    if prepared.rows is None:
+    if prepared.summary is None:
         return Source(file=name, records=count, sha256=prepared.dataset.fingerprints()[1])
     if name is not None and Path(name).is_file():
         return Source(file=Path(name).name, records=count, sha256=fingerprint(name))
-    return Source(file=name, records=count, sha256=records_fingerprint(as_records(prepared.rows)))
+    return Source(file=name, records=count, sha256=prepared.summary.sha256)
 
 
 def _adapter(model: nn.Module) -> Lora | None:

@@ -7,6 +7,7 @@ import inspect
 import re
 import sys
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from typing import Any, Literal
 
@@ -41,7 +42,7 @@ class PrivatePart:
     def fault(self) -> str | None:
         """Return the difference between the installed release and this description; None if there is none."""
         owner = _owner(self.owner)
-        source = inspect.getsource(sys.modules[getattr(owner, "__module__", self.owner.partition(":")[0])])
+        source = _source(getattr(owner, "__module__", self.owner.partition(":")[0]))
         # Attributes that are set on instances alone are seen in the source of their class.
         attribute = self.parameters is None and re.search(rf"\bself\.{self.name}\b|\b{self.name}: ", source)
         if not hasattr(owner, self.name) and not attribute:
@@ -53,6 +54,12 @@ class PrivatePart:
         names = tuple(inspect.signature(getattr(owner, self.name)).parameters)
         expected, actual = ", ".join(self.parameters), ", ".join(names)
         return None if names == self.parameters else f"{self.owner}.{self.name} takes ({actual}), expected ({expected})"
+
+
+@cache
+def _source(module: str) -> str:
+    """Return the source code of a module that is loaded; cached, since many parts are of one module."""
+    return inspect.getsource(sys.modules[module])
 
 
 def _owner(path: str) -> Any:

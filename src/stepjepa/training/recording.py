@@ -21,11 +21,10 @@ from stepjepa.base.processes import is_main_process
 from stepjepa.base.signals import Stopped
 from stepjepa.base.terminal import spelled
 from stepjepa.config.run import RunConfig
-from stepjepa.data.records import as_records
 from stepjepa.models.fingerprint import weights_fingerprint
 from stepjepa.store.folder import CONFIG_FILE, RUN_FILE, checkpoint_fault, open_run_folder
 from stepjepa.store.hub import write_card
-from stepjepa.store.prompts import system_prompts, write_trained_prompts
+from stepjepa.store.prompts import write_trained_prompts
 from stepjepa.store.record import Change, Fingerprints, Launch, Results, RunRecord, remove_start, write_record
 from stepjepa.store.resume import launch_settings, resumed_launches
 from stepjepa.training.interface import TrainerInterface
@@ -154,8 +153,8 @@ class Recorder(TrainerCallback):
         if self._fingerprints is None:
             self._fingerprints = self._fingerprint()
         # Data that were passed as tokens may have no records.
-        rows = None if prepared is None or prepared.rows is None else as_records(prepared.rows)
-        prompts = self._described.system_prompts if rows is None else system_prompts(rows)
+        summary = None if prepared is None else prepared.summary
+        prompts = self._described.system_prompts if summary is None else summary.system_prompts
         return replace(self._described, status="running", fingerprints=self._fingerprints, system_prompts=prompts)
 
     def _passed_optimizer(self) -> JsonObject:
@@ -217,8 +216,8 @@ class Recorder(TrainerCallback):
         with atomic_write(self.folder / CONFIG_FILE) as stream:
             stream.write(self._config.to_yaml())
         prepared = self._trainer.prepared
-        if prepared is not None and prepared.rows is not None:
-            write_trained_prompts(self.folder, as_records(prepared.rows))
+        if prepared is not None and prepared.summary is not None:
+            write_trained_prompts(self.folder, prepared.summary.questions)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         """Record the steps of the launch so far: it may be killed."""
