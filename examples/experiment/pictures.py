@@ -25,6 +25,7 @@ MARKS = {
     "branched-infonce": "D",
     "separate-infonce": "o",
 }
+OTHER_ARM = "x"
 
 
 def colour(arm: str) -> str:
@@ -168,9 +169,10 @@ def plane(table: pd.DataFrame) -> Figure:
                 continue
             behind_map = "ridge" in model.method
             look: Any = {"color": shade, "alpha": 0.8, "markersize": 8, "fillstyle": "none" if behind_map else "full"}
-            (points,) = axis.plot(part.right, part.hits_at_1, MARKS[model.arm], **look)
+            (points,) = axis.plot(part.right, part.hits_at_1, MARKS.get(model.arm, OTHER_ARM), **look)
             if not behind_map:
                 words = "plain training" if is_plain(model.arm) else model.words.replace("`", "")
+                words = words if model.arm in MARKS else "other weights, losses and partners"
                 labels.setdefault(words, points)
         axis.set_title(f"{each.name.replace('`', '')}: {each.seeds}")
         axis.set_xlabel("right answers, %")

@@ -37,6 +37,7 @@ from stepjepa.study.statistics import PairedT, detectable, holm
 
 HERE = Path(__file__).resolve().parent
 DOCS, RUNS = HERE.parents[1] / "docs", HERE / "runs.csv"
+DEMONSTRATIONS = HERE / "demonstrations.csv"
 README = HERE.parents[1] / "README.md"
 PAGES = ("results", "results-tables", "evidence")
 BLOCK = re.compile(r"(<!-- results -->\n\n).*?(\n<!-- end -->)", re.DOTALL)
@@ -73,6 +74,24 @@ class Questions:
     def retrieval(self) -> list[Retrieval]:
         """Answers and retrieval of the same models, of each data set that has rows."""
         return data_sets(self.table)
+
+    @cached_property
+    def demonstrations(self) -> pd.DataFrame | None:
+        """Answers behind known pairs, as ``demonstrations.py`` wrote them; None if it did not run."""
+        return pd.read_csv(DEMONSTRATIONS) if DEMONSTRATIONS.exists() else None
+
+    def demonstrations_table(self) -> str:
+        """Right answers behind known pairs, by the way in which the pairs are chosen."""
+        assert self.demonstrations is not None
+        columns = ("right", "demonstration_right", "right_elsewhere")
+        cells = self.demonstrations[[*columns]].map(lambda share: NOTHING if math.isnan(share) else f"{share:.1f}")
+        rows = zip(self.demonstrations.way, *(cells[column] for column in columns), strict=True)
+        return written(["known pairs", "right, %", "a pair is right, %", "elsewhere, %"], rows)
+
+    def margin_of_demonstrations(self) -> str:
+        """Half of the 95 % interval of a share of one half."""
+        assert self.demonstrations is not None
+        return f"{98 / math.sqrt(self.demonstrations.questions.max()):.1f}"
 
     def score(self, file: str, arm: str, column: str = "right") -> str:
         """Mean and standard deviation over seeds, in per cent."""

@@ -37,8 +37,8 @@ class Model(NamedTuple):
 
     @property
     def short(self) -> bool:
-        """Whether it is a row of the short table: maps behind embeddings that training reads already are not."""
-        return self.method != "trained, ridge"
+        """Whether it is in the short table: neither variants nor maps behind embeddings that training reads are."""
+        return self.method != "trained, ridge" and any(self.arm == model.arm for model in MODELS)
 
 
 MODELS = (
@@ -56,6 +56,15 @@ MODELS = (
     Model("separate-infonce", "trained", "LM loss + InfoNCE, `separate`"),
     Model("separate-infonce", "trained, ridge", "LM loss + InfoNCE, `separate`, ridge map"),
 )
+VARIANTS = {
+    "separate-infonce-0.05": "LM loss + InfoNCE of weight 0.05",
+    "separate-infonce-0.2": "LM loss + InfoNCE of weight 0.2",
+    "separate-infonce-0.5": "LM loss + InfoNCE of weight 0.5",
+    "separate-vicreg": "LM loss + VICReg",
+    "separate-sigreg": "LM loss + SIGReg",
+    "separate-infonce-wrong": "LM loss + InfoNCE, shuffled partners",
+}
+"""Other arms that a grid may have: what they are called; every further arm is called by its name."""
 
 
 class DataSet(NamedTuple):
@@ -128,8 +137,11 @@ def better_plain(rows: pd.DataFrame) -> tuple[str, str]:
 
 
 def models_with_runs(rows: pd.DataFrame) -> Iterator[tuple[Model, pd.DataFrame]]:
-    """Yield the models that have runs, in the order of the table."""
-    for model in MODELS:
+    """Yield the models that have runs, in the order of the table: those of ``MODELS``, then all others."""
+    arms = [*VARIANTS, *sorted(set(rows.arm) - set(VARIANTS) - {model.arm for model in MODELS})]
+    ways = {"trained": "", "best readout": ", best readout", "ridge": ", ridge map", "trained, ridge": ", ridge map"}
+    others = [Model(arm, way, VARIANTS.get(arm, f"`{arm}`") + words) for arm in arms for way, words in ways.items()]
+    for model in (*MODELS, *others):
         runs = of_model(rows, model.arm, model.method)
         if len(runs):
             yield model, runs
@@ -158,8 +170,10 @@ class Retrieval:
         self.plain = better_plain(self.rows)
         scores = sorted(set(runs.headline[runs.file == data.file].dropna()))
         self.right = listed([RIGHT.get(score, score) for score in scores]) if scores else "not evaluated yet"
-        compared = [runs for model, runs in models_with_runs(self.rows) if model.arm in (PLAIN, *JOINT.values())]
-        self.counts = sorted({len(runs) for runs in compared}) or [0]
+        of_file = runs[runs.file == data.file]
+        self.answered = 0 if of_file.empty else int(of_file.records.max())
+        compared = [part for model, part in models_with_runs(self.rows) if model.arm in (PLAIN, *JOINT.values())]
+        self.counts = sorted({len(part) for part in compared}) or [0]
 
     def has(self, arm: str, method: str = "trained") -> bool:
         """Return whether a model has runs."""
@@ -187,9 +201,10 @@ class Retrieval:
 
     @property
     def size(self) -> str:
-        """Number of queries and of candidates."""
+        """Number of queries and of candidates, and of answers where not all queries were answered."""
         row = self.rows[self.rows.method != "trained, all answers"].iloc[0]
-        return f"{row.queries:,} queries, {row.candidates:,} candidates"
+        answers = f", {self.answered:,} of them answered" if self.answered not in (0, row.queries) else ""
+        return f"{row.queries:,} queries{answers}, {row.candidates:,} candidates"
 
     def over(self, arm: str, baseline: str = PLAIN, column: str = HITS) -> str:
         """Return the difference of an arm that was trained for retrieval from another, in points.
@@ -268,20 +283,35 @@ class Retrieval:
         points = f". Points over plain training: {self.hits_over()}" if self.hits_over() else ""
         return f"{self.name} ({seeds}): {'; '.join(filter(None, hits))}{points}."
 
+    def variants(self) -> str:
+        """Write the hits of all other arms beside those of ``separate`` with the same seeds; empty if there is none."""
+        others = [
+            (model.words, part)
+            for model, part in models_with_runs(self.rows)
+            if model.method == "trained" and not model.short
+        ]
+        if not others:
+            return ""
+        seeds = max(len(part) for _, part in others)
+        claim = "One seed each, so nothing is claimed" if seeds == 1 else f"At most {seeds} seeds each"
+        hits = "; ".join(f"{words} {mean(part[HITS])} %" for words, part in others)
+        same_seeds = of_model(self.rows, JOINT["separate"], "trained").reindex(others[0][1].index)
+        return f"{claim}. Hits at 1: {hits}; with the same seed InfoNCE of weight 0.1 has {mean(same_seeds[HITS])} %"
+
     def full_table(self) -> str:
         """Write all figures of all models."""
         heads = ["model", "seeds", "right, %", "hits at 1, %", "own text, %", "hits at 10, %", "MRR, %"]
-        return self._table(heads, ("right", HITS, "hits_at_1_of_text", "hits_at_10", "mrr"), MODELS)
+        return self._table(heads, ("right", HITS, "hits_at_1_of_text", "hits_at_10", "mrr"))
 
     def short_table(self) -> str:
         """Write answers and hits of the models, without maps behind embeddings that training reads."""
         heads = ["model", "seeds", "right answers, %", "hits at 1, %", "hits at 10, %"]
         return self._table(heads, ("right", HITS, "hits_at_10"), [model for model in MODELS if model.short])
 
-    def _table(self, heads: Sequence[str], columns: Sequence[str], models: Sequence[Model]) -> str:
+    def _table(self, heads: Sequence[str], columns: Sequence[str], models: Sequence[Model] | None = None) -> str:
         lines = []
         for model, runs in models_with_runs(self.rows):
-            if model not in models:
+            if models is not None and model not in models:
                 continue
             seeds = NOTHING if model.arm == "none" else str(len(runs))
             row = [model.words, seeds, *(mean(runs[column]) for column in columns)]

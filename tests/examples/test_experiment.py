@@ -325,10 +325,11 @@ def test_what_retrieval_shows_follows_its_intervals(
     retrieval.write(rows_of_retrieval(several), tmp_path / "retrieval.csv")
     one = {plain: {"82": 48.3}, separate: {"82": 55}, branched: {"82": 40}}
     retrieval.write(rows_of_retrieval(one), tmp_path / "retrieval-turk.csv")
-    answers = [("retrieval", "regular-1.35x", "82", 70.0, "equivalent")]
-    table = pd.DataFrame(answers, columns=["file", "arm", "seed", "right", "headline"])
+    answers = [("retrieval", "regular-1.35x", "82", 70.0, "equivalent", 600)]
+    table = pd.DataFrame(answers, columns=["file", "arm", "seed", "right", "headline", "records"])
     synth, turk = module.data_sets(table)
     assert (synth.seeds, turk.seeds, turk.one_seed) == ("2 seeds", "one seed", True)
+    assert synth.size == "1,000 queries, 600 of them answered, 968 candidates"
     # Differences of 14 and 16 points, half a standard error of sqrt(2) apart: 15 - 12.706 and 15 + 12.706.
     assert synth.hits_over() == "`separate` +15.0 [+2.3, +27.7] and `branched` -15.0 [-27.7, -2.3]"
     assert turk.hits_over() == "`separate` +6.7 and `branched` -8.3"
@@ -340,6 +341,17 @@ def test_what_retrieval_shows_follows_its_intervals(
     assert text.endswith("One seed, so nothing is claimed: TURK.")
     assert synth.share_of_plain() == "Plain training behind a ridge map has 75 % of the hits of the better layout"
     assert "[" not in turk.short_table().partition("---:|\n")[2]
+    # An arm of one seed is no row of the short table, whatever its name.
+    one_more = several | {("separate-vicreg", "trained"): {"23": 7}, ("mine", "trained, ridge"): {"23": 8}}
+    retrieval.write(rows_of_retrieval(one_more), tmp_path / "retrieval.csv")
+    synth = module.data_sets(table)[0]
+    assert synth.variants() == (
+        "One seed each, so nothing is claimed. Hits at 1: LM loss + VICReg 7.0 %; "
+        "with the same seed InfoNCE of weight 0.1 has 66.0 %"
+    )
+    assert "VICReg" not in synth.short_table()
+    assert "| LM loss + VICReg | 1 | – | 7.0 |" in synth.full_table()
+    assert "| `mine`, ridge map | 1 | – | 8.0 |" in synth.full_table()
     # A single seed claims nothing, nor do intervals that include 0.
     several[separate] = {"82": 39, "23": 56}
     retrieval.write(rows_of_retrieval(several), tmp_path / "retrieval.csv")
