@@ -1,6 +1,9 @@
 """Reading names the line of an error; writing is atomic; a locked folder is refused to other processes."""
 
 import errno
+import json
+import math
+import pickle
 import signal
 import subprocess
 import sys
@@ -28,7 +31,10 @@ from stepjepa.base.files import (
         (b'{"a": 1', "not valid JSON (Expecting ',' delimiter at column 8)"),
         (b"[1]", "a JSON list where an object is needed"),
         (b'{"a": "\\ud800"}', "half of a character"),
+        (b'{"a": 1, "b": [{"c": 1, "d": 2, "c": 1}]}', "has the key 'c' twice in one object; keep one of the two"),
+        (b'{"a\\u000a": 1, "a\\n": "\\ud800"}', "has the key 'a\\n' twice"),
         (b'{"a":' * 10**5, "maximum recursion depth"),
+        (b'{"a": ' + b"1" * 5000 + b"}", "holds a number of thousands of digits; write it as a text"),
     ],
 )
 def test_a_wrong_line_is_named(line: bytes, told: str, tmp_path: Path) -> None:
@@ -40,6 +46,22 @@ def test_a_wrong_line_is_named(line: bytes, told: str, tmp_path: Path) -> None:
     assert len(errors) == 1 and str(errors[0]).startswith(f"{path}:3: ") and told in str(errors[0])
     with pytest.raises(UserError, match=r"data\.jsonl:3: "):
         list(read_jsonl(path))
+
+
+def test_files_that_were_put_together_have_several_byte_order_marks(tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"a": 1}\n' * 2)
+    assert list(read_jsonl(path)) == [(1, {"a": 1}), (2, {"a": 1})]
+
+
+def test_numbers_know_how_they_are_written(tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_text('{"a": 1.10, "b": 1E5, "c": 7, "d": NaN}')
+    ((_, row),) = read_jsonl(path)
+    assert (row["a"], row["b"], row["c"]) == (1.1, 1e5, 7)
+    again = pickle.loads(pickle.dumps(row))
+    assert (again["a"].text, again["b"].text) == ("1.10", "1E5") and math.isnan(again["d"])
+    assert json.dumps(again) == '{"a": 1.1, "b": 100000.0, "c": 7, "d": NaN}'
 
 
 @pytest.mark.parametrize("text", ["", "[1]", '{"a": 1', "\ud800"])

@@ -118,7 +118,7 @@ def test_a_system_prompt_of_ones_own(folder: Path, tmp_path: Path) -> None:
     [
         ("llm", [{"q": "a"}, {"q": " "}], ["--column", "q"], "in.jsonl:2: the text is empty; leave it out"),
         ("llm", [{"q": "a"}, {"r": "b"}], ["--column", "q"], "in.jsonl:2: has no column 'q'; there are r"),
-        ("llm", [{"q": 3}], ["--column", "q"], "in.jsonl:1: column 'q' holds '3', no text; there are q"),
+        ("llm", [{"q": []}], ["--column", "q"], "in.jsonl:1: column 'q' holds '[]', no text; there are q"),
         (
             "separate",
             [{"q": "long " * 60}],
@@ -127,7 +127,7 @@ def test_a_system_prompt_of_ones_own(folder: Path, tmp_path: Path) -> None:
         ),
         ("llm", [], ["--column", "q"], "in.jsonl: holds no rows; add at least one"),
         ("step", [{"q": "a"}], ["--column", "q"], "in.jsonl:1: a source view of step-jepa is a step behind its chat"),
-        ("plain", [{"q": "a"}], ["--column", "q"], "name a --layer (-1 is the last) or a --pooling (last or mean)"),
+        ("plain", [{"q": "a"}], ["--column", "q"], "pass --pooling mean (the mean of a text's last hidden states), "),
         (
             "separate",
             [{"q": "a"}],
@@ -136,7 +136,7 @@ def test_a_system_prompt_of_ones_own(folder: Path, tmp_path: Path) -> None:
         ),
         ("llm", [{"q": "a"}], ["--column", "q", "--layer", "9"], "--layer: expected -3 to 2 for a model of 2 layers"),
         ("llm", [{"q": "a"}], ["--column", "q", "--id_column", "k"], "--id_column does nothing with a .npy file"),
-        ("llm", [{"messages": [{"role": "user", "content": 3}]}], [], "in.jsonl:1: "),
+        ("llm", [{"messages": [{"role": "user", "content": {}}]}], [], "in.jsonl:1: "),
     ],
 )
 def test_what_can_not_be_embedded(
@@ -183,7 +183,7 @@ def test_lines_that_can_not_be_embedded_are_skipped_where_told(folder: Path, tmp
     assert (
         "2 bad lines skipped (--bad_records skip): " in printed.err and "in.jsonl:2: the record has no" in printed.err
     )
-    write_jsonl(tmp_path / "texts.jsonl", [{"q": "a"}, {"q": " "}, {"q": 3}, {"q": "long " * 60}, {"q": "b"}])
+    write_jsonl(tmp_path / "texts.jsonl", [{"q": "a"}, {"q": " "}, {"q": None}, {"q": "long " * 60}, {"q": "b"}])
     flags = ["--column", "q", "--bad_records", "skip"]
     assert embed(folder, "separate", str(tmp_path / "texts.jsonl"), tmp_path / "t.npy", *flags) == 0
     assert len(np.load(tmp_path / "t.npy")) == 2 and "3 bad lines skipped" in capsys.readouterr().err

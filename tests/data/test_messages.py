@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import datasets
@@ -137,6 +138,11 @@ def test_sharegpt_with_tools(names: tuple[str, str]) -> None:
         ({"thinking": 3}, r"messages\[1\].thinking is '3'; expected a text"),
         ({"tool_calls": [{"name": ""}]}, r"messages\[1\].tool_calls\[0\] is .*; expected \{'type': 'function'"),
         ({"tool_calls": [{"name": "f", "arguments": "{x"}]}, "arguments' is '{x'; expected an object, or .* JSON"),
+        (
+            {"tool_calls": [{"name": "f", "arguments": '{"x": 1, "y": {"z": 1, "z": 2}}'}]},
+            r"'messages\[1\].tool_calls\[0\].function.arguments' has the key 'z' twice in one object; keep one",
+        ),
+        ({"tool_calls": [{"name": "f", "arguments": '{"x": "\\ud83d"}'}]}, r"arguments' holds half of a character"),
         ({"tool_calls": [{"name": "f", "arguments": [1]}]}, r"arguments' is '\[1\]'; expected an object"),
         ({"tool_calls": [{"name": "f", "arguments": "[2]"}]}, r"arguments' is '\[2\]'; expected an object"),
         ({"tool_calls": [{"name": "f", "arguments": {"x": 1}, "args": {"y": 1}}]}, "has arguments and args, which are"),
@@ -280,6 +286,27 @@ def test_columns_of_other_tools(row: dict[str, Any], turns: list[str]) -> None:
     assert not describe_unused([record]) and set(record.columns) == set(row)
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "text.jsonl"])
+def test_numbers_become_texts_as_they_are_written(name: str, tmp_path: Path) -> None:
+    chat = '[{"role": "user", "content": 1E5}, {"role": "assistant", "content": 1.10}]'
+    rows = ['{"question": 12345678901234567890123, "answer": -0.50, "id": 1.0}', f'{{"messages": {chat}}}']
+    if name == "text.jsonl":
+        rows[1] = json.dumps({"messages": chat})
+    text = f"[{', '.join(rows)}]" if name == "a.json" else "\n".join(rows)
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    contents = [[each["content"] for each in record.messages] for record in read_records(tmp_path / name)]
+    assert contents == [["12345678901234567890123", "-0.50"], ["1E5", "1.10"]]
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "true", "null", "{}"])
+def test_what_is_no_text_is_no_answer(value: str, tmp_path: Path) -> None:
+    chat = f'[{{"role": "user", "content": "q"}}, {{"role": "assistant", "content": {value}}}]'
+    for row in (f'{{"question": "q", "answer": {value}}}', f'{{"messages": {chat}}}'):
+        (tmp_path / "a.jsonl").write_text(row, encoding="utf-8")
+        with pytest.raises(UserError, match=r"a\.jsonl:1: .*(column 'answer'|content \(assistant\)|has no content)"):
+            read_records(tmp_path / "a.jsonl")
+
+
 def test_frames_and_arrays() -> None:
     """What pandas, NumPy, pyarrow and datasets make of a list of messages are messages."""
     pd = pytest.importorskip("pandas")
@@ -296,6 +323,10 @@ def test_frames_and_arrays() -> None:
     assert next(iter(as_records(missing))).messages == (USER, ASSISTANT)
     gaps = pd.DataFrame({"question": ["q"], "answer": [np.int64(7)], "system": [pd.NA]})
     assert [message["content"] for message in next(iter(as_records(gaps))).messages] == ["q", "7"]
+    twice = pd.DataFrame([["q", "a", "b"]], columns=["question", "answer", "answer"])
+    for table in (twice, pa.table([["q"], ["a"], ["b"]], ["question", "answer", "answer"])):
+        with pytest.raises(UserError, match="the table has the column 'answer' twice; rename or drop one of the two"):
+            list(as_records(table))
     with pytest.raises(UserError, match="<memory>:1: expected an object with the fields of a record, got 'x'"):
         list(as_records(["x"]))
 

@@ -97,6 +97,7 @@ OTHER_FORMS = {
     "columns.json": json.dumps({"question": ["a", "a"], "answer": ["b", "b"]}),
     "semicolons.csv": 'question;answer\na;b\n"a";b\n',
     "tabs.csv": "question\tanswer\na\tb\na\tb\n",
+    "marks.json": "\ufeff" + json.dumps(ONE, indent=1) + "\n\ufeff" + json.dumps(ONE),
     "bars.csv": "question|answer\na|b\na|b\n",
 }
 
@@ -135,7 +136,7 @@ WRONG = [
     (
         "a.jsonl",
         '[{"role": "user"}]\n[{"role": "user"}]',
-        r"element 1 is .*, so write a chat as \{'messages': \[\.\.\.\]\}",
+        r"a\.jsonl:1: is .*, so write a chat as \{'messages': \[\.\.\.\]\}",
     ),
     ("a.json", "3", r"a\.json:1: a JSON int where an object is needed"),
     ("a.json", r'[{"a": 1}, {"a": "\ud83d"}]', r"a\.json: element 2 holds half of a character"),
@@ -146,6 +147,13 @@ WRONG = [
     ("a.csv", 'a,b\n1,2\n"x"y,2\n', r"a\.csv:3: not valid CSV"),
     ("a.csv", 'a,b\n1,2\n"x,2\n1,2\n', r"a\.csv:3: not valid CSV \(unexpected end of data\)"),
     ("a.tsv", 'a\tb\n"one\ntwo"\tx\n', r"a\.tsv:2: 1 fields where the header has 2"),
+    ("a.jsonl", '{"a": 1}\n{"a": 1, "b": 2, "a": 3}\n', r"a\.jsonl:2: has the key 'a' twice in one object; keep one"),
+    ("a.jsonl", '{"a": [{"b": {"c": 1, "c": 2}}]}\n', r"a\.jsonl:1: has the key 'c' twice"),
+    ("a.json", '[{"a": 1}, {"a": 1, "a": 2}]', r"a\.json: element 2 has the key 'a' twice in one object; keep one"),
+    ("a.json", '[{"a": 1}, {"a": [{"b": 1, "b": 2}]}]', r"a\.json: element 2 has the key 'b' twice"),
+    ("a.json", '{"data": [{"a": 1}],\n "data": []}', r"a\.json: element 1 has the key 'data' twice"),
+    ("a.json", '{"data": [{"a": 1}, {"b": 1, "b": 2}]}', r"a\.json: element 2 has the key 'b' twice"),
+    ("a.json", '{"a":\n1}\n{"a":\n2, "a":3}', r"a\.json:3: has the key 'a' twice"),
     ("a.csv", "a,a\n1,2\n", r"a\.csv:1: the first line must name the columns, each once"),
     ("a.parquet", "PAR1PAR1", r"a\.parquet: no readable Parquet file"),
     ("a.txt", "x", r"a\.txt: a name that ends in \.jsonl, .* is expected"),
@@ -157,6 +165,23 @@ def test_wrong_files_are_named_with_their_line(tmp_path, name, text, message):
     path = write(tmp_path / name, text)
     with pytest.raises(UserError, match=message):
         list(read_rows(path))
+
+
+def test_of_an_array_only_elements_with_a_repeated_key_are_skipped(tmp_path):
+    path = write(tmp_path / "a.json", '[{"a": 1}, {"a": {"b": 1, "b": 2}}, {"a": 3}]')
+    bad = BadRecords("skip")
+    assert [row for _, row in read_rows(path, bad=bad)] == [{"a": 1}, {"a": 3}] and bad.count == 1
+
+
+def test_a_column_that_stands_twice_is_named(tmp_path):
+    """``to_pylist`` of pyarrow would return the last of the two alone."""
+    plain = pyarrow.table([["q"], ["a"], ["b"]], ["question", "answer", "answer"])
+    pair = pyarrow.StructArray.from_arrays([pyarrow.array(["a"]), pyarrow.array(["b"])], ["content", "content"])
+    nested = pyarrow.table([pyarrow.ListArray.from_arrays([0, 1], pair)], ["messages"])
+    for table_of, name in ((plain, "answer"), (nested, "content")):
+        pyarrow.parquet.write_table(table_of, tmp_path / "a.parquet")
+        with pytest.raises(UserError, match=rf"a\.parquet: has the column '{name}' twice; keep one of the two"):
+            list(read_rows(tmp_path / "a.parquet"))
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv"])

@@ -17,7 +17,7 @@ from typing import IO, Any
 from filelock import FileLock, Timeout
 
 from stepjepa.base.errors import UserError, shown, visible
-from stepjepa.base.json_object import JsonObject
+from stepjepa.base.json_object import JsonObject, json_fault, parse_data
 
 File = str | os.PathLike[str]
 """The path of a file or folder."""
@@ -48,8 +48,8 @@ def read_jsonl(
 ) -> Iterator[tuple[int, JsonObject]]:
     """Read a JSON Lines file, yielding (line number from 1, object) pairs; blank lines are skipped.
 
-    A line that is not UTF-8, no JSON object or holds a lone surrogate is skipped after ``wrong`` was
-    called with its error, which is raised by default.
+    A line that is not UTF-8, no JSON object, has a key twice or holds a lone surrogate is skipped after
+    ``wrong`` was called with its error, which is raised by default.
     """
     file = existing_file(path, what)
     # Decode line by line: a text decoder reads ahead and could not name the line with the error.
@@ -57,16 +57,17 @@ def read_jsonl(
         for number, line in enumerate(lines, start=1):
             try:
                 # Strip first: the "\r" of a "\r\n" line end would count as a column in error messages.
-                text = line.removeprefix(codecs.BOM_UTF8 if number == 1 else b"").decode().strip()
+                # Files that were put together have the mark of each at its beginning.
+                text = line.removeprefix(codecs.BOM_UTF8).decode().strip()
                 if not text:
                     continue
-                value = json.loads(text)
+                value = parse_data(text)
                 if not isinstance(value, dict):
                     kind = type(value).__name__
                     raise ValueError(f"a JSON {kind} where an object is needed; every line must be one JSON object")
                 # In valid UTF-8, JSON can hold a lone surrogate only as an escape.
-                if "\\u" in text and holds_half(value):
-                    raise ValueError("holds half of a character (a lone surrogate); remove it")
+                if "\\u" in text and (fault := json_fault(value)) is not None:
+                    raise ValueError(fault)
             except (ValueError, RecursionError) as error:
                 wrong(UserError(_fault(error), path=file, line=number))
             else:
@@ -79,16 +80,9 @@ def _fault(error: Exception) -> str:
         return f"not UTF-8 text (byte {error.start + 1} of the line); unpack or convert the file"
     if isinstance(error, json.JSONDecodeError):
         return f"not valid JSON ({error.msg} at column {error.colno}); every line must be one JSON object"
+    if str(error).startswith("Exceeds the limit"):
+        return "holds a number of thousands of digits; write it as a text"
     return str(error)
-
-
-def holds_half(value: JsonObject) -> bool:
-    """Return whether a string in a JSON value holds a lone surrogate, which can't be written as UTF-8."""
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return True
-    return False
 
 
 def read_text(path: Path) -> str:

@@ -1,6 +1,101 @@
-"""The type of JSON objects."""
+"""JSON objects: their type, and a parser that finds keys that stand twice, of which others take the last."""
 
-from typing import Any
+import json
+from dataclasses import dataclass
+from typing import Any, NoReturn, Self
+
+from stepjepa.base.errors import shown
 
 JsonObject = dict[str, Any]
 """A JSON object, as ``json.loads`` returns it: records, rows of files, ``run.json``, summaries."""
+
+_Pairs = list[tuple[str, Any]]
+
+
+class RepeatedKeyError(ValueError):
+    """An object of a JSON text has a key twice."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"has the key {shown(key)} twice in one object; keep one of the two")
+
+
+class WrittenFloat(float):
+    """A number of a JSON text with a fraction or an exponent, and its text: 1.10 is another one than 1.1."""
+
+    __slots__ = ("text",)
+    text: str
+
+    def __new__(cls, text: str) -> Self:
+        """Convert the text of a number."""
+        number = super().__new__(cls, text)
+        number.text = text
+        return number
+
+    def __reduce__(self) -> tuple[type["WrittenFloat"], tuple[str]]:
+        return WrittenFloat, (self.text,)
+
+
+@dataclass(frozen=True)
+class RepeatedKey:
+    """Stands for an object that has a key twice, in what :func:`parse_marked` returns."""
+
+    key: str
+
+
+def parse_json(text: str) -> Any:
+    """Parse JSON as ``json.loads`` does; raise :class:`RepeatedKeyError` if an object in it has a key twice."""
+    return _STRICT.decode(text)
+
+
+def parse_data(text: str) -> Any:
+    """Parse JSON as :func:`parse_json`; numbers with a fraction or an exponent are :class:`WrittenFloat`."""
+    return _OF_DATA.decode(text)
+
+
+def parse_marked(text: str, start: int) -> tuple[Any, int]:
+    """Parse the JSON value that begins at ``start`` as :func:`parse_data`; return it and its end.
+
+    An object in it that has a key twice is a :class:`RepeatedKey`, which :func:`json_fault` finds.
+    """
+    return _MARKING.raw_decode(text, start)
+
+
+def json_fault(value: object) -> str | None:
+    """Describe why a JSON value can't be used as it is; None if it can.
+
+    It holds a :class:`RepeatedKey`, or a lone surrogate, which can't be written as UTF-8.
+    """
+    try:
+        json.dumps(value, ensure_ascii=False, default=_refuse).encode()
+    except RepeatedKeyError as error:
+        return str(error)
+    except UnicodeEncodeError:
+        return "holds half of a character (a lone surrogate); remove it"
+    return None
+
+
+def _refuse(value: object) -> NoReturn:
+    raise RepeatedKeyError(value.key) if isinstance(value, RepeatedKey) else TypeError(f"no JSON: {value!r}")
+
+
+def _repeated(pairs: _Pairs) -> str:
+    """Return the first key of an object that stands in it a second time."""
+    keys = [key for key, _ in pairs]
+    return next(key for number, key in enumerate(keys) if key in keys[:number])
+
+
+def _strict_object(pairs: _Pairs) -> JsonObject:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise RepeatedKeyError(_repeated(pairs))
+    return value
+
+
+def _marked_object(pairs: _Pairs) -> JsonObject | RepeatedKey:
+    value = dict(pairs)
+    return value if len(value) == len(pairs) else RepeatedKey(_repeated(pairs))
+
+
+_STRICT = json.JSONDecoder(object_pairs_hook=_strict_object)
+_OF_DATA = json.JSONDecoder(object_pairs_hook=_strict_object, parse_float=WrittenFloat)
+_MARKING = json.JSONDecoder(object_pairs_hook=_marked_object, parse_float=WrittenFloat)

@@ -4,13 +4,12 @@ Each field is declared in one place: its flag, ``--help``, choices, range check,
 in the cache key of tokenised data all derive from that declaration.
 """
 
-import json
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Literal
 
 from stepjepa.base.errors import did_you_mean
-from stepjepa.base.json_object import JsonObject
+from stepjepa.base.json_object import JsonObject, parse_json
 from stepjepa.config.option import (
     BELOW_ONE,
     FROM_ONE,
@@ -111,7 +110,7 @@ class JepaConfig:
         "variables of the chat template; a JSON object, as '{\"enable_thinking\": false}'; they are defaults of the "
         "saved template, and a record's own go before them",
         metavar="JSON",
-        parse=json.loads,
+        parse=parse_json,
         allowed=(
             lambda value: isinstance(value, dict) and all(str(name).isidentifier() for name in value),
             "a JSON object whose keys are names of variables",

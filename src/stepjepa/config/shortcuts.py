@@ -1,11 +1,10 @@
 """The flat spelling of the objective: shortcuts such as ``regular``, and custom terms. Free of torch."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from stepjepa.base.errors import UserError, raising_user_errors
-from stepjepa.base.json_object import JsonObject
+from stepjepa.base.json_object import JsonObject, parse_json
 from stepjepa.config.jepa import DEFAULTS, NEEDS_VIEWS, JepaConfig
 from stepjepa.config.option import option, options_of
 
@@ -23,7 +22,7 @@ class TermFlags:
         "settings of each `term`, in their order: '{\"weight\": 0.1}'",
         metavar="JSON",
         group="loss",
-        parse=lambda text: {**json.loads(text)},
+        parse=lambda text: {**parse_json(text)},
         expected="a JSON object in braces",
     )
 

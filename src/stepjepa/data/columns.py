@@ -1,12 +1,11 @@
 """Read the chat of a row from its columns: whole chats, questions and answers, Alpaca, Dolly, ShareGPT."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from stepjepa.base.errors import UserError, shown
 from stepjepa.base.json_object import JsonObject
-from stepjepa.data.messages import SYSTEM_ROLES, WEIGHTS, from_json, is_absent, read_message
+from stepjepa.data.messages import SYSTEM_ROLES, WEIGHTS, from_json, is_absent, number_as_text, read_message
 
 USER = ("prompt", "question", "instruction", "input", "text", "query")
 ASSISTANT = ("completion", "answer", "response", "output", "code")
@@ -171,13 +170,13 @@ def _text(row: Mapping[str, object], name: str) -> str:
     fault = f"column '{name}' is {shown(value)}; expected a text"
     if isinstance(value, bool):
         raise UserError(f"{fault}; write true and false as texts, such as yes and no")
-    # Tables store answers that are numbers as numbers, where a text file has their digits.
-    if isinstance(value, int) or (isinstance(value, float) and not math.isnan(value)):
-        return str(value)
+    value = number_as_text(value)
     if isinstance(value, list | tuple | Mapping):
         raise UserError(f"{fault}; write one text there, or name another column with `columns USER ASSISTANT`")
-    if not isinstance(value, str) or not value.strip():
+    if is_absent(value):
         raise UserError(f"{fault}; fill it in, or leave such rows out with `bad_records skip`")
+    if not isinstance(value, str):
+        raise UserError(f"{fault}; write it as one, or leave such rows out with `bad_records skip`")
     return value
 
 

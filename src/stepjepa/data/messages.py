@@ -1,13 +1,12 @@
 """Normalise messages of a chat from many formats: contents, thoughts, tool calls, weights, tools."""
 
 import difflib
-import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stepjepa.base.errors import UserError, shown, visible
-from stepjepa.base.json_object import JsonObject
+from stepjepa.base.json_object import JsonObject, RepeatedKeyError, WrittenFloat, json_fault, parse_data
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -51,6 +50,14 @@ def is_absent(value: object) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
+def number_as_text(value: object) -> object:
+    """Return a number as it is written in its file, since questions and answers may be numbers; else the value."""
+    if isinstance(value, WrittenFloat):
+        return value.text
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return str(value) if is_number and not (isinstance(value, float) and not math.isfinite(value)) else value
+
+
 def as_python(value: Any) -> Any:
     """Convert values of NumPy and pandas to Python: arrays to lists, scalars to Python's numbers, gaps to None."""
     if isinstance(value, Mapping):
@@ -71,13 +78,19 @@ def without_fillers(value: object) -> Any:
 
 
 def from_json(value: object, name: str, expected: str) -> Any:
-    """Parse a field that may hold JSON as text, as in tables; raise UserError if the text is not JSON."""
+    """Parse a field that may hold JSON as text, as in tables; raise UserError if the text is no usable JSON."""
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value)
+        parsed = parse_data(value)
+        fault = json_fault(parsed) if "\\u" in value else None
+    except RepeatedKeyError as error:
+        fault = str(error)
     except (ValueError, RecursionError):
         raise UserError(f"'{name}' is {shown(value)}; expected {expected}, or the same as JSON text") from None
+    if fault is not None:
+        raise UserError(f"'{name}' {fault}")
+    return parsed
 
 
 def read_message(turn: object, name: str) -> tuple[JsonObject, list[str]]:
@@ -166,12 +179,13 @@ def _first(turn: Mapping[str, object], *names: str) -> Any:
 def _content(value: object, role: str, name: str, *, may_be_empty: bool) -> str:
     if isinstance(value, list | tuple):
         value = "".join(_part(part, f"{name}.content[{index}]") for index, part in enumerate(value))
+    value = number_as_text(value)
     # A system prompt may be empty on purpose (it switches a template's default off); so may what a tool returned.
     if may_be_empty and (value is None or (isinstance(value, str) and not value.strip() and role == "assistant")):
         return ""
     if not isinstance(value, str):
         fault = f"{name}.content ({role}) is {shown(value)}; expected a text, or parts of type text"
-        raise UserError(f"{fault}; fill it in, or remove the record")
+        raise UserError(f"{fault}; write it as a text, or remove the record")
     if not may_be_empty and not value.strip():
         raise UserError(f"{name}.content ({role}) is empty; fill it or remove the record")
     return value

@@ -81,6 +81,7 @@ Views = Callable[[Record], Iterable[tuple[str, str]]]
 
 def as_records(values: Any) -> Iterator[Record]:
     """Yield records from memory: from dicts in the form of a file's lines, records, a data frame, or a Dataset."""
+    _check_columns(values)
     if hasattr(values, "to_dict") and hasattr(values, "notna"):  # pandas
         values = values.astype(object).where(values.notna(), None).to_dict("records")
     for method in ("to_pylist", "to_dicts"):  # pyarrow, polars
@@ -91,6 +92,14 @@ def as_records(values: Any) -> Iterator[Record]:
     change = without_fillers if hasattr(values, "features") else as_python  # datasets.Dataset, and what NumPy may hold
     for position, value in enumerate(values, start=1):
         yield value if isinstance(value, Record) else parse_record(change(value), line=position)
+
+
+def _check_columns(table: Any) -> None:
+    """Raise UserError for a table of pandas or pyarrow that has a column twice: a row would hold the last alone."""
+    columns = getattr(table, "column_names", getattr(table, "columns", None))
+    names = [] if columns is None else [str(name) for name in columns]
+    if twice := [name for number, name in enumerate(names) if name in names[:number]]:
+        raise UserError(f"the table has the column {shown(twice[0])} twice; rename or drop one of the two")
 
 
 def parse_record(

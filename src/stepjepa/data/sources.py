@@ -7,15 +7,15 @@ import json
 import os
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from stepjepa.base.errors import UserError, shown
-from stepjepa.base.files import existing_file, holds_half, read_jsonl, read_text
-from stepjepa.base.json_object import JsonObject
+from stepjepa.base.files import existing_file, read_jsonl, read_text
+from stepjepa.base.json_object import JsonObject, RepeatedKey, json_fault, parse_marked
 from stepjepa.data.columns import ASSISTANT, CHATS, SYSTEM, USER, Columns
 from stepjepa.data.messages import TOOLS, is_absent, without_fillers
 from stepjepa.data.records import BadRecords, Record, parse_record
@@ -85,6 +85,13 @@ def each_record(
     if not number:
         remedy = bad.describe() if bad.count else "add at least one"
         raise UserError(f"holds no records; {remedy}", path=path)
+
+
+def check_source(source: str | os.PathLike[str]) -> None:
+    """Raise ``UserError`` if a source of records is a path and nothing is there, before others are read."""
+    path = Path(source).expanduser()
+    if _looks_like_a_path(os.fspath(source)) and not path.is_dir():
+        existing_file(path, "data file")
 
 
 def each_of_any(
@@ -163,29 +170,32 @@ def _read_json(path: Path, wrong: Wrong) -> Rows:
     if not values:
         yield from read_jsonl(path, wrong=lambda error: wrong(error, error.line or 0))
         return
-    if len(values) == 1:
+    in_list = len(values) == 1
+    if in_list:
         values = list(enumerate(_rows_of(values[0][1], path), start=1))
     for number, row in values:
-        if isinstance(row, dict) and not holds_half(row):
-            yield number, row
+        if isinstance(row, dict | RepeatedKey):
+            fault = json_fault(row)
         else:
-            fault = f"element {number} holds half of a character (a lone surrogate); remove it"
-            if not isinstance(row, dict):
-                fault = f"element {number} is {shown(row)}; expected an object with the fields of a record"
-                if isinstance(row, list):
-                    fault += ", so write a chat as {'messages': [...]}"
-            wrong(UserError(fault, path=path), number)
+            fault = f"is {shown(row)}; expected an object with the fields of a record"
+            if isinstance(row, list):
+                fault += ", so write a chat as {'messages': [...]}"
+        if fault is None:
+            yield number, row  # type: ignore[misc]  # an object
+        else:
+            error = UserError(f"element {number} {fault}", path=path) if in_list else None
+            wrong(error or UserError(fault, path=path, line=number), number)
 
 
 def _json_values(path: Path) -> list[tuple[int, object]]:
     """Return the concatenated JSON values of a file, each with its first line; an empty list if it is not JSON."""
     text, end, line = read_text(path), 0, 1
     values = list[tuple[int, object]]()
-    decoder, blank = json.JSONDecoder(), re.compile(r"\s*")
+    blank = re.compile(r"[\s\ufeff]*")  # a byte order mark, too, as files that were put together have
     try:
         while (start := end + len(blank.match(text, end)[0])) < len(text):  # type: ignore[index]  # always matches
             line += text.count("\n", end, start)
-            value, end = decoder.raw_decode(text, start)
+            value, end = parse_marked(text, start)
             values.append((line, value))
             line += text.count("\n", start, end)
     except (ValueError, RecursionError) as error:
@@ -302,11 +312,30 @@ def _read_parquet(path: Path, wrong: Wrong) -> Rows:
 
     try:
         with parquet.ParquetFile(path) as file:
+            if (name := _repeated_field(file.schema_arrow)) is not None:
+                raise UserError(f"has the column {shown(name)} twice; keep one of the two", path=path)
             rows = (row for batch in file.iter_batches() for row in batch.to_pylist())
             yield from enumerate(map(_row_without_fillers, rows), start=1)
+    except UserError:
+        raise
     # Invalid text, and dates that Python can't represent, raise errors only when their row is read.
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         raise UserError(f"no readable Parquet file ({_first_line(error)}); write it again", path=path) from None
+
+
+def _repeated_field(fields: Iterable[Any]) -> str | None:
+    """Return a name that two fields of an Arrow schema or struct have, of which a row would hold the last alone."""
+    import pyarrow
+
+    names = set[str]()
+    for each in fields:
+        is_struct = isinstance(each.type, pyarrow.StructType)
+        inner = each.type if is_struct else [getattr(each.type, "value_field", None)]  # of a list
+        name = each.name if each.name in names else _repeated_field(filter(None, inner))
+        if name is not None:
+            return str(name)
+        names.add(each.name)
+    return None
 
 
 # Suffix of a file -> its reader.

@@ -12,7 +12,7 @@ from stepjepa.base.files import atomic_write
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import note
 from stepjepa.data.columns import ASSISTANT, CHATS, USER
-from stepjepa.data.messages import is_absent
+from stepjepa.data.messages import is_absent, number_as_text
 from stepjepa.data.records import named, parse_record
 from stepjepa.data.sources import read_rows
 from stepjepa.objectives.index import TextIndex, distinct
@@ -36,7 +36,7 @@ def read_texts(path: str, column: str | None, *, answers: bool) -> list[Text]:
     """
     texts = []
     for line, row in read_rows(path):
-        value = row.get(column) if column is not None else _text_of(row, path, line, answers)
+        value = number_as_text(row.get(column) if column is not None else _text_of(row, path, line, answers))
         if not isinstance(value, str):
             lacks = "has no answer" if answers else "has no question"
             fault = f"has no text in the column '{column}'" if column is not None else lacks

@@ -18,6 +18,7 @@ from tqdm import tqdm
 from stepjepa.base.errors import UserError, shown
 from stepjepa.base.files import atomic_write, check_output_file
 from stepjepa.base.json_object import JsonObject
+from stepjepa.data.messages import number_as_text
 from stepjepa.data.records import BadRecords, Record, named, parse_record
 from stepjepa.data.sources import read_rows
 from stepjepa.objectives.embedding import BLOCK, Embedder
@@ -60,7 +61,7 @@ def texts_of(path: str, column: str, bad: BadRecords | None = None) -> Iterator[
     """Yield the texts in a column of a file, and their rows; ``bad`` notes a line without a text."""
     bad = bad or BadRecords()
     for line, row in read_rows(path, bad=bad):
-        value = row.get(column)
+        value = number_as_text(row.get(column))
         if isinstance(value, str):
             yield Text(value, path, line), row
         else:
@@ -175,7 +176,7 @@ def _blocks(values: Iterable[T], size: int) -> Iterator[list[T]]:
 def _id(text: Text | Record, row: JsonObject, column: str) -> str:
     if (value := row.get(column)) is None:
         raise UserError(f"has no column '{column}'; there are {named(row)}", path=text.path, line=text.line)
-    return str(value)
+    return str(number_as_text(value))
 
 
 @dataclass
