@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
 import chat_templates
 from stepjepa.base.errors import UserError
+from stepjepa.chat.source import PINNED_DATE
 from stepjepa.chat.template import ChatTemplate
 
 REAL = ["qwen2.5", "olmo2", "minimind"]
@@ -189,18 +192,37 @@ def test_several_templates_without_a_default_are_refused(tiny_tokenizer: Any) ->
     assert ChatTemplate(tiny_tokenizer).end_of_turn == "<|im_end|>"
 
 
+def test_named_templates_are_saved_as_they_were(tiny_tokenizer: Any, tmp_path: Path) -> None:
+    """The default and that for tools get what the run fixes; others, which callers name, stay as they are."""
+    dated = "{{ strftime_now('%Y') }}" + LOOP + ASK
+    templates = {"default": dated, "tool_use": dated.replace("user", "human"), "rag": dated, "odd name": "{{ 1/0 }}"}
+    tiny_tokenizer.chat_template = dict(templates)
+    template = ChatTemplate(tiny_tokenizer, {"style": "brief"})
+    tiny_tokenizer.chat_template = template.saved
+    tiny_tokenizer.save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    assert loaded.chat_template == template.saved and loaded.chat_template.keys() == templates.keys()
+    assert {name: loaded.chat_template[name] for name in ("rag", "odd name")} == {"rag": dated, "odd name": "{{ 1/0 }}"}
+    for name in ("default", "tool_use"):
+        assert "style is not defined" in loaded.chat_template[name]
+        text = loaded.apply_chat_template(messages(*CHAT[1:2]), chat_template=name, tokenize=False)
+        assert text.startswith(str(PINNED_DATE.year))
+    assert ChatTemplate(loaded, {"style": "brief"}).saved == template.saved
+
+
 @pytest.mark.parametrize("end", ["", "\n"])
-def test_a_template_for_tools_is_part_of_the_one_that_is_saved(end: str, tiny_tokenizer: Any) -> None:
-    """Transformers takes the template ``tool_use`` for chats with tools; so does the one that is saved."""
+def test_a_template_for_tools_is_saved_beside_the_default(end: str, tiny_tokenizer: Any) -> None:
+    """Transformers takes the template ``tool_use`` for chats with tools; so does training."""
     tiny_tokenizer.chat_template = {"default": f"\n{LOOP}{ASK}\n{end}", "tool_use": f"\n{chat_templates.THINKING}{end}"}
     chat, options = messages(*CHAT[1:2]), {"tokenize": False, "add_generation_prompt": True}
     tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
     expected = [tiny_tokenizer.apply_chat_template(chat, tools=each, **options) for each in (None, tools)]
     template = ChatTemplate(tiny_tokenizer)
-    tiny_tokenizer.chat_template = template.source
+    tiny_tokenizer.chat_template = template.saved
     assert template.writes_tools and '"name": "f"' in expected[1]
     assert [tiny_tokenizer.apply_chat_template(chat, tools=each, **options) for each in (None, tools)] == expected
     assert [template.prompt(chat, each) for each in (None, tools)] == expected
+    assert set(template.saved) == {"default", "tool_use"} and ChatTemplate(tiny_tokenizer).saved == template.saved
     # The thought that only chats with tools have.
     answers = [
         template.last_turn(messages(*CHAT[1:3]), each).text[len(expected[bool(each)]) :] for each in (None, tools)

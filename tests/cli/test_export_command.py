@@ -17,6 +17,7 @@ from stepjepa.base.files import write_jsonl
 from stepjepa.cli.main import main
 from stepjepa.models import generation
 from stepjepa.models.presets import CHAT_TEMPLATE
+from stepjepa.store.fingerprint import model_fingerprint
 from stepjepa.store.folder import CHECKSUMS_FILE
 
 # The hub's library sends large files in an old way of its HTTP client.
@@ -68,6 +69,25 @@ def test_a_plain_folder(name: str, material: Path, tmp_path: Path, capsys: pytes
     assert len(tokenizer) == len(first) + 2
     assert tokenizer("3+4=7.\n\nSo it is").input_ids == first("3+4=7.\n\nSo it is").input_ids
     assert "predictor_1" in (tmp_path / "plain" / "README.md").read_text(encoding="utf-8")
+
+
+def test_named_chat_templates_leave_with_the_model(material: Path, tmp_path: Path) -> None:
+    """A base's further templates, as one for retrieved documents, are in run, checkpoint and export."""
+    base = AutoTokenizer.from_pretrained(material / "base")
+    named = {"default": CHAT_TEMPLATE, "tool_use": f"tools {CHAT_TEMPLATE}", "rag": "{{ documents }}"}
+    base.chat_template = named
+    shutil.copytree(material / "base", tmp_path / "base")
+    (tmp_path / "base" / "chat_template.jinja").unlink()
+    base.save_pretrained(tmp_path / "base")
+    files = ["--model_name", str(tmp_path / "base"), "--train_file", str(material / "data.jsonl")]
+    flags = ["--use_cpu", "--max_steps", "1", "--regular", "--save_steps", "1", "--output_dir", str(tmp_path / "run")]
+    assert main(["train", *files, *flags]) == 0
+    assert export("--model_path", tmp_path / "run", "--output_dir", tmp_path / "plain") == 0
+    for folder in (tmp_path / "run", tmp_path / "run" / "checkpoint-1", tmp_path / "plain"):
+        assert AutoTokenizer.from_pretrained(folder).chat_template == named
+    before = model_fingerprint(tmp_path / "plain")
+    (tmp_path / "plain" / "additional_chat_templates" / "tool_use.jinja").write_text("other")
+    assert model_fingerprint(tmp_path / "plain") != before
 
 
 def test_an_export_is_evaluated_as_its_run_is(material: Path, tmp_path: Path) -> None:

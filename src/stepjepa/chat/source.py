@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -18,9 +18,13 @@ from stepjepa.base.files import existing_file
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+    from transformers import PreTrainedTokenizerBase
 
 # Some templates write today's date into the system turn; a run must not depend on the day it starts.
 PINNED_DATE = datetime.date(2024, 7, 26)
+
+# Transformers' names of the template for all chats and of the one for chats with tools.
+_DEFAULT_NAME, _TOOL_USE = "default", "tool_use"
 
 _DIRECTIVES = "aAbBcdeFHIjmMpSuUwWxXyY"
 _MACRO = "macro strftime_now("
@@ -59,6 +63,43 @@ def jinja_message(error: Exception) -> str:
     """Return the message of an error of Jinja, with the line of the template if it is known."""
     message, line = str(error).strip() or type(error).__name__, getattr(error, "lineno", None)
     return message if line is None else f"line {line}: {message}"
+
+
+def template_of(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return the chat template of a tokenizer; of several, the one for all chats, joined with the one for tools."""
+    templates = tokenizer.chat_template
+    if not templates:
+        remedy = "use an instruction-tuned model, pass `chat_template FILE`, or train without one (`plain`)"
+        raise UserError(f"the tokenizer has no chat template; {remedy}")
+    if not isinstance(templates, dict):
+        return str(templates)
+    if _DEFAULT_NAME not in templates:
+        fault = f"the tokenizer has several chat templates ({', '.join(sorted(templates))}) and none is the default"
+        raise UserError(f"{fault}; write one of them to a file and pass it as `chat_template FILE`")
+    default = str(templates[_DEFAULT_NAME])
+    return with_tool_use(default, templates[_TOOL_USE]) if _TOOL_USE in templates else default
+
+
+def with_served(templates: Mapping[str, str], change: Callable[[str], str]) -> dict[str, str]:
+    """Return the templates of a tokenizer by name, of which those that transformers takes by itself are changed.
+
+    The others, which a caller has to name, are no prompts of training.
+    """
+    return {name: change(each) if name in (_DEFAULT_NAME, _TOOL_USE) else each for name, each in templates.items()}
+
+
+def with_values(source: str, variables: Mapping[str, object], *, folds_system: bool, header: str) -> str:
+    """Return a template with all values that a run fixes.
+
+    Args:
+        source: the template.
+        variables: its ``chat_template_kwargs``, which become defaults.
+        folds_system: put a system message into the first user message.
+        header: the beginning of an answer, to be written for a generation prompt; empty if the template writes it.
+    """
+    source = with_pinned_date(source)
+    source = with_defaults(with_folded_system(source) if folds_system else source, variables)
+    return with_header(source, header) if header else source
 
 
 def with_pinned_date(source: str) -> str:

@@ -38,8 +38,6 @@ _TOOL: JsonObject = {
     "function": {"name": _NAME, "description": "about", "parameters": {"type": "object", "properties": {}}},
 }
 
-_TOOL_USE = "tool_use"  # transformers' name of the template for chats with tools
-
 Tools = Sequence[JsonObject] | None
 """Descriptions of functions, as templates read them."""
 
@@ -62,35 +60,25 @@ class ChatTemplate:
     """The chat template of a fast tokenizer as it is served, with properties derived from it.
 
     ``source`` is the tokenizer's template with the values that a run fixes (see ``chat.source``): a date, ``variables``
-    (``chat_template_kwargs``), a system role, the header of an answer. Saved with the model, it renders the prompts of
-    training in plain transformers. UserError if the template can't be used.
+    (``chat_template_kwargs``), a system role, the header of an answer. ``saved`` is what is saved with the model, and
+    renders the prompts of training in plain transformers. UserError if the template can't be used.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, variables: Variables = None) -> None:
         _check_fast(tokenizer)
-        if not tokenizer.chat_template:
-            remedy = "use an instruction-tuned model, pass `chat_template FILE`, or train without one (`plain`)"
-            raise UserError(f"the tokenizer has no chat template; {remedy}")
         self._tokenizer = tokenizer
-        try:
-            original = tokenizer.get_chat_template()
-        except ValueError:
-            names = ", ".join(sorted(tokenizer.chat_template))
-            fault = f"the tokenizer has several chat templates ({names}) and none is the default"
-            raise UserError(f"{fault}; write one of them to a file and pass it as `chat_template FILE`") from None
-        if isinstance(tokenizer.chat_template, dict) and _TOOL_USE in tokenizer.chat_template:
-            original = sources.with_tool_use(original, tokenizer.chat_template[_TOOL_USE])
+        original, self._templates = sources.template_of(tokenizer), tokenizer.chat_template
         self.has_date = "strftime_now" in original or "date_string" in original
         # Templates are rendered without the tokenizer's method, whose overhead is larger than the rendering.
         self._special_tokens: JsonObject = dict(tokenizer.special_tokens_map)
         self._alone: dict[str, tuple[str, str]] = {}  # role -> text before and behind the content of a lone message
-        pinned, defaults = sources.with_pinned_date(original), variables or {}
-        self._use(sources.with_defaults(pinned, defaults))
+        self._defaults, self.has_system_role, self.header = variables or {}, True, ""
+        self._use(self._fixed(original))
         self.arguments_as_text = False
         self.has_developer_role = "developer" in original
         self.has_system_role = _OTHER in (self._try([_message("system", _OTHER), _message("user", _ASKED)], True) or "")
         if not self.has_system_role:
-            self._use(sources.with_defaults(sources.with_folded_system(pinned), defaults))
+            self._use(self._fixed(original))
         asked, answered = _message("user", _ASKED), _message("assistant", _ANSWER)
         pair = self._apply([asked, answered])
         if not -1 < pair.find(_ASKED) < pair.find(_ANSWER):
@@ -98,7 +86,7 @@ class ChatTemplate:
         # If the template writes nothing for a generation prompt, its own header of an answer is added there.
         self.header = self._missing_header(pair)
         if self.header:
-            self._use(sources.with_header(self.source, self.header))
+            self._use(self._fixed(original))
         self.lone_assistant = _ANSWER in (self._try([answered]) or "")
         self.reasoning_key = next(
             (key for key in REASONING_KEYS if _THOUGHT in (self._try([asked, {**answered, key: _THOUGHT}]) or "")), None
@@ -224,6 +212,17 @@ class ChatTemplate:
                 if tag.is_open if tag is not None else not opened:
                     return json.dumps({name: value})
         return None
+
+    @property
+    def saved(self) -> str | dict[str, str]:
+        """The chat template to save: ``source``, or all templates of the tokenizer by their names."""
+        named = self._templates
+        return sources.with_served(named, self._fixed) if isinstance(named, dict) else self.source
+
+    def _fixed(self, template: str) -> str:
+        """Return a template with the values that the run fixes, as far as they are known."""
+        folds = not self.has_system_role
+        return sources.with_values(template, self._defaults, folds_system=folds, header=self.header)
 
     # -- derived properties --------------------------------------------------------------------------------------------
 

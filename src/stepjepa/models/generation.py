@@ -158,7 +158,7 @@ def serve_as_trained(
 
     Args:
         model: whose ``generation_config`` gets the stop tokens; changed in place.
-        tokenizer: whose ``chat_template`` is replaced by the one that is served.
+        tokenizer: whose ``chat_template`` is replaced by the one that is served; further named ones stay.
         plain: the format without a chat template.
         variables: of the chat template, ``JepaConfig.chat_template_kwargs``.
 
@@ -169,7 +169,7 @@ def serve_as_trained(
         stop_ids = PlainTemplate(tokenizer).stop_ids
     else:
         template = ChatTemplate(tokenizer, variables)
-        tokenizer.chat_template, stop_ids = template.source, template.stop_ids
+        tokenizer.chat_template, stop_ids = template.saved, template.stop_ids
     set_generation_defaults(model, tokenizer, stop_ids)
 
 

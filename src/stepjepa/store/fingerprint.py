@@ -12,7 +12,7 @@ from stepjepa.base.files import File, fingerprint, json_at
 _MODEL_FILES = (
     *("*.safetensors", "pytorch_model*.bin", "adapter_model.bin", "config.json", "generation_config.json", "*.py"),
     *("adapter_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt"),
-    *("chat_template.jinja", "*.gguf"),
+    *("chat_template.jinja", "additional_chat_templates/*.jinja", "*.gguf"),
 )
 _CHUNK, _CHUNKS = 2**16, 256
 
