@@ -18,6 +18,7 @@ from stepjepa.evaluation.answering import COUNT, AnswerScores, spread
 from stepjepa.evaluation.judging import Question, judge
 from stepjepa.models.loading import add_lora
 from stepjepa.models.sampling import Answer
+from stepjepa.store.record import read_record
 from stepjepa.tasks.base import Likelihood
 from stepjepa.tasks.generic import GenericTask
 from stepjepa.training.trainer import JepaTrainer
@@ -216,6 +217,11 @@ def test_the_checkpoint_that_answers_best_is_kept(files, capsys):
     assert set(scores) == {2, 4, 6}
     best = next(step for step in (2, 4, 6) if scores[step] == max(scores.values()))
     assert {folder.name for folder in (files / "run").glob("checkpoint-*")} >= {f"checkpoint-{best}"}
+    # Each evaluation is printed and logged once, and the run has that of its weights.
+    assert printed.count("  eval  ") == 3 == sum("eval_lm_loss" in line for line in metrics)
+    assert f"the model is the best checkpoint, of step {best}" in printed
+    results = read_record(files / "run").results
+    assert results.best_step == best and results.evaluation["eval_answer_prefix"] == scores[best]
 
 
 @pytest.mark.parametrize(

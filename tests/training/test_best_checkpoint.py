@@ -17,6 +17,7 @@ from transformers import TrainerCallback
 
 import tiny
 from stepjepa.config.jepa import JepaConfig
+from stepjepa.store.record import read_record
 from stepjepa.training.trainer import JepaTrainer
 
 BEST, STEPS = 2, 5
@@ -97,6 +98,21 @@ def test_the_best_checkpoint_is_found_under_another_spelling(
     weights = run.model.state_dict()
     assert all(torch.equal(weights[name], tensor) for name, tensor in best.items())
     assert (Path(folder) / f"checkpoint-{BEST}").is_dir()
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_the_record_has_the_evaluation_of_the_weights_that_are_saved(
+    resumed: bool, begun: Path, tmp_path: Path, trained_tokenizer: Any
+) -> None:
+    folder = begun if resumed else tmp_path / "new"
+    run = trainer(folder, trained_tokenizer, STEPS)
+    run.train(resume_from_checkpoint=resumed)
+    lines = [line for line in run.state.log_history if "eval_lm_loss" in line]
+    assert [line["step"] for line in lines] == [*range(1, STEPS + 1)]
+    results = read_record(folder).results
+    assert results is not None and (results.best_step, results.steps) == (BEST, STEPS)
+    assert results.evaluation["eval_lm_loss"] == lines[BEST - 1]["eval_lm_loss"] != lines[-1]["eval_lm_loss"]
+    assert is_checkpoint(run, folder / f"checkpoint-{BEST}")
 
 
 def test_where_the_best_checkpoint_is_gone_a_later_one_is_the_best(

@@ -224,8 +224,11 @@ def _run(config: RunConfig, passed: PassedObjects, command: list[str] | None) ->
     """Read the data, build the trainer, train, save and record the run."""
     start = time.time()
     folder, checkpoint = run_folder.open_run_folder(str(config.output_dir), config.resume_from_checkpoint, _say)
+    has_eval = config.eval_file is not None or config.data_file is not None or passed.eval_dataset is not None
+    # Refused settings are named before records are read, which may take minutes.
+    training = training_arguments(config, has_eval)
     train_records, eval_records, files = read_data(config, passed.train_dataset, passed.eval_dataset)
-    trainer, further_rows = _build(config, passed, train_records, eval_records)
+    trainer, further_rows = _build(config, passed, training, train_records, eval_records)
     # Weights are loaded; further bars, when weights are saved, would break the bar of the training.
     transformers.logging.disable_progress_bar()
     equal = None
@@ -256,9 +259,7 @@ def _run(config: RunConfig, passed: PassedObjects, command: list[str] | None) ->
         with closing(scores) if isinstance(scores, AnswerScores) else nullcontext():
             metrics = _train(trainer, folder, checkpoint)
             if trainer.prepared_eval is not None:
-                # Reuse the evaluation after the last step, unless the best weights were loaded since.
-                last = not trainer.args.load_best_model_at_end and trainer.evaluated.get(trainer.state.global_step)
-                metrics |= last or trainer.evaluate()
+                metrics |= recorder.evaluation() or trainer.evaluate()
         if is_main_process():
             draw_metrics(folder)
         # `push_to_hub` uploads the run folder later, when it is complete.
@@ -277,11 +278,12 @@ def _say(line: str) -> None:
 def _build(
     config: RunConfig,
     passed: PassedObjects,
+    training: TrainingArguments,
     train_records: Sequence[Record],
     eval_records: Sequence[Record],
 ) -> tuple[JepaTrainer, dict[str, str | None]]:
     """Return the trainer of a run, and rows for ``first_screen``."""
-    jepa, training = config.jepa, training_arguments(config, bool(eval_records))
+    jepa = config.jepa
     texts = (message["content"] for record in train_records for message in record.messages)
     model, tokenizer = _load(config, passed, texts, training)
     cache: CacheDir = False if config.no_cache else config.cache_dir

@@ -161,6 +161,8 @@ def last_lines(folder: Path, results: Results) -> list[tuple[str, str]]:
     """Return the rows to print after the last step."""
     losses = [("LM loss", results.last_log.get("lm_loss")), ("held out", results.evaluation.get("eval_lm_loss"))]
     shown_losses = [f"{name} {value:.4f}" for name, value in losses if value is not None]
+    if results.best_step is not None:
+        shown_losses.append(f"the model is the best checkpoint, of step {results.best_step:,}")
     steps = f"{results.steps:,} step{'s' * (results.steps != 1)}"
     cost = f"{steps}, {results.tokens or 0:,.0f} tokens in {duration(results.train_seconds or 0.0)}"
     files = f"the model, {RUN_FILE}, {METRICS_FILE}, {PLOT_FILE}"

@@ -128,12 +128,13 @@ class Results:
     """Results of a finished run."""
 
     steps: int = at_least(0)
+    best_step: int | None = omitted_if_none()  # of the checkpoint that became the model; None: the last weights
     tokens: float | None = None
     flops: float | None = None
     last_log: JsonObject = field(default_factory=dict)
     train_seconds: float | None = None
     seconds: float | None = None
-    evaluation: JsonObject = unknown_fields()  # ``eval_*`` of the last evaluation
+    evaluation: JsonObject = unknown_fields()  # ``eval_*`` of an evaluation of the trained weights
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -241,18 +241,20 @@ class Recorder(TrainerCallback):
 
         Args:
             save: save the model, too.
-            evaluation: metrics of the trained weights; None for those of an evaluation after the last step, if any.
+            evaluation: metrics of the trained weights; None for those of :meth:`evaluation`.
         """
         trainer, state = self._trainer, self._trainer.state
         assert self.record is not None
         self._cover(state.global_step)
         if save:
             trainer.save_model(_internal_call=True)
-        metrics = trainer.evaluated.get(state.global_step, {}) if evaluation is None else evaluation
+        metrics = self.evaluation() if evaluation is None else evaluation
+        best = self._best_step()
         launches = self.record.launches
         record = self.record.finished(
             Results(
                 steps=launches[-1].to_step,
+                best_step=None if best is None else best + self.steps_before,
                 tokens=trainer.meter.num_tokens,
                 flops=state.total_flos,
                 last_log=next((line for line in reversed(state.log_history) if "lm_loss" in line), {}),
@@ -266,6 +268,23 @@ class Recorder(TrainerCallback):
         # Written last: a run that is marked as finished is not resumed, even if files are missing.
         self._write(record)
         return record
+
+    def evaluation(self) -> dict[str, float]:
+        """Return the held-out metrics of the trained weights, which are the last ones or those of the best checkpoint.
+
+        Empty if these weights were not evaluated.
+        """
+        trainer, state, best = self._trainer, self._trainer.state, self._best_step()
+        step = state.global_step if best is None else best
+        # An evaluation of an earlier launch is in the history that a checkpoint has.
+        logged = (line for line in state.log_history if line["step"] == step and "eval_lm_loss" in line)
+        return trainer.evaluated.get(step) or next(logged, {})
+
+    def _best_step(self) -> int | None:
+        """Return the step whose checkpoint was loaded at the end; None where the last weights stayed."""
+        state = self._trainer.state
+        is_loaded = self._trainer.args.load_best_model_at_end and state.best_model_checkpoint is not None
+        return state.best_global_step if is_loaded else None
 
     def _fail(self, error: Exception, before: bytes | None) -> None:
         """Record that the run failed; if this launch took no step, restore ``before``, the earlier run.json."""

@@ -170,7 +170,7 @@ class JepaTrainer(Trainer):
         self.retrieval_scores = None if retrieval_scores is None else partial(retrieval_scores, self.bound)
         self.resume = ResumeCallback(self)
         self.add_callback(self.resume)
-        self.evaluated: dict[int, dict[str, float]] = {}  # the last evaluation, by its step
+        self.evaluated: dict[int, dict[str, float]] = {}  # step -> metrics, of the evaluations since training began
         self.meter = Meter(self.objective, self.total, self.accelerator.num_processes)
         self.guard = NonfiniteGuard(self)
         self.ema: EmaEncoder | None = None
@@ -313,6 +313,7 @@ class JepaTrainer(Trainer):
 
     def train_steps(self, checkpoint: str | None, *args: Any, **kwargs: Any) -> Any:
         """Train without a record of it; arguments and errors as for :meth:`train`."""
+        self.evaluated.clear()
         try:
             with without_cudnn_attention():
                 result = super().train(checkpoint, *args, **kwargs)
@@ -376,7 +377,7 @@ class JepaTrainer(Trainer):
         prefixed = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
         prefixed.update(speed_metrics(metric_key_prefix, start, num_samples=records))
         self.log(prefixed)
-        self.evaluated = {self.state.global_step: prefixed}
+        self.evaluated[self.state.global_step] = prefixed
         self.control: TrainerControl = self.callback_handler.on_evaluate(self.args, self.state, self.control, prefixed)
         return prefixed
 
