@@ -16,7 +16,7 @@ from stepjepa.base.errors import UserError
 from stepjepa.chat.template import PlainTemplate
 from stepjepa.chat.tokens import END_OF_TURN, PERCEPTION
 from stepjepa.models.loading import load_for_inference, load_model, load_tokenizer
-from stepjepa.models.presets import CHAT_TEMPLATE, SPARE_ROWS, check_model_name, is_hub_id, train_tokenizer
+from stepjepa.models.presets import CHAT_TEMPLATE, SPARE_ROWS, train_tokenizer
 
 TEXTS = [message["content"] for record in tiny.records() for message in record.messages]
 STRANGE = ["12345 + 67.8%", "It's DON'T  I'll\n\n\n x", "Größe, 中文 é", "a\tb\r\n  c", "<|perception|>A<|eot_id|>"]
@@ -163,21 +163,3 @@ def test_tokens_of_the_plain_format(fresh: bool, base: Path) -> None:
     assert tokenizer.convert_tokens_to_ids(PERCEPTION) == end - 1
     assert tokenizer.convert_tokens_to_ids("<|predictor_1|>") == end + 1
     assert len(model.get_input_embeddings().weight) >= len(tokenizer)
-
-
-@pytest.mark.parametrize("name", ["runs/regulr", "nowhere/at/all", "prset:tiny"])
-def test_what_would_be_asked_of_the_hub(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "runs" / "regular").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
-    for known in ("gpt2", "Qwen/Qwen2.5-0.5B"):
-        assert is_hub_id(known)
-        check_model_name(known)
-    check_model_name("runs/regular")
-    for path in ("preset:tiny", "runs/regular", "./one", "~/one", name):
-        assert not is_hub_id(path)
-    with pytest.raises(UserError, match=f"^{name}: no such model folder; check the path$"):
-        check_model_name(name)
-    with pytest.raises(UserError, match=rf"^{name}: no such model folder; check the path \(presets are such as"):
-        check_model_name(name, untrained=True)
-    with pytest.raises(UserError, match=r"^preset:tiny: a preset has random weights; name a trained model"):
-        check_model_name("preset:tiny")

@@ -359,7 +359,7 @@ def test_an_objective_of_ones_own_is_not_replaced_by_another(tiny_tokenizer: Any
 def test_a_model_without_a_record_is_read_at_the_end_of_the_message(base: Path, tiny_tokenizer: Any) -> None:
     jepa = Jepa.from_pretrained(base / "base", device="cpu")
     slow = [plain_state(make_model("llama"), tiny_tokenizer, alone(tiny_tokenizer, "user", "Name a colour"))]
-    with pytest.raises(UserError, match=r"no JEPA objective, .*; name a `layer`"):
+    with pytest.raises(UserError, match=r"no JEPA objective, .*; pass `pooling mean` "):
         jepa.embed(records()[2:])
     embeddings = jepa.embed(records()[2:], layer=-1, raw=True)
     np.testing.assert_allclose(embeddings, torch.stack(slow).numpy(), atol=1e-4 * np.abs(embeddings).max())

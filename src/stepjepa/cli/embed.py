@@ -53,6 +53,7 @@ def run(args: argparse.Namespace) -> JsonObject:
 
     check_output(args.input_file, args.output_file, id_column=args.id_column, overwrite=args.overwrite)
     reading = from_args(ReadingSettings, args)
+    reading.check(args.model_path)
     embedder, start = reading.embedder(reading.load(args.model_path), args.side, raw=args.raw), time.perf_counter()
     embedded = embed_file(
         embedder,

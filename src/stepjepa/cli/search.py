@@ -60,11 +60,12 @@ def run(args: argparse.Namespace) -> JsonObject:
     from stepjepa.evaluation.corpus import corpus_index, read_texts
     from stepjepa.objectives.inputs import Text
 
+    reading = from_args(ReadingSettings, args)
+    reading.check(args.model_path)
     corpus = read_texts(args.corpus, args.column, answers=args.side == "target")
     queries = [Text(text, "--query", number) for number, text in enumerate(args.query or (), start=1)]
     if args.queries is not None:
         queries = read_texts(args.queries, args.query_column, answers=args.side == "source")
-    reading = from_args(ReadingSettings, args)
     jepa = reading.load(args.model_path)
     reading.embedder(jepa, args.side)  # refuses wrong settings before anything is embedded
     cache = not args.no_cache

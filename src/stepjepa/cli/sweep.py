@@ -18,6 +18,7 @@ from stepjepa.cli.flags import settings_of_earlier_run
 from stepjepa.cli.parser import as_arguments
 from stepjepa.config.option import FROM_ONE, check_effects, option
 from stepjepa.config.run import RunConfig
+from stepjepa.models.names import check_base
 from stepjepa.store.record import read_record
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ def _read_train(flags: JsonObject) -> JsonObject:
     for name in ("train_file", "eval_file", "data_file", "chat_template"):
         if getattr(config, name) is not None:
             existing_file(getattr(config, name), f"--{name}")
+    if config.model_name is not None:
+        check_base(config.model_name)
     return _without_folder(config)
 
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Literal
 from stepjepa.base.errors import UserError, raising_user_errors
 from stepjepa.config.jepa import Dtype
 from stepjepa.config.option import FROM_ONE, option
+from stepjepa.models.names import check_trained
+from stepjepa.store.record import trained_objective
 
 if TYPE_CHECKING:
     from stepjepa.objectives.embedding import Embedder
@@ -40,6 +42,14 @@ class ReadingSettings:
             "pooling": self.pooling,
             "max_length": self.max_length,
         }
+
+    def check(self, model_path: str) -> None:
+        """Raise ``UserError`` for a model that these settings can't read, before weights and texts are loaded."""
+        from stepjepa.objectives.reading import embedding_config
+
+        check_trained(model_path)
+        with raising_user_errors():
+            embedding_config(trained_objective(model_path), layer=self.layer, pooling=self.pooling, path=model_path)
 
     def load(self, model_path: str, device: str | None = None) -> Jepa:
         """Load a model; ``UserError`` if it reads no system prompt, and one is set."""

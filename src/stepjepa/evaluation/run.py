@@ -28,6 +28,7 @@ from stepjepa.evaluation.prompts import notes_on_prompts
 from stepjepa.evaluation.selection import Selection
 from stepjepa.evaluation.settings import EvaluationSettings
 from stepjepa.evaluation.summary_text import format_summary
+from stepjepa.models.names import check_model_name, check_trained
 from stepjepa.models.sampling import Sampling
 from stepjepa.store.fingerprint import model_fingerprint
 from stepjepa.store.prompts import share_trained_on, training_system_prompt, with_system_prompt
@@ -59,6 +60,7 @@ class Evaluation:
 
     def __init__(self, settings: EvaluationSettings) -> None:
         self.settings = settings
+        self._check_model()
         self.bad = BadRecords(settings.bad_records)
         records = read_records(settings.test_file, bad=self.bad, columns=settings.columns)
         self.selection = Selection(records[: settings.max_examples], **settings.selection)
@@ -74,6 +76,16 @@ class Evaluation:
         self._identity = self._make_identity()
         indices = self.records.keys()
         self.output = OutputFile(settings.output_file, indices, self._identity, overwrite=settings.overwrite)
+
+    def _check_model(self) -> None:
+        """Raise ``UserError`` for a model that can't be evaluated, before records are read, which may take minutes."""
+        settings, path = self.settings, self.settings.model_path
+        if path is not None and settings.serving.server:
+            check_model_name(path)  # its tokenizer alone is used
+        elif path is not None:
+            check_trained(path)
+            if settings.similarity:
+                self._similarity_config()
 
     @property
     def finished(self) -> int:
@@ -168,12 +180,15 @@ class Evaluation:
         choices = ", multiple choice by likelihood (an answer counts by what it says)" if by_likelihood else ""
         return f"gold_loss{choices}; a server gives no likelihoods"
 
-    def _similarity(self, load: Loader) -> tuple[JsonObject, list[float | None]]:
-        """Return the similarities of matched and shuffled views, and the mean cosine of each record's pairs."""
+    def _similarity_config(self) -> JepaConfig:
         from stepjepa.evaluation.embeddings import similarity_config
 
         config = similarity_config(str(self.settings.model_path), str(self.settings.similarity))
-        config, size = replace(config, plain=self.settings.plain), self.settings.batch_size
+        return replace(config, plain=self.settings.plain)
+
+    def _similarity(self, load: Loader) -> tuple[JsonObject, list[float | None]]:
+        """Return the similarities of matched and shuffled views, and the mean cosine of each record's pairs."""
+        config, size = self._similarity_config(), self.settings.batch_size
         return compare_views(*load(), list(self.records.values()), config, batch_size=size)
 
     def _retrieval(self, load: Loader) -> Retrieval:

@@ -94,7 +94,8 @@ def check_readout(config: JepaConfig, layers: int) -> None:
         ),
     )
     if reasons := [reason for fault, reason in faults if fault]:
-        raise UserError(f"no SentenceTransformer can be written: {reasons[0]}; use 'stepjepa embed' instead")
+        readout = " --pooling mean" if config.mode == "regular" else ""
+        raise UserError(f"no SentenceTransformer can be written: {reasons[0]}; use 'stepjepa embed{readout}' instead")
 
 
 def write_sentence_transformer(jepa: Jepa, folder: str | Path, name: str) -> None:

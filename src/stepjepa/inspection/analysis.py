@@ -23,6 +23,7 @@ from stepjepa.config.option import FROM_ONE, FROM_ZERO, check_values, option
 from stepjepa.data.records import Record, tell_unused
 from stepjepa.data.sources import read_records
 from stepjepa.inspection.plots import BOTH_VIEWS, COLOURED_BY, Points, draw_projection, save_figure
+from stepjepa.models.names import check_trained
 from stepjepa.store.prompts import training_system_prompt, with_system_prompt
 
 if TYPE_CHECKING:
@@ -94,10 +95,13 @@ def analyze_models(settings: AnalysisSettings) -> list[ModelViews]:
     existing = [file for file in files if file.exists()]
     if existing and not settings.overwrite:
         raise UserError("is there already; name another `output_dir` or pass `overwrite`", path=existing[0])
+    # Before records are read, which may take minutes.
+    for path in settings.model_path:
+        check_trained(path)
+    configs = zip(settings.model_path, choose_configs(settings), strict=True)
     digest, records = fingerprint(settings.test_file), read_records(settings.test_file)
     tell_unused(records)
     sample = {index: records[index] for index in sampled(len(records), settings.max_examples, settings.seed).tolist()}
-    configs = zip(settings.model_path, choose_configs(settings), strict=True)
     models = [_embed_model(path, config, sample, settings) for path, config in configs]
     points = {
         each.model_path: choose_points(each.embeddings, records, each.views, settings, each.config.pair_distance)

@@ -18,7 +18,7 @@ from stepjepa.inspection.verification import Subject
 from stepjepa.models.loading import add_lora, load_model, load_tokenizer
 from stepjepa.models.presets import PREFIX, preset_config, train_tokenizer
 from stepjepa.models.token_rows import adapter_rows
-from stepjepa.running.data import check_chat_template
+from stepjepa.running.data import check_inputs
 from stepjepa.tasks.stepmath import Difficulty, generate
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 def training_records(run: RunConfig) -> list[Record]:
     """Read the records of the training file; print notes on its columns and on what is not used."""
-    check_chat_template(run)
+    check_inputs(run)
     bad = BadRecords(run.bad_records)
     records = read_records(str(run.train_file), bad=bad, columns=run.columns)
     bad.tell()
@@ -39,7 +39,7 @@ def training_records(run: RunConfig) -> list[Record]:
 
 def generated_records(run: RunConfig, seed: int) -> list[Record]:
     """Return built-in problems, for a model without a training file."""
-    check_chat_template(run)
+    check_inputs(run)
     generated = generate(size=200, seed=seed, difficulty=Difficulty())
     return [parse_record(value, "built-in problems", line) for line, value in enumerate(generated, start=1)]
 

@@ -22,7 +22,8 @@ from stepjepa.chat.tokens import add_plain_tokens
 from stepjepa.config.lora import LoraSettings
 from stepjepa.models import presets
 from stepjepa.models.generation import load_generation_config
-from stepjepa.models.presets import PREFIX, check_model_name
+from stepjepa.models.names import check_base, check_model_name, check_trained
+from stepjepa.models.presets import PREFIX
 from stepjepa.models.probe import inside_of, unreached_parts
 from stepjepa.models.token_rows import (
     add_missing_rows,
@@ -72,8 +73,7 @@ def load_model(
         plain: add the tokens of ``chat.template.PlainTemplate``, and stop generation at its end of turn.
         quantization: from ``weights.quantization_options``, to load trained weights in 4 or 8 bits.
     """
-    if (Path(name) / "adapter_config.json").is_file():
-        raise UserError("is an adapter; training starts from a whole model: run 'stepjepa export' on it", path=name)
+    check_base(name)
     shared: JsonObject = {"chat_template": chat_template, "trust_remote_code": trust_remote_code}
     options: JsonObject = {"attn_implementation": attn_implementation, "trust_remote_code": trust_remote_code}
     if pretrain or name.startswith(PREFIX):
@@ -205,12 +205,9 @@ def load_for_inference(
         trust_remote_code: run code that comes with the model.
     """
     name = str(path)
-    if name.startswith(PREFIX):
-        raise UserError(f"'{name}' has random weights; name the folder of a run that trained it")
+    check_trained(name)
     adapter = Path(name) / "adapter_config.json"
     is_adapter = adapter.is_file()
-    if Path(name).is_dir() and not is_adapter and not (Path(name) / "config.json").is_file():
-        raise UserError("holds no model; a run that was stopped has its models in checkpoint-N", path=name)
     tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
     base = name
     if is_adapter:

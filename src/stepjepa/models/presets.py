@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepjepa.base.errors import UserError, did_you_mean
@@ -43,15 +42,19 @@ SPARE_ROWS = 32
 _LONG_WORD = re.compile(r"\S{200}")
 
 
+def check_preset(name: str) -> None:
+    """Raise UserError if there is no such preset."""
+    if (key := name.removeprefix(PREFIX)) not in PRESETS:
+        names = [PREFIX + preset for preset in PRESETS]
+        raise UserError(f"no preset '{key}'; choose one of {', '.join(names)}{did_you_mean(PREFIX + key, names)}")
+
+
 def preset_config(name: str) -> PreTrainedConfig:
     """Return the transformers configuration of a preset such as ``preset:tiny``; :func:`fit_config` completes it."""
     from transformers import AutoConfig
 
-    key = name.removeprefix(PREFIX)
-    if key not in PRESETS:
-        names = [PREFIX + preset for preset in PRESETS]
-        raise UserError(f"no preset '{key}'; choose one of {', '.join(names)}{did_you_mean(PREFIX + key, names)}")
-    shape = PRESETS[key]
+    check_preset(name)
+    shape = PRESETS[name.removeprefix(PREFIX)]
     heads = shape["num_hidden_layers"]
     return AutoConfig.for_model(
         **shape,
@@ -136,25 +139,3 @@ def random_model(
     settings.eos_token_id = None
     add_stop_tokens(model, ends)
     return model
-
-
-def is_hub_id(name: str) -> bool:
-    """Return whether a name may be a hub id: not a preset, not a folder, and not a name that can only be a path.
-
-    A name such as ``runs/one`` is a path if there is a folder ``runs``.
-    """
-    if ":" in name or Path(name).is_dir() or name.startswith(("/", ".", "~")) or name.count("/") > 1:
-        return False
-    return "/" not in name or not Path(name).parent.is_dir()
-
-
-def check_model_name(name: str, *, untrained: bool = False) -> None:
-    """Raise UserError for a missing folder or misspelt preset, before transformers looks for it on the hub.
-
-    The error speaks of presets only where a model may be ``untrained``.
-    """
-    if not is_hub_id(name) and not Path(name).is_dir():
-        hint = f" (presets are such as {PREFIX}tiny)" if untrained else ""
-        if name.startswith(PREFIX):
-            raise UserError("a preset has random weights; name a trained model: a folder, or a hub id", path=name)
-        raise UserError(f"no such model folder; check the path{hint}", path=name)

@@ -91,8 +91,8 @@ def embedding_config(
     views = str(trained["mode"]) if trained is not None and has_objective(trained) else None
     if views is None and layer is None and pooling is None:
         raise UserError(
-            "the model has no JEPA objective, which would say where its embeddings are read; name a `layer` (-1 is the "
-            "last) or a `pooling` (last or mean)",
+            "the model has no JEPA objective, which would say where its embeddings are read; pass `pooling mean` (the "
+            "mean of a text's last hidden states), `pooling last`, or a `layer`",
             path=path,
         )
     changes: JsonObject = {} if layer is None else {"jepa_layer": layer}

@@ -17,15 +17,24 @@ from stepjepa.base.typed_json import to_json
 from stepjepa.chat.source import read_template
 from stepjepa.config.run import RunConfig
 from stepjepa.data.records import BadRecords, Data, Record, as_records, tell_unused
-from stepjepa.data.sources import each_of_any, each_record, mix
+from stepjepa.data.sources import check_source, each_of_any, each_record, mix
 from stepjepa.data.summarising import records_fingerprint
+from stepjepa.models.names import check_base
 from stepjepa.store.record import Source
 
 
-def check_chat_template(run: RunConfig) -> None:
-    """Raise ``UserError`` for a chat template that can't be read; before the records, which may take minutes."""
+def check_inputs(run: RunConfig) -> None:
+    """Raise ``UserError`` for a model, a chat template or a file that is not there, before records are read.
+
+    Reading them may take minutes.
+    """
+    if run.model_name is not None:
+        check_base(run.model_name)
     if run.chat_template is not None:
         read_template(run.chat_template)
+    for source in (run.train_file, run.eval_file, run.data_file, *(run.dataset or ())):
+        if source is not None:
+            check_source(source)
 
 
 def read_data(
@@ -40,7 +49,7 @@ def read_data(
         train: training records in memory, instead of files.
         held_out: held-out records in memory, instead of a file.
     """
-    check_chat_template(run)
+    check_inputs(run)
     if run.data_file is not None:
         records, origin = _read(run, run.data_file)
         order = random.Random(run.split_seed).sample(range(len(records)), len(records))

@@ -9,7 +9,7 @@ from stepjepa.base.errors import UserError, shown
 from stepjepa.base.files import fingerprint
 from stepjepa.base.json_object import JsonObject
 from stepjepa.config.run import PLACES, read_flat
-from stepjepa.models.presets import is_hub_id
+from stepjepa.models.names import is_hub_id
 from stepjepa.store.folder import CONFIG_FILE, RUN_FILE
 from stepjepa.store.record import read_run
 

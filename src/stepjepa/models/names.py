@@ -1,0 +1,63 @@
+"""Names of models, folders and hub ids: checked before records are read, which may take minutes. Free of torch."""
+
+from pathlib import Path
+
+from stepjepa.base.errors import UserError
+from stepjepa.models.presets import PREFIX, check_preset
+
+_ADAPTER, _CONFIG = "adapter_config.json", "config.json"
+
+
+def is_hub_id(name: str) -> bool:
+    """Return whether a name may be a hub id: not a preset, not a file or folder, and not a name of a path alone.
+
+    A name such as ``runs/one`` is a path if there is a folder ``runs``.
+    """
+    if ":" in name or Path(name).exists() or name.startswith(("/", ".", "~")) or name.count("/") > 1:
+        return False
+    return "/" not in name or not Path(name).parent.is_dir()
+
+
+def check_model_name(name: str, *, untrained: bool = False) -> None:
+    """Raise UserError for a missing folder or misspelt preset, before transformers looks for it on the hub.
+
+    The error speaks of presets only where a model may be ``untrained``.
+    """
+    if is_hub_id(name) or Path(name).is_dir():
+        return
+    if name.startswith(PREFIX):
+        raise UserError("a preset has random weights; name a trained model: a folder, or a hub id", path=name)
+    if Path(name).is_file():
+        raise UserError("is a file; name the folder of a model", path=name)
+    hint = f" (presets are such as {PREFIX}tiny)" if untrained else ""
+    raise UserError(f"no such model folder; check the path{hint}", path=name)
+
+
+def check_base(name: str) -> None:
+    """Raise UserError if no training can start from a model: no such preset or folder, an adapter, an empty folder."""
+    if name.startswith(PREFIX):
+        check_preset(name)
+        return
+    check_model_name(name, untrained=True)
+    if (Path(name) / _ADAPTER).is_file():
+        raise UserError("is an adapter; training starts from a whole model: run 'stepjepa export' on it", path=name)
+    if Path(name).is_dir() and not any(Path(name).glob("tokenizer*")):  # a tokenizer alone is enough for `inspect`
+        _check_holds_model(Path(name))
+
+
+def check_trained(name: str) -> None:
+    """Raise UserError if a name can't be that of a trained model: a folder without a model, a preset."""
+    check_model_name(name)
+    if Path(name).is_dir() and not (Path(name) / _ADAPTER).is_file():
+        _check_holds_model(Path(name))
+
+
+def _check_holds_model(folder: Path) -> None:
+    if (folder / _CONFIG).is_file():
+        return
+    numbers = [path.name.removeprefix("checkpoint-") for path in folder.glob("checkpoint-*") if path.is_dir()]
+    last = max((int(number) for number in numbers if number.isdecimal()), default=None)
+    remedy = "name the folder of a finished run, or of a checkpoint"
+    if last is not None:
+        remedy = f"its run was stopped, or still trains: name the last checkpoint, {folder / f'checkpoint-{last}'}"
+    raise UserError(f"holds no model; {remedy}", path=folder)
