@@ -4,8 +4,6 @@ import json
 from dataclasses import dataclass
 from typing import Any, NoReturn, Self
 
-from stepjepa.base.errors import shown
-
 JsonObject = dict[str, Any]
 """A JSON object, as ``json.loads`` returns it: records, rows of files, ``run.json``, summaries."""
 
@@ -16,7 +14,8 @@ class RepeatedKeyError(ValueError):
     """An object of a JSON text has a key twice."""
 
     def __init__(self, key: str) -> None:
-        super().__init__(f"has the key {shown(key)} twice in one object; keep one of the two")
+        name = json.dumps(key, ensure_ascii=False)[1:61].removesuffix('"')
+        super().__init__(f"has the key '{name}' twice in one object; keep one of the two")
 
 
 class WrittenFloat(float):
