@@ -35,3 +35,12 @@ def test_a_request_raises_so_that_unfinished_work_is_cleaned_up() -> None:
             cleaned.append(True)
     assert cleaned
     assert stop.value.number == signal.SIGTERM
+
+
+def test_a_handler_that_python_did_not_install_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = list[int]()
+    monkeypatch.setattr("stepjepa.base.signals.signal.getsignal", lambda number: None)
+    monkeypatch.setattr("stepjepa.base.signals.signal.signal", lambda number, handler: installed.append(number))
+    with Interruptions():
+        pass
+    assert not installed

@@ -53,8 +53,9 @@ class Interruptions:
         # Python allows signal handlers to be set in the main thread only.
         main = threading.current_thread() is threading.main_thread()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            # Keep a signal ignored that is ignored already, such as SIGHUP under nohup.
-            if main and signal.getsignal(number) is not signal.SIG_IGN:
+            # Keep a signal ignored that is ignored already, such as SIGHUP under nohup. A handler that another
+            # language has installed is None here: Python could replace it, but not restore it.
+            if main and signal.getsignal(number) not in (signal.SIG_IGN, None):
                 self._before[number] = signal.signal(number, self._note)
         return self
 

@@ -129,14 +129,7 @@ def _expected(hint: object, about: Mapping[str, object]) -> str:
         return f"one of {', '.join(map(str, get_args(hint)))}"
     if hint is int and "least" in about:
         return f"a whole number of at least {about['least']}"
-    simple: dict[object, str] = {
-        str: "a text",
-        int: "a whole number",
-        float: "a number",
-        bool: "true or false",
-        list: "a list",
-    }
-    return simple.get(get_origin(hint) or hint, "an object")
+    return _WORDS.get(get_origin(hint) or hint, "an object")
 
 
 def _without_none(hint: object) -> tuple[Any, bool]:
