@@ -2,6 +2,7 @@
 
 import copy
 import math
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,30 @@ def test_one_callback_prints_and_only_experts_may_be_unused(
     assert [each for each in result if issubclass(each, PrinterCallback | ProgressCallback)] == [BarCallback] * bar
     # What DDP looks for in every step: weights that take no part in it.
     assert trainer.args.ddp_find_unused_parameters is looks
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_evaluation_leaves_every_module_in_its_mode(
+    fails: bool, tiny_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = JepaTrainer(
+        tiny.make_model("llama"),
+        tiny.arguments(tmp_path),
+        JepaConfig(),
+        train_dataset=tiny.records(),
+        eval_dataset=tiny.records(),
+        processing_class=tiny_tokenizer,
+        answer_scores=lambda model, rank, world: {"exact": float(model.training), "answers": 3.0},
+    )
+    trainer.model.train()
+    trainer.model.model.layers[1].eval()
+    modes = {name: module.training for name, module in trainer.model.named_modules()}
+    assert 1 < sum(modes.values()) < len(modes)
+    if fails:
+        monkeypatch.setattr("stepjepa.training.held_out.jepa_loss", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError) if fails else nullcontext():
+        assert trainer.evaluate()["eval_answer_exact"] == 0
+    assert {name: module.training for name, module in trainer.model.named_modules()} == modes
 
 
 def test_losses_that_compare_pairs_do_not_sort_their_negatives_by_length(tiny_tokenizer: Any, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 
 from stepjepa.batch.collate import Collator
 from stepjepa.batch.dataset import Prepared, StepSampler
+from stepjepa.models.architecture import evaluating
 from stepjepa.objectives.monitors import MetricWindow
 from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.objectives.term import Context
@@ -37,16 +38,13 @@ def measure(trainer: MeasuringTrainer, prepared: Prepared) -> tuple[dict[str, fl
     Returns the metrics, the same on every process, and the number of records.
     """
     objective, size = trainer.objective, trainer.args.per_device_eval_batch_size
-    model, context = (
-        trainer.model_wrapped if trainer.is_fsdp_enabled else trainer.model,
-        trainer.context(training=False),
-    )
+    model = trainer.model_wrapped if trainer.is_fsdp_enabled else trainer.model
+    context = trainer.context(training=False)
     rank, together = trainer.accelerator.process_index, size * trainer.accelerator.num_processes
     keys = list(StepSampler(prepared.dataset.lengths, together, strategy="sequential", multiple=together))
     # Every process runs the same number of batches, empty ones if need be: FSDP waits for all of them.
     batches = [keys[at : at + size] for at in range(rank * size, len(keys), together)]
     window = MetricWindow()
-    model.eval()
     loader = DataLoader(
         prepared.dataset,
         batch_sampler=batches,
@@ -54,15 +52,15 @@ def measure(trainer: MeasuringTrainer, prepared: Prepared) -> tuple[dict[str, fl
         num_workers=trainer.args.dataloader_num_workers,
         pin_memory=trainer.args.dataloader_pin_memory,
     )
-    for batch in loader:
-        # The Trainer wraps the model for mixed precision when training begins, which may be later.
-        with trainer.accelerator.autocast():
-            losses = jepa_loss(model, batch.to(trainer.args.device), objective, context=context)
-        counts = {f"count_{name}": count for name, count in objective.counts([batch]).items()}
-        window.add(**losses.sums, **counts, records=batch.num_records)
-        if len(losses.source):
-            window.add_pairs(losses.source, losses.target)
-    model.train()
+    with evaluating(model):
+        for batch in loader:
+            # The Trainer wraps the model for mixed precision when training begins, which may be later.
+            with trainer.accelerator.autocast():
+                losses = jepa_loss(model, batch.to(trainer.args.device), objective, context=context)
+            counts = {f"count_{name}": count for name, count in objective.counts([batch]).items()}
+            window.add(**losses.sums, **counts, records=batch.num_records)
+            if len(losses.source):
+                window.add_pairs(losses.source, losses.target)
     names = [*objective.names, *(f"count_{name}" for name in objective.names)]
     names += ["records", "matched", "shuffled", "pairs", "crossings"]
     summed = dict(zip(names, trainer.total(window.totals(names)), strict=True))
@@ -76,11 +74,9 @@ def score_answers(trainer: MeasuringTrainer) -> dict[str, float]:
     """Return the mean over all processes of each score of the trainer's ``answer_scores``; empty without it."""
     if trainer.answer_scores is None:
         return {}
-    trainer.model.eval()
     accelerator = trainer.accelerator
-    with accelerator.autocast():
+    with evaluating(trainer.model), accelerator.autocast():
         sums = trainer.answer_scores(trainer.model, accelerator.process_index, accelerator.num_processes)
-    trainer.model.train()
     totals = dict(zip(sums, trainer.total(list(sums.values())), strict=True))
     count = totals.pop("answers")
     return {f"answer_{name}": total / count for name, total in totals.items()}
