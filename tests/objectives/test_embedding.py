@@ -230,6 +230,17 @@ def test_search_is_a_sort_of_all_products(block: int) -> None:
         nearest(queries, vectors, 0)
 
 
+@pytest.mark.parametrize("block", [3, 7, 1000])
+def test_of_equally_near_texts_the_first_are_found(block: int) -> None:
+    vectors = np.ones((101, 13), np.float32)
+    vectors[[5, 17, 90]] = 2
+    queries = np.ones((2, 13), np.float32)
+    queries[1] = 0
+    scores, indices = nearest(queries, vectors, 7, block=block)
+    assert indices.tolist() == [[5, 17, 90, 0, 1, 2, 3], [0, 1, 2, 3, 4, 5, 6]]
+    assert scores.tolist() == [[26.0] * 3 + [13.0] * 4, [0.0] * 7]
+
+
 def test_an_index_finds_distinct_texts(tiny_tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index_module, "BLOCK", 2)
     jepa = Jepa(make_model("llama"), tiny_tokenizer, JepaConfig(predictors=2))
@@ -249,6 +260,8 @@ def test_an_index_finds_distinct_texts(tiny_tokenizer: Any, monkeypatch: pytest.
     record = Record(messages=({"role": "user", "content": "Hm"}, {"role": "assistant", "content": "So"}))
     with pytest.raises(ValueError, match="texts: expected a list of texts to be found, got records"):
         jepa.index([record])
+    with pytest.raises(ValueError, match="raw: an index compares by cosine"):
+        jepa.index(corpus, raw=True)
 
 
 def test_plain_formats_are_embedded_without_a_template(tiny_tokenizer: Any) -> None:

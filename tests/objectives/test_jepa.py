@@ -311,6 +311,18 @@ def test_an_answer_longer_than_the_model_is_refused(tiny_tokenizer: Any) -> None
         jepa.answer("Name a colour", max_new_tokens=500)
 
 
+def test_what_is_no_list_of_questions_is_refused(tiny_tokenizer: Any) -> None:
+    jepa = Jepa(make_model("llama"), tiny_tokenizer, JepaConfig())
+    # Its letters would be answered one by one.
+    with pytest.raises(ValueError, match="questions: expected a list of questions, got one text"):
+        jepa.answers("Name a colour")
+    for system_prompt in ("Add.", None):
+        jepa.system_prompt = system_prompt
+        with pytest.raises(ValueError, match="question: expected a text or messages, got an empty list"):
+            jepa.answer([])
+    assert jepa.answers([]) == []
+
+
 # -- saving and reading back -------------------------------------------------------------------------------------------
 
 

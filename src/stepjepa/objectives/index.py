@@ -9,6 +9,7 @@ from typing import Protocol, Unpack
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from stepjepa.objectives.inputs import EmbedOptions, Inputs, Text, as_inputs
 from stepjepa.views.sequences import Kind
@@ -48,9 +49,10 @@ class TextIndex:
 
     @classmethod
     def of(cls, jepa: Embeds, texts: Inputs, side: Kind = "target", **options: Unpack[EmbedOptions]) -> TextIndex:
-        """Embed a corpus; for the arguments see ``Jepa.index``."""
+        """Embed a corpus; for the arguments see ``Jepa.index``. ValueError for ``raw``, since a search is by cosine."""
+        if options.get("raw"):
+            raise ValueError("raw: an index compares by cosine, so its vectors have length 1; leave raw out")
         chosen, first = distinct(texts)
-        options["raw"] = False
         return cls(jepa, [each.text for each in chosen], first, jepa.embed(chosen, side, **options), side, options)
 
     def search(self, queries: Inputs, k: int = 10) -> list[list[Hit]]:
@@ -106,10 +108,21 @@ def nearest(
     indices = torch.empty((len(queries), 0), dtype=torch.int64)
     for start in range(0, len(vectors), block):
         scores = torch.from_numpy(queries) @ torch.from_numpy(vectors[start : start + block]).T
-        block_best = scores.topk(min(k, scores.shape[1]), dim=1)
-        best, indices = torch.cat([best, block_best.values], 1), torch.cat([indices, block_best.indices + start], 1)
+        block_best, places = _largest(scores, min(k, scores.shape[1]))
+        best, indices = torch.cat([best, block_best], 1), torch.cat([indices, places + start], 1)
         # By score, equal ones by index: sort by index, then stably by score.
         indices, by_index = indices.sort(dim=1)
         best, by_score = best.gather(1, by_index).sort(dim=1, descending=True, stable=True)
         best, indices = best[:, :k], indices.gather(1, by_score)[:, :k]
     return best.numpy(), indices.numpy()
+
+
+def _largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return the ``k`` largest scores of each row of ``[Q, N]`` and their columns, the first of equal ones."""
+    values, places = scores.topk(k, dim=1)
+    # Of scores that equal the smallest of these, topk takes any. Sorting whole rows is slow, so only such rows are.
+    undecided = ((scores >= values[:, -1:]).sum(1) > k).nonzero()[:, 0]
+    if len(undecided):
+        ordered = scores[undecided].sort(dim=1, descending=True, stable=True)
+        values[undecided], places[undecided] = ordered.values[:, :k], ordered.indices[:, :k]
+    return values, places

@@ -389,7 +389,14 @@ class Jepa:
         return self.answers([question], max_new_tokens=max_new_tokens, batch_size=1)[0]
 
     def answers(self, questions: Iterable[Chat], *, max_new_tokens: int = 256, batch_size: int = 16) -> list[str]:
-        """Answer several questions as :meth:`answer` does, ``batch_size`` at a time."""
+        """Answer several questions as :meth:`answer` does, ``batch_size`` at a time.
+
+        Raises:
+            ValueError: a single text in place of a list, or a chat without messages.
+            UserError: see :meth:`answer`.
+        """
+        if isinstance(questions, str):
+            raise ValueError("questions: expected a list of questions, got one text; put it into a list")
         generator = Generator(self.model, self.tokenizer, Sampling(max_new_tokens), plain=self.config.plain)
         prompts = [generator.prompt_ids(self._messages(question)) for question in questions]
         longest = max(map(len, prompts), default=0) + max_new_tokens
@@ -405,6 +412,8 @@ class Jepa:
 
     def _messages(self, chat: Chat) -> list[Message]:
         messages: list[Message] = [{"role": "user", "content": chat}] if isinstance(chat, str) else [*chat]
+        if not messages:
+            raise ValueError("question: expected a text or messages, got an empty list")
         if self.system_prompt and not self.config.plain and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": self.system_prompt})
         return messages
