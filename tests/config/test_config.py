@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from typing import Any
 
@@ -50,11 +51,19 @@ def test_layouts_of_a_mode(mode: Any, name: str) -> None:
         ({"jepa_ratio": 1.1}, "jepa_ratio: expected a share between 0 and 1"),
         ({"step_separator": ""}, "step_separator: expected"),
         ({"front_pred": True, "predictors": 0}, "front_pred needs predictor tokens; set predictors to 1 or more"),
+        ({"terms": ("a:B",)}, "terms: expected {'term': 'module:Class', 'args': {...}} for each, got 'a:B'"),
+        ({"terms": ({"args": {}},)}, "terms: expected {'term': 'module:Class', 'args': {...}} for each, got"),
+        ({"terms": ({"term": "a:B", "weight": 0.1},)}, "for each, got '{'term': 'a:B', 'weight': 0.1}'"),
+        ({"terms": ({"term": "a:B", "args": [0.1]},)}, "for each, got '{'term': 'a:B', 'args': [0.1]}'"),
     ],
 )
 def test_wrong_values_are_named(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=re.escape(message)):
         JepaConfig(**options)
+
+
+def test_a_term_needs_no_arguments() -> None:
+    assert JepaConfig(terms=({"term": "a:B"},)) == JepaConfig(terms=({"term": "a:B", "args": {}},))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Literal
 
-from stepjepa.base.errors import did_you_mean
+from stepjepa.base.errors import did_you_mean, shown
 from stepjepa.base.json_object import JsonObject, parse_json
 from stepjepa.config.option import (
     BELOW_ONE,
@@ -211,8 +211,7 @@ class JepaConfig:
             raise ValueError(fault + remedy)
         if self.predictors is None:
             self.predictors = DEFAULT_PREDICTORS[self.mode]
-        # In JSON it is a list.
-        self.terms = tuple(self.terms)
+        self.terms = tuple(map(_complete_term, self.terms))
         for contradicts, message in self._contradictions():
             if contradicts:
                 raise ValueError(message)
@@ -269,6 +268,14 @@ class JepaConfig:
     def to_dict(self) -> JsonObject:
         """Return all fields, resolved, for the run folder."""
         return asdict(self)
+
+
+def _complete_term(entry: JsonObject) -> JsonObject:
+    """Return an entry of ``terms`` with empty ``args`` where it has none; ``ValueError`` if it is no such entry."""
+    is_entry = isinstance(entry, dict) and isinstance(entry.get("term"), str) and entry.keys() <= {"term", "args"}
+    if not is_entry or not isinstance(entry.get("args", {}), dict):
+        raise ValueError(f"terms: expected {{'term': 'module:Class', 'args': {{...}}}} for each, got {shown(entry)}")
+    return {"term": entry["term"], "args": entry.get("args", {})}
 
 
 def affecting(config: JepaConfig, what: str) -> JsonObject:
