@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -95,6 +97,22 @@ def test_embeddings_are_kept_beside_the_corpus_and_renewed(
     remaining.unlink()
     assert results(folder, capsys, "--no_cache") == again
     assert not remaining.exists()
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOSPC])
+def test_a_folder_that_takes_no_embeddings_is_searched_all_the_same(
+    number: int, folder: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = results(folder, capsys, "--no_cache")
+
+    def full(*_: object) -> NoReturn:
+        raise OSError(number, os.strerror(number), "answers.jsonl")
+
+    monkeypatch.setattr("stepjepa.evaluation.corpus.atomic_write", full)
+    assert search(folder, "--query", *QUERIES, "--json") == 0
+    written = capsys.readouterr()
+    assert json.loads(written.out)["results"] == expected
+    assert f"can't be written ({os.strerror(number)}), so that the corpus is embedded anew each time" in written.err
 
 
 @pytest.mark.parametrize("content", [b"mine", b""])

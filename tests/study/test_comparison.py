@@ -350,3 +350,8 @@ def test_a_table_has_answers_that_were_made_alike(runs):
     assert [row["accuracy"] for row in report(runs[:2])] == [0.25, 0.375]
     with pytest.raises(UserError, match="max new tokens is 32 instead of 16"):
         report(runs[:3])
+
+
+def test_no_runs_are_refused():
+    with pytest.raises(ValueError, match="runs: expected run folders to compare, got none"):
+        compare([])

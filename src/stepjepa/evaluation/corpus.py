@@ -106,8 +106,8 @@ def corpus_index(
     try:
         with atomic_write(file, "wb") as stream:
             stream.write(save({"vectors": index.vectors}, {"format": FORMAT, "fingerprint": digest}))
-    except PermissionError:
-        note(f"{file} can't be written, so that the corpus is embedded anew each time")
+    except OSError as error:  # a folder that may not be written to, a disk that is full or mounted read-only
+        note(f"{file} can't be written ({error.strerror or error}), so that the corpus is embedded anew each time")
     return index
 
 

@@ -63,7 +63,7 @@ def describe_readout(readout: Mapping[str, object]) -> str:
 
 
 def describe_trained_on(shares: Mapping[str, float] | None) -> str | None:
-    """State the share of test prompts that was trained on (see ``data.prompts``); None if zero or unknown."""
+    """State the share of test prompts that was trained on (see ``store.prompts``); None if zero or unknown."""
     if not shares or not shares["normalised"]:
         return None
     exact, others = shares["exact"], shares["normalised"]

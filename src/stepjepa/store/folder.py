@@ -22,7 +22,7 @@ CONFIG_FILE = "run.yaml"
 METRICS_FILE = "metrics.jsonl"
 CARD_FILE = "README.md"
 PROMPTS_FILE = "trained_prompts.json"
-"""File of the sorted hashes of the training prompts; see ``data.prompts``."""
+"""File of the sorted hashes of the training prompts; see ``store.prompts``."""
 
 CHECKSUMS_FILE = "checksums.json"
 """File in a checkpoint or run folder: SHA-256 of each file that was saved with it."""

@@ -134,12 +134,15 @@ def compare(
 
     Raises:
         UserError: a folder holds no evaluated run, or the runs can't be compared.
+        ValueError: there are no runs, or ``tails`` is another text.
 
     Example:
         >>> stepjepa.compare(["runs/regular-3", "runs/step-3", "runs/regular-5", "runs/step-5"]).verdict
     """
     if tails not in TAILS:
         raise ValueError(f"tails: expected one of {', '.join(TAILS)}, got '{tails}'")
+    if not runs:
+        raise ValueError("runs: expected run folders to compare, got none")
     places = _places(runs)
     evaluated = [read_evaluated_run(place.folder, evaluation) for place in places]
     check_comparable(evaluated)
