@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import hashlib
 import pickle
 from dataclasses import replace
@@ -17,14 +18,14 @@ import tiny
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import write_jsonl
 from stepjepa.batch import prepare as module
-from stepjepa.batch.dataset import Prepared, SampleKey
+from stepjepa.batch.dataset import Prepared, SampleKey, count_tokens
 from stepjepa.batch.prepare import prepare
 from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.chat.tokens import all_predictor_ids
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.views.layouts import LAYOUTS, Layout
-from stepjepa.views.sequences import TokenizedRecord
+from stepjepa.views.sequences import SampledRecord, TokenizedRecord, common_prefix
 
 STEPS = JepaConfig(mode="step-jepa")
 
@@ -64,6 +65,26 @@ def test_every_door_leads_to_the_same_tokens(config: JepaConfig, trained_tokeniz
         assert prepared.tokens["main"] == sum(len(ids) for ids, *_ in wanted) == prepared.dataset.lengths.sum()
 
 
+@pytest.mark.parametrize("options", [{}, {"front_pred": True}, {"reverse_pred": True}], ids=str)
+@pytest.mark.parametrize("base", [JepaConfig(), JepaConfig(layout="branched"), replace(STEPS, pairs="all")])
+def test_tokens_of_views_are_those_that_the_layout_adds(
+    base: JepaConfig, options: dict[str, bool], trained_tokenizer: Any
+) -> None:
+    config = replace(base, predictors=3, max_length=4096, **options)
+    made = tiny.tokenized(trained_tokenizer, config)
+    added = 0
+    for record in made:
+        main, *others = tiny.collator(trained_tokenizer, config).sequences(SampledRecord(record))
+        for sequence in others:
+            (readout,) = sequence.readouts
+            is_first = (readout.kind == "source") != config.reverse_pred
+            pair = record.pairs[readout.pair]
+            in_main = (pair.first if is_first else pair.second).in_main
+            added += len(sequence) - (common_prefix(sequence.ids, main.ids) if in_main else 0)
+    assert added > 0
+    assert count_tokens(made, config)["all"] == sum(len(record.ids) for record in made) + added
+
+
 def test_useless_data_is_refused(trained_tokenizer: Any) -> None:
     with pytest.raises(UserError, match="an object with the keys train, test; pass one of them"):
         prepare({"train": [], "test": []}, trained_tokenizer, STEPS)
@@ -74,6 +95,19 @@ def test_useless_data_is_refused(trained_tokenizer: Any) -> None:
 
 
 # -- looking up --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_the_garbage_collector_is_left_as_it_was(collects: bool, trained_tokenizer: Any) -> None:
+    try:
+        (gc.enable if collects else gc.disable)()
+        prepare(dicts(), trained_tokenizer, STEPS)
+        assert gc.isenabled() == collects
+        with pytest.raises(UserError, match="more than max_length 7"):
+            prepare(dicts(), trained_tokenizer, replace(STEPS, max_length=7))
+        assert gc.isenabled() == collects
+    finally:
+        gc.enable()
 
 
 def test_items_are_looked_up_by_key(trained_tokenizer: Any, monkeypatch: Any) -> None:

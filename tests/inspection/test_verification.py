@@ -90,10 +90,10 @@ def test_a_step_that_sees_what_is_before_it_fails(tiny_tokenizer: Any, monkeypat
 
 @pytest.mark.usefixtures("tokens_cost_most")
 def test_a_segment_that_sees_what_is_before_it_fails(tiny_tokenizer: Any, monkeypatch: Any) -> None:
-    def not_isolated(place: int, path: Any, shared: int, _start: Any) -> Any:
-        return segments.added_segments(place, path, shared, None)
+    def not_isolated(before: Any, place: int, path: Any, shared: int, _start: Any) -> None:
+        segments.add_segments(before, place, path, shared, None)
 
-    monkeypatch.setattr("stepjepa.batch.pack.added_segments", not_isolated)
+    monkeypatch.setattr("stepjepa.batch.pack.add_segments", not_isolated)
     result = results(tiny.make_model("llama"), tiny_tokenizer, CONFIGS["inplace"])
     assert not result["batch against separate passes"]["passed"]
 

@@ -18,7 +18,7 @@ from stepjepa.batch.groups import prompt_groups
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.summary import RecordSummary
 from stepjepa.views.layouts import LAYOUTS
-from stepjepa.views.sequences import Ids, Numbers, Pair, SampledRecord, TokenizedRecord, View
+from stepjepa.views.sequences import Ids, Numbers, Pair, SampledRecord, TokenizedRecord, View, common_prefix
 
 # -- the order of records ----------------------------------------------------------------------------------------------
 
@@ -258,29 +258,33 @@ def count_tokens(records: Iterable[TokenizedRecord], config: JepaConfig) -> dict
         for text in record.texts:
             counts["main"] += len(text.ids)
             counts["turns"] += sum(_turn_lengths(text)) if config.labels == "assistant" else len(text.ids)
-            for pair in text.pairs:
-                source, target = pair[::-1] if config.reverse_pred else pair
-                counts["all"] += source.end if not source.in_main else (config.predictors or 0)
-                if not target.in_main:
-                    counts["all"] += target.end
-                elif not (changes_text or config.reverse_pred):
-                    counts["all"] += target.end - target.start
-    counts["all"] += counts["main"]
+            counts["all"] += len(text.ids) + sum(_view_tokens(pair, config, changes_text) for pair in text.pairs)
     return counts
+
+
+def _view_tokens(pair: Pair, config: JepaConfig, changes_text: bool) -> int:
+    """Count the tokens that a pair's views add to their main text; ``changes_text`` is that of the layout."""
+    source, target = pair[::-1] if config.reverse_pred else pair
+    predictors = config.predictors or 0
+    if not source.in_main:
+        count = source.end
+    elif config.reverse_pred or (config.front_pred and predictors):
+        # The second view by itself, or the first one once more behind predictor tokens.
+        count = predictors + source.end - source.start
+    else:
+        count = predictors
+    if not target.in_main:
+        return count + target.end
+    # The first view as a target is read in the main text, and so is the second one of a layout that changes the text.
+    return count if config.reverse_pred or changes_text else count + target.end - target.start
 
 
 def _distinct_tokens(record: TokenizedRecord) -> int:
     """Count the tokens of a record's main texts as a prefix tree."""
     count = len(record.ids)
     for number, text in enumerate(record.texts[1:], start=1):
-        count += len(text.ids) - max(_common_prefix(text.ids, before.ids) for before in record.texts[:number])
+        count += len(text.ids) - max(common_prefix(text.ids, before.ids) for before in record.texts[:number])
     return count
-
-
-def _common_prefix(first: Ids, second: Ids) -> int:
-    shorter = min(len(first), len(second))
-    different = np.flatnonzero(first[:shorter] != second[:shorter])
-    return int(different[0]) if len(different) else shorter
 
 
 def _turn_lengths(text: TokenizedRecord) -> list[int]:

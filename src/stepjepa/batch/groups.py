@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from stepjepa.views.sequences import Ids, Numbers
+from stepjepa.views.sequences import Ids, Numbers, common_prefix
 
 LONG_BEGINNING = 0.5
 """Share of a prompt that two records must have in common to be in one group."""
@@ -31,19 +31,12 @@ def prompt_groups(prompts: Sequence[Ids]) -> Numbers:
     # Big-endian, so that bytes compare as the tokens do.
     texts = [prompt.astype(">i4").tobytes() for prompt in prompts]
     order = sorted(range(len(texts)), key=texts.__getitem__)
-    common = _shared(prompts[order[0]], prompts[order[-1]])
+    common = common_prefix(prompts[order[0]], prompts[order[-1]])
     begins = np.zeros(len(order), np.int64)
     for place, (before, own) in enumerate(pairwise(order), start=1):
         longer = max(len(prompts[before]), len(prompts[own]))
-        shared = _shared(prompts[before], prompts[own])
+        shared = common_prefix(prompts[before], prompts[own])
         begins[place] = shared - common < LONG_BEGINNING * (longer - common)
     groups = np.empty(len(order), np.int64)
     groups[order] = np.cumsum(begins)
     return groups
-
-
-def _shared(first: Ids, second: Ids) -> int:
-    """Return the length of the longest common beginning."""
-    size = min(len(first), len(second))
-    differs = first[:size] != second[:size]
-    return int(differs.argmax()) if differs.any() else size

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from stepjepa.batch.costs import Costs
 from stepjepa.batch.cutting import balanced_cut, cheapest_parts
 from stepjepa.batch.mask import Kernel
-from stepjepa.batch.segments import Segments, added_segments, cheapest_calls
-from stepjepa.views.sequences import Numbers, TokenSequence
+from stepjepa.batch.segments import Segment, Segments, add_segments, cheapest_calls
+from stepjepa.views.sequences import Numbers, TokenSequence, common_prefix
 
 WORTH_GATHERING = 0.05
 """Share of the tokens that one variable-length call must save by sharing: gathering keys costs a GPU as much."""
@@ -204,7 +204,7 @@ class _Sorted:
         # Padding is causal text of its own, so that every query has a key: its subtrees end with the row.
         ids, positions, start, end = (np.full(cells, value) for value in (self._pad_id, 0, 0, width))
         path = np.empty(int(self.lengths.max()), np.int64)  # flat positions of the latest sequence
-        segments: list[tuple[int, int, Numbers]] = []
+        segments: list[Segment] = []
         for number, (first, last) in enumerate(rows):
             place = begin = number * width
             before = 0
@@ -219,21 +219,15 @@ class _Sorted:
                     start[places] = path[sequence.start[shared:]] - begin
                 self._paths[self._order[index]] = path[:length] + self._cells
                 if by_segments:
-                    own_path = path[:length].copy()
-                    if shared and sequence.start is None and path[shared - 1] == place - 1:
-                        # The sequence continues the one before.
-                        begun, size, _ = segments.pop()
-                        segments.append((begun, size + length - shared, own_path))
-                    else:
-                        segments += added_segments(place, own_path, shared, sequence.start)
+                    add_segments(segments, place, path[:length].copy(), shared, sequence.start)
                 place, before = place + length - shared, length
             end[path[:before]] = place - begin
         self._cells += cells
         shape, branches = (-1, width), any(self.is_masked(*row) for row in rows)
         ids, positions = ids.reshape(shape), positions.reshape(shape)
         trees = start.reshape(shape), end.reshape(shape)
-        result = Segments.of(segments) if by_segments and branches else None
-        return Rows(ids, positions, *trees, self._paths, sizes, branches, result)
+        table = Segments.of(segments) if by_segments and branches else None
+        return Rows(ids, positions, *trees, self._paths, sizes, branches, table)
 
 
 def _sorted(sequences: Sequence[TokenSequence], groups: Sequence[int] | None) -> tuple[list[int], Numbers]:
@@ -250,9 +244,7 @@ def _sorted(sequences: Sequence[TokenSequence], groups: Sequence[int] | None) ->
     shared = np.zeros(len(keys), np.int64)
     for place, (before, own) in enumerate(pairwise(order), start=1):
         if group[before] == group[own]:
-            size = min(len(keys[before]), len(keys[own]))
-            differs = keys[before][:size] != keys[own][:size]
-            shared[place] = int(differs.argmax()) if differs.any() else size
+            shared[place] = common_prefix(keys[before], keys[own])
     return order, shared
 
 

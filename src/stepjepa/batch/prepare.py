@@ -7,8 +7,8 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from importlib.metadata import version
 from itertools import chain, islice
@@ -50,73 +50,124 @@ def prepare(
     cache_dir: CacheDir = False,
     say: Callable[[str], None] = print,
 ) -> Prepared:
-    """Tokenise records, or read their tokens from the cache.
+    """Tokenise records, or read their tokens from the cache; of several processes the main one writes it.
 
-    A ``datasets.Dataset`` is read row by row. ``what`` names the data on the progress bar and in messages, ``views``
-    gives the pairs of views instead of the mode (LLM-JEPA only). Of several processes the main one writes the cache.
-    UserError if a record is wrong, none is left, or a mode with views finds no pair at all.
+    Args:
+        data: records, a file name, or a ``datasets.Dataset``, which is read row by row.
+        tokenizer: fast, with the predictor tokens of ``config``.
+        config: mode, layout and length of the records.
+        what: the data's name on the progress bar and in messages.
+        views: gives the pairs of views of a record, instead of the mode; for LLM-JEPA alone.
+        cache_dir: see :data:`CacheDir`.
+        say: called with one line on the use of the cache.
+
+    Raises:
+        ValueError: ``views`` in another mode.
+        UserError: a record is wrong, none is left, or a mode with views finds no pair at all.
     """
     if views is not None and config.mode != "llm-jepa":
         raise ValueError(f"views: expected mode 'llm-jepa', got '{config.mode}', which finds its views itself")
-    rows, read = _without_memory(data), Summariser()
-    if views is not None:
-        rows = Spooled(replace(record, views=tuple(views(record))) for record in as_records(rows))
-
-    def records() -> Iterator[Record]:
-        nonlocal read
-        read = Summariser()
-        return read.reading(as_records(rows))
-
-    def make(file: Path | None) -> Prepared:
-        """Tokenise all records into a file, or into memory without one."""
-        record_tokenizer, tokens, waiting = RecordTokenizer(tokenizer, config), Counter(all=0, main=0), records()
-        opened: Any = nullcontext(pa.BufferOutputStream()) if file is None else atomic_write(file, "wb")
-        gc.disable()  # tokenising makes no cyclic garbage, and the search for it takes a third of the time
-        try:
-            with opened as sink, pa.ipc.new_stream(sink, SCHEMA) as writer:
-                for _ in tqdm(range(0, len(rows), BLOCK), f"prepare {what}", disable=None):
-                    block = record_tokenizer.tokenize(islice(waiting, BLOCK))
-                    tokens.update(count_tokens(block, config))
-                    columns = [[each.length for each in block], list(map(flattened, block))]
-                    writer.write_table(pa.table(columns, schema=SCHEMA))
-                where, counts = read.source if len(rows) else what, record_tokenizer.counts
-                if not counts["records"]:
-                    fault = f"none of the {counts['skipped']} records can be trained on; check `max_length`"
-                    raise UserError(fault, path=where)
-                if config.uses_views and not counts["pairs"]:
-                    remedy = "check `step_separator` and `max_length`, or use `regular`"
-                    raise UserError(f"none of the {counts['records']} records has a pair; {remedy}", path=where)
-        finally:
-            gc.enable()
-        dataset = TokenizedDataset(sink.getvalue() if file is None else str(file))
-        template = record_tokenizer.describe()
-        return Prepared(
-            dataset, {name: counts[name] for name in COUNTS}, dict(tokens), template, read.source, read.summary
-        )
-
+    records = _Records(data, views, what)
     if cache_dir is False:
-        return make(None)
+        return _tokenized(records, tokenizer, config)
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stepjepa"
-    file = Path(cache_dir or folder) / f"prepared-{fingerprint(records(), tokenizer, config)}.arrow"
-    try:
-        # The description is written last: without it the table counts as incomplete.
-        about = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
-        if about.pop("sha256") != _checksum(file, about):
-            raise ValueError("the checksum differs")
-        cached = Prepared(TokenizedDataset(str(file)), **about, source=read.source, summary=read.summary)
+    file = Path(cache_dir or folder) / f"prepared-{fingerprint(records, tokenizer, config)}.arrow"
+    if (cached := _read_cache(file, records)) is not None:
         say(f"cache: {what} as prepared before, from {file} (`no_cache` prepares anew)")
         return cached
-    except (OSError, ValueError, TypeError, LookupError):
-        pass
     if is_main_process():
         try:
-            prepared = make(file)
-            about = {"counts": prepared.counts, "tokens": prepared.tokens, "template": prepared.template}
-            write_json(file.with_suffix(".json"), {**about, "sha256": _checksum(file, about)})
+            prepared = _tokenized(records, tokenizer, config, file)
+            _complete_cache(file, prepared)
             return prepared
         except OSError as error:
             say(f"cache: nothing stored ({error}); `cache_dir` names another folder, `no_cache` does without")
-    return make(None)
+    return _tokenized(records, tokenizer, config)
+
+
+class _Records(Iterable[Record]):
+    """The records to prepare, which can be read any number of times.
+
+    Attributes:
+        what: their name on the progress bar and in messages.
+        latest: the summary of the records as they were read the last time.
+    """
+
+    def __init__(self, data: Data, views: Views | None, what: str) -> None:
+        self._rows, self.what, self.latest = _without_memory(data), what, Summariser()
+        if views is not None:
+            self._rows = Spooled(replace(record, views=tuple(views(record))) for record in as_records(self._rows))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[Record]:
+        self.latest = Summariser()
+        return self.latest.reading(as_records(self._rows))
+
+
+def _tokenized(
+    records: _Records, tokenizer: PreTrainedTokenizerBase, config: JepaConfig, file: Path | None = None
+) -> Prepared:
+    """Tokenise all records into a file, or into memory without one; ``UserError`` if none of them can be trained on."""
+    record_tokenizer, tokens, waiting = RecordTokenizer(tokenizer, config), Counter(all=0, main=0), iter(records)
+    opened: Any = nullcontext(pa.BufferOutputStream()) if file is None else atomic_write(file, "wb")
+    with _without_garbage_collection(), opened as sink, pa.ipc.new_stream(sink, SCHEMA) as writer:
+        for _ in tqdm(range(0, len(records), BLOCK), f"prepare {records.what}", disable=None):
+            block = record_tokenizer.tokenize(islice(waiting, BLOCK))
+            tokens.update(count_tokens(block, config))
+            columns = [[each.length for each in block], list(map(flattened, block))]
+            writer.write_table(pa.table(columns, schema=SCHEMA))
+        # Inside the block, so that no file of unusable records is stored.
+        _check_usable(record_tokenizer.counts, config, records.latest.source if len(records) else records.what)
+    return Prepared(
+        TokenizedDataset(sink.getvalue() if file is None else str(file)),
+        counts={name: record_tokenizer.counts[name] for name in COUNTS},
+        tokens=dict(tokens),
+        template=record_tokenizer.describe(),
+        source=records.latest.source,
+        summary=records.latest.summary,
+    )
+
+
+def _check_usable(counts: Mapping[str, int], config: JepaConfig, path: str) -> None:
+    """Raise ``UserError`` if no record is left, or no record has a pair in a mode with views."""
+    if not counts["records"]:
+        fault = f"none of the {counts['skipped']} records can be trained on; check `max_length`"
+        raise UserError(fault, path=path)
+    if config.uses_views and not counts["pairs"]:
+        remedy = "check `step_separator` and `max_length`, or use `regular`"
+        raise UserError(f"none of the {counts['records']} records has a pair; {remedy}", path=path)
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Pause the search for cyclic garbage: tokenising makes none, and the search would take a third of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _read_cache(file: Path, records: _Records) -> Prepared | None:
+    """Return the records that a cached table holds; None if there is none, or if it is incomplete or damaged."""
+    try:
+        about = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
+        if about.pop("sha256") != _checksum(file, about):
+            return None
+        read = records.latest
+        return Prepared(TokenizedDataset(str(file)), **about, source=read.source, summary=read.summary)
+    except (OSError, ValueError, TypeError, LookupError, AttributeError):
+        return None
+
+
+def _complete_cache(file: Path, prepared: Prepared) -> None:
+    """Write the description of a cached table, with a checksum of both: without it the table counts as incomplete."""
+    about = {"counts": prepared.counts, "tokens": prepared.tokens, "template": prepared.template}
+    write_json(file.with_suffix(".json"), {**about, "sha256": _checksum(file, about)})
 
 
 def _without_memory(data: Data) -> Any:

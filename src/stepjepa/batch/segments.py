@@ -21,6 +21,9 @@ from stepjepa.batch.cutting import cheapest_parts
 from stepjepa.batch.mask import Calls, CallShape, Ragged
 from stepjepa.views.sequences import Ids, Numbers
 
+Segment = tuple[int, int, Numbers]
+"""The first column, the number of tokens and the path of a segment: columns of all that its last token sees."""
+
 
 class Segments(NamedTuple):
     """The S segments of one row, in preorder; together they have every token of the row once."""
@@ -31,28 +34,34 @@ class Segments(NamedTuple):
     paths: list[Numbers]  # [keys] columns of these, in order; the segment's own are the last ones
 
     @classmethod
-    def of(cls, parts: list[tuple[int, int, Numbers]]) -> Segments:
-        """Make the table of a list of segments, each (first column, number of tokens, path)."""
+    def of(cls, parts: list[Segment]) -> Segments:
+        """Make the table of a list of segments."""
         first, queries, paths = zip(*parts, strict=True)
         return cls(np.array(first), np.array(queries), np.array([*map(len, paths)]), list(paths))
 
 
-def added_segments(place: int, path: Numbers, shared: int, start: Ids | None) -> list[tuple[int, int, Numbers]]:
-    """Return the segments that a sequence adds to a row: one, or one for each run of tokens with the same start.
+def add_segments(segments: list[Segment], place: int, path: Numbers, shared: int, start: Ids | None) -> None:
+    """Add the segments of the next sequence of a row: one, or one for each run of tokens with the same start.
+
+    A sequence that continues the one before it lengthens that one's segment.
 
     Args:
+        segments: those of the sequences before it in the row; changed in place.
         place: column of the first token that it adds.
         path: ``[N]`` columns of all its tokens.
         shared: number of tokens that it shares with sequences before it.
         start: ``[N]`` index into the sequence of the first token that each token sees; None for the very first.
     """
-    if shared == len(path):
-        return []
-    if start is None or not start[shared:].any():
-        return [(place, len(path) - shared, path)]
-    changes = np.flatnonzero(np.diff(start[shared:])) + 1 + shared
-    bounds = [shared, *changes.tolist(), len(path)]
-    return [(place + a - shared, b - a, path[int(start[a]) : b]) for a, b in pairwise(bounds)]
+    added = len(path) - shared
+    if shared and start is None and path[shared - 1] == place - 1:
+        first, size, _ = segments.pop()
+        segments.append((first, size + added, path))
+    elif added and (start is None or not start[shared:].any()):
+        segments.append((place, added, path))
+    elif added and start is not None:
+        changes = np.flatnonzero(np.diff(start[shared:])) + 1 + shared
+        bounds = [shared, *changes.tolist(), len(path)]
+        segments += [(place + a - shared, b - a, path[int(start[a]) : b]) for a, b in pairwise(bounds)]
 
 
 # -- On a CPU: few calls, each of segments of like size ----------------------------------------------------------------

@@ -103,6 +103,19 @@ class _Text:
     def begins(self, ids: Ids) -> bool:
         return bool(np.array_equal(self.ids, ids[: len(self.ids)]))
 
+    def extend(self, ids: Ids, labels: Ids, prompt: Ids) -> None:
+        """Add a turn that begins with this text: its tokens, labels and prompt labels."""
+        self.ids = ids
+        self.labels.append(labels)
+        self.prompt.append(prompt)
+
+
+class _Placed(NamedTuple):
+    """The main text that a turn is a part of, and the number of tokens up to the turn's end."""
+
+    text: _Text
+    length: int
+
 
 class RecordTokenizer:
     """Tokenises records for one configuration.
@@ -249,7 +262,8 @@ class RecordTokenizer:
         A source's predictors are added to the text before it is tokenised. Added to the tokens, they could end up
         behind a token that joins content and template, such as OLMo-2's ``?`` with the line end.
         """
-        is_source, front = place == self.config.reverse_pred, self.config.front_pred
+        # The second view is the source where it predicts the first one.
+        is_source, front = place == (1 if self.config.reverse_pred else 0), self.config.front_pred
         added = self._predictor_text if is_source else ""
         alone = self.template.render_alone(role, added + content if front else content + added)
         start, end = alone.spans[0]
@@ -265,16 +279,53 @@ class RecordTokenizer:
         written: Sequence[PairText],
         encoded: Mapping[Turn | Rendered, Tokens],
     ) -> TokenizedRecord | None:
-        """Make the tokenised record of its rendered turns and pairs; None if it is left out for its length."""
+        """Make the tokenised record of its rendered turns and pairs; None if it is left out for its length.
+
+        Args:
+            record: as read, for messages.
+            turns: its turns as text.
+            tokens: the same as tokens.
+            written: its pairs of views as text.
+            encoded: the tokens of each view that is rendered alone, by its text.
+        """
+        texts, placed = self._join_turns(record, turns, tokens)
+        if not texts:
+            self.counts["skipped"] += 1
+            return None
+        self.counts["turns"] += len(placed)
+        self.counts["turns skipped"] += len(turns) - len(placed)
+        for pair in written:
+            if pair.turn in placed:
+                self._locate_pair(pair, placed[pair.turn], tokens[pair.turn].tokens, encoded)
+            else:
+                self.counts["pairs cut by truncation"] += 1
+        pairs = sum(len(text.pairs) for text in texts)
+        if self.config.uses_views and not pairs:
+            self._note_without_pair(record, written)
+        self.counts["records"] += 1
+        self.counts["pairs"] += pairs
+        self.counts["messages behind the last answer"] += record.dropped
+        main, *further = (
+            TokenizedRecord(text.ids, _joined(text.labels), _joined(text.prompt), tuple(text.pairs), record.line)
+            for text in texts
+        )
+        return replace(main, further=tuple(further)) if further else main
+
+    def _join_turns(
+        self, record: Record, turns: Sequence[Turn], tokens: Sequence[TurnTokens]
+    ) -> tuple[list[_Text], dict[int, _Placed]]:
+        """Join the turns of a record to main texts, and count them.
+
+        Returns the texts, and the place of each turn that is trained, by the turn's number.
+        """
         config, counts = self.config, self.counts
         texts: list[_Text] = []
-        belongs: dict[int, tuple[_Text, int]] = {}  # turn -> its text, and the turn's length in it
+        placed: dict[int, _Placed] = {}
         too_long = [self._too_long(record, each) for each in tokens]
         counts["over length"] += any(too_long)
         counts["truncated"] += any(too_long) and config.over_length == "truncate"
         for number, (turn, (encoding, answer, is_apart, special)) in enumerate(zip(turns, tokens, strict=True)):
             ids = encoding.ids[: config.max_length]
-            prompt_spans = [turn.spans[place] for place in self._prompting_messages(record, turn)]
             labels = self._labels(ids, answer)
             # Only truncation can leave no labels: an empty answer is an error when the file is read.
             if not len(labels) or (too_long[number] and config.over_length == "skip"):
@@ -282,57 +333,47 @@ class RecordTokenizer:
             self._check_stop_tokens(record, encoding.ids[answer:])
             if not (texts and texts[-1].begins(ids)):
                 texts.append(_Text(ids))
-            text = texts[-1]
-            text.ids = ids
-            text.labels.append(labels)
-            ranges = [(encoding.first_overlapping(start), encoding.first_from(end)) for start, end in prompt_spans]
-            text.prompt.append(
-                _before([each for each, span in zip(ranges, prompt_spans, strict=True) if span[0] < span[1]], len(ids))
-            )
-            belongs[number] = text, len(ids)
+            texts[-1].extend(ids, labels, self._prompt_labels(record, turn, encoding, len(ids)))
+            placed[number] = _Placed(texts[-1], len(ids))
             spans = [span for span in turn.spans if span[0] < span[1]]
             counts["answers tokenised apart"] += is_apart
             counts["turns that spell special tokens"] += overlap(special, [*spans, *turn.own])
-        if not texts:
-            counts["skipped"] += 1
-            return None
-        counts["turns"] += len(belongs)
-        counts["turns skipped"] += len(turns) - len(belongs)
-        for pair in written:
-            if pair.turn not in belongs:
-                counts["pairs cut by truncation"] += 1
-                continue
-            text, length = belongs[pair.turn]
-            encoding = tokens[pair.turn].tokens
-            views = Pair(
-                *(view.located(encoding if view.in_main else encoded[view.text], text.ids) for view in pair[1:])
-            )
-            # The text of a source may end in predictor tokens, which may be cut.
-            ends = [view.end - view.predictors for view in views]
-            limits = [length if view.in_main else config.max_length for view in views]
-            cut = any(end > limit for end, limit in zip(ends, limits, strict=True))
-            counts["pairs cut by truncation"] += cut
-            if not cut and all(end > view.start for end, view in zip(ends, views, strict=True)):
-                text.pairs.append(views)
-        pairs = sum(len(text.pairs) for text in texts)
-        if config.uses_views and not pairs:
-            if config.require_pairs:
-                raise UserError(
-                    "the record has no usable pair of views (fewer than two steps, an empty view, or cut by "
-                    "truncation); check `step_separator` and `max_length`, or leave `require_pairs` out",
-                    path=record.path,
-                    line=record.line,
-                )
-            counts["without a pair"] += 1
-            self._without_pair[self._why_no_pair(record, written)] += 1
-        counts["records"] += 1
-        counts["pairs"] += pairs
-        counts["messages behind the last answer"] += record.dropped
-        main, *further = (
-            TokenizedRecord(text.ids, _joined(text.labels), _joined(text.prompt), tuple(text.pairs), record.line)
-            for text in texts
+        return texts, placed
+
+    def _prompt_labels(self, record: Record, turn: Turn, encoding: Tokens, length: int) -> Ids:
+        """Return the positions that predict a token of the user messages before a turn, among ``length`` tokens."""
+        spans = [turn.spans[place] for place in self._prompting_messages(record, turn)]
+        # An empty span is a message that the template leaves out or rewrites.
+        filled = [(start, end) for start, end in spans if start < end]
+        return _before([(encoding.first_overlapping(start), encoding.first_from(end)) for start, end in filled], length)
+
+    def _locate_pair(
+        self, pair: PairText, placed: _Placed, turn: Tokens, encoded: Mapping[Turn | Rendered, Tokens]
+    ) -> None:
+        """Add a pair, as ranges of tokens, to the text of its turn; count it instead if truncation cuts a view."""
+        text, length = placed
+        first, second = (
+            view.located(turn if view.in_main else encoded[view.text], text.ids) for view in (pair.first, pair.second)
         )
-        return replace(main, further=tuple(further)) if further else main
+        # The text of a source may end in predictor tokens, which may be cut.
+        ends = [view.end - view.predictors for view in (first, second)]
+        limits = [length if view.in_main else self.config.max_length for view in (first, second)]
+        if any(end > limit for end, limit in zip(ends, limits, strict=True)):
+            self.counts["pairs cut by truncation"] += 1
+        elif first.start < ends[0] and second.start < ends[1]:
+            text.pairs.append(Pair(first, second))
+
+    def _note_without_pair(self, record: Record, written: Sequence[PairText]) -> None:
+        """Count a record without a pair by its reason; raise ``UserError`` where pairs are required."""
+        if self.config.require_pairs:
+            raise UserError(
+                "the record has no usable pair of views (fewer than two steps, an empty view, or cut by "
+                "truncation); check `step_separator` and `max_length`, or leave `require_pairs` out",
+                path=record.path,
+                line=record.line,
+            )
+        self.counts["without a pair"] += 1
+        self._without_pair[self._why_no_pair(record, written)] += 1
 
     def _too_long(self, record: Record, tokens: TurnTokens) -> bool:
         """Return whether a turn has more than ``max_length`` tokens; raise ``UserError`` if that is an error."""

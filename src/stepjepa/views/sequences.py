@@ -17,6 +17,13 @@ def hash_tokens(ids: NDArray[np.integer]) -> int:
     return int.from_bytes(digest, "little", signed=True)
 
 
+def common_prefix(first: NDArray[np.integer], second: NDArray[np.integer]) -> int:
+    """Return the length of the longest common beginning of two lists of tokens ``[N]`` and ``[M]``."""
+    shorter = min(len(first), len(second))
+    differs = first[:shorter] != second[:shorter]
+    return int(differs.argmax()) if differs.any() else shorter
+
+
 def _no_ids() -> Ids:
     return np.empty(0, np.int32)
 
