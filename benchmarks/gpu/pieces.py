@@ -16,7 +16,7 @@ from stepjepa.batch.mask import Ragged, Trees, static_length
 from stepjepa.batch.pack import pack_passes
 from stepjepa.batch.segments import ragged
 from stepjepa.models import attention, segment_attention, varlen_attention
-from stepjepa.models.lm_head import states_at_once, summed_cross_entropy
+from stepjepa.models.cross_entropy import states_at_once, summed_cross_entropy
 from stepjepa.objectives.monitors import MetricWindow
 from stepjepa.objectives.packing import make_collator
 from stepjepa.objectives.setup import set_up

@@ -23,7 +23,8 @@ from stepjepa.chat.tokens import all_predictor_ids
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.config.lora import LoraSettings
 from stepjepa.models import lm_head
-from stepjepa.models.lm_head import LMHead, summed_cross_entropy
+from stepjepa.models.cross_entropy import Head, states_at_once, summed_cross_entropy
+from stepjepa.models.lm_head import LMHead
 from stepjepa.models.loading import add_lora
 from stepjepa.training.trainer import JepaTrainer
 
@@ -48,7 +49,7 @@ def drawn(dtype: torch.dtype = torch.float32, *, bias: bool = False) -> tuple[Te
     return states, head.to(dtype), labels, rows
 
 
-def of(head: nn.Linear) -> lm_head.Head:
+def of(head: nn.Linear) -> Head:
     return head.weight, head.bias
 
 
@@ -158,7 +159,7 @@ def test_tokens_that_are_impossible(chunk: int) -> None:
     ],
 )
 def test_states_in_a_chunk(vocabulary: int, width: int, on_gpu: bool, states: int) -> None:
-    assert lm_head.states_at_once(vocabulary, width, on_gpu=on_gpu) == states
+    assert states_at_once(vocabulary, width, on_gpu=on_gpu) == states
 
 
 def test_logits_of_one_chunk_at_a_time(monkeypatch: Any) -> None:
@@ -341,7 +342,7 @@ def test_nothing_is_run_on_the_meta_device() -> None:
 @pytest.mark.parametrize("chunk", [1, 10**9])
 def test_layers_before_the_head_in_chunks(architecture: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their output goes through the head in the chunks in which a plain model's states do."""
-    monkeypatch.setattr(lm_head, "FEWEST_LOGITS", chunk)
+    monkeypatch.setattr("stepjepa.models.cross_entropy.FEWEST_LOGITS", chunk)
     model, sizes, linear = tiny.make_model(architecture, "eager"), set(), F.linear
     ids, rows = torch.arange(3, 22)[None], torch.arange(29) % 19
     head, labels = LMHead(model), torch.arange(40, 69)

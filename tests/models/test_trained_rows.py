@@ -11,7 +11,8 @@ import torch.nn.functional as F
 
 import tiny
 from stepjepa.config.lora import LoraSettings
-from stepjepa.models.lm_head import LMHead, summed_cross_entropy
+from stepjepa.models.cross_entropy import summed_cross_entropy
+from stepjepa.models.lm_head import LMHead
 from stepjepa.models.loading import add_lora
 from stepjepa.models.trained_rows import TrainedRows, replace_token_layers
 

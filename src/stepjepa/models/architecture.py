@@ -31,15 +31,22 @@ def causal_model(model: nn.Module) -> Any:
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Switch a model to evaluation mode inside the block; afterwards every module is in its own mode again."""
+def keeping_modes(model: nn.Module) -> Iterator[None]:
+    """Restore the mode of every module, training or evaluation, at the end of the block."""
     modes = [(module, module.training) for module in model.modules()]
-    model.eval()
     try:
         yield
     finally:
         for module, mode in modes:
             module.training = mode
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Switch a model to evaluation mode inside the block; afterwards every module is in its own mode again."""
+    with keeping_modes(model):
+        model.eval()
+        yield
 
 
 def find_decoder(model: nn.Module) -> PreTrainedModel:

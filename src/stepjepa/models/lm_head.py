@@ -1,9 +1,4 @@
-"""Next-token prediction without the logits of a whole batch: LM head and exact cross-entropy in chunks.
-
-With a vocabulary of 128,000 tokens the logits of a batch, their softmax and their gradient take more memory than
-everything else. Here they exist for one chunk of states at a time: the gradients of a chunk are computed while its
-logits exist, so that nothing is computed twice. A state with several labels goes through the head once.
-"""
+"""The LM head of a model: the logits of single positions, with all that the model computes around its head."""
 
 from __future__ import annotations
 
@@ -13,146 +8,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from stepjepa.models.architecture import base_model, causal_model, find_decoder
+from stepjepa.models.architecture import base_model, causal_model, find_decoder, keeping_modes
+from stepjepa.models.cross_entropy import Head, multiplies_in, summed_cross_entropy
 from stepjepa.models.trained_rows import TrainedRows, trained_rows
 
 if TYPE_CHECKING:
     from transformers.utils import ModelOutput
-
-Head = tuple[Tensor, Tensor | None]
-"""Weight and bias of a linear layer."""
-
-# Minimum number of logits in a chunk: matrix products of few rows are slow.
-FEWEST_LOGITS = 2**20
-# The minimum on a GPU, where every chunk costs some dozen launches and one more pass over the gradient of the weight.
-# On an H100 2**27 logits take three quarters of the time of 3 * 2**24, twice as many hardly less (docs/performance.md).
-FEWEST_GPU_LOGITS = 2**27
-
-
-def summed_cross_entropy(
-    states: Tensor,
-    head: Head,
-    label_ids: Tensor,
-    rows: Tensor,
-    chunk: int | None = None,
-    *,
-    trained: TrainedRows | None = None,
-) -> Tensor:
-    """Compute ``cross_entropy(linear(states, *head)[rows], label_ids, reduction="sum")`` in float32, in chunks.
-
-    Args:
-        states: ``[U, D]``.
-        head: weight ``[V, D]`` and bias ``[V]``, or None, of the LM head.
-        label_ids: ``[N]``.
-        rows: ``[N]``, the index of the state that predicts each label.
-        chunk: number of states at a time; by default :func:`states_at_once`.
-        trained: rows that replace those of the head's weight.
-
-    Returns:
-        The sum, a float32 scalar, which can be differentiated once.
-    """
-    if chunk is None:
-        chunk = states_at_once(*head[0].shape, on_gpu=states.is_cuda)
-    index, values = (None, None) if trained is None else trained
-    arguments = states, *head, values, index, label_ids, rows, chunk, torch.is_grad_enabled()
-    total: Tensor = _SummedCrossEntropy.apply(*arguments)
-    return total
-
-
-def states_at_once(vocabulary: int, width: int, *, on_gpu: bool) -> int:
-    """Return the number of states in a chunk: ``D / 4``, so that its logits are small beside the head's weight.
-
-    It is raised where a chunk would have less than ``FEWEST_LOGITS`` logits, or ``FEWEST_GPU_LOGITS`` on a GPU.
-    """
-    return max(width // 4, (FEWEST_GPU_LOGITS if on_gpu else FEWEST_LOGITS) // vocabulary, 1)
-
-
-class _SummedCrossEntropy(torch.autograd.Function):
-    """Computes the gradients of the sum in the forward pass; the backward pass scales them by the upstream gradient."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, trained: Tensor | None, *labels: Any
-    ) -> Tensor:
-        trained_index, label_ids, rows, chunk, differentiate = labels
-        needs_grad = [differentiate and needed for needed in ctx.needs_input_grad[:4]]
-        dtype = multiplies_in(states)
-        # Not bincount: its result has a shape that depends on values, which a dry run does not have.
-        ones = torch.ones_like(rows, dtype=torch.float32)
-        shared = ones.new_zeros(len(states)).index_add_(0, rows, ones)[:, None]
-        with torch.autocast(states.device.type, enabled=False):
-            values, matrix = states.to(dtype), weight.to(dtype)
-            total = states.new_zeros((), dtype=torch.float32)
-            # In 16 bits the contributions of later chunks would be rounded away.
-            summed = torch.float32 if len(states) > chunk else dtype
-            by_state = torch.empty_like(values) if needs_grad[0] else None
-            by_weight = torch.zeros(weight.shape, dtype=summed, device=weight.device) if needs_grad[1] else None
-            by_bias = torch.zeros(len(weight), dtype=torch.float32, device=weight.device) if needs_grad[2] else None
-            own_rows = None if trained is None else trained.to(dtype)
-            by_trained = (
-                None if trained is None or not needs_grad[3] else torch.zeros_like(trained, dtype=torch.float32)
-            )
-            for start in range(0, len(states), chunk):
-                part = slice(start, start + chunk)
-                logits = F.linear(values[part], matrix, None if bias is None else bias.to(dtype))
-                if own_rows is not None:
-                    logits.index_copy_(1, trained_index, F.linear(values[part], own_rows))
-                # One launch. Not with its argument `dtype`, for which bfloat16 is copied while the logits are there.
-                logits = logits.float()
-                log_shares = logits.log_softmax(-1)
-                del logits
-                # Mask the labels of other chunks: selecting the chunk's own would need a device synchronisation.
-                place = (rows - start).clamp(0, len(log_shares) - 1) * log_shares.shape[1] + label_ids
-                in_chunk = (rows >= start) & (rows < start + chunk)
-                # masked_fill, not a product: the loss of another chunk's label may be infinite here.
-                total -= log_shares.view(-1)[place].masked_fill(~in_chunk, 0).sum()
-                if not any(needs_grad):
-                    continue
-                # d loss / d logits = number of labels * softmax - the sum of their one-hot vectors, in the same memory.
-                errors = log_shares.exp_().mul_(shared[part])
-                # Not index_put_ with accumulate, which sorts the places on a GPU.
-                errors.view(-1).scatter_add_(0, place, -in_chunk.float())
-                del log_shares
-                if by_bias is not None:
-                    by_bias += errors.sum(0)
-                errors = errors.to(dtype)
-                if own_rows is not None:
-                    of_trained = errors[:, trained_index]
-                    errors.index_fill_(1, trained_index, 0)
-                    if by_trained is not None:
-                        by_trained += of_trained.T @ values[part]
-                if by_state is not None:
-                    torch.mm(errors, matrix, out=by_state[part])
-                    if own_rows is not None:
-                        torch.addmm(by_state[part], of_trained, own_rows, out=by_state[part])
-                if by_weight is not None and summed == dtype:
-                    # torch's FLOP counter knows addmm, but not addmm_.
-                    torch.addmm(by_weight, errors.T, values[part], out=by_weight)
-                elif by_weight is not None:
-                    by_weight += errors.T @ values[part]
-                del errors
-        dtypes = [each.dtype if each is not None else None for each in (states, weight, bias, trained)]
-        gradients = zip((by_state, by_weight, by_bias, by_trained), dtypes, strict=True)
-        ctx.gradients = [None if gradient is None else gradient.to(dtype) for gradient, dtype in gradients]
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        gradients, ctx.gradients = ctx.gradients, None
-        if gradients is None:
-            raise RuntimeError("expected one backward pass through the LM loss, got a second one")
-        # In place: one of the gradients is as large as the head's weight.
-        return (*(None if gradient is None else gradient.mul_(upstream[0]) for gradient in gradients), *[None] * 5)
-
-
-def multiplies_in(states: Tensor) -> torch.dtype:
-    """Return the dtype in which a linear layer multiplies these states: that of autocast, or their own."""
-    device = states.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
 
 
 class _DecoderOutput(BaseModelOutputWithPast):
@@ -165,10 +29,10 @@ class _DecoderOutput(BaseModelOutputWithPast):
 class Around(NamedTuple):
     """Whether a model's forward pass computes something before or after its LM head."""
 
-    before: bool = False  # the LM head is called with something else than the decoder returned (MiniCPM3, BERT)
-    after: bool = (
-        False  # the logits are not what the LM head returned: they are scaled, capped or cut (Gemma-2, Cohere)
-    )
+    # The LM head is called with something else than the decoder returned (MiniCPM3, BERT).
+    before: bool = False
+    # The logits are not what the LM head returned: they are scaled, capped or cut (Gemma-2, Cohere).
+    after: bool = False
 
 
 # Causal model -> what lies around its LM head; determined once by a forward pass.
@@ -365,18 +229,15 @@ def _observe(head: LMHead, model: nn.Module, *, replace_head: bool) -> _Pass:
         head.module.register_forward_pre_hook(before_head),
         head.module.register_forward_hook(after_head),
     ]
-    modes = [(module, module.training) for module in model.modules()]
     ids = torch.arange(5, device=device)[None]
     try:
-        model.train(replace_head)
-        decoder.eval()
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        with keeping_modes(model), torch.random.fork_rng([device] if device.type == "cuda" else []):
+            model.train(replace_head)
+            decoder.eval()
             tensors["logits"] = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
     finally:
         for handle in handles:
             handle.remove()
-        for module, mode in modes:
-            module.training = mode
     for part, count in calls.items():
         if count != 1:
             raise ValueError(f"expected {_name(model)} to call its {part} once in a pass, got {count} calls")

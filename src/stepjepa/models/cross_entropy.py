@@ -1,0 +1,187 @@
+"""Exact cross-entropy of next tokens, in chunks, without the logits of a whole batch.
+
+With a vocabulary of 128,000 tokens the logits of a batch, their softmax and their gradient take more memory than
+everything else. Here they exist for one chunk of states at a time: the gradients of a chunk are computed while its
+logits exist, so that nothing is computed twice. A state with several labels goes through the head once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from stepjepa.models.trained_rows import TrainedRows
+
+Head = tuple[Tensor, Tensor | None]
+"""Weight and bias of a linear layer."""
+
+# Minimum number of logits in a chunk: matrix products of few rows are slow.
+FEWEST_LOGITS = 2**20
+# The minimum on a GPU, where every chunk costs some dozen launches and one more pass over the gradient of the weight.
+# On an H100 2**27 logits take three quarters of the time of 3 * 2**24, twice as many hardly less (docs/performance.md).
+FEWEST_GPU_LOGITS = 2**27
+
+
+def summed_cross_entropy(
+    states: Tensor,
+    head: Head,
+    label_ids: Tensor,
+    rows: Tensor,
+    chunk: int | None = None,
+    *,
+    trained: TrainedRows | None = None,
+) -> Tensor:
+    """Compute ``cross_entropy(linear(states, *head)[rows], label_ids, reduction="sum")`` in float32, in chunks.
+
+    Args:
+        states: ``[U, D]``.
+        head: weight ``[V, D]`` and bias ``[V]``, or None, of the LM head.
+        label_ids: ``[N]``.
+        rows: ``[N]``, the index of the state that predicts each label.
+        chunk: number of states at a time; by default :func:`states_at_once`.
+        trained: rows that replace those of the head's weight.
+
+    Returns:
+        The sum, a float32 scalar, which can be differentiated once.
+    """
+    if chunk is None:
+        chunk = states_at_once(*head[0].shape, on_gpu=states.is_cuda)
+    index, values = (None, None) if trained is None else trained
+    arguments = states, *head, values, index, label_ids, rows, chunk, torch.is_grad_enabled()
+    total: Tensor = _SummedCrossEntropy.apply(*arguments)
+    return total
+
+
+def states_at_once(vocabulary: int, width: int, *, on_gpu: bool) -> int:
+    """Return the number of states in a chunk: ``D / 4``, so that its logits are small beside the head's weight.
+
+    It is raised where a chunk would have less than ``FEWEST_LOGITS`` logits, or ``FEWEST_GPU_LOGITS`` on a GPU.
+    """
+    return max(width // 4, (FEWEST_GPU_LOGITS if on_gpu else FEWEST_LOGITS) // vocabulary, 1)
+
+
+class _Products(NamedTuple):
+    """The parameters of an LM head, in the dtype in which it multiplies."""
+
+    weight: Tensor  # [V, D]
+    bias: Tensor | None  # [V]
+    rows: TrainedRows | None  # rows that replace those of the weight
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Return the logits ``[C, V]`` of states ``[C, D]``, in float32."""
+        logits = F.linear(states, self.weight, self.bias)
+        if self.rows is not None:
+            logits.index_copy_(1, self.rows.ids, F.linear(states, self.rows.values))
+        # One launch. Not by log_softmax's argument `dtype`, for which bfloat16 is copied while the logits are there.
+        return logits.float()
+
+
+class _Gradients:
+    """The gradients of the summed loss, added up chunk by chunk; None for arguments that need none.
+
+    Args:
+        head: the parameters of the LM head.
+        states: ``[U, D]`` all states, in the same dtype.
+        needed: whether states, weight, bias and replaced rows need a gradient.
+        dtype: in which the gradient of the weight is added up.
+    """
+
+    def __init__(self, head: _Products, states: Tensor, needed: Sequence[bool], dtype: torch.dtype) -> None:
+        of_states, of_weight, of_bias, of_rows = needed
+        self._head, weight = head, head.weight
+        self.states = torch.empty_like(states) if of_states else None
+        self.weight = torch.zeros(weight.shape, dtype=dtype, device=weight.device) if of_weight else None
+        self.bias = torch.zeros(len(weight), dtype=torch.float32, device=weight.device) if of_bias else None
+        self.rows: Tensor | None = None
+        if of_rows and head.rows is not None:
+            self.rows = torch.zeros_like(head.rows.values, dtype=torch.float32)
+
+    def add(self, errors: Tensor, states: Tensor, part: slice) -> None:
+        """Add the gradients of a chunk, all but that of the bias.
+
+        Args:
+            errors: ``[C, V]`` gradient of the chunk's logits, in the dtype of products; may be overwritten.
+            states: ``[C, D]`` the chunk's states.
+            part: the chunk among all states.
+        """
+        replaced, of_replaced = self._head.rows, None
+        if replaced is not None:
+            of_replaced = errors[:, replaced.ids]
+            errors.index_fill_(1, replaced.ids, 0)
+            if self.rows is not None:
+                self.rows += of_replaced.T @ states
+        if self.states is not None:
+            torch.mm(errors, self._head.weight, out=self.states[part])
+            if replaced is not None and of_replaced is not None:
+                torch.addmm(self.states[part], of_replaced, replaced.values, out=self.states[part])
+        if self.weight is not None and self.weight.dtype == errors.dtype:
+            # torch's FLOP counter knows addmm, but not addmm_.
+            torch.addmm(self.weight, errors.T, states, out=self.weight)
+        elif self.weight is not None:
+            self.weight += errors.T @ states
+
+
+class _SummedCrossEntropy(torch.autograd.Function):
+    """Computes the gradients of the sum in the forward pass; the backward pass scales them by the upstream gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, trained: Tensor | None, *labels: Any
+    ) -> Tensor:
+        trained_index, label_ids, rows, chunk, differentiate = labels
+        needed = [differentiate and each for each in ctx.needs_input_grad[:4]]
+        dtype = multiplies_in(states)
+        # Not bincount: its result has a shape that depends on values, which a dry run does not have.
+        ones = torch.ones_like(rows, dtype=torch.float32)
+        shared = ones.new_zeros(len(states)).index_add_(0, rows, ones)[:, None]
+        with torch.autocast(states.device.type, enabled=False):
+            values, total = states.to(dtype), states.new_zeros((), dtype=torch.float32)
+            replaced = None if trained is None else TrainedRows(trained_index, trained.to(dtype))
+            head = _Products(weight.to(dtype), None if bias is None else bias.to(dtype), replaced)
+            # In 16 bits the contributions of later chunks would be rounded away.
+            gradients = _Gradients(head, values, needed, torch.float32 if len(states) > chunk else dtype)
+            for start in range(0, len(states), chunk):
+                part = slice(start, start + chunk)
+                log_shares = head.logits(values[part]).log_softmax(-1)
+                # Mask the labels of other chunks: selecting the chunk's own would need a device synchronisation.
+                place = (rows - start).clamp(0, len(log_shares) - 1) * log_shares.shape[1] + label_ids
+                in_chunk = (rows >= start) & (rows < start + chunk)
+                # masked_fill, not a product: the loss of another chunk's label may be infinite here.
+                total -= log_shares.view(-1)[place].masked_fill(~in_chunk, 0).sum()
+                if not any(needed):
+                    continue
+                # d loss / d logits = number of labels * softmax - the sum of their one-hot vectors, in the same memory.
+                errors = log_shares.exp_().mul_(shared[part])
+                # Not index_put_ with accumulate, which sorts the places on a GPU.
+                errors.view(-1).scatter_add_(0, place, -in_chunk.float())
+                del log_shares
+                if gradients.bias is not None:
+                    gradients.bias += errors.sum(0)
+                # Bound to the same name, so that of two copies only one exists while gradients are added.
+                errors = errors.to(dtype)
+                gradients.add(errors, values[part], part)
+                del errors
+        results = (gradients.states, gradients.weight, gradients.bias, gradients.rows)
+        ctx.gradients = [
+            None if gradient is None or argument is None else gradient.to(argument.dtype)
+            for gradient, argument in zip(results, (states, weight, bias, trained), strict=True)
+        ]
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        gradients, ctx.gradients = ctx.gradients, None
+        if gradients is None:
+            raise RuntimeError("expected one backward pass through the LM loss, got a second one")
+        # In place: one of the gradients is as large as the head's weight.
+        return (*(None if gradient is None else gradient.mul_(upstream[0]) for gradient in gradients), *[None] * 5)
+
+
+def multiplies_in(states: Tensor) -> torch.dtype:
+    """Return the dtype in which a linear layer multiplies these states: that of autocast, or their own."""
+    device = states.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
