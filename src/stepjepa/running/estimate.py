@@ -22,8 +22,9 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -37,6 +38,8 @@ from stepjepa.base.errors import UserError, unexpected
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.processes import is_main_process
 from stepjepa.base.terminal import print_rows
+from stepjepa.batch.dataset import Prepared
+from stepjepa.batch.micro_batch import Batch
 from stepjepa.batch.prepare import prepare
 from stepjepa.batch.tokenize import WITHOUT_PAIR
 from stepjepa.chat.tokens import add_predictor_tokens
@@ -51,11 +54,7 @@ from stepjepa.objectives.jepa import Jepa
 from stepjepa.objectives.objective import Objective
 from stepjepa.running.estimate_text import describe
 from stepjepa.running.transformers import bf16_advice, bf16_by_default, training_arguments
-from stepjepa.training.checks import (
-    check_batch_size,
-    check_positions,
-    check_sharding,
-)
+from stepjepa.training.checks import check_batch_size, check_positions, check_sharding
 from stepjepa.training.flops import FlopModel, Shape
 from stepjepa.training.plan import Plan, equal_compute
 
@@ -113,16 +112,10 @@ def dry_run(
             training.bf16 = True
         sharding = Sharding.of(training, deepspeed, processes)
         try:
-            estimated = _estimate(
-                run,
-                training,
-                records,
-                eval_records,
-                all_records=all_records,
-                device=device,
-                processes=processes,
-                sharding=sharding,
+            set_up = _set_up(
+                run, training, records, eval_records, device=device, processes=processes, sharding=sharding
             )
+            estimated = _estimate(set_up, all_records, device)
         except (UserError, OSError):
             raise
         except Exception as error:  # any error becomes one line
@@ -142,7 +135,27 @@ def _alone() -> Iterator[None]:
         os.environ.update(hidden)
 
 
-def _estimate(
+@dataclass(frozen=True)
+class _SetUp:
+    """A run as it would begin: everything that ``JepaTrainer`` sets up, with its model on the meta device."""
+
+    run: RunConfig
+    training: TrainingArguments
+    processes: int
+    sharding: Sharding | None
+    model: nn.Module
+    jepa: Jepa
+    prepared: Prepared
+    plan: Plan
+    checkpointing: bool  # layers are recomputed in the backward pass
+
+    @property
+    def flops(self) -> FlopModel:
+        """The cost of a micro-batch; all of it is 0 if it is unknown."""
+        return self.plan.flops
+
+
+def _set_up(
     run: RunConfig,
     training: TrainingArguments,
     records: Sequence[Record],
@@ -151,9 +164,8 @@ def _estimate(
     device: str,
     processes: int,
     sharding: Sharding | None,
-    all_records: int | None,
-) -> JsonObject:
-    """Prepare the data, set up the model on the meta device as ``JepaTrainer`` does, and return the estimate."""
+) -> _SetUp:
+    """Prepare the data and set up the model on the meta device, with the checks of ``JepaTrainer``."""
     config = run.jepa
     model, tokenizer = _empty_model(run, records)
     prepared = prepare(records, tokenizer, config)
@@ -175,9 +187,8 @@ def _estimate(
     check_positions(jepa.collator, prepared, held_out)
     fsdp = training.fsdp_config if isinstance(training.fsdp_config, dict) else {}
     checkpointing = training.gradient_checkpointing or str(fsdp.get("activation_checkpointing")).lower() == "true"
-    ema = config.target_grad == "ema"
     try:
-        flops = FlopModel.of(model, gradient_checkpointing=checkpointing, ema=ema)
+        flops = FlopModel.of(model, gradient_checkpointing=checkpointing, ema=config.target_grad == "ema")
     except (RuntimeError, NotImplementedError):
         flops = FlopModel()  # unknown: a mixture of experts routes by its weights
     plan = Plan.of(
@@ -190,75 +201,111 @@ def _estimate(
         processes=processes,
         group_by=run.group_by,
     )
+    return _SetUp(run, training, processes, sharding, model, jepa, prepared, plan, checkpointing)
 
+
+def _estimate(set_up: _SetUp, all_records: int | None, device: str) -> JsonObject:
+    """Return the estimate of a run, from all micro-batches of its first epoch."""
+    run, plan, prepared, jepa = set_up.run, set_up.plan, set_up.prepared, set_up.jepa
     steps = [plan.micro_batches(step) for step in plan.keys(0)]
-    tokens = [sum(Shape.of(each).tokens for each in step) for step in steps]
-    pairs = [sum(each.pairs for each in step) for step in steps]
-    batches = [each for step in steps for each in step if each.records.lengths]
-    members = [each.records for each in batches]
-    largest = max(batches, key=lambda each: Shape.of(each).tokens)
-    rows, length = max((each.input_ids.shape for each in largest.passes), key=math.prod)
-    optim = str(getattr(training.optim, "value", training.optim))
-    parts = kept_bytes(model, optim, processes=processes, sharding=sharding, quantized=run.quantized, ema=ema)
-    mixed = training.bf16 or training.fp16
-    if (saved := activations(model, Shape.of(largest).tokens, mixed=mixed, checkpointing=checkpointing)) is not None:
-        parts["activations"] = saved
     # The records may be a sample of the data set.
     epoch = math.ceil((all_records or len(prepared.dataset)) / plan.records_per_step)
-    total_steps = int(training.max_steps) if training.max_steps > 0 else math.ceil(training.num_train_epochs * epoch)
-    if run.same_flop and flops.token:
-        total_steps = round(equal_compute(plan, training.num_train_epochs).steps * epoch / plan.steps_per_epoch)
-    whole, adapter = kept_bytes(model, optim), hasattr(model, "peft_config")
-    folder = Path(str(training.output_dir)).absolute()
-    every = training.save_steps if training.save_steps >= 1 else max(math.ceil(total_steps * training.save_steps), 1)
-    saves = {"no": 0, "epoch": math.ceil(total_steps / epoch)}.get(
-        str(training.save_strategy.value), math.ceil(total_steps / every)
-    )
-    (trained, total), base = parameter_counts(model), base_model(model)
-    accumulated = f"{plan.batch_size} x {training.gradient_accumulation_steps} accumulated"
+    total_steps = _number_of_steps(set_up, epoch)
+    (trained, total), base = parameter_counts(set_up.model), base_model(set_up.model)
+    known = bool(set_up.flops.token)
     return {
         "model": f"{type(base).__name__}, {total:,} parameters, {trained:,} trained, {base.dtype}",
         "encoding": f"{jepa.encoding} ({jepa.encoding_reason})",
-        "precision": bf16_advice(run, hidden_size(model), device),
-        "processes": processes,
+        "precision": bf16_advice(run, hidden_size(set_up.model), device),
+        "processes": set_up.processes,
         "data": {
             **prepared.counts,
             **{f"{name}_tokens": count for name, count in prepared.tokens.items()},
             "longest": int(max(prepared.dataset.lengths)),
         },
-        "step": {
-            "records": f"{plan.records_per_step:,} records ({accumulated} x {processes} processes)",
-            "tokens": sum(tokens) / len(tokens),
-            "plain_tokens": sum(each.plain_tokens for each in members) / len(steps),
-            "most_tokens": max(tokens),
-            "text_share": sum(each.num_tokens for each in batches) / sum(tokens),
-        },
-        "pairs": {
-            "mean": sum(pairs) / len(pairs),
-            "least": min(pairs),
-            "most": max(pairs),
-            "missing": prepared.template.get(WITHOUT_PAIR),
-        }
-        if config.uses_views
-        else None,
+        "step": _step(set_up, steps),
+        "pairs": _pairs(steps, prepared.template.get(WITHOUT_PAIR)) if run.jepa.uses_views else None,
         "steps": total_steps,
         "steps_per_epoch": epoch,
-        "memory": {
-            "parts": parts,
-            "largest_batch": {"rows": rows, "length": length, **Shape.of(largest)._asdict()},
-            "peak": sum(parts.values()),
-        },
+        "memory": _memory(set_up, chain(*steps)),
         "flops": {
-            "step": sum(map(flops.of_batch, chain(*steps))) / len(steps) if flops.token else None,
-            "regular_step": plan.regular.budgets(1)[0] / len(steps) if flops.token else None,
+            "step": sum(map(set_up.flops.of_batch, chain(*steps))) / len(steps) if known else None,
+            "regular_step": plan.regular.budgets(1)[0] / len(steps) if known else None,
         },
-        # Trained weights and the optimizer's states.
-        "checkpoint": {
-            "bytes": whole["gradients" if adapter else "weights"] + whole.get("optimizer states", 0),
-            "kept": min(saves, training.save_total_limit or saves),
-            "free": shutil.disk_usage(next(each for each in (folder, *folder.parents) if each.is_dir())).free,
-        },
+        "checkpoint": _checkpoint(set_up, total_steps, epoch),
     }
+
+
+def _number_of_steps(set_up: _SetUp, epoch: int) -> int:
+    """Return the number of optimizer steps of a run with ``epoch`` steps an epoch."""
+    training, plan = set_up.training, set_up.plan
+    if set_up.run.same_flop and set_up.flops.token:
+        return round(equal_compute(plan, training.num_train_epochs).steps * epoch / plan.steps_per_epoch)
+    return int(training.max_steps) if training.max_steps > 0 else math.ceil(training.num_train_epochs * epoch)
+
+
+def _step(set_up: _SetUp, steps: Sequence[Sequence[Batch]]) -> JsonObject:
+    """Return records and tokens of an optimizer step, over all processes."""
+    plan, batches = set_up.plan, [batch for step in steps for batch in step]
+    tokens = [sum(Shape.of(batch).tokens for batch in step) for step in steps]
+    accumulated = f"{plan.batch_size} x {set_up.training.gradient_accumulation_steps} accumulated"
+    return {
+        "records": f"{plan.records_per_step:,} records ({accumulated} x {set_up.processes} processes)",
+        "tokens": sum(tokens) / len(tokens),
+        "plain_tokens": sum(batch.records.plain_tokens for batch in batches) / len(steps),
+        "most_tokens": max(tokens),
+        "text_share": sum(batch.num_tokens for batch in batches) / sum(tokens),
+    }
+
+
+def _pairs(steps: Sequence[Sequence[Batch]], missing: str | None) -> JsonObject:
+    """Return the pairs of an optimizer step; ``missing`` says how many records have none, and why."""
+    pairs = [sum(batch.pairs for batch in step) for step in steps]
+    return {"mean": sum(pairs) / len(pairs), "least": min(pairs), "most": max(pairs), "missing": missing}
+
+
+def _memory(set_up: _SetUp, batches: Iterable[Batch]) -> JsonObject:
+    """Return the bytes of a process, part by part and in total, and the micro-batch that needs the most."""
+    run, training, model = set_up.run, set_up.training, set_up.model
+    largest = max(batches, key=lambda batch: Shape.of(batch).tokens)
+    rows, length = max((each.input_ids.shape for each in largest.passes), key=math.prod)
+    parts = kept_bytes(
+        model,
+        _optimizer(training),
+        processes=set_up.processes,
+        sharding=set_up.sharding,
+        quantized=run.quantized,
+        ema=run.jepa.target_grad == "ema",
+    )
+    mixed, tokens = training.bf16 or training.fp16, Shape.of(largest).tokens
+    if (saved := activations(model, tokens, mixed=mixed, checkpointing=set_up.checkpointing)) is not None:
+        parts["activations"] = saved
+    return {
+        "parts": parts,
+        "largest_batch": {"rows": rows, "length": length, **Shape.of(largest)._asdict()},
+        "peak": sum(parts.values()),
+    }
+
+
+def _checkpoint(set_up: _SetUp, total_steps: int, epoch: int) -> JsonObject:
+    """Return the bytes of a checkpoint, the number of checkpoints on the disk, and its free bytes."""
+    training, whole = set_up.training, kept_bytes(set_up.model, _optimizer(set_up.training))
+    folder = Path(str(training.output_dir)).absolute()
+    every = training.save_steps if training.save_steps >= 1 else max(math.ceil(total_steps * training.save_steps), 1)
+    saves = {"no": 0, "epoch": math.ceil(total_steps / epoch)}.get(
+        str(training.save_strategy.value), math.ceil(total_steps / every)
+    )
+    # Trained weights and the optimizer's states; an adapter's weights are as many as their gradients.
+    weights = whole["gradients" if hasattr(set_up.model, "peft_config") else "weights"]
+    return {
+        "bytes": weights + whole.get("optimizer states", 0),
+        "kept": min(saves, training.save_total_limit or saves),
+        "free": shutil.disk_usage(next(each for each in (folder, *folder.parents) if each.is_dir())).free,
+    }
+
+
+def _optimizer(training: TrainingArguments) -> str:
+    return str(getattr(training.optim, "value", training.optim))
 
 
 def _empty_model(run: RunConfig, records: Sequence[Record]) -> tuple[nn.Module, PreTrainedTokenizerBase]:
