@@ -1,1 +1,1 @@
-"""``JepaTrainer`` and one run from the command line."""
+"""``JepaTrainer``: callbacks, checkpoints, FLOPs, the record of a run, runs at equal FLOPs."""

@@ -16,7 +16,6 @@ from transformers import Trainer, TrainingArguments
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.trainer_utils import SaveStrategy, speed_metrics
 
-from stepjepa.base.errors import UserError, is_out_of_memory
 from stepjepa.batch.dataset import Prepared, StepSampler
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.batch.prepare import prepare
@@ -34,6 +33,7 @@ from stepjepa.store.hub import creating_repository
 from stepjepa.training import checks, saving
 from stepjepa.training.callbacks import BarCallback, LogCallback, NonfiniteGuard
 from stepjepa.training.description import describe
+from stepjepa.training.exhausted_memory import naming_longest_record
 from stepjepa.training.flops import FlopModel
 from stepjepa.training.held_out import measure, score_answers, score_retrieval
 from stepjepa.training.kernels import without_cudnn_attention
@@ -51,11 +51,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, TrainerControl
 
 Sums = dict[str, float]  # by the names of terms
-
-# Remedies when a step runs out of memory; those that a resumed run may be given come first.
-SMALLER_STEP = (
-    "pass `gradient_checkpointing true` or `bf16 true`, or begin again with a smaller `batch_size` or `max_length`"
-)
 
 
 class JepaTrainer(Trainer):
@@ -125,30 +120,18 @@ class JepaTrainer(Trainer):
             views=views,
         )
         self.recorder = Recorder(self)
-        checks.check_arguments(args)
         # Checked before a model is loaded, which may take long.
+        checks.check_arguments(args)
         self.group_by = checks.check_grouping(group_by, self.jepa)
         checks.check_batch_size(self.jepa, args, (objective or Objective.from_config(self.jepa)).compares_pairs)
         model, processing_class, train_dataset = load_named(
             model, processing_class, train_dataset, predictors=self.jepa.used_predictors, seed=args.seed
         )
-        self._views = views
         checks.adjust(args, model)
-        # ``jepa`` is the config alone, ``bound`` the config with model and tokenizer.
-        self.bound = Jepa(
-            model,
-            processing_class,
-            self.jepa,
-            objective=objective,
-            seed=args.seed,
-            device=args.device,
-            processes=args.world_size,
-            autocast=torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None,
-        )
-        self.objective = self.bound.objective
-        self.encoding, self.encoding_reason = self.bound.encoding, self.bound.encoding_reason
+        self._bind(model, processing_class, args, objective)
         if train_dataset is not None and args.device.type == "cpu" and uses_flex(base_model(model)):
             raise ValueError("FlexAttention has no backward pass on a CPU; train with `attn_implementation sdpa` there")
+        self._views = views
         self.prepared = self._prepare(train_dataset, processing_class, "training data")
         self.source = self.prepared.source if self.prepared else "<memory>"  # the name of its file in errors
         self.prepared_eval = self._prepare(eval_dataset, processing_class, "evaluation data")
@@ -168,11 +151,36 @@ class JepaTrainer(Trainer):
             checks.check_sharding(self.jepa, answer_scores, retrieval_scores)
         self.answer_scores = answer_scores
         self.retrieval_scores = None if retrieval_scores is None else partial(retrieval_scores, self.bound)
+        self.evaluated: dict[int, dict[str, float]] = {}  # step -> metrics, of the evaluations since training began
+        self._add_parts(args, track_flop=track_flop)
+
+    def _bind(
+        self,
+        model: PreTrainedModel | nn.Module,
+        tokenizer: PreTrainedTokenizerBase,
+        args: TrainingArguments,
+        objective: Objective | None,
+    ) -> None:
+        """Bind the configuration to model and tokenizer, which are set up for training, in place."""
+        # ``jepa`` is the config alone, ``bound`` the config with model and tokenizer.
+        self.bound = Jepa(
+            model,
+            tokenizer,
+            self.jepa,
+            objective=objective,
+            seed=args.seed,
+            device=args.device,
+            processes=args.world_size,
+            autocast=torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None,
+        )
+        self.objective = self.bound.objective
+        self.encoding, self.encoding_reason = self.bound.encoding, self.bound.encoding_reason
+
+    def _add_parts(self, args: TrainingArguments, *, track_flop: bool) -> None:
+        """Add what runs beside Trainer: meter, FLOPs, averaged weights, and callbacks that Trainer does not have."""
+        self.meter = Meter(self.objective, self.total, self.accelerator.num_processes)
         self.resume = ResumeCallback(self)
         self.add_callback(self.resume)
-        self.evaluated: dict[int, dict[str, float]] = {}  # step -> metrics, of the evaluations since training began
-        self.meter = Meter(self.objective, self.total, self.accelerator.num_processes)
-        self.guard = NonfiniteGuard(self)
         self.ema: EmaEncoder | None = None
         if self.jepa.target_grad == "ema":
             with without_heads(self.model):
@@ -190,6 +198,7 @@ class JepaTrainer(Trainer):
         self.remove_callback(PrinterCallback if args.disable_tqdm else ProgressCallback)
         if not args.disable_tqdm:
             self.add_callback(BarCallback())
+        self.guard = NonfiniteGuard(self)
         self.add_callback(self.guard)
 
     def _prepare(self, data: Data | Prepared | None, tokenizer: PreTrainedTokenizerBase, what: str) -> Prepared | None:
@@ -314,17 +323,8 @@ class JepaTrainer(Trainer):
     def train_steps(self, checkpoint: str | None, *args: Any, **kwargs: Any) -> Any:
         """Train without a record of it; arguments and errors as for :meth:`train`."""
         self.evaluated.clear()
-        try:
-            with without_cudnn_attention():
-                result = super().train(checkpoint, *args, **kwargs)
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-            fault = f"out of memory in step {self.state.global_step + 1}"
-            if self.guard.batches and (members := self.guard.batches[-1].records).lines:
-                length, line = max(zip(members.lengths, members.lines, strict=True))
-                fault += f", of whose records {self.source}:{line} is the longest, with {length:,} tokens"
-            raise UserError(f"{fault}; {SMALLER_STEP}; {saving.resume_hint(self.args.output_dir)}") from None
+        with without_cudnn_attention(), naming_longest_record(self, self.guard.batches):
+            result = super().train(checkpoint, *args, **kwargs)
         self.guard.begin_step()
         self.guard.check_weights(self.state.global_step)
         if self.tracker is not None:
