@@ -105,11 +105,7 @@ def draw_projection(points: Mapping[str, Points], colouring: str, about: str, se
     for row, name in zip(figure.subplots(2, len(points), squeeze=False), ("PCA", "t-SNE"), strict=True):
         for axes, (title, each) in zip(row, points.items(), strict=True):
             plane, (across, up) = project(name, each.vectors, seed)
-            label_of = np.asarray([label if label in classes else REST for label in each.labels])
-            for label, colour in colours.items():
-                for target, marker in enumerate(MARKERS.values()):
-                    chosen = plane[(label_of == label) & (each.is_target == target)]
-                    axes.scatter(*chosen.T, color=colour, marker=marker, s=14, alpha=0.65, linewidths=0)
+            _scatter(axes, plane, each, colours)
             axes.set(xlabel=across, ylabel=up, title=_text(title))
             axes.set_aspect("equal", adjustable="datalim")
     title = f"Embeddings of views, coloured {COLOURED_BY[colouring]}; circles are sources, triangles targets\n{about}"
@@ -118,6 +114,15 @@ def draw_projection(points: Mapping[str, Points], colouring: str, about: str, se
     entries = [Patch(color=colour, label=f" {_text(label[:LONGEST_LABEL])}") for label, colour in colours.items()]
     figure.legend(handles=entries, loc="outside right center", fontsize=9, frameon=False)
     return figure
+
+
+def _scatter(axes: Axes, plane: NDArray[np.float64], points: Points, colours: Mapping[str, str]) -> None:
+    """Draw points at their projections ``[M, 2]``; labels without a colour of their own get that of the rest."""
+    label_of = np.asarray([label if label in colours else REST for label in points.labels])
+    for label, colour in colours.items():
+        for target, marker in enumerate(MARKERS.values()):
+            chosen = plane[(label_of == label) & (points.is_target == target)]
+            axes.scatter(*chosen.T, color=colour, marker=marker, s=14, alpha=0.65, linewidths=0)
 
 
 def write_png(inspection: Inspection, path: str | os.PathLike[str], title: str) -> None:

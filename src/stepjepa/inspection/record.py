@@ -20,7 +20,7 @@ from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import PALETTE
 from stepjepa.batch.collate import Collator
 from stepjepa.batch.dataset import count_tokens
-from stepjepa.batch.pack import pack
+from stepjepa.batch.pack import Rows, pack
 from stepjepa.batch.tokenize import COUNTS, RecordTokenizer, step_views
 from stepjepa.chat.template import NOT_USED
 from stepjepa.chat.turn_text import Turn
@@ -48,9 +48,8 @@ class TokenInfo:
     branch: int = 0  # index of its branch
     labels: list[int] = field(default_factory=list)  # ids of the tokens that this position must predict
     label_texts: list[str] = field(default_factory=list)
-    readouts: list[str] = field(
-        default_factory=list
-    )  # embeddings that are read here, such as 'source 1' for the source of pair 1
+    # Embeddings that are read here, such as 'source 1' for the source of pair 1.
+    readouts: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +66,7 @@ class BranchInfo:
     end: int  # one past its last token
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class SequenceInfo:
     """A sequence of tokens, whose hidden states are those of a pass over this sequence alone."""
 
@@ -104,8 +103,7 @@ def inspect_records(
 
     A record that would stop training (too long, or without a pair where one is required) does not stop the
     inspection: it is shown truncated, and counted, and ``refused`` is the error of training. Without ``row_length``
-    there is one row. UserError if there is no
-    such record, training skips it, or it can't be rendered.
+    there is one row. UserError if there is no such record, training skips it, or it can't be rendered.
     """
     if not 0 <= index < len(records):
         fault = f"`index {index}`: the file has {len(records)} records; choose 0 to {len(records) - 1}"
@@ -205,7 +203,26 @@ def _describe_tree(
         groups=None if config.share_prefixes else owners,
         one_each=config.encoding == "rows",
     )
-    first_of_row = np.concatenate([[0], rows.lengths.cumsum()])  # [R + 1]
+    tokens = _describe_tokens(rows, tokenizer)
+    first_of_row = np.concatenate([[0], rows.lengths.cumsum()])  # [R + 1] index of the first token of each row
+    width = rows.ids.shape[1]
+    paths: list[list[int]] = [(first_of_row[flat // width] + flat % width).tolist() for flat in rows.paths]
+    through: list[list[int]] = [[] for _ in tokens]  # the sequences that each token belongs to
+    for number, path in enumerate(paths):
+        for place in path:
+            through[place].append(number)
+    sequences = []
+    for sequence, path, owner in zip(everything, paths, owners, strict=True):
+        suffix = "" if len(lines) == 1 else f" of line {lines[owner]}"
+        shared = sum(len(through[place]) > 1 for place in path)
+        sequences.append(_describe_sequence(sequence, path, shared, suffix))
+        _mark_tokens(tokens, sequence, path, suffix, tokenizer)
+    laid_out = list(zip(everything, paths, strict=True))
+    return tokens, _describe_branches(tokens, laid_out, through, sequences, first_of_row), sequences
+
+
+def _describe_tokens(rows: Rows, tokenizer: PreTrainedTokenizerBase) -> list[TokenInfo]:
+    """Describe the tokens of all rows, one row after the other, without labels and readouts."""
     tokens: list[TokenInfo] = []
     for row, length in enumerate(rows.lengths.tolist()):
         before = len(tokens)
@@ -213,48 +230,87 @@ def _describe_tree(
         for index, position, start, end in zip(*columns, strict=True):
             text = token_text(tokenizer, index)
             tokens.append(TokenInfo(len(tokens), index, text, position, before + start, before + end))
-    width = rows.ids.shape[1]
-    passing: list[list[int]] = [[] for _ in tokens]  # the sequences that each token belongs to
-    behind: list[int | None] = [None] * len(tokens)
-    inside: list[str | None] = [None] * len(tokens)  # the view that layout 'inplace' puts into the main text
-    sequences = []
-    for number, (sequence, owner, flat) in enumerate(zip(everything, owners, rows.paths, strict=True)):
-        path = (first_of_row[flat // width] + flat % width).tolist()
-        suffix = "" if len(lines) == 1 else f" of line {lines[owner]}"
-        text_places = set(sequence.text.tolist())
-        kind: str = "main" if text_places else sequence.readouts[0].kind
-        name = kind if text_places else f"{kind} {sequence.readouts[0].pair + 1}"
-        runs = np.split(path, np.flatnonzero(np.diff(path) != 1) + 1)
-        ranges = tuple((int(run[0]), int(run[-1]) + 1) for run in runs)
-        sequences.append(SequenceInfo(f"{name}{suffix}", kind, len(path), 0, ranges))
-        for step, place in enumerate(path):
-            passing[place].append(number)
-            behind[place] = path[step - 1] if step else None
-            if text_places and step not in text_places:
-                inside[place] = "source"
-            elif sequence.start is not None and sequence.start[step]:
-                inside[place] = "target"
-        for step, label in sequence.labels.tolist():
-            tokens[path[step]].labels.append(label)
-            tokens[path[step]].label_texts.append(token_text(tokenizer, label))
-        for pair, read, start, end in sequence.readouts:
-            mean = f" (mean of {end - start} tokens)" if end - start > 1 else ""
-            tokens[path[end - 1]].readouts.append(f"{read} {pair + 1}{suffix}{mean}")
+    return tokens
+
+
+def _describe_sequence(sequence: TokenSequence, path: Sequence[int], shared: int, suffix: str) -> SequenceInfo:
+    """Describe a sequence whose tokens are at ``path``, of which ``shared`` ones belong to other sequences, too."""
+    if len(sequence.text):
+        kind: str = "main"
+        name = kind
+    else:
+        kind = sequence.readouts[0].kind
+        name = f"{kind} {sequence.readouts[0].pair + 1}"
+    runs = np.split(path, np.flatnonzero(np.diff(path) != 1) + 1)
+    ranges = tuple((int(run[0]), int(run[-1]) + 1) for run in runs)
+    return SequenceInfo(f"{name}{suffix}", kind, len(path), shared, ranges)
+
+
+def _mark_tokens(
+    tokens: Sequence[TokenInfo],
+    sequence: TokenSequence,
+    path: Sequence[int],
+    suffix: str,
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    """Add the labels and readouts of a sequence to its tokens, in place."""
+    for step, label in sequence.labels.tolist():
+        tokens[path[step]].labels.append(label)
+        tokens[path[step]].label_texts.append(token_text(tokenizer, label))
+    for pair, kind, start, end in sequence.readouts:
+        mean = f" (mean of {end - start} tokens)" if end - start > 1 else ""
+        tokens[path[end - 1]].readouts.append(f"{kind} {pair + 1}{suffix}{mean}")
+
+
+def _describe_branches(
+    tokens: Sequence[TokenInfo],
+    laid_out: Sequence[tuple[TokenSequence, Sequence[int]]],
+    through: Sequence[Sequence[int]],
+    sequences: Sequence[SequenceInfo],
+    first_of_row: NDArray[np.int64],
+) -> list[BranchInfo]:
+    """Group tokens that follow each other in the same sequences into branches, and set the branch of each token.
+
+    Args:
+        tokens: those of all rows; changed in place.
+        laid_out: each sequence with the places of its tokens.
+        through: for each token the numbers of its sequences.
+        sequences: the descriptions of these.
+        first_of_row: ``[R + 1]`` index of the first token of each row.
+
+    Returns:
+        The branches in the order of their tokens.
+    """
+    behind: list[int | None] = [None] * len(tokens)  # the place of the token before each in its sequences
+    inside: list[str | None] = [None] * len(tokens)  # the view of a token that layout 'inplace' has in the main text
+    for sequence, path in laid_out:
+        for place, before in zip(path, (None, *path), strict=False):
+            behind[place] = before
+        for place, view in zip(path, _views_inside(sequence), strict=True):
+            inside[place] = view or inside[place]
     branches: list[BranchInfo] = []
-    for (through, view, _), group in groupby(tokens, lambda it: (passing[it.place], inside[it.place], it.start)):
+    for (numbers, view, _), group in groupby(tokens, lambda it: (through[it.place], inside[it.place], it.start)):
         inner = list(group)
         for token in inner:
             token.branch = len(branches)
         first, end = inner[0].place, inner[-1].place + 1
+        kind = view or ("shared" if len(numbers) > 1 else sequences[numbers[0]].kind)
+        before = behind[first]
+        parent = None if before is None else tokens[before].branch
         row = int(first_of_row.searchsorted(first, "right")) - 1
-        kind = view or ("shared" if len(through) > 1 else sequences[through[0]].kind)
-        before_it = behind[first]
-        parent = None if before_it is None else tokens[before_it].branch
-        branches.append(BranchInfo(len(branches), row, kind, tuple(through), parent, view == "target", first, end))
-    for through in filter(lambda each: len(each) > 1, passing):
-        for number in through:
-            sequences[number].shared += 1
-    return tokens, branches, sequences
+        branches.append(BranchInfo(len(branches), row, kind, tuple(numbers), parent, view == "target", first, end))
+    return branches
+
+
+def _views_inside(sequence: TokenSequence) -> list[str | None]:
+    """Return for each token the view that it belongs to inside the main text; None for other tokens."""
+    own_text = set(sequence.text.tolist())
+    isolated = [False] * len(sequence) if sequence.start is None else (sequence.start > 0).tolist()
+    return [
+        # Predictor tokens are no part of the record's text.
+        "source" if own_text and step not in own_text else "target" if is_isolated else None
+        for step, is_isolated in enumerate(isolated)
+    ]
 
 
 COLOURS = {"shared": PALETTE[3], "main": PALETTE[0], "source": PALETTE[4], "target": PALETTE[2]}
