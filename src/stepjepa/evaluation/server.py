@@ -91,14 +91,8 @@ class ServerEngine:
                     while waiting and failure is None and len(running) < self.settings.concurrency:
                         index = waiting.popleft()
                         running[portal.start_task_soon(self._ask, index)] = index
-                    finished, _ = wait(running, return_when=FIRST_COMPLETED)
-                    answers: dict[int, list[Answer]] = {}
-                    for future in sorted(finished, key=running.__getitem__):
-                        index = running.pop(future)
-                        try:
-                            answers[index] = future.result()
-                        except ServerError as error:
-                            failure = failure or record_error(self.records[index], f"{self._client.address} {error}")
+                    answers, fault = self._next_answers(running)
+                    failure = failure or fault
                     if answers:
                         yield self._judge(answers)
             finally:
@@ -106,6 +100,24 @@ class ServerEngine:
                     future.cancel()
             if failure is not None:
                 raise failure
+
+    def _next_answers(
+        self, running: dict[Future[list[Answer]], int]
+    ) -> tuple[dict[int, list[Answer]], UserError | None]:
+        """Wait for the next answers, and remove their requests from ``running``.
+
+        Returns the answers by the index of their record, and the first failure among these requests, if there is one.
+        """
+        finished, _ = wait(running, return_when=FIRST_COMPLETED)
+        answers: dict[int, list[Answer]] = {}
+        failure: UserError | None = None
+        for future in sorted(finished, key=running.__getitem__):
+            index = running.pop(future)
+            try:
+                answers[index] = future.result()
+            except ServerError as error:
+                failure = failure or record_error(self.records[index], f"{self._client.address} {error}")
+        return answers, failure
 
     async def _ask(self, index: int) -> list[Answer]:
         """Ask for the samples of one record, one after the other."""

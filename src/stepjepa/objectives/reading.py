@@ -127,6 +127,28 @@ class _ReadoutCollator(Collator):
         return [self.laid_out[sample.rng_key[1]]]
 
 
+class _DistinctReadouts:
+    """Sequences with one readout each, equal ones once.
+
+    Attributes:
+        laid_out: the sequences; each readout is that of a source, whichever side it was.
+    """
+
+    def __init__(self) -> None:
+        self.laid_out: list[TokenSequence] = []
+        self._numbers: dict[tuple[bytes, bytes, int, int], int] = {}
+
+    def number(self, sequence: TokenSequence, readout: Readout) -> int:
+        """Return the index of a sequence with one of its readouts; it is added if it is new."""
+        visible = b"" if sequence.start is None else sequence.start.tobytes()
+        key = (sequence.ids.tobytes(), visible, readout.start, readout.end)
+        number = self._numbers.setdefault(key, len(self.laid_out))
+        if number == len(self.laid_out):
+            alone = Readout(0, "source", readout.start, readout.end)
+            self.laid_out.append(TokenSequence(sequence.ids, start=sequence.start, readouts=(alone,)))
+        return number
+
+
 @dataclass(frozen=True)
 class SideEmbeddings:
     """The embeddings of one side of R views, in the order of the inputs and of the views in each."""
@@ -190,23 +212,17 @@ class ViewReader:
         """
         collator = _ReadoutCollator.of(self.config, self.predictors, encoding=self.encoding, **self.packing)
         layout = Collator.of(self.config, self.predictors, encoding=self.encoding, **self.packing)
-        numbers: dict[tuple[bytes, bytes, int, int], int] = {}
-        laid_out: list[TokenSequence] = []
+        distinct = _DistinctReadouts()
         places: dict[int, Numbers] = {}
         for index, each in enumerate(tokenized):
-            if each is None or not (count := len(each.all_pairs)):
+            if each is None or not each.all_pairs:
                 continue
-            places[index] = np.empty((count, len(sides)), np.int64)
-            for sequence in layout.sequences(SampledRecord(each)):
-                visible = b"" if sequence.start is None else sequence.start.tobytes()
-                for pair, kind, start, end in sequence.readouts:
-                    if kind in sides:
-                        key = (sequence.ids.tobytes(), visible, start, end)
-                        if (number := numbers.setdefault(key, len(numbers))) == len(laid_out):
-                            readout = Readout(0, "source", start, end)
-                            laid_out.append(TokenSequence(sequence.ids, start=sequence.start, readouts=(readout,)))
-                        places[index][pair, sides.index(kind)] = number
-        return places, self._states(replace(collator, laid_out=laid_out))
+            places[index] = np.empty((len(each.all_pairs), len(sides)), np.int64)
+            sequences = layout.sequences(SampledRecord(each))
+            for sequence, readout in ((one, readout) for one in sequences for readout in one.readouts):
+                if readout.kind in sides:
+                    places[index][readout.pair, sides.index(readout.kind)] = distinct.number(sequence, readout)
+        return places, self._states(replace(collator, laid_out=distinct.laid_out))
 
     def _states(self, collator: _ReadoutCollator) -> NDArray[np.float32]:
         """Compute the embeddings ``[U, D]`` of sequences at their readouts; UserError if one is not finite."""

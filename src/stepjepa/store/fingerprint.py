@@ -1,6 +1,7 @@
 """Fingerprints: whether two runs had the same model, weights and data."""
 
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 
 from huggingface_hub import try_to_load_from_cache
@@ -27,20 +28,26 @@ def model_fingerprint(path: File) -> str:
         return str(path)
     digest = hashlib.sha256()
     for file in sorted({file for pattern in _MODEL_FILES for file in folder.glob(pattern)}):
-        size = file.stat().st_size
-        digest.update(f"{file.name}:{size}\n".encode())
-        with file.open("rb") as stream:
-            if size <= _CHUNK * _CHUNKS:
-                digest.update(stream.read())
-            else:
-                for part in range(_CHUNKS):
-                    stream.seek(part * (size - _CHUNK) // (_CHUNKS - 1))
-                    digest.update(stream.read(_CHUNK))
+        digest.update(f"{file.name}:{file.stat().st_size}\n".encode())
+        for content in _parts(file):
+            digest.update(content)
     # A damaged configuration is reported when the model is loaded; an adapter that names itself has no other base.
     base = json_at(folder / "adapter_config.json").get("base_model_name_or_path")
     if isinstance(base, str) and Path(base).is_dir() and Path(base).resolve() != folder.resolve():
         digest.update(model_fingerprint(base).encode())
     return digest.hexdigest()
+
+
+def _parts(file: Path) -> Iterator[bytes]:
+    """Yield the content of a file; of a large one, evenly spaced chunks."""
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        if size <= _CHUNK * _CHUNKS:
+            yield stream.read()
+            return
+        for number in range(_CHUNKS):
+            stream.seek(number * (size - _CHUNK) // (_CHUNKS - 1))
+            yield stream.read(_CHUNK)
 
 
 def equal_weights(first: Path, second: Path) -> bool | None:

@@ -141,16 +141,16 @@ def expand(grid: Grid, read_train: ReadTrain, read_evaluate: ReadEvaluate) -> li
         for label, chosen in _choices(grid, arm, flags):
             with _errors_at(grid, (("arms", arm), flags), (("train",), grid.train)):
                 train = read_train({**grid.train, **chosen})
-            for earlier, other in settings.items():
-                # Some file systems ignore case.
-                if other == train or label.casefold() == earlier.casefold():
-                    fault = f"'{label}' would train the same as '{earlier}', or be called the same; leave one out"
-                    raise _error(grid.source, fault, "arms", arm)
+            # Some file systems ignore case.
+            same = (name for name in settings if settings[name] == train or name.casefold() == label.casefold())
+            if (earlier := next(same, None)) is not None:
+                fault = f"'{label}' would train the same as '{earlier}', or be called the same; leave one out"
+                raise _error(grid.source, fault, "arms", arm)
             settings[label] = train
-            for seed in grid.seeds:
-                trials.append(
-                    Trial(f"{label}/seed{seed}", arm, label, seed, {**train, "finetune_seed": seed}, evaluate)
-                )
+            trials += [
+                Trial(f"{label}/seed{seed}", arm, label, seed, {**train, "finetune_seed": seed}, evaluate)
+                for seed in grid.seeds
+            ]
     return trials
 
 

@@ -141,6 +141,11 @@ class SweepFolder:
         """Return settings, flags and outcome of a trial; an empty dict if it was not begun."""
         return json_at(self.path / f"{trial.name}.trial.json")
 
+    def failure(self, trial: Trial) -> str | None:
+        """Return the reason why a trial that has ended is not finished, fit to be printed; None if it is finished."""
+        record = self.read_record(trial)
+        return None if record.get("status") == FINISHED else visible(str(record.get("reason", "unknown")))
+
     def record(self, trial: Trial, status: str, reason: str = "") -> None:
         """Write the status of a trial (``begun``, ``failed`` or ``finished``) and the reason."""
         content = {"name": trial.name, "status": status, "train": trial.train, "evaluate": trial.evaluate}
@@ -206,10 +211,9 @@ def sweep(folder: SweepFolder, trials: Sequence[Trial], engine: Engine | None = 
             while waiting and not asked.count:
                 for trial in engine.ended():
                     waiting.remove(trial)
-                    outcome, record = FINISHED, folder.read_record(trial)
-                    if record.get("status") != FINISHED:
-                        failed[trial.name] = visible(str(record.get("reason", "unknown")))
-                        outcome = f"{failed[trial.name]} (log: {folder.log_file(trial)})"
+                    if (reason := folder.failure(trial)) is not None:
+                        failed[trial.name] = reason
+                    outcome = FINISHED if reason is None else f"{reason} (log: {folder.log_file(trial)})"
                     left = duration((time.monotonic() - began) * len(waiting) / (count - len(waiting)))
                     outcome += f"; about {left} left" if waiting else ""
                     print(f"[{len(trials) - len(waiting)}/{len(trials)}] {trial.name}: {outcome}", flush=True)
