@@ -10,7 +10,7 @@ that refuse sdpa or have soft caps, eager.
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache, partial
@@ -96,12 +96,24 @@ def segment_kernel(model: PreTrainedModel, device_type: str, *, varlen: bool) ->
 # -- Dense masks -------------------------------------------------------------------------------------------------------
 
 
-def _register(name: str, attention: Any, plain_mask: Any, mask_of_trees: Callable[..., Any]) -> None:
+Attention = Callable[..., tuple[Tensor, Tensor | None]]
+"""Attention of a layer, with the signature that transformers calls: module, query, key, value, mask, options."""
+
+Mask = Tensor | BlockMask | SegmentMask | RaggedMask | None
+"""The mask argument of a layer, in any of the forms of attention here."""
+
+
+def _register(
+    name: str,
+    attention: Attention,
+    plain_mask: Callable[..., Mask],
+    mask_of_trees: Callable[[Trees, Rule | None, torch.dtype], Mask],
+) -> None:
     """Register attention whose mask is ``mask_of_trees(trees, rule, dtype)`` inside ``tree_mask``, else plain."""
 
     def mask(
-        *args: Any, mask_function: Rule = causal_mask_function, dtype: torch.dtype = torch.float32, **kwargs: Any
-    ) -> Any:
+        *args: object, mask_function: Rule = causal_mask_function, dtype: torch.dtype = torch.float32, **kwargs: object
+    ) -> Mask:
         trees = _current.get()
         if trees is None:
             return plain_mask(*args, mask_function=mask_function, dtype=dtype, **kwargs)
@@ -134,17 +146,19 @@ def _fused(trees: Trees, rule: Rule | None, dtype: torch.dtype) -> Tensor:
 
 
 def _sdpa(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: object
 ) -> tuple[Tensor, Tensor | None]:
     if attention_mask is not None and attention_mask.is_floating_point():
         # An additive mask must have the dtype of the query, which may differ from the model's.
         attention_mask = attention_mask.to(query.dtype)
-    return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+    attention: Attention = sdpa_attention_forward
+    return attention(module, query, key, value, attention_mask, **kwargs)
 
 
-def _eager(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+def _eager(module: nn.Module, *args: object, **kwargs: object) -> tuple[Tensor, Tensor | None]:
     # Each model file defines its own eager attention, with its own soft caps and sinks.
-    return sys.modules[type(module).__module__].eager_attention_forward(module, *args, **kwargs)
+    attention: Attention = sys.modules[type(module).__module__].eager_attention_forward
+    return attention(module, *args, **kwargs)
 
 
 # -- FlexAttention -----------------------------------------------------------------------------------------------------
@@ -217,7 +231,7 @@ def flex_forward(
     s_aux: Tensor | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Attention with the signature that transformers calls, under the mask of :func:`block_mask`.
+    """Compute attention under the mask of :func:`block_mask`, with the signature that transformers calls.
 
     Query ``[B, H, T, d]``, key and value ``[B, G, T, d]``, H a multiple of G, to ``[B, T, H, d]``. They are padded to
     one of a few row lengths, since the kernel is compiled for one shape at a time. ``s_aux`` ``[H]`` are attention
@@ -244,13 +258,16 @@ def flex_forward(
     return output[:, :, :length].transpose(1, 2).contiguous(), None
 
 
-def _flex_or(plain: Any, module: nn.Module, *states_and_mask: Any, **kwargs: Any) -> Any:
+def _flex_or(
+    plain: Attention, module: nn.Module, *states_and_mask: object, **kwargs: object
+) -> tuple[Tensor, Tensor | None]:
     """Run FlexAttention under the block masks of trees, else plain attention."""
-    forward = flex_forward if isinstance(states_and_mask[-1], BlockMask) else plain
+    forward: Attention = flex_forward if isinstance(states_and_mask[-1], BlockMask) else plain
     return forward(module, *states_and_mask, **kwargs)
 
 
 def _additive_or_segments(trees: Trees, rule: Rule | None, dtype: torch.dtype) -> Tensor | SegmentMask | RaggedMask:
+    """Return the mask of a row that runs by segments, or of rows under an additive mask."""
     if isinstance(trees.segments, Ragged):
         return RaggedMask(trees.position_ids[0], trees.segments, rule)
     if trees.segments is not None:
@@ -258,18 +275,17 @@ def _additive_or_segments(trees: Trees, rule: Rule | None, dtype: torch.dtype) -
     return _fused(trees, rule, dtype)
 
 
-def _sdpa_or_segments(module: nn.Module, *states_and_mask: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+def _sdpa_or_segments(module: nn.Module, *states_and_mask: object, **kwargs: object) -> tuple[Tensor, Tensor | None]:
+    """Run attention by segments under their masks, else sdpa."""
     mask = states_and_mask[-1]
+    forward: Attention = _sdpa
     if isinstance(mask, SegmentMask | RaggedMask):
         _refuse_scores(kwargs)
-    if isinstance(mask, SegmentMask):
-        return segment_forward(module, *states_and_mask, **kwargs)
-    if isinstance(mask, RaggedMask):
-        return ragged_forward(module, *states_and_mask, **kwargs)
-    return _sdpa(module, *states_and_mask, **kwargs)
+        forward = segment_forward if isinstance(mask, SegmentMask) else ragged_forward
+    return forward(module, *states_and_mask, **kwargs)
 
 
-def _refuse_scores(options: dict[str, Any]) -> None:
+def _refuse_scores(options: Mapping[str, object]) -> None:
     """Raise ``ValueError`` if a layer changes its scores (caps, sinks, biases), which fused attention can't."""
     for name in ("softcap", "s_aux", "position_bias"):
         if options.get(name) is not None:

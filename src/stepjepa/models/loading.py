@@ -155,8 +155,17 @@ def add_lora(
 ) -> nn.Module:
     """Wrap a model that has its predictor tokens with a LoRA adapter that also trains some embedding rows.
 
-    ``rows`` are those of new tokens (``token_rows.adapter_rows``), which plain LoRA neither trains nor saves: token ids
-    of the embedding, or of several layers by their names.
+    Args:
+        model: a causal language model; it is frozen, in place.
+        settings: rank, scale and layers of the adapter.
+        rows: those of new tokens (``token_rows.adapter_rows``), which plain LoRA neither trains nor saves: token ids of
+            the embedding, or of several layers by their names.
+
+    Returns:
+        The PEFT model.
+
+    Raises:
+        UserError: the model has none of the layers that ``settings.targets`` names.
     """
     from peft import LoraConfig, get_peft_model
 

@@ -17,7 +17,7 @@ from stepjepa.batch.mask import Call, Calls, CallShape, Rule, Trees
 
 
 class CallMask(NamedTuple):
-    """What the queries of one call see."""
+    """The mask of one call."""
 
     shape: CallShape
     mask: Tensor | None  # additive, [N or 1, 1, Q, K]; None for plain causal attention
@@ -79,7 +79,7 @@ class _Gather(Function):
 
 
 def gather(states: Tensor, index: Tensor) -> Tensor:
-    """Rows of states ``[T, F]`` at an index ``[M]``, to ``[M, F]``."""
+    """Gather the rows of states ``[T, F]`` at an index ``[M]``, to ``[M, F]``."""
     gathered: Tensor = _Gather.apply(states, index)
     return gathered
 
@@ -95,7 +95,7 @@ def segment_forward(
     dropout: float = 0.0,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Attention with the signature that transformers calls, on one row, by the calls of :func:`segment_mask`.
+    """Compute attention on one row by the calls of :func:`segment_mask`, with the signature that transformers calls.
 
     Query ``[1, H, T, d]``, key ``[1, G, T, d]`` and value ``[1, G, T, e]``, H a multiple of G, to ``[1, T, H, e]``.
     """

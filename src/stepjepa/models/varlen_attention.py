@@ -19,7 +19,7 @@ from torch.autograd import Function
 from stepjepa.batch.mask import Ragged, Rule
 
 HALF = (torch.bfloat16, torch.float16)
-"""What FlashAttention computes in."""
+"""Dtypes in which FlashAttention computes."""
 
 
 class RaggedMask:
@@ -34,7 +34,7 @@ class RaggedMask:
         self._copies: dict[torch.device, RaggedMask] = {}
 
     def on(self, device: torch.device) -> RaggedMask:
-        """The mask with its tensors on the device of a layer, for models that are spread over several devices."""
+        """Return the mask with its tensors on the device of a layer, for models spread over several devices."""
         if device == self.positions.device:
             return self
         if device not in self._copies:
@@ -42,7 +42,10 @@ class RaggedMask:
         return self._copies[device]
 
     def window(self, wanted: int | None) -> int | None:
-        """Most keys that a query sees, itself included: -1 for all, None if the rule is no sliding window."""
+        """Return the most keys that a query sees, itself included: -1 for all, None if the rule is no sliding window.
+
+        ``wanted`` is the window that the layer names; None if it names none.
+        """
         if self.rule is None:
             return -1
         if wanted is None:
@@ -53,7 +56,7 @@ class RaggedMask:
 
 
 def _is_window(rule: Rule, size: int) -> bool:
-    """Whether a rule shows a query, of the keys up to itself, the last ``size`` ones."""
+    """Return whether a rule shows a query, of the keys up to itself, the last ``size`` ones."""
     with torch.device("cpu"):
         # One query alone may stand at the end of a chunk of this size.
         zero, query, key = torch.tensor(0), torch.tensor([[2 * size], [2 * size + 1]]), torch.arange(2 * size + 2)
@@ -69,7 +72,7 @@ _refused: ContextVar[list[str] | None] = ContextVar("refused", default=None)
 
 @contextmanager
 def refusals() -> Iterator[list[str]]:
-    """Collect why attention inside the block is none that FlashAttention computes, whatever its device and dtype."""
+    """Collect the reasons why FlashAttention can't compute attention inside the block, on any device, in any dtype."""
     reasons: list[str] = []
     token = _refused.set(reasons)
     try:
@@ -90,7 +93,7 @@ def ragged_forward(
     sliding_window: int | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Attention with the signature that transformers calls, on one row, as one variable-length call.
+    """Compute attention on one row as one variable-length call, with the signature that transformers calls.
 
     Query ``[1, H, T, d]``, key ``[1, G, T, d]`` and value ``[1, G, T, e]``, H a multiple of G, to ``[1, T, H, e]``.
     What FlashAttention does not take (float32, chunks, dropout, e above d, a CPU) runs as a call for each segment.
@@ -115,7 +118,7 @@ def ragged_forward(
 
 
 def _by_token(states: Tensor) -> Tensor:
-    """States ``[1, H, T, d]`` as ``[T, H, d]``; FlashAttention needs the numbers of a head behind each other."""
+    """Reshape states ``[1, H, T, d]`` to ``[T, H, d]``; FlashAttention needs the numbers of a head side by side."""
     states = states if states.stride(3) == 1 else states.contiguous()
     return states[0].transpose(0, 1)
 
@@ -125,7 +128,14 @@ def _runs_flash(query: Tensor) -> bool:
 
 
 def _refusal(window: int | None, size: int, of_value: int, dropout: float) -> str | None:
-    """Why FlashAttention has no variable-length call for a layer; None if it has."""
+    """Return why FlashAttention has no variable-length call for a layer; None if it has one.
+
+    Args:
+        window: of :meth:`RaggedMask.window`.
+        size: width of a head of queries and keys.
+        of_value: width of a head of values.
+        dropout: probability of dropping an attention weight.
+    """
     if window is None:
         return "its rule is no sliding window"
     # Of its backward passes, that for heads of 193 to 224 runs on a few cards alone.
@@ -135,7 +145,7 @@ def _refusal(window: int | None, size: int, of_value: int, dropout: float) -> st
 
 
 class VarlenCall(NamedTuple):
-    """What a call computes beside its tensors."""
+    """The arguments of a variable-length call beside its tensors."""
 
     segments: Ragged
     scale: float
@@ -158,14 +168,17 @@ class VarlenCall(NamedTuple):
 
 
 def flash_forward(query: Tensor, keys: Tensor, values: Tensor, call: VarlenCall) -> tuple[Tensor, ...]:
-    """Output ``[T, H, d]``; and three tensors that the backward pass needs."""
+    """Run the kernel; return its output ``[T, H, d]``, and three tensors that the backward pass needs."""
     kernel = torch.ops.aten._flash_attention_forward
     output: tuple[Tensor, ...] = kernel(query, keys, values, *call.arguments, False, **call.named)
     return output[:4]
 
 
 def flash_backward(gradient: Tensor, saved: tuple[Tensor, ...], call: VarlenCall) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of query ``[T, H, d]``, keys and values ``[M, G, d]``; ``saved`` is the input and result of forward."""
+    """Return the gradients of query ``[T, H, d]``, keys and values ``[M, G, d]``.
+
+    ``saved`` holds the input and the result of :func:`flash_forward`.
+    """
     *tensors, state, unused = saved
     kernel = torch.ops.aten._flash_attention_backward
     gradients: tuple[Tensor, Tensor, Tensor] = kernel(gradient, *tensors, *call.arguments, state, unused, **call.named)
@@ -181,7 +194,7 @@ class _Varlen(Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, call: VarlenCall) -> Tensor:
-        """Query ``[T, H, d]`` (the segments stand behind each other), key and value ``[T, G, d]``, to ``[T, H, d]``."""
+        """Attend with queries ``[T, H, d]`` to keys and values ``[T, G, d]``; segments follow each other in the row."""
         index = call.segments.key_index
         output, *states = flash_forward(query, _gathered(key, index), _gathered(value, index), call)
         ctx.call = call
@@ -202,7 +215,7 @@ def _gathered(states: Tensor, index: Tensor | None) -> Tensor:
 
 
 def _summed(gradient: Tensor, index: Tensor | None, states: Tensor) -> Tensor:
-    """The gradient of states ``[T, G, d]`` from that of the gathered ones; a sum in 16 bits would be rounded often."""
+    """Sum the gradient of gathered states to that of states ``[T, G, d]``, in float32: 16 bits would round it often."""
     if index is None:
         return gradient
     summed = torch.zeros(states.shape, dtype=torch.float32, device=states.device)
@@ -212,7 +225,7 @@ def _summed(gradient: Tensor, index: Tensor | None, states: Tensor) -> Tensor:
 def segment_by_segment(
     query: Tensor, key: Tensor, value: Tensor, mask: RaggedMask, *, scaling: float | None = None, dropout: float = 0.0
 ) -> Tensor:
-    """``[1, T, H, e]``: attention of one segment after the other."""
+    """Compute attention of one segment after the other; shapes as in :func:`ragged_forward`."""
     segments, results, zero = mask.segments, [], torch.zeros((), dtype=torch.long, device=query.device)
     bounds, key_bounds = segments.query_bounds.tolist(), segments.key_bounds.tolist()
     columns = torch.arange(query.shape[2], device=query.device) if segments.key_index is None else segments.key_index

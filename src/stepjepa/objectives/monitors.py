@@ -50,10 +50,17 @@ def pair_similarity(source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def effective_rank(embeddings: Tensor, *, centred: bool = False) -> float:
-    """Effective rank of embeddings ``[P, D]`` (Roy & Vetterli, 2007): exp of the entropy of normalised singular values.
+    """Compute the effective rank of embeddings: exp of the entropy of their normalised singular values.
 
-    Between 1 (one direction) and ``min(P, D)``; 0 for no embeddings or all zeros; NaN if any number is not finite.
-    ``centred`` subtracts the mean first, which hides a collapse to one vector.
+    Roy & Vetterli, 2007. It says over how many directions the embeddings spread.
+
+    Args:
+        embeddings: ``[P, D]``.
+        centred: subtract the mean first, which hides a collapse to one vector.
+
+    Returns:
+        A number between 1 (one direction) and ``min(P, D)``; 0 for no embeddings or all zeros; NaN if any number is not
+        finite.
     """
     if len(embeddings) == 0:
         return 0.0

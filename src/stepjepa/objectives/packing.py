@@ -33,7 +33,7 @@ NS_FORWARD = 1_650_000.0  # one more pass
 
 
 def cpu_costs(model: PreTrainedModel) -> Costs:
-    """What a layer of a model costs on a CPU; of layers that differ the mean, of experts those that a token meets."""
+    """Compute the cost of a layer of a model on a CPU: the mean over layers, with the experts that a token meets."""
     config = base_model(model).config.get_text_config()
 
     def size(names: str, default: int) -> int:
@@ -67,9 +67,17 @@ def packing(
     processes: int = 1,
     autocast: torch.dtype | None = None,
 ) -> Packing:
-    """How the sequences of a micro-batch are packed for a model after ``setup.set_up``: arguments of ``Collator``.
+    """Choose how the sequences of a micro-batch are packed for a model after ``setup.set_up``.
 
-    ``autocast`` is the dtype in which passes will compute, None for the model's own.
+    Args:
+        model: that of ``set_up``.
+        config: its ``row_length`` and ``share_prefixes``.
+        device_type: of the devices that run it, such as ``cuda``.
+        processes: number that train together.
+        autocast: dtype in which passes will compute; None for the model's own.
+
+    Returns:
+        Keyword arguments of ``Collator``.
     """
     base = base_model(model)
     decoder, on_cpu = base.config.get_text_config(), device_type == "cpu"
@@ -86,7 +94,7 @@ def packing(
 
 
 def runs_varlen(model: PreTrainedModel, device_type: str, dtype: torch.dtype) -> bool:
-    """Whether FlashAttention computes a model's attention on the devices of a type: in 16 bits, without dropout."""
+    """Return whether FlashAttention computes a model's attention on devices of a type: in 16 bits, without dropout."""
     if device_type != "cuda" or dtype not in HALF or torch.version.hip is not None or drops_attention(model):
         return False
     # A run on a GPU may be estimated on a machine without one.
@@ -108,12 +116,12 @@ def make_collator(
     prompt_labels: bool,
     autocast: torch.dtype | None = None,
 ) -> Collator:
-    """The collator for a model after ``setup.set_up``.
+    """Make the collator for a model after ``setup.set_up``.
 
     Args:
         model: that of ``set_up``.
-        tokenizer: the same.
-        config: the same.
+        tokenizer: that of ``set_up``.
+        config: that of ``set_up``.
         encoding: from ``set_up``.
         device_type: of the devices that train, such as ``cuda``.
         processes: number that train together.

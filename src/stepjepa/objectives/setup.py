@@ -31,6 +31,12 @@ def set_up(
     model can run them. ``architecture.attach_heads`` attaches the heads of terms. :class:`Jepa` does all of this, and
     makes batches and losses, too.
 
+    Args:
+        model: on any device; neither wrapped by DDP or FSDP nor compiled yet.
+        tokenizer: fast, with a chat template unless ``config.plain``.
+        config: mode, layout, predictor tokens and encoding.
+        seed: of new embedding rows.
+
     Returns:
         The encoding of micro-batches, and the reason for it in words.
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def no_gather(rows: Tensor) -> tuple[Tensor, int]:
-    """:func:`gather_rows` for a single process."""
+    """Return the rows of this process, as :func:`gather_rows` does for a single one."""
     return rows, 0
 
 

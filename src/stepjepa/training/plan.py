@@ -115,7 +115,7 @@ class Plan:
             yield from map(self.cost, self.keys(epoch))
 
     def budgets(self, epochs: float) -> list[float]:
-        """Cumulative FLOPs at the end of each epoch and at the end of the run."""
+        """Return the cumulative FLOPs at the end of each epoch and at the end of the run."""
         steps = math.ceil(epochs * self.steps_per_epoch)
         ends = [*range(self.steps_per_epoch, steps, self.steps_per_epoch), steps]
         spent = np.cumsum([cost for _, cost in zip(range(steps), self.costs(), strict=False)])

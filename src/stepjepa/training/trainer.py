@@ -414,7 +414,7 @@ class JepaTrainer(Trainer):
             super()._save_checkpoint(model, trial)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
-        """Called by ``save_model`` with the state of sharded weights, heads among them."""
+        """Save model and heads apart; ``save_model`` calls this, with the state of sharded weights if they are."""
         saving.save_model(self, super()._save, output_dir, state_dict)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
@@ -436,7 +436,7 @@ class JepaTrainer(Trainer):
         saving.check_loaded_weights(self.model, load_result)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Averaged weights must be loaded before the first step and after the model."""
+        """Load them as Trainer does, with the settings of this launch; then the averaged weights, after the model."""
         self.resume.checkpoint = None if checkpoint is None else Path(checkpoint)
         settings = [] if checkpoint is None else saving.settings_of(self.optimizer)
         super()._load_optimizer_and_scheduler(checkpoint)

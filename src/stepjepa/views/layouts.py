@@ -83,7 +83,15 @@ def layout(
     changes_text: bool = False,
     partners: PairMessagesFn = question_and_answer,
 ) -> Callable[[PlaceFn], PlaceFn]:
-    """Register a function as a layout; the arguments are those of :class:`Layout`."""
+    """Register a function as a layout; used as a decorator.
+
+    Args:
+        name: its name in ``JepaConfig(layout=...)``; an earlier layout of that name is replaced.
+        modes: the modes that have it, such as ``("llm-jepa",)``.
+        views_in_text: the first message of a pair is a part of the chat, not rendered alone.
+        changes_text: it inserts tokens into the main sequence, which changes the LM loss.
+        partners: maps the messages of a chat to the indices of the first and of the second message of each pair.
+    """
 
     def register(place: PlaceFn) -> PlaceFn:
         LAYOUTS[name] = Layout(name, modes, views_in_text, changes_text, place=place, partners=partners)
