@@ -170,7 +170,7 @@ def _complete_cache(file: Path, prepared: Prepared) -> None:
     write_json(file.with_suffix(".json"), {**about, "sha256": _checksum(file, about)})
 
 
-def _without_memory(data: Data) -> Any:
+def _without_memory(data: Data) -> datasets.Dataset | Spooled[Record]:
     """Return data that can be read again without memory: a ``datasets.Dataset``, or records in a temporary file."""
     if isinstance(data, str | os.PathLike):
         return Spooled(each_of_any(data))

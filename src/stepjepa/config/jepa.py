@@ -28,6 +28,9 @@ from stepjepa.views.layouts import changes_text, layouts_of, modes_of, name_layo
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 """Dtypes of the weights; ``auto`` is the dtype of the checkpoint."""
 
+Quantization = Literal["4bit", "8bit"]
+"""Sizes of weights that bitsandbytes quantizes."""
+
 DEFAULT_PREDICTORS = {"regular": 0, "llm-jepa": 1, "step-jepa": 2}
 
 _CHOICES = "; ".join(f"{mode}: {' or '.join(layouts_of(mode))}" for mode in ("llm-jepa", "step-jepa"))

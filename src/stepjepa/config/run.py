@@ -16,7 +16,7 @@ from typing import Any, Literal
 from stepjepa.base.errors import UserError, shown
 from stepjepa.base.files import existing_file, read_text, read_yaml
 from stepjepa.base.json_object import JsonObject
-from stepjepa.config.jepa import NEEDS_VIEWS, Dtype, JepaConfig
+from stepjepa.config.jepa import NEEDS_VIEWS, Dtype, JepaConfig, Quantization
 from stepjepa.config.lora import LoraFlag, LoraSettings
 from stepjepa.config.option import (
     FROM_ONE,
@@ -239,8 +239,8 @@ class RunConfig:
             raise UserError("name the data with one of `train_file`, `data_file` and `dataset`")
 
     @property
-    def quantized(self) -> str | None:
-        """The quantization of the frozen weights: ``4bit``, ``8bit`` or None."""
+    def quantized(self) -> Quantization | None:
+        """The quantization of the frozen weights; None if they are not quantized."""
         return "4bit" if self.load_in_4bit else "8bit" if self.load_in_8bit else None
 
     # -- the flat spelling ---------------------------------------------------------------------------------------------

@@ -62,9 +62,8 @@ def _read_answers(settings: ScoreSettings, size: int, wanted: Collection[int]) -
                 f"'index' is {index!r}, expected a whole number from 0 to {size - 1} (the position in the test file)"
             )
             raise UserError(f"{fault} that no other line has", path=path, line=number)
-        answers[index] = samples = _read_samples(line)
-        wrong = [each for each in samples if not isinstance(each.text, str) or each.stopped not in (None, True, False)]
-        if wrong or not samples:
+        answers[index] = _read_samples(line)
+        if not answers[index]:
             fault = "'generated' must be a string, or a list of at least one; 'stopped' must be true, false or missing"
             raise UserError(fault, path=path, line=number)
     counts = {len(samples) for samples in answers.values()}
@@ -78,8 +77,14 @@ def _read_answers(settings: ScoreSettings, size: int, wanted: Collection[int]) -
 
 
 def _read_samples(line: JsonObject) -> list[Answer]:
-    """Return the answers of a line, unchecked; ``stepjepa evaluate`` may have written it."""
+    """Return the answers of a line, which ``stepjepa evaluate`` may have written; none if one of them is wrong."""
     content = line.get("samples") or line.get("generated")
     parts = content if isinstance(content, list) else [content]
-    about = [each if isinstance(each, dict) else line | {"generated": each} for each in parts]
-    return [Answer(each.get("generated"), each.get("stopped")) for each in about]  # type: ignore[arg-type]  # checked next
+    answers: list[Answer] = []
+    for part in parts:
+        about = part if isinstance(part, dict) else line | {"generated": part}
+        text, stopped = about.get("generated"), about.get("stopped")
+        if not isinstance(text, str) or not isinstance(stopped, bool | None):
+            return []
+        answers.append(Answer(text, stopped))
+    return answers

@@ -6,7 +6,7 @@ import functools
 import html
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -39,7 +39,7 @@ from stepjepa.tasks.registry import users_source
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from stepjepa.config.jepa import JepaConfig
+    from stepjepa.config.jepa import JepaConfig, Quantization
     from stepjepa.evaluation.retrieval import Retrieval
     from stepjepa.objectives.reading import ViewEmbeddings
 
@@ -292,7 +292,8 @@ def compare_views(
     tokenizer: PreTrainedTokenizerBase,
     records: Sequence[Record],
     config: JepaConfig,
-    **options: Any,
+    *,
+    batch_size: int = 16,
 ) -> tuple[dict[str, float], list[float | None]]:
     """Embed all pairs of some records as training does, and compare the views.
 
@@ -301,7 +302,7 @@ def compare_views(
     """
     from stepjepa.evaluation.embeddings import pair_cosines, similarity_totals
 
-    embeddings = embed_views(model, tokenizer, records, config, **options)
+    embeddings = embed_views(model, tokenizer, records, config, batch_size=batch_size)
     cosines = pair_cosines(embeddings)
     per_record: list[float | None] = [None] * len(records)
     for index in sorted({*embeddings.record.tolist()}):
@@ -389,37 +390,49 @@ def evaluate(
     """
     if model_path is None and output_file is None:
         raise ValueError("evaluate: expected an output_file where model_path is None, got None")
-    parts: dict[str, JsonObject] = {"evaluation": {}, "task": {}, "sampling": {}, "serving": {}}
-    nested = {"task_options", "sampling", "serving", "quantization"}
-    homes = {"evaluation": {*_names(EvaluationSettings)} - nested, "task": {*_names(TaskOptions)}}
-    homes |= {"sampling": {*_names(Sampling)}, "serving": {*_names(ServerSettings)}}
-    bits = [name for name in ("load_in_4bit", "load_in_8bit") if settings.pop(name, False)]
-    for name, value in settings.items():
-        home = next((home for home, names in homes.items() if name in names), None)
-        if home is None:
-            settable = ", ".join(sorted(set().union(*homes.values(), {"load_in_4bit", "load_in_8bit"})))
-            raise TypeError(f"evaluate: expected settings among {settable}, got '{name}'")
-        parts[home][name] = value
-    if len(bits) > 1:
-        raise ValueError("load_in_4bit, load_in_8bit: expected one of them, got both")
+    quantization = _pop_quantization(settings)
+    of_evaluation, of_task, of_sampling, of_serving = _by_class(settings)
     # As 'stepjepa evaluate' does: prompts have the form of training.
     trained = None if model_path is None else trained_objective(model_path)
-    parts["evaluation"].setdefault("plain", bool((trained or {}).get("plain")))
+    of_evaluation.setdefault("plain", bool((trained or {}).get("plain")))
     output = Path(output_file or Path(model_path or "") / f"{Path(test_file).stem}.jsonl")
     evaluation = Evaluation(
         EvaluationSettings(
             model_path=None if model_path is None else os.fspath(model_path),
             test_file=os.fspath(test_file),
             output_file=os.fspath(output),
-            task_options=TaskOptions(**parts["task"]),
-            sampling=Sampling(**parts["sampling"]),
-            serving=ServerSettings(**parts["serving"]),
-            quantization=bits[0].removeprefix("load_in_") if bits else None,  # type: ignore[arg-type]  # of two names
-            **parts["evaluation"],
+            task_options=TaskOptions(**of_task),
+            sampling=Sampling(**of_sampling),
+            serving=ServerSettings(**of_serving),
+            quantization=quantization,
+            **of_evaluation,
         )
     )
     return Scores(output, evaluation.run())
 
 
-def _names(settings: type) -> list[str]:
-    return [each.name for each in fields(settings)]
+_QUANTIZATIONS: dict[str, Quantization] = {"load_in_4bit": "4bit", "load_in_8bit": "8bit"}
+_NESTED = ("task_options", "sampling", "serving", "quantization")
+"""Fields of ``EvaluationSettings`` that :func:`evaluate` fills with settings of other names."""
+
+
+def _pop_quantization(settings: dict[str, Any]) -> Quantization | None:
+    """Take the two flags of quantization out of ``settings``; ValueError if both are set."""
+    chosen = [bits for name, bits in _QUANTIZATIONS.items() if settings.pop(name, False)]
+    if len(chosen) > 1:
+        raise ValueError("load_in_4bit, load_in_8bit: expected one of them, got both")
+    return chosen[0] if chosen else None
+
+
+def _by_class(settings: Mapping[str, Any]) -> list[JsonObject]:
+    """Sort settings by their classes: ``EvaluationSettings``, ``TaskOptions``, ``Sampling``, ``ServerSettings``.
+
+    TypeError if none of them has a field of that name.
+    """
+    classes = (EvaluationSettings, TaskOptions, Sampling, ServerSettings)
+    names = [{field.name for field in fields(each)}.difference(_NESTED) for each in classes]
+    for name in settings:
+        if not any(name in each for each in names):
+            settable = ", ".join(sorted(set(_QUANTIZATIONS).union(*names)))
+            raise TypeError(f"evaluate: expected settings among {settable}, got '{name}'")
+    return [{name: value for name, value in settings.items() if name in each} for each in names]

@@ -7,7 +7,7 @@ from typing import Literal
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import File, check_output_file
 from stepjepa.base.json_object import JsonObject
-from stepjepa.config.jepa import Dtype
+from stepjepa.config.jepa import Dtype, Quantization
 from stepjepa.config.option import FROM_ONE, check_effects, check_values, option
 from stepjepa.config.server import ServerSettings
 from stepjepa.models.sampling import Sampling
@@ -89,7 +89,7 @@ class EvaluationSettings(ScoringSettings):
     batch_size: int = option(_BATCH_SIZE, "prompts at a time", group="generation", allowed=FROM_ONE)
     sampling: Sampling = field(default_factory=Sampling)
     dtype: Dtype = option("auto", "dtype of the weights", group="generation")
-    quantization: Literal["4bit", "8bit"] | None = None  # of the weights, by bitsandbytes
+    quantization: Quantization | None = None  # of the weights, by bitsandbytes
     trust_remote_code: bool = option(False, "run code that comes with the model", group="generation")
     use_test_prompts: bool = option(
         False,

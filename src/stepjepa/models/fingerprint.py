@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -68,7 +68,7 @@ def _select(weight: Tensor, rows: list[int]) -> Tensor:
     return weight[torch.tensor(rows, device=weight.device)]
 
 
-def _update(digest: Any, values: Tensor) -> None:
+def _update(digest: hashlib._Hash, values: Tensor) -> None:
     """Add the bytes of a tensor to a hash; of a large tensor, evenly spaced chunks."""
     flat = values.contiguous().reshape(-1).view(torch.uint8)
     size = flat.numel()

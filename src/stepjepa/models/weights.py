@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel
 
+    from stepjepa.config.jepa import Quantization
+
 
 # Values of a weight that are checked at a time.
 CHECKED_AT_A_TIME = 2**24
@@ -106,7 +108,7 @@ def _named(keys: Iterable[str]) -> str:
 
 
 def quantization_options(
-    kind: str, compute: torch.dtype | None = None, device: str | torch.device | None = None
+    kind: Quantization, compute: torch.dtype | None = None, device: str | torch.device | None = None
 ) -> JsonObject:
     """Return arguments of ``from_pretrained`` for ``4bit`` (NF4, doubly quantized scales) or ``8bit``.
 

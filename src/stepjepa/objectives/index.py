@@ -78,14 +78,12 @@ def distinct(texts: Inputs) -> tuple[list[Text], NDArray[np.int64]]:
 
     ValueError if the corpus is of records.
     """
-    places: dict[str, int] = {}
-    values = as_inputs(texts, open_chats=False)
-    for number, value in enumerate(values):
+    places: dict[str, tuple[int, Text]] = {}
+    for number, value in enumerate(as_inputs(texts, open_chats=False)):
         if not isinstance(value, Text):
             raise ValueError("texts: expected a list of texts to be found, got records")
-        places.setdefault(value.text, number)
-    first = [*places.values()]
-    return [values[number] for number in first], np.array(first, np.int64)  # type: ignore[misc]  # checked above
+        places.setdefault(value.text, (number, value))
+    return [text for _, text in places.values()], np.array([number for number, _ in places.values()], np.int64)
 
 
 def nearest(

@@ -61,7 +61,9 @@ from stepjepa.training.plan import Plan, equal_compute
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-QUANTIZED = {"4bit": 0.516, "8bit": 1.0}
+    from stepjepa.config.jepa import Quantization
+
+QUANTIZED: dict[Quantization, float] = {"4bit": 0.516, "8bit": 1.0}
 """Bytes of a quantized weight."""
 
 OPTIMIZERS: dict[str, tuple[int, int | None]] = {
@@ -357,23 +359,23 @@ def kept_bytes(
     *,
     processes: int = 1,
     sharding: Sharding | None = None,
-    quantized: str | None = None,
+    quantized: Quantization | None = None,
     ema: bool = False,
 ) -> dict[str, int]:
     """Return the bytes that a process keeps between steps, by part.
 
     The states of an optimizer that is not in :data:`OPTIMIZERS` are left out. The model is on any device, meta
-    included, and neither sharded nor quantized yet (``quantized``: ``4bit`` or ``8bit``).
+    included, and neither sharded nor quantized yet (``quantized`` says how it will be).
     """
     shards = sharding or Sharding(1, 1, 1)
     head = model.get_output_embeddings()  # type: ignore[operator]  # a method of every PreTrainedModel
     # bitsandbytes quantizes frozen linear layers other than the head.
     linear = [module.weight for module in model.modules() if isinstance(module, nn.Linear) and module is not head]
-    packed = {id(weight) for weight in linear if quantized and not weight.requires_grad}
+    packed = {id(weight) for weight in linear if not weight.requires_grad}
 
     def size(tensor: Tensor) -> float:
-        if id(tensor) in packed:
-            return tensor.numel() * QUANTIZED[str(quantized)]
+        if quantized is not None and id(tensor) in packed:
+            return tensor.numel() * QUANTIZED[quantized]
         width = 2 if shards.master == "beside" else tensor.element_size()
         return tensor.numel() * (max(4, width) if shards.master == "instead" and tensor.requires_grad else width)
 

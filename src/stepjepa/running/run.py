@@ -295,7 +295,7 @@ def _build(
     rows, scores, retrieval = {"columns": describe_columns(train_records[0])}, None, None
     if config.eval_generate is not None or config.eval_retrieval:
         try:
-            task, records = _asked(config, eval_records, train_records)
+            task, records = _held_out_questions(config, eval_records, train_records)
             if config.eval_generate is not None:
                 scores = _answer_scores(config, task, records, tokenizer)
                 scores.check(model)
@@ -325,7 +325,7 @@ def _build(
 
 def _load(
     config: RunConfig, passed: PassedObjects, texts: Iterable[str], training: TrainingArguments
-) -> tuple[Any, Any]:
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Return model and tokenizer, with the tokens of the objective: those that were passed, else loaded ones."""
     jepa, quantization = config.jepa, config.quantized
     if passed.model is None:
@@ -352,7 +352,9 @@ def _load(
     return model, tokenizer
 
 
-def _asked(config: RunConfig, records: Sequence[Record], trained: Sequence[Record]) -> tuple[Task, list[Record]]:
+def _held_out_questions(
+    config: RunConfig, records: Sequence[Record], trained: Sequence[Record]
+) -> tuple[Task, list[Record]]:
     """Return the task of the held-out records, and those that it can score, prompted as in ``stepjepa evaluate``."""
     task = choose_task(config.eval_task, records, TaskOptions(config.spider_path, config.missing_databases))
     answerable = list(keep(task, records)[0].values())

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stepjepa.base.files import atomic_write, read_jsonl
 from stepjepa.base.json_object import JsonObject
@@ -31,6 +31,8 @@ from stepjepa.training.plan import EqualCompute, Plan
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
+
+    from stepjepa.training.trainer import JepaTrainer
 
 COSINE_COLLAPSES = (
     "cosine maps all texts to one direction in most runs, `jepa_loss_type infonce` does not (docs/how-to/collapse.md)"
@@ -57,9 +59,9 @@ def adapter_rate(run: RunConfig) -> str | None:
 
 
 def first_screen(
-    run: RunConfig, trainer: Any, equal: EqualCompute | None, further_rows: Mapping[str, str | None]
+    run: RunConfig, trainer: JepaTrainer, equal: EqualCompute | None, further_rows: Mapping[str, str | None]
 ) -> list[tuple[str, str]]:
-    """Return the rows to print before the first step of a ``JepaTrainer``; ``further_rows`` come after these."""
+    """Return the rows to print before the first step; ``further_rows`` come after these."""
     config, held_out, training = trainer.jepa, trainer.prepared_eval, trainer.args
     trainable, total = parameter_counts(trainer.model)
     where = f"{type(base_model(trainer.model)).__name__}, {run.quantized or run.dtype} on {training.device.type}"
