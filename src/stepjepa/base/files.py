@@ -56,22 +56,29 @@ def read_jsonl(
     with file.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             try:
-                # Strip first: the "\r" of a "\r\n" line end would count as a column in error messages.
-                # Files that were put together have the mark of each at its beginning.
-                text = line.removeprefix(codecs.BOM_UTF8).decode().strip()
-                if not text:
-                    continue
-                value = parse_data(text)
-                if not isinstance(value, dict):
-                    kind = type(value).__name__
-                    raise ValueError(f"a JSON {kind} where an object is needed; every line must be one JSON object")
-                # In valid UTF-8, JSON can hold a lone surrogate only as an escape.
-                if "\\u" in text and (fault := json_fault(value)) is not None:
-                    raise ValueError(fault)
+                value = _read_line(line)
             except (ValueError, RecursionError) as error:
                 wrong(UserError(_fault(error), path=file, line=number))
-            else:
+                continue
+            if value is not None:
                 yield number, value
+
+
+def _read_line(line: bytes) -> JsonObject | None:
+    """Return the object of a line, None if it is blank; ValueError or RecursionError if it is wrong."""
+    # Strip first: the "\r" of a "\r\n" line end would count as a column in error messages.
+    # Files that were put together have the mark of each at its beginning.
+    text = line.removeprefix(codecs.BOM_UTF8).decode().strip()
+    if not text:
+        return None
+    value = parse_data(text)
+    if not isinstance(value, dict):
+        kind = type(value).__name__
+        raise ValueError(f"a JSON {kind} where an object is needed; every line must be one JSON object")
+    # In valid UTF-8, JSON can hold a lone surrogate only as an escape.
+    if "\\u" in text and (fault := json_fault(value)) is not None:
+        raise ValueError(fault)
+    return value
 
 
 def _fault(error: Exception) -> str:

@@ -197,7 +197,7 @@ def sweep(folder: SweepFolder, trials: Sequence[Trial], engine: Engine | None = 
     """
     engine = Local() if engine is None else engine
     folder.path.mkdir(parents=True, exist_ok=True)
-    with locked(folder.path), Interruptions() as asked:
+    with locked(folder.path), Interruptions() as interruptions:
         states, failed = folder.states(trials), dict[str, str]()
         waiting = [trial for trial in trials if states[trial.name] != FINISHED]
         # Seed by seed, so that a sweep that is stopped early can compare all arms.
@@ -206,22 +206,27 @@ def sweep(folder: SweepFolder, trials: Sequence[Trial], engine: Engine | None = 
         trial_list = [asdict(trial) for trial in folder.trials]
         write_json(folder.path / SWEEP_FILE, {"grid": folder.grid, "trials": trial_list, "versions": versions()})
         began, count = time.monotonic(), len(waiting)
+
+        def end(trial: Trial) -> None:
+            """Take a trial that ended off the list, and print its outcome and the time that the others may take."""
+            waiting.remove(trial)
+            if (reason := folder.failure(trial)) is not None:
+                failed[trial.name] = reason
+            outcome = FINISHED if reason is None else f"{reason} (log: {folder.log_file(trial)})"
+            left = duration((time.monotonic() - began) * len(waiting) / (count - len(waiting)))
+            outcome += f"; about {left} left" if waiting else ""
+            print(f"[{len(trials) - len(waiting)}/{len(trials)}] {trial.name}: {outcome}", flush=True)
+
         try:
             engine.begin(folder, waiting)
-            while waiting and not asked.count:
+            while waiting and not interruptions.count:
                 for trial in engine.ended():
-                    waiting.remove(trial)
-                    if (reason := folder.failure(trial)) is not None:
-                        failed[trial.name] = reason
-                    outcome = FINISHED if reason is None else f"{reason} (log: {folder.log_file(trial)})"
-                    left = duration((time.monotonic() - began) * len(waiting) / (count - len(waiting)))
-                    outcome += f"; about {left} left" if waiting else ""
-                    print(f"[{len(trials) - len(waiting)}/{len(trials)}] {trial.name}: {outcome}", flush=True)
+                    end(trial)
                 time.sleep(engine.pause)
         finally:
-            engine.end(asked)
+            engine.end(interruptions)
     finished = [trial for trial in trials if trial not in waiting and trial.name not in failed]
-    return Outcome(finished, failed, asked.first)
+    return Outcome(finished, failed, interruptions.first)
 
 
 class Child:

@@ -63,12 +63,21 @@ def run_query(
     most_rows: int = MOST_ROWS,
     rank: Callable[[], float] | None = None,
 ) -> Table:
-    """Run one query, or raise :class:`QueryError`; no query can change or make a file.
-
-    ``rank`` implements the SQL function :data:`RANK`, which is called once per row.
+    """Run one query; no query can change or make a file.
 
     Run it in a separate process: one call of a function on a long text can't be interrupted from within, and the
-    limit on memory (in MiB) holds for all of SQLite in this process and is never raised again.
+    limit on memory holds for all of SQLite in this process and is never raised again.
+
+    Args:
+        database: the file of the database.
+        sql: the query.
+        seconds: the longest time.
+        memory: the most memory, in MiB.
+        most_rows: the most rows of the result.
+        rank: implements the SQL function :data:`RANK`, which is called once per row.
+
+    Raises:
+        QueryError: the query is wrong, or it reached a limit.
     """
     deadline = time.monotonic() + seconds
     denied: list[int] = []
@@ -87,13 +96,7 @@ def run_query(
     uri = f"{Path(database).resolve().as_uri()}?mode=ro&immutable=1"
     try:
         with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as connection:
-            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE)
-            connection.setlimit(sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, _LONGEST_PATTERN)
-            # Text in another encoding than declared is compared by its bytes.
-            connection.text_factory = lambda content: content.decode("utf-8", "surrogateescape")
-            connection.execute(f"PRAGMA hard_heap_limit = {memory * 2**20}")
-            # Otherwise a large sort would write a file.
-            connection.execute("PRAGMA temp_store = MEMORY")
+            _limit(connection, memory)
             if rank is not None:
                 connection.create_function(RANK, 0, rank)
             connection.set_authorizer(authorize)
@@ -103,15 +106,29 @@ def run_query(
         raise QueryError("memory", "out of memory") from None
     # ValueError: the text is not UTF-8, or holds a null character.
     except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
-        too_large = getattr(error, "sqlite_errorname", "") in ("SQLITE_NOMEM", "SQLITE_TOOBIG")
-        if too_large or isinstance(error, sqlite3.DataError):
-            kind = "memory"
-        else:
-            kind = "syntax" if any(words in str(error) for words in _SYNTAX) else "other"
-        raise QueryError("time" if late() else "denied" if denied else kind, error) from None
+        raise QueryError("time" if late() else "denied" if denied else _kind(error), error) from None
     if late():
         raise QueryError("time", "interrupted")
     return table
+
+
+def _limit(connection: sqlite3.Connection, memory: int) -> None:
+    """Limit the sizes of values and the memory (in MiB), and make SQLite write no file for a sort."""
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE)
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, _LONGEST_PATTERN)
+    # Text in another encoding than declared is compared by its bytes.
+    connection.text_factory = lambda content: content.decode("utf-8", "surrogateescape")
+    connection.execute(f"PRAGMA hard_heap_limit = {memory * 2**20}")
+    # Otherwise a large sort would write a file.
+    connection.execute("PRAGMA temp_store = MEMORY")
+
+
+def _kind(error: Exception) -> str:
+    """Return the kind of an error of SQLite: ``memory``, ``syntax`` or ``other``."""
+    too_large = getattr(error, "sqlite_errorname", "") in ("SQLITE_NOMEM", "SQLITE_TOOBIG")
+    if too_large or isinstance(error, sqlite3.DataError):
+        return "memory"
+    return "syntax" if any(words in str(error) for words in _SYNTAX) else "other"
 
 
 def _read(cursor: sqlite3.Cursor, most_rows: int) -> Table:
