@@ -21,6 +21,7 @@ _NAMES = {
     "views.layouts": "ReadoutOptions layout",
     "views.sequences": "Pair Readout TokenSequence TokenizedRecord View hash_tokens main_sequence",
     "batch.collate": "Collator",
+    "batch.dataset": "Prepared",
     "batch.micro_batch": "Batch BatchRecords",
     "batch.prepare": "prepare",
     "models.encoded": "Encoded",
@@ -28,18 +29,19 @@ _NAMES = {
     "objectives.alignment": "Alignment ContrastiveDistance Cosine Covariance Distance InfoNCE L2 MSE SIGReg Variance "
     "equal_partners",
     "objectives.monitors": "effective_rank",
-    "objectives.objective": "Objective jepa_loss",
+    "objectives.objective": "Losses Objective jepa_loss",
     "objectives.router": "RouterLoss",
     "objectives.term": "Context Term term",
     "objectives.text": "LMLoss PromptLoss SemanticTube",
+    "objectives.embedding": "Embedder",
     "objectives.index": "Hit TextIndex",
     "objectives.jepa": "Jepa JepaLoss",
-    "objectives.reading": "SideEmbeddings",
+    "objectives.reading": "SideEmbeddings ViewEmbeddings",
     "objectives.setup": "set_up",
     "training.trainer": "JepaTrainer",
     "evaluation.run": "Scores evaluate",
     "running.run": "Run run",
-    "study.comparison": "compare",
+    "study.comparison": "Comparison compare",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 find_old_modules()
@@ -49,6 +51,7 @@ __all__ = ["__version__", *_HOME]  # noqa: PLE0604  # the names are strings, fro
 if TYPE_CHECKING:
     from stepjepa.base.errors import UserError
     from stepjepa.batch.collate import Collator
+    from stepjepa.batch.dataset import Prepared
     from stepjepa.batch.micro_batch import Batch, BatchRecords
     from stepjepa.batch.prepare import prepare
     from stepjepa.config.jepa import JepaConfig
@@ -72,17 +75,18 @@ if TYPE_CHECKING:
         Variance,
         equal_partners,
     )
+    from stepjepa.objectives.embedding import Embedder
     from stepjepa.objectives.index import Hit, TextIndex
     from stepjepa.objectives.jepa import Jepa, JepaLoss
     from stepjepa.objectives.monitors import effective_rank
-    from stepjepa.objectives.objective import Objective, jepa_loss
-    from stepjepa.objectives.reading import SideEmbeddings
+    from stepjepa.objectives.objective import Losses, Objective, jepa_loss
+    from stepjepa.objectives.reading import SideEmbeddings, ViewEmbeddings
     from stepjepa.objectives.router import RouterLoss
     from stepjepa.objectives.setup import set_up
     from stepjepa.objectives.term import Context, Term, term
     from stepjepa.objectives.text import LMLoss, PromptLoss, SemanticTube
     from stepjepa.running.run import Run, run
-    from stepjepa.study.comparison import compare
+    from stepjepa.study.comparison import Comparison, compare
     from stepjepa.training.trainer import JepaTrainer
     from stepjepa.views.layouts import ReadoutOptions, layout
     from stepjepa.views.sequences import Pair, Readout, TokenizedRecord, TokenSequence, View, hash_tokens, main_sequence

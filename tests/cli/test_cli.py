@@ -1,5 +1,6 @@
 """The command line: quick, one-line errors with exit code 2, nothing written or lost."""
 
+import inspect
 import json
 import re
 import subprocess
@@ -185,6 +186,24 @@ def test_import_and_help_need_no_torch() -> None:
 
 def test_every_name_is_there() -> None:
     assert not [name for name in stepjepa.__all__ if not hasattr(stepjepa, name)]
+
+
+def test_classes_that_the_python_api_returns_are_part_of_it() -> None:
+    """A caller can annotate a variable with the type of a result."""
+    public = [getattr(stepjepa, name) for name in stepjepa.__all__]
+    functions = [each for each in public if inspect.isfunction(each)]
+    for owner in (stepjepa.Jepa, stepjepa.Run, stepjepa.TextIndex):
+        functions += [each for name, each in vars(owner).items() if inspect.isfunction(each) and name[0] != "_"]
+    returned = {name for each in functions for name in re.findall(r"\w+", str(each.__annotations__["return"]))}
+    assert {"Batch", "Comparison", "Losses"} <= returned
+    modules = [module for name, module in sys.modules.items() if name.startswith("stepjepa.")]
+    ours = {
+        name: each
+        for module in modules
+        for name, each in vars(module).items()
+        if isinstance(each, type) and each.__module__.startswith("stepjepa.")
+    }
+    assert {name for name in returned & set(ours) if ours[name] not in public} == set()
 
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name != "completion"])
