@@ -12,7 +12,7 @@ from slow_trees import random_sequences
 from stepjepa.batch.costs import Costs, causal_share
 from stepjepa.batch.mask import Calls, Kernel, Trees, dense
 from stepjepa.batch.pack import Rows, pack_passes
-from stepjepa.batch.segments import added_segments, calls, cheapest_calls, ragged
+from stepjepa.batch.segments import Segment, add_segments, calls, cheapest_calls, ragged
 from stepjepa.views.sequences import TokenSequence
 
 COSTS = {
@@ -107,7 +107,9 @@ def test_by_hand() -> None:
 def test_isolated_tokens_are_segments_of_their_own() -> None:
     """Tokens 2 and 3 of a sequence see nothing before token 2; token 4 sees all."""
     path, start = np.arange(10, 15), np.array([0, 0, 2, 2, 0], np.int32)
-    result = [(place, count, keys.tolist()) for place, count, keys in added_segments(11, path, 1, start)]
+    segments: list[Segment] = []
+    add_segments(segments, 11, path, 1, start)
+    result = [(place, count, keys.tolist()) for place, count, keys in segments]
     assert result == [(11, 1, [10, 11]), (12, 2, [12, 13]), (14, 1, [10, 11, 12, 13, 14])]
 
 

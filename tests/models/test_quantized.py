@@ -59,6 +59,12 @@ def quantized(base: Path, kind: str, tokenizer: Any) -> Any:
     return model.train()
 
 
+def test_another_kind_is_refused(base: Path) -> None:
+    """Otherwise the weights would be loaded in full, in silence."""
+    with pytest.raises(ValueError, match="quantization: expected one of 4bit, 8bit, got 'nf4'"):
+        load_for_inference(base, quantization="nf4")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_adapter_trains_on_quantized_weights(kind: str, base: Path, plain_tokenizer: Any, tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")

@@ -121,8 +121,8 @@ def _scatter(axes: Axes, plane: NDArray[np.float64], points: Points, colours: Ma
     label_of = np.asarray([label if label in colours else REST for label in points.labels])
     for label, colour in colours.items():
         for target, marker in enumerate(MARKERS.values()):
-            chosen = plane[(label_of == label) & (points.is_target == target)]
-            axes.scatter(*chosen.T, color=colour, marker=marker, s=14, alpha=0.65, linewidths=0)
+            across, up = plane[(label_of == label) & (points.is_target == target)].T
+            axes.scatter(across, up, color=colour, marker=marker, s=14, alpha=0.65, linewidths=0)
 
 
 def write_png(inspection: Inspection, path: str | os.PathLike[str], title: str) -> None:

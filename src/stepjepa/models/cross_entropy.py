@@ -14,10 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stepjepa.models.trained_rows import TrainedRows
-
 Head = tuple[Tensor, Tensor | None]
 """Weight and bias of a linear layer."""
+
+Rows = tuple[Tensor, Tensor]
+"""Token ids ``[K]`` and rows ``[K, D]`` that replace those of a weight, such as ``trained_rows.TrainedRows``."""
 
 # Minimum number of logits in a chunk: matrix products of few rows are slow.
 FEWEST_LOGITS = 2**20
@@ -33,7 +34,7 @@ def summed_cross_entropy(
     rows: Tensor,
     chunk: int | None = None,
     *,
-    trained: TrainedRows | None = None,
+    trained: Rows | None = None,
 ) -> Tensor:
     """Compute ``cross_entropy(linear(states, *head)[rows], label_ids, reduction="sum")`` in float32, in chunks.
 
@@ -69,13 +70,14 @@ class _Products(NamedTuple):
 
     weight: Tensor  # [V, D]
     bias: Tensor | None  # [V]
-    rows: TrainedRows | None  # rows that replace those of the weight
+    rows: Rows | None  # rows that replace those of the weight
 
     def logits(self, states: Tensor) -> Tensor:
         """Return the logits ``[C, V]`` of states ``[C, D]``, in float32."""
         logits = F.linear(states, self.weight, self.bias)
         if self.rows is not None:
-            logits.index_copy_(1, self.rows.ids, F.linear(states, self.rows.values))
+            ids, values = self.rows
+            logits.index_copy_(1, ids, F.linear(states, values))
         # One launch. Not by log_softmax's argument `dtype`, for which bfloat16 is copied while the logits are there.
         return logits.float()
 
@@ -98,7 +100,7 @@ class _Gradients:
         self.bias = torch.zeros(len(weight), dtype=torch.float32, device=weight.device) if of_bias else None
         self.rows: Tensor | None = None
         if of_rows and head.rows is not None:
-            self.rows = torch.zeros_like(head.rows.values, dtype=torch.float32)
+            self.rows = torch.zeros_like(head.rows[1], dtype=torch.float32)
 
     def add(self, errors: Tensor, states: Tensor, part: slice) -> None:
         """Add the gradients of a chunk, all but that of the bias.
@@ -108,16 +110,17 @@ class _Gradients:
             states: ``[C, D]`` the chunk's states.
             part: the chunk among all states.
         """
-        replaced, of_replaced = self._head.rows, None
-        if replaced is not None:
-            of_replaced = errors[:, replaced.ids]
-            errors.index_fill_(1, replaced.ids, 0)
+        of_replaced: tuple[Tensor, Tensor] | None = None  # errors [C, K] of the replaced rows, and the rows
+        if self._head.rows is not None:
+            ids, values = self._head.rows
+            of_replaced = errors[:, ids], values
+            errors.index_fill_(1, ids, 0)
             if self.rows is not None:
-                self.rows += of_replaced.T @ states
+                self.rows += of_replaced[0].T @ states
         if self.states is not None:
             torch.mm(errors, self._head.weight, out=self.states[part])
-            if replaced is not None and of_replaced is not None:
-                torch.addmm(self.states[part], of_replaced, replaced.values, out=self.states[part])
+            if of_replaced is not None:
+                torch.addmm(self.states[part], *of_replaced, out=self.states[part])
         if self.weight is not None and self.weight.dtype == errors.dtype:
             # torch's FLOP counter knows addmm, but not addmm_.
             torch.addmm(self.weight, errors.T, states, out=self.weight)
@@ -140,7 +143,7 @@ class _SummedCrossEntropy(torch.autograd.Function):
         shared = ones.new_zeros(len(states)).index_add_(0, rows, ones)[:, None]
         with torch.autocast(states.device.type, enabled=False):
             values, total = states.to(dtype), states.new_zeros((), dtype=torch.float32)
-            replaced = None if trained is None else TrainedRows(trained_index, trained.to(dtype))
+            replaced = None if trained is None else (trained_index, trained.to(dtype))
             head = _Products(weight.to(dtype), None if bias is None else bias.to(dtype), replaced)
             # In 16 bits the contributions of later chunks would be rounded away.
             gradients = _Gradients(head, values, needed, torch.float32 if len(states) > chunk else dtype)

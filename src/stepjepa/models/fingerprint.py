@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from stepjepa.chat.tokens import END_OF_TURN, PERCEPTION, all_predictor_ids
@@ -80,5 +78,5 @@ def _update(digest: hashlib._Hash, values: Tensor) -> None:
     digest.update(_bytes(torch.cat([flat[start : start + CHUNK] for start in starts])))
 
 
-def _bytes(flat: Tensor) -> NDArray[np.uint8]:
-    return flat.cpu().numpy()
+def _bytes(flat: Tensor) -> memoryview:
+    return flat.cpu().numpy().data

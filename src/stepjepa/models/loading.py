@@ -38,6 +38,8 @@ from stepjepa.models.weights import load_adapter, load_weights, quantization_opt
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+    from stepjepa.config.jepa import Quantization
+
 # Patterns of file names, of which every folder with a tokenizer has at least one.
 TOKENIZER_FILES = ("tokenizer*", "vocab.*", "spiece.model")
 
@@ -198,7 +200,7 @@ def load_for_inference(
     path: str | os.PathLike[str],
     *,
     dtype: str = "auto",
-    quantization: str | None = None,
+    quantization: Quantization | None = None,
     device: str | torch.device | None = None,
     trust_remote_code: bool = False,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

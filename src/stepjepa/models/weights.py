@@ -12,19 +12,18 @@ import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch import Tensor, nn
 
 from stepjepa.base.errors import UserError, shown
 from stepjepa.base.json_object import JsonObject
+from stepjepa.config.jepa import Quantization
 
 if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel
-
-    from stepjepa.config.jepa import Quantization
 
 
 # Values of a weight that are checked at a time.
@@ -110,12 +109,19 @@ def _named(keys: Iterable[str]) -> str:
 def quantization_options(
     kind: Quantization, compute: torch.dtype | None = None, device: str | torch.device | None = None
 ) -> JsonObject:
-    """Return arguments of ``from_pretrained`` for ``4bit`` (NF4, doubly quantized scales) or ``8bit``.
+    """Return arguments of ``from_pretrained`` for quantized weights; embedding and head are not quantized.
 
-    Embedding and head are not quantized.
-    ``compute`` is the dtype of products with 4-bit weights. By default it is bfloat16, and ``device`` the accelerator;
-    float32 and the CPU where there is none.
+    Args:
+        kind: ``4bit`` (NF4, doubly quantized scales) or ``8bit``.
+        compute: dtype of products with 4-bit weights; by default bfloat16, on a CPU float32.
+        device: where to put the model; by default the accelerator, the CPU where there is none.
+
+    Raises:
+        ValueError: there is no such kind.
+        UserError: bitsandbytes is not installed.
     """
+    if kind not in get_args(Quantization):
+        raise ValueError(f"quantization: expected one of {', '.join(get_args(Quantization))}, got '{kind}'")
     if importlib.util.find_spec("bitsandbytes") is None:
         raise UserError(f"`load_in_{kind}` needs bitsandbytes, which is not installed; run 'pip install bitsandbytes'")
     from transformers import BitsAndBytesConfig

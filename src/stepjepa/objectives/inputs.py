@@ -1,12 +1,13 @@
-"""The inputs of an embedder, bare texts or records, and its options."""
+"""What a ``Jepa`` reads: the inputs of an embedder, bare texts or records, and its options; questions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
 from stepjepa.base.json_object import JsonObject
+from stepjepa.chat.marks import Message
 from stepjepa.data.records import Record, as_records
 
 PLACEHOLDER = "."
@@ -60,6 +61,22 @@ def with_answer(value: Any) -> Any:
         return value
     is_open = messages[-1].get("role") == "user"
     return {**value, "messages": [*messages, {"role": "assistant", "content": PLACEHOLDER}]} if is_open else value
+
+
+Chat = str | Sequence[Message]
+"""A question to a model: a text, or the messages of a chat up to the turn to be generated."""
+
+
+def as_chats(questions: Iterable[Chat]) -> list[list[Message]]:
+    """Convert questions to chats; ValueError for a single text in place of a list, or for a chat without messages."""
+    if isinstance(questions, str):
+        raise ValueError("questions: expected a list of questions, got one text; put it into a list")
+    chats: list[list[Message]] = [
+        [{"role": "user", "content": each}] if isinstance(each, str) else [*each] for each in questions
+    ]
+    if not all(chats):
+        raise ValueError("question: expected a text or messages, got an empty list")
+    return chats
 
 
 class EmbedOptions(TypedDict, total=False):

@@ -31,7 +31,7 @@ from stepjepa.models.loading import load_for_inference
 from stepjepa.models.sampling import Sampling
 from stepjepa.objectives.embedding import Embedder, ViewTokenizer
 from stepjepa.objectives.index import TextIndex
-from stepjepa.objectives.inputs import EmbedOptions, Inputs
+from stepjepa.objectives.inputs import Chat, EmbedOptions, Inputs, as_chats
 from stepjepa.objectives.objective import Counts, Losses, Objective, jepa_loss
 from stepjepa.objectives.packing import make_collator, packing
 from stepjepa.objectives.reading import (
@@ -54,9 +54,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
     from transformers import PreTrainedTokenizerBase
-
-Chat = str | Sequence[Message]
-"""A question to a model: a text, or the messages of a chat up to the turn to be generated."""
 
 
 class Jepa:
@@ -395,10 +392,8 @@ class Jepa:
             ValueError: a single text in place of a list, or a chat without messages.
             UserError: see :meth:`answer`.
         """
-        if isinstance(questions, str):
-            raise ValueError("questions: expected a list of questions, got one text; put it into a list")
         generator = Generator(self.model, self.tokenizer, Sampling(max_new_tokens), plain=self.config.plain)
-        prompts = [generator.prompt_ids(self._messages(question)) for question in questions]
+        prompts = [generator.prompt_ids(self._with_system_prompt(chat)) for chat in as_chats(questions)]
         longest = max(map(len, prompts), default=0) + max_new_tokens
         if generator.positions is not None and longest > generator.positions:
             message = f"prompt and answer have up to {longest} tokens, the model {generator.positions} positions"
@@ -410,13 +405,10 @@ class Jepa:
                 texts += [samples[0].text for samples in answers]
         return texts
 
-    def _messages(self, chat: Chat) -> list[Message]:
-        messages: list[Message] = [{"role": "user", "content": chat}] if isinstance(chat, str) else [*chat]
-        if not messages:
-            raise ValueError("question: expected a text or messages, got an empty list")
-        if self.system_prompt and not self.config.plain and messages[0]["role"] != "system":
-            messages.insert(0, {"role": "system", "content": self.system_prompt})
-        return messages
+    def _with_system_prompt(self, chat: list[Message]) -> list[Message]:
+        if not self.system_prompt or self.config.plain or chat[0]["role"] == "system":
+            return chat
+        return [{"role": "system", "content": self.system_prompt}, *chat]
 
     # -- saving --------------------------------------------------------------------------------------------------------
 

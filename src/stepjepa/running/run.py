@@ -60,7 +60,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, TrainingArguments
 
     from stepjepa.evaluation.run import Scores
-    from stepjepa.objectives.jepa import Chat, Jepa
+    from stepjepa.objectives.inputs import Chat
+    from stepjepa.objectives.jepa import Jepa
     from stepjepa.objectives.objective import Objective
 
 

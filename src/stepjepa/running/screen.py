@@ -7,12 +7,13 @@ import shlex
 from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from stepjepa.base.files import atomic_write, read_jsonl
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import PALETTE, duration, print_rows
 from stepjepa.base.typed_json import to_json
+from stepjepa.batch.collate import Encoding
 from stepjepa.batch.dataset import Prepared
 from stepjepa.batch.tokenize import WITHOUT_PAIR
 from stepjepa.batch.trained_text import trained_text
@@ -27,12 +28,11 @@ from stepjepa.objectives.router import describe_router
 from stepjepa.running.transformers import bf16_advice, bf16_by_default
 from stepjepa.store.folder import METRICS_FILE, RUN_FILE
 from stepjepa.store.record import Results, RunRecord
+from stepjepa.training.interface import TrainerInterface
 from stepjepa.training.plan import EqualCompute, Plan
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
-
-    from stepjepa.training.trainer import JepaTrainer
 
 COSINE_COLLAPSES = (
     "cosine maps all texts to one direction in most runs, `jepa_loss_type infonce` does not (docs/how-to/collapse.md)"
@@ -58,11 +58,24 @@ def adapter_rate(run: RunConfig) -> str | None:
     return f"{run.learning_rate:g} is the rate of full fine-tuning; adapters mostly want `learning_rate 2e-4`"
 
 
+class _Planned(TrainerInterface, Protocol):
+    """What the first screen shows of a ``JepaTrainer``, beside what its callbacks use."""
+
+    jepa: JepaConfig
+    plan: Plan
+    encoding: Encoding
+    encoding_reason: str
+
+
 def first_screen(
-    run: RunConfig, trainer: JepaTrainer, equal: EqualCompute | None, further_rows: Mapping[str, str | None]
+    run: RunConfig, trainer: _Planned, equal: EqualCompute | None, further_rows: Mapping[str, str | None]
 ) -> list[tuple[str, str]]:
     """Return the rows to print before the first step; ``further_rows`` come after these."""
-    config, held_out, training = trainer.jepa, trainer.prepared_eval, trainer.args
+    config, training = trainer.jepa, trainer.args
+    prepared, held_out = trainer.prepared, trainer.prepared_eval
+    assert prepared is not None
+    first = prepared.dataset[0]
+    assert first is not None  # it is no padding
     trainable, total = parameter_counts(trainer.model)
     where = f"{type(base_model(trainer.model)).__name__}, {run.quantized or run.dtype} on {training.device.type}"
     defaults = JepaConfig(mode=config.mode).to_dict()
@@ -81,12 +94,12 @@ def first_screen(
         "frozen": describe_unreached(trainer.model),
         "encoding": f"{trainer.encoding} ({trainer.encoding_reason})" if config.uses_views else None,
         "LM head": LMHead(trainer.model).describe(),
-        "data": f"{Path(trainer.source).name}: {describe_counts(trainer.prepared.counts)}",
-        "pairs": trainer.prepared.template.get(WITHOUT_PAIR),
-        "not used": trainer.prepared.template.get(NOT_USED),
-        "chat template": describe_template(trainer.prepared.template),
-        "turns": describe_turns(trainer.prepared, shares=trainer.encoding == "tree"),
-        "example": trained_text(trainer.prepared.dataset[0].record, trainer.processing_class),
+        "data": f"{Path(trainer.source).name}: {describe_counts(prepared.counts)}",
+        "pairs": prepared.template.get(WITHOUT_PAIR),
+        "not used": prepared.template.get(NOT_USED),
+        "chat template": describe_template(prepared.template),
+        "turns": describe_turns(prepared, shares=trainer.encoding == "tree"),
+        "example": trained_text(first.record, trainer.processing_class),
         "held out": describe_counts(held_out.counts) if held_out is not None else None,
         "each step": f"{plan.records_per_step} records ({plan.batch_size} a batch x {accumulated} accumulated x "
         f"{training.world_size} processes), learning rate {training.learning_rate:g}, seed {training.seed}",
