@@ -45,7 +45,7 @@ def weights_fingerprint(model: nn.Module, tokenizer: PreTrainedTokenizerBase) ->
             return None
         values = _select(weight.detach(), rows) if id(weight) in by_token else weight.detach()
         digest.update(f"{name} {values.dtype} {tuple(values.shape)}\n".encode())
-        _update(digest, values)
+        digest.update(_bytes_to_hash(values))
     return digest.hexdigest()
 
 
@@ -66,17 +66,12 @@ def _select(weight: Tensor, rows: list[int]) -> Tensor:
     return weight[torch.tensor(rows, device=weight.device)]
 
 
-def _update(digest: hashlib._Hash, values: Tensor) -> None:
-    """Add the bytes of a tensor to a hash; of a large tensor, evenly spaced chunks."""
+def _bytes_to_hash(values: Tensor) -> memoryview:
+    """Return the bytes of a tensor; of a large one, evenly spaced chunks of them."""
     flat = values.contiguous().reshape(-1).view(torch.uint8)
     size = flat.numel()
-    if size <= CHUNK * CHUNKS:
-        digest.update(_bytes(flat))
-        return
-    starts = [number * (size - CHUNK) // (CHUNKS - 1) for number in range(CHUNKS)]
-    # Joined first: a GPU is waited for at every copy.
-    digest.update(_bytes(torch.cat([flat[start : start + CHUNK] for start in starts])))
-
-
-def _bytes(flat: Tensor) -> memoryview:
+    if size > CHUNK * CHUNKS:
+        starts = [number * (size - CHUNK) // (CHUNKS - 1) for number in range(CHUNKS)]
+        # Joined first: a GPU is waited for at every copy.
+        flat = torch.cat([flat[start : start + CHUNK] for start in starts])
     return flat.cpu().numpy().data
