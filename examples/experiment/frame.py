@@ -151,7 +151,9 @@ def partners(table: pd.DataFrame, file: str, arm: str, baseline: str) -> tuple[p
     leaves fewer pairs than the runs of the file itself, it is those, though another version rounds otherwise.
     """
     ours, theirs = runs(table, file, arm), runs(table, file, baseline)
-    candidates = table[table.file.isin([file, file + AGAIN]) & (table.arm == baseline)].set_index("seed").sort_index()
+    candidates = theirs
+    if (file + AGAIN, baseline) in _by_arm[1]:
+        candidates = pd.concat([theirs, runs(table, file + AGAIN, baseline)]).sort_index(kind="stable")
     same_version = candidates[candidates.version.to_numpy() == ours.version.reindex(candidates.index).to_numpy()]
     same_version = same_version[~same_version.index.duplicated()]
     return (same_version, False) if len(same_version) >= len(theirs.index.intersection(ours.index)) else (theirs, True)
