@@ -74,6 +74,10 @@ def test_every_grid_expands(grid: Path, tmp_path: Path, monkeypatch: pytest.Monk
     for path in (*shared, *own):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(record("answer", 1) + "\n")
+    # A model that is trained further: its folder with a configuration is asked for, too.
+    for folder in re.findall(r"model_name: (runs/\S+)", grid.read_text()):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "config.json").write_text("{}")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(ROOT / "examples" / "terms"))
     assert main(["sweep", "--config", str(grid), "--output_dir", "planned", "--dry_run"]) == 0
