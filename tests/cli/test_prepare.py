@@ -181,3 +181,48 @@ def test_what_can_not_be_generated(
     assert prepare(*arguments.replace("OUT", str(out)).split()) == 2
     assert message in capsys.readouterr().err
     assert not out.exists()
+
+
+def test_rows_of_a_table_are_divided_into_training_and_test_records(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, train, test = (tmp_path / name for name in ("rows.csv", "train.jsonl", "test.jsonl"))
+    rows = [f'"Wo ist Büro {number}, ""Ost""?",Etage {number % 5}' for number in range(17)]
+    source.write_text("\n".join(["Frage,Antwort", *rows, rows[3], "leer,"]) + "\n", encoding="utf-8")
+    flags = ("chat", "--input_file", source, "--columns", "Frage", "Antwort", "--bad_records", "skip")
+    assert prepare(*flags, "--output_file", train, "--test_file", test, "--test_size", 5) == 0
+    assert f"written: {train} (13 records)\nwritten: {test} (5 records)\n" in capsys.readouterr().out
+    asked = [{record.messages[0]["content"] for record in read_records(path)} for path in (train, test)]
+    assert not asked[0] & asked[1]
+    assert len(asked[0] | asked[1]) == 17
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--test_size", 2), "give both --test_size and --test_file, or neither"),
+        (("--test_file", "train.jsonl", "--test_size", 2), "is both --output_file and --test_file; name another"),
+        (("--test_file", "rows.csv", "--test_size", 2), "is both input and output; name another --test_file"),
+        (("--test_file", "test.jsonl", "--test_size", 3), "--test_size: expected fewer than the 3 records"),
+        (("--seed", 5), "--seed does nothing without --test_file"),
+    ],
+)
+def test_a_division_that_can_not_be_made_writes_nothing(
+    flags: tuple[object, ...], message: str, tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("rows.csv").write_text("question,answer\na,1\nb,2\nc,3\n")
+    assert prepare("chat", "--input_file", "rows.csv", "--output_file", "train.jsonl", *flags) == 2
+    assert message in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.csv"]
+
+
+def test_a_test_file_with_fewer_records_is_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write_lines(
+        tmp_path / "rows.jsonl", *({"question": str(number // 2), "answer": str(number)} for number in range(12))
+    )
+    files = ("--output_file", tmp_path / "train.jsonl", "--test_file", tmp_path / "test.jsonl")
+    assert prepare("chat", "--input_file", source, *files, "--test_size", 5) == 0
+    message = "4 test records, not 5: records with the same question stay together"
+    assert message in capsys.readouterr().err
+    assert len(read_records(tmp_path / "test.jsonl")) == 4

@@ -17,6 +17,7 @@ from stepjepa.base.errors import UserError
 from stepjepa.data.records import Record, as_records, find_steps, parse_record
 from stepjepa.data.sources import read_records
 from stepjepa.data.summarising import Summariser, records_fingerprint, system_prompts
+from stepjepa.store.folder import PROMPTS_FILE
 from stepjepa.store.prompts import share_trained_on, write_trained_prompts
 
 USER = {"role": "user", "content": "q"}
@@ -137,6 +138,24 @@ def test_the_share_of_questions_that_were_trained_on(tmp_path: Path) -> None:
     assert share_trained_on(str(tmp_path), test) == expected
     assert share_trained_on(str(tmp_path / "checkpoint-5"), test) == expected
     assert share_trained_on(str(tmp_path / "other"), test) is None
+
+
+def test_case_and_blanks_do_not_count_in_umlauts_line_ends_and_margins(tmp_path: Path) -> None:
+    def record(*questions: str) -> Record:
+        asked = [({"role": "user", "content": question}, ASSISTANT) for question in questions]
+        return Record(tuple(message for pair in asked for message in pair))
+
+    read = Summariser()
+    assert list(read.reading([record("Größe\nÜBER 3?"), record("Wo?", "Und dort?")]))
+    write_trained_prompts(tmp_path, read.summary.questions)
+    same = [record("grösse über 3? "), record(" wo?", "UND DORT?")]
+    assert share_trained_on(str(tmp_path), same) == {"exact": 0.0, "normalised": 1.0}
+    assert share_trained_on(str(tmp_path), [record("Wo? Und dort?"), record("Größe über 4?")])["normalised"] == 0.0
+    # A file of an earlier version, whose normalised question is another.
+    trained = json.loads((tmp_path / PROMPTS_FILE).read_text(encoding="utf-8"))
+    (tmp_path / PROMPTS_FILE).write_text(json.dumps(trained | {"normalised": []}), encoding="utf-8")
+    earlier = share_trained_on(str(tmp_path), [record("Wo?", "Und dort?"), record("Wo?")])
+    assert earlier == {"exact": 0.5, "normalised": 0.5}
 
 
 # -- steps -------------------------------------------------------------------------------------------------------------

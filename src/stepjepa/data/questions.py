@@ -21,10 +21,11 @@ def question_hashes(messages: Sequence[JsonObject]) -> dict[str, int]:
 
     A hash has 64 bits.
     """
-    before = messages[:-1]
-    question = json.dumps([message["content"] for message in before if message["role"] not in SYSTEM_ROLES])
+    contents = [message["content"] for message in messages[:-1] if message["role"] not in SYSTEM_ROLES]
     hashes = {}
     for form, change in FORMS.items():
-        digest = hashlib.blake2b(change(question).encode("utf-8", "surrogatepass"), digest_size=8)
+        # Changed before it is JSON, which escapes line ends and letters such as "Ü".
+        question = json.dumps([change(content) for content in contents])
+        digest = hashlib.blake2b(question.encode("utf-8", "surrogatepass"), digest_size=8)
         hashes[form] = int.from_bytes(digest.digest(), "big")
     return hashes

@@ -9,12 +9,14 @@ from typing import Literal
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import atomic_write, check_output_file, existing_file
+from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import note, print_rows
-from stepjepa.config.option import FROM_ONE, option
+from stepjepa.config.option import FROM_ONE, check_effects, option
 from stepjepa.data.columns import MOST_NAMES
 from stepjepa.data.records import BadRecords, named
 from stepjepa.data.sources import FORMATS, read_rows
 from stepjepa.preparing.conversion import Convert, convert_rows
+from stepjepa.preparing.holding_out import hold_out
 from stepjepa.tasks import nl_rx, stepmath
 from stepjepa.tasks.raw_values import chat_record
 
@@ -30,6 +32,16 @@ class SourceSettings:
     bad_records: Literal["error", "skip"] = option("error", "rows that are not valid; skip: count and skip them")
     output_file: str = option(help="JSON lines with 'messages'", metavar="FILE", group="output")
     max_examples: int | None = option(None, "stop after so many records (all)", allowed=FROM_ONE, group="output")
+    test_file: str | None = option(
+        None,
+        "file of `test_size` of the records; they are left out of `output_file`, and no question is in both",
+        metavar="FILE",
+        group="output",
+    )
+    test_size: int | None = option(
+        None, "number of records of `test_file`, drawn at random", allowed=FROM_ONE, group="output"
+    )
+    seed: int = option(0, "the same seed draws the same test records", group="output", only_with="test_file")
     overwrite: bool = option(False, "replace files that are there already", group="output")
 
 
@@ -46,26 +58,47 @@ def prepare_rows(settings: SourceSettings, convert: Convert, expected: str) -> N
     """
     if (settings.input_file is None) == (settings.dataset is None):
         raise UserError("name the source with either `input_file` or `dataset`")
+    check_effects(vars(settings), SourceSettings)
     name = settings.dataset or str(existing_file(str(settings.input_file), "raw file"))
     bad = BadRecords(settings.bad_records)
     rows = read_rows(name, split=settings.split, subset=settings.subset, bad=bad)
-    target = Path(settings.output_file)
-    if target.exists() and Path(name).exists() and target.samefile(name):
-        raise UserError("is both input and output; name another `output_file`", path=target)
-    check_output_file(target, settings.overwrite)
+    targets = _check_targets(settings.output_file, settings.test_file, settings.test_size, settings.overwrite, name)
     records, counts = convert_rows(rows, convert, path=name, limit=settings.max_examples, bad=bad)
     reasons = counts.dropped.most_common()
     if not records:
         causes = [f"{reason}: {count}" for reason, count in reasons] + ([bad.describe()] if bad.count else [])
         hint = f"; expected {expected}, got {', '.join(counts.columns[:MOST_NAMES])}" if counts.columns else ""
         raise UserError(f"no record could be kept ({'; '.join(causes) or 'it is empty'}){hint}", path=name)
+    parts: Sequence[list[JsonObject]] = [records]
+    if settings.test_size is not None:
+        parts = hold_out(records, settings.test_size, settings.seed, name)
+        if len(parts[1]) < settings.test_size:
+            note(
+                f"{len(parts[1])} test records, not {settings.test_size}: records with the same question stay together"
+            )
     bad.tell()
     if counts.unused:
         note(f"not used: {named(counts.unused)}")
     numbers = [("read", counts.read), ("kept", len(records)), ("dropped", counts.dropped.total()), *reasons]
     numbers += [("bad, skipped", bad.count)] if bad.count else []
     print_rows([(label, str(count)) for label, count in numbers])
-    _write_files({target: records})
+    _write_files(dict(zip(targets, parts, strict=True)))
+
+
+def _check_targets(
+    output_file: str, test_file: str | None, test_size: int | None, overwrite: bool, source: str | None = None
+) -> list[Path]:
+    """Return the files to write; raise ``UserError`` if one is there already, is the source, or both are one."""
+    if (test_size is None) != (test_file is None):
+        raise UserError("give both `test_size` and `test_file`, or neither")
+    targets = {"output_file": Path(output_file)} | ({} if test_file is None else {"test_file": Path(test_file)})
+    for field, target in targets.items():
+        if source is not None and target.exists() and Path(source).exists() and target.samefile(source):
+            raise UserError(f"is both input and output; name another `{field}`", path=target)
+        check_output_file(target, overwrite)
+    if len({target.resolve() for target in targets.values()}) < len(targets):
+        raise UserError("is both `output_file` and `test_file`; name another", path=output_file)
+    return list(targets.values())
 
 
 @dataclass(kw_only=True)
@@ -105,12 +138,7 @@ class NlRxSettings(GeneratorSettings):
 
 def prepare_nl_rx(settings: NlRxSettings) -> None:
     """Generate sentences with regular expressions and write them as chats."""
-    if (settings.test_size is None) != (settings.test_file is None):
-        raise UserError("give both `test_size` and `test_file`, or neither")
-    names = [name for name in (settings.output_file, settings.test_file) if name is not None]
-    targets = [check_output_file(name, settings.overwrite) for name in names]
-    if len({target.resolve() for target in targets}) < len(targets):
-        raise UserError("is both `output_file` and `test_file`; name another", path=targets[0])
+    targets = _check_targets(settings.output_file, settings.test_file, settings.test_size, settings.overwrite)
     parts = nl_rx.generate_split(settings.size, settings.test_size or 0, settings.seed)
     records = ([chat_record(nl_rx.NlRxTask.system_prompt, *pair) for pair in part] for part in parts)
     _write_files(dict(zip(targets, records, strict=False)))
