@@ -181,6 +181,14 @@ def test_a_worker_that_dies_costs_one_answer(databases):
     assert scored[1].extracted["truth_output"] != scored[1].extracted["answer_output"]
 
 
+def test_the_folder_of_spider_stands_for_that_of_its_databases(databases, tmp_path):
+    (tmp_path / "database").symlink_to(databases)
+    (tmp_path / "tables.json").write_text("[]")
+    made = make_task(str(tmp_path), time_limit=2, workers=1)
+    assert made.score(record(COUNT), Response(COUNT)).scores["execution"]
+    made.close()
+
+
 def test_without_databases_there_is_no_task(tmp_path):
     with pytest.raises(UserError, match=r"pass `spider_path DIR`.*`task generic`"):
         choose_task("auto", [record(COUNT)])

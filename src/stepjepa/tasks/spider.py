@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -42,6 +43,10 @@ class SpiderTask(Task):
         if folder is None or not Path(folder).is_dir():
             fault = "task 'spider' runs queries; pass `spider_path DIR`, the folder that holds <name>/<name>.sqlite"
             raise UserError(f"{fault}, or `task generic` to compare the text alone", path=folder)
+        # Spider's own folder holds the databases' one.
+        inner = Path(folder) / "database"
+        if inner.is_dir() and not (inner / "database.sqlite").is_file():
+            options = replace(options, spider_path=str(inner))
         return super().from_options(options)
 
     @classmethod
