@@ -11,7 +11,7 @@ Two suites are measured at several points: ``answers`` with 1 to 16 answers to a
 
     python benchmarks/bench.py --rounds 5 --memory
     python benchmarks/bench.py --suite answers prefix --rounds 5 --memory
-    python benchmarks/bench.py --suite gsm8k --records 128 --micro 4 --memory
+    python benchmarks/bench.py --suite gsm8k --micro 4 --memory
     python benchmarks/bench.py --suite smollm2 --model FOLDER --records 32 --rounds 3 --memory
     python benchmarks/bench.py --suite smollm2 --model FOLDER --records 32 --rounds 3 --bf16
 """

@@ -38,7 +38,7 @@ GROWTH = (
 )
 # Results of a suite with another setting, by the end of their file's name, and what the row says.
 SETTINGS = {
-    "gsm8k-micro4": "gsm8k, our micro-batches of 4 records, too",
+    "gsm8k-micro4": "gsm8k, ours in micro-batches of 4, too; one core",
     "smollm2-bf16": "SmolLM2-135M, synth, `bf16` in every arm",
 }
 POINTS = {"answers": "answers to a question", "prefix": "tokens of a shared prefix"}
