@@ -3,9 +3,10 @@
     python examples/experiment/demonstrations.py --model_path runs/experiment/retrieval/separate-infonce/seed82 \\
         --answering_model $(python examples/smollm2.py | tail -1)
 
-writes demonstrations.csv. The answering model was not trained on the data: a pretrained chat model, which needs
-demonstrations to know what is asked for. The first test records of ``synth`` are asked, each with the same number of
-records of the training file before it as earlier turns of the chat, the nearest last. ``way`` says which records:
+writes demonstrations.csv, and questions and answers to ``--output_dir``. The answering model was not trained on the
+data: a pretrained chat model, which needs demonstrations to know what is asked for. The first test records of ``synth``
+are asked, each with the same number of records of the training file before it as earlier turns of the chat, the nearest
+last. ``way`` says which records:
 
 - ``none``: the question alone.
 - ``any``: drawn at random, anew for each question.
@@ -20,7 +21,6 @@ demonstrations has a right answer already, which can be copied; ``right elsewher
 from __future__ import annotations
 
 import argparse
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -89,7 +89,7 @@ def measure(
     test_file, output_file = folder / f"{way}.jsonl", folder / f"{way}-answers.jsonl"
     write_jsonl(test_file, map(with_demonstrations, asked, shown))
     evaluate(answering_model, test_file, output_file=output_file, task="nl-rx", max_new_tokens=64, batch_size=20)
-    right = np.array([bool(scored["equivalent"]) for _, scored in read_jsonl(output_file)])
+    right = np.array([bool(line["scores"]["equivalent"]) for _, line in read_jsonl(output_file)])
     # Demonstrations and the right answers, named by the lines that they match.
     flat = [each for row in shown for each in row]
     names = NlRxTask().answer_names([*asked, *flat])
@@ -112,6 +112,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--answering_model", required=True, help="folder of the chat model that answers")
     parser.add_argument("--questions", type=int, default=200, help="of the test file, the first ones (200)")
     parser.add_argument("--demonstrations", type=int, default=4, help="before each question (4)")
+    parser.add_argument("--output_dir", type=Path, default=Path("runs/experiment/demonstrations"), help="(%(default)s)")
     parser.add_argument("--file", type=Path, default=FILE, help="(demonstrations.csv)")
     args = parser.parse_args(argv)
     train_file, test_file = SETS["synth"]
@@ -124,11 +125,11 @@ def main(argv: list[str] | None = None) -> int:
         "embeddings": nearest_by_embedding(Jepa.from_pretrained(args.model_path), known, asked, count),
     }
     rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        for way, places in chosen.items():
-            shown = [[known[place] for place in row] for row in places]
-            rows.append(measure(way, shown, asked, Path(folder), args.answering_model))
-            print(rows[-1], flush=True)
+    args.output_dir.mkdir(parents=True, exist_ok=True)
+    for way, places in chosen.items():
+        shown = [[known[place] for place in row] for row in places]
+        rows.append(measure(way, shown, asked, args.output_dir, args.answering_model))
+        print(rows[-1], flush=True)
     with atomic_write(args.file) as stream:
         pd.DataFrame(map(asdict, rows)).to_csv(stream, index=False)
     return 0
