@@ -184,3 +184,26 @@ def test_a_whole_sweep_of_real_trainings(
     write(path, {**grid, "train": {**grid["train"], "max_steps": 3}})
     error = error_of(capsys, *command[1:])
     assert "regular/seed82: was begun with other flags of 'stepjepa train'" in error
+
+
+def test_a_bad_line_is_told_once_and_put_right_in_the_same_folder(
+    grid: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(sweep_module, "Child", InProcess)
+    data = Path(grid["train"]["train_file"])
+    data.write_text(data.read_text() + '{"question": "Why?", "answer": ""}\n')
+    path, folder = write(tmp_path / "grid.yaml", grid), tmp_path / "sweep"
+    command = ["sweep", "--config", str(path), "--output_dir", str(folder)]
+    assert main(command) == 1
+    *_, failed, count, others = capsys.readouterr().out.splitlines()
+    assert failed.startswith("failed: regular/seed82, step-jepa_lbd0.5/seed82: train failed with exit code 2: ")
+    assert "leave such rows out with --bad_records skip" in failed
+    assert count.startswith("2 of 4 trials failed;")
+    assert others == (
+        "2 other trials were not run, since every arm failed with this error: correct the grid or the data first"
+    )
+    for part in ("train", "evaluate"):
+        grid[part]["bad_records"] = "skip"
+    write(path, grid)
+    assert main(command) == 0
+    assert "[4/4] " in capsys.readouterr().out

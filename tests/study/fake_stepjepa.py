@@ -2,6 +2,7 @@
 
 ``--fail_in STAGE --cure FILE`` makes a stage fail until the file is there; ``--slow S`` makes each of the six steps of
 a training take S seconds; the environment variable FAKE_SLOW goes before it. Two trainings at once in one folder fail.
+``--refuse TEXT`` stands for settings or data that are refused before anything is written.
 """
 
 import fcntl
@@ -42,6 +43,9 @@ def fail_unless_cured(flags, stage):
 
 def train(flags):
     run = Path(flags["output_dir"])
+    if "refuse" in flags:
+        print(flags["refuse"], flush=True)
+        sys.exit(2)
     assert flags["resume_from_checkpoint"] == "auto"
     if run.exists() and any(run.iterdir()) and not (run / "run.json").exists():
         sys.exit(f"{run} is not empty")

@@ -152,6 +152,32 @@ def test_other_flags_under_an_old_name_are_refused_with_the_difference(tmp_path:
     assert set(folder_of(tmp_path, changed).states(changed[1:]).values()) == {"new"}
 
 
+def refused(trial: Trial, text: str) -> Trial:
+    return replace(trial, train={**trial.train, "refuse": text})
+
+
+def test_the_same_error_in_every_combination_ends_a_sweep_early(tmp_path: Path) -> None:
+    trials = [refused(trial, "no such column") for trial in trials_of()]
+    outcome = sweep(folder_of(tmp_path, trials), trials)
+    reason = "train failed with exit code 2: no such column"
+    assert outcome.failed == dict.fromkeys([f"{arm}/seed1" for arm in ("regular", "jepa_lbd1", "jepa_lbd2")], reason)
+    assert (outcome.finished, outcome.stopped) == ([], 0)
+    # Nothing was trained, so the settings may be corrected; those of a trial that has trained may not.
+    corrected = trials_of()
+    assert sweep(folder_of(tmp_path, corrected), corrected).finished == corrected
+    with pytest.raises(UserError, match="was begun with other flags"):
+        folder_of(tmp_path, trials).states(trials)
+
+
+@pytest.mark.parametrize("other", ["another reason", None])
+def test_other_errors_let_the_rest_of_a_sweep_run(other: str | None, tmp_path: Path) -> None:
+    first, *rest = trials_of()
+    trials = [refused(each, "no such column") for each in rest]
+    trials.insert(0, first if other is None else refused(first, other))
+    outcome = sweep(folder_of(tmp_path, trials), trials)
+    assert len(outcome.failed) == 6 if other else 5
+
+
 def test_a_folder_that_no_sweep_made_is_left_alone(tmp_path: Path) -> None:
     trials = trials_of()
     (tmp_path / "jepa_lbd1/seed2").mkdir(parents=True)

@@ -37,6 +37,9 @@ EVALUATION = "test"
 NEW, BEGUN, FAILED, FINISHED = "new", "begun", "failed", "finished"
 """States of a trial; a stopped or killed one is ``begun``. The next start runs every trial that is not finished."""
 
+# Beginning of the reason of a trial whose settings or data were refused before the first step.
+_REFUSED = "train failed with exit code 2: "
+
 # Seconds between SIGTERM and SIGKILL, in which a training saves a checkpoint.
 _GRACE = 60.0
 
@@ -105,9 +108,10 @@ class SweepFolder:
             "change the grid back, or evaluate the trained runs again beside it: 'stepjepa evaluate ... --output_file "
             f"{run}/NAME.jsonl', which 'stepjepa compare --evaluation NAME' reads"
         )
+        failed_early = record.get("status") == FAILED and not (run.exists() and any(run.iterdir()))
         same = {
-            "train": self._trained_settings(record, run) in (None, trial.train),
-            # What was not answered yet may be asked otherwise: an evaluation that failed is put right in the grid.
+            # A training or evaluation that failed before it wrote anything is corrected in the grid.
+            "train": failed_early or self._trained_settings(record, run) in (None, trial.train),
             "evaluate": _by_flag(record.get("evaluate")) == _by_flag(trial.evaluate) or not self.has_answers(trial),
         }
         if changed := [stage for stage, is_same in same.items() if not is_same]:
@@ -186,11 +190,13 @@ class Outcome:
 
     finished: list[Trial]
     failed: dict[str, str]
-    stopped: int = 0  # number of the signal; 0 if the sweep ran to its end
+    stopped: int = 0  # number of the signal; 0 if none ended the sweep
 
 
 def sweep(folder: SweepFolder, trials: Sequence[Trial], engine: Engine | None = None) -> Outcome:
     """Run the unfinished trials among ``trials``, by default on this machine, one after the other.
+
+    The others are not begun once a trial of every combination was refused with the same error.
 
     Raises:
         UserError: another sweep is running in the folder, or see :meth:`SweepFolder.states`.
@@ -219,7 +225,7 @@ def sweep(folder: SweepFolder, trials: Sequence[Trial], engine: Engine | None = 
 
         try:
             engine.begin(folder, waiting)
-            while waiting and not interruptions.count:
+            while waiting and not interruptions.count and not _is_refused_everywhere(trials, failed):
                 for trial in engine.ended():
                     end(trial)
                 time.sleep(engine.pause)
@@ -227,6 +233,13 @@ def sweep(folder: SweepFolder, trials: Sequence[Trial], engine: Engine | None = 
             engine.end(interruptions)
     finished = [trial for trial in trials if trial not in waiting and trial.name not in failed]
     return Outcome(finished, failed, interruptions.first)
+
+
+def _is_refused_everywhere(trials: Sequence[Trial], failed: Mapping[str, str]) -> bool:
+    """Return whether a trial of each combination was refused, all for one reason, which its seed does not change."""
+    reasons = set(failed.values())
+    labels = {trial.label for trial in trials if trial.name in failed}
+    return len(reasons) == 1 and reasons.pop().startswith(_REFUSED) and labels == {trial.label for trial in trials}
 
 
 class Child:
