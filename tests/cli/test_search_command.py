@@ -67,6 +67,30 @@ def test_queries_of_a_file_of_chats(folder: Path, capsys: Any) -> None:
     assert "is there already" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+def test_rows_without_a_text_are_an_error_or_skipped(form: str, folder: Path, capsys: Any) -> None:
+    corpus = folder / f"replies.{form}"
+    texts = ["Es läuft", "", "Nein", "Grün"]
+    if form == "csv":
+        corpus.write_text("id,Antwort\n" + "".join(f"{number},{text}\n" for number, text in enumerate(texts)))
+    else:
+        write_jsonl(corpus, ({"Antwort": text or None} for text in texts))
+    command = ["--query", "Geht es?", "--corpus", corpus, "--column", "Antwort", "--json"]
+    assert search(folder, *command) == 2
+    line = 3 if form == "csv" else 2
+    error = capsys.readouterr().err
+    assert f"replies.{form}:{line}: " in error
+    assert ("leave such lines out with --bad_records skip" in error) == (form == "csv")
+    assert search(folder, *command, "--bad_records", "skip") == 0
+    captured = capsys.readouterr()
+    hits = json.loads(captured.out)["results"][0]["hits"]
+    assert {hit["text"] for hit in hits} == {"Es läuft", "Nein", "Grün"}
+    assert {hit["line"] for hit in hits} == {number + (2 if form == "csv" else 1) for number in (0, 2, 3)}
+    assert "note: 1 bad line skipped (--bad_records skip)" in captured.err
+    assert search(folder, *command, "--bad_records", "skip", "--column", "nope") == 2
+    assert "holds no texts that are not skipped" in capsys.readouterr().err
+
+
 def test_embeddings_are_kept_beside_the_corpus_and_renewed(
     folder: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

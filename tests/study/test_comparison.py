@@ -135,7 +135,13 @@ def test_doubtful_runs_are_named(runs):
         "the runs differ in dtype: bfloat16; float32",
         "the runs differ in chat_template: x; {% for %} {% for %} {% for %} {% for %} {% for %} {% for %} ",
     ]
-    assert any(note.startswith(f"{runs[4]}: 25.0% of the test prompts were trained on") for note in notes)
+    share = "25.0% of the test prompts were trained on (50.0% but for case and blanks)"
+    assert f"{runs[4]}: {share}; what is right there may be learnt by heart" in notes
+    for run in runs:
+        change(run / "test.summary.json", "trained_on", to={"exact": 0.25, "normalised": 0.5})
+    assert [note for note in compare(runs).notes if "trained on" in note] == [
+        f"every run: {share}; what is right there may be learnt by heart"
+    ]
 
 
 NAMES = [

@@ -169,6 +169,14 @@ def test_retrieval_stands_beside_the_answers(arms):
     assert section.parts[0]["notes"] and "{" not in "".join(section.parts[0]["notes"])
 
 
+def test_an_arm_has_one_colour_in_the_picture_and_in_the_curves(arms):
+    runs = read_runs(arms)
+    _, comparison, _ = compare_runs(runs)[0]
+    markers = [line.get_color() for line in draw(comparison).axes[0].lines if line.get_marker() == "D"]
+    look = looks(runs, comparison)
+    assert markers == [look[run.name][0] for run in runs[::3]] == list(PALETTE[:2])
+
+
 def test_each_evaluation_is_compared_by_itself_or_says_why_not(arms):
     for folder in arms[::3]:
         evaluate(folder, "1111", name="dev")

@@ -11,6 +11,7 @@ from stepjepa.cli.commands import Command
 from stepjepa.cli.flags import JsonFlags
 from stepjepa.cli.parser import from_args
 from stepjepa.config.option import FROM_ONE, check_effects, option
+from stepjepa.data.records import BadRecords
 from stepjepa.evaluation.model_reading import ReadingSettings
 
 EPILOG = """\
@@ -28,6 +29,9 @@ class SearchFlags:
     corpus: str = option(help="JSON lines, CSV, TSV or Parquet with the texts to find", metavar="FILE", group="files")
     column: str | None = option(
         None, "column of the corpus' texts (an answer, or the last one of a chat)", metavar="NAME", group="files"
+    )
+    bad_records: Literal["error", "skip"] = option(
+        "error", "lines of the corpus without a text: error; or skip and report how many", group="files"
     )
     query: list[str] | None = option(None, "texts to search for", metavar="TEXT", group="search")
     queries: str | None = option(None, "file of texts to search for", metavar="FILE", group="search")
@@ -62,7 +66,7 @@ def run(args: argparse.Namespace) -> JsonObject:
 
     reading = from_args(ReadingSettings, args)
     reading.check(args.model_path)
-    corpus = read_texts(args.corpus, args.column, answers=args.side == "target")
+    corpus = read_texts(args.corpus, args.column, answers=args.side == "target", bad=BadRecords(args.bad_records))
     queries = [Text(text, "--query", number) for number, text in enumerate(args.query or (), start=1)]
     if args.queries is not None:
         queries = read_texts(args.queries, args.query_column, answers=args.side == "source")
@@ -88,6 +92,6 @@ def run(args: argparse.Namespace) -> JsonObject:
 SEARCH = Command(
     run,
     flags=((SearchFlags, "search"), (ReadingSettings, "model"), (JsonFlags, "files")),
-    common="model_path corpus column query queries k json",
+    common="model_path corpus column bad_records query queries k json",
     epilog=EPILOG,
 )

@@ -13,7 +13,7 @@ from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import note
 from stepjepa.data.columns import ASSISTANT, CHATS, USER
 from stepjepa.data.messages import is_absent, number_as_text
-from stepjepa.data.records import named, parse_record
+from stepjepa.data.records import BadRecords, named, parse_record
 from stepjepa.data.sources import read_rows
 from stepjepa.objectives.index import TextIndex, distinct
 from stepjepa.objectives.inputs import EmbedOptions, Text
@@ -25,7 +25,7 @@ SUFFIX = ".embeddings.safetensors"
 FORMAT = "stepjepa embeddings of a corpus, 1"
 
 
-def read_texts(path: str, column: str | None, *, answers: bool) -> list[Text]:
+def read_texts(path: str, column: str | None, *, answers: bool, bad: BadRecords | None = None) -> list[Text]:
     """Read the texts of a file.
 
     Args:
@@ -33,17 +33,28 @@ def read_texts(path: str, column: str | None, *, answers: bool) -> list[Text]:
         column: the column of the texts; None for the last answer or question of a chat, or else the first column with a
             usual name for answers, ``text`` or questions.
         answers: read answers; else questions.
+        bad: what happens to lines that hold no text or are not valid; by default they are an error.
+
+    Raises:
+        UserError: a line is refused, or none is left.
     """
-    texts = []
-    for line, row in read_rows(path):
+    bad, texts = bad or BadRecords(), []
+    for line, row in read_rows(path, bad=bad):
         value = number_as_text(row.get(column) if column is not None else _text_of(row, path, line, answers))
-        if not isinstance(value, str):
+        if isinstance(value, str) and value.strip():
+            texts.append(Text(value, path, line))
+            continue
+        if isinstance(value, str):
+            fault = "the text is empty" if column is None else f"the column '{column}' is empty"
+            fault += "; fill it in, or leave such lines out with `bad_records skip`"
+        else:
             lacks = "has no answer" if answers else "has no question"
-            fault = f"has no text in the column '{column}'" if column is not None else lacks
-            raise UserError(f"{fault}; name the `column` of the texts, one of {named(row)}", path=path, line=line)
-        texts.append(Text(value, path, line))
+            fault = lacks if column is None else f"has no text in the column '{column}'"
+            fault += f"; name the `column` of the texts, one of {named(row)}"
+        bad.note(UserError(fault, path=path, line=line), line)
+    bad.tell()
     if not texts:
-        raise UserError("holds no texts; add at least one", path=path)
+        raise UserError(f"holds no texts{' that are not skipped' if bad.count else ''}; add at least one", path=path)
     return texts
 
 

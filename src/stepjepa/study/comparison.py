@@ -355,7 +355,11 @@ def _notes(arms: Sequence[Arm], differences: dict[str, Difference]) -> Iterator[
         values = {run_facts[name] for run_facts in facts if name in run_facts}
         if len(values) > 1:
             yield f"the runs differ in {name}: {'; '.join(sorted(value[:60] for value in values))}"
-    yield from (f"{run.folder}: {run.trained_on}" for run in runs if run.trained_on is not None)
+    shares = dict.fromkeys(run.trained_on for run in runs if run.trained_on is not None)
+    for share in shares:
+        folders = [run.folder for run in runs if run.trained_on == share]
+        names = "every run" if len(folders) == len(runs) else ", ".join(map(str, folders))
+        yield f"{names}: {share}; what is right there may be learnt by heart"
 
 
 def _notes_on_launches(arms: Sequence[Arm], kept_out: Sequence[KeptOut]) -> Iterator[str]:

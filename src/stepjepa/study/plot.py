@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stepjepa.base.errors import UserError
+from stepjepa.base.terminal import PALETTE
 from stepjepa.study.arms import ComparedArms
 from stepjepa.study.evaluated_run import HITS_AT_1
 
@@ -65,7 +66,7 @@ def draw(comparison: ComparedArms) -> Figure:
             spread = arm.spread(measure)
             if spread is None:
                 continue
-            colour = "#0072B2" if row else "#D55E00"
+            colour = PALETTE[row % len(PALETTE)]  # as the curves of the page
             # Spread the seeds vertically, so that equal scores do not overlap.
             rows = [row + 0.24 * ((place + 0.5) / spread.n - 0.5) for place in range(spread.n)]
             axes.plot([100 * (run.mean(measure) or 0) for run in arm.runs], rows, "o", color="#777777", markersize=3)
