@@ -133,6 +133,14 @@ def test_sharegpt_with_tools(names: tuple[str, str]) -> None:
         ({"content": []}, r"content \(assistant\) is empty"),
         ({"content": {"text": "a"}}, r"content \(assistant\) is .*; expected a text, or parts of type text"),
         ({"content": [{"type": "thinking", "thinking": "t"}]}, r"content\[0\] is a thought; write it as 'reasoning_co"),
+        ({"content": [{"type": "text", "text": {"value": "a"}}]}, r"content\[0\].text is .*; expected a text"),
+        ({"content": [{"type": ["text"], "text": "a"}]}, r"content\[0\] is .*; expected parts"),
+        (
+            {"role": "Assistant"},
+            r"the role of messages\[1\] is 'Assistant'; expected .*; did you mean assistant",
+        ),
+        ({"role": "bing"}, r"the role of messages\[1\] is 'bing'; expected one of system, .*, tool; rename it"),
+        ({"role": 3}, r"messages\[1\] is .*; expected 'role', one of system"),
         ({"images": ["x.png"]}, r"'messages\[1\].images' is other input than text"),
         ({"reasoning_content": "s", "thinking": "t"}, "both reasoning_content and thinking, which are one field"),
         ({"thinking": 3}, r"messages\[1\].thinking is '3'; expected a text"),
@@ -193,6 +201,8 @@ def test_errors_of_an_answer(answer: dict[str, Any], message: str) -> None:
         ),
         ({"question": "q", "answer": "a", "history": [["q"]]}, r"history\[0\] is .*; expected a pair"),
         ({"messages": [{"role": "system", "content": "s"}, USER, ASSISTANT], "system": "t"}, "'system' and the system"),
+        ({"messages": []}, r"'messages' is '\[\]'; fill it in, or leave such rows out with `bad_records skip`"),
+        ({"id": 3, "conversations": None}, "'conversations' is 'None'; fill it in, or leave such rows out"),
         ({"answer": "a"}, "there is answer.; a record needs 'messages', or two such columns"),
         ({"question": "q", "answer": True}, "write true and false as texts, such as yes and no"),
     ],
@@ -284,6 +294,15 @@ def test_columns_of_other_tools(row: dict[str, Any], turns: list[str]) -> None:
     record = parse_record(row)
     assert [message["content"] for message in record.messages] == turns
     assert not describe_unused([record]) and set(record.columns) == set(row)
+
+
+def test_parts_of_openais_responses_are_texts() -> None:
+    parts = [
+        [{"type": "input_text", "text": "q"}, {"type": "text", "text": "r"}],
+        [{"type": "output_text", "text": "a"}],
+    ]
+    record = read(*({"role": role, "content": part} for role, part in zip(("user", "assistant"), parts, strict=True)))
+    assert [message["content"] for message in record.messages] == ["qr", "a"]
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "text.jsonl"])

@@ -167,6 +167,19 @@ def test_wrong_files_are_named_with_their_line(tmp_path, name, text, message):
         list(read_rows(path))
 
 
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.xlsx", "a.yaml"])
+def test_a_file_of_another_format_is_told_which_are_read(tmp_path, name):
+    for text in ("PK\x03", "question: q\nanswer: a\n"):
+        with pytest.raises(
+            UserError, match=r"holds no JSON, and its name ends in none of \.jsonl, .*; unpack or convert"
+        ):
+            read_records(write(tmp_path / name, text))
+    row = {"question": "q", "answer": "a"}
+    assert len(read_records(json_lines(tmp_path / name, [row, row]))) == 2
+    with pytest.raises(UserError, match=r"holds no records; add at least one"):
+        read_records(write(tmp_path / name, "\n"))
+
+
 def test_of_an_array_only_elements_with_a_repeated_key_are_skipped(tmp_path):
     path = write(tmp_path / "a.json", '[{"a": 1}, {"a": {"b": 1, "b": 2}}, {"a": 3}]')
     bad = BadRecords("skip")

@@ -116,6 +116,8 @@ def _column(row: Mapping[str, object], names: Sequence[str]) -> str:
     _check_no_preferences(row, set())
     if {"role", "content"} <= row.keys() or {"from", "value"} <= row.keys():
         raise UserError("a message stands where a record is expected; write a chat as one object, {'messages': [...]}")
+    if len(names) > 1 and (chat := next((name for name in CHATS if name in row), None)) is not None:
+        raise UserError(f"'{chat}' is {shown(row[chat])}; fill it in, or leave such rows out with `bad_records skip`")
     missing = f"no column '{names[0]}'"
     if len(names) > 1:
         missing = f"no 'messages', and none of the columns {', '.join(names)}"

@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stepjepa.base.errors import UserError, shown, visible
+from stepjepa.base.errors import UserError, did_you_mean, shown, visible
 from stepjepa.base.json_object import JsonObject, RepeatedKeyError, WrittenFloat, json_fault, parse_data
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -36,6 +36,7 @@ WEIGHTS = ("weight", "train", "training", "loss")
 _OF_TRAINING = {"loss", "train", "trained", "trainable", "training", "untrained", "mask", "masked"}
 _EXPECTED = f"expected 'role', one of {', '.join(ROLES)}, and 'content', a text"
 MEDIA = frozenset({"images", "image", "videos", "video", "audios", "audio"})
+_TEXTS = (None, "text", "input_text", "output_text")  # types of parts; the last two are those of OpenAI's responses
 _RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "tokenize")
 _PLAIN = {"role", "content"}
 _TEXT_ROLES = {"system", "user", "assistant"}
@@ -109,7 +110,10 @@ def read_message(turn: object, name: str) -> tuple[JsonObject, list[str]]:
     source_role, value = _first(turn, "role", "from"), _first(turn, "content", "value")
     role = "tool" if turn.get("role") == "function" else _OTHER_ROLES.get(str(source_role), source_role)
     if role not in ROLES:
-        raise UserError(f"{name} is {shown(turn)}; {_EXPECTED}")
+        if not isinstance(role, str):
+            raise UserError(f"{name} is {shown(turn)}; {_EXPECTED}")
+        fault = f"the role of {name} is {shown(role)}; expected one of {', '.join(ROLES)}"
+        raise UserError(f"{fault}{did_you_mean(role, (*ROLES, *_OTHER_ROLES)) or '; rename it'}")
     unread = [str(key) for key, item in turn.items() if not (is_absent(item) or _is_read(turn, key))]
     if source_role in _CALLS:
         calls, value = _calls(value, f"{name}.value", "value", unread), None
@@ -196,11 +200,14 @@ def _part(part: object, name: str) -> str:
     if isinstance(part, str):
         return part
     kind = part.get("type") if isinstance(part, Mapping) else None
-    if isinstance(part, Mapping) and isinstance(part.get("text"), str) and kind in {None, "text"}:
-        return str(part["text"])
+    if isinstance(part, Mapping) and "text" in part and kind in _TEXTS:
+        if isinstance(part["text"], str):
+            return part["text"]
+        if not is_absent(part["text"]):
+            raise UserError(f"{name}.text is {shown(part['text'])}; expected a text")
     if isinstance(part, Mapping) and all(is_absent(value) for key, value in part.items() if key != "type"):
         return ""
-    if kind in {"thinking", "reasoning"}:
+    if kind in ("thinking", "reasoning"):
         raise UserError(f"{name} is a thought; write it as 'reasoning_content' of the message")
     description = f"a part of type {shown(kind)}" if isinstance(kind, str) else shown(part)
     raise UserError(

@@ -78,7 +78,7 @@ def each_record(
     if Path(path).is_dir():
         raise UserError("is a folder; name a file in it, or train on the folder as `dataset`", path=path)
     file, bad = existing_file(path, "data file"), bad or BadRecords()
-    reader = FORMATS.get(file.suffix.lower(), _read_json)
+    reader = FORMATS.get(file.suffix.lower(), _read_unnamed)
     number = 0
     for number, record in enumerate(_parse_each(reader(file, bad.note), path, bad, columns), start=1):  # noqa: B007  # counts them
         yield record
@@ -185,6 +185,16 @@ def _read_json(path: Path, wrong: Wrong) -> Rows:
         else:
             error = UserError(f"element {number} {fault}", path=path) if in_list else None
             wrong(error or UserError(fault, path=path, line=number), number)
+
+
+def _read_unnamed(path: Path, wrong: Wrong) -> Rows:
+    """Read a file whose name says no format: JSON."""
+    with path.open("rb") as stream:
+        first = next(filter(None, (line.removeprefix(codecs.BOM_UTF8).strip() for line in stream)), b"{")
+    if not first.startswith((b"{", b"[")):
+        fault = f"holds no JSON, and its name ends in none of {', '.join(FORMATS)}"
+        raise UserError(f"{fault}; unpack or convert it, and name it after its format", path=path)
+    yield from _read_json(path, wrong)
 
 
 def _json_values(path: Path) -> list[tuple[int, object]]:
