@@ -237,6 +237,28 @@ def test_a_folder_is_loaded_by_datasets(folder):
     assert [row for _, row in read_rows(folder)] == ROWS
 
 
+def test_files_of_a_folder_are_read_as_files_are(tmp_path, monkeypatch):
+    """``datasets`` guesses types: a column of 007 and an empty cell becomes 7.0 and a gap."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "set").mkdir()
+    texts = ["007", "1.10", "NA", "2020-01-01"]
+    write(tmp_path / "set" / "train-1.csv", "question,answer\n" + "".join(f"q,{text}\n" for text in texts[:2]))
+    write(tmp_path / "set" / "train-2.csv", "question,answer\n" + "".join(f"q,{text}\n" for text in texts[2:]))
+    records = list(each_of_any(tmp_path / "set"))
+    assert [record.answer for record in records] == texts
+    assert [record.path.rpartition("/")[2] for record in records] == ["train-1.csv"] * 2 + ["train-2.csv"] * 2
+    assert list(read_rows(tmp_path / "set")) == [
+        (n, {"question": "q", "answer": a}) for n, a in enumerate(texts, start=1)
+    ]
+    write(tmp_path / "set" / "train-2.csv", "question,answer\nq,\n")
+    with pytest.raises(UserError, match=r"train-2\.csv:2: column 'answer' is ''"):
+        list(each_of_any(tmp_path / "set"))
+    # A card may say how the files are to be read.
+    write(tmp_path / "set" / "README.md", "---\nlicense: mit\n---\n")
+    write(tmp_path / "set" / "train-2.csv", "question,answer\nq,8\n")
+    assert [record.answer for record in each_of_any(tmp_path / "set")] == ["7.0", "1.1", "8.0"]
+
+
 def test_a_folder_of_save_to_disk_is_loaded(tmp_path):
     rows = datasets.Dataset.from_list(ROWS)
     rows.save_to_disk(tmp_path / "one")
@@ -298,6 +320,7 @@ def test_records_come_from_a_file_a_folder_and_the_hub_by_one_door(tmp_path, mon
     json_lines(tmp_path / "set.jsonl", [line])
     monkeypatch.setattr(datasets, "load_dataset", lambda *_: {"train": [line]})
     (tmp_path / "folder").mkdir()
+    json_lines(tmp_path / "folder" / "set.jsonl", [line])
     with pytest.raises(UserError, match="folder: is a folder; name a file in it, or train on the folder as `dataset`"):
         read_records(tmp_path / "folder")
     for source in (tmp_path / "set.jsonl", tmp_path / "folder", "some/name"):

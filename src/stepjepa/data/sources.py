@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from stepjepa.base.errors import UserError, shown
 from stepjepa.base.files import existing_file, read_jsonl, read_text
@@ -44,7 +44,7 @@ def read_rows(
     """
     path, name = Path(source).expanduser(), os.fspath(source)
     if path.is_dir() or not (path.exists() or _looks_like_a_path(name)):
-        return _read_dataset(str(path) if path.is_dir() else name, split, subset)
+        return _read_dataset(str(path) if path.is_dir() else name, split, subset, (bad or BadRecords()).note)
     if split is not None or subset is not None:
         raise UserError(f"`{'subset' if split is None else 'split'}` does nothing with a file; leave it out", path=path)
     file = existing_file(path, "raw file")
@@ -108,8 +108,12 @@ def each_of_any(
     dataset, subset, split, *rest = (name, "", "") if path.is_dir() else (*name.split(":"), "", "")
     if any(rest):
         raise UserError(f"'{name}': expected NAME:SUBSET:SPLIT, got {name.count(':') + 1} parts")
-    rows = read_rows(dataset, subset=subset or None, split=split or None)
-    number = 0
+    part, number = _choose_split(dataset, split or None, subset or None), 0
+    if isinstance(part, _Files):
+        for file in part.files:
+            yield from each_record(file, bad=bad, columns=columns)
+        return
+    rows = enumerate(map(_row_without_fillers, part), start=1)
     for number, record in enumerate(_parse_each(rows, name, bad or BadRecords(), columns), start=1):  # noqa: B007  # counts them
         yield record
     if not number:
@@ -359,13 +363,27 @@ FORMATS: dict[str, Callable[[Path, Wrong], Rows]] = {
 }
 
 
-def _read_dataset(name: str, split: str | None, subset: str | None) -> Rows:
+def _read_dataset(name: str, split: str | None, subset: str | None, wrong: Wrong) -> Rows:
+    part = _choose_split(name, split, subset)
+    if isinstance(part, _Files):
+        rows = (row for file in part.files for _, row in FORMATS[file.suffix.lower()](file, wrong))
+    else:
+        rows = map(_row_without_fillers, part)
+    yield from enumerate(rows, start=1)
+
+
+def _choose_split(name: str, split: str | None, subset: str | None) -> Any:
+    """Return the rows of a split of a data set; or its files, where a folder has nothing else."""
     import datasets
 
+    splits: Any
     saved = subset is None and any((Path(name) / file).is_file() for file in ("state.json", "dataset_dict.json"))
     try:
         # All splits are fetched in any case; loading them together lets the error list them.
-        splits = datasets.load_from_disk(name) if saved else datasets.load_dataset(name, subset)
+        if saved:
+            splits = datasets.load_from_disk(name)
+        else:
+            splits = _plain_files(name, subset) or datasets.load_dataset(name, subset)
     except Exception as error:  # a data set, its files or the hub's library may raise anything
         fault = _first_line(error) + (f" ({_first_line(error.__cause__)})" if error.__cause__ else "")
         raise UserError(
@@ -376,9 +394,31 @@ def _read_dataset(name: str, split: str | None, subset: str | None) -> Rows:
     if split is None and len(splits) == 1:
         split = next(iter(splits))
     if split not in splits:
-        wrong = "name a split" if split is None else f"has no split '{split}'"
-        raise UserError(f"{wrong}; there are {', '.join(splits)}", path=name)
-    yield from enumerate(map(_row_without_fillers, splits[split]), start=1)
+        fault = "name a split" if split is None else f"has no split '{split}'"
+        raise UserError(f"{fault}; there are {', '.join(splits)}", path=name)
+    return splits[split]
+
+
+class _Files(NamedTuple):
+    """The files of a split."""
+
+    files: list[Path]
+
+
+def _plain_files(name: str, subset: str | None) -> dict[str, _Files]:
+    """Return the files of each split of a folder if all can be read here; empty for other data sets.
+
+    ``datasets`` would guess the types of a table's columns: the text 007 of a CSV file becomes 7, or 7.0 beside a gap.
+    A card may say how the files are to be read, so a folder with one is left to it.
+    """
+    import datasets
+
+    if not Path(name).is_dir() or (Path(name) / "README.md").is_file():
+        return {}
+    parts = datasets.load_dataset_builder(name, subset).config.data_files or {}
+    splits = {str(split): _Files([Path(str(file)) for file in files]) for split, files in parts.items()}
+    files = [file for each in splits.values() for file in each.files]
+    return splits if all(file.suffix.lower() in FORMATS and file.is_file() for file in files) else {}
 
 
 def _row_without_fillers(row: JsonObject) -> JsonObject:
