@@ -346,6 +346,9 @@ def test_frames_and_arrays() -> None:
     for table in (twice, pa.table([["q"], ["a"], ["b"]], ["question", "answer", "answer"])):
         with pytest.raises(UserError, match="the table has the column 'answer' twice; rename or drop one of the two"):
             list(as_records(table))
+    for half in ({"content": "a\ud83d"}, {"content": "", "tool_calls": [{"name": "f", "arguments": {"x": "\ud83d"}}]}):
+        with pytest.raises(UserError, match="<memory>:1: holds half of a character"):
+            list(as_records([{"messages": [USER, {**ASSISTANT, **half}]}]))
     with pytest.raises(UserError, match="<memory>:1: expected an object with the fields of a record, got 'x'"):
         list(as_records(["x"]))
 

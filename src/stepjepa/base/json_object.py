@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import dataclass
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 JsonObject = dict[str, Any]
 """A JSON object, as ``json.loads`` returns it: records, rows of files, ``run.json``, summaries."""
@@ -65,7 +65,7 @@ def json_fault(value: object) -> str | None:
     It holds a :class:`RepeatedKey`, or a lone surrogate, which can't be written as UTF-8.
     """
     try:
-        json.dumps(value, ensure_ascii=False, default=_refuse).encode()
+        json.dumps(value, ensure_ascii=False, default=_refuse_repeated).encode()
     except RepeatedKeyError as error:
         return str(error)
     except UnicodeEncodeError:
@@ -73,8 +73,10 @@ def json_fault(value: object) -> str | None:
     return None
 
 
-def _refuse(value: object) -> NoReturn:
-    raise RepeatedKeyError(value.key) if isinstance(value, RepeatedKey) else TypeError(f"no JSON: {value!r}")
+def _refuse_repeated(value: object) -> str:
+    if isinstance(value, RepeatedKey):
+        raise RepeatedKeyError(value.key)
+    return str(value)  # of an object in Python
 
 
 def _repeated(pairs: _Pairs) -> str:

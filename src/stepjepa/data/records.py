@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import Any
 
 from stepjepa.base.errors import UserError, one_line, shown, visible
-from stepjepa.base.json_object import JsonObject
+from stepjepa.base.json_object import JsonObject, json_fault
 from stepjepa.base.terminal import note
 from stepjepa.data.columns import MOST_NAMES, Columns, read_chat
 from stepjepa.data.messages import (
@@ -91,7 +91,14 @@ def as_records(values: Any) -> Iterator[Record]:
         raise UserError(f"expected records, got an object with the keys {keys}; pass one of them")
     change = without_fillers if hasattr(values, "features") else as_python  # datasets.Dataset, and what NumPy may hold
     for position, value in enumerate(values, start=1):
-        yield value if isinstance(value, Record) else parse_record(change(value), line=position)
+        if isinstance(value, Record):
+            yield value
+            continue
+        record = parse_record(change(value), line=position)
+        # Files are checked where they are read.
+        if (fault := json_fault(record.messages)) is not None:
+            raise UserError(fault, path=record.path, line=position)
+        yield record
 
 
 def _check_columns(table: Any) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepjepa.base.errors import UserError
+from stepjepa.base.json_object import json_fault
 from stepjepa.batch.tokenize import PairText, RecordTokenizer, step_views
 from stepjepa.chat.marks import Message, contents, locate
 from stepjepa.chat.template import Rendered
@@ -88,6 +89,8 @@ class ViewTokenizer(RecordTokenizer):
             content = without_thought(each.text) if self.place == 1 else each.text
             if not content.strip():
                 raise UserError("the text is empty; leave it out", path=each.path, line=each.line)
+            if not content.isascii() and (fault := json_fault(content)) is not None:
+                raise UserError(f"the text {fault}", path=each.path, line=each.line)
             views.append(content)
         if self.config.mode == "step-jepa":
             located = self._steps(views)
