@@ -365,6 +365,7 @@ FORMATS: dict[str, Callable[[Path, Wrong], Rows]] = {
 
 def _read_dataset(name: str, split: str | None, subset: str | None, wrong: Wrong) -> Rows:
     part = _choose_split(name, split, subset)
+    rows: Iterable[JsonObject]
     if isinstance(part, _Files):
         rows = (row for file in part.files for _, row in FORMATS[file.suffix.lower()](file, wrong))
     else:
