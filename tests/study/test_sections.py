@@ -204,7 +204,7 @@ def test_answers_are_those_of_the_lines(tmp_path):
     section = answers_section(read_runs([say(folder, generated=output)]))
     value = json.loads(re.search(r'id="answers-data">(.*?)</script>', section.html, re.DOTALL)[1])
     (result,) = value
-    assert (result["run"], result["name"], result["headline"]) == ("one", "test", "exact")
+    assert (result["run"], result["name"], result["headline"]) == ("one", "test", "exact match")
     assert result["scores"] == ["exact", "prefix"] and result["begin"] == "S\n"
     # index, prompt, right answer, generated, right, stopped, error, scores
     index, prompt, truth, generated, right, stopped, error, scores = map(list, zip(*result["answers"], strict=True))

@@ -141,7 +141,10 @@ def test_other_flags_under_an_old_name_are_refused_with_the_difference(tmp_path:
     sweep(folder_of(tmp_path, trials), trials[:1])
     changed = trials_of(more=2)
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(UserError, match=r"regular/seed1: .* 'stepjepa train' \(they are in seed1.trial.json\)"):
+    with pytest.raises(
+        UserError,
+        match=r"regular/seed1: .* 'stepjepa train' \(they are in seed1.trial.json\): more 1 -> 2; change the grid back",
+    ):
         sweep(folder_of(tmp_path, changed), changed)
     with pytest.raises(UserError, match=r"other flags of 'stepjepa evaluate'"):
         folder_of(tmp_path, trials).states([replace(trials[0], evaluate=("--new",))])

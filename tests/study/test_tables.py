@@ -177,7 +177,7 @@ def test_json_holds_every_number(runs):
 def test_the_picture_shows_means_deviations_seeds_and_the_baseline(runs, tmp_path):
     comparison = compare(runs)
     figure = draw(comparison)
-    assert [axes.get_title() for axes in figure.axes] == ["exact", "prefix", "stop rate"]
+    assert [axes.get_title() for axes in figure.axes] == ["exact match", "prefix", "stop rate"]
     axes = figure.axes[0]
     (baseline,) = [line for line in axes.lines if line.get_linestyle() == "--"]
     assert list(baseline.get_xdata()) == [25, 25]
@@ -200,7 +200,7 @@ def test_axes_of_percentages_end_at_0_and_100(tmp_path):
     made = [make_run(tmp_path / mode, "00", jepa={"mode": mode}, stopped="11") for mode in ("regular", "llm-jepa")]
     limits = {axes.get_title(): axes.get_xlim() for axes in draw(compare(made)).axes}
     # The least width of 5 points; Matplotlib's 94.5 to 105.5; a fiftieth more on either side for markers.
-    assert limits["exact"] == pytest.approx((-0.1, 5.1))
+    assert limits["exact match"] == pytest.approx((-0.1, 5.1))
     assert limits["stop rate"] == pytest.approx((94.39, 100.11))
     wide = [make_run(tmp_path / name, right, jepa=jepa) for name, right, jepa in (("a", "00", None), ("b", "11", LLM))]
     assert draw(compare(wide)).axes[0].get_xlim() == pytest.approx((-2, 102))

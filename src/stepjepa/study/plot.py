@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.terminal import PALETTE
+from stepjepa.evaluation.summary_text import score_words
 from stepjepa.study.arms import ComparedArms
 from stepjepa.study.evaluated_run import HITS_AT_1
 
@@ -76,7 +77,7 @@ def draw(comparison: ComparedArms) -> Figure:
                 axes.axvline(100 * spread.mean, color=colour, linestyle="--", linewidth=1)
         low, high = _limits(*axes.get_xlim())
         axes.set_xlim(low - 0.02 * (high - low), high + 0.02 * (high - low))  # room for markers at the ends
-        axes.set_title(name, fontsize=10)
+        axes.set_title(score_words(name), fontsize=10)
         axes.set_xlabel(f"share of {'questions' if measure == HITS_AT_1 else 'answers'}, %", fontsize=9)
         axes.grid(visible=True, axis="x", color="#dddddd", linewidth=0.6)
     panels[0].set_yticks(range(len(labels)), labels)

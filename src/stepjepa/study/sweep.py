@@ -40,6 +40,9 @@ NEW, BEGUN, FAILED, FINISHED = "new", "begun", "failed", "finished"
 # Beginning of the reason of a trial whose settings or data were refused before the first step.
 _REFUSED = "train failed with exit code 2: "
 
+# Most changed settings that an error names.
+_MOST_CHANGES = 4
+
 # Seconds between SIGTERM and SIGKILL, in which a training saves a checkpoint.
 _GRACE = 60.0
 
@@ -116,6 +119,8 @@ class SweepFolder:
         }
         if changed := [stage for stage, is_same in same.items() if not is_same]:
             fault = f"was begun with other flags of 'stepjepa {changed[0]}' (they are in {run.name}.trial.json)"
+            if changed[0] == "train":
+                fault += f": {_changes(self._trained_settings(record, run) or {}, trial.train)}"
             raise UserError(f"{fault}; {remedies[changed[0]]}", path=run)
         if self.is_evaluated(trial):
             return FINISHED
@@ -161,6 +166,15 @@ class SweepFolder:
         lines = log.read_bytes()[-65536:].decode(errors="replace").split("\n") if log.exists() else []
         output = [" ".join(line.split()) for line in lines if line.strip() and not line.startswith("$ ")]
         return visible(output[-1][:300]) if output else "no output"
+
+
+def _changes(before: Mapping[str, object], now: Mapping[str, object]) -> str:
+    """Return the settings that changed, as ``name old -> new``."""
+    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    values = [[visible(str(each.get(name, "not set")))[:60] for each in (before, now)] for name in names]
+    changes = [f"{name} {' -> '.join(pair)}" for name, pair in zip(names, values, strict=True)]
+    more = [f"and {len(changes) - _MOST_CHANGES} more"] if len(changes) > _MOST_CHANGES else []
+    return ", ".join(changes[:_MOST_CHANGES] + more)
 
 
 def _by_flag(arguments: object) -> set[str]:

@@ -17,7 +17,7 @@ from stepjepa.base.files import atomic_write, check_output_file, read_jsonl
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import spelled, visible_lines
 from stepjepa.evaluation.output import RETRIEVAL, retrieval_scores
-from stepjepa.evaluation.summary_text import describe_readout
+from stepjepa.evaluation.summary_text import describe_readout, score_words
 from stepjepa.study.comparison import Comparison, compare
 from stepjepa.study.evaluated_run import HITS_AT_1
 from stepjepa.study.page.charts import DASHES, Look, curves, json_block, looks, read_template, render
@@ -390,7 +390,7 @@ def _answers(run: Run, evaluation: str) -> JsonObject:
         "run": visible_lines(run.name),
         "name": visible_lines(evaluation),
         "test": summary.get("test_fingerprint"),
-        "headline": shown_text(headline),
+        "headline": shown_text(score_words(headline)),
         "scores": [visible_lines(name) for name in names],
         "samples": max(len(line.get("samples") or ()) for line in lines),
         "begin": begin,

@@ -114,7 +114,7 @@
     if (second.selectedIndex < 0) second.value = "";
     if (verdict.selectedIndex < 0) verdict.value = "";
     second.disabled = second.length === 1;
-    const decides = one.headline ? `Right by the score "${one.headline}". ` : "";
+    const decides = one.headline ? `Right by ${one.headline}. ` : "";
     const samples = one.samples > 1 ? `Of ${one.samples} samples the one most agree with is shown; scores are means.` : "";
     root.querySelector(".answers-note").textContent = decides + samples;
     const begin = root.querySelector(".answers-begin");
