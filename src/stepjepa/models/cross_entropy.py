@@ -53,7 +53,7 @@ def summed_cross_entropy(
         chunk = states_at_once(*head[0].shape, on_gpu=states.is_cuda)
     index, values = (None, None) if trained is None else trained
     arguments = states, *head, values, index, label_ids, rows, chunk, torch.is_grad_enabled()
-    total: Tensor = _SummedCrossEntropy.apply(*arguments)
+    total: Tensor = _SummedCrossEntropy.apply(*arguments)  # type: ignore[no-untyped-call]  # torch does not type it
     return total
 
 

@@ -72,7 +72,8 @@ class Generator:
         """Return the tokens of the prompt for the next assistant turn of a chat."""
         prompt = self.template.prompt(messages)
         (tokens,) = TextTokenizer(self.tokenizer)([prompt], [self.template.prompt_own(messages)])
-        return tokens.ids.tolist()
+        ids: list[int] = tokens.ids.tolist()
+        return ids
 
     @torch.inference_mode()
     def answer(self, prompts: Sequence[Sequence[int]], batch_number: int = 0) -> list[list[Answer]]:

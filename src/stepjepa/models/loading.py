@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import read_json_object
@@ -36,6 +35,7 @@ from stepjepa.models.token_rows import (
 from stepjepa.models.weights import load_adapter, load_weights, quantization_options
 
 if TYPE_CHECKING:
+    from peft import PeftModel
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
     from stepjepa.config.jepa import Quantization
@@ -154,7 +154,7 @@ def new_dtype(config: PreTrainedConfig, name: str) -> torch.dtype:
 
 def add_lora(
     model: PreTrainedModel, settings: LoraSettings, rows: Sequence[int] | Mapping[str, Sequence[int]]
-) -> nn.Module:
+) -> PeftModel:
     """Wrap a model that has its predictor tokens with a LoRA adapter that also trains some embedding rows.
 
     Args:
@@ -162,9 +162,6 @@ def add_lora(
         settings: rank, scale and layers of the adapter.
         rows: those of new tokens (``token_rows.adapter_rows``), which plain LoRA neither trains nor saves: token ids of
             the embedding, or of several layers by their names.
-
-    Returns:
-        The PEFT model.
 
     Raises:
         UserError: the model has none of the layers that ``settings.targets`` names.

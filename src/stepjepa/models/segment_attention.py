@@ -80,7 +80,7 @@ class _Gather(Function):
 
 def gather(states: Tensor, index: Tensor) -> Tensor:
     """Gather the rows of states ``[T, F]`` at an index ``[M]``, to ``[M, F]``."""
-    gathered: Tensor = _Gather.apply(states, index)
+    gathered: Tensor = _Gather.apply(states, index)  # type: ignore[no-untyped-call]  # torch does not type it
     return gathered
 
 

@@ -21,7 +21,8 @@ _added: WeakKeyDictionary[nn.Module, set[int]] = WeakKeyDictionary()
 
 def rows_of(tokenizer: PreTrainedTokenizerBase) -> int:
     """Return the number of embedding rows that a tokenizer needs; gaps between its ids need rows, too."""
-    return max(len(tokenizer), 1 + max(tokenizer.get_vocab().values()))
+    last: int = max(tokenizer.get_vocab().values())
+    return max(len(tokenizer), last + 1)
 
 
 def add_missing_rows(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, seed: int = 42) -> int:

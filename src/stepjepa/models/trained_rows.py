@@ -59,12 +59,13 @@ def _index_of(layer: Any, name: str, device: torch.device) -> Tensor:
 
 def _forward_adapters(self: Any, x: Tensor, active_adapters: Sequence[str], *args: Any, **kwargs: Any) -> Tensor:
     """Replace ``TrainableTokensLayer.forward_adapters`` for a single adapter; call PEFT's own for several."""
-    if list(active_adapters) != list(self.active_adapters) or len(active_adapters) != 1:
-        return type(self).forward_adapters(self, x, active_adapters, *args, **kwargs)
-    rows = trained_rows(self)
+    output: Tensor
+    of_one = list(active_adapters) == list(self.active_adapters) and len(active_adapters) == 1
+    rows = trained_rows(self) if of_one else None
     if rows is None:
-        return type(self).forward_adapters(self, x, active_adapters, *args, **kwargs)
-    output: Tensor = self.base_layer(x)
+        output = type(self).forward_adapters(self, x, active_adapters, *args, **kwargs)
+        return output
+    output = self.base_layer(x)
     values = rows.values.to(self.base_layer.weight.dtype)
     if isinstance(self.base_layer, nn.Embedding):
         # [..., K]: whether each token is each of the trained ones.
