@@ -49,47 +49,68 @@ find_old_modules()
 __all__ = ["__version__", *_HOME]  # noqa: PLE0604  # the names are strings, from the table above
 
 if TYPE_CHECKING:
-    from stepjepa.base.errors import UserError
-    from stepjepa.batch.collate import Collator
-    from stepjepa.batch.dataset import Prepared
-    from stepjepa.batch.micro_batch import Batch, BatchRecords
-    from stepjepa.batch.prepare import prepare
-    from stepjepa.config.jepa import JepaConfig
-    from stepjepa.config.lora import LoraSettings
-    from stepjepa.config.run import RunConfig
-    from stepjepa.data.records import Record
-    from stepjepa.data.sources import read_records
-    from stepjepa.evaluation.run import Scores, evaluate
-    from stepjepa.models.encoded import Encoded
-    from stepjepa.models.loading import add_lora, load_for_inference, load_model
-    from stepjepa.objectives.alignment import (
-        L2,
-        MSE,
-        Alignment,
-        ContrastiveDistance,
-        Cosine,
-        Covariance,
-        Distance,
-        InfoNCE,
-        SIGReg,
-        Variance,
-        equal_partners,
-    )
-    from stepjepa.objectives.embedding import Embedder
-    from stepjepa.objectives.index import Hit, TextIndex
-    from stepjepa.objectives.jepa import Jepa, JepaLoss
-    from stepjepa.objectives.monitors import effective_rank
-    from stepjepa.objectives.objective import Losses, Objective, jepa_loss
-    from stepjepa.objectives.reading import SideEmbeddings, ViewEmbeddings
-    from stepjepa.objectives.router import RouterLoss
-    from stepjepa.objectives.setup import set_up
-    from stepjepa.objectives.term import Context, Term, term
-    from stepjepa.objectives.text import LMLoss, PromptLoss, SemanticTube
-    from stepjepa.running.run import Run, run
-    from stepjepa.study.comparison import Comparison, compare
-    from stepjepa.training.trainer import JepaTrainer
-    from stepjepa.views.layouts import ReadoutOptions, layout
-    from stepjepa.views.sequences import Pair, Readout, TokenizedRecord, TokenSequence, View, hash_tokens, main_sequence
+    # ``as`` the same name: for type checkers this is what makes a name public.
+    from stepjepa.base.errors import UserError as UserError
+    from stepjepa.batch.collate import Collator as Collator
+    from stepjepa.batch.dataset import Prepared as Prepared
+    from stepjepa.batch.micro_batch import Batch as Batch
+    from stepjepa.batch.micro_batch import BatchRecords as BatchRecords
+    from stepjepa.batch.prepare import prepare as prepare
+    from stepjepa.config.jepa import JepaConfig as JepaConfig
+    from stepjepa.config.lora import LoraSettings as LoraSettings
+    from stepjepa.config.run import RunConfig as RunConfig
+    from stepjepa.data.records import Record as Record
+    from stepjepa.data.sources import read_records as read_records
+    from stepjepa.evaluation.run import Scores as Scores
+    from stepjepa.evaluation.run import evaluate as evaluate
+    from stepjepa.models.encoded import Encoded as Encoded
+    from stepjepa.models.loading import add_lora as add_lora
+    from stepjepa.models.loading import load_for_inference as load_for_inference
+    from stepjepa.models.loading import load_model as load_model
+    from stepjepa.objectives.alignment import L2 as L2
+    from stepjepa.objectives.alignment import MSE as MSE
+    from stepjepa.objectives.alignment import Alignment as Alignment
+    from stepjepa.objectives.alignment import ContrastiveDistance as ContrastiveDistance
+    from stepjepa.objectives.alignment import Cosine as Cosine
+    from stepjepa.objectives.alignment import Covariance as Covariance
+    from stepjepa.objectives.alignment import Distance as Distance
+    from stepjepa.objectives.alignment import InfoNCE as InfoNCE
+    from stepjepa.objectives.alignment import SIGReg as SIGReg
+    from stepjepa.objectives.alignment import Variance as Variance
+    from stepjepa.objectives.alignment import equal_partners as equal_partners
+    from stepjepa.objectives.embedding import Embedder as Embedder
+    from stepjepa.objectives.index import Hit as Hit
+    from stepjepa.objectives.index import TextIndex as TextIndex
+    from stepjepa.objectives.jepa import Jepa as Jepa
+    from stepjepa.objectives.jepa import JepaLoss as JepaLoss
+    from stepjepa.objectives.monitors import effective_rank as effective_rank
+    from stepjepa.objectives.objective import Losses as Losses
+    from stepjepa.objectives.objective import Objective as Objective
+    from stepjepa.objectives.objective import jepa_loss as jepa_loss
+    from stepjepa.objectives.reading import SideEmbeddings as SideEmbeddings
+    from stepjepa.objectives.reading import ViewEmbeddings as ViewEmbeddings
+    from stepjepa.objectives.router import RouterLoss as RouterLoss
+    from stepjepa.objectives.setup import set_up as set_up
+    from stepjepa.objectives.term import Context as Context
+    from stepjepa.objectives.term import Term as Term
+    from stepjepa.objectives.term import term as term
+    from stepjepa.objectives.text import LMLoss as LMLoss
+    from stepjepa.objectives.text import PromptLoss as PromptLoss
+    from stepjepa.objectives.text import SemanticTube as SemanticTube
+    from stepjepa.running.run import Run as Run
+    from stepjepa.running.run import run as run
+    from stepjepa.study.comparison import Comparison as Comparison
+    from stepjepa.study.comparison import compare as compare
+    from stepjepa.training.trainer import JepaTrainer as JepaTrainer
+    from stepjepa.views.layouts import ReadoutOptions as ReadoutOptions
+    from stepjepa.views.layouts import layout as layout
+    from stepjepa.views.sequences import Pair as Pair
+    from stepjepa.views.sequences import Readout as Readout
+    from stepjepa.views.sequences import TokenizedRecord as TokenizedRecord
+    from stepjepa.views.sequences import TokenSequence as TokenSequence
+    from stepjepa.views.sequences import View as View
+    from stepjepa.views.sequences import hash_tokens as hash_tokens
+    from stepjepa.views.sequences import main_sequence as main_sequence
 
 
 def __getattr__(name: str) -> Any:

@@ -1,5 +1,6 @@
 """The command line: quick, one-line errors with exit code 2, nothing written or lost."""
 
+import ast
 import inspect
 import json
 import re
@@ -186,6 +187,16 @@ def test_import_and_help_need_no_torch() -> None:
 
 def test_every_name_is_there() -> None:
     assert not [name for name in stepjepa.__all__ if not hasattr(stepjepa, name)]
+
+
+def test_type_checkers_see_every_name_where_it_is_loaded_from() -> None:
+    """``import a as a`` alone is public for ``mypy --strict`` and Pyright, since ``__all__`` is computed."""
+    tree = ast.parse(Path(stepjepa.__file__).read_text(encoding="utf-8"))
+    statements = [each for each in ast.walk(tree) if isinstance(each, ast.ImportFrom)]
+    imported = {each.asname: f"{statement.module}.{each.name}" for statement in statements for each in statement.names}
+    assert {name: imported.get(name) for name in stepjepa._HOME} == {
+        name: f"stepjepa.{module}.{name}" for name, module in stepjepa._HOME.items()
+    }
 
 
 def test_classes_that_the_python_api_returns_are_part_of_it() -> None:
