@@ -12,6 +12,7 @@ import pytest
 from pyarrow import parquet
 
 from stepjepa import Jepa, JepaConfig
+from stepjepa.base.errors import UserError
 from stepjepa.base.files import write_jsonl
 from stepjepa.cli.main import main
 from stepjepa.evaluation import embed_file
@@ -148,6 +149,25 @@ def test_what_can_not_be_embedded(
     assert told in error
     assert "Traceback" not in error
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl"]
+
+
+def test_the_readouts_that_are_advised_work(folder: Path, tmp_path: Path, capsys: Any) -> None:
+    """A model without an objective is read as the error says, by the commands and in Python."""
+    jepa = Jepa.from_pretrained(folder / "plain", device="cpu")
+    for call in (jepa.embed, jepa.index):
+        with pytest.raises(UserError, match=r"pass `pooling mean` \(.*\), `pooling last`, or a `layer`$"):
+            call(TEXTS)
+    corpus = ["search", "--model_path", folder / "plain", "--corpus", folder / "texts.jsonl", "--query", "Why?"]
+    for words, options in (
+        (["--pooling", "mean"], {"pooling": "mean"}),
+        (["--pooling", "last"], {"pooling": "last"}),
+        (["--layer", "-1"], {"layer": -1}),
+    ):
+        output = tmp_path / f"{words[1]}.npy"
+        assert embed(folder, "plain", "texts.jsonl", output, "--column", "question", *words) == 0
+        np.testing.assert_allclose(np.load(output), jepa.embed(TEXTS, **options), atol=1e-6)
+        assert main([*map(str, corpus), "--column", "question", "--no_cache", *words]) == 0
+        assert jepa.index(TEXTS, **options).search(["Why?"], k=1)[0][0].text
 
 
 ASKED = {"role": "user", "content": "What is 3+4+5?"}

@@ -174,7 +174,10 @@ def next_command(run: RunConfig) -> list[str]:
 
 def last_lines(folder: Path, results: Results) -> list[tuple[str, str]]:
     """Return the rows to print after the last step."""
-    losses = [("LM loss", results.last_log.get("lm_loss")), ("held out", results.evaluation.get("eval_lm_loss"))]
+    losses = [
+        ("LM loss", results.last_log.get("lm_loss")),
+        ("held-out LM loss", results.evaluation.get("eval_lm_loss")),
+    ]
     shown_losses = [f"{name} {value:.4f}" for name, value in losses if value is not None]
     if results.best_step is not None:
         shown_losses.append(f"the model is the best checkpoint, of step {results.best_step:,}")
