@@ -52,7 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def address(folder: Path) -> str:
     """A page of two runs with seven answers each, five of them the same."""
-    shared = [f"begin\nquestion {place}" for place in range(7)]
+    shared = [f"begin\nquestion {place}<end>" for place in range(7)]
     runs = [make_run(folder / right, right, stopped="1110111") for right in ("1001000", "0110100")]
     for run, generated in zip(runs, (GENERATED, [*GENERATED[:5], "six", "eleven"]), strict=True):
         say(run, prompt=shared, truth="<b>truth</b>", generated=generated)
@@ -70,6 +70,13 @@ def page(browser: Any, address: str) -> Iterator[Any]:
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
     assert browser.get_log("browser") == []
+
+
+def test_what_all_prompts_share_is_shown_once(page):
+    texts = "return [...document.querySelectorAll('.answers-begin pre')].map(e => e.hidden ? null : e.textContent)"
+    assert page.execute_script(texts) == ["begin\n", "<end>"]
+    prompts = "return [...document.querySelectorAll('.answers-card [data-part=prompt]')].map(e => e.textContent)"
+    assert page.execute_script(prompts) == [f"question {place}" for place in range(7)]
 
 
 def test_filters(page):

@@ -216,6 +216,30 @@ def test_answers_are_those_of_the_lines(tmp_path):
     assert shown_text("a\n\x1b[2J\u202eb\ud800") == "a\n\\x1b[2J\\u202eb\\ud800"
 
 
+@pytest.mark.parametrize(
+    ("prompts", "begin", "questions", "end"),
+    [
+        (
+            ["<|s|>\nBe.<|e|>\n<|u|>Wo?<|e|>\n<|a|>\n", "<|s|>\nBe.<|e|>\n<|u|>Wie so?<|e|>\n<|a|>\n"],
+            "<|s|>\nBe.<|e|>\n",
+            ["<|u|>Wo?", "<|u|>Wie so?"],
+            "<|e|>\n<|a|>\n",
+        ),
+        (["a\nthe same\n", "a\nthe same\n"], "a\nthe same\n", ["", ""], ""),
+        (["x the end", "y the end"], "", ["x the end", "y the end"], ""),
+        (["one<|e|>"], "", ["one<|e|>"], ""),
+    ],
+)
+def test_what_all_prompts_begin_and_end_with_is_there_once(
+    prompts: list[str], begin: str, questions: list[str], end: str, tmp_path: Path
+) -> None:
+    folder = say(make_run(tmp_path / "one", "1" * len(prompts)), prompt=prompts)
+    section = answers_section(read_runs([say(folder, generated="x")]))
+    (result,) = json.loads(re.search(r'id="answers-data">(.*?)</script>', section.html, re.DOTALL)[1])
+    assert (result["begin"], result["end"]) == (begin, end)
+    assert [answer[1] for answer in result["answers"]] == questions
+
+
 def test_pictures_of_an_analysis(tmp_path):
     folder = make_run(tmp_path / "run", "1")
     (folder / "look").mkdir()

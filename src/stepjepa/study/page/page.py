@@ -5,6 +5,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -368,14 +369,12 @@ def _answers(run: Run, evaluation: str) -> JsonObject:
         return {}
     headline = summary["headline"]
     prompts = [shown_text(line.get("prompt")) for line in lines]
-    # The common beginning of all prompts (the system prompt) is stored once.
-    begin = os.path.commonprefix(prompts) if len(prompts) > 1 else ""  # noqa: RUF071  # of characters, not of folders
-    begin = begin[: begin.rfind("\n") + 1]
+    begin, end = _common_ends(prompts)
     names = list(dict.fromkeys(name for line in lines for name in line["scores"]))
     answers = [
         [
             line["index"],
-            prompt[len(begin) :],
+            prompt[len(begin) : len(prompt) - len(end)],
             shown_text(line.get("truth")),
             shown_text(line["generated"]),
             # The mean over samples.
@@ -394,8 +393,25 @@ def _answers(run: Run, evaluation: str) -> JsonObject:
         "scores": [visible_lines(name) for name in names],
         "samples": max(len(line.get("samples") or ()) for line in lines),
         "begin": begin,
+        "end": end,
         "answers": answers,
     }
+
+
+def _common_ends(prompts: Sequence[str]) -> tuple[str, str]:
+    """Return what all prompts begin with (the system prompt, up to a line end), and what all end with.
+
+    The end starts at a line end or at a bracket, as a template's markers do: letters that questions happen to share
+    stay in them.
+    """
+    if len(prompts) < 2:
+        return "", ""
+    begin = os.path.commonprefix(prompts)  # noqa: RUF071  # of characters, not of folders
+    begin = begin[: begin.rfind("\n") + 1]
+    reversed_rests = [prompt[len(begin) :][::-1] for prompt in prompts]
+    end = os.path.commonprefix(reversed_rests)[::-1]  # noqa: RUF071
+    marker = re.search(r"[\n<\[]", end)
+    return begin, "" if marker is None else end[marker.start() :]
 
 
 def shown_text(value: object) -> str:

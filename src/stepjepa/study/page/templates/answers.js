@@ -117,9 +117,12 @@
     const decides = one.headline ? `Right by ${one.headline}. ` : "";
     const samples = one.samples > 1 ? `Of ${one.samples} samples the one most agree with is shown; scores are means.` : "";
     root.querySelector(".answers-note").textContent = decides + samples;
-    const begin = root.querySelector(".answers-begin");
-    begin.hidden = !one.begin;
-    begin.querySelector("pre").textContent = one.begin;
+    const ends = root.querySelector(".answers-begin");
+    ends.hidden = !one.begin && !one.end;
+    for (const which of ["begin", "end"]) {
+      part(ends, which).textContent = one[which];
+      part(ends, which).hidden = !one[which];
+    }
   }
 
   function change(event) {
