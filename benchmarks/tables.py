@@ -196,7 +196,7 @@ def pieces_on_gpu(micro: dict[str, Any]) -> Iterator[list[str]]:
         (size, *(f"{piece(each, size, 'ms')}, {piece(each, size, 'peak GiB')} GiB" for each in shapes.values()))
         for size in sizes
     ]
-    yield markdown(("LM head of 8,192 states, ms", *shapes), rows)
+    yield markdown(("LM head of 8,192 states: ms, peak GiB", *shapes), rows)
 
 
 def speed_on_gpu(speed: dict[str, Any]) -> list[str]:

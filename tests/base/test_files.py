@@ -33,7 +33,7 @@ from stepjepa.base.files import (
         (b'{"a": "\\ud800"}', "half of a character"),
         (b'{"a": 1, "b": [{"c": 1, "d": 2, "c": 1}]}', "has the key 'c' twice in one object; keep one of the two"),
         (b'{"a\\u000a": 1, "a\\n": "\\ud800"}', "has the key 'a\\n' twice"),
-        (b'{"a":' * 10**5, "maximum recursion depth"),
+        (b'{"a":' * 10**5, "nested too deeply; write it with fewer levels"),
         (b'{"a": ' + b"1" * 5000 + b"}", "holds a number of thousands of digits; write it as a text"),
     ],
 )

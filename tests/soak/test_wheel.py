@@ -103,3 +103,24 @@ def test_it_trains_inspects_and_evaluates_outside_the_checkout(installed: Path, 
     made = ("--output_dir", "made", "--train_size", "5", "--test_size", "3")
     call(program, "prepare", "stepmath", *made, folder=tmp_path)
     assert (tmp_path / "made" / "train.jsonl").is_file()
+
+
+def test_it_embeds_searches_and_exports_outside_the_checkout(installed: Path, tmp_path: Path) -> None:
+    """The commands of docs/how-to/retrieve.md and serve.md, each of which imports modules that the others do not."""
+    records = [{"question": f"What is {number} + 1?", "answer": f"It is {number + 1}."} for number in range(7)]
+    write_jsonl(tmp_path / "data.jsonl", records)
+    program, train = installed / "stepjepa", ("--train_file", "data.jsonl", "--model_name", "preset:tiny")
+    quick = ("--max_steps", "2", "--batch_size", "2", "--grad_accum", "1", "--use_cpu", "--offline")
+    call(program, "train", *train, *quick, "--jepa_loss_type", "infonce", "--output_dir", "run", folder=tmp_path)
+    embed = ("--input_file", "data.jsonl", "--column", "question", "--side", "source", "--output_file", "e.npy")
+    call(program, "embed", "--model_path", "run", *embed, folder=tmp_path)
+    query = ("--corpus", "data.jsonl", "--query", "What is 3 + 1?", "--k", "3")
+    found = call(program, "search", "--model_path", "run", *query, folder=tmp_path)
+    asked = ("--test_file", "data.jsonl", "--output_file", "run/test.jsonl", "--max_new_tokens", "3", "--retrieval")
+    scores = call(program, "evaluate", "--model_path", "run", *asked, folder=tmp_path)
+    call(program, "export", "--model_path", "run", "--embeddings", "--output_dir", "embeddings", folder=tmp_path)
+    check = "import numpy as np; e = np.load('e.npy'); print(len(e), np.allclose(np.linalg.norm(e, axis=1), 1))"
+    assert call(installed / "python", "-c", check, folder=tmp_path).split() == ["7", "True"]
+    assert found.count("It is ") == 3
+    assert "of 7 questions" in scores
+    assert (tmp_path / "embeddings" / "modules.json").is_file()

@@ -89,6 +89,8 @@ def _fault(error: Exception) -> str:
         return f"not valid JSON ({error.msg} at column {error.colno}); every line must be one JSON object"
     if str(error).startswith("Exceeds the limit"):
         return "holds a number of thousands of digits; write it as a text"
+    if isinstance(error, RecursionError):
+        return "nested too deeply; write it with fewer levels"
     return str(error)
 
 
