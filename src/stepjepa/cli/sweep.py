@@ -140,21 +140,11 @@ def _conclude(folder: SweepFolder, outcome: Outcome, count: int) -> int:
     if trials := outcome.finished:
         table = report([folder.run_folder(trial) for trial in trials], [trial.name for trial in trials], EVALUATION)
         print(f"\n{report_text(table)}")
-    for reason in dict.fromkeys(outcome.failed.values()):
-        names = [name for name, other in outcome.failed.items() if other == reason]
-        print(f"failed: {', '.join(names)}: {reason}")
-    unfinished = count - len(outcome.finished) - len(outcome.failed)
-    if outcome.failed:
-        print(f"{len(outcome.failed)} of {count} trials failed; their logs are beside them; the same command retries")
-        if unfinished and not outcome.stopped:
-            others = f"{unfinished} other {'trial was' if unfinished == 1 else 'trials were'} not run"
-            print(f"{others}, since every arm failed with this error: correct the grid or the data first")
-    if outcome.stopped:
-        print(f"stopped with {unfinished} of {count} trials left; the same command continues it")
-        return 128 + outcome.stopped
-    if outcome.finished:
+    for line in outcome.describe(count):
+        print(line)
+    if outcome.finished and not outcome.stopped:
         print(f"next: stepjepa compare {shlex.quote(str(folder.path))}")
-    return 1 if outcome.failed else 0
+    return 128 + outcome.stopped if outcome.stopped else int(bool(outcome.failed))
 
 
 SWEEP = Command(run, flags=((SweepFlags, "sweep"),), epilog=EPILOG)

@@ -206,6 +206,23 @@ class Outcome:
     failed: dict[str, str]
     stopped: int = 0  # number of the signal; 0 if none ended the sweep
 
+    def describe(self, count: int) -> list[str]:
+        """Return lines on the trials, of ``count`` in all, that failed or did not run; equal failures share one."""
+        lines = []
+        for reason in dict.fromkeys(self.failed.values()):
+            names = [name for name, other in self.failed.items() if other == reason]
+            lines.append(f"failed: {', '.join(names)}: {reason}")
+        unfinished = count - len(self.finished) - len(self.failed)
+        if self.failed:
+            remedy = "their logs are beside them; the same command retries"
+            lines.append(f"{len(self.failed)} of {count} trials failed; {remedy}")
+            if unfinished and not self.stopped:
+                others = f"{unfinished} other {'trial was' if unfinished == 1 else 'trials were'} not run"
+                lines.append(f"{others}, since every arm failed with this error: correct the grid or the data first")
+        if self.stopped:
+            lines.append(f"stopped with {unfinished} of {count} trials left; the same command continues it")
+        return lines
+
 
 def sweep(folder: SweepFolder, trials: Sequence[Trial], engine: Engine | None = None) -> Outcome:
     """Run the unfinished trials among ``trials``, by default on this machine, one after the other.
