@@ -77,7 +77,7 @@ def test_a_command_killed_at_random_moments_comes_to_the_same(
                     break
                 killed += 1
                 assert not kills.half_files(folder)
-                if case.name == "export" and case.results(folder) == expected:
+                if case.name == "export" and any(folder.glob("plain/*")) and case.results(folder) == expected:
                     break  # between its last rename and its end; started again it refuses a folder that is whole
                 given = case.again
             else:
