@@ -5,6 +5,7 @@ The seed is printed and can be given (``SOAK_SEED``).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -72,7 +73,8 @@ def test_a_command_killed_at_random_moments_comes_to_the_same(
             for _ in range(most):
                 pid = commands.start(given(folder), log, folder=folder)
                 if not commands.ended(chance.uniform(0, took)):
-                    os.kill(pid, signal.SIGKILL)
+                    with contextlib.suppress(ProcessLookupError):  # it may end just now
+                        os.kill(pid, signal.SIGKILL)
                 if commands.status() == 0:
                     break
                 killed += 1
