@@ -42,6 +42,7 @@ def measured(folder: Path) -> list[dict[str, float]]:
     return [{name: value for name, value in line.items() if not name.endswith(clock)} for line in lines]
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_equals_uninterrupted(commands: Commands, trained_tokenizer: Any, tmp_path: Path) -> None:
     model, data = tmp_path / "model", tmp_path / "data.jsonl"
     tiny.make_model("llama", seed=3, attention_dropout=0.1).save_pretrained(model)

@@ -151,6 +151,7 @@ def test_a_whole_sweep_is_that_of_this_machine(engine: Make, tmp_path: Path) -> 
     assert sweep(folder, trials, engine(folder)).finished == sweep(folder, trials, Local()).finished == trials
 
 
+@pytest.mark.slow
 def test_cancelled_jobs_and_lost_ones_resume_later(engine: Make, tmp_path: Path) -> None:
     trials = trials_of(seeds=(1,), slow=0.6)
     folder = folder_of(tmp_path / "sweep", trials)

@@ -46,6 +46,7 @@ def test_a_process_that_was_given_another_file_is_refused_by_all(material: Path,
     assert not (run / "run.json").exists()
 
 
+@pytest.mark.slow
 def test_three_processes_of_which_two_have_no_record_at_last(trained_tokenizer: Any, tmp_path: Path) -> None:
     """Nor does it matter what else one of them has drawn: all draw alike what they must."""
     # Without dropout, of which each process draws its own.
