@@ -73,7 +73,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-pytestmark = pytest.mark.skipif(os.name != "posix", reason="closes standard input by a shell")
+pytestmark = [
+    pytest.mark.skipif(os.name != "posix", reason="closes standard input by a shell"),
+    pytest.mark.slow,  # six commands without any cache, half a minute
+]
 
 
 def test_everything_works_and_no_connection_is_tried(place: Path) -> None:
