@@ -110,7 +110,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model_path", type=Path, required=True, help="a run folder, by whose embeddings is searched")
     parser.add_argument("--answering_model", required=True, help="folder of the chat model that answers")
-    parser.add_argument("--questions", type=int, default=200, help="of the test file, the first ones (200)")
+    parser.add_argument("--questions", type=int, default=100, help="of the test file, the first ones (100)")
     parser.add_argument("--demonstrations", type=int, default=4, help="before each question (4)")
     parser.add_argument("--output_dir", type=Path, default=Path("runs/experiment/demonstrations"), help="(%(default)s)")
     parser.add_argument("--file", type=Path, default=FILE, help="(demonstrations.csv)")

@@ -279,7 +279,7 @@ class RecordTokenizer:
         written: Sequence[PairText],
         encoded: Mapping[Turn | Rendered, Tokens],
     ) -> TokenizedRecord | None:
-        """Make the tokenised record of its rendered turns and pairs; None if it is left out for its length.
+        """Build a tokenised record from rendered turns and pairs; None if the record is longer than ``max_length``.
 
         Args:
             record: as read, for messages.

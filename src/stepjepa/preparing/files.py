@@ -34,7 +34,7 @@ class SourceSettings:
     max_examples: int | None = option(None, "stop after so many records (all)", allowed=FROM_ONE, group="output")
     test_file: str | None = option(
         None,
-        "file of `test_size` of the records; they are left out of `output_file`, and no question is in both",
+        "held-out test records, `test_size` of them; no question of this file is in `output_file`",
         metavar="FILE",
         group="output",
     )

@@ -76,6 +76,6 @@ def share_trained_on(model_path: str, records: Iterable[Record]) -> dict[str, fl
     for total, record in enumerate(records, start=1):  # noqa: B007  # counts them
         same = {form: f"{value:016x}" in hashes[form] for form, value in question_hashes(record.messages).items()}
         counts["exact"] += same["exact"]
-        # Runs of 0.3.0 and earlier hash a normalised question of several lines in another way.
+        # Runs of earlier versions hash a normalised question of several lines in another way.
         counts["normalised"] += same["exact"] or same["normalised"]
     return {form: count / total for form, count in counts.items()}
