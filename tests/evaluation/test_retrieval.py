@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from scipy.stats import bootstrap
 from sklearn.metrics import ndcg_score
 
@@ -30,6 +31,7 @@ from stepjepa.evaluation.retrieval import (
 )
 from stepjepa.evaluation.run import embed_views
 from stepjepa.evaluation.summary_text import format_summary
+from stepjepa.objectives.index import nearest
 from stepjepa.objectives.jepa import Jepa
 from stepjepa.objectives.reading import ViewEmbeddings, embedding_config
 from stepjepa.store.record import read_record, trained_objective
@@ -72,6 +74,18 @@ def test_ranks_are_those_of_a_slow_loop(cosines: int, monkeypatch: pytest.Monkey
     unit = candidates / np.linalg.norm(candidates, axis=1, keepdims=True)
     expected = [ndcg_score([row], [query @ unit.T], k=10) for row, query in zip(relevance, source, strict=True)]
     assert metrics(ranks)["ndcg_at_10"] == pytest.approx(expected)
+
+
+def test_autocast_rounds_no_cosine() -> None:
+    """While a model trains in bfloat16 on a CPU its held-out records are embedded, and ranked, under autocast."""
+    generator = np.random.default_rng(5)
+    source, candidates = (generator.normal(size=(101, 7)).astype(np.float32) for _ in range(2))
+    right = [[place] for place in range(101)]
+    ranks, hits = ranks_of_right(source, candidates, right), nearest(source, candidates, 5)
+    with torch.autocast("cpu", torch.bfloat16):
+        again, hits_again = ranks_of_right(source, candidates, right), nearest(source, candidates, 5)
+    assert [each.tolist() for each in again] == [each.tolist() for each in ranks]
+    np.testing.assert_array_equal(hits_again, hits)
 
 
 def test_equal_embeddings_find_nothing() -> None:

@@ -127,6 +127,14 @@ def test_only_what_is_trained_gets_a_gradient() -> None:
         loss.backward()
 
 
+def test_a_second_derivative_is_refused() -> None:
+    """Gradients are computed in the forward pass, so that those of a penalty on them would be left out, silently."""
+    states, head, labels, rows = drawn()
+    loss = summed_cross_entropy(states, of(head), labels, rows)
+    with pytest.raises(RuntimeError, match="create_graph: the LM loss has no second derivative"):
+        torch.autograd.grad(loss, [states], create_graph=True)
+
+
 @pytest.mark.parametrize("chunk", [1, 5])
 def test_tokens_that_are_impossible(chunk: int) -> None:
     """Logits of minus infinity are probabilities of 0: no NaN while they are not to be predicted, and infinite then."""

@@ -50,6 +50,17 @@ def test_the_gradient_of_a_gather_is_that_of_an_index() -> None:
     tiny.assert_same(*gradients)
 
 
+def test_the_gradient_of_a_key_that_many_share_is_rounded_once() -> None:
+    draw = torch.Generator().manual_seed(2)
+    states = torch.zeros((2, 5), dtype=torch.bfloat16, requires_grad=True)
+    upstream = (1 + torch.randn((1024, 5), generator=draw)).bfloat16()
+    gather(states, torch.ones(1024, dtype=torch.long)).backward(upstream)
+    assert states.grad is not None and states.grad.dtype == torch.bfloat16
+    wanted = upstream.double().sum(0)
+    assert float(((states.grad[1].double() - wanted) / wanted).abs().max()) <= 2**-8
+    assert not states.grad[0].any()
+
+
 @pytest.mark.parametrize(("window", "plain"), [(100, True), (3, False)])
 def test_a_window_that_no_path_fills_needs_no_mask(window: int, plain: bool) -> None:
     mask = mask_of(2, sliding_window_causal_mask_function(window))

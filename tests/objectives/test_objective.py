@@ -248,6 +248,18 @@ def test_retrieval_by_hand() -> None:
     assert retrieval_top1(torch.ones(5, 3), torch.ones(5, 3)) == pytest.approx(1 / 5)
 
 
+def test_autocast_rounds_no_monitor() -> None:
+    """A loop of one's own may read them inside the autocast around its loss."""
+    generator = torch.Generator().manual_seed(1)
+    source, target = (torch.randn((101, 7), generator=generator) for _ in range(2))
+    window = MetricWindow()
+    window.add_pairs(source, target)
+    with torch.autocast("cpu", torch.bfloat16):
+        again = MetricWindow()
+        again.add_pairs(source, target)
+        assert again.monitors() == window.monitors()
+
+
 def test_window_holds_sums_and_the_latest_pairs() -> None:
     window, rows = MetricWindow(keep=4), torch.randn(9, 5)
     expected = [pair_similarity(rows[at : at + 3], rows[at : at + 3].flip(0)) for at in (0, 3, 6)]

@@ -72,6 +72,18 @@ def test_by_hand() -> None:
     assert load_balance((torch.zeros(3, 5),), uses, 2).item() == pytest.approx(2)
 
 
+def test_autocast_rounds_nothing() -> None:
+    """The term runs inside the model's forward pass, and so in its autocast; 257 uses are no number of bfloat16."""
+    layer = torch.randn((3, 5), generator=torch.Generator().manual_seed(0), requires_grad=True)
+    uses = torch.tensor([257.0, 3.0, 11.0])
+    exact = load_balance((layer,), uses, 2)
+    (gradient,) = torch.autograd.grad(exact, layer)
+    with torch.autocast("cpu", torch.bfloat16):
+        result = load_balance((layer,), uses, 2)
+    assert torch.equal(result, exact)
+    assert torch.equal(torch.autograd.grad(result, layer)[0], gradient)
+
+
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 @pytest.mark.parametrize("architecture", WITH_LOSS)
 def test_trees_equal_the_models_own_loss_of_separate_rows(architecture: str, name: str, trained_tokenizer: Any) -> None:

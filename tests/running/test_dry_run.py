@@ -98,11 +98,15 @@ def test_it_says_what_a_run_then_does(
     assert len(printed(capsys, *flags[:4], "--output_dir", tmp_path / "other").strip().splitlines()) <= 20
 
 
+REENTRANT = ["--gradient_checkpointing", "--gradient_checkpointing_kwargs", '{"use_reentrant": true}']
+
+
+@pytest.mark.parametrize("more", [[], REENTRANT], ids=["", "reentrant"])
 def test_its_tokens_are_those_that_the_trainer_runs(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    more: list[str], data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ["--train_file", data, "--model_name", "preset:tiny", "--output_dir", tmp_path / "run", "--use_cpu"]
-    flags += ["--batch_size", 3, "--grad_accum", 2, "--step_jepa"]
+    flags += ["--batch_size", 3, "--grad_accum", 2, "--step_jepa", *more]
     result = told(capsys, *flags)
     run = parse("train", [str(flag) for flag in flags]).run
     records = read_records(str(data))
@@ -120,6 +124,27 @@ def test_its_tokens_are_those_that_the_trainer_runs(
     pairs = [sum(batch.pairs for batch in batches[start : start + 2]) for start in range(0, len(batches), 2)]
     counted = {"mean": sum(pairs) / len(pairs), "least": min(pairs), "most": max(pairs)}
     assert {name: count for name, count in result["pairs"].items() if name != "missing"} == counted
+
+
+@pytest.mark.parametrize(
+    ("more", "files"),
+    [
+        ([], {"model", "optimizer"}),
+        (["--target_grad", "ema"], {"model", "optimizer", "ema"}),
+        (["--target_grad", "ema", "--save_only_model"], {"model"}),
+    ],
+)
+def test_a_checkpoint_is_as_large_as_it_says(
+    more: list[str], files: set[str], data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--train_file", data, "--model_name", "preset:tiny", "--output_dir", tmp_path / "run", "--use_cpu"]
+    flags += ["--max_steps", 1, "--save_strategy", "steps", "--save_steps", 1, *more]
+    estimated = told(capsys, *flags)["checkpoint"]
+    assert main(["train", *map(str, flags)]) == 0
+    sizes = {file.stem: file.stat().st_size for file in (tmp_path / "run" / "checkpoint-1").iterdir()}
+    assert sizes.keys() & {"model", "optimizer", "ema"} == files
+    assert estimated["bytes"] == pytest.approx(sum(sizes[name] for name in files), rel=0.01)
+    assert estimated["kept"] == 1
 
 
 def test_pairs_of_a_step_are_counted(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

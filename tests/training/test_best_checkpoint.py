@@ -17,6 +17,7 @@ from transformers import TrainerCallback
 
 import tiny
 from stepjepa.config.jepa import JepaConfig
+from stepjepa.models.encode import EMA_FILE
 from stepjepa.store.record import read_record
 from stepjepa.training.trainer import JepaTrainer
 
@@ -30,7 +31,9 @@ class Scored(TrainerCallback):
         metrics["eval_score"] = 1.0 if state.global_step == BEST else 0.1
 
 
-def trainer(folder: str | Path, tokenizer: Any, steps: int, **changes: Any) -> JepaTrainer:
+def trainer(
+    folder: str | Path, tokenizer: Any, steps: int, jepa: JepaConfig | None = None, **changes: Any
+) -> JepaTrainer:
     options = {
         "max_steps": steps,
         "lr_scheduler_type": "constant",
@@ -45,7 +48,7 @@ def trainer(folder: str | Path, tokenizer: Any, steps: int, **changes: Any) -> J
     return JepaTrainer(
         tiny.make_model("llama", seed=3),
         tiny.arguments(Path(folder), **options),
-        JepaConfig(mode="regular"),
+        jepa or JepaConfig(mode="regular"),
         train_dataset=tiny.records(),
         eval_dataset=tiny.records(),
         processing_class=copy.deepcopy(tokenizer),
@@ -135,3 +138,14 @@ def test_a_clock_that_was_ahead_deletes_no_new_checkpoint(begun: Path, trained_t
     assert f"checkpoint-{STEPS + 2}" in names and len(names) == 2
     state = json.loads((begun / f"checkpoint-{STEPS + 2}" / "trainer_state.json").read_text(encoding="utf-8"))
     assert state["global_step"] == STEPS + 2
+
+
+def test_checkpoints_of_the_model_alone_have_the_averages_of_the_best(tmp_path: Path, trained_tokenizer: Any) -> None:
+    config = JepaConfig(target_grad="ema", ema_decay=0.5)
+    run = trainer(tmp_path / "run", trained_tokenizer, STEPS, config, save_only_model=True)
+    run.train()
+    best = tmp_path / "run" / f"checkpoint-{BEST}"
+    assert is_checkpoint(run, best) and not (best / "optimizer.pt").exists()
+    averages = load_file(best / EMA_FILE)
+    assert run.ema is not None and averages.keys() == run.ema._average.keys()
+    assert all(torch.equal(run.ema._average[name], value) for name, value in averages.items())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from stepjepa.objectives.objective import Objective, jepa_loss
 from stepjepa.objectives.term import Context
 from stepjepa.objectives.text import LMLoss, PromptLoss
 from stepjepa.training import flops
-from stepjepa.training.flops import FlopModel, Shape, counting
+from stepjepa.training.flops import FlopModel, Shape, counting, recomputation
 from stepjepa.views.sequences import Pair, SampledRecord, TokenizedRecord, View
 
 pytestmark = [
@@ -255,6 +256,24 @@ def test_gradient_checkpointing(name: str, adapter: str, reentrant: bool) -> Non
     given = batch()
     assert flops.of_batch(given) == measure(lambda: run(model, given))
     assert once.of_batch(given) < flops.of_batch(given)
+
+
+@pytest.mark.filterwarnings("ignore:.gradient_checkpointing.* is deprecated:FutureWarning")
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, (False, False)),
+        ({"gradient_checkpointing": True}, (True, False)),
+        ({"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}}, (True, True)),
+        # FSDP has an option of its own, whose wrapper is not reentrant; without FSDP it does nothing.
+        ({"fsdp": "full_shard", "fsdp_config": {"activation_checkpointing": True}}, (True, False)),
+        ({"fsdp_config": {"activation_checkpointing": True}}, (False, False)),
+    ],
+)
+def test_what_is_recomputed_is_named_by_the_arguments(
+    options: dict[str, Any], expected: tuple[bool, bool], tmp_path: Path
+) -> None:
+    assert tuple(recomputation(tiny.arguments(tmp_path, **options)).values()) == expected
 
 
 @pytest.mark.parametrize("kind", ["linear", "mlp"])

@@ -7,14 +7,17 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from transformers import Trainer, TrainingArguments
 
 import tiny
 from stepjepa.config.lora import LoraSettings
+from stepjepa.models.architecture import PredictorHead, attach_heads, without_heads
+from stepjepa.models.encode import EMA_FILE, EmaEncoder
 from stepjepa.models.loading import add_lora
-from stepjepa.running.estimate import Sharding, activations, kept_bytes
+from stepjepa.running.estimate import Sharding, activations, averaged, kept_bytes
 
 
 def arguments(folder: Path, **changes: Any) -> TrainingArguments:
@@ -66,6 +69,26 @@ def test_sharding_and_mixed_precision_by_hand(tmp_path: Path) -> None:
     assert "optimizer states" not in kept_bytes(model, "adafactor")
     # Two averages of a byte for each weight.
     assert kept_bytes(model, "paged_adamw_8bit")["optimizer states"] == 2 * count
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "lora"])
+def test_averages_are_those_of_a_real_encoder(kind: str, tmp_path: Path) -> None:
+    """In 16 bits a copy of the weights runs, beside the average in float32; in float32 both are one."""
+    model: Any = tiny.make_model("llama")
+    model = model.to(torch.bfloat16) if kind == "bfloat16" else model
+    model = add_lora(model, LoraSettings(3), [5, 7]) if kind == "lora" else model
+    attach_heads(model, {"predictor_head": PredictorHead("linear", 33)})
+    with without_heads(model):
+        encoder = EmaEncoder(model, 0.9)
+        own = {each.untyped_storage()._cdata for each in model.parameters()}
+    tensors = [*encoder._model.parameters(), *encoder._average.values()]
+    storages = {each.untyped_storage()._cdata: each.untyped_storage().nbytes() for each in tensors}
+    kept = sum(size for place, size in storages.items() if place not in own)
+    assert kept_bytes(model, "sgd", ema=True)["averaged weights"] == kept > 0
+    encoder.save(tmp_path)
+    assert sum(each.numel() * each.element_size() for each in load_file(tmp_path / EMA_FILE).values()) == sum(
+        4 * each.numel() for each in averaged(model)
+    )
 
 
 def test_quantized_weights_by_hand() -> None:

@@ -18,6 +18,7 @@ from stepjepa.base.json_object import JsonObject
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.evaluation.output import RETRIEVAL
+from stepjepa.objectives.precision import without_autocast
 from stepjepa.objectives.reading import ViewEmbeddings
 from stepjepa.tasks.base import Task
 
@@ -54,7 +55,8 @@ def ranks_of_right(source: ArrayLike, candidates: ArrayLike, right: Sequence[Seq
     ranks: list[NDArray[np.int64]] = []
     block = max(1, _COSINES // max(1, len(documents)))
     for start in range(0, len(queries), block):
-        cosines = (queries[start : start + block] @ documents.T).numpy()  # [block, C]
+        with without_autocast(queries):
+            cosines = (queries[start : start + block] @ documents.T).numpy()  # [block, C]
         for row, indices in zip(cosines, right[start : start + block], strict=True):
             of_right = np.sort(row[list(indices)])[::-1]
             wrong = np.delete(row, list(indices))

@@ -180,6 +180,9 @@ class _SummedCrossEntropy(torch.autograd.Function):
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
             raise RuntimeError("expected one backward pass through the LM loss, got a second one")
+        if torch.is_grad_enabled():
+            # The gradients were computed without a graph: a penalty on them would have no gradient, silently.
+            raise RuntimeError("create_graph: the LM loss has no second derivative; compute it from Encoded.logits")
         # In place: one of the gradients is as large as the head's weight.
         return (*(None if gradient is None else gradient.mul_(upstream[0]) for gradient in gradients), *[None] * 5)
 

@@ -75,7 +75,10 @@ class _Gather(Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         (index,) = ctx.saved_tensors
-        return torch.ops.aten.embedding_dense_backward(gradient.contiguous(), index, ctx.rows, -1, False), None
+        # In 16 bits every addition to a key that many segments share would round the sum again.
+        wide = gradient.to(torch.promote_types(gradient.dtype, torch.float32)).contiguous()
+        summed = torch.ops.aten.embedding_dense_backward(wide, index, ctx.rows, -1, False)
+        return summed.to(gradient.dtype), None
 
 
 def gather(states: Tensor, index: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from stepjepa.config.jepa import DEFAULTS
 from stepjepa.models.architecture import PredictorHead
 from stepjepa.objectives.cosine import cosine_distance, unit_vectors
+from stepjepa.objectives.precision import without_autocast
 from stepjepa.objectives.term import Context, Term, term
 
 if TYPE_CHECKING:
@@ -121,11 +122,6 @@ class MSE:
         return (source.float() - target.float()).square().mean(dim=-1).sum()
 
 
-def _without_autocast(values: Tensor) -> torch.autocast:
-    """Disable autocast: terms run inside the model's, which would round float32 products to 16 bits."""
-    return torch.autocast(values.device.type, enabled=False)
-
-
 @dataclass(frozen=True)
 class InfoNCE:
     """Cross-entropy of finding each source's target among all targets of the batch (van den Oord et al., 2018).
@@ -150,7 +146,7 @@ class InfoNCE:
             excluded: ``[P, Q]`` bool, candidates that are no negatives of a source; never its own target.
         """
         (source, source_valid), (target, target_valid) = unit_vectors(source), unit_vectors(target)
-        with _without_autocast(source):
+        with without_autocast(source):
             logits = source @ target.T / self.temperature
         if excluded is not None:
             logits = logits.masked_fill(excluded, -math.inf)
@@ -247,7 +243,7 @@ class Regularizer(_OfPairs):
     def value(self, embeddings: Tensor, context: Context) -> Tensor:
         """Compute the penalty on one side's embeddings ``[P, D]``, a float32 scalar."""
         values = embeddings.float()
-        with _without_autocast(values):
+        with without_autocast(values):
             return self._of_several(values, context) if len(values) > 1 else values.sum() * 0
 
     @abstractmethod

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stepjepa.objectives.inputs import EmbedOptions, Inputs, Text, as_inputs
+from stepjepa.objectives.precision import without_autocast
 from stepjepa.views.sequences import Kind
 
 BLOCK = 2**16
@@ -105,7 +106,8 @@ def nearest(
     best = torch.empty((len(queries), 0))
     indices = torch.empty((len(queries), 0), dtype=torch.int64)
     for start in range(0, len(vectors), block):
-        scores = torch.from_numpy(queries) @ torch.from_numpy(vectors[start : start + block]).T
+        with without_autocast(best):
+            scores = torch.from_numpy(queries) @ torch.from_numpy(vectors[start : start + block]).T
         block_best, places = _largest(scores, min(k, scores.shape[1]))
         best, indices = torch.cat([best, block_best], 1), torch.cat([indices, places + start], 1)
         # By score, equal ones by index: sort by index, then stably by score.

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from stepjepa.objectives.precision import without_autocast
+
 # Mean cosine of *unrelated* pairs from which embeddings count as collapsed to one direction.
 COLLAPSE_SIMILARITY = 0.99
 # Uncentred effective rank up to which embeddings count as collapsed to one line. Similarity does not show a collapse to
@@ -46,7 +48,8 @@ def pair_similarity(source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Sum the cosines of the P matched pairs of embeddings ``[P, D]``, and those of the P * (P - 1) shuffled pairs."""
     first, second = F.normalize(source.float(), dim=-1), F.normalize(target.float(), dim=-1)
     matched = (first * second).sum()
-    return matched, first.sum(0) @ second.sum(0) - matched
+    with without_autocast(first):
+        return matched, first.sum(0) @ second.sum(0) - matched
 
 
 def effective_rank(embeddings: Tensor, *, centred: bool = False) -> float:
@@ -85,7 +88,8 @@ def retrieval_top1(source: Tensor, target: Tensor) -> float:
     """
     if len(source) == 0:
         return 0.0
-    similarity = F.normalize(source.float(), dim=-1) @ F.normalize(target.float(), dim=-1).T
+    with without_autocast(source):
+        similarity = F.normalize(source.float(), dim=-1) @ F.normalize(target.float(), dim=-1).T
     # The first of equally near targets wins, so that a constant map finds one partner, not all of them.
     return float((similarity.argmax(1) == torch.arange(len(source), device=source.device)).float().mean())
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from stepjepa.models.architecture import base_model, has_experts
+from stepjepa.objectives.precision import without_autocast
 from stepjepa.objectives.term import Context, Term, term
 
 if TYPE_CHECKING:
@@ -120,7 +121,8 @@ def load_balance(logits: tuple[Tensor, ...], uses: Tensor, top_k: int) -> Tensor
         shares = layer.float().softmax(-1)
         chosen = torch.zeros_like(shares).scatter_(-1, shares.topk(top_k, dim=-1).indices, 1.0)
         weights = uses.to(layer.device)
-        sent = sent + (weights @ chosen).to(uses.device)
-        probabilities = probabilities + (weights @ shares).to(uses.device)
+        with without_autocast(layer):
+            sent = sent + (weights @ chosen).to(uses.device)
+            probabilities = probabilities + (weights @ shares).to(uses.device)
     total = len(logits) * uses.sum().clamp_min(1.0)
     return logits[0].shape[-1] * ((sent / total) * (probabilities / total)).sum()

@@ -8,7 +8,8 @@ weights, gradients and optimizer states are sharded (1 if they are not):
 - weights: ``N w / s``; a quantized weight takes 0.516 bytes (4 bits and scales) or 1 byte (8 bits);
 - gradients: ``n w / g``, and the same again for the buckets of DDP;
 - optimizer states: ``n a b / z``, for a values of b bytes per trained weight, see :data:`OPTIMIZERS`;
-- averaged weights (``target_grad ema``): ``n w``;
+- averaged weights (``target_grad ema``): ``n w``, and ``4 n`` again where w is less than 4, since they are averaged in
+  float32;
 - activations: ``T w sum(i + o)``, for T tokens, over the matrices of all blocks, which read i and write o values a
   token; with checkpointing of B blocks of width D: ``T w B D``, and the sum over one block. A lower bound:
   within a third for Llama and similar models, far below for GPT-2.
@@ -45,7 +46,7 @@ from stepjepa.batch.tokenize import WITHOUT_PAIR
 from stepjepa.chat.tokens import add_predictor_tokens
 from stepjepa.config.run import RunConfig
 from stepjepa.data.records import Record
-from stepjepa.models.architecture import base_model, find_decoder, has_experts, hidden_size
+from stepjepa.models.architecture import HEADS, base_model, find_decoder, has_experts, hidden_size
 from stepjepa.models.loading import add_lora, as_user_error, config_and_tokenizer, new_dtype
 from stepjepa.models.presets import PREFIX
 from stepjepa.models.token_rows import adapter_rows, resize_embedding, rows_of
@@ -55,7 +56,7 @@ from stepjepa.objectives.objective import Objective
 from stepjepa.running.estimate_text import describe
 from stepjepa.running.transformers import bf16_advice, bf16_by_default, training_arguments
 from stepjepa.training.checks import check_batch_size, check_positions, check_sharding
-from stepjepa.training.flops import FlopModel, Shape
+from stepjepa.training.flops import FlopModel, Shape, recomputation
 from stepjepa.training.plan import Plan, equal_compute
 
 if TYPE_CHECKING:
@@ -187,10 +188,9 @@ def _set_up(
         rows=False,
     )
     check_positions(jepa.collator, prepared, held_out)
-    fsdp = training.fsdp_config if isinstance(training.fsdp_config, dict) else {}
-    checkpointing = training.gradient_checkpointing or str(fsdp.get("activation_checkpointing")).lower() == "true"
+    recomputed = recomputation(training)
     try:
-        flops = FlopModel.of(model, gradient_checkpointing=checkpointing, ema=config.target_grad == "ema")
+        flops = FlopModel.of(model, **recomputed, ema=config.target_grad == "ema")
     except (RuntimeError, NotImplementedError):
         flops = FlopModel()  # unknown: a mixture of experts routes by its weights
     plan = Plan.of(
@@ -203,6 +203,7 @@ def _set_up(
         processes=processes,
         group_by=run.group_by,
     )
+    checkpointing = recomputed["gradient_checkpointing"]
     return _SetUp(run, training, processes, sharding, model, jepa, prepared, plan, checkpointing)
 
 
@@ -298,9 +299,14 @@ def _checkpoint(set_up: _SetUp, total_steps: int, epoch: int) -> JsonObject:
         str(training.save_strategy.value), math.ceil(total_steps / every)
     )
     # Trained weights and the optimizer's states; an adapter's weights are as many as their gradients.
-    weights = whole["gradients" if hasattr(set_up.model, "peft_config") else "weights"]
+    size = whole["gradients" if hasattr(set_up.model, "peft_config") else "weights"]
+    if not training.save_only_model:
+        size += whole.get("optimizer states", 0)
+    if set_up.run.jepa.target_grad == "ema" and (not training.save_only_model or training.load_best_model_at_end):
+        # Averaged weights are saved in float32.
+        size += sum(4 * parameter.numel() for parameter in averaged(set_up.model))
     return {
-        "bytes": weights + whole.get("optimizer states", 0),
+        "bytes": size,
         "kept": min(saves, training.save_total_limit or saves),
         "free": shutil.disk_usage(next(each for each in (folder, *folder.parents) if each.is_dir())).free,
     }
@@ -393,8 +399,15 @@ def kept_bytes(
     if processes > 1 and sharding is None:
         parts["buckets of DDP"] = parts["gradients"]
     if ema:
-        parts["averaged weights"] = trained_size
+        copies = [(size(parameter), 4 * parameter.numel()) for parameter in averaged(model)]
+        parts["averaged weights"] = sum(own + in_float32 * (own < in_float32) for own, in_float32 in copies)
     return {name: round(value) for name, value in parts.items()}
+
+
+def averaged(model: nn.Module) -> list[nn.Parameter]:
+    """Return the weights of which ``target_grad ema`` keeps an average: the trained ones, but for heads of terms."""
+    named = model.named_parameters()
+    return [each for name, each in named if each.requires_grad and not name.startswith(f"{HEADS}.")]
 
 
 def activations(model: nn.Module, tokens: int, *, mixed: bool = False, checkpointing: bool = False) -> int | None:

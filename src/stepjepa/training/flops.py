@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import numpy as np
 import torch
@@ -31,7 +31,22 @@ from stepjepa.models.architecture import base_model, find_decoder, find_heads
 from stepjepa.models.lm_head import LMHead
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel, TrainingArguments
+
+
+class Recomputation(TypedDict):
+    """What is computed once more in the backward pass: the arguments of :meth:`FlopModel.of` of these names."""
+
+    gradient_checkpointing: bool
+    reentrant: bool
+
+
+def recomputation(args: TrainingArguments) -> Recomputation:
+    """Return whether training checkpoints its layers, by their own option or by that of FSDP, and how."""
+    fsdp = args.fsdp_config if args.fsdp and isinstance(args.fsdp_config, dict) else {}
+    by_fsdp = str(fsdp.get("activation_checkpointing")).lower() == "true"
+    reentrant = bool((args.gradient_checkpointing_kwargs or {}).get("use_reentrant", False)) and not by_fsdp
+    return {"gradient_checkpointing": bool(args.gradient_checkpointing) or by_fsdp, "reentrant": reentrant}
 
 
 class Shape(NamedTuple):

@@ -57,7 +57,8 @@ def atomic_checkpoint(trainer: TrainerInterface) -> Iterator[None]:
                 state.best_model_checkpoint = str(final)
             if args.should_save:
                 state.save_to_json(str(part / "trainer_state.json"))
-                if trainer.ema is not None and not args.save_only_model:
+                # With the weights of the best checkpoint its averages are loaded, too.
+                if trainer.ema is not None and (not args.save_only_model or args.load_best_model_at_end):
                     trainer.ema.save(part)
     except BaseException:
         shutil.rmtree(part.parent, ignore_errors=True)

@@ -34,7 +34,7 @@ from stepjepa.training import checks, saving
 from stepjepa.training.callbacks import BarCallback, LogCallback, NonfiniteGuard
 from stepjepa.training.description import describe
 from stepjepa.training.exhausted_memory import naming_longest_record
-from stepjepa.training.flops import FlopModel
+from stepjepa.training.flops import FlopModel, recomputation
 from stepjepa.training.held_out import measure, score_answers, score_retrieval
 from stepjepa.training.kernels import without_cudnn_attention
 from stepjepa.training.meter import Meter
@@ -187,12 +187,7 @@ class JepaTrainer(Trainer):
                 self.ema = EmaEncoder(self.model, self.jepa.ema_decay)
             self.add_callback(self.ema)
         # Must run before sharding: needs the complete model.
-        self.flops = FlopModel.of(
-            self.model,
-            gradient_checkpointing=bool(args.gradient_checkpointing),
-            reentrant=bool((args.gradient_checkpointing_kwargs or {}).get("use_reentrant", False)),
-            ema=self.ema is not None,
-        )
+        self.flops = FlopModel.of(self.model, **recomputation(args), ema=self.ema is not None)
         say = print if self.is_world_process_zero() else lambda line: None
         self.tracker = FlopTracker(self.flops, self.total, say) if track_flop else None
         self.remove_callback(PrinterCallback if args.disable_tqdm else ProgressCallback)
