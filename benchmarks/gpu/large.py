@@ -10,7 +10,7 @@ import torch
 from stepjepa.chat.tokens import all_predictor_ids
 from stepjepa.config.lora import LoraSettings
 from stepjepa.models.loading import add_lora
-from stepjepa.running.estimate import activations, kept_bytes
+from stepjepa.running.memory import activations, kept_bytes
 from stepjepa.training.flops import Shape
 
 from .result import Result, peak_flops, peak_memory, quiet, rounded

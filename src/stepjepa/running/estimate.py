@@ -1,21 +1,7 @@
 """Estimate the cost of a run from its real data and the shapes of its model (``stepjepa train --dry_run``).
 
 No weights are read or created, and nothing is written. The data is prepared as in training, so its errors show here,
-too. FLOPs are those of ``flops.py``. The memory of a process is estimated in bytes, part by part, from
-shapes and dtypes. With N weights, n of them trained, w bytes per weight, and s, g, z the number of processes over which
-weights, gradients and optimizer states are sharded (1 if they are not):
-
-- weights: ``N w / s``; a quantized weight takes 0.516 bytes (4 bits and scales) or 1 byte (8 bits);
-- gradients: ``n w / g``, and the same again for the buckets of DDP;
-- optimizer states: ``n a b / z``, for a values of b bytes per trained weight, see :data:`OPTIMIZERS`;
-- averaged weights (``target_grad ema``): ``n w``, and ``4 n`` again where w is less than 4, since they are averaged in
-  float32;
-- activations: ``T w sum(i + o)``, for T tokens, over the matrices of all blocks, which read i and write o values a
-  token; with checkpointing of B blocks of width D: ``T w B D``, and the sum over one block. A lower bound:
-  within a third for Llama and similar models, far below for GPT-2.
-
-Not included: blocks that FSDP gathers while they are in use, logits, temporary tensors of the backward pass and of
-kernels, and the memory of the allocator and of the device's libraries.
+too. FLOPs are those of ``flops.py``, the memory of a process is that of ``memory.py``.
 """
 
 from __future__ import annotations
@@ -28,11 +14,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
-from accelerate.utils.deepspeed import HfDeepSpeedConfig
-from torch import Tensor, nn
+from torch import nn
 from transformers import AutoModelForCausalLM, TrainingArguments
 
 from stepjepa.base.errors import UserError, unexpected
@@ -46,7 +31,7 @@ from stepjepa.batch.tokenize import WITHOUT_PAIR
 from stepjepa.chat.tokens import add_predictor_tokens
 from stepjepa.config.run import RunConfig
 from stepjepa.data.records import Record
-from stepjepa.models.architecture import HEADS, base_model, find_decoder, has_experts, hidden_size
+from stepjepa.models.architecture import base_model, hidden_size
 from stepjepa.models.loading import add_lora, as_user_error, config_and_tokenizer, new_dtype
 from stepjepa.models.presets import PREFIX
 from stepjepa.models.token_rows import adapter_rows, resize_embedding, rows_of
@@ -54,6 +39,7 @@ from stepjepa.models.weights import parameter_counts
 from stepjepa.objectives.jepa import Jepa
 from stepjepa.objectives.objective import Objective
 from stepjepa.running.estimate_text import describe
+from stepjepa.running.memory import Sharding, activations, kept_bytes
 from stepjepa.running.transformers import bf16_advice, bf16_by_default, training_arguments
 from stepjepa.training.checks import check_batch_size, check_positions, check_sharding
 from stepjepa.training.flops import FlopModel, Shape, recomputation
@@ -61,18 +47,6 @@ from stepjepa.training.plan import Plan, equal_compute
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-    from stepjepa.config.jepa import Quantization
-
-QUANTIZED: dict[Quantization, float] = {"4bit": 0.516, "8bit": 1.0}
-"""Bytes of a quantized weight."""
-
-OPTIMIZERS: dict[str, tuple[int, int | None]] = {
-    **dict.fromkeys(("adamw_torch", "adamw_torch_fused"), (2, None)),
-    **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit"), (2, 1)),
-    "sgd": (0, None),
-}
-"""Optimizer -> number of values per trained weight, and bytes per value (None: those of the weight)."""
 
 # Variables by which torchrun describes the other processes; a dry run needs only their number.
 _LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -331,99 +305,3 @@ def _empty_model(run: RunConfig, records: Sequence[Record]) -> tuple[nn.Module, 
         if lora is not None:
             model = add_lora(model, lora, adapter_rows(model, tokenizer, plain=config.plain))
     return model.train(), tokenizer
-
-
-# -- memory of a process -----------------------------------------------------------------------------------------------
-
-
-class Sharding(NamedTuple):
-    """Number of processes over which each part is sharded, by FSDP or DeepSpeed's ZeRO: s, g and z of the module."""
-
-    weights: int
-    gradients: int
-    states: int
-    # Float32 master weights in mixed precision: "instead" of 16-bit weights (FSDP) or "beside" them (DeepSpeed).
-    master: str = ""
-
-    @classmethod
-    def of(cls, args: TrainingArguments, deepspeed: str | JsonObject | None, processes: int) -> Sharding | None:
-        """Return the sharding that the arguments or ``deepspeed`` (a file or an object) configure; None without."""
-        mixed = args.bf16 or args.fp16
-        if deepspeed is not None:
-            try:
-                stage = HfDeepSpeedConfig(deepspeed).get_value("zero_optimization.stage", 0)
-            except (ValueError, AttributeError, OSError) as error:
-                raise UserError(f"deepspeed: can't be read as a JSON object ({error})") from None
-            weights, gradients, states = (processes if stage >= least else 1 for least in (3, 2, 1))
-            return cls(weights, gradients, states, "beside" if mixed else "")
-        return cls(processes, processes, processes, "instead" if mixed else "") if args.fsdp else None
-
-
-def kept_bytes(
-    model: nn.Module,
-    optim: str,
-    *,
-    processes: int = 1,
-    sharding: Sharding | None = None,
-    quantized: Quantization | None = None,
-    ema: bool = False,
-) -> dict[str, int]:
-    """Return the bytes that a process keeps between steps, by part.
-
-    The states of an optimizer that is not in :data:`OPTIMIZERS` are left out. The model is on any device, meta
-    included, and neither sharded nor quantized yet (``quantized`` says how it will be).
-    """
-    shards = sharding or Sharding(1, 1, 1)
-    head = model.get_output_embeddings()  # type: ignore[operator]  # a method of every PreTrainedModel
-    # bitsandbytes quantizes frozen linear layers other than the head.
-    linear = [module.weight for module in model.modules() if isinstance(module, nn.Linear) and module is not head]
-    packed = {id(weight) for weight in linear if not weight.requires_grad}
-
-    def size(tensor: Tensor) -> float:
-        if quantized is not None and id(tensor) in packed:
-            return tensor.numel() * QUANTIZED[quantized]
-        width = 2 if shards.master == "beside" else tensor.element_size()
-        return tensor.numel() * (max(4, width) if shards.master == "instead" and tensor.requires_grad else width)
-
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    count, trained_size = sum(parameter.numel() for parameter in trained), sum(map(size, trained))
-    parts = {
-        "weights": sum(map(size, model.parameters())) / shards.weights,
-        "gradients": trained_size / shards.gradients,
-    }
-    if optim in OPTIMIZERS:
-        values, width = OPTIMIZERS[optim]
-        beside = 4 * count if shards.master == "beside" else 0
-        states = values * (count * width if width is not None else beside or trained_size)
-        parts["optimizer states"] = (states + beside) / shards.states
-    if processes > 1 and sharding is None:
-        parts["buckets of DDP"] = parts["gradients"]
-    if ema:
-        copies = [(size(parameter), 4 * parameter.numel()) for parameter in averaged(model)]
-        parts["averaged weights"] = sum(own + in_float32 * (own < in_float32) for own, in_float32 in copies)
-    return {name: round(value) for name, value in parts.items()}
-
-
-def averaged(model: nn.Module) -> list[nn.Parameter]:
-    """Return the weights of which ``target_grad ema`` keeps an average: the trained ones, but for heads of terms."""
-    named = model.named_parameters()
-    return [each for name, each in named if each.requires_grad and not name.startswith(f"{HEADS}.")]
-
-
-def activations(model: nn.Module, tokens: int, *, mixed: bool = False, checkpointing: bool = False) -> int | None:
-    """Return the bytes kept between forward and backward pass of a micro-batch; None for a mixture of experts.
-
-    Args:
-        model: on any device.
-        tokens: of the micro-batch, padding included.
-        mixed: the pass runs in 16 bits, whatever the dtype of the weights.
-        checkpointing: layers are recomputed in the backward pass.
-    """
-    if has_experts(model):
-        return None
-    decoder: Any = find_decoder(model)
-    width = 2 if mixed else torch.finfo(decoder.dtype).bits // 8
-    inner = [pair for each in decoder.children() if isinstance(each, nn.ModuleList) for pair in each.named_parameters()]
-    values = sum(sum(weight.shape) for name, weight in inner if weight.ndim == 2 and "lora_" not in name)
-    blocks = int(decoder.config.num_hidden_layers)
-    return tokens * width * (blocks * decoder.config.hidden_size + values // blocks if checkpointing else values)

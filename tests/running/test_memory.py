@@ -17,7 +17,7 @@ from stepjepa.config.lora import LoraSettings
 from stepjepa.models.architecture import PredictorHead, attach_heads, without_heads
 from stepjepa.models.encode import EMA_FILE, EmaEncoder
 from stepjepa.models.loading import add_lora
-from stepjepa.running.estimate import Sharding, activations, averaged, kept_bytes
+from stepjepa.running.memory import Sharding, activations, averaged, kept_bytes
 
 
 def arguments(folder: Path, **changes: Any) -> TrainingArguments:
