@@ -33,6 +33,8 @@ class MeterInterface(Protocol):
 
     num_tokens: float
 
+    def pending_tokens(self) -> float: ...
+
     def state(self) -> MeterState: ...
 
     def restore(self, state: MeterState, device: torch.device) -> None: ...
@@ -44,13 +46,42 @@ class SavedWithCheckpoint(Protocol):
     def save(self, folder: Path) -> None: ...
 
 
-class TrainerInterface(Protocol):
-    """Attributes and methods of a ``JepaTrainer``, some of them those of transformers' ``Trainer``."""
+class OpenLogLine(SavedWithCheckpoint, Protocol):
+    """The part of ``resuming.ResumeCallback`` that checkpoints use."""
+
+    checkpoint: Path | None
+
+
+class AveragedWeights(SavedWithCheckpoint, Protocol):
+    """The part of ``models.encode.EmaEncoder`` that checkpoints use."""
+
+    def load(self, folder: str | Path) -> None: ...
+
+
+class WeightGuard(Protocol):
+    """The part of ``callbacks.NonfiniteGuard`` that checkpoints use."""
+
+    def check_weights(self, step: int) -> None: ...
+
+
+class SavingTrainer(Protocol):
+    """Attributes of a trainer that the functions of ``saving`` use."""
 
     args: TrainingArguments
     state: TrainerState
     accelerator: Accelerator
     model: PreTrainedModel
+
+    @property
+    def ema(self) -> SavedWithCheckpoint | None: ...
+
+    @property
+    def resume(self) -> SavedWithCheckpoint: ...
+
+
+class TrainerInterface(SavingTrainer, Protocol):
+    """Attributes and methods of a ``JepaTrainer``, some of them those of transformers' ``Trainer``."""
+
     model_wrapped: nn.Module
     optimizer: Optimizer
     processing_class: PreTrainedTokenizerBase
@@ -65,16 +96,9 @@ class TrainerInterface(Protocol):
     prepared_eval: Prepared | None
     source: str
     evaluated: dict[int, dict[str, float]]
-    _part: Path | None
 
     @property
     def meter(self) -> MeterInterface: ...
-
-    @property
-    def ema(self) -> SavedWithCheckpoint | None: ...
-
-    @property
-    def resume(self) -> SavedWithCheckpoint: ...
 
     def is_world_process_zero(self) -> bool: ...
 

@@ -17,7 +17,7 @@ from stepjepa.models.architecture import load_heads, save_heads, split_state, wi
 from stepjepa.models.generation import save_generation_config
 from stepjepa.models.weights import missing_of_adapter
 from stepjepa.store.folder import CARD_FILE, PART, last_checkpoint, move_into_place, write_checksums
-from stepjepa.training.interface import TrainerInterface
+from stepjepa.training.interface import SavingTrainer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,8 +35,8 @@ def resume_hint(folder: str | Path | None, condition: str = "") -> str:
 
 
 @contextmanager
-def atomic_checkpoint(trainer: TrainerInterface) -> Iterator[None]:
-    """Write a checkpoint of a ``JepaTrainer`` inside the block; it gets its final name when it is complete.
+def atomic_checkpoint(trainer: SavingTrainer) -> Iterator[Path]:
+    """Yield a temporary folder to write a checkpoint into; the checkpoint gets its final name when it is complete.
 
     A checkpoint that can't be written is removed.
     """
@@ -49,8 +49,7 @@ def atomic_checkpoint(trainer: TrainerInterface) -> Iterator[None]:
     wait()
     try:
         with naming_disk_errors(final):
-            trainer._part = part.parent
-            yield
+            yield part.parent
             if not args.save_only_model:
                 trainer.resume.save(part)
             if state.best_model_checkpoint == str(part):
@@ -63,8 +62,6 @@ def atomic_checkpoint(trainer: TrainerInterface) -> Iterator[None]:
     except BaseException:
         shutil.rmtree(part.parent, ignore_errors=True)
         raise
-    finally:
-        trainer._part = None
     wait()
     if args.should_save:
         with naming_disk_errors(final):
@@ -80,7 +77,7 @@ def atomic_checkpoint(trainer: TrainerInterface) -> Iterator[None]:
 
 
 def save_model(
-    trainer: TrainerInterface, save: Callable[..., None], output_dir: str | None, state_dict: dict[str, Tensor] | None
+    trainer: SavingTrainer, save: Callable[..., None], output_dir: str | None, state_dict: dict[str, Tensor] | None
 ) -> None:
     """Save the model by Trainer's own method, and the heads of terms in separate files.
 

@@ -7,12 +7,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import Trainer, TrainingArguments
+from transformers import TrainingArguments
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.trainer_utils import SaveStrategy, speed_metrics
 
@@ -28,10 +27,9 @@ from stepjepa.models.encode import EmaEncoder
 from stepjepa.objectives.jepa import Jepa
 from stepjepa.objectives.objective import Losses, Objective, jepa_loss
 from stepjepa.objectives.term import Context, gather_rows, no_gather
-from stepjepa.store.folder import save_whole
-from stepjepa.store.hub import creating_repository
-from stepjepa.training import checks, saving
+from stepjepa.training import checks
 from stepjepa.training.callbacks import BarCallback, LogCallback, NonfiniteGuard
+from stepjepa.training.checkpoints import CheckpointingTrainer
 from stepjepa.training.description import describe
 from stepjepa.training.exhausted_memory import naming_longest_record
 from stepjepa.training.flops import FlopModel, recomputation
@@ -53,7 +51,7 @@ if TYPE_CHECKING:
 Sums = dict[str, float]  # by the names of terms
 
 
-class JepaTrainer(Trainer):
+class JepaTrainer(CheckpointingTrainer):
     """transformers' Trainer with the loss ``gamma * LM loss + lbd * alignment loss``, and any other terms.
 
     Args:
@@ -86,8 +84,11 @@ class JepaTrainer(Trainer):
 
     # Losses are divided by the counts of the whole accumulated step, so the Trainer must not divide again.
     loss_is_scaled_for_ga = True
-    # Temporary folder of the checkpoint that is being written; None otherwise.
-    _part: Path | None = None
+
+    meter: Meter
+    guard: NonfiniteGuard
+    resume: ResumeCallback
+    ema: EmaEncoder | None
 
     def __init__(
         self,
@@ -181,7 +182,7 @@ class JepaTrainer(Trainer):
         self.meter = Meter(self.objective, self.total, self.accelerator.num_processes)
         self.resume = ResumeCallback(self)
         self.add_callback(self.resume)
-        self.ema: EmaEncoder | None = None
+        self.ema = None
         if self.jepa.target_grad == "ema":
             with without_heads(self.model):
                 self.ema = EmaEncoder(self.model, self.jepa.ema_decay)
@@ -379,67 +380,3 @@ class JepaTrainer(Trainer):
     def predict(self, *args: object, **kwargs: object) -> NoReturn:
         """Raise a ``ValueError``: Trainer would return logits of packed rows, not of records."""
         raise ValueError("predict: expected evaluate() for losses, or stepjepa.evaluate(folder, file) for answers")
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the model as Trainer does, but atomically and with checksums."""
-        folder = Path(output_dir or str(self.args.output_dir))
-        if self._part is not None:
-            super().save_model(str(folder), _internal_call=True)
-            return
-        save_whole(folder, lambda part: super(JepaTrainer, self).save_model(part, _internal_call=True))
-        if self.args.push_to_hub and not _internal_call:
-            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
-
-    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
-        """Upload as Trainer does; raise ``UserError`` where the hub can't be reached."""
-        with creating_repository(self.args.hub_model_id or Path(str(self.args.output_dir)).name):
-            super().init_hf_repo(token=token, private=private)
-
-    # -- saving and loading: private where Trainer has no other hook ---------------------------------------------------
-
-    def _get_output_dir(self, trial: object) -> str:
-        """Return the folder that a checkpoint is written to, before it gets its final name."""
-        return super()._get_output_dir(trial) if self._part is None else str(self._part)
-
-    def _save_checkpoint(self, model: nn.Module, trial: object) -> None:
-        """Save a checkpoint as Trainer does, but atomically."""
-        self.state.num_input_tokens_seen = int(self.meter.pending_tokens())
-        self.guard.check_weights(self.state.global_step)
-        with saving.atomic_checkpoint(self):
-            super()._save_checkpoint(model, trial)
-
-    def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
-        """Save model and heads apart; ``save_model`` calls this, with the state of sharded weights if they are."""
-        saving.save_model(self, super()._save, output_dir, state_dict)
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        """Detach the term heads while Trainer loads the model; then load them from their own files."""
-        saving.check_adapter_weights(self.model, Path(resume_from_checkpoint))
-        with saving.loading_heads(self.model, resume_from_checkpoint):
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
-
-    def _load_best_model(self) -> None:
-        """Load the best checkpoint at the end of training, with the heads of terms and the averaged weights."""
-        best = str(self.state.best_model_checkpoint)
-        with saving.loading_heads(self.model, best):
-            super()._load_best_model()
-        if self.ema is not None:
-            self.ema.load(best)
-
-    def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """Raise an error for missing or unexpected weights, of which Trainer only warns."""
-        saving.check_loaded_weights(self.model, load_result)
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Load them as Trainer does, with the settings of this launch; then the averaged weights, after the model."""
-        self.resume.checkpoint = None if checkpoint is None else Path(checkpoint)
-        settings = [] if checkpoint is None else saving.settings_of(self.optimizer)
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is not None:
-            saving.apply_settings(settings, self.optimizer, self.lr_scheduler)
-            if self.ema is not None:
-                self.ema.load(checkpoint)
-            self.meter.num_tokens = float(self.state.num_input_tokens_seen)
-
-    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Do nothing: the folder is renamed after this call, and holds files that must not be uploaded."""

@@ -1,0 +1,107 @@
+"""transformers' Trainer with checkpoints that are atomic, hold the state of every part, and resume exactly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from transformers import Trainer
+
+from stepjepa.store.folder import save_whole
+from stepjepa.store.hub import creating_repository
+from stepjepa.training import saving
+
+if TYPE_CHECKING:
+    from stepjepa.training.interface import AveragedWeights, MeterInterface, OpenLogLine, WeightGuard
+
+
+class CheckpointingTrainer(Trainer):
+    """Saves the heads of terms, averaged weights and the open line of logs beside the model, and loads them.
+
+    A subclass sets the attributes before it trains. Methods are private where Trainer has no other hook.
+
+    Attributes:
+        meter: the measurements of training; a checkpoint holds the number of tokens.
+        guard: checks the weights before they are saved.
+        resume: saves and restores the open line of logs.
+        ema: the averaged weights; None without.
+    """
+
+    meter: MeterInterface
+    guard: WeightGuard
+    resume: OpenLogLine
+    ema: AveragedWeights | None
+
+    # Temporary folder that a checkpoint is being written into; None otherwise.
+    _part: Path | None = None
+
+    # -- saving --------------------------------------------------------------------------------------------------------
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the model as Trainer does, but atomically and with checksums."""
+        folder = Path(output_dir or str(self.args.output_dir))
+        if self._part is not None:
+            super().save_model(str(folder), _internal_call=True)
+            return
+        save_whole(folder, lambda part: super(CheckpointingTrainer, self).save_model(part, _internal_call=True))
+        if self.args.push_to_hub and not _internal_call:
+            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
+
+    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
+        """Upload as Trainer does; raise ``UserError`` where the hub can't be reached."""
+        with creating_repository(self.args.hub_model_id or Path(str(self.args.output_dir)).name):
+            super().init_hf_repo(token=token, private=private)
+
+    def _get_output_dir(self, trial: object) -> str:
+        """Return the folder that a checkpoint is written to, before it gets its final name."""
+        return super()._get_output_dir(trial) if self._part is None else str(self._part)
+
+    def _save_checkpoint(self, model: nn.Module, trial: object) -> None:
+        """Save a checkpoint as Trainer does, but atomically."""
+        self.state.num_input_tokens_seen = int(self.meter.pending_tokens())
+        self.guard.check_weights(self.state.global_step)
+        with saving.atomic_checkpoint(self) as part:
+            self._part = part
+            try:
+                super()._save_checkpoint(model, trial)
+            finally:
+                self._part = None
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
+        """Save model and heads apart; ``save_model`` calls this, with the state of sharded weights if they are."""
+        saving.save_model(self, super()._save, output_dir, state_dict)
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """Do nothing: the folder is renamed after this call, and holds files that must not be uploaded."""
+
+    # -- loading -------------------------------------------------------------------------------------------------------
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        """Detach the term heads while Trainer loads the model; then load them from their own files."""
+        saving.check_adapter_weights(self.model, Path(resume_from_checkpoint))
+        with saving.loading_heads(self.model, resume_from_checkpoint):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_best_model(self) -> None:
+        """Load the best checkpoint at the end of training, with the heads of terms and the averaged weights."""
+        best = str(self.state.best_model_checkpoint)
+        with saving.loading_heads(self.model, best):
+            super()._load_best_model()
+        if self.ema is not None:
+            self.ema.load(best)
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Raise an error for missing or unexpected weights, of which Trainer only warns."""
+        saving.check_loaded_weights(self.model, load_result)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Load them as Trainer does, with the settings of this launch; then the averaged weights, after the model."""
+        self.resume.checkpoint = None if checkpoint is None else Path(checkpoint)
+        settings = [] if checkpoint is None else saving.settings_of(self.optimizer)
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None:
+            saving.apply_settings(settings, self.optimizer, self.lr_scheduler)
+            if self.ema is not None:
+                self.ema.load(checkpoint)
+            self.meter.num_tokens = float(self.state.num_input_tokens_seen)
