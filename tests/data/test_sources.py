@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stepjepa.base.errors import UserError
+from stepjepa.data.formats import FORMATS
 from stepjepa.data.records import BadRecords
-from stepjepa.data.sources import FORMATS, each_of_any, read_records, read_rows
+from stepjepa.data.sources import each_of_any, read_records, read_rows
 
 ROWS = [
     {"question": "How\nmany?", "answer": 'He said "7", then\t8.'},

@@ -13,8 +13,9 @@ from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import note, print_rows
 from stepjepa.config.option import FROM_ONE, check_effects, option
 from stepjepa.data.columns import MOST_NAMES
+from stepjepa.data.formats import FORMATS
 from stepjepa.data.records import BadRecords, named
-from stepjepa.data.sources import FORMATS, read_rows
+from stepjepa.data.sources import read_rows
 from stepjepa.preparing.conversion import Convert, convert_rows
 from stepjepa.preparing.holding_out import hold_out
 from stepjepa.tasks import nl_rx, stepmath
