@@ -39,7 +39,8 @@ _NAMES = {
     "objectives.reading": "SideEmbeddings ViewEmbeddings",
     "objectives.setup": "set_up",
     "training.trainer": "JepaTrainer",
-    "evaluation.run": "Scores evaluate",
+    "evaluation.run": "evaluate",
+    "evaluation.scores": "Scores",
     "running.run": "Run run",
     "study.comparison": "Comparison compare",
 }
@@ -61,8 +62,8 @@ if TYPE_CHECKING:
     from stepjepa.config.run import RunConfig as RunConfig
     from stepjepa.data.records import Record as Record
     from stepjepa.data.sources import read_records as read_records
-    from stepjepa.evaluation.run import Scores as Scores
     from stepjepa.evaluation.run import evaluate as evaluate
+    from stepjepa.evaluation.scores import Scores as Scores
     from stepjepa.models.encoded import Encoded as Encoded
     from stepjepa.models.loading import add_lora as add_lora
     from stepjepa.models.loading import load_for_inference as load_for_inference

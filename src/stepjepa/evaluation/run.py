@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import functools
-import html
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tqdm import tqdm
 
 from stepjepa.base.errors import UserError
-from stepjepa.base.files import fingerprint, read_jsonl, write_json
+from stepjepa.base.files import fingerprint, write_json
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import note
 from stepjepa.config.server import ServerSettings
@@ -23,11 +22,11 @@ from stepjepa.data.records import BadRecords, Record
 from stepjepa.data.sources import read_records
 from stepjepa.evaluation.answering import Batcher
 from stepjepa.evaluation.judging import Engine
-from stepjepa.evaluation.output import OutputFile, retrieval_scores
+from stepjepa.evaluation.output import OutputFile
 from stepjepa.evaluation.prompts import notes_on_prompts
+from stepjepa.evaluation.scores import Scores
 from stepjepa.evaluation.selection import Selection
 from stepjepa.evaluation.settings import EvaluationSettings
-from stepjepa.evaluation.summary_text import format_summary
 from stepjepa.models.names import check_model_name, check_trained
 from stepjepa.models.sampling import Sampling
 from stepjepa.store.fingerprint import model_fingerprint
@@ -141,14 +140,7 @@ class Evaluation:
         finally:
             self.task.close()
         if similarity is not None:
-            from stepjepa.evaluation.embeddings import similarity_quantiles
-
-            parts: dict[bool, list[float | None]] = {True: [], False: []}
-            for index, value in zip(self.records, cosines, strict=True):
-                line = self.output.done[index]
-                line["similarity"] = value
-                parts[line["error"] is None].append(value)
-            similarity |= zip(("right", "wrong"), map(similarity_quantiles, parts.values()), strict=True)
+            similarity |= self._add_cosines(cosines)
         if retrieval is not None:
             for index, ranks in zip(self.records, retrieval.of_records(len(self.records)), strict=True):
                 self.output.done[index]["ranks"] = ranks
@@ -173,6 +165,17 @@ class Evaluation:
         }
         write_json(self.output.summary_file, summary)
         return summary
+
+    def _add_cosines(self, cosines: Sequence[float | None]) -> JsonObject:
+        """Add the mean cosine of each record's pairs to its line; summarise those of right and of wrong answers."""
+        from stepjepa.evaluation.embeddings import similarity_quantiles
+
+        parts: dict[bool, list[float | None]] = {True: [], False: []}
+        for index, value in zip(self.records, cosines, strict=True):
+            line = self.output.done[index]
+            line["similarity"] = value
+            parts[line["error"] is None].append(value)
+        return dict(zip(("right", "wrong"), map(similarity_quantiles, parts.values()), strict=True))
 
     def _not_measured(self) -> str:
         """Name the scores that need likelihoods, which a server does not return."""
@@ -311,57 +314,6 @@ def compare_views(
 
 
 # -- from Python -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, repr=False)
-class Scores:
-    """The scores of a model on a test file.
-
-    Attributes:
-        file: JSON lines, one for each record: answers, their scores, lengths.
-        summary: the contents of ``NAME.summary.json``: mean and interval of each score, costs, settings.
-
-    Example:
-        >>> scores = evaluate("runs/a", "test.jsonl", max_new_tokens=64)
-        >>> scores["exact"], scores.headline
-    """
-
-    file: Path
-    summary: JsonObject
-
-    @property
-    def headline(self) -> str:
-        """The name of the score that decides whether an answer is right."""
-        return str(self.summary["headline"])
-
-    @property
-    def names(self) -> list[str]:
-        """The names of all scores, and of the metrics of retrieval if they were measured."""
-        return [*self._scores]
-
-    @property
-    def _scores(self) -> dict[str, JsonObject]:
-        return {**self.summary["scores"], **retrieval_scores(self.summary)}
-
-    @property
-    def lines(self) -> list[JsonObject]:
-        """The lines of the file; read each time."""
-        return [line for _, line in read_jsonl(self.file)]
-
-    def __getitem__(self, name: str) -> float:
-        """Return the mean of a score over all records, or of ``retrieval_hits_at_1`` and the like over all queries.
-
-        ``KeyError`` names the scores that exist.
-        """
-        if name not in self._scores:
-            raise KeyError(f"no score '{name}'; there are {', '.join(self.names)}")
-        return float(self._scores[name]["mean"])
-
-    def __repr__(self) -> str:
-        return f"Scores({self.headline} {self[self.headline]:.4f} of {self.summary['n']} records, '{self.file}')"
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(format_summary(self.summary, details=True))}</pre>"
 
 
 def evaluate(
