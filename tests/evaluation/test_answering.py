@@ -10,7 +10,7 @@ from transformers import TrainingArguments
 import tiny
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import write_jsonl
-from stepjepa.chat.tokens import all_predictor_ids
+from stepjepa.chat.special_tokens import all_predictor_ids
 from stepjepa.cli.main import main
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.config.lora import LoraSettings
@@ -255,7 +255,7 @@ def test_a_training_model_is_asked_as_the_trained_one_will_be(trained_with, file
             observed.extend(record.messages[0]["content"] for record in records)
             super().__init__(records, *args, **options)
 
-    monkeypatch.setattr("stepjepa.running.run.AnswerScores", Watching)
+    monkeypatch.setattr("stepjepa.running.held_out.AnswerScores", Watching)
     flags = ["--train_file", str(files / "train.jsonl"), "--eval_file", str(files / "held.jsonl"), "--max_steps", "1"]
     assert train(files, *flags, "--eval_generate", "2", "--eval_max_new_tokens", "2", "--save_strategy", "no") == 0
     assert observed == [trained_with or "Which word?"] * 2

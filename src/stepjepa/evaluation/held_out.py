@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
+from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.evaluation.retrieval import answer_names, rank_targets
-from stepjepa.objectives.jepa import Jepa
+from stepjepa.objectives.reading import ViewEmbeddings
 from stepjepa.tasks.base import Task
+
+
+class EmbedsPairs(Protocol):
+    """The part of ``Jepa`` that :class:`RetrievalScores` uses."""
+
+    config: JepaConfig
+
+    def embed_pairs(self, records: Sequence[Record], *, batch_size: int = ...) -> ViewEmbeddings: ...
 
 
 class RetrievalScores:
@@ -22,7 +32,7 @@ class RetrievalScores:
         self._records, self._task = list(records), task
         self._names: list[str | None] | None = None
 
-    def __call__(self, jepa: Jepa, batch_size: int) -> dict[str, float]:
+    def __call__(self, jepa: EmbedsPairs, batch_size: int) -> dict[str, float]:
         """Return the mean of each metric of ``output.RETRIEVAL``; all processes get the same."""
         if self._names is None:
             names = self._task and answer_names(self._task, self._records, jepa.config)

@@ -1,4 +1,4 @@
-"""Restore the state of a process after a run; check that all processes of a run were started alike."""
+"""The processes of a run: their state afterwards, whether they were started alike, what the first one prints."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import transformers
 from accelerate.state import AcceleratorState, PartialState
 
 from stepjepa.base.errors import UserError
+from stepjepa.base.processes import is_main_process
 from stepjepa.base.signals import Stopped
+from stepjepa.base.terminal import spelled
 
 
 @contextmanager
@@ -78,3 +80,9 @@ def check_agreement(parts: Mapping[str, object]) -> None:
             if len({each[name] for each in of_all}) > 1:
                 remedy = "start all with the same command and files"
                 raise UserError(f"the processes were started with different {name}; {remedy}")
+
+
+def say(line: str) -> None:
+    """Print a line at once, in the first process alone."""
+    if is_main_process():
+        print(spelled(line), flush=True)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import html
 import logging
 import os
-import re
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import cached_property
@@ -25,33 +24,28 @@ from stepjepa.base.files import DISK_ERRORS, locked
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.processes import is_main_process
 from stepjepa.base.signals import Interruptions, Stopped
-from stepjepa.base.terminal import print_rows, spelled
+from stepjepa.base.terminal import print_rows
 from stepjepa.base.typed_json import Origin, from_json, to_json
 from stepjepa.batch.prepare import CacheDir, prepare
 from stepjepa.config.run import PLACES, RunConfig
 from stepjepa.data.records import Data, Record, describe_columns
-from stepjepa.data.summarising import system_prompts
-from stepjepa.evaluation.answering import AnswerScores, spread
-from stepjepa.evaluation.held_out import RetrievalScores
-from stepjepa.models.architecture import base_model
-from stepjepa.models.loading import add_lora, load_model, load_tokenizer
-from stepjepa.models.token_rows import adapter_rows, add_plain_rows, add_predictor_rows
-from stepjepa.models.weights import compute_dtype, quantization_options
+from stepjepa.evaluation.answering import AnswerScores
+from stepjepa.models.loading import add_lora
+from stepjepa.models.token_rows import adapter_rows
 from stepjepa.running.data import read_data
+from stepjepa.running.held_out import held_out_scores
+from stepjepa.running.loading import load_model_and_tokenizer
 from stepjepa.running.passed import PassedObjects
-from stepjepa.running.process import check_agreement, restored_process
+from stepjepa.running.process import check_agreement, restored_process, say
 from stepjepa.running.screen import draw_metrics, first_screen
 from stepjepa.running.transformers import training_arguments
 from stepjepa.store import folder as run_folder
 from stepjepa.store.hub import check_uploadable, upload
-from stepjepa.store.prompts import common_system_prompt, with_system_prompt
 from stepjepa.store.record import Lora, RunRecord, read_record
 from stepjepa.store.resume import FinishedError
-from stepjepa.tasks.base import Task, TaskOptions
-from stepjepa.tasks.registry import choose_task, keep
 from stepjepa.training.callbacks import StopCallback
 from stepjepa.training.description import describe_objects, describe_run
-from stepjepa.training.plan import EqualComputeCallback, equal_compute
+from stepjepa.training.plan import EqualCompute, EqualComputeCallback, equal_compute
 from stepjepa.training.saving import resume_hint
 from stepjepa.training.trainer import JepaTrainer
 
@@ -59,7 +53,7 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, TrainingArguments
 
-    from stepjepa.evaluation.run import Scores
+    from stepjepa.evaluation.scores import Scores
     from stepjepa.objectives.inputs import Chat
     from stepjepa.objectives.jepa import Jepa
     from stepjepa.objectives.objective import Objective
@@ -218,13 +212,13 @@ def run(
 def _upload(trainer: JepaTrainer) -> None:
     folder = Path(str(trainer.args.output_dir))
     check_uploadable(folder)
-    _say(f"uploaded: {upload(folder, str(trainer.hub_model_id), revision=trainer.args.hub_revision)}")
+    say(f"uploaded: {upload(folder, str(trainer.hub_model_id), revision=trainer.args.hub_revision)}")
 
 
 def _run(config: RunConfig, passed: PassedObjects, command: list[str] | None) -> JepaTrainer:
     """Read the data, build the trainer, train, save and record the run."""
     start = time.time()
-    folder, checkpoint = run_folder.open_run_folder(str(config.output_dir), config.resume_from_checkpoint, _say)
+    folder, checkpoint = run_folder.open_run_folder(str(config.output_dir), config.resume_from_checkpoint, say)
     has_eval = config.eval_file is not None or config.data_file is not None or passed.eval_dataset is not None
     # Refused settings are named before records are read, which may take minutes.
     training = training_arguments(config, has_eval)
@@ -232,14 +226,7 @@ def _run(config: RunConfig, passed: PassedObjects, command: list[str] | None) ->
     trainer, further_rows = _build(config, passed, training, train_records, eval_records)
     # Weights are loaded; further bars, when weights are saved, would break the bar of the training.
     transformers.logging.disable_progress_bar()
-    equal = None
-    if config.same_flop:
-        # Stop when the compute is spent, and save whenever the compute of a regular epoch is.
-        equal = equal_compute(trainer.plan, trainer.args.num_train_epochs)
-        trainer.args.max_steps = equal.steps
-        if "save_strategy" not in config.trainer:
-            trainer.args.save_strategy = SaveStrategy.EPOCH
-        trainer.add_callback(EqualComputeCallback(equal))
+    equal = _limit_compute(trainer, config) if config.same_flop else None
     if is_main_process():
         print_rows(first_screen(config, trainer, equal, {**further_rows, "resumed from": checkpoint}))
     record = replace(
@@ -249,8 +236,8 @@ def _run(config: RunConfig, passed: PassedObjects, command: list[str] | None) ->
     )
     # Paths may differ between machines; the contents of the files are compared.
     settings = {name: value for name, value in config.to_flat().items() if name not in PLACES}
-    started = checkpoint and Path(checkpoint).name
-    check_agreement({"data": to_json(files), "settings": settings, "checkpoints": started})
+    resumed = checkpoint and Path(checkpoint).name
+    check_agreement({"data": to_json(files), "settings": settings, "checkpoints": resumed})
     recorder, scores, resumes = trainer.recorder, trainer.answer_scores, config.resume_from_checkpoint is not None
     recorder.describe(record, replace(config, objects=describe_objects(trainer, passed.names)), start)
     with (
@@ -268,14 +255,6 @@ def _run(config: RunConfig, passed: PassedObjects, command: list[str] | None) ->
     return trainer
 
 
-def _say(line: str) -> None:
-    if is_main_process():
-        print(spelled(line), flush=True)
-
-
-# -- before the first step ---------------------------------------------------------------------------------------------
-
-
 def _build(
     config: RunConfig,
     passed: PassedObjects,
@@ -283,30 +262,17 @@ def _build(
     train_records: Sequence[Record],
     eval_records: Sequence[Record],
 ) -> tuple[JepaTrainer, dict[str, str | None]]:
-    """Return the trainer of a run, and rows for ``first_screen``."""
+    """Return the trainer of a run, and rows for ``first_screen``: columns, held-out answers, retrieval."""
     jepa = config.jepa
     texts = (message["content"] for record in train_records for message in record.messages)
-    model, tokenizer = _load(config, passed, texts, training)
+    model, tokenizer = load_model_and_tokenizer(config, passed, texts, training)
     cache: CacheDir = False if config.no_cache else config.cache_dir
-    data, held_out = prepare(train_records, tokenizer, jepa, cache_dir=cache, say=_say), None
+    data, held_out = prepare(train_records, tokenizer, jepa, cache_dir=cache, say=say), None
     if eval_records:
-        held_out = prepare(eval_records, tokenizer, jepa, what="evaluation data", cache_dir=cache, say=_say)
+        held_out = prepare(eval_records, tokenizer, jepa, what="evaluation data", cache_dir=cache, say=say)
     if config.lora is not None:
         model = add_lora(model, config.lora, adapter_rows(model, tokenizer, plain=jepa.plain))
-    rows, scores, retrieval = {"columns": describe_columns(train_records[0])}, None, None
-    if config.eval_generate is not None or config.eval_retrieval:
-        try:
-            task, records = _held_out_questions(config, eval_records, train_records)
-            if config.eval_generate is not None:
-                scores = _answer_scores(config, task, records, tokenizer)
-                scores.check(model)
-                rows["answers"] = f"to {len(scores.records):,} records at every evaluation, task {task.name}"
-            if config.eval_retrieval:
-                retrieval = RetrievalScores(records, task)
-                rows["retrieval"] = f"of the answers of {len(records):,} records at every evaluation, task {task.name}"
-        except UserError as error:
-            # Worded for 'stepjepa evaluate', whose settings have other names here.
-            raise UserError(re.sub(r"(`|\A(?=\w+: ))(task|max_new_tokens)\b", r"\1eval_\2", str(error))) from None
+    scores, retrieval, rows = held_out_scores(config, eval_records, train_records, model, tokenizer)
     trainer = JepaTrainer(
         model,
         training,
@@ -321,60 +287,17 @@ def _build(
         track_flop=config.track_flop,
         group_by=config.group_by,
     )
-    return trainer, rows
+    return trainer, {"columns": describe_columns(train_records[0]), **rows}
 
 
-def _load(
-    config: RunConfig, passed: PassedObjects, texts: Iterable[str], training: TrainingArguments
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Return model and tokenizer, with the tokens of the objective: those that were passed, else loaded ones."""
-    jepa, quantization = config.jepa, config.quantized
-    if passed.model is None:
-        compute = compute_dtype(config.dtype, bf16=training.bf16, fp16=training.fp16)
-        same = ("dtype", "pretrain", "chat_template", "attn_implementation", "trust_remote_code")
-        model, tokenizer = load_model(
-            str(config.model_name),
-            texts=texts,
-            predictors=jepa.used_predictors,
-            seed=config.finetune_seed,
-            plain=jepa.plain,
-            quantization=None if quantization is None else quantization_options(quantization, compute, training.device),
-            **{name: getattr(config, name) for name in same},
-        )
-        if passed.tokenizer is None:
-            return model, tokenizer
-    else:
-        model = passed.model
-    tokenizer = passed.tokenizer or load_tokenizer(str(model.config.name_or_path))
-    base = base_model(model)
-    if jepa.plain:
-        add_plain_rows(base, tokenizer, config.finetune_seed)
-    add_predictor_rows(base, tokenizer, jepa.used_predictors, config.finetune_seed)
-    return model, tokenizer
-
-
-def _held_out_questions(
-    config: RunConfig, records: Sequence[Record], trained: Sequence[Record]
-) -> tuple[Task, list[Record]]:
-    """Return the task of the held-out records, and those that it can score, prompted as in ``stepjepa evaluate``."""
-    task = choose_task(config.eval_task, records, TaskOptions(config.spider_path, config.missing_databases))
-    answerable = list(keep(task, records)[0].values())
-    prompt = common_system_prompt(system_prompts(trained))
-    return task, answerable if prompt is None else with_system_prompt(answerable, prompt)
-
-
-def _answer_scores(
-    config: RunConfig, task: Task, records: list[Record], tokenizer: PreTrainedTokenizerBase
-) -> AnswerScores:
-    """Return the object that answers and scores some held-out records during training."""
-    return AnswerScores(
-        spread(records, config.eval_generate or 0),
-        task,
-        tokenizer,
-        max_new_tokens=config.eval_max_new_tokens,
-        batch_size=config.batch_size,
-        plain=config.jepa.plain,
-    )
+def _limit_compute(trainer: JepaTrainer, config: RunConfig) -> EqualCompute:
+    """Stop when the compute of a regular run is spent, and save whenever that of one of its epochs is."""
+    equal = equal_compute(trainer.plan, trainer.args.num_train_epochs)
+    trainer.args.max_steps = equal.steps
+    if "save_strategy" not in config.trainer:
+        trainer.args.save_strategy = SaveStrategy.EPOCH
+    trainer.add_callback(EqualComputeCallback(equal))
+    return equal
 
 
 # -- training ----------------------------------------------------------------------------------------------------------
@@ -385,7 +308,7 @@ def _train(trainer: JepaTrainer, folder: Path, checkpoint: str | None) -> dict[s
 
     def promise(number: int) -> None:
         name = signal.Signals(number).name
-        _say(f"{name}: saving a checkpoint at the end of this step, then stopping; once more to stop at once")
+        say(f"{name}: saving a checkpoint at the end of this step, then stopping; once more to stop at once")
 
     request = Interruptions(promise)
     trainer.add_callback(StopCallback(request, trainer.args.world_size, trainer.args.device))
@@ -399,8 +322,10 @@ def _train(trainer: JepaTrainer, folder: Path, checkpoint: str | None) -> dict[s
         # Callbacks of trackers close their files.
         trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
         saved = folder / f"checkpoint-{trainer.state.global_step}"
-        way = "it holds the model only" if trainer.args.save_only_model else "resume with `resume_from_checkpoint last`"
-        raise Stopped(stop.number, f"stopped; {saved} is saved; {way}") from None
+        hint = (
+            "it holds the model only" if trainer.args.save_only_model else "resume with `resume_from_checkpoint last`"
+        )
+        raise Stopped(stop.number, f"stopped; {saved} is saved; {hint}") from None
 
 
 @contextmanager
@@ -411,8 +336,8 @@ def _explaining_failures(trainer: JepaTrainer, folder: Path, checkpoint: str | N
     except (UserError, OSError) as error:
         if not (isinstance(error, OSError) and error.errno in DISK_ERRORS):
             raise
-        way = resume_hint(folder, "once it can be written to, ")
-        raise UserError(f"{error.strerror}; {way}", path=error.filename or folder) from None
+        hint = resume_hint(folder, "once it can be written to, ")
+        raise UserError(f"{error.strerror}; {hint}", path=error.filename or folder) from None
     except Exception as error:  # any error becomes one line
         message, trained = unexpected(error), trainer.recorder.trained
         if trained:

@@ -1,0 +1,70 @@
+"""The scores of a model's answers, and of its embeddings, on held-out records at every evaluation of its training."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from stepjepa.base.errors import UserError
+from stepjepa.config.run import RunConfig
+from stepjepa.data.records import Record
+from stepjepa.data.summarising import system_prompts
+from stepjepa.evaluation.answering import AnswerScores, spread
+from stepjepa.evaluation.held_out import RetrievalScores
+from stepjepa.store.prompts import common_system_prompt, with_system_prompt
+from stepjepa.tasks.base import Task, TaskOptions
+from stepjepa.tasks.registry import choose_task, keep
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+def held_out_scores(
+    config: RunConfig,
+    eval_records: Sequence[Record],
+    train_records: Sequence[Record],
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+) -> tuple[AnswerScores | None, RetrievalScores | None, dict[str, str]]:
+    """Return the objects that score answers and retrieval at every evaluation, None for neither, and their rows."""
+    scores, retrieval, rows = None, None, dict[str, str]()
+    if config.eval_generate is None and not config.eval_retrieval:
+        return scores, retrieval, rows
+    try:
+        task, records = _held_out_questions(config, eval_records, train_records)
+        if config.eval_generate is not None:
+            scores = _answer_scores(config, task, records, tokenizer)
+            scores.check(model)
+            rows["answers"] = f"to {len(scores.records):,} records at every evaluation, task {task.name}"
+        if config.eval_retrieval:
+            retrieval = RetrievalScores(records, task)
+            rows["retrieval"] = f"of the answers of {len(records):,} records at every evaluation, task {task.name}"
+    except UserError as error:
+        # Worded for 'stepjepa evaluate', whose settings have other names here.
+        raise UserError(re.sub(r"(`|\A(?=\w+: ))(task|max_new_tokens)\b", r"\1eval_\2", str(error))) from None
+    return scores, retrieval, rows
+
+
+def _held_out_questions(
+    config: RunConfig, records: Sequence[Record], trained: Sequence[Record]
+) -> tuple[Task, list[Record]]:
+    """Return the task of the held-out records, and those that it can score, prompted as in ``stepjepa evaluate``."""
+    task = choose_task(config.eval_task, records, TaskOptions(config.spider_path, config.missing_databases))
+    answerable = list(keep(task, records)[0].values())
+    prompt = common_system_prompt(system_prompts(trained))
+    return task, answerable if prompt is None else with_system_prompt(answerable, prompt)
+
+
+def _answer_scores(
+    config: RunConfig, task: Task, records: list[Record], tokenizer: PreTrainedTokenizerBase
+) -> AnswerScores:
+    """Return the object that answers and scores some held-out records during training."""
+    return AnswerScores(
+        spread(records, config.eval_generate or 0),
+        task,
+        tokenizer,
+        max_new_tokens=config.eval_max_new_tokens,
+        batch_size=config.batch_size,
+        plain=config.jepa.plain,
+    )
