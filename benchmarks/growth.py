@@ -61,7 +61,7 @@ def measure(point: Point) -> dict[str, float]:
     from transformers import AutoModelForCausalLM, TrainerCallback, TrainingArguments
 
     from stepjepa import JepaConfig, JepaTrainer, prepare
-    from stepjepa.chat.tokens import add_predictor_tokens
+    from stepjepa.chat.special_tokens import add_predictor_tokens
     from stepjepa.models.presets import fit_config, preset_config, train_tokenizer
 
     torch.set_num_threads(1)

@@ -96,7 +96,7 @@ def train_tiny_tokenizer() -> Any:
 def trained_tokenizer() -> Any:
     """A byte-level BPE tokenizer of the presets, with four predictor tokens; not to be changed."""
     import tiny
-    from stepjepa.chat.tokens import add_predictor_tokens
+    from stepjepa.chat.special_tokens import add_predictor_tokens
 
     tokenizer = train_tiny_tokenizer()
     add_predictor_tokens(tokenizer, 4)
@@ -156,7 +156,7 @@ def real_tokenizer(shared_data: Path) -> Callable[..., Any]:
     """
     from transformers import AutoTokenizer
 
-    from stepjepa.chat.tokens import add_plain_tokens, add_predictor_tokens
+    from stepjepa.chat.special_tokens import add_plain_tokens, add_predictor_tokens
 
     @functools.cache
     def load(name: str, plain: bool = False) -> Any:

@@ -96,7 +96,7 @@ def model_of(name: str) -> Any:
 
 def tokenizer() -> Any:
     """The same on every process."""
-    from stepjepa.chat.tokens import add_predictor_tokens
+    from stepjepa.chat.special_tokens import add_predictor_tokens
     from stepjepa.models.presets import train_tokenizer
 
     made = train_tokenizer([m["content"] for record in tiny.records() for m in record.messages], 290)

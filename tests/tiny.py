@@ -18,7 +18,7 @@ from stepjepa.base.files import write_jsonl
 from stepjepa.batch.collate import Collator
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.batch.tokenize import RecordTokenizer
-from stepjepa.chat.tokens import predictor_ids
+from stepjepa.chat.special_tokens import predictor_ids
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record, parse_record
 from stepjepa.models.attention import tree_mask

@@ -7,7 +7,7 @@ import time
 
 import torch
 
-from stepjepa.chat.tokens import all_predictor_ids
+from stepjepa.chat.special_tokens import all_predictor_ids
 from stepjepa.config.lora import LoraSettings
 from stepjepa.models.loading import add_lora
 from stepjepa.running.memory import activations, kept_bytes

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from stepjepa import JepaConfig, prepare
-from stepjepa.chat.tokens import add_predictor_tokens
+from stepjepa.chat.special_tokens import add_predictor_tokens
 from stepjepa.models.presets import fit_config, train_tokenizer
 
 PARTS_OF_WORDS = "ba be bi bo bu da de di do du ka ke ki ko ku la le li lo lu ma me mi mo mu na ne ni no nu".split()

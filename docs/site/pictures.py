@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from stepjepa.chat.tokens import add_predictor_tokens
+from stepjepa.chat.special_tokens import add_predictor_tokens
 from stepjepa.cli.main import main
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import parse_record

@@ -21,7 +21,7 @@ from stepjepa.batch import prepare as module
 from stepjepa.batch.dataset import Prepared, SampleKey, count_tokens
 from stepjepa.batch.prepare import prepare
 from stepjepa.batch.tokenize import RecordTokenizer
-from stepjepa.chat.tokens import all_predictor_ids
+from stepjepa.chat.special_tokens import all_predictor_ids
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.views.layouts import LAYOUTS, Layout

@@ -12,8 +12,8 @@ import pytest
 import tiny
 from stepjepa.base.errors import UserError
 from stepjepa.batch.tokenize import WITHOUT_PAIR, RecordTokenizer, step_views
+from stepjepa.chat.special_tokens import predictor_ids
 from stepjepa.chat.template import ChatTemplate
-from stepjepa.chat.tokens import predictor_ids
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.views.layouts import LAYOUTS, Layout

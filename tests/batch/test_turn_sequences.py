@@ -14,7 +14,7 @@ from served_forms import TOOLS, chat, with_call, with_thoughts
 from stepjepa.base.errors import UserError
 from stepjepa.batch.dataset import _unflattened, flattened
 from stepjepa.batch.tokenize import RecordTokenizer
-from stepjepa.chat.tokens import add_predictor_tokens
+from stepjepa.chat.special_tokens import add_predictor_tokens
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record, parse_record
 from stepjepa.views.sequences import TokenizedRecord, View

@@ -9,8 +9,8 @@ import pytest
 import tiny
 from stepjepa.batch.collate import Collator
 from stepjepa.batch.tokenize import RecordTokenizer
-from stepjepa.chat.template import PlainTemplate
-from stepjepa.chat.tokens import END_OF_TURN, PERCEPTION, add_plain_tokens
+from stepjepa.chat.plain_template import PlainTemplate
+from stepjepa.chat.special_tokens import END_OF_TURN, PERCEPTION, add_plain_tokens
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.views.sequences import SampledRecord, TokenSequence

@@ -13,16 +13,10 @@ import tiny
 from slow_tokens import slow_tokens
 from stepjepa.batch.collate import Collator
 from stepjepa.batch.tokenize import RecordTokenizer
-from stepjepa.chat.template import ChatTemplate, PlainTemplate
-from stepjepa.chat.tokens import (
-    TextTokenizer,
-    _tokenize,
-    add_predictor_tokens,
-    all_predictor_ids,
-    overlap,
-    predictor_ids,
-    predictor_token,
-)
+from stepjepa.chat.plain_template import PlainTemplate
+from stepjepa.chat.special_tokens import add_predictor_tokens, all_predictor_ids, predictor_ids, predictor_token
+from stepjepa.chat.template import ChatTemplate
+from stepjepa.chat.tokens import TextTokenizer, _tokenize, overlap
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.evaluation.prompts import make_examples

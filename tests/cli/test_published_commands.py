@@ -15,7 +15,7 @@ from published_commands import TRAINING, TUBE_REFUSED, Line
 from published_evaluations import EVALUATION
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import write_jsonl
-from stepjepa.chat.tokens import add_plain_tokens, add_predictor_tokens
+from stepjepa.chat.special_tokens import add_plain_tokens, add_predictor_tokens
 from stepjepa.cli.commands import make_parser, parse
 from stepjepa.cli.flags import trainer_flags
 from stepjepa.cli.main import main, normalise

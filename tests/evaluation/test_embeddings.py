@@ -13,7 +13,7 @@ import torch
 import tiny
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import write_jsonl
-from stepjepa.chat.tokens import predictor_ids
+from stepjepa.chat.special_tokens import predictor_ids
 from stepjepa.cli.main import main
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record

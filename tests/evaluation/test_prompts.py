@@ -9,8 +9,9 @@ from tokenizers import normalizers, processors
 from questions import QUESTIONS, make_tokenizer, question_records
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import write_json, write_jsonl
-from stepjepa.chat.template import ChatTemplate, PlainTemplate
-from stepjepa.chat.tokens import add_plain_tokens
+from stepjepa.chat.plain_template import PlainTemplate
+from stepjepa.chat.special_tokens import add_plain_tokens
+from stepjepa.chat.template import ChatTemplate
 from stepjepa.cli.main import main
 from stepjepa.evaluation.prompts import make_examples, notes_on_prompts, rendered_prompts
 from stepjepa.models.loading import load_tokenizer

@@ -11,7 +11,7 @@ import pytest
 
 import tiny
 from stepjepa.base.errors import UserError
-from stepjepa.chat.tokens import add_predictor_tokens
+from stepjepa.chat.special_tokens import add_predictor_tokens
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record, parse_record
 from stepjepa.inspection.plots import write_png

@@ -8,7 +8,7 @@ import torch
 
 import tiny
 from stepjepa.batch import segments
-from stepjepa.chat.tokens import all_predictor_ids
+from stepjepa.chat.special_tokens import all_predictor_ids
 from stepjepa.cli.main import main
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.config.lora import LoraSettings

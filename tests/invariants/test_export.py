@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import tiny
 from stepjepa.base.files import write_jsonl
-from stepjepa.chat.tokens import all_predictor_ids
+from stepjepa.chat.special_tokens import all_predictor_ids
 from stepjepa.cli.main import main
 from stepjepa.models.loading import load_for_inference
 

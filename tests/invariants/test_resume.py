@@ -15,7 +15,7 @@ import tiny
 from forked import Commands
 from own_term import NextLatent, objective_with
 from stepjepa.base.files import write_jsonl
-from stepjepa.chat.tokens import all_predictor_ids
+from stepjepa.chat.special_tokens import all_predictor_ids
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.config.lora import LoraSettings
 from stepjepa.models.loading import add_lora

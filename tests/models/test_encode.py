@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import tiny
 from slow_trees import logits_of
 from stepjepa.batch.micro_batch import Batch
-from stepjepa.chat.tokens import all_predictor_ids
+from stepjepa.chat.special_tokens import all_predictor_ids
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.config.lora import LoraSettings
 from stepjepa.models import encode as encode_module

@@ -19,7 +19,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 import tiny
 from slow_trees import logits_of
-from stepjepa.chat.tokens import all_predictor_ids
+from stepjepa.chat.special_tokens import all_predictor_ids
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.config.lora import LoraSettings
 from stepjepa.models import lm_head

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 import tiny
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import write_json
-from stepjepa.chat.tokens import all_predictor_ids
+from stepjepa.chat.special_tokens import all_predictor_ids
 from stepjepa.models import weights
 from stepjepa.models.loading import (
     LoraSettings,

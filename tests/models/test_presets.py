@@ -13,8 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 import chat_templates
 import tiny
 from stepjepa.base.errors import UserError
-from stepjepa.chat.template import PlainTemplate
-from stepjepa.chat.tokens import END_OF_TURN, PERCEPTION
+from stepjepa.chat.plain_template import PlainTemplate
+from stepjepa.chat.special_tokens import END_OF_TURN, PERCEPTION
 from stepjepa.models.loading import load_for_inference, load_model, load_tokenizer
 from stepjepa.models.presets import CHAT_TEMPLATE, SPARE_ROWS, train_tokenizer
 

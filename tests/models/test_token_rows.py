@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 import tiny
 from stepjepa import JepaConfig, JepaTrainer
-from stepjepa.chat.tokens import all_predictor_ids
+from stepjepa.chat.special_tokens import all_predictor_ids
 from stepjepa.config.lora import LoraSettings
 from stepjepa.models.loading import add_lora, load_for_inference, load_model
 from stepjepa.models.token_rows import (

@@ -15,7 +15,7 @@ import stepjepa
 from stepjepa import Alignment, InfoNCE, Jepa, JepaConfig, JepaTrainer, LMLoss, LoraSettings, Objective, add_lora
 from stepjepa.base.errors import UserError
 from stepjepa.batch.mask import Kernel
-from stepjepa.chat.tokens import all_predictor_ids
+from stepjepa.chat.special_tokens import all_predictor_ids
 from stepjepa.cli.main import main
 from stepjepa.models.architecture import find_heads
 from stepjepa.models.token_rows import adapter_ids

@@ -30,7 +30,7 @@ import tiny
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import write_jsonl
 from stepjepa.batch import prepare as preparing
-from stepjepa.chat.tokens import all_predictor_ids
+from stepjepa.chat.special_tokens import all_predictor_ids
 from stepjepa.cli.main import main
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.models import generation, lm_head

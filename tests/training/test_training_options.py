@@ -14,7 +14,7 @@ from transformers.trainer_callback import ProgressCallback
 import tiny
 from own_term import Margin
 from stepjepa.base.errors import UserError
-from stepjepa.chat.tokens import all_predictor_ids
+from stepjepa.chat.special_tokens import all_predictor_ids
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.config.lora import LoraSettings
 from stepjepa.models.loading import add_lora

@@ -15,9 +15,11 @@ import numpy as np
 
 from stepjepa.base.errors import UserError, shown
 from stepjepa.base.spool import BLOCK
-from stepjepa.chat.template import NOT_USED, ChatTemplate, PlainTemplate, Rendered
-from stepjepa.chat.tokens import TextTokenizer, Tokens, TurnTokens, overlap, predictor_ids, predictor_token
-from stepjepa.chat.turn_text import Turn
+from stepjepa.chat.plain_template import PlainTemplate
+from stepjepa.chat.special_tokens import predictor_ids, predictor_token
+from stepjepa.chat.template import NOT_USED, ChatTemplate
+from stepjepa.chat.tokens import TextTokenizer, Tokens, TurnTokens, overlap
+from stepjepa.chat.turn_text import Rendered, Turn
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record, find_steps
 from stepjepa.views.layouts import LAYOUTS, message_text

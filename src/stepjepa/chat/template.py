@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.json_object import JsonObject
@@ -21,9 +21,10 @@ from stepjepa.chat.growth import marked_template
 from stepjepa.chat.marks import REASONING_KEYS, Message, Span, contents, locate
 from stepjepa.chat.served import trained_turns
 from stepjepa.chat.source import PINNED_DATE
+from stepjepa.chat.special_tokens import matched_tokens
 from stepjepa.chat.thought import ends_in_thought, last_tag, thought_in
-from stepjepa.chat.tokens import END_OF_TURN, PERCEPTION, matched_tokens
-from stepjepa.chat.turn_text import Turn
+from stepjepa.chat.tokens import check_fast
+from stepjepa.chat.turn_text import Rendered, Tools, Turn, Variables
 from stepjepa.chat.turns import make_turn
 
 if TYPE_CHECKING:
@@ -38,22 +39,8 @@ _TOOL: JsonObject = {
     "function": {"name": _NAME, "description": "about", "parameters": {"type": "object", "properties": {}}},
 }
 
-Tools = Sequence[JsonObject] | None
-"""Descriptions of functions, as templates read them."""
-
-Variables = Mapping[str, object] | None
-"""Values of variables of a template (``chat_template_kwargs``)."""
-
 NOT_USED = "not used"
 """The name of the line of a description that lists unused parts of records."""
-
-
-class Rendered(NamedTuple):
-    """A chat as text."""
-
-    text: str
-    # For each message the start and end (exclusive) of its content; (0, 0) if the template leaves it out.
-    spans: tuple[Span, ...]
 
 
 class ChatTemplate:
@@ -65,7 +52,7 @@ class ChatTemplate:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, variables: Variables = None) -> None:
-        _check_fast(tokenizer)
+        check_fast(tokenizer)
         self._tokenizer = tokenizer
         original, self._templates = sources.template_of(tokenizer), tokenizer.chat_template
         self.has_date = "strftime_now" in original or "date_string" in original
@@ -365,75 +352,6 @@ class ChatTemplate:
         return text + stop, stop
 
 
-class PlainTemplate:
-    """The plain format, for records without a chat format: the user's text, ``<|perception|>``, the answer.
-
-    Only the last question and its answer are rendered; any other message has the span ``(0, 0)``. The interface is that
-    of :class:`ChatTemplate`. Without ``answers``, for losses on all tokens as in pretraining on paraphrases, the answer
-    is not rendered: it is the other view of the same content, and has its own record.
-    """
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, answers: bool = True) -> None:
-        _check_fast(tokenizer)
-        vocabulary = tokenizer.get_vocab()
-        if lacking := {PERCEPTION, END_OF_TURN} - vocabulary.keys():
-            fault = f"`plain` is for models without a chat format, and this tokenizer has no token '{min(lacking)}'"
-            raise UserError(f"{fault}; leave `plain` out")
-        self.answers = answers
-        self.writes_tools = False
-        self.closer = ""
-        self.stop_tokens = [END_OF_TURN]
-        self.stop_ids = [int(vocabulary[END_OF_TURN])]
-        # The format begins with the begin-of-text token if the tokenizer puts it before every text.
-        begins = tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]
-        self.begin = str(tokenizer.bos_token) if begins else ""
-
-    def prompt(self, messages: Sequence[Message], tools: Tools = None, variables: Variables = None) -> str:
-        """Return the text before the answer: the last question and ``<|perception|>``."""
-        return f"{self.begin}{messages[-1]['content']}{PERCEPTION}"
-
-    def prompt_own(self, messages: Sequence[Message]) -> tuple[Span, ...]:
-        """Return the spans of a prompt in which special tokens are plain text: the question."""
-        return ((len(self.begin), len(self.begin) + len(messages[-1]["content"])),)
-
-    def turns(self, messages: Sequence[Message], tools: Tools = None, variables: Variables = None) -> list[Turn]:
-        """Return the last question and its answer as the only turn; special tokens in both are plain text."""
-        index, answer = len(messages) - 1, messages[-1]["content"]
-        prompt = self.prompt(messages[:-1])
-        (asked,), answered = self.prompt_own(messages[:-1]), (len(prompt), len(prompt) + len(answer))
-        spans = (*[(0, 0)] * (index - 1), asked, answered)
-        text = prompt + answer + END_OF_TURN
-        return [Turn(index, text, len(prompt), spans, (0, 0), (answered,), END_OF_TURN, prompt_own=(asked,))]
-
-    def last_turn(self, messages: Sequence[Message], tools: Tools = None, variables: Variables = None) -> Turn:
-        """Return the only turn."""
-        return self.turns(messages)[0]
-
-    def render(self, messages: Sequence[Message], tools: Tools = None, variables: Variables = None) -> Rendered:
-        """Render the last question and, with ``answers``, its answer."""
-        if self.answers:
-            (turn,) = self.turns(messages)
-            return Rendered(turn.text, turn.spans)
-        (asked,) = self.prompt_own(messages[:-1])
-        return Rendered(
-            f"{self.begin}{messages[-2]['content']}{END_OF_TURN}", (*[(0, 0)] * (len(messages) - 2), asked, (0, 0))
-        )
-
-    def render_alone(self, role: str, content: str) -> Rendered:
-        """Render one message alone, as a view that sees nothing else: its bare content, whatever the role."""
-        text = self.begin + content
-        return Rendered(text, ((len(self.begin), len(text)),))
-
-    def describe(self) -> dict[str, str]:
-        """Return properties of the format, for reports."""
-        parts = f"{PERCEPTION} answer {END_OF_TURN}" if self.answers else END_OF_TURN
-        return {
-            "form": f"plain: user {parts}",
-            "end of turn": repr(END_OF_TURN),
-            "begin of text": repr(self.begin) if self.begin else "none",
-        }
-
-
 def _message(role: str, content: str) -> JsonObject:
     return {"role": role, "content": content}
 
@@ -442,8 +360,3 @@ def _with_text(call: Message) -> JsonObject:
     """Return a tool call with its arguments as JSON text."""
     function = call["function"]
     return {**call, "function": {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}}
-
-
-def _check_fast(tokenizer: PreTrainedTokenizerBase) -> None:
-    if not getattr(tokenizer, "is_fast", False):
-        raise UserError("the tokenizer has no fast version, and token positions need one; convert it first")

@@ -1,4 +1,4 @@
-"""Predictor tokens, and tokenisation in which special tokens spelled by users stay plain text.
+"""Tokenise texts with the position of each token; special tokens that a user spells stay plain text.
 
 A text may contain ``<|im_end|>``, which would end the turn. ``split_special_tokens`` of transformers alone splits
 the template's own tokens, too. So these are replaced by stand-ins: tokens of the same length and with the same matching
@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from stepjepa.base.errors import UserError
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -27,64 +29,6 @@ Spans = Sequence[tuple[int, int]]
 """Start and end (exclusive) of each content in a text, in characters, without overlaps."""
 
 _MOST_PIECES = 10_000  # most pieces of texts that are remembered
-
-PERCEPTION = "<|perception|>"
-
-# The published scripts end every row of the plain format with this token, whatever the tokenizer's own eos token is.
-END_OF_TURN = "<|eot_id|>"
-
-
-def predictor_token(number: int) -> str:
-    """Return the text of predictor token ``number``, counted from 1."""
-    return f"<|predictor_{number}|>"
-
-
-def add_predictor_tokens(tokenizer: PreTrainedTokenizerBase, count: int) -> list[int]:
-    """Add the predictor tokens 1 to ``count`` that a tokenizer lacks, as special tokens; returns the ids of all."""
-    _add(tokenizer, [predictor_token(number) for number in range(1, count + 1)])
-    return predictor_ids(tokenizer, count)
-
-
-def predictor_ids(tokenizer: PreTrainedTokenizerBase, count: int) -> list[int]:
-    """Return the ids of ``<|predictor_1|>`` .. ``<|predictor_K|>``; ValueError if the tokenizer lacks one of them."""
-    added = tokenizer.get_added_vocab()
-    tokens = [predictor_token(number) for number in range(1, count + 1)]
-    if missing := [token for token in tokens if token not in added]:
-        raise ValueError(f"expected a tokenizer with {missing[0]}; call add_predictor_tokens(tokenizer, {count}) first")
-    return [int(added[token]) for token in tokens]
-
-
-def all_predictor_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the ids of all predictor tokens of a tokenizer; they must never be generated."""
-    added = tokenizer.get_added_vocab()
-    return sorted(index for token, index in added.items() if re.fullmatch(r"<\|predictor_\d+\|>", token))
-
-
-def matched_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Return the added tokens of a tokenizer, the longest first, since one may begin with another.
-
-    Without those that it never makes of a text, because its normaliser changes them: one that puts a blank in front of
-    each text looks for that blank in front of the token, too.
-    """
-    added = {str(token): token for token in tokenizer.added_tokens_decoder.values() if str(token)}
-    changed = [text for text, token in added.items() if token.normalized]
-    ids = tokenizer([f"a{text}" for text in changed], add_special_tokens=False)["input_ids"] if changed else []
-    lost = {
-        text for text, each in zip(changed, ids, strict=True) if each[-1:] != [tokenizer.convert_tokens_to_ids(text)]
-    }
-    return sorted({*added, *filter(None, tokenizer.all_special_tokens)} - lost, key=len, reverse=True)
-
-
-def add_plain_tokens(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Add ``<|perception|>`` and ``<|eot_id|>`` to a tokenizer that lacks them; returns the ids of the two."""
-    _add(tokenizer, [PERCEPTION, END_OF_TURN])
-    return [int(index) for index in tokenizer.convert_tokens_to_ids([PERCEPTION, END_OF_TURN])]
-
-
-def _add(tokenizer: PreTrainedTokenizerBase, tokens: list[str]) -> None:
-    added = tokenizer.get_added_vocab()
-    missing = [token for token in tokens if token not in added]
-    tokenizer.add_special_tokens({"extra_special_tokens": missing}, replace_extra_special_tokens=False)
 
 
 class Piece(NamedTuple):
@@ -337,6 +281,12 @@ def _without_dummy_blank(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokeni
     changed: Any = copy.deepcopy(tokenizer)
     changed._tokenizer = Tokenizer.from_str(json.dumps(description))
     return changed
+
+
+def check_fast(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise ``UserError`` for a tokenizer that gives no positions of tokens."""
+    if not getattr(tokenizer, "is_fast", False):
+        raise UserError("the tokenizer has no fast version, and token positions need one; convert it first")
 
 
 def overlap(tokens: Spans, contents: Spans) -> bool:

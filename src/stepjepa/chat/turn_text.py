@@ -1,8 +1,25 @@
-"""A trained turn of the assistant as text; ``chat.turns`` and ``chat.forms`` make them."""
+"""Chats as text: a rendered chat, and a trained turn of the assistant, which ``chat.turns`` and ``chat.forms`` make."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
+
+from stepjepa.base.json_object import JsonObject
+
+Tools = Sequence[JsonObject] | None
+"""Descriptions of functions, as templates read them."""
+
+Variables = Mapping[str, object] | None
+"""Values of variables of a template (``chat_template_kwargs``)."""
+
+
+class Rendered(NamedTuple):
+    """A chat as text."""
+
+    text: str
+    # For each message the start and end (exclusive) of its content; (0, 0) if the template leaves it out.
+    spans: tuple[tuple[int, int], ...]
 
 
 class Turn(NamedTuple):

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from stepjepa.base.errors import UserError, shown
 from stepjepa.base.json_object import JsonObject
 from stepjepa.chat.content import content_part
+from stepjepa.chat.plain_template import PlainTemplate
 from stepjepa.chat.served import difference, served_prompt
-from stepjepa.chat.template import ChatTemplate, PlainTemplate
+from stepjepa.chat.template import ChatTemplate
 from stepjepa.chat.tokens import TextTokenizer
 from stepjepa.data.records import Record
 from stepjepa.models.sampling import Span

@@ -9,7 +9,7 @@ import torch
 
 from stepjepa.base.errors import raising_user_errors
 from stepjepa.base.terminal import note
-from stepjepa.chat.tokens import add_plain_tokens, add_predictor_tokens
+from stepjepa.chat.special_tokens import add_plain_tokens, add_predictor_tokens
 from stepjepa.config.lora import LoraSettings
 from stepjepa.config.run import RunConfig
 from stepjepa.data.records import BadRecords, Record, describe_columns, parse_record, tell_unused

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from stepjepa.chat.tokens import END_OF_TURN, PERCEPTION, all_predictor_ids
+from stepjepa.chat.special_tokens import END_OF_TURN, PERCEPTION, all_predictor_ids
 from stepjepa.models.architecture import HEADS, base_model
 
 if TYPE_CHECKING:

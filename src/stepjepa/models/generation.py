@@ -19,8 +19,10 @@ from transformers.utils import GENERATION_CONFIG_NAME
 from stepjepa.base.json_object import JsonObject
 from stepjepa.chat.content import MARKS
 from stepjepa.chat.marks import Message
-from stepjepa.chat.template import ChatTemplate, PlainTemplate
-from stepjepa.chat.tokens import TextTokenizer, all_predictor_ids
+from stepjepa.chat.plain_template import PlainTemplate
+from stepjepa.chat.special_tokens import all_predictor_ids
+from stepjepa.chat.template import ChatTemplate
+from stepjepa.chat.tokens import TextTokenizer
 from stepjepa.models.architecture import base_model
 from stepjepa.models.sampling import Answer, Sampling, Span
 from stepjepa.models.token_rows import add_stop_tokens

@@ -16,8 +16,8 @@ from stepjepa.base.json_object import JsonObject
 from stepjepa.base.processes import is_main_process
 from stepjepa.base.terminal import note
 from stepjepa.chat.source import read_template
+from stepjepa.chat.special_tokens import add_plain_tokens
 from stepjepa.chat.template import ChatTemplate
-from stepjepa.chat.tokens import add_plain_tokens
 from stepjepa.config.lora import LoraSettings
 from stepjepa.models import presets
 from stepjepa.models.generation import load_generation_config

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from stepjepa.chat.tokens import add_plain_tokens, add_predictor_tokens, all_predictor_ids
+from stepjepa.chat.special_tokens import add_plain_tokens, add_predictor_tokens, all_predictor_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

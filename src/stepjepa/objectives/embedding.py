@@ -14,10 +14,9 @@ from stepjepa.base.errors import UserError
 from stepjepa.base.json_object import json_fault
 from stepjepa.batch.tokenize import PairText, RecordTokenizer, step_views
 from stepjepa.chat.marks import Message, contents, locate
-from stepjepa.chat.template import Rendered
 from stepjepa.chat.thought import without_thought
 from stepjepa.chat.tokens import Tokens
-from stepjepa.chat.turn_text import Turn
+from stepjepa.chat.turn_text import Rendered, Turn
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.objectives.inputs import PLACEHOLDER, Inputs, Text, as_inputs

@@ -21,7 +21,7 @@ from stepjepa.batch.collate import Collator
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.chat.marks import Message
-from stepjepa.chat.tokens import predictor_ids
+from stepjepa.chat.special_tokens import predictor_ids
 from stepjepa.config.jepa import DEFAULTS, JepaConfig
 from stepjepa.data.records import Record, as_records
 from stepjepa.models.architecture import attach_heads, base_model, evaluating, find_heads, without_heads

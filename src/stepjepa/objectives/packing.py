@@ -8,7 +8,7 @@ import torch
 
 from stepjepa.batch.collate import Collator, Encoding, Packing
 from stepjepa.batch.costs import Costs
-from stepjepa.chat.tokens import predictor_ids
+from stepjepa.chat.special_tokens import predictor_ids
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.models.architecture import base_model, drops_attention, find_decoder
 from stepjepa.models.attention import segment_kernel, uses_flex

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stepjepa.batch.collate import Encoding
-from stepjepa.chat.tokens import predictor_ids
+from stepjepa.chat.special_tokens import predictor_ids
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.models.architecture import base_model
 from stepjepa.models.attention import enable_trees, uses_flex

@@ -28,7 +28,7 @@ from stepjepa.batch.dataset import Prepared
 from stepjepa.batch.micro_batch import Batch
 from stepjepa.batch.prepare import prepare
 from stepjepa.batch.tokenize import WITHOUT_PAIR
-from stepjepa.chat.tokens import add_predictor_tokens
+from stepjepa.chat.special_tokens import add_predictor_tokens
 from stepjepa.config.run import RunConfig
 from stepjepa.data.records import Record
 from stepjepa.models.architecture import base_model, hidden_size
