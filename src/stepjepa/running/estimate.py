@@ -39,7 +39,7 @@ from stepjepa.models.weights import parameter_counts
 from stepjepa.objectives.jepa import Jepa
 from stepjepa.objectives.objective import Objective
 from stepjepa.running.estimate_text import describe
-from stepjepa.running.memory import Sharding, activations, kept_bytes
+from stepjepa.running.memory import Sharding, activations, averaged, kept_bytes
 from stepjepa.running.transformers import bf16_advice, bf16_by_default, training_arguments
 from stepjepa.training.checks import check_batch_size, check_positions, check_sharding
 from stepjepa.training.flops import FlopModel, Shape, recomputation
