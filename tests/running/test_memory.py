@@ -17,7 +17,7 @@ from stepjepa.config.lora import LoraSettings
 from stepjepa.models.architecture import PredictorHead, attach_heads, without_heads
 from stepjepa.models.encode import EMA_FILE, EmaEncoder
 from stepjepa.models.loading import add_lora
-from stepjepa.running.memory import Sharding, activations, averaged, kept_bytes
+from stepjepa.running.memory import Sharding, activations, averaged, converted_bytes, kept_bytes
 
 
 def arguments(folder: Path, **changes: Any) -> TrainingArguments:
@@ -118,3 +118,29 @@ def test_activations_are_about_those_of_a_real_pass() -> None:
     # Two blocks; of each its input, and of one all the rest.
     assert activations(model, 62, checkpointing=True) == 62 * 4 * 2 * 264 + activations(model, 62) // 2  # type: ignore[operator]
     assert activations(tiny.make_model("qwen3_moe"), 62) is None
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_autocast_keeps_a_copy_of_each_matrix(frozen: bool) -> None:
+    """Of frozen ones, too, through which the gradient flows; norms are computed in float32."""
+    model: Any = tiny.make_model("llama", hidden_size=264, intermediate_size=704, head_dim=88).train()
+    model.requires_grad_(not frozen)
+    own = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
+    kept: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept.update({} if storage._cdata in own else {storage._cdata: tensor})
+        return tensor
+
+    states = torch.zeros(2, 31, 264, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), torch.autocast("cpu", torch.bfloat16):
+        model.model(inputs_embeds=states, use_cache=False)
+    size = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+    # No other tensor of two dimensions is kept than states, which have 62 rows.
+    matrices = [tensor for tensor in kept.values() if tensor.ndim == 2 and 62 not in tensor.shape]
+    copies = sum(tensor.untyped_storage().nbytes() for tensor in matrices)
+    assert {tensor.dtype for tensor in matrices} == {torch.bfloat16}
+    assert converted_bytes(model) == copies == 2 * converted_bytes(model, checkpointing=True)
+    assert activations(model, 62, mixed=True) == pytest.approx(size - copies, rel=0.4)
+    assert converted_bytes(model.to(torch.bfloat16)) == 0

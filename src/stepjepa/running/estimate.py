@@ -39,7 +39,7 @@ from stepjepa.models.weights import parameter_counts
 from stepjepa.objectives.jepa import Jepa
 from stepjepa.objectives.objective import Objective
 from stepjepa.running.estimate_text import describe
-from stepjepa.running.memory import Sharding, activations, averaged, kept_bytes
+from stepjepa.running.memory import Sharding, activations, averaged, converted_bytes, kept_bytes
 from stepjepa.running.transformers import bf16_advice, bf16_by_default, training_arguments
 from stepjepa.training.checks import check_batch_size, check_positions, check_sharding
 from stepjepa.training.flops import FlopModel, Shape, recomputation
@@ -257,6 +257,8 @@ def _memory(set_up: _SetUp, batches: Iterable[Batch]) -> JsonObject:
     mixed, tokens = training.bf16 or training.fp16, Shape.of(largest).tokens
     if (saved := activations(model, tokens, mixed=mixed, checkpointing=set_up.checkpointing)) is not None:
         parts["activations"] = saved
+        if mixed and set_up.sharding is None and run.quantized is None:
+            parts["16-bit copies of weights"] = converted_bytes(model, checkpointing=set_up.checkpointing)
     return {
         "parts": parts,
         "largest_batch": {"rows": rows, "length": length, **Shape.of(largest)._asdict()},

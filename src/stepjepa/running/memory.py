@@ -9,8 +9,10 @@ and optimizer states are sharded (1 if they are not):
 - averaged weights (``target_grad ema``): ``n w``, and ``4 n`` again where w is less than 4, since they are averaged in
   float32;
 - activations: ``T w sum(i + o)``, for T tokens, over the matrices of all blocks, which read i and write o values a
-  token; with checkpointing of B blocks of width D: ``T w B D``, and the sum over one block. A lower bound:
-  within a third for Llama and similar models, far below for GPT-2.
+  token; with checkpointing of B blocks of width D: ``T w B D``, and the sum over one block. A lower bound: within
+  a third for Llama and similar models (two fifths under autocast), far below for GPT-2;
+- 16-bit copies of weights: two bytes for each float32 weight of these matrices, which autocast converts and autograd
+  keeps, unless the weights are sharded or quantized; with checkpointing those of one block.
 
 Not included: blocks that FSDP gathers while they are in use, logits, temporary tensors of the backward pass and of
 kernels, and the memory of the allocator and of the device's libraries.
@@ -131,7 +133,22 @@ def activations(model: nn.Module, tokens: int, *, mixed: bool = False, checkpoin
         return None
     decoder: Any = find_decoder(model)
     width = 2 if mixed else torch.finfo(decoder.dtype).bits // 8
-    inner = [pair for each in decoder.children() if isinstance(each, nn.ModuleList) for pair in each.named_parameters()]
-    values = sum(sum(weight.shape) for name, weight in inner if weight.ndim == 2 and "lora_" not in name)
+    values = sum(sum(weight.shape) for name, weight in _matrices(decoder) if "lora_" not in name)
     blocks = int(decoder.config.num_hidden_layers)
     return tokens * width * (blocks * decoder.config.hidden_size + values // blocks if checkpointing else values)
+
+
+def converted_bytes(model: nn.Module, *, checkpointing: bool = False) -> int:
+    """Return the bytes of the 16-bit copies of float32 weights that autocast makes, and that the backward pass needs.
+
+    Arguments are those of :func:`activations`.
+    """
+    decoder: Any = find_decoder(model)
+    size = sum(2 * weight.numel() for _, weight in _matrices(decoder) if weight.dtype == torch.float32)
+    return size // int(decoder.config.num_hidden_layers) if checkpointing else size
+
+
+def _matrices(decoder: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Return the matrices of all blocks of a decoder, by name."""
+    lists = [each for each in decoder.children() if isinstance(each, nn.ModuleList)]
+    return [pair for each in lists for pair in each.named_parameters() if pair[1].ndim == 2]
