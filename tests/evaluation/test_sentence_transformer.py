@@ -132,7 +132,6 @@ def test_the_command_writes_a_folder_that_needs_no_code_of_ours(
     tiny_tokenizer: Any, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jepa = Jepa(make_model("llama"), tiny_tokenizer, JepaConfig(predictors=2, layout="branched"))
-    jepa._system_prompts = ["Add.", "Count."]
     jepa.save(tmp_path / "run")
     record = json.loads((tmp_path / "run" / "run.json").read_text())
     (tmp_path / "run" / "run.json").write_text(json.dumps({**record, "system_prompts": ["Add.", "Count."]}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -196,7 +197,7 @@ def test_columns_and_rows_of_data_frames_are_texts_and_records(tiny_tokenizer: A
 def test_several_system_prompts_of_training_need_a_choice(tiny_tokenizer: Any, tmp_path: Path) -> None:
     config = JepaConfig(layout="branched", predictors=1)
     jepa = Jepa(make_model("llama"), tiny_tokenizer, config)
-    jepa._system_prompts = ["Add.", None]
+    jepa._provenance = replace(jepa._provenance, system_prompts=["Add.", None])
     with pytest.raises(UserError, match=r"several system prompts \('Add.', none\); choose one"):
         jepa.embed(["Why?"])
     jepa.embed(["Why?"], "target")

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from stepjepa.base.errors import UserError, naming_batch_size, shown
+from stepjepa.base.errors import UserError, naming_batch_size
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.processes import is_main_process
 from stepjepa.batch.collate import Collator
@@ -22,11 +22,11 @@ from stepjepa.batch.micro_batch import Batch
 from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.chat.marks import Message
 from stepjepa.chat.special_tokens import predictor_ids
-from stepjepa.config.jepa import DEFAULTS, JepaConfig
+from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record, as_records
-from stepjepa.models.architecture import attach_heads, base_model, evaluating, find_heads, without_heads
+from stepjepa.models.architecture import attach_heads, base_model, evaluating, find_heads
 from stepjepa.models.encode import check_layer
-from stepjepa.models.generation import Generator, save_generation_config
+from stepjepa.models.generation import Generator
 from stepjepa.models.loading import load_for_inference
 from stepjepa.models.sampling import Sampling
 from stepjepa.objectives.embedding import Embedder, ViewTokenizer
@@ -34,6 +34,7 @@ from stepjepa.objectives.index import TextIndex
 from stepjepa.objectives.inputs import Chat, EmbedOptions, Inputs, as_chats
 from stepjepa.objectives.objective import Counts, Losses, Objective, jepa_loss
 from stepjepa.objectives.packing import make_collator, packing
+from stepjepa.objectives.provenance import Provenance, save_with_record, trained_config
 from stepjepa.objectives.reading import (
     SIDES,
     SideEmbeddings,
@@ -44,9 +45,8 @@ from stepjepa.objectives.reading import (
 )
 from stepjepa.objectives.setup import set_up, set_up_attention
 from stepjepa.objectives.term import Context, gather_rows, no_gather
-from stepjepa.store.folder import CARD_FILE, RUN_FILE, save_whole
 from stepjepa.store.prompts import common_system_prompt
-from stepjepa.store.record import RunRecord, read_record, record_of, versions, write_record
+from stepjepa.store.record import RunRecord, record_of, versions
 from stepjepa.views.layouts import LAYOUTS
 from stepjepa.views.sequences import Kind, SampledRecord
 
@@ -107,10 +107,8 @@ class Jepa:
     ) -> None:
         self.model, self.tokenizer, self.config, self.seed = model, tokenizer, config or JepaConfig(), seed
         self.system_prompt: str | None = None
-        self._system_prompts: list[str | None] = []  # the most frequent ones of training; None for records without one
-        self._trained: JsonObject | None = self.config.to_dict()  # settings of training; None where they are unknown
+        self._provenance = Provenance(self.config.to_dict())
         self._calls, self._loss_checked, self._own_objective = 0, False, objective
-        self._lacks_objective = False  # the run had an objective from Python, which its folder does not hold
         base = base_model(model)
         if device is None:
             # A model on the CPU will be moved to the accelerator later, if there is one.
@@ -154,15 +152,10 @@ class Jepa:
         options: JsonObject = {"dtype": dtype, "quantization": quantization, "device": device}
         model, tokenizer = load_for_inference(path, trust_remote_code=trust_remote_code, **options)
         record = record_of(path) or RunRecord()
-        config = reading_config(None, "llm-jepa")
-        if record.jepa is not None:
-            # Runs of other versions may have settings that this version lacks.
-            config = JepaConfig(**{name: value for name, value in record.jepa.items() if name in DEFAULTS})
-        jepa = cls(model, tokenizer, config, device=base_model(model).device, rows=False, heads=False)
-        jepa._system_prompts = record.system_prompts or []
-        jepa.system_prompt = common_system_prompt(jepa._system_prompts)
-        jepa._trained = None if record.jepa is None else config.to_dict()
-        jepa._lacks_objective = record.objective is not None
+        config, device = trained_config(record), base_model(model).device
+        jepa = cls(model, tokenizer, config, device=device, rows=False, heads=False)
+        jepa._provenance = Provenance.of(record)
+        jepa.system_prompt = common_system_prompt(record.system_prompts or [])
         return jepa
 
     def __repr__(self) -> str:
@@ -265,7 +258,7 @@ class Jepa:
                 raise ValueError(f"{name}: use {all_steps}, and {instead}; or train with JepaTrainer")
         if self.config.target_grad == "ema":
             raise ValueError("target_grad 'ema' needs JepaTrainer; use 'stop' or 'on'")
-        if self._lacks_objective:
+        if self._provenance.lacks_objective:
             message = "the run was trained with an objective that was passed in Python, which its folder does not hold"
             raise ValueError(f"{message}; pass it to Jepa(model, tokenizer, config, objective=...)")
         with torch.device("meta"):
@@ -315,14 +308,14 @@ class Jepa:
         """
         if side not in SIDES:
             raise ValueError(f"side: expected 'source' or 'target', got {side!r}")
-        config = embedding_config(self._trained, layer=options.get("layer"), pooling=options.get("pooling"))
+        config = embedding_config(self._provenance.settings, layer=options.get("layer"), pooling=options.get("pooling"))
         config = replace(config, pairs="all", over_length="error")
         if (max_length := options.get("max_length")) is not None:
             config = replace(config, max_length=max_length)
         check_layer(int(base_model(self.model).config.get_text_config().num_hidden_layers), config.jepa_layer, "layer")
         tokenizer = ViewTokenizer(self.tokenizer, config, side)
         if tokenizer.behind_prompt:
-            tokenizer.system = self._system_message()
+            tokenizer.system = self._provenance.system_message(self.system_prompt)
         reader = self._reader(config, options.get("batch_size", 32))
         return Embedder(tokenizer, reader, side, options.get("raw", False))
 
@@ -342,16 +335,6 @@ class Jepa:
         """
         return TextIndex.of(self, texts, side, **options)
 
-    def _system_message(self) -> list[Message]:
-        """Return the system message of the questions of training; UserError if there were several."""
-        prompts = self._system_prompts
-        if self.system_prompt is None and len(prompts) > 1:
-            first_prompts = ", ".join("none" if each is None else shown(each) for each in prompts[:3])
-            fault = f"questions were trained behind several system prompts ({first_prompts})"
-            raise UserError(f"{fault}; choose one by `system_prompt`, an empty text for none, or pass records")
-        prompt = prompts[0] if self.system_prompt is None and prompts else self.system_prompt or None
-        return [] if prompt is None else [{"role": "system", "content": prompt}]
-
     def embed_pairs(self, records: Iterable[Record | JsonObject], *, batch_size: int = 16) -> ViewEmbeddings:
         """Embed both views of all pairs; records without a pair, or over length, give no row. UserError if none has."""
         config, parsed = self._reading(), [*as_records(records)]
@@ -361,7 +344,7 @@ class Jepa:
 
     def _reading(self) -> JepaConfig:
         """Return the settings for reading views as this model was trained; LLM-JEPA's for a regular model."""
-        return reading_config(self._trained, self.config.mode if self.config.uses_views else "llm-jepa")
+        return reading_config(self._provenance.settings, self.config.mode if self.config.uses_views else "llm-jepa")
 
     def _reader(self, config: JepaConfig, batch_size: int) -> ViewReader:
         predictors = predictor_ids(self.tokenizer, config.used_predictors)
@@ -421,7 +404,6 @@ class Jepa:
         Raises:
             UserError: the folder holds a run with other settings.
         """
-        path = Path(folder)
         if not is_main_process():
             return
         record = RunRecord(jepa=json.loads(json.dumps(self.config.to_dict())), versions=versions())
@@ -429,20 +411,7 @@ class Jepa:
             record = replace(record, objective={"terms": self._own_objective.names})
         if self.system_prompt is not None:
             record = replace(record, system_prompts=[self.system_prompt])
-        if (path / RUN_FILE).is_file() and read_record(path).jepa != record.jepa:
-            raise UserError("holds a run with other settings; name another folder", path=path)
-
-        def write(part: str) -> None:
-            with without_heads(self.model):
-                self.model.save_pretrained(part)  # type: ignore[operator]  # a method of transformers and PEFT models
-            save_generation_config(self.model, part)
-            self.tokenizer.save_pretrained(part)
-            # PEFT writes a draft of a card beside an adapter.
-            (Path(part) / CARD_FILE).unlink(missing_ok=True)
-
-        save_whole(path, write)
-        if not (path / RUN_FILE).is_file():
-            write_record(path, record)
+        save_with_record(Path(folder), self.model, self.tokenizer, record)
 
 
 JepaLoss = Jepa
