@@ -15,7 +15,8 @@ from made_up_runs import make_run
 from stepjepa.base.errors import UserError
 from stepjepa.base.terminal import visible_lines
 from stepjepa.study.grid import Trial
-from stepjepa.study.sweep import SweepFolder, sweep
+from stepjepa.study.sweep import sweep
+from stepjepa.study.sweep_folder import SweepFolder
 from stepjepa.study.tables import report, report_text
 
 DAMAGED = ("run.json", "test.summary.json", "test.jsonl")

@@ -11,7 +11,7 @@ from stepjepa.cli.main import main
 
 
 class InProcess:
-    """Stands for ``study.sweep.Child``: runs ``python -P -m stepjepa ...`` to its end once it is made."""
+    """Stands for ``study.local.Child``: runs ``python -P -m stepjepa ...`` to its end once it is made."""
 
     def __init__(self, command: Sequence[str], log: IO[bytes], environment: Mapping[str, str]) -> None:
         assert list(command[1:4]) == ["-P", "-m", "stepjepa"]

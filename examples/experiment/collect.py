@@ -19,7 +19,7 @@ from stepjepa.base.errors import UserError
 from stepjepa.base.files import json_at, read_json_object
 from stepjepa.store.folder import RUN_FILE
 from stepjepa.study.evaluated_run import SUMMARY
-from stepjepa.study.sweep import FINISHED
+from stepjepa.study.sweep_folder import FINISHED
 
 PUBLISHED = "test"  # as a sweep calls its evaluation
 FIGURES = Path(__file__).resolve().parent / "figures"

@@ -35,7 +35,8 @@ from stepjepa.base.errors import UserError
 from stepjepa.base.files import atomic_write, read_text
 from stepjepa.store.folder import METRICS_FILE
 from stepjepa.study.grid import read_grid
-from stepjepa.study.sweep import LAUNCHER, Child
+from stepjepa.study.local import Child
+from stepjepa.study.sweep_folder import LAUNCHER
 
 HERE = Path(__file__).resolve().parent
 LEFT_OUT = (".safetensors", ".bin", ".pt", "tokenizer.json")

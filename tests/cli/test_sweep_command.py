@@ -13,7 +13,7 @@ import tiny
 from in_process import InProcess
 from stepjepa.base.files import write_jsonl
 from stepjepa.cli.main import main
-from stepjepa.study import sweep as sweep_module
+from stepjepa.study import local
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -151,7 +151,7 @@ def figures(out: str) -> list[list[str]]:
 def test_a_whole_sweep_of_real_trainings(
     grid: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    monkeypatch.setattr(sweep_module, "Child", InProcess)
+    monkeypatch.setattr(local, "Child", InProcess)
     path, folder = write(tmp_path / "grid.yaml", grid), tmp_path / "sweep"
     command = ["sweep", "--config", str(path), "--output_dir", str(folder), "--jobs", "2"]
     assert main(command) == 0
@@ -189,7 +189,7 @@ def test_a_whole_sweep_of_real_trainings(
 def test_a_bad_line_is_told_once_and_put_right_in_the_same_folder(
     grid: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    monkeypatch.setattr(sweep_module, "Child", InProcess)
+    monkeypatch.setattr(local, "Child", InProcess)
     data = Path(grid["train"]["train_file"])
     data.write_text(data.read_text() + '{"question": "Why?", "answer": ""}\n')
     path, folder = write(tmp_path / "grid.yaml", grid), tmp_path / "sweep"

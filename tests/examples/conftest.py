@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from in_process import InProcess
-from stepjepa.study import sweep as sweep_module
+from stepjepa.study import local
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -23,5 +23,5 @@ sys.path.append(str(EXAMPLES / "experiment"))
 def load(quick_nl_rx: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
     """``load(name)``: an example as a module; the trials of its sweeps run in this process, too."""
     monkeypatch.syspath_prepend(str(EXAMPLES))
-    monkeypatch.setattr(sweep_module, "Child", InProcess)
+    monkeypatch.setattr(local, "Child", InProcess)
     return importlib.import_module

@@ -13,8 +13,10 @@ from test_sweep import folder_of, running_pids, table, trials_of, wait_for
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.signals import Interruptions
+from stepjepa.study.local import Local
 from stepjepa.study.slurm import CLUSTER, Slurm, TrialJob, read_options
-from stepjepa.study.sweep import Local, SweepFolder, sweep
+from stepjepa.study.sweep import sweep
+from stepjepa.study.sweep_folder import SweepFolder
 
 submitit = pytest.importorskip("submitit", reason="jobs are submitted through submitit, which is not installed")
 

@@ -17,7 +17,9 @@ import pytest
 
 from stepjepa.base.errors import UserError
 from stepjepa.study.grid import Grid, Trial, expand
-from stepjepa.study.sweep import LAUNCHER, Local, SweepFolder, sweep, visible_gpus
+from stepjepa.study.local import Local, visible_gpus
+from stepjepa.study.sweep import sweep
+from stepjepa.study.sweep_folder import LAUNCHER, SweepFolder
 from stepjepa.study.tables import report, report_text
 
 FAKE = (sys.executable, "-S", str(Path(__file__).with_name("fake_stepjepa.py")))
@@ -29,7 +31,9 @@ import json, sys
 from pathlib import Path
 from stepjepa.base.errors import UserError
 from stepjepa.study.grid import Trial
-from stepjepa.study.sweep import Local, SweepFolder, sweep
+from stepjepa.study.local import Local
+from stepjepa.study.sweep import sweep
+from stepjepa.study.sweep_folder import SweepFolder
 trials = [Trial(**dict(trial, evaluate=())) for trial in json.loads(sys.argv[3])]
 try:
     outcome = sweep(SweepFolder(Path(sys.argv[1]), trials, {{}}, {FAKE!r}), trials, Local(int(sys.argv[2])))

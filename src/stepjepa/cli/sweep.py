@@ -22,7 +22,8 @@ from stepjepa.models.names import check_base
 from stepjepa.store.record import read_record
 
 if TYPE_CHECKING:
-    from stepjepa.study.sweep import Engine, Outcome, SweepFolder
+    from stepjepa.study.sweep import Engine, Outcome
+    from stepjepa.study.sweep_folder import SweepFolder
 
 EPILOG = """\
 The file is YAML:
@@ -95,7 +96,8 @@ def _named(settings: JsonObject) -> str:
 def run(args: argparse.Namespace) -> int:
     """Expand and check the grid, run the trials that are left and show the table."""
     from stepjepa.study.grid import KEYS, expand, read_grid, select
-    from stepjepa.study.sweep import FINISHED, SweepFolder, sweep
+    from stepjepa.study.sweep import sweep
+    from stepjepa.study.sweep_folder import FINISHED, SweepFolder
 
     check_effects(vars(args), SweepFlags)
     grid = read_grid(args.config, args.seeds)
@@ -123,8 +125,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _engine(args: argparse.Namespace, folder: SweepFolder) -> Engine:
+    from stepjepa.study.local import Local, visible_gpus
     from stepjepa.study.slurm import Slurm, read_options
-    from stepjepa.study.sweep import Local, visible_gpus
 
     if args.engine == "slurm":
         return Slurm(folder, read_options(args.slurm or ()), args.jobs)
@@ -134,7 +136,7 @@ def _engine(args: argparse.Namespace, folder: SweepFolder) -> Engine:
 
 def _conclude(folder: SweepFolder, outcome: Outcome, count: int) -> int:
     """Print the table, the failures and the next command; return the exit code."""
-    from stepjepa.study.sweep import EVALUATION
+    from stepjepa.study.sweep_folder import EVALUATION
     from stepjepa.study.tables import report, report_text
 
     if trials := outcome.finished:

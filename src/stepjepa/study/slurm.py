@@ -15,7 +15,8 @@ from stepjepa.base.errors import UserError, one_line
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.signals import Interruptions
 from stepjepa.study.grid import Trial
-from stepjepa.study.sweep import BEGUN, FAILED, FINISHED, Local, SweepFolder
+from stepjepa.study.local import Local
+from stepjepa.study.sweep_folder import BEGUN, FAILED, FINISHED, SweepFolder
 
 if TYPE_CHECKING:
     from submitit import Job

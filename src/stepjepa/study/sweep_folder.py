@@ -1,0 +1,158 @@
+"""The folder of a sweep: the settings, the state and the output of each trial.
+
+sweep.json                     the grid, all its trials, versions
+_slurm/                        files of submitit, where trials are jobs
+<label>/seed82/                run folder, with the evaluation in test.jsonl
+<label>/seed82.yaml            the settings of the training, as stepjepa train --config reads them
+<label>/seed82.trial.json      settings and flags, and how the trial ended
+<label>/seed82.log             output of its processes
+"""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stepjepa.base.errors import UserError, visible
+from stepjepa.base.files import atomic_write, json_at, write_json
+from stepjepa.base.json_object import JsonObject
+from stepjepa.store.folder import RUN_FILE
+from stepjepa.study.evaluated_run import SUMMARY
+from stepjepa.study.grid import Trial
+
+# -P: as with the installed command, a file in the current folder must not shadow a module.
+LAUNCHER = (sys.executable, "-P", "-m", "stepjepa")
+
+EVALUATION = "test"
+NEW, BEGUN, FAILED, FINISHED = "new", "begun", "failed", "finished"
+"""States of a trial; a stopped or killed one is ``begun``. The next start runs every trial that is not finished."""
+
+# Most changed settings that an error names.
+_MOST_CHANGES = 4
+
+
+@dataclass
+class SweepFolder:
+    """The trials of a grid in one folder, and the state of each."""
+
+    path: Path
+    trials: Sequence[Trial]
+    grid: JsonObject
+    launcher: Sequence[str] = LAUNCHER  # program and arguments before ``train ...`` and ``evaluate ...``
+    read_arguments: Callable[[list[str], Path], JsonObject] = lambda arguments, run: {}
+    """Returns the settings of a run that 0.2.0 trained, from its recorded arguments and its folder."""
+
+    def run_folder(self, trial: Trial) -> Path:
+        """Return the folder of a trial's model and answers."""
+        return self.path / trial.name
+
+    def settings_file(self, trial: Trial) -> Path:
+        """Return the file of a trial's training settings."""
+        return self.path / f"{trial.name}.yaml"
+
+    def write_settings(self, trial: Trial) -> None:
+        """Write the settings of a trial's training for ``stepjepa train --config``."""
+        import yaml
+
+        with atomic_write(self.settings_file(trial)) as stream:
+            yaml.safe_dump(trial.train, stream, sort_keys=False, allow_unicode=True, width=10**6)
+
+    def log_file(self, trial: Trial) -> Path:
+        """Return the file of the output of a trial's processes."""
+        return self.path / f"{trial.name}.log"
+
+    def command(self, trial: Trial, stage: str) -> list[str]:
+        """Return the command line of ``train`` or ``evaluate``."""
+        run = str(self.run_folder(trial))
+        if stage == "train":
+            settings = ["--config", str(self.settings_file(trial))]
+            return [*self.launcher, stage, *settings, "--resume_from_checkpoint=auto", "--output_dir", run]
+        paths = ["--model_path", run, "--output_file", f"{run}/{EVALUATION}.jsonl"]
+        return [*self.launcher, stage, *trial.evaluate, *paths]
+
+    def states(self, trials: Sequence[Trial]) -> dict[str, str]:
+        """Return the state of each trial by name; raise ``UserError`` if one has other flags or is of no sweep."""
+        return {trial.name: self._state(trial) for trial in trials}
+
+    def _state(self, trial: Trial) -> str:
+        """Return the state of a trial; raise ``UserError`` if its folder holds another run."""
+        run, record = self.run_folder(trial), self.read_record(trial)
+        if not record:
+            if run.exists() and (not run.is_dir() or any(run.iterdir())):
+                raise UserError("is no run of this sweep; move it or name another `output_dir`", path=run)
+            return NEW
+        remedies = {"train": "change the grid back, or name another `output_dir`"}
+        remedies["evaluate"] = (
+            "change the grid back, or evaluate the trained runs again beside it: 'stepjepa evaluate ... --output_file "
+            f"{run}/NAME.jsonl', which 'stepjepa compare --evaluation NAME' reads"
+        )
+        failed_early = record.get("status") == FAILED and not (run.exists() and any(run.iterdir()))
+        same = {
+            # A training or evaluation that failed before it wrote anything is corrected in the grid.
+            "train": failed_early or self._trained_settings(record, run) in (None, trial.train),
+            "evaluate": _by_flag(record.get("evaluate")) == _by_flag(trial.evaluate) or not self.has_answers(trial),
+        }
+        if changed := [stage for stage, is_same in same.items() if not is_same]:
+            fault = f"was begun with other flags of 'stepjepa {changed[0]}' (they are in {run.name}.trial.json)"
+            if changed[0] == "train":
+                fault += f": {_changes(self._trained_settings(record, run) or {}, trial.train)}"
+            raise UserError(f"{fault}; {remedies[changed[0]]}", path=run)
+        if self.is_evaluated(trial):
+            return FINISHED
+        return FAILED if record.get("status") == FAILED else BEGUN
+
+    def _trained_settings(self, record: Mapping[str, object], run: Path) -> JsonObject | None:
+        """Return the settings that a trial was begun with; None if 0.2.0 began it and it has trained nothing."""
+        recorded = record.get("train")
+        if not isinstance(recorded, list):
+            return recorded if isinstance(recorded, dict) else {}
+        return self.read_arguments(recorded, run) if (run / RUN_FILE).is_file() else None
+
+    def is_trained(self, trial: Trial) -> bool:
+        """Return whether the training of a trial is finished."""
+        return json_at(self.run_folder(trial) / RUN_FILE).get("status") == FINISHED
+
+    def is_evaluated(self, trial: Trial) -> bool:
+        """Return whether a trial is trained and evaluated."""
+        return self.is_trained(trial) and bool(json_at(self.run_folder(trial) / f"{EVALUATION}{SUMMARY}"))
+
+    def has_answers(self, trial: Trial) -> bool:
+        """Return whether the evaluation of a trial has written a line."""
+        answers = self.run_folder(trial) / f"{EVALUATION}.jsonl"
+        return self.is_evaluated(trial) or (answers.is_file() and answers.stat().st_size > 0)
+
+    def read_record(self, trial: Trial) -> JsonObject:
+        """Return settings, flags and outcome of a trial; an empty dict if it was not begun."""
+        return json_at(self.path / f"{trial.name}.trial.json")
+
+    def failure(self, trial: Trial) -> str | None:
+        """Return the reason why a trial that has ended is not finished, fit to be printed; None if it is finished."""
+        record = self.read_record(trial)
+        return None if record.get("status") == FINISHED else visible(str(record.get("reason", "unknown")))
+
+    def record(self, trial: Trial, status: str, reason: str = "") -> None:
+        """Write the status of a trial (``begun``, ``failed`` or ``finished``) and the reason."""
+        content = {"name": trial.name, "status": status, "train": trial.train, "evaluate": trial.evaluate}
+        write_json(self.path / f"{trial.name}.trial.json", content | ({"reason": reason} if reason else {}))
+
+    def last_line(self, trial: Trial) -> str:
+        """Return the last line of a trial's log that is no command line."""
+        log = self.log_file(trial)
+        lines = log.read_bytes()[-65536:].decode(errors="replace").split("\n") if log.exists() else []
+        output = [" ".join(line.split()) for line in lines if line.strip() and not line.startswith("$ ")]
+        return visible(output[-1][:300]) if output else "no output"
+
+
+def _changes(before: Mapping[str, object], now: Mapping[str, object]) -> str:
+    """Return the settings that changed, as ``name old -> new``."""
+    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    values = [[visible(str(each.get(name, "not set")))[:60] for each in (before, now)] for name in names]
+    changes = [f"{name} {' -> '.join(pair)}" for name, pair in zip(names, values, strict=True)]
+    more = [f"and {len(changes) - _MOST_CHANGES} more"] if len(changes) > _MOST_CHANGES else []
+    return ", ".join(changes[:_MOST_CHANGES] + more)
+
+
+def _by_flag(arguments: object) -> set[str]:
+    """Return each flag with its values; the order of the flags has no meaning."""
+    words = map(str, arguments) if isinstance(arguments, list | tuple) else ()
+    return {f"--{flag}" for flag in f" {' '.join(words)}".split(" --")[1:]}
