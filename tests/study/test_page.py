@@ -17,8 +17,9 @@ from made_up_runs import STEP_JEPA, change, evaluate, log, make_run
 from stepjepa.base.errors import UserError
 from stepjepa.base.terminal import PALETTE
 from stepjepa.cli.main import main
+from stepjepa.study.page.answers import LONGEST, shown_text
 from stepjepa.study.page.logged_run import read_runs
-from stepjepa.study.page.page import LONGEST, make_page, shown_text
+from stepjepa.study.page.page import make_page
 
 HOSTILE = (
     "<img src=x onerror=\"document.title='caught'\"><script>document.title='caught'</script>{{ 7 * 7 }}&amp;\u202e"

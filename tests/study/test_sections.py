@@ -11,16 +11,15 @@ from made_up_runs import STEP_JEPA, change, evaluate, log, make_run, retrieve
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import write_jsonl
 from stepjepa.base.terminal import PALETTE
+from stepjepa.study.page.answers import answers_section, shown_text
 from stepjepa.study.page.charts import DASHES, POINTS, json_block, looks
 from stepjepa.study.page.logged_run import read_runs
-from stepjepa.study.page.page import (
+from stepjepa.study.page.page import compare_runs
+from stepjepa.study.page.sections import (
     accuracy_section,
-    answers_section,
-    compare_runs,
     comparison_section,
     embedding_section,
     overview_section,
-    shown_text,
     steps_section,
 )
 from stepjepa.study.plot import draw

@@ -124,15 +124,15 @@ class Local:
         gpu = {"CUDA_VISIBLE_DEVICES": self.gpus[slot % len(self.gpus)]} if self.gpus else {}
         return {"OMP_NUM_THREADS": str(max(1, cores // self.jobs)), **os.environ, **gpu}
 
-    def end(self, asked: Interruptions | None = None) -> None:
+    def end(self, interruptions: Interruptions | None = None) -> None:
         """See ``sweep.Engine``: end running trials by SIGTERM; after a minute, or a second interruption, by SIGKILL."""
         children = [run.child for run in self._running.values()]
         for child in children:
             child.send(signal.SIGTERM)
-        until = time.monotonic() + _GRACE
-        while any(child.ended() is None for child in children) and time.monotonic() < until:
+        deadline = time.monotonic() + _GRACE
+        while any(child.ended() is None for child in children) and time.monotonic() < deadline:
             time.sleep(0.02)
-            if asked is not None and asked.count > 1:
+            if interruptions is not None and interruptions.count > 1:
                 break
         for child in children:
             child.kill()

@@ -73,15 +73,15 @@ class TrialJob:
         """Train and evaluate."""
         if self._folder.states([self._trial])[self._trial.name] == FINISHED:
             return
-        with Interruptions() as asked:
+        with Interruptions() as interruptions:
             self._engine.begin(self._folder, [self._trial])
             try:
-                while not self._engine.ended() and not asked.count:
+                while not self._engine.ended() and not interruptions.count:
                     time.sleep(0.1)
             finally:
-                self._engine.end(asked)
-        if asked.count:
-            raise SystemExit(128 + asked.first)
+                self._engine.end(interruptions)
+        if interruptions.count:
+            raise SystemExit(128 + interruptions.first)
 
     def checkpoint(self) -> DelayedSubmission:
         """Requeue the job; submitit calls this before the time limit. Training resumes from the last checkpoint."""
@@ -152,9 +152,9 @@ class Slurm:
                 del self._watched[trial]
         return ended
 
-    def end(self, asked: Interruptions) -> None:
+    def end(self, interruptions: Interruptions) -> None:
         """Cancel the jobs, if the sweep was asked to end; they continue where only the terminal is gone."""
-        if self._watched and asked.count and asked.first != signal.SIGHUP:
+        if self._watched and interruptions.count and interruptions.first != signal.SIGHUP:
             for job in self._watched.values():
                 job.cancel(check=False)
             print(f"slurm: {len(self._watched)} jobs cancelled", flush=True)

@@ -29,7 +29,7 @@ class Engine(Protocol):
     def ended(self) -> list[Trial]:
         """Return the trials that have ended since the last call; their records hold the outcome."""
 
-    def end(self, asked: Interruptions) -> None:
+    def end(self, interruptions: Interruptions) -> None:
         """End the trials that still run: the sweep is done, or was interrupted."""
 
 

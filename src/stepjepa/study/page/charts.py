@@ -1,6 +1,7 @@
-"""Render templates, data and charts as safe markup: text of users, models and files never becomes HTML."""
+"""Render sections, data and charts as safe markup: text of users, models and files never becomes HTML."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 
 from jinja2 import Environment, PackageLoader
@@ -25,6 +26,10 @@ Look = Mapping[str, tuple[str, str]]
 """Name of a run -> its colour and line style."""
 
 
+Part = JsonObject
+"""Variables of ``templates/section.html``: heading, texts, tables, charts, and so on."""
+
+
 def read_template(name: str) -> str:
     """Return the text of a file in ``templates``."""
     return (files("stepjepa.study.page") / "templates" / name).read_text(encoding="utf-8")
@@ -35,6 +40,20 @@ def render(template: str, **values: object) -> Markup:
     loader = PackageLoader("stepjepa.study.page")
     environment = Environment(loader=loader, autoescape=True, finalize=_visible, trim_blocks=True, lstrip_blocks=True)
     return Markup(environment.get_template(template).render(values))
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section of the page: its HTML ``id``, its heading and its parts."""
+
+    anchor: str
+    title: str
+    parts: Sequence[Part]
+
+    @property
+    def html(self) -> Markup:
+        """The section as safe markup."""
+        return render("section.html", parts=self.parts)
 
 
 def _visible(value: object) -> object:

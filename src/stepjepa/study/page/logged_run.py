@@ -68,3 +68,9 @@ def read_runs(folders: Sequence[str | os.PathLike[str]]) -> list[Run]:
             if is_of_another_model(run.folder, run.evaluations[name]):
                 run.notes.append(f"The evaluation {name} is of another model than the folder holds; evaluate again.")
     return runs
+
+
+def by_evaluation(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Return the runs that have each evaluation, by its name."""
+    names = dict.fromkeys(name for run in runs for name in run.evaluations)
+    return {name: [run for run in runs if name in run.evaluations] for name in names}

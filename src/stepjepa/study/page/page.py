@@ -3,53 +3,28 @@
 import base64
 import hashlib
 import importlib.metadata
-import json
-import os
-import re
-import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from markupsafe import Markup
-
 from stepjepa.base.errors import UserError
-from stepjepa.base.files import atomic_write, check_output_file, read_jsonl
-from stepjepa.base.json_object import JsonObject
-from stepjepa.base.terminal import spelled, visible_lines
-from stepjepa.evaluation.output import RETRIEVAL, retrieval_scores
-from stepjepa.evaluation.summary_text import describe_readout, score_words
+from stepjepa.base.files import atomic_write, check_output_file
+from stepjepa.base.terminal import visible_lines
 from stepjepa.study.comparison import Comparison, compare
-from stepjepa.study.evaluated_run import HITS_AT_1
-from stepjepa.study.page.charts import DASHES, Look, curves, json_block, looks, read_template, render
-from stepjepa.study.page.logged_run import Run, is_number, read_runs
-from stepjepa.study.plot import picture
-from stepjepa.study.tables import UNKNOWN, Table, form, interval, legend, overview, tables
-
-LONGEST = 4000
-"""Maximum number of characters shown of an answer."""
+from stepjepa.study.page.answers import answers_section
+from stepjepa.study.page.charts import Section, looks, read_template, render
+from stepjepa.study.page.logged_run import Run, by_evaluation, read_runs
+from stepjepa.study.page.sections import (
+    accuracy_section,
+    comparison_section,
+    embedding_section,
+    overview_section,
+    steps_section,
+)
 
 _TITLED = 4
 """Maximum number of arms that the title names."""
 
 _DAMAGED = (UserError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
-
-Part = JsonObject
-"""Variables of ``templates/section.html``: heading, texts, tables, charts, and so on."""
-
-
-@dataclass(frozen=True)
-class Section:
-    """A section of the page: its HTML ``id``, its heading and its parts."""
-
-    anchor: str
-    title: str
-    parts: Sequence[Part]
-
-    @property
-    def html(self) -> Markup:
-        """The section as safe markup."""
-        return render("section.html", parts=self.parts)
 
 
 def write_page(
@@ -142,12 +117,6 @@ def _content_policy(scripts: Sequence[str]) -> str:
     return "; ".join([*parts, "base-uri 'none'", "form-action 'none'"])
 
 
-def _by_evaluation(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Return the runs that have each evaluation, by its name."""
-    names = dict.fromkeys(name for run in runs for name in run.evaluations)
-    return {name: [run for run in runs if name in run.evaluations] for name in names}
-
-
 def compare_runs(
     runs: Sequence[Run], baseline: str | None = None, *, mixed_runs: bool = False
 ) -> list[tuple[str, Comparison | None, str]]:
@@ -157,7 +126,7 @@ def compare_runs(
     Raises ``UserError`` if the user named a baseline, and the runs can't be compared with it.
     """
     comparisons: list[tuple[str, Comparison | None, str]] = []
-    for name, evaluated in _by_evaluation(runs).items():
+    for name, evaluated in by_evaluation(runs).items():
         finished = [run for run in evaluated if run.get("status") == "finished"]
         if len(finished) < 2:
             continue
@@ -170,254 +139,3 @@ def compare_runs(
     if baseline is not None and not comparisons:
         raise UserError("baseline: no evaluation that two finished runs have; leave it out, or add runs")
     return comparisons
-
-
-def comparison_section(compared: Sequence[tuple[str, Comparison | None, str]]) -> Section:
-    """Make the section of each comparison: its verdict, a table with its legend, a picture, and all other tables."""
-    parts = []
-    for name, comparison, reason in compared:
-        part: Part = {"heading": f"Evaluation {name}" if len(compared) > 1 else ""}
-        if comparison is None:
-            part["warnings"] = [f"The runs are not compared: {reason}"]
-        else:
-            sentences = [f"{text[0].upper()}{text[1:]}." for text in comparison.sentences]
-            part |= {"verdicts": sentences, "notes": [*map(spelled, comparison.notes)]}
-            part |= {"tables": [_beside_answers(comparison)], "legend_texts": legend(comparison)}
-            title = "Means of the arms with standard deviations over seeds"
-            part["pictures"] = [(title, _embedded("svg+xml", picture(comparison, "svg")))]
-            part["more"] = ("All scores, losses, costs and tests of the arms", tables(comparison))
-        parts.append(part)
-    return Section("arms", "Which arm is better", parts)
-
-
-def _beside_answers(comparison: Comparison) -> Table:
-    """Return the first table, with the share of nearest answers that are right if an arm was evaluated with it."""
-    table = overview(comparison)
-    hits = [arm.spread(HITS_AT_1) for arm in comparison.arms]
-    if not any(hits):
-        return table
-    cells = [form(spread and 100 * spread.mean, "{:.1f}%") for spread in hits]
-    # Behind the difference and p, which are those of the answers.
-    rows = [[*row[:-1], cell, row[-1]] for row, cell in zip(table.rows, cells, strict=True)]
-    return Table(table.title, [*table.columns[:-1], "nearest answer right", table.columns[-1]], rows)
-
-
-def _embedded(kind: str, content: bytes) -> str:
-    """Return a picture as a data URL."""
-    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
-
-
-def accuracy_section(runs: Sequence[Run]) -> Section:
-    """Make the section of all scores of every run with their intervals, and of the errors by kind."""
-    evaluations = _by_evaluation(runs).items()
-    return Section("accuracy", "Scores of every run", [_scores_and_errors(name, group) for name, group in evaluations])
-
-
-def _scores_and_errors(name: str, runs: Sequence[Run]) -> Part:
-    """Return the part of an evaluation: headline, lenient score and stopping; errors by kind; all other figures."""
-    summaries = {run.name: run.evaluations[name] for run in runs}
-    # Headline and lenient score first.
-    scores = dict.fromkeys(summary[which] for summary in summaries.values() for which in ("headline", "lenient"))
-    scores["stopped"] = None
-    first = len(scores)
-    scores |= dict.fromkeys(score for summary in summaries.values() for score in summary["scores"])
-    kinds = dict.fromkeys(kind for summary in summaries.values() for kind in summary.get("errors") or ())
-    descriptions = dict.fromkeys(
-        f"{_plain(summary['n'])} examples of {_plain(summary.get('test_file'))}, task {_plain(summary.get('task'))}, "
-        f"decided by {summary['headline']}"
-        for summary in summaries.values()
-    )
-    rows, errors = [], []
-    for run, summary in summaries.items():
-        similarity, counts = summary.get("similarity") or {}, summary.get("errors") or {}
-        figures = (summary.get("gold_loss"), *map(similarity.get, ("matched_similarity", "shuffled_similarity")))
-        rows.append((run, *(_score(summary["scores"].get(score)) for score in scores), *map(_plain, figures)))
-        numbers = [counts.get(kind, 0) for kind in kinds]
-        errors.append((run, *(f"{_plain(count)} ({count / summary['n']:.1%})" for count in numbers)))
-    title = f"Evaluation {name}: {'; '.join(descriptions)}. Intervals are of 95% (Wilson), for the choice of examples"
-    heads = ("run", *("stopped by itself" if score == "stopped" else score for score in scores))
-    heads = (*heads, "LM loss on right answers", "cosine, matched", "cosine, shuffled")
-    part: Part = {"tables": [_known(title, heads[: first + 1], [row[: first + 1] for row in rows])]}
-    part["tables"] += _retrieval(name, summaries)
-    if kinds:
-        part["tables"].append(Table(f"Evaluation {name}: wrong answers by kind", ("run", *kinds), errors))
-    other = (heads[0], *heads[first + 1 :])
-    others = _known(f"Evaluation {name}: other figures", other, [(row[0], *row[first + 1 :]) for row in rows])
-    return part | ({"more": ("Other scores, losses and cosines", [others])} if len(others.columns) > 1 else {})
-
-
-def _known(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """Return a table without the columns in which nothing is known."""
-    places = [place for place in range(len(heads)) if any(row[place] != UNKNOWN for row in rows)]
-    return Table(title, [heads[place] for place in places], [[row[place] for place in places] for row in rows])
-
-
-def _retrieval(name: str, summaries: Mapping[str, JsonObject]) -> list[Table]:
-    """Return the table of retrieval in an evaluation; none if no run has it."""
-    scores = {run: retrieval_scores(summary) for run, summary in summaries.items()}
-    rows = []
-    for run, run_scores in scores.items():
-        retrieval = summaries[run].get("retrieval") or {}
-        readout = retrieval.get("readout")
-        counts = (retrieval.get("queries"), retrieval.get("candidates"), readout and describe_readout(readout))
-        rows.append(
-            (run, *(_score(run_scores.get(f"retrieval_{metric}")) for metric in RETRIEVAL), *map(_plain, counts))
-        )
-    heads = ("run", "hits at 1", "hits at 10", "MRR", "nDCG@10", "queries", "candidates", "read at")
-    title = f"Evaluation {name}: right answers by embeddings. Intervals are of 95% (bootstrap over queries)"
-    return [Table(title, heads, rows)] if any(scores.values()) else []
-
-
-def _score(score: JsonObject | None) -> str:
-    """Format a score with its 95 % interval, if it has one: ``12.5% [9.1, 16.0]``."""
-    return f"{score['mean']:.1%}{interval(score.get('low'), score.get('high'))}" if score else UNKNOWN
-
-
-def _plain(value: object) -> str:
-    """Format any value on one line."""
-    if value is None or value == "":
-        return UNKNOWN
-    if isinstance(value, float):
-        return f"{value:,.0f}" if value.is_integer() and abs(value) < 1e9 else f"{value:.4g}"
-    if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:,}"
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-
-
-_CHARTED = (
-    "loss",
-    "answer_",
-    "similarity",
-    "_rank",
-    "retrieval",
-    "lbd",
-    "grad_norm",
-    "learning_rate",
-    "tokens_per_second",
-)
-"""Parts of the names of columns that get a chart, in the order of the charts. Columns that begin with ``train_`` get
-none: they are of the whole run."""
-
-
-def steps_section(runs: Sequence[Run], look: Look) -> Section:
-    """Make the section of charts over steps, with a legend of the runs and a warning if embeddings collapsed."""
-    from stepjepa.objectives.monitors import REMEDIES, collapse
-
-    warnings = []
-    for run in runs:
-        logged = [line for line in run.metrics if is_number(line.get("shuffled_similarity"))]
-        if logged and (fault := collapse({name: value for name, value in logged[-1].items() if is_number(value)})):
-            warnings.append(f"{run.name}: step {logged[-1]['step']:g}: {fault}; {spelled(REMEDIES)}")
-    names = dict.fromkeys(name.removeprefix("eval_") for run in runs for line in run.metrics for name in line)
-    columns = [f"eval_{name}" if name.startswith("answer_") else name for name in names]
-    charted = dict.fromkeys(name for part in _CHARTED for name in columns if part in name and name[:6] != "train_")
-    legend = [(run.name, look[run.name][0], DASHES[look[run.name][1]]) for run in runs if run.metrics]
-    texts = ["Dotted lines with diamonds are of held-out records. A falling alignment loss alone shows no success."]
-    texts += ["Embeddings are collapsing where shuffled pairs become as similar as matched ones, or a rank falls to 1."]
-    texts += ["Point at a line for its numbers; drag to zoom, double-click to see all."]
-    charts = curves(runs, list(charted), look)
-    part = {"warnings": warnings, "texts": texts, "charts": charts, "legend": legend if len(runs) > 1 else []}
-    return Section("steps", "Over steps", [part] if charts else [])
-
-
-def embedding_section(runs: Sequence[Run], analysis: str | None = None) -> Section:
-    """Make the section of pictures of ``stepjepa analyze`` from a folder; by default the first in a run folder."""
-    inside = (file.parent for run in runs for file in sorted(run.folder.glob("*/analysis.json")))
-    folder = Path(analysis) if analysis else next(inside, None)
-    files = [] if folder is None else sorted(folder.glob("*.png"), key=lambda file: file.name != "projection.png")
-    pictures = [(file.stem.replace("_", " "), _embedded("png", file.read_bytes())) for file in files]
-    part = {"texts": ["Drawn by stepjepa analyze."], "pictures": pictures}
-    return Section("embeddings", "Embeddings of the views", [part] if pictures else [])
-
-
-_FACTS = {
-    "model": ("model",),
-    "mode": ("jepa", "mode"),
-    "K": ("jepa", "predictors"),
-    "layout": ("jepa", "layout"),
-    "seed": ("training", "seed"),
-    "steps": ("results", "steps"),
-    "tokens": ("results", "tokens"),
-    "FLOPs": ("results", "flops"),
-    "seconds": ("results", "train_seconds"),
-}
-
-
-def overview_section(runs: Sequence[Run]) -> Section:
-    """Make the section of what was trained: main facts, command lines and the complete run record."""
-    facts = [(run.name, *(_plain(run.get(*way)) for way in _FACTS.values())) for run in runs]
-    details = []
-    for run in runs:
-        command = shlex.join(["stepjepa", *map(str, run.get("command") or ())])
-        details.append((run.name, command, json.dumps(run.run, indent=2, ensure_ascii=False)))
-    part = {"tables": [_known("Runs", ("run", *_FACTS), facts)], "records": details}
-    return Section("overview", "What was trained", [part])
-
-
-def answers_section(runs: Sequence[Run]) -> Section:
-    """Make the section of the answers of all evaluations; raise ``UserError`` if a file of answers can't be read."""
-    evaluations = list(filter(None, [_answers(run, name) for run in runs for name in run.evaluations]))
-    data = json_block("answers-data", evaluations)
-    return Section("answers", "Generated answers", [{"answers": data}] if evaluations else [])
-
-
-def _answers(run: Run, evaluation: str) -> JsonObject:
-    """Return one evaluation for ``answers.js``, which documents the fields; empty if nothing was generated."""
-    file, summary = run.folder / f"{evaluation}.jsonl", run.evaluations[evaluation]
-    lines = [line for _, line in read_jsonl(file) if isinstance(line.get("generated"), str)] if file.is_file() else []
-    if not lines:
-        return {}
-    headline = summary["headline"]
-    prompts = [shown_text(line.get("prompt")) for line in lines]
-    begin, end = _common_ends(prompts)
-    names = list(dict.fromkeys(name for line in lines for name in line["scores"]))
-    answers = [
-        [
-            line["index"],
-            prompt[len(begin) : len(prompt) - len(end)],
-            shown_text(line.get("truth")),
-            shown_text(line["generated"]),
-            # The mean over samples.
-            line["scores"][headline] > 0.5,
-            None if line.get("stopped") is None else line["stopped"] == 1,
-            shown_text(line.get("error")),
-            [round(float(line["scores"][name]), 4) for name in names],
-        ]
-        for line, prompt in zip(lines, prompts, strict=True)
-    ]
-    return {
-        "run": visible_lines(run.name),
-        "name": visible_lines(evaluation),
-        "test": summary.get("test_fingerprint"),
-        "headline": shown_text(score_words(headline)),
-        "scores": [visible_lines(name) for name in names],
-        "samples": max(len(line.get("samples") or ()) for line in lines),
-        "begin": begin,
-        "end": end,
-        "answers": answers,
-    }
-
-
-def _common_ends(prompts: Sequence[str]) -> tuple[str, str]:
-    """Return what all prompts begin with (the system prompt, up to a line end), and what all end with.
-
-    The end starts at a line end or at a bracket, as a template's markers do: letters that questions happen to share
-    stay in them.
-    """
-    if len(prompts) < 2:
-        return "", ""
-    begin = os.path.commonprefix(prompts)  # noqa: RUF071  # of characters, not of folders
-    begin = begin[: begin.rfind("\n") + 1]
-    reversed_rests = [prompt[len(begin) :][::-1] for prompt in prompts]
-    end = os.path.commonprefix(reversed_rests)[::-1]  # noqa: RUF071
-    marker = re.search(r"[\n<\[]", end)
-    return begin, "" if marker is None else end[marker.start() :]
-
-
-def shown_text(value: object) -> str:
-    """Return a field as the page shows it: one line per right answer, control characters escaped, cut to fit."""
-    if isinstance(value, Iterable) and not isinstance(value, str | dict):
-        return "\n".join(map(shown_text, value))
-    text = "" if value is None else str(value)
-    more = len(text) - LONGEST
-    return visible_lines(text) if more <= 0 else f"{visible_lines(text[:LONGEST])}\n[... {more:,} more characters]"
