@@ -357,6 +357,18 @@ def test_an_arrow_table_fills_no_argument_with_null(tmp_path: Any) -> None:
     """Rows of one table have all fields; those of other rows' arguments are no arguments of this one."""
     other = {"type": "function", "function": {"name": "time", "arguments": {"zone": "CET"}}}
     rows = [{"messages": [USER, {"role": "assistant", "content": "", "tool_calls": [call]}]} for call in (PARIS, other)]
-    pa.parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
-    for records in (read_records(tmp_path / "a.parquet"), as_records(datasets.Dataset.from_list(rows))):
+    table = pa.Table.from_pylist(rows)
+    pa.parquet.write_table(table, tmp_path / "a.parquet")
+    pd = pytest.importorskip("pandas")
+    frames = (
+        table,
+        datasets.Dataset.from_list(rows),
+        pd.DataFrame(table.to_pylist()),
+        pd.read_parquet(tmp_path / "a.parquet"),
+    )
+    for records in (read_records(tmp_path / "a.parquet"), *map(as_records, frames)):
         assert [record.messages[1]["tool_calls"] for record in records] == [[PARIS], [other]]
+    # In dicts a null is the user's own.
+    nothing = {**PARIS, "function": {"name": "weather", "arguments": {"city": None}}}
+    (record,) = as_records([{"messages": [USER, {**CALLS, "role": "assistant", "tool_calls": [nothing]}]}])
+    assert record.messages[1]["tool_calls"] == [nothing]

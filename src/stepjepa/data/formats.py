@@ -14,7 +14,7 @@ from stepjepa.base.errors import UserError, shown
 from stepjepa.base.files import read_jsonl, read_text
 from stepjepa.base.json_object import JsonObject, RepeatedKey, json_fault, parse_marked
 from stepjepa.data.columns import ASSISTANT, CHATS, SYSTEM, USER
-from stepjepa.data.messages import TOOLS, is_absent, without_fillers
+from stepjepa.data.messages import TOOLS, is_absent, without_row_fillers
 
 Rows = Iterator[tuple[int, JsonObject]]
 """Pairs of line or row number, from 1, and row (column name -> value)."""
@@ -227,11 +227,6 @@ FORMATS: dict[str, Callable[[Path, Wrong], Rows]] = {
     ".tsv": _read_tsv,
     ".parquet": _read_parquet,
 }
-
-
-def without_row_fillers(row: JsonObject) -> JsonObject:
-    """Return a row of an Arrow table with all its columns, without fillers in nested objects."""
-    return {name: without_fillers(value) for name, value in row.items()}
 
 
 def first_line(error: BaseException) -> str:

@@ -78,6 +78,11 @@ def without_fillers(value: object) -> Any:
     return [without_fillers(item) for item in value] if isinstance(value, list) else value
 
 
+def without_row_fillers(row: Mapping[str, object]) -> JsonObject:
+    """Return a row of a table with all its columns, without fillers in nested objects."""
+    return {name: without_fillers(value) for name, value in row.items()}
+
+
 def from_json(value: object, name: str, expected: str) -> Any:
     """Parse a field that may hold JSON as text, as in tables; raise UserError if the text is no usable JSON."""
     if not isinstance(value, str):

@@ -20,7 +20,7 @@ from stepjepa.data.messages import (
     read_tools,
     read_variables,
     tools_column,
-    without_fillers,
+    without_row_fillers,
 )
 
 _VIEW_ROLES = {"text": "user", "code": "assistant"}
@@ -82,6 +82,8 @@ Views = Callable[[Record], Iterable[tuple[str, str]]]
 def as_records(values: Any) -> Iterator[Record]:
     """Yield records from memory: from dicts in the form of a file's lines, records, a data frame, or a Dataset."""
     _check_columns(values)
+    # A table has a field of one row's objects in those of all rows; in a list of dicts a null is the user's own.
+    is_table = any(hasattr(values, name) for name in ("to_dict", "to_pylist", "to_dicts", "features"))
     if hasattr(values, "to_dict") and hasattr(values, "notna"):  # pandas
         values = values.astype(object).where(values.notna(), None).to_dict("records")
     for method in ("to_pylist", "to_dicts"):  # pyarrow, polars
@@ -89,12 +91,12 @@ def as_records(values: Any) -> Iterator[Record]:
     if isinstance(values, Mapping):
         keys = ", ".join(map(str, values))
         raise UserError(f"expected records, got an object with the keys {keys}; pass one of them")
-    change = without_fillers if hasattr(values, "features") else as_python  # datasets.Dataset, and what NumPy may hold
     for position, value in enumerate(values, start=1):
         if isinstance(value, Record):
             yield value
             continue
-        record = parse_record(change(value), line=position)
+        row = as_python(value)
+        record = parse_record(without_row_fillers(row) if is_table and isinstance(row, dict) else row, line=position)
         # Files are checked where they are read.
         if (fault := json_fault(record.messages)) is not None:
             raise UserError(fault, path=record.path, line=position)

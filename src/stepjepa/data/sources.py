@@ -11,7 +11,8 @@ from stepjepa.base.errors import UserError
 from stepjepa.base.files import existing_file
 from stepjepa.base.json_object import JsonObject
 from stepjepa.data.columns import Columns
-from stepjepa.data.formats import FORMATS, Rows, Wrong, first_line, read_unnamed, without_row_fillers
+from stepjepa.data.formats import FORMATS, Rows, Wrong, first_line, read_unnamed
+from stepjepa.data.messages import without_row_fillers
 from stepjepa.data.records import BadRecords, Record, parse_record
 
 
