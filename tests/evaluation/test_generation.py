@@ -1,17 +1,20 @@
 """Answers in batches, stop tokens, what is never said, and the loss on the right answers."""
 
 import copy
+import json
 import math
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 from torch.nn import functional as F
 
 from questions import NEW, push, question_records
 from stepjepa.chat.template import ChatTemplate
+from stepjepa.chat.tokens import all_predictor_ids
 from stepjepa.data.sources import read_records
 from stepjepa.evaluation import prompts
-from stepjepa.models.generation import Generator
+from stepjepa.models.generation import Generator, never_generated
 from stepjepa.models.sampling import Sampling, Span
 from stepjepa.tasks.base import Continuation
 from tiny import make_model
@@ -202,3 +205,20 @@ def test_a_closer_that_is_no_token_is_no_part_of_an_answer(model, tokenizer):
     ids = other("Cod.\n### End", add_special_tokens=False)["input_ids"]
     assert generator._decode([*ids, end]).text.strip() == "Cod."
     assert generator._decode(ids).text == "Cod.\n### End"  # it did not stop
+
+
+def test_a_token_behind_a_gap_of_the_ids_is_generated(tokenizer):
+    """Where ids have gaps, as those of GPT-4's tokenizer, the number of tokens is not the id of the next one."""
+    other = copy.deepcopy(tokenizer)
+    description = json.loads(other.backend_tokenizer.to_str())
+    size, last = len(tokenizer), len(tokenizer) + 7
+    description["model"]["vocab"]["<|end|>"] = last
+    other._tokenizer = Tokenizer.from_str(json.dumps(description))
+    other.add_special_tokens({"extra_special_tokens": ["<|end|>"]}, replace_extra_special_tokens=False)
+    assert (other.convert_tokens_to_ids("<|end|>"), len(other)) == (last, size + 1)
+    unwanted = {*range(last + 4)} - {*other.get_vocab().values()} | {*all_predictor_ids(other)}
+    assert len(unwanted) == 7 + 3 + 2  # gaps, rows beyond the last token, predictor tokens
+    model = make_model("llama", vocab_size=last + 4)
+    assert {*never_generated(model, other)} == unwanted
+    (answer,) = said(push(model, last, 1e4), other, [[1, 2, 3]])
+    assert answer.new_tokens == NEW

@@ -64,6 +64,19 @@ def test_stopping_and_samples_are_taken_where_they_are_given(files):
     assert same == summary
 
 
+def test_an_answer_that_was_cut_off_in_its_thought_is_none(files):
+    """The line of an evaluation has its prompt, which may open the thought; the same text is the same answer again."""
+    cut, whole = "Good", "Let me see.</think>Good"
+    prompt = "<|user|>?<|assistant|><think>\n"
+    output = [{"index": index, "prompt": prompt, "generated": text} for index, text in enumerate([cut, whole, cut])]
+    del output[2]["prompt"]
+    assert score(files, output) == 0
+    lines, _ = read(files)
+    assert [line["scores"]["prefix"] for line in lines] == [False, False, True]
+    assert [line["error"] for line in lines] == ["no answer found", "wrong answer", None]
+    assert [line["prompt"] for line in lines] == [prompt, prompt, None]
+
+
 def test_a_missing_prediction_is_an_error(files, capsys):
     assert score(files, [{"index": 1, "generated": "no"}]) == 2
     assert "no prediction for 2 of 3 records (the first is index 0)" in capsys.readouterr().err

@@ -93,6 +93,14 @@ def test_equal_embeddings_find_nothing() -> None:
     assert [each.tolist() for each in ranks] == [[7], [7], [6, 7]]
 
 
+def test_what_is_not_finite_finds_nothing() -> None:
+    """No comparison with NaN holds, so that nothing would stand before a right candidate."""
+    candidates = np.array([[np.nan, 0.0], [0.0, 1.0], [1.0, 0.0]])
+    ranks = ranks_of_right(np.array([[np.nan, 1.0], [0.0, 1.0], [0.0, 1.0]]), candidates, [[1], [0], [0, 1]])
+    assert [each.tolist() for each in ranks] == [[3], [3], [1, 3]]
+    assert ranks_of_right([[1.0, 0.0]], candidates, [[2]])[0].tolist() == [2]
+
+
 def test_the_interval_is_that_of_scipy() -> None:
     values = np.random.default_rng(1).exponential(size=97)
     other = bootstrap((values,), np.mean, method="percentile", n_resamples=9999).confidence_interval

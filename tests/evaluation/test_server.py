@@ -108,7 +108,7 @@ def test_tools_thoughts_and_variables_of_the_template_are_passed_on(tmp_path):
         evaluate(None, path, output_file=tmp_path / "out.jsonl", server=server.address, server_model="m", **QUICK)
     (body,) = server.bodies
     assert body["messages"] == [
-        {"role": "developer", "content": "Be kind."},
+        {"role": "system", "content": "Be kind."},  # as a template that lacks the role of a developer was trained
         {"role": "user", "content": "Go"},
         {
             "role": "assistant",

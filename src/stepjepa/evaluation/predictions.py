@@ -27,8 +27,8 @@ def score_predictions(settings: ScoreSettings) -> JsonObject:
     records = read_records(settings.test_file)
     selection = Selection(records, **settings.selection)
     tell_unused(selection.records.values(), extra=users_source(selection.task) is None)
-    answers = _read_answers(settings, len(records), selection.records)
-    questions = [Question(index, record) for index, record in selection.records.items()]
+    answers, prompts = _read_answers(settings, len(records), selection.records)
+    questions = [Question(index, record, prompts[index]) for index, record in selection.records.items()]
     lines: list[JsonObject] = []
     try:
         for start in tqdm(range(0, len(questions), _CHUNK), desc=f"score, {_CHUNK} at a time", disable=None):
@@ -51,10 +51,15 @@ def score_predictions(settings: ScoreSettings) -> JsonObject:
     return summary
 
 
-def _read_answers(settings: ScoreSettings, size: int, wanted: Collection[int]) -> dict[int, list[Answer]]:
-    """Read the answers by position in a test file of ``size`` records; UserError if one is wrong or missing."""
+def _read_answers(
+    settings: ScoreSettings, size: int, wanted: Collection[int]
+) -> tuple[dict[int, list[Answer]], dict[int, str | None]]:
+    """Read the answers, and their prompts as text, by position in a test file of ``size`` records.
+
+    A prompt is None if its line has none. UserError if an answer is wrong or missing.
+    """
     path = Path(settings.predictions)
-    answers: dict[int, list[Answer]] = {}
+    answers, prompts = dict[int, list[Answer]](), dict[int, str | None]()
     for number, line in read_jsonl(path, "file of predictions"):
         index = line.get("index")
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < size or index in answers:
@@ -66,6 +71,8 @@ def _read_answers(settings: ScoreSettings, size: int, wanted: Collection[int]) -
         if not answers[index]:
             fault = "'generated' must be a string, or a list of at least one; 'stopped' must be true, false or missing"
             raise UserError(fault, path=path, line=number)
+        # It decides whether an answer begins inside a thought.
+        prompts[index] = prompt if isinstance(prompt := line.get("prompt"), str) else None
     counts = {len(samples) for samples in answers.values()}
     if len(counts) > 1:
         raise UserError(f"{min(counts)} to {max(counts)} samples per record; give every record as many", path=path)
@@ -73,7 +80,7 @@ def _read_answers(settings: ScoreSettings, size: int, wanted: Collection[int]) -
     if missing:
         fault = f"no prediction for {len(missing)} of {len(wanted)} records (the first is index {missing[0]})"
         raise UserError(f"{fault}; add them", path=path)
-    return answers
+    return answers, prompts
 
 
 def _read_samples(line: JsonObject) -> list[Answer]:

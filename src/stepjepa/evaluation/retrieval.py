@@ -40,7 +40,8 @@ Ranks = Sequence[NDArray[np.int64]]
 def ranks_of_right(source: ArrayLike, candidates: ArrayLike, right: Sequence[Sequence[int]]) -> Ranks:
     """Rank candidates by cosine, in float32, and return the ranks of the right ones.
 
-    A wrong candidate that is as near as a right one stands before it, so that equal embeddings find nothing.
+    A wrong candidate that is as near as a right one stands before it, so that equal embeddings find nothing. Neither do
+    embeddings that are not finite: a right candidate without a cosine comes last, a wrong one first.
 
     Args:
         source: ``[Q, D]`` embeddings of the queries.
@@ -58,8 +59,8 @@ def ranks_of_right(source: ArrayLike, candidates: ArrayLike, right: Sequence[Seq
         with without_autocast(queries):
             cosines = (queries[start : start + block] @ documents.T).numpy()  # [block, C]
         for row, indices in zip(cosines, right[start : start + block], strict=True):
-            of_right = np.sort(row[list(indices)])[::-1]
-            wrong = np.delete(row, list(indices))
+            of_right = np.sort(np.nan_to_num(row[list(indices)], nan=-np.inf))[::-1]
+            wrong = np.nan_to_num(np.delete(row, list(indices)), nan=np.inf)
             nearer = (wrong[None, :] >= of_right[:, None]).sum(1)
             ranks.append(nearer + np.arange(1, len(of_right) + 1))
     return ranks

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from stepjepa.base.errors import UserError, visible
 from stepjepa.base.json_object import JsonObject
 from stepjepa.config.server import KEY_VARIABLE, ServerSettings
+from stepjepa.data.messages import SYSTEM_ROLES
 from stepjepa.data.records import Record
 from stepjepa.evaluation.judging import LineBatches, Question, judge
 from stepjepa.models.sampling import Answer, Sampling
@@ -216,10 +217,16 @@ class Client:
 
 
 def chat_fields(record: Record) -> JsonObject:
-    """Return the fields of a request that hold a record's chat without its answer, as OpenAI's API spells it."""
+    """Return the fields of a request that hold a record's chat without its answer, as OpenAI's API spells it.
+
+    A developer's message is sent as a system message: most templates drop a role that they do not know or write its
+    name, and those that know it treat both alike.
+    """
     messages = []
     for message in record.messages[:-1]:
         sent = {name: value for name, value in message.items() if name != "weight"}
+        if sent["role"] in SYSTEM_ROLES:
+            sent["role"] = "system"
         if calls := sent.get("tool_calls"):
             # Records hold arguments as an object; the API has them as JSON text.
             sent["tool_calls"] = [_with_arguments_as_text(call) for call in calls]

@@ -124,9 +124,12 @@ class Generator:
 
 
 def never_generated(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the ids that stand for no text: predictor tokens, and embedding rows beyond the tokenizer."""
+    """Return the ids that stand for no text: predictor tokens, and embedding rows without a token.
+
+    These are rows beyond the tokenizer, and gaps between its ids, behind which may be the tokens that end a turn.
+    """
     rows = model.get_input_embeddings().weight.shape[0]
-    return [*all_predictor_ids(tokenizer), *range(len(tokenizer), rows)]
+    return [*all_predictor_ids(tokenizer), *sorted({*range(rows)}.difference(tokenizer.get_vocab().values()))]
 
 
 def set_generation_defaults(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, ends: Sequence[int]) -> None:
