@@ -123,6 +123,8 @@ NOT_ADDED = {
     "whole list": GROWS.replace("m.role", "(messages | tojson)"),
     "list under another name": "{% set all = messages %}{{ all[-1].content }}" + GROWS,
     "attribute": "{% set ns = namespace(all=messages) %}{{ ns.all[-1].content }}" + GROWS,
+    "attribute that is set": "{% set ns = namespace() %}{% set ns.all = messages %}{{ ns.all | length }}" + GROWS,
+    "taken apart": "{% set first, second = messages %}{{ second.content }}" + GROWS,
     "macro behind": "{% macro f() %}{{ x }}{% endmacro %}" + GROWS + "{{ f() }}",
     "made anew": "{% set messages = messages + messages %}" + GROWS,
     "no loop": "{{ messages[0].content }}",

@@ -10,8 +10,8 @@ from tokenizers import Tokenizer
 from torch.nn import functional as F
 
 from questions import NEW, push, question_records
+from stepjepa.chat.special_tokens import all_predictor_ids
 from stepjepa.chat.template import ChatTemplate
-from stepjepa.chat.tokens import all_predictor_ids
 from stepjepa.data.sources import read_records
 from stepjepa.evaluation import prompts
 from stepjepa.models.generation import Generator, never_generated

@@ -99,7 +99,9 @@ def _is_decided(node: nodes.Node, lists: set[str], *, in_loop: bool) -> bool:
         return node.name in ("defined", "undefined") and isinstance(node.node, nodes.Name)
     if isinstance(node, nodes.Getattr):
         return in_loop and isinstance(node.node, nodes.Name) and node.node.name == "loop" and node.attr in _LOOP
-    return isinstance(node, nodes.Assign) and not in_loop and _is_list(node.node, lists)
+    # Under another target, as an attribute of a namespace, the list would not be known again.
+    is_named = isinstance(node, nodes.Assign) and isinstance(node.target, nodes.Name) and _is_list(node.node, lists)
+    return is_named and not in_loop
 
 
 def _check(node: nodes.Node, lists: set[str], *, in_loop: bool) -> None:
