@@ -186,6 +186,18 @@ def test_a_question_needs_no_answer_with_text(folder: Path, tmp_path: Path, caps
     assert embed(folder, "separate", str(tmp_path / "in.jsonl"), tmp_path / "e.npy", "--side", "target") == 2
     error = capsys.readouterr().err
     assert "in.jsonl:1: the record has no pair" in error and "or pass --bad_records skip" in error
+    # In Python nothing is skipped.
+    with pytest.raises(UserError, match=r"the record has no pair .*; leave it out$"):
+        Jepa.from_pretrained(folder / "separate", device="cpu").embed([{"messages": [ASKED, thought]}], "target")
+
+
+def test_a_column_without_a_usual_name_is_renamed(folder: Path, tmp_path: Path, capsys: Any) -> None:
+    """``embed`` has no flag for the two columns of a record."""
+    write_jsonl(tmp_path / "in.jsonl", [{"Frage": "a", "Antwort": "b"}])
+    assert embed(folder, "separate", str(tmp_path / "in.jsonl"), tmp_path / "e.npy") == 2
+    assert "(there is Frage, Antwort); name the two prompt and completion" in capsys.readouterr().err
+    write_jsonl(tmp_path / "in.jsonl", [{"prompt": "a", "completion": "b"}])
+    assert embed(folder, "separate", str(tmp_path / "in.jsonl"), tmp_path / "e.npy") == 0
 
 
 def test_lines_that_can_not_be_embedded_are_skipped_where_told(folder: Path, tmp_path: Path, capsys: Any) -> None:
@@ -231,3 +243,25 @@ def test_a_plain_model_is_read_where_it_is_told(folder: Path, tmp_path: Path) ->
     expected = jepa.embed(TEXTS, layer=1, pooling="mean")
     np.testing.assert_allclose(np.load(tmp_path / "e.npy"), expected, atol=1e-6)
     assert np.abs(expected - jepa.embed(TEXTS, layer=-1)).max() > 1e-3
+
+
+def test_distinct_texts_are_counted_at_most_where_not_all_are_remembered(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Of 5 distinct texts 2 are remembered; a block has each text once."""
+    monkeypatch.setattr(embed_file, "BLOCK", 4)
+    monkeypatch.setattr(embed_file, "REMEMBERED", 2)
+    flags = ["--column", "question", "--json"]
+    write_jsonl(tmp_path / "texts.jsonl", ({"question": text} for text in "abcc cdda".replace(" ", "")))
+    assert embed(folder, "llm", str(tmp_path / "texts.jsonl"), tmp_path / "e.npy", *flags) == 0
+    printed = capsys.readouterr()
+    about = json.loads(printed.out)
+    # a, b, c; then c and d anew, and a is known.
+    assert (about["distinct"], about["distinct_is_upper_bound"], about["inputs"]) == (5, True, 8)
+    assert "8 texts (at most 5 distinct)" in printed.err
+    expected = Jepa.from_pretrained(folder / "llm", device="cpu").embed([*"abcccdda"])
+    np.testing.assert_allclose(np.load(tmp_path / "e.npy"), expected, atol=1e-5)
+    monkeypatch.setattr(embed_file, "REMEMBERED", 4)
+    assert embed(folder, "llm", str(tmp_path / "texts.jsonl"), tmp_path / "f.npy", *flags) == 0
+    about = json.loads(capsys.readouterr().out)
+    assert about["distinct"] == 4 and "distinct_is_upper_bound" not in about

@@ -210,6 +210,23 @@ def test_errors_of_an_answer(answer: dict[str, Any], message: str) -> None:
 def test_errors_of_a_row(row: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         parse_record(row)
+    # Records in memory have no settings that a remedy could name.
+    with pytest.raises(UserError, match=r"^[^`]*$"):
+        list(as_records([row]))
+
+
+@pytest.mark.parametrize(
+    ("row", "remedy"),
+    [
+        ({"Frage": "a", "Antwort": "b"}, "name the two prompt and completion"),
+        ({"prompt": "a", "completion": {"x": 1}}, "write one text there, or name the column with the text as this one"),
+        ({"prompt": "a", "completion": None}, "fill it in, or leave such rows out"),
+        ({"prompt": "q", "chosen": "a", "rejected": "b"}, "rename 'chosen' to completion and remove what is not want"),
+    ],
+)
+def test_the_remedy_for_rows_in_memory_names_no_setting(row: dict[str, Any], remedy: str) -> None:
+    with pytest.raises(UserError, match=f"<memory>:1: .*; {remedy}[^`]*$"):
+        list(as_records([row]))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,9 @@
 
 import csv
 import json
+import shlex
+import subprocess
+import sys
 
 import datasets
 import pyarrow
@@ -314,6 +317,21 @@ def test_tables_are_records_with_columns_of_any_name(name, tmp_path):
     assert ([message["content"] for message in record.messages], record.extra) == (["how many?", "7"], {"id": "a"})
     with pytest.raises(UserError, match=r"none of the columns prompt.*\(there is Frage, Antwort, id\).*`columns USER"):
         read_records(path)
+
+
+def test_the_command_for_a_nested_field_makes_a_column_of_it(tmp_path):
+    path, flat = tmp_path / "rows.jsonl", tmp_path / "flat.jsonl"
+    json_lines(path, [{"q": {"it's": {"text": "how many?"}}, "a": "7"}, {"q": {"it's": {"text": "and"}}, "a": "8"}])
+    columns = ("q.it's.text", "a")
+    with pytest.raises(UserError, match=r"rows.jsonl:1: 'q.it's.text' is a field inside of 'q', no column; make") as e:
+        read_records(path, columns=columns)
+    command = str(e.value).partition("for JSON lines with: ")[2].replace("FILE", str(path), 1)
+    command = command.replace("python", shlex.quote(sys.executable), 1).replace("flat.jsonl", str(flat))
+    subprocess.run(command, shell=True, check=True, timeout=60)
+    assert [record.messages[0]["content"] for record in read_records(flat, columns=columns)] == ["how many?", "and"]
+    # A column may have such a name itself, and a name with a dot may be wrong.
+    with pytest.raises(UserError, match=r"no column 'q.text' \(there is q, a\); name the two"):
+        read_records(path, columns=("q.text", "a"))
 
 
 def test_records_come_from_a_file_a_folder_and_the_hub_by_one_door(tmp_path, monkeypatch):

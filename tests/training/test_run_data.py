@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import write_jsonl
 from stepjepa.config.run import RunConfig
+from stepjepa.data.questions import draw_held_out
 from stepjepa.running.data import read_data
 from stepjepa.store.record import machine
 
@@ -43,6 +46,31 @@ def test_a_file_is_split_by_its_seed_and_never_into_an_empty_part(tmp_path: Path
     assert read_data(RunConfig(data_file=file, eval_split=0.27, split_seed=4))[1] != held_out
     with pytest.raises(UserError, match=r"a.jsonl: 11 records can't be split with `eval_split 0.01`"):
         read_data(RunConfig(data_file=file, eval_split=0.01, split_seed=3))
+
+
+def test_no_question_is_on_both_sides_of_a_split(tmp_path: Path) -> None:
+    asked = [n % 7 for n in range(23)]
+    rows = [
+        [{"role": "user", "content": f"{'  ' * (n % 2)}Add {n % 7}"}, {"role": "assistant", "content": f"answer {n}"}]
+        for n in range(23)
+    ]
+    write_jsonl(tmp_path / "a.jsonl", [{"messages": chat} for chat in rows])
+    for seed in range(5):
+        split = RunConfig(data_file=str(tmp_path / "a.jsonl"), eval_split=0.3, split_seed=seed)
+        train, held_out, _ = read_data(split)
+        questions = [{asked[record.line - 1] for record in part} for part in (train, held_out)]
+        assert not questions[0] & questions[1] and len(train) + len(held_out) == 23
+        assert len(held_out) in (6, 7)  # of 7 at most, of questions with 3 or 4 records each
+    with pytest.raises(UserError, match=r"2 records can't be held out with `eval_split 0.1`: 3 or more have the same"):
+        read_data(replace(split, eval_split=0.1))
+
+
+@pytest.mark.parametrize("count", [1, 7, 501])
+def test_records_of_different_questions_are_split_as_a_shuffled_list_is(count: int) -> None:
+    order = random.Random(3).sample(range(count), count)
+    for size in (0, 1, count // 3):
+        drawn = draw_held_out([2**63 + 7 * n for n in range(count)], size, 3)
+        assert drawn.nonzero()[0].tolist() == sorted(order[:size])
 
 
 def test_an_accelerator_that_is_not_there_or_not_used_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,4 +93,8 @@ def naming_batch_size(batch_size: int) -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
+        if batch_size == 1:
+            raise UserError(
+                "out of memory with one text at a time; shorten the texts, or take a smaller dtype"
+            ) from None
         raise UserError(f"out of memory with `batch_size {batch_size}`; lower it") from None

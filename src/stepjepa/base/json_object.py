@@ -48,7 +48,12 @@ def parse_json(text: str) -> Any:
 
 def parse_data(text: str) -> Any:
     """Parse JSON as :func:`parse_json`; numbers with a fraction or an exponent are :class:`WrittenFloat`."""
-    return _OF_DATA.decode(text)
+    # ``decode`` also looks for white space around the value, which takes as long as the search for repeated keys.
+    try:
+        value, end = _OF_DATA.raw_decode(text)
+    except json.JSONDecodeError:
+        return _OF_DATA.decode(text)
+    return value if end == len(text) else _OF_DATA.decode(text)
 
 
 def parse_marked(text: str, start: int) -> tuple[Any, int]:

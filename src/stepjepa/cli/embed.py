@@ -5,6 +5,7 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
+from stepjepa.base.errors import UserError
 from stepjepa.base.files import existing_file
 from stepjepa.base.json_object import JsonObject
 from stepjepa.cli.commands import Command
@@ -50,24 +51,30 @@ def run(args: argparse.Namespace) -> JsonObject:
     """Embed the file."""
     existing_file(args.input_file, "input file")
     from stepjepa.evaluation.embed_file import check_output, embed_file
+    from stepjepa.objectives.embedding import NoViewError
 
     check_output(args.input_file, args.output_file, id_column=args.id_column, overwrite=args.overwrite)
     reading = from_args(ReadingSettings, args)
     reading.check(args.model_path)
+    bad = BadRecords(args.bad_records)
     embedder, start = reading.embedder(reading.load(args.model_path), args.side, raw=args.raw), time.perf_counter()
-    embedded = embed_file(
-        embedder,
-        args.input_file,
-        args.output_file,
-        column=args.column,
-        id_column=args.id_column,
-        overwrite=args.overwrite,
-        bad=BadRecords(args.bad_records),
-    )
+    try:
+        embedded = embed_file(
+            embedder,
+            args.input_file,
+            args.output_file,
+            column=args.column,
+            id_column=args.id_column,
+            overwrite=args.overwrite,
+            bad=bad,
+        )
+    except NoViewError as error:
+        raise UserError(f"{error}, or pass `bad_records skip`") from None
     embedded.bad.tell()
     seconds = time.perf_counter() - start
     noun = "texts" if args.column is not None else "records"
-    distinct = f" ({embedded.distinct:,} distinct)" if embedded.distinct < embedded.inputs else ""
+    at_most = "at most " if embedded.distinct_is_upper_bound else ""
+    distinct = f" ({at_most}{embedded.distinct:,} distinct)" if embedded.distinct < embedded.inputs else ""
     speed = f"{embedded.inputs / seconds:,.0f} a second"
     print(f"{embedded.inputs:,} {noun}{distinct} on side {args.side} in {seconds:,.1f} s, {speed}")
     print(f"written: {args.output_file}, float32 [{embedded.rows}, {embedded.dimensions}]")

@@ -101,7 +101,9 @@ class RunConfig:
     dataset_weights: list[float] | None = _data(
         None, "mixing weight of each `dataset`, without repetition (all records)", metavar="W", only_with="dataset"
     )
-    eval_split: float = _data(0.2, "share of `data_file` held out", allowed=SHARE, only_with="data_file")
+    eval_split: float = _data(
+        0.2, "share of `data_file` held out; no question is on both sides", allowed=SHARE, only_with="data_file"
+    )
     split_seed: int = _data(42, "seed of the split, or of the mixture", only_with="data_file or dataset_weights")
 
     model_name: str | None = _model(None, "folder, hub id, or preset:tiny, preset:small ...", metavar="NAME")

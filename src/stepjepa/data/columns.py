@@ -1,5 +1,8 @@
 """Read the chat of a row from its columns: whole chats, questions and answers, Alpaca, Dolly, ShareGPT."""
 
+import json
+import re
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -29,6 +32,30 @@ MOST_NAMES = 12
 
 Columns = Sequence[str] | None
 """Names of two columns, of the user's and of the assistant's message; None recognises them automatically."""
+
+
+_REMEDIES = {  # of a reader with the settings `bad_records` and `columns`, and of one without
+    "bad_records": [("leave such rows out with `bad_records skip`", "leave such rows out")],
+    "columns": [
+        ("name the two with `columns USER ASSISTANT`", "name the two prompt and completion"),
+        ("or name another column with `columns USER ASSISTANT`", "or name the column with the text as this one"),
+    ],
+}
+
+_NAMED_COLUMNS = re.compile(r", or name both with `columns .*?`")
+
+
+def without_settings(message: str, *settings: str) -> str:
+    """Replace the remedies in the error of a row that name settings which its reader does not have.
+
+    Args:
+        message: of an error of :func:`read_chat`.
+        settings: ``bad_records``, ``columns``.
+    """
+    for setting in settings:
+        for remedy, other in _REMEDIES[setting]:
+            message = message.replace(remedy, other)
+    return _NAMED_COLUMNS.sub("", message) if "columns" in settings else message
 
 
 class Chat(NamedTuple):
@@ -119,11 +146,32 @@ def _column(row: Mapping[str, object], names: Sequence[str]) -> str:
     if len(names) > 1 and (chat := next((name for name in CHATS if name in row), None)) is not None:
         raise UserError(f"'{chat}' is {shown(row[chat])}; fill it in, or leave such rows out with `bad_records skip`")
     missing = f"no column '{names[0]}'"
+    for name in names:
+        _check_not_nested(row, name)
     if len(names) > 1:
         missing = f"no 'messages', and none of the columns {', '.join(names)}"
     if len(row) < 2:
         raise UserError(f"{missing} (there is {columns}); a record needs 'messages', or two such columns")
     raise UserError(f"{missing} (there is {columns}); name the two with `columns USER ASSISTANT`")
+
+
+def _check_not_nested(row: Mapping[str, object], name: str) -> None:
+    """Raise UserError for a dotted name of a field inside of a column, with a command that makes a column of it."""
+    value: object = row
+    path = name.split(".")
+    for key in path:
+        if not isinstance(value, Mapping) or key not in value:
+            return
+        value = value[key]
+    if len(path) == 1:
+        return
+    field = "".join(f"[{json.dumps(key)}]" for key in path)
+    line = f"{{**row, {json.dumps(name)}: row{field}}}"
+    program = f"import json, sys; [print(json.dumps({line})) for row in map(json.loads, sys.stdin)]"
+    raise UserError(
+        f"'{name}' is a field inside of '{path[0]}', no column; make one of it, for JSON lines with: "
+        f"python -c {shlex.quote(program)} < FILE > flat.jsonl"
+    )
 
 
 def _add_turns(chat: Chat, row: Mapping[str, object], name: str, role: str | None) -> None:
@@ -209,5 +257,8 @@ def _way_without_preferences(row: Mapping[str, object], wanted: str) -> str:
         return "rename the wanted one to 'messages', and remove the other"
     user_column = next((name for name in USER if isinstance(row.get(name), str | list)), None)
     if user_column is not None and (roles or isinstance(answer, str)):
-        return f"name the columns to train on: `columns {user_column} {wanted}`"
+        return (
+            f"rename '{wanted}' to completion and remove what is not wanted, or name both with "
+            f"`columns {user_column} {wanted}`"
+        )
     return "write the question and the wanted answer as 'messages', and remove them"

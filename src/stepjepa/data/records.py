@@ -10,7 +10,7 @@ from typing import Any
 from stepjepa.base.errors import UserError, one_line, shown, visible
 from stepjepa.base.json_object import JsonObject, json_fault
 from stepjepa.base.terminal import note
-from stepjepa.data.columns import MOST_NAMES, Columns, read_chat
+from stepjepa.data.columns import MOST_NAMES, Columns, read_chat, without_settings
 from stepjepa.data.messages import (
     MEDIA,
     as_python,
@@ -96,7 +96,11 @@ def as_records(values: Any) -> Iterator[Record]:
             yield value
             continue
         row = as_python(value)
-        record = parse_record(without_row_fillers(row) if is_table and isinstance(row, dict) else row, line=position)
+        try:
+            row = without_row_fillers(row) if is_table and isinstance(row, dict) else row
+            record = parse_record(row, line=position)
+        except UserError as error:
+            raise UserError(without_settings(str(error), "bad_records", "columns")) from None
         # Files are checked where they are read.
         if (fault := json_fault(record.messages)) is not None:
             raise UserError(fault, path=record.path, line=position)

@@ -18,6 +18,7 @@ from tqdm import tqdm
 from stepjepa.base.errors import UserError, shown
 from stepjepa.base.files import atomic_write, check_output_file
 from stepjepa.base.json_object import JsonObject
+from stepjepa.data.columns import without_settings
 from stepjepa.data.messages import number_as_text
 from stepjepa.data.records import BadRecords, Record, named, parse_record
 from stepjepa.data.sources import read_rows
@@ -31,7 +32,10 @@ if TYPE_CHECKING:
 
 FORMATS = (".npy", ".parquet")
 REMEMBERED = 1_000_000
-"""Most distinct texts that are remembered over blocks, so that each is embedded once."""
+"""Most distinct texts that are remembered over blocks, so that each is embedded once.
+
+A text that is new behind them is embedded, and counted as distinct, again in every block that has it.
+"""
 
 T = TypeVar("T")
 
@@ -44,8 +48,14 @@ class EmbeddedFile:
     rows: int = 0
     dimensions: int = 0
     inputs: int = 0  # lines of the input file
-    distinct: int = 0  # distinct texts; or the number of records
+    distinct: int = 0  # distinct texts, see `distinct_is_upper_bound`; or the number of records
+    of_texts: bool = False  # whether the inputs are texts
     bad: BadRecords = field(default_factory=BadRecords)  # the skipped lines, which give no row
+
+    @property
+    def distinct_is_upper_bound(self) -> bool:
+        """Whether there may be fewer distinct texts than ``distinct``: no more than :data:`REMEMBERED` are known."""
+        return self.of_texts and self.distinct > REMEMBERED
 
     def to_dict(self) -> JsonObject:
         """Return the JSON object that the command prints."""
@@ -53,6 +63,7 @@ class EmbeddedFile:
         return {
             "output_file": str(self.path),
             **counts,
+            **({"distinct_is_upper_bound": True} if self.distinct_is_upper_bound else {}),
             **({"bad_records": self.bad.to_dict()} if self.bad.count else {}),
         }
 
@@ -76,7 +87,7 @@ def records_of(path: str, *, open_chats: bool, bad: BadRecords | None = None) ->
         try:
             record = parse_record(with_answer(row) if open_chats else row, path, line)
         except UserError as error:
-            bad.note(error, line)
+            bad.note(UserError(without_settings(str(error), "columns")), line)
         else:
             yield record, row
 
@@ -108,7 +119,7 @@ def embed_file(
             output is left behind.
     """
     check_output(path, output, id_column=id_column, overwrite=overwrite)
-    embedded = EmbeddedFile(Path(output), bad=bad or BadRecords())
+    embedded = EmbeddedFile(Path(output), bad=bad or BadRecords(), of_texts=column is not None)
     inputs: Iterator[tuple[Text | Record, JsonObject]]
     if column is not None:
         inputs, size = iter(texts_of(path, column, embedded.bad)), BLOCK
@@ -200,11 +211,10 @@ class _DistinctTexts:
         old = [number for number, key in enumerate(keys) if key in self.rows]
         if old:
             all_vectors[old] = self.writer.read([self.rows[keys[number]] for number in old])
+        self.distinct += len({keys[number] for number in new})
         for number in new:
-            if keys[number] not in self.rows:
-                self.distinct += 1
-                if len(self.rows) < REMEMBERED:
-                    self.rows[keys[number]] = self.writer.rows + number
+            if keys[number] not in self.rows and len(self.rows) < REMEMBERED:
+                self.rows[keys[number]] = self.writer.rows + number
         return SideEmbeddings(all_vectors, np.arange(len(texts)), np.ones(len(texts), np.int64))
 
 

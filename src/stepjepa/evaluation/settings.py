@@ -7,6 +7,7 @@ from typing import Literal
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import File, check_output_file
 from stepjepa.base.json_object import JsonObject
+from stepjepa.config.batch_sizes import BATCH
 from stepjepa.config.jepa import Dtype, Quantization
 from stepjepa.config.option import FROM_ONE, check_effects, check_values, option
 from stepjepa.config.server import ServerSettings
@@ -22,8 +23,6 @@ _BAD = "lines that are no valid record: error, or skip them and report how many"
 _TASK = f"how answers are scored; {', '.join(TASKS)}, your module:Class, or auto, which recognises the records"
 _SCORING = "rules of scoring; reference adds those of the published evaluation, mistakes included"
 _PREDICTIONS = "JSON lines with 'index' (from 0), 'generated' (a text, or a list of samples), optionally 'stopped'"
-
-_BATCH_SIZE = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +85,7 @@ class EvaluationSettings(ScoringSettings):
     retrieval: bool = option(False, _RETRIEVAL, group="scoring")
     layer: int | None = option(None, _LAYER, group="scoring", only_with="retrieval")
     pooling: Literal["last", "mean"] | None = option(None, _POOLING, group="scoring", only_with="retrieval")
-    batch_size: int = option(_BATCH_SIZE, "prompts at a time", group="generation", allowed=FROM_ONE)
+    batch_size: int = option(BATCH, "prompts at a time", group="generation", allowed=FROM_ONE)
     sampling: Sampling = field(default_factory=Sampling)
     dtype: Dtype = option("auto", "dtype of the weights", group="generation")
     quantization: Quantization | None = None  # of the weights, by bitsandbytes
@@ -123,7 +122,7 @@ class EvaluationSettings(ScoringSettings):
         unused = {
             "similarity": self.similarity,
             "retrieval": self.retrieval,
-            "batch_size": self.batch_size != _BATCH_SIZE,
+            "batch_size": self.batch_size != BATCH,
             "dtype": self.dtype != "auto",
             "quantization": self.quantization,
             "plain": self.plain and not completions,

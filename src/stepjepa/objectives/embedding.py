@@ -263,8 +263,8 @@ class Embedder:
         config = self.reader.config
         lacking = "reasoning step" if config.mode == "step-jepa" else "pair of a question and an answer"
         limit = f"with text within max_length {config.max_length}, so no {self.side} view to embed"
-        remedy = "leave it out, or pass `bad_records skip`"
-        raise UserError(f"the record has no {lacking} {limit}; {remedy}", path=record.path, line=record.line)
+        message = f"the record has no {lacking} {limit}; leave it out"
+        raise NoViewError(message, path=record.path, line=record.line)
 
     def check(self, value: Text | Record) -> None:
         """Raise ``UserError`` for a text or a record that can't be embedded, without running the model."""
@@ -272,6 +272,10 @@ class Embedder:
             self._check_length(value, *self.tokenizer.texts([value]))
         else:
             self._tokenized([value])
+
+
+class NoViewError(UserError):
+    """A record has no view of the side that is embedded."""
 
 
 def question_alone(record: Record) -> Record:

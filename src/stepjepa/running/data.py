@@ -2,10 +2,10 @@
 
 import hashlib
 import os
-import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, compress
 from pathlib import Path
 
 from stepjepa.base.errors import UserError
@@ -16,6 +16,7 @@ from stepjepa.base.terminal import note
 from stepjepa.base.typed_json import to_json
 from stepjepa.chat.source import read_template
 from stepjepa.config.run import RunConfig
+from stepjepa.data.questions import draw_held_out, question_hashes
 from stepjepa.data.records import BadRecords, Data, Record, as_records, tell_unused
 from stepjepa.data.sources import check_source, each_of_any, each_record, mix
 from stepjepa.data.summarising import records_fingerprint
@@ -52,15 +53,21 @@ def read_data(
     check_inputs(run)
     if run.data_file is not None:
         records, origin = _read(run, run.data_file)
-        order = random.Random(run.split_seed).sample(range(len(records)), len(records))
         count = round(len(records) * run.eval_split)
         if not 0 < count < len(records):
             message = (
                 f"{len(records)} records can't be split with `eval_split {run.eval_split}`; one part would be empty"
             )
             raise UserError(message, path=run.data_file)
-        train_records = Spooled(records[index] for index in sorted(order[count:]))
-        eval_records = Spooled(records[index] for index in sorted(order[:count]))
+        keys = [question_hashes(record.messages)["normalised"] for record in records]
+        is_held_out = draw_held_out(keys, count, run.split_seed)
+        if not is_held_out.any():
+            fewest = min(Counter(keys).values())
+            fault = f"{count} records can't be held out with `eval_split {run.eval_split}`: {fewest} or more have the "
+            fault += "same question, which would be on both sides; raise it, or name `train_file` and `eval_file`"
+            raise UserError(fault, path=run.data_file)
+        train_records = Spooled(compress(records, ~is_held_out))
+        eval_records = Spooled(compress(records, is_held_out))
         files = {"data": replace(origin, eval_split=run.eval_split, split_seed=run.split_seed)}
     else:
         if train is not None:

@@ -1,6 +1,5 @@
 """The section of generated answers, which ``templates/answers.js`` shows one by one."""
 
-import os
 import re
 from collections.abc import Iterable, Sequence
 
@@ -67,12 +66,20 @@ def _common_ends(prompts: Sequence[str]) -> tuple[str, str]:
     """
     if len(prompts) < 2:
         return "", ""
-    begin = os.path.commonprefix(prompts)  # noqa: RUF071  # of characters, not of folders
+    begin = _common_beginning(prompts)
     begin = begin[: begin.rfind("\n") + 1]
     reversed_rests = [prompt[len(begin) :][::-1] for prompt in prompts]
-    end = os.path.commonprefix(reversed_rests)[::-1]  # noqa: RUF071
+    end = _common_beginning(reversed_rests)[::-1]
     marker = re.search(r"[\n<\[]", end)
     return begin, "" if marker is None else end[marker.start() :]
+
+
+def _common_beginning(texts: Sequence[str]) -> str:
+    """Return the longest text with which all texts begin."""
+    # In the order of characters all others are between these two, so that they begin with what both begin with.
+    first, last = min(texts), max(texts)
+    pairs = zip(first, last, strict=False)
+    return first[: next((place for place, (one, other) in enumerate(pairs) if one != other), len(first))]
 
 
 def shown_text(value: object) -> str:
