@@ -16,7 +16,7 @@ MOVED = {
     "batch.layouts": "views.layouts",
     "batch.sampler": "batch.dataset",
     "batch.sequences": "views.sequences",
-    "chat.predictors": "chat.tokens",
+    "chat.predictors": "chat.special_tokens",
     "data.trained_prompts": "store.prompts",
     "evaluation.generation": "models.generation",
     "experiments": "study",

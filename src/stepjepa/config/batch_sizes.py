@@ -1,7 +1,10 @@
 """Default batch sizes of a trained model that embeds or answers; results depend on them in the last bits at most."""
 
-BATCH = 16
-"""Records of which both views are embedded, or prompts that are answered."""
+EMBEDDED = 32
+"""Sequences that are embedded at a time."""
 
-BATCH_OF_TEXTS = 2 * BATCH
-"""Texts of one side to embed: as many sequences as the two views of :data:`BATCH` records."""
+ANSWERED = 16
+"""Prompts that are answered at a time: fewer, since each keeps keys and values of all its tokens until it has ended.
+
+``stepjepa evaluate`` embeds with it, too, as its one ``batch_size`` says.
+"""

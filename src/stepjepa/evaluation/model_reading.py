@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from stepjepa.base.errors import UserError, raising_user_errors
-from stepjepa.config.batch_sizes import BATCH_OF_TEXTS
+from stepjepa.config.batch_sizes import EMBEDDED
 from stepjepa.config.jepa import Dtype
 from stepjepa.config.option import FROM_ONE, option
 from stepjepa.models.names import check_trained
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class ReadingSettings:
     """The readout of embeddings, and the loading of the model."""
 
-    batch_size: int = option(BATCH_OF_TEXTS, "texts at a time", allowed=FROM_ONE)
+    batch_size: int = option(EMBEDDED, "texts at a time", allowed=FROM_ONE)
     dtype: Dtype = option("auto", "dtype of the weights")
     layer: int | None = option(None, "index of hidden_states to read; -1: the last one (that of training)")
     pooling: Literal["last", "mean"] | None = option(None, "read one token or the mean of several (that of training)")

@@ -17,7 +17,7 @@ from stepjepa.base.errors import UserError
 from stepjepa.base.files import fingerprint, write_json
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import note
-from stepjepa.config.batch_sizes import BATCH
+from stepjepa.config.batch_sizes import EMBEDDED
 from stepjepa.config.server import ServerSettings
 from stepjepa.data.records import BadRecords, Record
 from stepjepa.data.sources import read_records
@@ -276,7 +276,7 @@ def embed_views(
     records: Sequence[Record],
     config: JepaConfig,
     *,
-    batch_size: int = BATCH,
+    batch_size: int = EMBEDDED,
 ) -> ViewEmbeddings:
     """Embed the views of all pairs of some records; records without a pair, or over length, give no row.
 
@@ -297,7 +297,7 @@ def compare_views(
     records: Sequence[Record],
     config: JepaConfig,
     *,
-    batch_size: int = BATCH,
+    batch_size: int = EMBEDDED,
 ) -> tuple[dict[str, float], list[float | None]]:
     """Embed all pairs of some records as training does, and compare the views.
 

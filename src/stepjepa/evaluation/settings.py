@@ -7,7 +7,7 @@ from typing import Literal
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import File, check_output_file
 from stepjepa.base.json_object import JsonObject
-from stepjepa.config.batch_sizes import BATCH
+from stepjepa.config.batch_sizes import ANSWERED
 from stepjepa.config.jepa import Dtype, Quantization
 from stepjepa.config.option import FROM_ONE, check_effects, check_values, option
 from stepjepa.config.server import ServerSettings
@@ -85,7 +85,7 @@ class EvaluationSettings(ScoringSettings):
     retrieval: bool = option(False, _RETRIEVAL, group="scoring")
     layer: int | None = option(None, _LAYER, group="scoring", only_with="retrieval")
     pooling: Literal["last", "mean"] | None = option(None, _POOLING, group="scoring", only_with="retrieval")
-    batch_size: int = option(BATCH, "prompts at a time", group="generation", allowed=FROM_ONE)
+    batch_size: int = option(ANSWERED, "prompts at a time", group="generation", allowed=FROM_ONE)
     sampling: Sampling = field(default_factory=Sampling)
     dtype: Dtype = option("auto", "dtype of the weights", group="generation")
     quantization: Quantization | None = None  # of the weights, by bitsandbytes
@@ -122,7 +122,7 @@ class EvaluationSettings(ScoringSettings):
         unused = {
             "similarity": self.similarity,
             "retrieval": self.retrieval,
-            "batch_size": self.batch_size != BATCH,
+            "batch_size": self.batch_size != ANSWERED,
             "dtype": self.dtype != "auto",
             "quantization": self.quantization,
             "plain": self.plain and not completions,

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from stepjepa.base.errors import UserError, raising_user_errors
 from stepjepa.base.files import atomic_write, fingerprint, write_json
 from stepjepa.base.json_object import JsonObject
-from stepjepa.config.batch_sizes import BATCH
+from stepjepa.config.batch_sizes import EMBEDDED
 from stepjepa.config.jepa import Dtype, JepaConfig
 from stepjepa.config.option import FROM_ONE, FROM_ZERO, check_values, option
 from stepjepa.data.records import Record, tell_unused
@@ -65,7 +65,7 @@ class AnalysisSettings:
     max_examples: int | None = option(
         None, "analyse a random sample of N records (all)", group="running", allowed=FROM_ONE
     )
-    batch_size: int = option(BATCH, "records at a time", group="running", allowed=FROM_ONE)
+    batch_size: int = option(EMBEDDED, "sequences at a time", group="running", allowed=FROM_ONE)
     dtype: Dtype = option("auto", "dtype of the weights", group="running")
     seed: int = option(42, "seed of samples and t-SNE", group="running", allowed=FROM_ZERO)
     trust_remote_code: bool = option(False, "run code that comes with the model", group="running")

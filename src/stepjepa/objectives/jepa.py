@@ -22,7 +22,7 @@ from stepjepa.batch.micro_batch import Batch
 from stepjepa.batch.tokenize import RecordTokenizer
 from stepjepa.chat.marks import Message
 from stepjepa.chat.special_tokens import predictor_ids
-from stepjepa.config.batch_sizes import BATCH, BATCH_OF_TEXTS
+from stepjepa.config.batch_sizes import ANSWERED, EMBEDDED
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record, as_records
 from stepjepa.models.architecture import attach_heads, base_model, evaluating, find_heads
@@ -317,7 +317,7 @@ class Jepa:
         tokenizer = ViewTokenizer(self.tokenizer, config, side)
         if tokenizer.behind_prompt:
             tokenizer.system = self._provenance.system_message(self.system_prompt)
-        reader = self._reader(config, options.get("batch_size", BATCH_OF_TEXTS))
+        reader = self._reader(config, options.get("batch_size", EMBEDDED))
         return Embedder(tokenizer, reader, side, options.get("raw", False))
 
     @property
@@ -336,7 +336,7 @@ class Jepa:
         """
         return TextIndex.of(self, texts, side, **options)
 
-    def embed_pairs(self, records: Iterable[Record | JsonObject], *, batch_size: int = BATCH) -> ViewEmbeddings:
+    def embed_pairs(self, records: Iterable[Record | JsonObject], *, batch_size: int = EMBEDDED) -> ViewEmbeddings:
         """Embed both views of all pairs; records without a pair, or over length, give no row. UserError if none has."""
         config, parsed = self._reading(), [*as_records(records)]
         tokenizer = RecordTokenizer(self.tokenizer, config)
@@ -369,7 +369,7 @@ class Jepa:
         """
         return self.answers([question], max_new_tokens=max_new_tokens, batch_size=1)[0]
 
-    def answers(self, questions: Iterable[Chat], *, max_new_tokens: int = 256, batch_size: int = BATCH) -> list[str]:
+    def answers(self, questions: Iterable[Chat], *, max_new_tokens: int = 256, batch_size: int = ANSWERED) -> list[str]:
         """Answer several questions as :meth:`answer` does, ``batch_size`` at a time.
 
         Raises:

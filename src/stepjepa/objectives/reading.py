@@ -16,6 +16,7 @@ from tqdm import tqdm
 from stepjepa.base.errors import UserError, naming_batch_size
 from stepjepa.base.json_object import JsonObject
 from stepjepa.batch.collate import Collator, Encoding, Packing
+from stepjepa.config.batch_sizes import EMBEDDED
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record
 from stepjepa.models.architecture import base_model, evaluating
@@ -174,7 +175,7 @@ class ViewReader:
     predictors: Sequence[int]  # [K] ids of the predictor tokens
     encoding: Encoding
     packing: Packing
-    batch_size: int = 16  # sequences at a time
+    batch_size: int = EMBEDDED  # sequences at a time
 
     def pairs(self, records: Sequence[Record], tokenized: Sequence[TokenizedRecord | None]) -> ViewEmbeddings:
         """Embed both views of all pairs of some records; UserError if none of them has a pair."""
