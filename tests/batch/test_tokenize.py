@@ -11,7 +11,8 @@ import pytest
 
 import tiny
 from stepjepa.base.errors import UserError
-from stepjepa.batch.tokenize import WITHOUT_PAIR, RecordTokenizer, step_views
+from stepjepa.batch.tokenize import WITHOUT_PAIR, RecordTokenizer
+from stepjepa.batch.view_text import step_views
 from stepjepa.chat.special_tokens import predictor_ids
 from stepjepa.chat.template import ChatTemplate
 from stepjepa.config.jepa import JepaConfig

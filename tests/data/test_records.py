@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepjepa.base.errors import UserError
-from stepjepa.data.records import Record, as_records, find_steps, parse_record
+from stepjepa.data.records import Record, as_records, parse_record
 from stepjepa.data.sources import read_records
+from stepjepa.data.steps import find_steps
 from stepjepa.data.summarising import Summariser, records_fingerprint, system_prompts
 from stepjepa.store.folder import PROMPTS_FILE
 from stepjepa.store.prompts import share_trained_on, write_trained_prompts

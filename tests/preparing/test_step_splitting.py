@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from stepjepa.data.records import find_steps
+from stepjepa.data.steps import find_steps
 from stepjepa.preparing.step_splitting import drop_thinking, split_response, tidy_step
 
 

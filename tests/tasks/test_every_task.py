@@ -5,8 +5,9 @@ import time
 import pytest
 
 from stepjepa.base.errors import UserError
-from stepjepa.data.records import find_steps, parse_record
+from stepjepa.data.records import parse_record
 from stepjepa.data.sources import read_records
+from stepjepa.data.steps import find_steps
 from stepjepa.tasks.base import Response, TaskOptions
 from stepjepa.tasks.generic import BoxedTask, GenericTask, Gsm8kTask
 from stepjepa.tasks.hellaswag import HellaswagTask

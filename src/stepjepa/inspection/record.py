@@ -21,7 +21,8 @@ from stepjepa.base.terminal import PALETTE
 from stepjepa.batch.collate import Collator
 from stepjepa.batch.dataset import count_tokens
 from stepjepa.batch.pack import Rows, pack
-from stepjepa.batch.tokenize import COUNTS, RecordTokenizer, step_views
+from stepjepa.batch.tokenize import COUNTS, RecordTokenizer
+from stepjepa.batch.view_text import step_views
 from stepjepa.chat.template import NOT_USED
 from stepjepa.chat.turn_text import Turn
 from stepjepa.config.jepa import JepaConfig

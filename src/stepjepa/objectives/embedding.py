@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from stepjepa.base.errors import UserError
 from stepjepa.base.json_object import json_fault
-from stepjepa.batch.tokenize import PairText, RecordTokenizer, step_views
+from stepjepa.batch.tokenize import RecordTokenizer
+from stepjepa.batch.view_text import PairText, step_views
 from stepjepa.chat.marks import Message, contents, locate
 from stepjepa.chat.thought import without_thought
 from stepjepa.chat.tokens import Tokens
