@@ -284,8 +284,8 @@ def question_alone(record: Record) -> Record:
     if record.views is not None:
         views = [source for source, _ in record.views if source.strip()]
         return replace(record, views=tuple((source, PLACEHOLDER) for source in views))
-    asked = (number for number, each in enumerate(record.messages) if each["role"] == "user" and message_text(each))
-    first = next(asked, None)
+    questions = (number for number, each in enumerate(record.messages) if each["role"] == "user" and message_text(each))
+    first = next(questions, None)
     if first is None:
         return record
     return replace(record, messages=(*record.messages[: first + 1], {"role": "assistant", "content": PLACEHOLDER}))

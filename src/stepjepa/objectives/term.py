@@ -126,7 +126,7 @@ _RESERVED |= {"step", "epoch", "grad_norm", "learning_rate", "total_flos", "num_
 _RESERVED |= {"without_pair_share"}
 _RESERVED |= {"matched_similarity", "shuffled_similarity", "retrieval_top1", "rank_pairs"}
 _RESERVED |= {f"{side}_rank{kind}" for side in ("source", "target") for kind in ("", "_centred")}
-_RESERVED |= {f"{what}_per_second" for what in ("tokens", "records", "pairs", "samples", "steps")}
+_RESERVED |= {f"{unit}_per_second" for unit in ("tokens", "records", "pairs", "samples", "steps")}
 
 
 AnyTerm = TypeVar("AnyTerm", bound=Term)

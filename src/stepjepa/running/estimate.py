@@ -189,7 +189,7 @@ def _estimate(set_up: _SetUp, all_records: int | None, device: str) -> JsonObjec
     epoch = math.ceil((all_records or len(prepared.dataset)) / plan.records_per_step)
     total_steps = _number_of_steps(set_up, epoch)
     (trained, total), base = parameter_counts(set_up.model), base_model(set_up.model)
-    known = bool(set_up.flops.token)
+    has_flops = bool(set_up.flops.token)
     return {
         "model": f"{type(base).__name__}, {total:,} parameters, {trained:,} trained, {base.dtype}",
         "encoding": f"{jepa.encoding} ({jepa.encoding_reason})",
@@ -206,8 +206,8 @@ def _estimate(set_up: _SetUp, all_records: int | None, device: str) -> JsonObjec
         "steps_per_epoch": epoch,
         "memory": _memory(set_up, chain(*steps)),
         "flops": {
-            "step": sum(map(set_up.flops.of_batch, chain(*steps))) / len(steps) if known else None,
-            "regular_step": plan.regular.budgets(1)[0] / len(steps) if known else None,
+            "step": sum(map(set_up.flops.of_batch, chain(*steps))) / len(steps) if has_flops else None,
+            "regular_step": plan.regular.budgets(1)[0] / len(steps) if has_flops else None,
         },
         "checkpoint": _checkpoint(set_up, total_steps, epoch),
     }
@@ -268,16 +268,16 @@ def _memory(set_up: _SetUp, batches: Iterable[Batch]) -> JsonObject:
 
 def _checkpoint(set_up: _SetUp, total_steps: int, epoch: int) -> JsonObject:
     """Return the bytes of a checkpoint, the number of checkpoints on the disk, and its free bytes."""
-    training, whole = set_up.training, kept_bytes(set_up.model, _optimizer(set_up.training))
+    training, sizes = set_up.training, kept_bytes(set_up.model, _optimizer(set_up.training))
     folder = Path(str(training.output_dir)).absolute()
     every = training.save_steps if training.save_steps >= 1 else max(math.ceil(total_steps * training.save_steps), 1)
     saves = {"no": 0, "epoch": math.ceil(total_steps / epoch)}.get(
         str(training.save_strategy.value), math.ceil(total_steps / every)
     )
     # Trained weights and the optimizer's states; an adapter's weights are as many as their gradients.
-    size = whole["gradients" if hasattr(set_up.model, "peft_config") else "weights"]
+    size = sizes["gradients" if hasattr(set_up.model, "peft_config") else "weights"]
     if not training.save_only_model:
-        size += whole.get("optimizer states", 0)
+        size += sizes.get("optimizer states", 0)
     if set_up.run.jepa.target_grad == "ema" and (not training.save_only_model or training.load_best_model_at_end):
         # Averaged weights are saved in float32.
         size += sum(4 * parameter.numel() for parameter in averaged(set_up.model))

@@ -52,10 +52,10 @@ def _parts(file: Path) -> Iterator[bytes]:
 
 def equal_weights(first: Path, second: Path) -> bool | None:
     """Return whether the trained weights of two folders are equal bit for bit; None if one of them holds none."""
-    ours, theirs = (
+    hashes, others = (
         {file.name: fingerprint(file) for file in folder.glob("*.safetensors")} for folder in (first, second)
     )
-    return ours == theirs if ours and theirs else None
+    return hashes == others if hashes and others else None
 
 
 def hub_commit(name: str) -> str | None:

@@ -60,8 +60,8 @@ def open_run_folder(
                 raise UserError(f"is older than {names[0]}; move that elsewhere, or pass 'last'", path=checkpoint)
             is_run = is_run or in_folder
         if is_main_process() and folder.exists() and not (checkpoint and is_run) and any(_contents(folder)):
-            way = "pass `resume_from_checkpoint last`" if resumable and checkpoints(folder) else "empty it"
-            raise UserError(f"is not empty; name another `output_dir`, or {way}", path=folder)
+            remedy = "pass `resume_from_checkpoint last`" if resumable and checkpoints(folder) else "empty it"
+            raise UserError(f"is not empty; name another `output_dir`, or {remedy}", path=folder)
     if is_main_process() and resume is not None and folder.exists():
         for remains in set(folder.iterdir()) - set(_contents(folder)):
             shutil.rmtree(remains) if remains.is_dir() else remains.unlink()

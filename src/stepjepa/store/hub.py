@@ -110,14 +110,14 @@ def check_online() -> None:
 
 
 @contextmanager
-def _naming_hub_errors(what: str, remedy: str = "") -> Iterator[None]:
+def _naming_hub_errors(fault: str, remedy: str = "") -> Iterator[None]:
     """Raise a one-line ``UserError`` for any error of the hub's library; it says which action failed."""
     try:
         yield
     except Exception as error:  # broken connection, invalid response, wrong name: each is another class
         if getattr(getattr(error, "response", None), "status_code", None) in (401, 403):
             remedy = f"; set HF_TOKEN in the environment to a token that may write there{remedy}"
-        raise UserError(f"{what}: {one_line(str(error).strip().partition(chr(10))[0])}{remedy}") from None
+        raise UserError(f"{fault}: {one_line(str(error).strip().partition(chr(10))[0])}{remedy}") from None
 
 
 @contextmanager

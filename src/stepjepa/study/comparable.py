@@ -27,10 +27,10 @@ def check_comparable(runs: Sequence[EvaluatedRun], only: Sequence[str] = ()) -> 
             not only and run.fingerprints.texts is not None and run.fingerprints.texts == first.fingerprints.texts
         )
         differences = [
-            f"{key.replace('_', ' ')} is {_short(ours)} instead of {_short(theirs)}"
+            f"{key.replace('_', ' ')} is {_short(own)} instead of {_short(expected)}"
             for key in only or first.protocol | run.protocol
-            if (ours := run.protocol.get(key)) != (theirs := (recorded if only else first.protocol).get(key))
-            if not (only and ours is None) and not (same_texts and key in DATA)
+            if (own := run.protocol.get(key)) != (expected := (recorded if only else first.protocol).get(key))
+            if not (only and own is None) and not (same_texts and key in DATA)
         ]
         if not differences and run.indices != first.indices:
             differences = ["they were not asked the same examples"]
@@ -56,9 +56,9 @@ _WEIGHT_SETTINGS = ("model", "pretrain", "quantized")
 """Settings that affect the base weights."""
 
 
-def _differ(ours: str | None, theirs: str | None) -> bool:
+def _differ(first: str | None, second: str | None) -> bool:
     """Return whether two fingerprints are both recorded, and differ."""
-    return None not in (ours, theirs) and ours != theirs
+    return None not in (first, second) and first != second
 
 
 def _alike(run: EvaluatedRun, other: EvaluatedRun, settings: Sequence[str]) -> bool:

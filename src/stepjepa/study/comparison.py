@@ -1,10 +1,9 @@
 """Compare runs: group them into arms (methods), test each against the baseline, and show the outcome."""
 
 import html
-import json
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Protocol
 from stepjepa.base.errors import UserError, did_you_mean
 from stepjepa.base.json_object import JsonObject
 from stepjepa.base.terminal import note, visible_lines
-from stepjepa.store.fingerprint import equal_weights
 from stepjepa.study import statistics
 from stepjepa.study.arms import EQUAL, SAME_FLOPS, TAILS, Arm, ComparedArms, Difference, KeptOut, all_known
 from stepjepa.study.comparable import check_comparable
@@ -21,12 +19,12 @@ from stepjepa.study.evaluated_run import (
     MEASURES,
     RETRIEVAL_MEASURES,
     SUMMARY,
-    EvaluatedRun,
     RunFolder,
     find_run_folders,
     read_evaluated_run,
-    run_names,
 )
+from stepjepa.study.grouping import describe_one_run, group_by_settings, one_arm_each, settings_key
+from stepjepa.study.notes import notes_on_launches, notes_on_runs
 from stepjepa.study.plot import draw
 from stepjepa.study.statistics import PairedT
 from stepjepa.study.tables import as_text
@@ -148,25 +146,14 @@ def compare(
     check_comparable(evaluated)
     mixed = [run for run in evaluated if run.mixed and not mixed_runs]
     included = [(place, run) for place, run in zip(places, evaluated, strict=True) if run not in mixed]
-    one_run = _one_run([run for _, run in included])
+    one_run = describe_one_run([run for _, run in included])
     if one_run is None:
-        arms, named_baseline = _arms(included, mixed)
+        arms, named_baseline = group_by_settings(included, mixed)
     else:
-        names = run_names([run.folder for _, run in included])
-        arms = [Arm(name, run.settings, (run,)) for name, (_, run) in zip(names, included, strict=True)]
-        named_baseline = names[0]
-    names, baseline_name = [arm.name for arm in arms], baseline or named_baseline
-    candidates = [
-        arm
-        for arm in arms
-        if (arm.settings["mode"] == "regular" if baseline_name is None else arm.name == baseline_name)
-    ]
-    if len(candidates) != 1:
-        near = did_you_mean(baseline_name or "", names)
-        fault = f"no arm '{baseline_name}'" if baseline_name is not None else f"{len(candidates)} arms are regular"
-        raise UserError(f"`baseline`: {fault}; choose one of {'; '.join(names)}{near}")
-    ordered = (*candidates, *(arm for arm in arms if arm is not candidates[0]))
-    differences = {arm.name: _difference(arm, candidates[0]) for arm in ordered[1:]}
+        arms = one_arm_each([run for _, run in included])
+        named_baseline = arms[0].name
+    ordered = _baseline_first(arms, baseline or named_baseline)
+    differences = {arm.name: _difference(arm, ordered[0]) for arm in ordered[1:]}
     _correct(list(differences.values()), TAILS[tails])
     protocol = evaluated[0].protocol
     test = {
@@ -176,63 +163,26 @@ def compare(
         "evaluation": ", ".join(sorted({run.evaluation for run in evaluated})),
     }
     scores = {name: protocol[name] for name in ("headline", "lenient")}
-    by_settings = {_json(arm.settings): arm.name for arm in arms}
-    kept_out = tuple(KeptOut(run, by_settings.get(_json(run.settings))) for run in mixed)
-    notes = [*_notes(ordered, differences), *_notes_on_launches(ordered, kept_out)]
+    by_settings = {settings_key(arm.settings): arm.name for arm in arms}
+    kept_out = tuple(KeptOut(run, by_settings.get(settings_key(run.settings))) for run in mixed)
+    notes = [*notes_on_runs(ordered, differences), *notes_on_launches(ordered, kept_out)]
     if one_run is None and not any("FLOPs" in difference.equal for difference in differences.values()):
         share = f"within {SAME_FLOPS:.0%} of {ordered[0].name}"
         notes.insert(1, f"nothing here is comparable at equal FLOPs ({share}); add runs trained with `same_flop`")
     return Comparison(scores, test, ordered, differences, tails, tuple(notes), kept_out, one_run)
 
 
-def _one_run(runs: Sequence[EvaluatedRun]) -> str | None:
-    """Describe runs that are one run trained several times, and whether its weights are equal; None for other runs."""
-    if len(runs) < 2 or len({(_json(run.settings), run.seed) for run in runs}) > 1:
-        return None
-    equal = [equal_weights(runs[0].folder, run.folder) for run in runs[1:]]
-    if False in equal:
-        weights = "its trained weights differ"
-    elif None in equal:
-        weights = "its trained weights are not in every folder, so they are not compared"
-    else:
-        weights = "its trained weights are equal bit for bit"
-    return f"these are one run, trained {len(runs)} times with the same settings, seed and data; {weights}"
-
-
-def _arms(
-    included: Sequence[tuple[RunFolder, EvaluatedRun]], mixed: Sequence[EvaluatedRun]
-) -> tuple[list[Arm], str | None]:
-    """Group runs that differ only in their seeds into arms; return them and the baseline that a sweep names.
-
-    Raises:
-        UserError: two runs are of the same arm and seed, or all are of one arm; the message names a run in ``mixed``.
-    """
-    groups: dict[str, dict[str, EvaluatedRun]] = {}
-    labels: dict[str, set[str | None]] = {}
-    for place, run in included:
-        key = _json(run.settings)
-        labels.setdefault(key, set()).add(place.arm)
-        other = groups.setdefault(key, {}).setdefault(run.seed, run)
-        if other is not run:
-            fault = f"is of the same arm and seed ({run.seed}) as {other.folder}; leave one out, or compare these alone"
-            raise UserError(fault, path=run.folder)
-    if len(groups) < 2:
-        fault = "the runs differ in nothing but their seeds; add those of another arm to compare with"
-        if mixed:
-            also = f"{mixed[0].folder} is kept out ({mixed[0].mixed[0]}); `mixed_runs` lets such runs in"
-            fault = f"{fault}; {also}" if groups else also
-        raise UserError(fault)
-    settings = [next(iter(group.values())).settings for group in groups.values()]
-    names = [str(label) for group_labels in labels.values() for label in group_labels if label is not None]
-    baselines = {place.arm for place, _ in included if place.is_baseline}
-    if len(names) != len(groups) or len(set(names)) < len(names) or len(baselines) != 1:
-        # The runs are of no sweep, or of sweeps that name arms differently: derive the names from the settings.
-        names, baselines = _names(settings), {None}
-    arms = [
-        Arm(name, own, tuple(sorted(group.values(), key=lambda run: [int(part) for part in run.seed.split("/")])))
-        for name, own, group in zip(names, settings, groups.values(), strict=True)
+def _baseline_first(arms: Sequence[Arm], baseline: str | None) -> tuple[Arm, ...]:
+    """Return the arms, the baseline first; None for the regular arm. UserError unless exactly one is the baseline."""
+    names = [arm.name for arm in arms]
+    candidates = [
+        arm for arm in arms if (arm.settings["mode"] == "regular" if baseline is None else arm.name == baseline)
     ]
-    return arms, baselines.pop()
+    if len(candidates) != 1:
+        near = did_you_mean(baseline or "", names)
+        fault = f"no arm '{baseline}'" if baseline is not None else f"{len(candidates)} arms are regular"
+        raise UserError(f"`baseline`: {fault}; choose one of {'; '.join(names)}{near}")
+    return (*candidates, *(arm for arm in arms if arm is not candidates[0]))
 
 
 def _places(runs: Runs) -> list[RunFolder]:
@@ -257,20 +207,20 @@ def _places(runs: Runs) -> list[RunFolder]:
 
 def _difference(arm: Arm, baseline: Arm) -> Difference:
     """Compare an arm with the baseline over the seeds that both have."""
-    theirs = {run.seed: run for run in baseline.runs}
-    pairs = [(run, theirs[run.seed]) for run in arm.runs if run.seed in theirs]
+    of_baseline = {run.seed: run for run in baseline.runs}
+    pairs = [(run, of_baseline[run.seed]) for run in arm.runs if run.seed in of_baseline]
     sides = list(zip(*pairs, strict=True)) or [(), ()]
     measures: dict[str, PairedT | None] = {}
     for measure in (*MEASURES, *RETRIEVAL_MEASURES):
-        ours, others = (all_known(run.mean(measure) for run in side) for side in sides)
-        measures[measure] = statistics.paired_t(ours, others) if ours and others else None
+        own, base = (all_known(run.mean(measure) for run in side) for side in sides)
+        measures[measure] = statistics.paired_t(own, base) if own and base else None
     retrieval = {name: test for name in RETRIEVAL_MEASURES if (test := measures.pop(name)) is not None}
-    ours, others = (all_known(run.verdicts("headline") for run in side) for side in sides)
-    judged = list(zip(ours, others, strict=True)) if ours and others else []
+    own, base = (all_known(run.verdicts("headline") for run in side) for side in sides)
+    judged = list(zip(own, base, strict=True)) if own and base else []
     lenient = all_known(run.verdicts("lenient") for run in sides[1])
     tokens = [math.fsum(all_known(run.figures["tokens"] for run in side)) for side in sides]
     flops = [(run.figures["flops"], base.figures["flops"]) for run, base in pairs]
-    ratios = all_known(own / base if own and base else None for own, base in flops)
+    ratios = all_known(used / of_base if used and of_base else None for used, of_base in flops)
     same = {
         "steps": bool(pairs) and all(run.steps == base.steps for run, base in pairs),
         "FLOPs": bool(ratios) and all(abs(ratio - 1) <= SAME_FLOPS for ratio in ratios),
@@ -309,76 +259,3 @@ def _correct(differences: Sequence[Difference], p_name: str) -> None:
     corrected = statistics.holm([getattr(arm.by_example, p_name) for arm in tested])
     for arm, holm in zip(tested, corrected, strict=True):
         arm.by_example_holm = holm
-
-
-def _names(settings: Sequence[JsonObject]) -> list[str]:
-    """Return unique short names of arms: the mode, and the settings that differ between arms."""
-    first = ("mode", "layout", "predictors", "lbd", "jepa_loss_type", "lora", "lora_rank")
-    order = dict.fromkeys([*first, *(key for arm in settings for key in arm)])
-    keys = [key for key in order if key == "mode" or len({_json(arm[key]) for arm in settings if key in arm}) > 1]
-    names = [" ".join(filter(None, (_part(key, arm[key]) for key in keys if key in arm))) for arm in settings]
-    # Two names are equal if an arm of an older version did not record the setting that differs.
-    return [name if names.count(name) == 1 else f"{name} ({place})" for place, name in enumerate(names, start=1)]
-
-
-def _part(key: str, value: object) -> str:
-    """Format one setting as ``lbd=0.5``; mode, layout and loss type without their key."""
-    if isinstance(value, bool):
-        return key if value else ""
-    text = f"{value:g}" if isinstance(value, float) else value if isinstance(value, str) else _json(value)
-    if key == "model":
-        text = Path(text).name
-    if not text.strip() or text != " ".join(text.split()):
-        text = _json(text)
-    return text if key in ("mode", "layout", "jepa_loss_type") else f"{'K' if key == 'predictors' else key}={text}"
-
-
-def _json(value: object) -> str:
-    """Serialise a value so that equal values give equal texts (keys are sorted)."""
-    return json.dumps(value, sort_keys=True, ensure_ascii=False)
-
-
-def _notes(arms: Sequence[Arm], differences: dict[str, Difference]) -> Iterator[str]:
-    """Yield the caveats of a comparison, one sentence each."""
-    runs, baseline = [run for arm in arms for run in arm.runs], arms[0].name
-    steps = {arm.name: " or ".join(f"{count:,}" for count in sorted({run.steps for run in arm.runs})) for arm in arms}
-    yield f"optimizer steps: {'; '.join(f'{name} {counts}' for name, counts in steps.items())}"
-    if max(run.mean("headline") or 0 for run in runs) < 0.01:
-        yield "no run is right on 1% of the examples, so their differences say nothing yet; train longer"
-    for arm in arms[1:]:
-        unpaired = [run.seed for run in (*arm.runs, *arms[0].runs) if run.seed not in differences[arm.name].seeds]
-        if unpaired:
-            seeds = ", ".join(unpaired)
-            yield f"{arm.name} and {baseline} don't both have the seeds {seeds}; skipped in the differences"
-    facts = [_circumstances(run) for run in runs]
-    for name in dict.fromkeys(name for run_facts in facts for name in run_facts):
-        values = {run_facts[name] for run_facts in facts if name in run_facts}
-        if len(values) > 1:
-            yield f"the runs differ in {name}: {'; '.join(sorted(value[:60] for value in values))}"
-    shares = dict.fromkeys(run.trained_on for run in runs if run.trained_on is not None)
-    for share in shares:
-        folders = [run.folder for run in runs if run.trained_on == share]
-        names = "every run" if len(folders) == len(runs) else ", ".join(map(str, folders))
-        yield f"{names}: {share}; what is right there may be learnt by heart"
-
-
-def _notes_on_launches(arms: Sequence[Arm], kept_out: Sequence[KeptOut]) -> Iterator[str]:
-    """Yield how the launches of runs differ: of runs that are left out, and of those in the statistics."""
-    for excluded in kept_out:
-        name = f"{excluded.arm}: " if excluded.arm else ""
-        reason = "; ".join(excluded.run.mixed)
-        yield f"{name}{excluded.run.folder} (seed {excluded.run.seed}) is kept out: {reason}; `mixed_runs` lets it in"
-    for arm in arms:
-        for run in arm.runs:
-            for change in (*run.mixed, *run.noted):
-                yield f"{arm.name}: {run.folder} (seed {run.seed}) was {change}"
-
-
-def _circumstances(run: EvaluatedRun) -> dict[str, str]:
-    """Return facts that should be equal but need not be: versions, loading, views; older runs lack some."""
-    facts = {f"version of {name}": version for name, version in run.versions.items() if name != "platform"}
-    loaded = ("dtype", "chat_template", "attn_implementation")
-    facts |= {name: " ".join(str(run.loaded[name]).split()) for name in loaded if name in run.loaded}
-    if run.readout is not None:
-        facts["readout of retrieval"] = run.readout
-    return facts | ({} if run.views is None else {"views in matched and shuffled similarity": run.views})

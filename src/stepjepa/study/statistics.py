@@ -60,7 +60,7 @@ def paired_t(method: Sequence[float], baseline: Sequence[float]) -> PairedT:
     A single pair has no test. Neither have equal differences: scores of few examples lie on a coarse grid, so that
     equal differences are due to rounding, and p = 0 would claim certainty.
     """
-    n, mean, std = spread([ours - theirs for ours, theirs in zip(method, baseline, strict=True)])
+    n, mean, std = spread([own - base for own, base in zip(method, baseline, strict=True)])
     # Floating-point rounding of equal differences is not variance.
     if std is None or std <= 1e-12 * max(1.0, *map(abs, method), *map(abs, baseline)):
         return PairedT(n, mean, std if std is None else 0.0)
@@ -107,7 +107,7 @@ def sign_flip(pairs: Sequence[tuple[Sequence[bool], Sequence[bool]]]) -> Example
     the number of seeds that gained it minus the number that lost it; under the null hypothesis its sign is a coin flip.
     ``pairs`` holds for each seed the verdicts of the method and of the baseline on the same examples.
     """
-    changes = np.array([np.asarray(ours, np.int64) - np.asarray(theirs, np.int64) for ours, theirs in pairs])
+    changes = np.array([np.asarray(own, np.int64) - np.asarray(base, np.int64) for own, base in pairs])
     greater, two_sided = flip_p_values(changes.sum(axis=0).tolist())
     return ExampleTest(int((changes == 1).sum()), int((changes == -1).sum()), greater, two_sided)
 

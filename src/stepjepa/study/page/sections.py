@@ -63,7 +63,7 @@ def _scores_and_errors(name: str, runs: Sequence[Run]) -> Part:
     """Return the part of an evaluation: headline, lenient score and stopping; errors by kind; all other figures."""
     summaries = {run.name: run.evaluations[name] for run in runs}
     # Headline and lenient score first.
-    scores = dict.fromkeys(summary[which] for summary in summaries.values() for which in ("headline", "lenient"))
+    scores = dict.fromkeys(summary[name] for summary in summaries.values() for name in ("headline", "lenient"))
     scores["stopped"] = None
     first = len(scores)
     scores |= dict.fromkeys(score for summary in summaries.values() for score in summary["scores"])
@@ -191,7 +191,7 @@ _FACTS = {
 
 def overview_section(runs: Sequence[Run]) -> Section:
     """Make the section of what was trained: main facts, command lines and the complete run record."""
-    facts = [(run.name, *(_plain(run.get(*way)) for way in _FACTS.values())) for run in runs]
+    facts = [(run.name, *(_plain(run.get(*path)) for path in _FACTS.values())) for run in runs]
     details = []
     for run in runs:
         command = shlex.join(["stepjepa", *map(str, run.get("command") or ())])

@@ -1,0 +1,54 @@
+"""Caveats of a comparison, one sentence each: in what its runs differ beside their settings."""
+
+from collections.abc import Iterator, Sequence
+
+from stepjepa.study.arms import Arm, Difference, KeptOut
+from stepjepa.study.evaluated_run import (
+    EvaluatedRun,
+)
+
+
+def notes_on_runs(arms: Sequence[Arm], differences: dict[str, Difference]) -> Iterator[str]:
+    """Yield the caveats of a comparison, one sentence each."""
+    runs, baseline = [run for arm in arms for run in arm.runs], arms[0].name
+    steps = {arm.name: " or ".join(f"{count:,}" for count in sorted({run.steps for run in arm.runs})) for arm in arms}
+    yield f"optimizer steps: {'; '.join(f'{name} {counts}' for name, counts in steps.items())}"
+    if max(run.mean("headline") or 0 for run in runs) < 0.01:
+        yield "no run is right on 1% of the examples, so their differences say nothing yet; train longer"
+    for arm in arms[1:]:
+        unpaired = [run.seed for run in (*arm.runs, *arms[0].runs) if run.seed not in differences[arm.name].seeds]
+        if unpaired:
+            seeds = ", ".join(unpaired)
+            yield f"{arm.name} and {baseline} don't both have the seeds {seeds}; skipped in the differences"
+    facts = [_circumstances(run) for run in runs]
+    for name in dict.fromkeys(name for run_facts in facts for name in run_facts):
+        values = {run_facts[name] for run_facts in facts if name in run_facts}
+        if len(values) > 1:
+            yield f"the runs differ in {name}: {'; '.join(sorted(value[:60] for value in values))}"
+    shares = dict.fromkeys(run.trained_on for run in runs if run.trained_on is not None)
+    for share in shares:
+        folders = [run.folder for run in runs if run.trained_on == share]
+        names = "every run" if len(folders) == len(runs) else ", ".join(map(str, folders))
+        yield f"{names}: {share}; what is right there may be learnt by heart"
+
+
+def notes_on_launches(arms: Sequence[Arm], kept_out: Sequence[KeptOut]) -> Iterator[str]:
+    """Yield how the launches of runs differ: of runs that are left out, and of those in the statistics."""
+    for excluded in kept_out:
+        name = f"{excluded.arm}: " if excluded.arm else ""
+        reason = "; ".join(excluded.run.mixed)
+        yield f"{name}{excluded.run.folder} (seed {excluded.run.seed}) is kept out: {reason}; `mixed_runs` lets it in"
+    for arm in arms:
+        for run in arm.runs:
+            for change in (*run.mixed, *run.noted):
+                yield f"{arm.name}: {run.folder} (seed {run.seed}) was {change}"
+
+
+def _circumstances(run: EvaluatedRun) -> dict[str, str]:
+    """Return facts that should be equal but need not be: versions, loading, views; older runs lack some."""
+    facts = {f"version of {name}": version for name, version in run.versions.items() if name != "platform"}
+    loaded = ("dtype", "chat_template", "attn_implementation")
+    facts |= {name: " ".join(str(run.loaded[name]).split()) for name in loaded if name in run.loaded}
+    if run.readout is not None:
+        facts["readout of retrieval"] = run.readout
+    return facts | ({} if run.views is None else {"views in matched and shuffled similarity": run.views})
