@@ -34,6 +34,36 @@ def flip(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (["adapter_config.json", "adapter_model.safetensors"], ["config.json", "model.safetensors"]),
+        (["config.json", "model.safetensors"], ["adapter_config.json", "adapter_model.safetensors"]),
+        (
+            ["model.safetensors"],
+            ["model-1-of-2.safetensors", "model-2-of-2.safetensors", "model.safetensors.index.json"],
+        ),
+        (
+            ["model-1-of-2.safetensors", "model-2-of-2.safetensors", "model.safetensors.index.json"],
+            ["model.safetensors"],
+        ),
+    ],
+)
+def test_weights_of_an_earlier_save_are_not_loaded_in_place_of_those_of_the_last(
+    first: list[str], second: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "model-of-mine.safetensors").touch()
+    for names in (first, second):
+
+        def save(folder: str, names: list[str] = names) -> None:
+            for name in (*names, *(["predictor_head.safetensors"] if names is first else [])):
+                Path(folder, name).write_text(name)
+
+        save_whole(tmp_path, save)
+    own = ["model-of-mine.safetensors", "predictor_head.safetensors", "checksums.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*second, *own])
+
+
+@pytest.mark.parametrize(
     ("damage", "told"),
     [
         (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors is missing"),

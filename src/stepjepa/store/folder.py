@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from stepjepa.base.errors import UserError
-from stepjepa.base.files import apply_umask, fingerprint, naming_disk_errors, write_json
+from stepjepa.base.files import apply_umask, fingerprint, json_at, naming_disk_errors, write_json
 from stepjepa.base.processes import is_main_process
 
 RUN_FILE = "run.json"
@@ -26,6 +26,9 @@ PROMPTS_FILE = "trained_prompts.json"
 
 CHECKSUMS_FILE = "checksums.json"
 """File in a checkpoint or run folder: SHA-256 of each file that was saved with it."""
+
+_WEIGHTS = ("config.json", "model*.safetensors", "model*.index.json", "adapter_config.json", "adapter_*.safetensors")
+"""Patterns of the files of a model or an adapter, by which it is loaded."""
 
 PART = ".saving"
 """Folder inside a run folder for files that are still being written."""
@@ -143,7 +146,8 @@ def move_into_place(part: Path, final: Path) -> None:
 def save_whole(folder: Path, save: Callable[[str], None]) -> None:
     """Save into a run folder through a temporary folder, so that no file is ever incomplete under its final name.
 
-    ``save`` is called with the temporary folder to write into; on every process, as FSDP needs.
+    ``save`` is called with the temporary folder to write into; on every process, as FSDP needs. Weights of an earlier
+    save that this one does not have are removed: an adapter's would be loaded in place of those of the merged model.
     """
     part = folder / PART
     if is_main_process():
@@ -158,10 +162,15 @@ def save_whole(folder: Path, save: Callable[[str], None]) -> None:
         shutil.rmtree(part, ignore_errors=True)
         raise
     if is_main_process():
+        earlier = json_at(folder / CHECKSUMS_FILE)
         for file in sorted(part.iterdir()):
             target = folder / file.name
             if target.is_dir():
                 # A folder of an earlier save, such as a tokenizer's templates: a rename needs an empty target.
                 shutil.rmtree(target)
             file.replace(target)
+        gone = earlier.keys() - json_at(folder / CHECKSUMS_FILE).keys()
+        for file in list(folder.iterdir()):
+            if file.name in gone and any(map(file.match, _WEIGHTS)):
+                file.unlink()
         part.rmdir()
