@@ -8,8 +8,8 @@ import pytest
 from made_up_runs import change, evaluate, log, make_run
 from stepjepa.base.errors import UserError
 from stepjepa.base.files import write_json
-from stepjepa.study.evaluated_run import run_names
 from stepjepa.study.page.logged_run import read_runs
+from stepjepa.study.run_folders import run_names
 
 
 def test_names_tell_runs_apart():

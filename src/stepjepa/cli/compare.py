@@ -113,7 +113,7 @@ def report(args: argparse.Namespace) -> list[JsonObject] | int:
         choices = {name: getattr(args, name) for name in ("overwrite", "baseline", "analysis", "mixed_runs")}
         write_page(args.runs, args.output_file, **choices)
         return 0
-    from stepjepa.study.evaluated_run import find_run_folders
+    from stepjepa.study.run_folders import find_run_folders
     from stepjepa.study.tables import report, report_text
 
     rows = report([each.folder for each in find_run_folders(args.runs)], evaluation=args.evaluation)

@@ -14,18 +14,11 @@ from stepjepa.base.terminal import note, visible_lines
 from stepjepa.study import statistics
 from stepjepa.study.arms import EQUAL, SAME_FLOPS, TAILS, Arm, ComparedArms, Difference, KeptOut, all_known
 from stepjepa.study.comparable import check_comparable
-from stepjepa.study.evaluated_run import (
-    FIGURES,
-    MEASURES,
-    RETRIEVAL_MEASURES,
-    SUMMARY,
-    RunFolder,
-    find_run_folders,
-    read_evaluated_run,
-)
+from stepjepa.study.evaluated_run import FIGURES, MEASURES, RETRIEVAL_MEASURES, SUMMARY, read_evaluated_run
 from stepjepa.study.grouping import describe_one_run, group_by_settings, one_arm_each, settings_key
 from stepjepa.study.notes import notes_on_launches, notes_on_runs
 from stepjepa.study.plot import draw
+from stepjepa.study.run_folders import RunFolder, find_run_folders
 from stepjepa.study.statistics import PairedT
 from stepjepa.study.tables import as_text
 

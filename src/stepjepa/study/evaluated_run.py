@@ -1,27 +1,25 @@
-"""Locate run folders, and read an evaluated run."""
+"""Read an evaluated run: its settings, its results, and the scores of its answers."""
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from stepjepa.base.errors import UserError, shown
 from stepjepa.base.files import read_json_object, read_jsonl
 from stepjepa.base.json_object import JsonObject
-from stepjepa.base.typed_json import Origin, at_least, from_json, read_json, to_json, unknown_fields
+from stepjepa.base.typed_json import Origin, at_least, from_json, to_json, unknown_fields
 from stepjepa.config.jepa import NEEDS_VIEWS
 from stepjepa.evaluation.output import RETRIEVAL
 from stepjepa.evaluation.summary_text import describe_readout, describe_trained_on
 from stepjepa.store.fingerprint import model_fingerprint
-from stepjepa.store.folder import RUN_FILE
-from stepjepa.store.record import Fingerprints, RunRecord, complete_objective, origin_of, read_record, read_run
+from stepjepa.store.record import Fingerprints, RunRecord, complete_objective, origin_of, read_record
 
 T = TypeVar("T")
 
 SUMMARY = ".summary.json"
-SWEEP_FILE = "sweep.json"
 
 MEASURES = ("headline", "lenient", "stopped")
 """Measures of an answer: the headline score, the score that ignores text after the answer, whether it stopped."""
@@ -56,26 +54,6 @@ _NO_PROTOCOL = (
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "adapter_model.bin")
 
 _EVALUATE_AGAIN = "evaluate the run again, with `overwrite`"
-
-
-@dataclass(frozen=True, kw_only=True)
-class _SweepGrid:
-    baseline: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class _SweepTrial:
-    name: str
-    label: Any
-    arm: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class _SweepFile:
-    """The fields of ``sweep.json`` that are read."""
-
-    grid: _SweepGrid
-    trials: list[_SweepTrial]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,50 +106,6 @@ class _Answer:
     index: int = at_least(0)
     scores: dict[str, float | None]
     stopped: float | None = None
-
-
-@dataclass(frozen=True)
-class RunFolder:
-    """A run folder, the arm of its sweep (None outside of sweeps), and whether that arm is the baseline."""
-
-    folder: Path
-    arm: str | None = None
-    is_baseline: bool = False
-
-
-def find_run_folders(folders: Sequence[str | os.PathLike[str]]) -> list[RunFolder]:
-    """Return the run folders; replace the folder of a sweep by its finished trials, of which there must be one."""
-    runs: dict[Path, RunFolder] = {}
-    for folder in map(Path, folders):
-        is_sweep = (folder / SWEEP_FILE).is_file() and not (folder / RUN_FILE).is_file()
-        for run in _finished_trials(folder) if is_sweep else [RunFolder(folder)]:
-            if runs.setdefault(run.folder.resolve(), run) is not run:
-                raise UserError("is named twice; leave it out once", path=run.folder)
-    return list(runs.values())
-
-
-def _finished_trials(folder: Path) -> list[RunFolder]:
-    """Return the run folders of the finished trials of a sweep; raise ``UserError`` if there is none."""
-    sweep = read_json(_SweepFile, folder / SWEEP_FILE, "file of a sweep", "start the sweep again")
-    finished = []
-    for trial in sweep.trials:
-        run = folder / trial.name
-        # A sweep file from another machine must not name folders outside of the sweep.
-        inside = run.resolve().is_relative_to(folder.resolve())
-        if inside and (run / RUN_FILE).is_file() and read_run(run).get("status") == "finished":
-            finished.append(RunFolder(run, str(trial.label), trial.arm == sweep.grid.baseline))
-    if not finished:
-        raise UserError(
-            "none of the trials of this sweep is finished; continue it by its command, or name run folders", path=folder
-        )
-    return finished
-
-
-def run_names(folders: Sequence[Path]) -> list[str]:
-    """Name each run by its path below their common folder; last components repeat within a sweep."""
-    paths = [folder.resolve() for folder in folders]
-    parent = os.path.commonpath([path.parent for path in paths])
-    return [str(path.relative_to(parent)) for path in paths]
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,8 @@ from stepjepa.base.errors import UserError
 from stepjepa.base.json_object import JsonObject
 from stepjepa.store.fingerprint import equal_weights
 from stepjepa.study.arms import Arm
-from stepjepa.study.evaluated_run import (
-    EvaluatedRun,
-    RunFolder,
-    run_names,
-)
+from stepjepa.study.evaluated_run import EvaluatedRun
+from stepjepa.study.run_folders import RunFolder, run_names
 
 
 def settings_key(settings: object) -> str:

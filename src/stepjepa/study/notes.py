@@ -3,9 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from stepjepa.study.arms import Arm, Difference, KeptOut
-from stepjepa.study.evaluated_run import (
-    EvaluatedRun,
-)
+from stepjepa.study.evaluated_run import EvaluatedRun
 
 
 def notes_on_runs(arms: Sequence[Arm], differences: dict[str, Difference]) -> Iterator[str]:

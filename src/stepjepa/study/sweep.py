@@ -9,9 +9,9 @@ from stepjepa.base.files import locked, write_json
 from stepjepa.base.signals import Interruptions
 from stepjepa.base.terminal import duration
 from stepjepa.store.record import versions
-from stepjepa.study.evaluated_run import SWEEP_FILE
 from stepjepa.study.grid import Trial
 from stepjepa.study.local import Local
+from stepjepa.study.run_folders import SWEEP_FILE
 from stepjepa.study.sweep_folder import FINISHED, SweepFolder
 
 # Beginning of the reason of a trial whose settings or data were refused before the first step.

@@ -14,7 +14,8 @@ from stepjepa.evaluation.output import mean_with_interval
 from stepjepa.evaluation.summary_text import score_words
 from stepjepa.study.arms import Arm, ComparedArms
 from stepjepa.study.comparable import check_comparable
-from stepjepa.study.evaluated_run import FIGURES, HITS_AT_1, MEASURES, RETRIEVAL_MEASURES, read_evaluated_run, run_names
+from stepjepa.study.evaluated_run import FIGURES, HITS_AT_1, MEASURES, RETRIEVAL_MEASURES, read_evaluated_run
+from stepjepa.study.run_folders import run_names
 from stepjepa.study.statistics import PairedT, Spread
 
 WIDTH = 80

@@ -11,7 +11,8 @@ from stepjepa.base.files import read_json_object, read_jsonl
 from stepjepa.base.json_object import JsonObject
 from stepjepa.store.folder import METRICS_FILE
 from stepjepa.store.record import read_run
-from stepjepa.study.evaluated_run import SUMMARY, RunFolder, find_run_folders, is_of_another_model, run_names
+from stepjepa.study.evaluated_run import SUMMARY, is_of_another_model
+from stepjepa.study.run_folders import RunFolder, find_run_folders, run_names
 
 
 @dataclass(frozen=True)
