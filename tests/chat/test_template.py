@@ -194,7 +194,7 @@ def test_several_templates_without_a_default_are_refused(tiny_tokenizer: Any) ->
 
 def test_named_templates_are_saved_as_they_were(tiny_tokenizer: Any, tmp_path: Path) -> None:
     """The default and that for tools get what the run fixes; others, which callers name, stay as they are."""
-    dated = "{{ strftime_now('%Y') }}" + LOOP + ASK
+    dated = "{{ strftime_now('%Y') }}" + LOOP + ASK + "{{ style }}"
     templates = {"default": dated, "tool_use": dated.replace("user", "human"), "rag": dated, "odd name": "{{ 1/0 }}"}
     tiny_tokenizer.chat_template = dict(templates)
     template = ChatTemplate(tiny_tokenizer, {"style": "brief"})
@@ -208,6 +208,28 @@ def test_named_templates_are_saved_as_they_were(tiny_tokenizer: Any, tmp_path: P
         text = loaded.apply_chat_template(messages(*CHAT[1:2]), chat_template=name, tokenize=False)
         assert text.startswith(str(PINNED_DATE.year))
     assert ChatTemplate(loaded, {"style": "brief"}).saved == template.saved
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("enable_thinkin", "'enable_thinkin' that can be set; did you mean enable_thinking?"),
+        ("style", "'style' that can be set; leave it out"),
+        # These have a value in every chat, so that a default would do nothing.
+        ("messages", "'messages'"),
+        ("tools", "'tools'"),
+        ("eos_token", "'eos_token'"),
+        ("raise_exception", "'raise_exception'"),
+    ],
+)
+def test_a_variable_that_would_do_nothing_is_refused(name: str, words: str, tiny_tokenizer: Any) -> None:
+    tiny_tokenizer.chat_template = LOOP + ASK + "{{ eos_token if enable_thinking is defined and tools }}"
+    fixed = ChatTemplate(tiny_tokenizer, {"enable_thinking": False})
+    tiny_tokenizer.chat_template = fixed.saved
+    assert ChatTemplate(tiny_tokenizer, {"enable_thinking": True}).source != fixed.source
+    with pytest.raises(UserError, match="chat_template_kwargs: the chat template has no variable") as error:
+        ChatTemplate(tiny_tokenizer, {"enable_thinking": False, name: True})
+    assert words in str(error.value)
 
 
 @pytest.mark.parametrize("end", ["", "\n"])

@@ -9,12 +9,13 @@ import torch
 from tokenizers import Tokenizer
 from torch.nn import functional as F
 
+import served_forms
 from questions import NEW, push, question_records
 from stepjepa.chat.special_tokens import all_predictor_ids
 from stepjepa.chat.template import ChatTemplate
 from stepjepa.data.sources import read_records
 from stepjepa.evaluation import prompts
-from stepjepa.models.generation import Generator, never_generated
+from stepjepa.models.generation import Generator, never_generated, serve_as_trained
 from stepjepa.models.sampling import Sampling, Span
 from stepjepa.tasks.base import Continuation
 from tiny import make_model
@@ -102,6 +103,19 @@ def test_every_end_of_the_model_stops_it(model, tokenizer):
     other.generation_config.eos_token_id = [letter]
     assert make_generator(other, tokenizer).stop_ids == sorted({letter, tokenizer.eos_token_id})
     assert said(other, tokenizer, [ids]) == [("", True, 1)]
+
+
+@pytest.mark.parametrize("form", ["ChatML, other end of text", "Llama-3", "Phi-3", "Gemma-3", "GLM"])
+@pytest.mark.parametrize("configured", [None, 5])
+def test_a_saved_model_stops_where_its_evaluation_does(configured, form, tokenizer):
+    """At the tokenizer's end of text, too, which ends no turn here, whatever the model's configuration has."""
+    served = served_forms.in_form(served_forms.with_all_markers(tokenizer), form)
+    model = make_model("llama", vocab_size=len(served) + 3)
+    model.generation_config.eos_token_id = configured
+    serve_as_trained(model, served, plain=False)
+    ends = {served.eos_token_id, *ChatTemplate(served).stop_ids, *([] if configured is None else [configured])}
+    assert len(ends) > 1
+    assert {*model.generation_config.eos_token_id} == ends == {*make_generator(model, served).stop_ids}
 
 
 def test_in_one_batch_some_stop_and_some_run_on(model, tokenizer):

@@ -60,6 +60,7 @@ class ChatTemplate:
         self._special_tokens: JsonObject = dict(tokenizer.special_tokens_map)
         self._alone: dict[str, tuple[str, str]] = {}  # role -> text before and behind the content of a lone message
         self._defaults, self.has_system_role, self.header = variables or {}, True, ""
+        sources.check_variables(original, self._defaults, self._special_tokens)
         self._use(self._fixed(original))
         self.arguments_as_text = False
         self.has_developer_role = "developer" in original

@@ -135,11 +135,14 @@ def never_generated(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) 
 def set_generation_defaults(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, ends: Sequence[int]) -> None:
     """Make a model's ``generate`` stop at the tokens ``ends``, and never produce an id that stands for no text.
 
+    It stops at the tokenizer's end of text, too, as :class:`Generator` and most servers do, whether it ends a turn or
+    not: a model whose configuration has another one would write on behind it.
     The settings are part of the model: every folder that it is saved to has them, see :func:`save_generation_config`.
     """
     settings = model.generation_config
     if settings is None:  # the model can't generate
         return
+    ends = [*ends, *([] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)])]
     add_stop_tokens(model, ends)
     suppressed = {*(settings.suppress_tokens or ())}
     # An earlier set-up suppressed the last rows, which the tokenizer may use by now.
