@@ -109,6 +109,10 @@ class Questions:
         """Mean over seeds of a number of the embeddings."""
         return f"{runs(self.table, file, arm)[column].mean():.{digits}f}"
 
+    def percent(self, file: str, arm: str, column: str) -> str:
+        """Mean over seeds of a share, in per cent."""
+        return f"{100 * runs(self.table, file, arm)[column].mean():.0f} %"
+
     def untrained(self, column: str, digits: int = 2) -> str:
         """A number of the embeddings of SmolLM2 before training; see ``embeddings.py``."""
         return f"{self.of_embeddings[column]:.{digits}f}"

@@ -229,6 +229,13 @@ def test_on_a_phone_neither_the_page_nor_a_table_scrolls_sideways(browser, arms,
         wide = "return [...document.querySelectorAll('div.scroll')].filter((e) => e.scrollWidth > e.clientWidth).length"
         assert browser.execute_script(wide) == 0
         assert browser.execute_script("return document.querySelectorAll('div.scroll').length") > 3
+        # The captions of pictures are wrapped, and stay where they are when a picture is scrolled.
+        script = "return [...document.querySelectorAll('figure.scroll figcaption')].map((e) => { "
+        script += (
+            "e.parentElement.scrollLeft = 99; const box = e.getBoundingClientRect(); return [box.left, box.right]; })"
+        )
+        places = browser.execute_script(script)
+        assert places and all(left >= 0 and right <= 390 for left, right in places)
     finally:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 

@@ -9,7 +9,7 @@ import pytest
 from made_up_runs import make_run, retrieve
 from stepjepa.base.errors import UserError
 from stepjepa.study.comparison import compare
-from stepjepa.study.plot import check_picture, draw, picture
+from stepjepa.study.plot import CAPTION, check_picture, draw, picture
 from stepjepa.study.tables import FORMATS, legend, overview, report, report_text, tables
 
 LLM = {"mode": "llm-jepa"}
@@ -191,6 +191,8 @@ def test_the_picture_shows_means_deviations_seeds_and_the_baseline(runs, tmp_pat
         for file in files:
             file.write_bytes(picture(comparison, kind))
         assert files[0].read_bytes() == files[1].read_bytes()
+    assert draw(comparison).get_suptitle() == CAPTION and not draw(comparison, captioned=False).get_suptitle()
+    assert len(picture(comparison, "svg", captioned=False)) < len(picture(comparison, "svg"))
     assert ElementTree.parse(tmp_path / "1.svg").getroot().tag.endswith("svg")
     with pytest.raises(UserError, match=r"a\.pdf: `plot` draws \.png or \.svg"):
         check_picture("a.pdf")
@@ -234,14 +236,30 @@ def test_retrieval_is_compared_over_seeds(runs):
     assert comparison.retrieval in " ".join(text.split())
     assert FORMATS["markdown"](comparison).split("\n\n")[1].replace("\\", "") == comparison.retrieval
     assert json.loads(FORMATS["json"](comparison))["retrieval"] == comparison.retrieval
-    assert (
-        "the runs differ in readout of retrieval: views llm-jepa, layer -1, pooling last; "
-        "views llm-jepa, layer 2, pooling last"
-    ) in comparison.notes
+    places = [f"views llm-jepa, layer {layer}, pooling last" for layer in (-1, 2)]
+    title = f"embeddings are read at {places[0]}, in arms without views at {places[1]}"
+    assert tables(comparison)[3].title.endswith(f"; {title}") and title in " ".join(text.split())
+    assert not any("readout" in note for note in comparison.notes)
     value = json.loads(FORMATS["json"](comparison))["arms"][1]
     assert value["retrieval_hits_at_1"]["mean"] == 0.4625
     assert value["difference"]["retrieval_mrr"]["mean"] == pytest.approx(1 / 3)
     assert comparison.table["retrieval_hits_at_1"].tolist() == pytest.approx([0.2, 0.4625])
+
+
+def test_a_readout_in_which_arms_with_views_differ_is_a_note(runs):
+    for number, run in enumerate(runs):
+        retrieve(run, 0.5, layer=2 if "regular" in run.name else -1 - number % 2)
+    comparison = compare(runs)
+    assert (
+        "the arms with views differ in readout of retrieval: views llm-jepa, layer -1, pooling last; "
+        "views llm-jepa, layer -2, pooling last"
+    ) in comparison.notes
+    assert "read at" not in tables(comparison)[3].title
+    # One readout for all is not worth a word.
+    for run in runs:
+        retrieve(run, 0.5)
+    comparison = compare(runs)
+    assert "read at" not in tables(comparison)[3].title and not any("readout" in note for note in comparison.notes)
 
 
 def test_a_run_without_retrieval_leaves_its_arm_without(runs):

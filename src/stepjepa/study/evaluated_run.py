@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -143,6 +143,17 @@ class EvaluatedRun:
         """Return whether each example is right; None if a score is fractional, as a mean over samples may be."""
         values = self.examples[measure]
         return [bool(value) for value in values] if values is not None and set(values) <= {0, 1} else None
+
+
+def readouts(runs: Iterable[EvaluatedRun]) -> dict[bool, list[str]]:
+    """Return where embeddings of retrieval were read, in runs that were trained with views (True) and without."""
+    kinds: dict[bool, list[str]] = {}
+    for run in runs:
+        if run.readout is not None:
+            kind = kinds.setdefault(run.settings["mode"] != "regular", [])
+            if run.readout not in kind:
+                kind.append(run.readout)
+    return kinds
 
 
 def read_evaluated_run(folder: str | os.PathLike[str], evaluation: str | None = None) -> EvaluatedRun:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from stepjepa.study.arms import Arm, Difference, KeptOut
-from stepjepa.study.evaluated_run import EvaluatedRun
+from stepjepa.study.evaluated_run import EvaluatedRun, readouts
 
 
 def notes_on_runs(arms: Sequence[Arm], differences: dict[str, Difference]) -> Iterator[str]:
@@ -23,6 +23,11 @@ def notes_on_runs(arms: Sequence[Arm], differences: dict[str, Difference]) -> It
         values = {run_facts[name] for run_facts in facts if name in run_facts}
         if len(values) > 1:
             yield f"the runs differ in {name}: {'; '.join(sorted(value[:60] for value in values))}"
+    # That arms with views and arms without are read at different places is natural; the table of retrieval says where.
+    for has_views, kind in readouts(runs).items():
+        if len(kind) > 1:
+            arms_of_kind = "arms with views" if has_views else "arms without views"
+            yield f"the {arms_of_kind} differ in readout of retrieval: {'; '.join(sorted(kind))}"
     shares = dict.fromkeys(run.trained_on for run in runs if run.trained_on is not None)
     for share in shares:
         folders = [run.folder for run in runs if run.trained_on == share]
@@ -47,6 +52,4 @@ def _circumstances(run: EvaluatedRun) -> dict[str, str]:
     facts = {f"version of {name}": version for name, version in run.versions.items() if name != "platform"}
     loaded = ("dtype", "chat_template", "attn_implementation")
     facts |= {name: " ".join(str(run.loaded[name]).split()) for name in loaded if name in run.loaded}
-    if run.readout is not None:
-        facts["readout of retrieval"] = run.readout
     return facts | ({} if run.views is None else {"views in matched and shuffled similarity": run.views})

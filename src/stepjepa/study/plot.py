@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 
 PICTURES = (".png", ".svg")
 
+CAPTION = (
+    "Mean ± standard deviation over seeds; dots are seeds, the dashed line is the baseline's mean; "
+    "in brackets: equal to the baseline's"
+)
+"""What a picture shows."""
+
 NARROWEST = 5.0
 """Width of the narrowest axis, in percentage points: scores that are all equal have no spread of their own."""
 
@@ -37,19 +43,27 @@ def _limits(low: float, high: float) -> tuple[float, float]:
     return max(low, 0.0), min(high, 100.0)
 
 
-def picture(comparison: ComparedArms, kind: str) -> bytes:
-    """Return the content of a ``png`` or ``svg`` file; the same data gives the same bytes."""
+def picture(comparison: ComparedArms, kind: str, *, captioned: bool = True) -> bytes:
+    """Return the content of a picture's file; the same data gives the same bytes.
+
+    Args:
+        comparison: the arms to draw.
+        kind: ``png`` or ``svg``.
+        captioned: write :data:`CAPTION` over the panels; a page has it beside the picture, where it can be wrapped.
+    """
     from matplotlib import rc_context
 
     content = io.BytesIO()
     # Names come from the user: a dollar sign starts no formula.
     with rc_context({"svg.hashsalt": "stepjepa", "text.parse_math": False}):
-        draw(comparison).savefig(content, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else {})
+        draw(comparison, captioned=captioned).savefig(
+            content, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else {}
+        )
     return content.getvalue()
 
 
-def draw(comparison: ComparedArms) -> Figure:
-    """Draw one axes per measure with one row per arm, the baseline on top."""
+def draw(comparison: ComparedArms, *, captioned: bool = True) -> Figure:
+    """Draw one axes per measure with one row per arm, the baseline on top; ``captioned`` as in :func:`picture`."""
     from matplotlib.figure import Figure
 
     measures, labels = comparison.measure_names(), [comparison.baseline.name]
@@ -82,6 +96,6 @@ def draw(comparison: ComparedArms) -> Figure:
         axes.grid(visible=True, axis="x", color="#dddddd", linewidth=0.6)
     panels[0].set_yticks(range(len(labels)), labels)
     panels[0].set_ylim(len(labels) - 0.5, -0.5)
-    legend = "Mean ± standard deviation over seeds; dots are seeds, the dashed line is the baseline's mean"
-    figure.suptitle(f"{legend}; in brackets: equal to the baseline's", fontsize=9, wrap=True)
+    if captioned:
+        figure.suptitle(CAPTION, fontsize=9, wrap=True)
     return figure

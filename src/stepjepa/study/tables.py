@@ -14,7 +14,7 @@ from stepjepa.evaluation.output import mean_with_interval
 from stepjepa.evaluation.summary_text import score_words
 from stepjepa.study.arms import Arm, ComparedArms
 from stepjepa.study.comparable import check_comparable
-from stepjepa.study.evaluated_run import FIGURES, HITS_AT_1, MEASURES, RETRIEVAL_MEASURES, read_evaluated_run
+from stepjepa.study.evaluated_run import FIGURES, HITS_AT_1, MEASURES, RETRIEVAL_MEASURES, read_evaluated_run, readouts
 from stepjepa.study.run_folders import run_names
 from stepjepa.study.statistics import PairedT, Spread
 
@@ -91,6 +91,7 @@ def report(
 ) -> list[JsonObject]:
     """Return one row per run folder: column head -> value, with the 95 % interval of the accuracy over examples.
 
+    ``accuracy`` is the mean of the score that ``score`` names first, ``lenient`` of the one in its brackets.
     ``evaluation`` names the evaluation to read, if a run has several.
     ``UserError`` if the runs were evaluated on different files or in different ways.
     """
@@ -174,8 +175,8 @@ def legend(comparison: ComparedArms) -> list[str]:
         "arm: a folder of the run" if comparison.one_run else "arm: runs that differ only in their seed",
         f"right answers: {score_words(comparison.scores['headline'])}; mean over the runs ± their standard deviation",
         *mark,
-        f"difference: to {base}, mean over the seeds that both have [95% interval]",
-        f"p: of a {comparison.tails}-tailed t-test over seeds, corrected for the number of arms; below .05 it counts",
+        f"difference: to {base}, mean over the seeds that both have [95% interval]; not always that of the two means",
+        f"p: of a {comparison.tails}-tailed t-test over seeds, corrected for the number of arms; below 0.05 it counts",
         f"same budget: what the arm spent as {base} did, optimizer steps or training FLOPs",
     ]
 
@@ -223,8 +224,8 @@ def _over_seeds(comparison: ComparedArms) -> Table:
         rows.append([*cells, *(form(ratio, "× {:.2f}") for ratio in (difference.token_ratio, difference.flops_ratio))])
     heads = ("arm", "equal", "pairs", *(f"Δ {name}" for name in names.values()), "p, one-tailed", "p, two-tailed")
     return Table(
-        f"Against {comparison.baseline.name}, paired by seed: percentage points [95 % interval], t-test, Holm's "
-        f"correction of the {comparison.tails}-tailed p; equal: to the baseline in optimizer steps, FLOPs of training",
+        f"Difference to {comparison.baseline.name} over the seeds that both have: points [95 % interval], t-test, "
+        f"Holm's correction of the {comparison.tails}-tailed p; equal: to the baseline, in steps or training FLOPs",
         (*heads, "Holm", "tokens", "FLOPs"),
         rows,
     )
@@ -264,11 +265,20 @@ def retrieval_tables(comparison: ComparedArms) -> list[Table]:
     return [
         Table(
             "Retrieval: a right answer is the nearest of all distinct ones, or among ten; mean reciprocal rank, nDCG "
-            f"at 10; Δ: against {comparison.baseline.name}, paired by seed, percentage points [95% interval]",
+            f"at 10; Δ: difference to {comparison.baseline.name} in points [95% interval] over the seeds that both have"
+            f"{_readouts(comparison)}",
             ("arm", "seeds", *_RETRIEVAL_HEADS, *(f"Δ {head}" for head in _RETRIEVAL_HEADS[::2])),
             rows,
         )
     ]
+
+
+def _readouts(comparison: ComparedArms) -> str:
+    """Return where arms with views and arms without are read, if each kind has one readout, and these differ."""
+    kinds = readouts([run for arm in comparison.arms for run in arm.runs])
+    if len(kinds) < 2 or any(len(kind) > 1 for kind in kinds.values()) or kinds[True] == kinds[False]:
+        return ""
+    return f"; embeddings are read at {kinds[True][0]}, in arms without views at {kinds[False][0]}"
 
 
 def _in_points(test: PairedT | None) -> str:

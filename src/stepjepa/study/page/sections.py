@@ -14,7 +14,7 @@ from stepjepa.study.arms import ComparedArms
 from stepjepa.study.evaluated_run import HITS_AT_1
 from stepjepa.study.page.charts import DASHES, Look, Part, Section, curves
 from stepjepa.study.page.logged_run import Run, by_evaluation, is_number
-from stepjepa.study.plot import picture
+from stepjepa.study.plot import CAPTION, picture
 from stepjepa.study.tables import UNKNOWN, Table, form, interval, legend, overview, tables
 
 
@@ -29,8 +29,7 @@ def comparison_section(compared: Sequence[tuple[str, ComparedArms | None, str]])
             sentences = [f"{text[0].upper()}{text[1:]}." for text in comparison.sentences]
             part |= {"verdicts": sentences, "notes": [*map(spelled, comparison.notes)]}
             part |= {"tables": [_beside_answers(comparison)], "legend_texts": legend(comparison)}
-            title = "Means of the arms with standard deviations over seeds"
-            part["pictures"] = [(title, _embedded("svg+xml", picture(comparison, "svg")))]
+            part["pictures"] = [(CAPTION, _embedded("svg+xml", picture(comparison, "svg", captioned=False)))]
             part["more"] = ("All scores, losses, costs and tests of the arms", tables(comparison))
         parts.append(part)
     return Section("arms", "Which arm is better", parts)
