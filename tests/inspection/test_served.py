@@ -218,10 +218,8 @@ def with_unknown(made: Subject, token: str) -> Subject:
 def test_tools_that_are_left_out(subject: Any, monkeypatch: Any) -> None:
     remaining = ChatTemplate._apply
 
-    def without(
-        self: ChatTemplate, messages: Any, prompt: bool = False, tools: Any = None, variables: Any = None
-    ) -> str:
-        return remaining(self, messages, prompt, None, variables)
+    def without(self: ChatTemplate, messages: Any, **options: Any) -> str:
+        return remaining(self, messages, **options | {"tools": None})
 
     monkeypatch.setattr(ChatTemplate, "_apply", without)
     fails(

@@ -19,7 +19,7 @@ from stepjepa.chat.marks import Located, Message, Place, locate, locate_whole
 class Render(Protocol):
     """Renders some messages of a chat, perhaps with a generation prompt."""
 
-    def __call__(self, messages: Sequence[Message], /, prompt: bool = False) -> str: ...
+    def __call__(self, messages: Sequence[Message], /, *, prompt: bool = False) -> str: ...
 
 
 class _Cut(NamedTuple):
@@ -50,12 +50,12 @@ class Beginnings:
     def prompt(self, index: int) -> str:
         """Return the prompt of turn ``index``: the chat up to it with a generation prompt."""
         cut = self._cut
-        return self._rendered(index, True) if cut is None else cut.text[: cut.starts[index]] + cut.prompt
+        return self._rendered(index, prompt=True) if cut is None else cut.text[: cut.starts[index]] + cut.prompt
 
     def full(self, index: int) -> str:
         """Return the chat up to and with message ``index``."""
         cut = self._cut
-        return self._rendered(index + 1, False) if cut is None else cut.text[: cut.starts[index + 1]] + cut.end
+        return self._rendered(index + 1, prompt=False) if cut is None else cut.text[: cut.starts[index + 1]] + cut.end
 
     def places(self, index: int, begin: int, opened: bool) -> list[Place]:
         """Find the texts of the messages up to ``index`` in :meth:`full`; for the options see ``marks.locate``."""
@@ -74,7 +74,7 @@ class Beginnings:
 
         return locate(render, self._chat[:index], self.prompt(index), range(index), opened=opened)
 
-    def _rendered(self, count: int, prompt: bool) -> str:
+    def _rendered(self, count: int, *, prompt: bool) -> str:
         if (count, prompt) not in self._texts:
             self._texts[count, prompt] = self._render(self._chat[:count], prompt=prompt)
         return self._texts[count, prompt]
@@ -92,7 +92,7 @@ class Beginnings:
     def _cut_up(self, render_marked: Render) -> _Cut | None:
         """Render the whole chat and cut it; None if the marks don't stand where they should."""
         try:
-            text, marked = self._rendered(len(self._chat), False), render_marked(self._chat)
+            text, marked = self._rendered(len(self._chat), prompt=False), render_marked(self._chat)
             prompt = render_marked(self._chat, prompt=True).rpartition(MARK)[2]
         except UserError:
             return None  # the turn that can't be rendered says so

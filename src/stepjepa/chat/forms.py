@@ -34,7 +34,7 @@ _Key = tuple[tuple[str, ...], tuple[int, ...], str | None]
 class Render(Protocol):
     """Renders a normalised chat without tools, perhaps with a generation prompt, or with ``growth.MARK``."""
 
-    def __call__(self, messages: Sequence[Message], /, prompt: bool = False, *, marked: bool = False) -> str: ...
+    def __call__(self, messages: Sequence[Message], /, *, prompt: bool = False, marked: bool = False) -> str: ...
 
 
 class _TurnForm(NamedTuple):
@@ -137,7 +137,7 @@ class Forms:
         written = _joined(form.written, contents) if form.has_marks else text
         try:
             as_written = self._render(chat, marked=form.has_marks) == written
-            if not as_written or self._render(chat[:-1], True) != prompt:
+            if not as_written or self._render(chat[:-1], prompt=True) != prompt:
                 return None
         except UserError:
             return None  # raised again by the slow way

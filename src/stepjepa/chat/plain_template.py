@@ -50,10 +50,10 @@ class PlainTemplate:
         """Return the last question and its answer as the only turn; special tokens in both are plain text."""
         index, answer = len(messages) - 1, messages[-1]["content"]
         prompt = self.prompt(messages[:-1])
-        (asked,), answered = self.prompt_own(messages[:-1]), (len(prompt), len(prompt) + len(answer))
-        spans = (*[(0, 0)] * (index - 1), asked, answered)
+        (question,), own = self.prompt_own(messages[:-1]), (len(prompt), len(prompt) + len(answer))
+        spans = (*[(0, 0)] * (index - 1), question, own)
         text = prompt + answer + END_OF_TURN
-        return [Turn(index, text, len(prompt), spans, (0, 0), (answered,), END_OF_TURN, prompt_own=(asked,))]
+        return [Turn(index, text, len(prompt), spans, (0, 0), (own,), END_OF_TURN, prompt_own=(question,))]
 
     def last_turn(self, messages: Sequence[Message], tools: Tools = None, variables: Variables = None) -> Turn:
         """Return the only turn."""
@@ -64,9 +64,9 @@ class PlainTemplate:
         if self.answers:
             (turn,) = self.turns(messages)
             return Rendered(turn.text, turn.spans)
-        (asked,) = self.prompt_own(messages[:-1])
+        (question,) = self.prompt_own(messages[:-1])
         return Rendered(
-            f"{self.begin}{messages[-2]['content']}{END_OF_TURN}", (*[(0, 0)] * (len(messages) - 2), asked, (0, 0))
+            f"{self.begin}{messages[-2]['content']}{END_OF_TURN}", (*[(0, 0)] * (len(messages) - 2), question, (0, 0))
         )
 
     def render_alone(self, role: str, content: str) -> Rendered:

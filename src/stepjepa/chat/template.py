@@ -64,25 +64,28 @@ class ChatTemplate:
         self._use(self._fixed(original))
         self.arguments_as_text = False
         self.has_developer_role = "developer" in original
-        self.has_system_role = _OTHER in (self._try([_message("system", _OTHER), _message("user", _ASKED)], True) or "")
+        self.has_system_role = _OTHER in (
+            self._try([_message("system", _OTHER), _message("user", _ASKED)], prompt=True) or ""
+        )
         if not self.has_system_role:
             self._use(self._fixed(original))
-        asked, answered = _message("user", _ASKED), _message("assistant", _ANSWER)
-        pair = self._apply([asked, answered])
+        question, answer = _message("user", _ASKED), _message("assistant", _ANSWER)
+        pair = self._apply([question, answer])
         if not -1 < pair.find(_ASKED) < pair.find(_ANSWER):
             raise UserError("the chat template does not render a user and an assistant message; check it")
         # If the template writes nothing for a generation prompt, its own header of an answer is added there.
         self.header = self._missing_header(pair)
         if self.header:
             self._use(self._fixed(original))
-        self.lone_assistant = _ANSWER in (self._try([answered]) or "")
+        self.lone_assistant = _ANSWER in (self._try([answer]) or "")
         self.reasoning_key = next(
-            (key for key in REASONING_KEYS if _THOUGHT in (self._try([asked, {**answered, key: _THOUGHT}]) or "")), None
+            (key for key in REASONING_KEYS if _THOUGHT in (self._try([question, {**answer, key: _THOUGHT}]) or "")),
+            None,
         )
-        self.opens_thought = ends_in_thought(self._try([asked], True) or "")
-        self.closing = self._between_thought_and_content(asked, answered)
-        self._learn_tools(asked)
-        self._learn_ends(pair, asked, answered)
+        self.opens_thought = ends_in_thought(self._try([question], prompt=True) or "")
+        self.closing = self._between_thought_and_content(question, answer)
+        self._learn_tools(question)
+        self._learn_ends(pair, question, answer)
         slow_turns = partial(self._turns, tools=None, variables=None)
         self._forms = Forms(self._apply, slow_turns, only_adds_text=self._marked is not None)
 
@@ -94,7 +97,7 @@ class ChatTemplate:
 
     def prompt(self, messages: Sequence[Message], tools: Tools = None, variables: Variables = None) -> str:
         """Return the prompt that a server makes for the next turn: the chat so far, with a generation prompt."""
-        return self._apply(self.normalise(messages), True, tools, variables)
+        return self._apply(self.normalise(messages), prompt=True, tools=tools, variables=variables)
 
     def prompt_own(self, messages: Sequence[Message]) -> tuple[Span, ...]:
         """Return the spans of a prompt in which special tokens are plain text: none, as in a server."""
@@ -112,11 +115,11 @@ class ChatTemplate:
         return turn
 
     def _turns(self, chat: Sequence[Message], indices: Sequence[int], tools: Tools, variables: Variables) -> list[Turn]:
-        def render(part: Sequence[Message], prompt: bool = False) -> str:
-            return self._apply(part, prompt, tools, variables)
+        def render(part: Sequence[Message], *, prompt: bool = False) -> str:
+            return self._apply(part, prompt=prompt, tools=tools, variables=variables)
 
-        def render_marked(part: Sequence[Message], prompt: bool = False) -> str:
-            return self._apply(part, prompt, tools, variables, marked=True)
+        def render_marked(part: Sequence[Message], *, prompt: bool = False) -> str:
+            return self._apply(part, prompt=prompt, tools=tools, variables=variables, marked=True)
 
         until = chat[: max(indices, default=-1) + 1]
         texts = Beginnings(until, render, render_marked if self._marked is not None else None, len(indices))
@@ -127,7 +130,7 @@ class ChatTemplate:
         chat = self.normalise(messages)
 
         def render(part: Sequence[Message]) -> str:
-            return self._apply(part, False, tools, variables)
+            return self._apply(part, tools=tools, variables=variables)
 
         text = render(chat)
         spans = contents(locate(render, chat, text, range(len(chat))), len(chat))
@@ -156,7 +159,7 @@ class ChatTemplate:
     def describe(self) -> dict[str, str]:
         """Return properties derived from the template, for reports."""
         bos = self._tokenizer.bos_token
-        begins = bos is not None and self._apply([_message("user", _ASKED)], True).startswith(bos)
+        begins = bos is not None and self._apply([_message("user", _ASKED)], prompt=True).startswith(bos)
         ends = ", ".join(map(repr, self.stop_tokens))
         facts = {
             "system role": "yes" if self.has_system_role else "no: put before the first user message",
@@ -193,7 +196,7 @@ class ChatTemplate:
         for name in sorted(names, key=lambda each: ("think" not in each and "reason" not in each, each)):
             for value in (True, False):
                 try:
-                    prompt = self._apply([_message("user", _ASKED)], True, None, {name: value})
+                    prompt = self._apply([_message("user", _ASKED)], prompt=True, variables={name: value})
                 except UserError:
                     continue
                 tag = last_tag(prompt)
@@ -229,10 +232,10 @@ class ChatTemplate:
     def _apply(
         self,
         messages: Sequence[Message],
+        *,
         prompt: bool = False,
         tools: Tools = None,
         variables: Variables = None,
-        *,
         marked: bool = False,
     ) -> str:
         compiled = self._marked if marked and self._marked is not None else self._compiled
@@ -250,9 +253,9 @@ class ChatTemplate:
             fault = f"the chat template refuses these messages ({sources.jinja_message(error)})"
             raise UserError(f"{fault}; change them, or name another `chat_template`") from None
 
-    def _try(self, messages: Sequence[Message], prompt: bool = False, tools: Tools = None) -> str | None:
+    def _try(self, messages: Sequence[Message], *, prompt: bool = False, tools: Tools = None) -> str | None:
         try:
-            return self._apply(messages, prompt, tools)
+            return self._apply(messages, prompt=prompt, tools=tools)
         except UserError:
             return None
 
@@ -271,8 +274,8 @@ class ChatTemplate:
 
     def _missing_header(self, pair: str) -> str:
         """Return the text between prompt and answer, if the template adds nothing for a generation prompt."""
-        asked = [_message("user", _ASKED)]
-        prompt, without = self._try(asked, True), self._try(asked)
+        question = [_message("user", _ASKED)]
+        prompt, without = self._try(question, prompt=True), self._try(question)
         if prompt is None or without is None or not without.startswith(prompt) or not pair.startswith(prompt):
             return ""
         header = pair[len(prompt) : pair.index(_ANSWER)]
@@ -280,28 +283,28 @@ class ChatTemplate:
         # An empty thought belongs to the answer; so does a blank, which may begin the answer's first token.
         return (header if tag is None else header[: tag.start]).rstrip(" ")
 
-    def _between_thought_and_content(self, asked: Message, answered: Message) -> str | None:
+    def _between_thought_and_content(self, question: Message, answer: Message) -> str | None:
         """Return the text that the template writes between reasoning and content; None if it does not write both."""
         if self.reasoning_key is None:
             return None
-        text = self._try([asked, {**answered, self.reasoning_key: _THOUGHT}]) or ""
+        text = self._try([question, {**answer, self.reasoning_key: _THOUGHT}]) or ""
         start, end = text.find(_THOUGHT), text.find(_ANSWER)
         return text[start + len(_THOUGHT) : end] if -1 < start < end else None
 
-    def _learn_tools(self, asked: Message) -> None:
+    def _learn_tools(self, question: Message) -> None:
         """Determine whether the template writes tools, and tool calls with arguments as an object or as JSON text."""
-        self.writes_tools = _NAME in (self._try([asked], True, [_TOOL]) or "")
+        self.writes_tools = _NAME in (self._try([question], prompt=True, tools=[_TOOL]) or "")
         self._called: JsonObject | None = None
         function = {"name": _NAME, "arguments": {"key": _OTHER}}
         # Mistral's templates require an id of nine characters.
         call = {"type": "function", "id": "call00001", "function": function}
         for as_text in (False, True):
             message = {**_message("assistant", ""), "tool_calls": [_with_text(call) if as_text else call]}
-            if _OTHER in (self._try([asked, message], False, [_TOOL]) or ""):
+            if _OTHER in (self._try([question, message], tools=[_TOOL]) or ""):
                 self.arguments_as_text, self._called = as_text, message
                 return
 
-    def _learn_ends(self, pair: str, asked: Message, answered: Message) -> None:
+    def _learn_ends(self, pair: str, question: Message, answer: Message) -> None:
         """Determine the tokens that end a turn: behind a text, behind a call, or the marker of the following role."""
         tokenizer = self._tokenizer
         # Without added tokens, (?!) matches nothing.
@@ -313,7 +316,7 @@ class ChatTemplate:
         self.appends_end_of_turn = self.end_of_turn is None
         if self.end_of_turn is None:
             for role in ("user", "tool"):
-                text = self._try([asked, answered, _message(role, _OTHER)]) or ""
+                text = self._try([question, answer, _message(role, _OTHER)]) or ""
                 start, end = text.find(_ANSWER) + len(_ANSWER), text.find(_OTHER)
                 marker = self._added.match(text[start:end].lstrip()) if start < end else None
                 if marker is not None:
@@ -321,7 +324,7 @@ class ChatTemplate:
             self.appends_end_of_turn = "user" not in self._followers
         ends = [self.end_of_turn or self.follower("user"), *self._followers.values()]
         if self._called is not None:
-            text = self._try([asked, self._called], False, [_TOOL]) or ""
+            text = self._try([question, self._called], tools=[_TOOL]) or ""
             ends.append(self.turn_end(text, text.rindex(_OTHER) + len(_OTHER), "tool")[1])
         self.stop_tokens = list(dict.fromkeys(ends))
         self.stop_ids = [int(tokenizer.convert_tokens_to_ids(token)) for token in self.stop_tokens]
