@@ -8,7 +8,7 @@ model.safetensors or adapter_model.safetensors, tokenizer ... the trained model
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from stepjepa.base.errors import UserError
@@ -54,13 +54,8 @@ def open_run_folder(
     else:
         if resume is not None and choice != "auto":
             checkpoint = Path(resume)
-            if fault := checkpoint_fault(checkpoint, read_all=True):
-                raise UserError(f"is not a complete checkpoint ({fault}); name another one, or 'last'", path=checkpoint)
             in_folder = checkpoint.resolve().parent == folder.resolve()
-            names = [path.name for path in checkpoints(folder)] if in_folder else []
-            # A newer checkpoint left in the folder would be the one that 'last' resumes.
-            if is_main_process() and checkpoint.name in names[1:]:
-                raise UserError(f"is older than {names[0]}; move that elsewhere, or pass 'last'", path=checkpoint)
+            _check_named(checkpoint, checkpoints(folder) if in_folder else [])
             is_run = is_run or in_folder
         if is_main_process() and folder.exists() and not (checkpoint and is_run) and any(_contents(folder)):
             remedy = "pass `resume_from_checkpoint last`" if resumable and checkpoints(folder) else "empty it"
@@ -69,6 +64,15 @@ def open_run_folder(
         for remains in set(folder.iterdir()) - set(_contents(folder)):
             shutil.rmtree(remains) if remains.is_dir() else remains.unlink()
     return folder, None if checkpoint is None else str(checkpoint)
+
+
+def _check_named(checkpoint: Path, in_run: Sequence[Path]) -> None:
+    """Raise ``UserError`` for an incomplete checkpoint, or for one that is not the newest of its run, ``in_run[0]``."""
+    if fault := checkpoint_fault(checkpoint, read_all=True):
+        raise UserError(f"is not a complete checkpoint ({fault}); name another one, or 'last'", path=checkpoint)
+    # A newer checkpoint left in the folder would be the one that 'last' resumes.
+    if is_main_process() and checkpoint.name in [path.name for path in in_run[1:]]:
+        raise UserError(f"is older than {in_run[0].name}; move that elsewhere, or pass 'last'", path=checkpoint)
 
 
 def _contents(folder: Path) -> list[Path]:

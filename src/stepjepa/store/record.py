@@ -9,7 +9,7 @@ import os
 import platform
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepjepa.base.errors import UserError, shown
 from stepjepa.base.files import read_json_object, write_json
@@ -19,6 +19,9 @@ from stepjepa.base.terminal import duration
 from stepjepa.base.typed_json import Origin, at_least, from_json, omitted_if_none, to_json, unknown_fields
 from stepjepa.config.jepa import DEFAULTS
 from stepjepa.store.folder import CONFIG_FILE, PROMPTS_FILE, RUN_FILE
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
 
 REMEDY = "restore it, or train again into another folder"
 
@@ -71,7 +74,7 @@ class Training:
     data_seed: int | None = None
 
     @classmethod
-    def of(cls, arguments: Any) -> "Training":
+    def of(cls, arguments: "TrainingArguments") -> "Training":
         """Make the record of ``transformers.TrainingArguments``."""
         values = json.loads(json.dumps(arguments.to_dict(), default=str))
         return from_json(cls, values, Origin("TrainingArguments", "pass another value"))

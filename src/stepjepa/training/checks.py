@@ -12,7 +12,8 @@ from stepjepa.batch.collate import Collator
 from stepjepa.batch.dataset import STRATEGIES, Prepared
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.config.run import GroupBy
-from stepjepa.models.architecture import has_experts
+from stepjepa.models.architecture import base_model, has_experts
+from stepjepa.models.attention import uses_flex
 from stepjepa.models.probe import leaves_weights_unused
 from stepjepa.views.sequences import SampledRecord
 
@@ -130,6 +131,12 @@ def check_grouping(group_by: GroupBy | None, config: JepaConfig) -> GroupBy | No
     if group_by is not None and not config.share_prefixes:
         raise ValueError("group_by saves nothing with share_prefixes False; leave one out")
     return group_by
+
+
+def check_attention(args: TrainingArguments, model: nn.Module) -> None:
+    """Raise a ``ValueError`` for a model whose attention can't be trained on the device of ``args``."""
+    if args.device.type == "cpu" and uses_flex(base_model(model)):
+        raise ValueError("FlexAttention has no backward pass on a CPU; train with `attn_implementation sdpa` there")
 
 
 def check_sharding(config: JepaConfig, answer_scores: object | None, retrieval_scores: object | None) -> None:

@@ -33,7 +33,7 @@ from stepjepa.training.interface import TrainerInterface
 
 if TYPE_CHECKING:
     from torch import nn
-    from transformers import PreTrainedTokenizerBase, TrainingArguments
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 
 # Fields of TrainingArguments that belong to one launch, that ``JepaTrainer`` sets itself, or that are a secret.
 NOT_WRITTEN = (
@@ -228,6 +228,30 @@ def _jepa_as_trained(trainer: DescribedTrainer) -> JsonObject:
     return settings | ({} if router is None else {"router_loss": router.weight})
 
 
+def _loading(config: RunConfig, model: PreTrainedModel) -> JsonObject:
+    """Describe how the base model was loaded."""
+    return {
+        "dtype": config.dtype if config.model_name else str(model.dtype).removeprefix("torch."),
+        "pretrain": config.pretrain,
+        "train_tokenizer": None,  # of earlier versions
+        "quantized": config.quantized,
+        "chat_template": None if config.chat_template is None else fingerprint(config.chat_template),
+        "attn_implementation": config.attn_implementation,
+    }
+
+
+def _order(args: TrainingArguments, group_by: GroupBy | None) -> Order:
+    """Describe the order in which records are trained."""
+    return Order(
+        seed=args.seed,
+        data_seed=args.data_seed,
+        records_per_micro_step=args.per_device_train_batch_size * args.world_size,
+        gradient_accumulation_steps=args.gradient_accumulation_steps,
+        train_sampling_strategy=str(args.train_sampling_strategy),
+        group_by=group_by,
+    )
+
+
 def describe_run(
     config: RunConfig | None,
     trainer: DescribedTrainer,
@@ -264,25 +288,11 @@ def describe_run(
         versions=versions(),
         jepa=_jepa_as_trained(trainer),
         objective=describe_objective(trainer.objective) if passed.objective else None,
-        loaded={
-            "dtype": config.dtype if config.model_name else str(base.dtype).removeprefix("torch."),
-            "pretrain": config.pretrain,
-            "train_tokenizer": None,  # of earlier versions
-            "quantized": config.quantized,
-            "chat_template": None if config.chat_template is None else fingerprint(config.chat_template),
-            "attn_implementation": config.attn_implementation,
-        },
+        loaded=_loading(config, base),
         encoding={"used": trainer.encoding, "because": trainer.encoding_reason},
         lora=_adapter(trainer.model),
         training=Training.of(training),
-        order=Order(
-            seed=training.seed,
-            data_seed=training.data_seed,
-            records_per_micro_step=training.per_device_train_batch_size * training.world_size,
-            gradient_accumulation_steps=training.gradient_accumulation_steps,
-            train_sampling_strategy=str(training.train_sampling_strategy),
-            group_by=trainer.group_by,
-        ),
+        order=_order(training, trainer.group_by),
         data=dict(data),
         counts=prepared.counts,
         eval_counts=trainer.prepared_eval.counts if trainer.prepared_eval else None,

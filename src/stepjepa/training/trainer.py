@@ -21,8 +21,7 @@ from stepjepa.batch.prepare import prepare
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.config.run import GroupBy
 from stepjepa.data.records import Data, Views
-from stepjepa.models.architecture import base_model, without_heads
-from stepjepa.models.attention import uses_flex
+from stepjepa.models.architecture import without_heads
 from stepjepa.models.encode import EmaEncoder
 from stepjepa.objectives.jepa import Jepa
 from stepjepa.objectives.objective import Losses, Objective, jepa_loss
@@ -130,8 +129,8 @@ class JepaTrainer(CheckpointingTrainer):
         )
         checks.adjust(args, model)
         self._bind(model, processing_class, args, objective)
-        if train_dataset is not None and args.device.type == "cpu" and uses_flex(base_model(model)):
-            raise ValueError("FlexAttention has no backward pass on a CPU; train with `attn_implementation sdpa` there")
+        if train_dataset is not None:
+            checks.check_attention(args, model)
         self._views = views
         self.prepared = self._prepare(train_dataset, processing_class, "training data")
         self.source = self.prepared.source if self.prepared else "<memory>"  # the name of its file in errors
