@@ -112,12 +112,13 @@ def test_the_first_screen(thinking: Any, tmp_path: Path, capsys: Any) -> None:
 
 
 @pytest.mark.parametrize("command", ["train", "inspect", "verify", "evaluate"])
-def test_tools_that_a_template_does_not_write_are_said_once(
+def test_tools_and_variables_that_a_template_does_not_read_are_said_once(
     command: str, plain_tokenizer: Any, tmp_path: Path, capsys: Any
 ) -> None:
     plain_tokenizer.save_pretrained(tmp_path / "base")
     tiny.make_model("llama").save_pretrained(tmp_path / "base")
     rows = [{"messages": list(tiny.make_record("", "q", word).messages), "tools": [TOOL]} for word in ("a", "b")]
+    rows[1]["chat_template_kwargs"] = {"thinkin": True}
     write_jsonl(tmp_path / "data.jsonl", rows)
     data, model = str(tmp_path / "data.jsonl"), str(tmp_path / "base")
     flags = ["--train_file", data, "--model_name", model, "--regular"]
@@ -128,7 +129,12 @@ def test_tools_that_a_template_does_not_write_are_said_once(
         flags += ["--task", "generic", "--max_new_tokens", "2"]
     assert main([command, *flags]) == 0
     output = "".join(capsys.readouterr())
-    assert output.count("not used: tools; the template writes none") == 1
+    tools, variable = "tools; the template writes none", "chat_template_kwargs.thinkin; the template does not read it"
+    if command == "evaluate":
+        assert output.count(f"not used: {tools}\n") == output.count(f"not used: {variable}\n") == 1
+    else:
+        assert output.count(f"not used: {tools}; {variable}\n") == 1
+    assert output.count("not used: ") == (2 if command == "evaluate" else 1)
 
 
 def test_what_the_saved_template_does_beside_the_own(plain_tokenizer: Any) -> None:

@@ -18,7 +18,7 @@ from stepjepa.base.spool import BLOCK
 from stepjepa.batch.view_text import PairText, ViewText, step_views
 from stepjepa.chat.plain_template import PlainTemplate
 from stepjepa.chat.special_tokens import predictor_ids, predictor_token
-from stepjepa.chat.template import NOT_USED, ChatTemplate
+from stepjepa.chat.template import NOT_USED, ChatTemplate, parts_without_use
 from stepjepa.chat.tokens import TextTokenizer, Tokens, TurnTokens, overlap
 from stepjepa.chat.turn_text import Rendered, Turn
 from stepjepa.config.jepa import JepaConfig
@@ -91,7 +91,7 @@ class RecordTokenizer:
         else:
             self.template = ChatTemplate(tokenizer, config.chat_template_kwargs)
         self.predictors: Ids = np.asarray(predictor_ids(tokenizer, config.used_predictors), np.int32)  # [K]
-        self._lacks_tools = False
+        self._without_use = dict[str, None]()  # parts of the records so far that the template does not read
         self.counts: Counter[str] = Counter()  # of the records so far, by the names of ``COUNTS``
         self._without_pair: Counter[str] = Counter()  # reason -> number of records without a pair
         self._predictor_text = "".join(predictor_token(number) for number in range(1, len(self.predictors) + 1))
@@ -137,7 +137,8 @@ class RecordTokenizer:
     def turns(self, record: Record) -> list[Turn]:
         """Return the texts that a record trains: its turns, or for the published labels the whole chat as one."""
         chat, template = record.chat, self.template
-        self._lacks_tools |= bool(record.tools) and not template.writes_tools
+        if record.tools or record.chat_template_kwargs:
+            self._without_use.update(dict.fromkeys(parts_without_use(template, *chat[1:])))
         if self.config.labels == "assistant" and (isinstance(template, ChatTemplate) or template.answers):
             return template.turns(*chat)
         whole = template.render(*chat)
@@ -146,7 +147,7 @@ class RecordTokenizer:
 
     def describe(self) -> dict[str, str]:
         """Return facts about the chat template, which parts of the records so far it does not render, and no pairs."""
-        unused = {NOT_USED: "tools; the template writes none"} if self._lacks_tools else {}
+        unused = {NOT_USED: "; ".join(self._without_use)} if self._without_use else {}
         without = {} if self.without_pair is None else {WITHOUT_PAIR: self.without_pair}
         return self.template.describe() | unused | without
 

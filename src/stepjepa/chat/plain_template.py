@@ -30,7 +30,7 @@ class PlainTemplate:
             fault = f"`plain` is for models without a chat format, and this tokenizer has no token '{min(lacking)}'"
             raise UserError(f"{fault}; leave `plain` out")
         self.answers = answers
-        self.writes_tools = False
+        self.writes_tools, self.variables = False, frozenset[str]()
         self.closer = ""
         self.stop_tokens = [END_OF_TURN]
         self.stop_ids = [int(vocabulary[END_OF_TURN])]

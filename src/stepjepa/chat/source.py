@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -173,20 +173,8 @@ def _literal(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def check_variables(source: str, variables: Mapping[str, object], special_tokens: Collection[str]) -> None:
-    """Raise ``UserError`` for a variable that a template does not read, or whose value no default can set.
-
-    Args:
-        source: the template.
-        variables: its ``chat_template_kwargs``, of a run.
-        special_tokens: names of those that the tokenizer sets, such as ``bos_token``.
-    """
-    from transformers.utils.chat_template_utils import _compile_jinja_template
-
-    if not variables:
-        return
-    with reading():
-        names = variables_of(_compile_jinja_template(source).environment, source) - {*special_tokens}
+def check_variables(variables: Iterable[str], names: Collection[str]) -> None:
+    """Raise ``UserError`` if one of a run's ``variables`` of the template is none of the ``names`` that can be set."""
     if unread := [name for name in variables if name not in names]:
         fault = f"chat_template_kwargs: the chat template has no variable '{unread[0]}' that can be set"
         raise UserError(f"{fault}{did_you_mean(unread[0], sorted(names)) or '; leave it out'}")

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from jinja2 import Template
     from transformers import PreTrainedTokenizerBase
 
+    from stepjepa.chat.plain_template import PlainTemplate
+
 # Private-use characters: no template writes them and no ordinary text holds them.
 _ASKED, _ANSWER, _THOUGHT, _OTHER = "\ue000q\ue001", "\ue000a\ue001", "\ue000t\ue001", "\ue000o\ue001"
 _NAME = "name_of_a_function"
@@ -60,7 +62,10 @@ class ChatTemplate:
         self._special_tokens: JsonObject = dict(tokenizer.special_tokens_map)
         self._alone: dict[str, tuple[str, str]] = {}  # role -> text before and behind the content of a lone message
         self._defaults, self.has_system_role, self.header = variables or {}, True, ""
-        sources.check_variables(original, self._defaults, self._special_tokens)
+        self._use(original)
+        self.variables = sources.variables_of(self._compiled.environment, original)  # that a caller may set
+        # A special token has a value in every chat, so that a default would do nothing.
+        sources.check_variables(self._defaults, self.variables - {*self._special_tokens})
         self._use(self._fixed(original))
         self.arguments_as_text = False
         self.has_developer_role = "developer" in original
@@ -354,6 +359,21 @@ class ChatTemplate:
         if stop == self._tokenizer.eos_token and stop not in self._followers.values():
             text = text[: max(own_end, len(text.rstrip()))]
         return text + stop, stop
+
+
+def parts_without_use(template: ChatTemplate | PlainTemplate, tools: Tools, variables: Variables) -> list[str]:
+    """Return the parts of a record that a template does not read, each with the reason.
+
+    Args:
+        template: by which the record is rendered.
+        tools: of the record.
+        variables: its ``chat_template_kwargs``.
+    """
+    unread = [name for name in variables or () if name not in template.variables]
+    return [
+        *(["tools; the template writes none"] if tools and not template.writes_tools else []),
+        *(f"chat_template_kwargs.{name}; the template does not read it" for name in unread),
+    ]
 
 
 def _message(role: str, content: str) -> JsonObject:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from stepjepa.base.errors import UserError, shown
@@ -11,7 +12,7 @@ from stepjepa.base.json_object import JsonObject
 from stepjepa.chat.content import content_part
 from stepjepa.chat.plain_template import PlainTemplate
 from stepjepa.chat.served import difference, served_prompt
-from stepjepa.chat.template import ChatTemplate
+from stepjepa.chat.template import ChatTemplate, parts_without_use
 from stepjepa.chat.tokens import TextTokenizer
 from stepjepa.data.records import Record
 from stepjepa.models.sampling import Span
@@ -100,8 +101,8 @@ def notes_on_prompts(
         tokenizer: as plain transformers loads it from the folder.
         template: by which the examples were made.
     """
-    lacks_tools = not template.writes_tools and any(record.tools for record in records.values())
-    notes = ["not used: tools; the template writes none"] if lacks_tools else []
+    unread = (parts_without_use(template, *record.chat[1:]) for record in records.values())
+    notes = [f"not used: {each}" for each in dict.fromkeys(chain.from_iterable(unread))]
     first = sorted(examples, key=lambda example: example.index)[:_COMPARED]
     notes += _notes_on_spelling(first, records, tokenizer)
     if not isinstance(template, ChatTemplate):
