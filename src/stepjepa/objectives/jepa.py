@@ -400,8 +400,8 @@ class Jepa:
         """Write model, tokenizer and settings, for ``from_pretrained`` of this class and of plain transformers or PEFT.
 
         The first process writes, without wrappers (DDP, FSDP) and without the heads of terms. No file is ever
-        incomplete under its final name. An existing folder keeps its other files, but
-        for the weights of an earlier save.
+        incomplete under its final name. An existing folder keeps its other files, but for the weights of an earlier
+        save.
 
         Raises:
             UserError: the folder holds a run with other settings.
