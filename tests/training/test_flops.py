@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -274,6 +275,29 @@ def test_what_is_recomputed_is_named_by_the_arguments(
     options: dict[str, Any], expected: tuple[bool, bool], tmp_path: Path
 ) -> None:
     assert tuple(recomputation(tiny.arguments(tmp_path, **options)).values()) == expected
+
+
+def test_a_variable_length_call_counts_as_its_segments_do() -> None:
+    """With grouped heads, which torch 2.11 refuses to count; the kernel itself runs on a GPU alone."""
+    queries, keys, heads, groups, size = (3, 1, 4), (5, 1, 6), 6, 2, 8
+    counter = counting()
+    with counter:
+        for several, more in zip(queries, keys, strict=True):
+            of_query = torch.randn(1, heads, several, size, requires_grad=True)
+            of_key, of_value = (torch.randn(1, groups, more, size, requires_grad=True) for _ in range(2))
+            forward = counter.get_total_flops()
+            attention = F.scaled_dot_product_attention(of_query, of_key, of_value, enable_gqa=True)
+            forward = counter.get_total_flops() - forward
+            assert forward == 2 * heads * several * more * 2 * size
+            attention.sum().backward()
+    bounds = [torch.tensor([0, *np.cumsum(sizes)], dtype=torch.int32) for sizes in (queries, keys)]
+    query, key = torch.empty(sum(queries), heads, size), torch.empty(sum(keys), groups, size)
+    formulas = counter.flop_registry
+    result = formulas[torch.ops.aten._flash_attention_forward](query, key, key, *bounds, 4, 6, 0.0, True, out_val=())
+    result += formulas[torch.ops.aten._flash_attention_backward](
+        query, query, key, key, query, query, *bounds, 4, 6, 0.0, True, query, query, out_val=()
+    )
+    assert result == counter.get_total_flops() == 2 * heads * (15 + 1 + 24) * 7 * size
 
 
 @pytest.mark.parametrize("kind", ["linear", "mlp"])

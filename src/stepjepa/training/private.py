@@ -137,6 +137,7 @@ OTHER_LIBRARIES = {
     "torch._dynamo": "`recompile_limit`: beyond 8 shapes FlexAttention would silently run uncompiled",
     "torch._subclasses.fake_tensor": "FakeTensorMode: FLOPs of a large model are counted without memory",
     "_grouped_mm": "torch: the product of experts, whose FLOPs its counter does not know",
+    "_get_raw": "torch: the FLOPs of a variable-length call follow from its bounds; by default a formula gets shapes",
     "_forward_hooks": "torch: the decoder's stand-in and the LM head run without the hooks of the pass around them",
     "_forward_pre_hooks": "torch: the same",
     "_last_lr": "torch: a schedule that was loaded gets the learning rate of this launch",
