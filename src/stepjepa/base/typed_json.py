@@ -67,6 +67,11 @@ def from_json(kind: type[T], values: Mapping[str, object], origin: Origin) -> T:
     these, and each of them or None. A field with a default may be missing or null. A number must be finite; true is 1
     and false is 0. In a field of type ``float | None`` a number that is not finite, as the loss of a diverged model,
     is None. UserError for the first field that is missing or wrong.
+
+    Args:
+        kind: the dataclass.
+        values: the JSON object.
+        origin: where it was read, for the error.
     """
     hints, arguments, rest_field = _hints(kind), dict[str, Any](), None  # type: ignore[arg-type]  # a class is hashable
     for attribute in fields(kind):  # type: ignore[arg-type]  # a dataclass

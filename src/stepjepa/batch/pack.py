@@ -49,7 +49,15 @@ def pack(
     one_each: bool = False,
     pad_id: int = 0,
 ) -> Rows:
-    """Pack sequences for a single forward pass, see :func:`pack_passes`."""
+    """Pack sequences for a single forward pass, see :func:`pack_passes`.
+
+    Args:
+        sequences: those of the micro-batch.
+        row_length: maximum tokens of a row; a longer sequence makes a row of its own length.
+        groups: of each sequence the number of its record; see :func:`pack_passes`.
+        one_each: see :func:`pack_passes`.
+        pad_id: token behind the end of a row.
+    """
     return pack_passes(sequences, row_length=row_length, groups=groups, one_each=one_each, pad_id=pad_id)[0]
 
 

@@ -49,7 +49,13 @@ class PairText(NamedTuple):
 
 
 def step_views(turn: Turn, separator: str, part: str = "content") -> list[ViewText]:
-    """Return the reasoning steps of a turn's ``content`` or of its ``reasoning``."""
+    """Return the reasoning steps of a turn's ``content`` or of its ``reasoning``.
+
+    Args:
+        turn: the turn of the assistant.
+        separator: a key of the ways to split, such as ``blank`` or ``line``; see ``find_steps``.
+        part: ``content`` or ``reasoning``.
+    """
     start, end = turn.reasoning if part == "reasoning" else turn.spans[turn.message]
     steps = find_steps(turn.text[start:end], separator)
     return [ViewText(turn, start + first, start + last) for first, last in steps]

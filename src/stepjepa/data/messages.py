@@ -84,7 +84,13 @@ def without_row_fillers(row: Mapping[str, object]) -> JsonObject:
 
 
 def from_json(value: object, name: str, expected: str) -> Any:
-    """Parse a field that may hold JSON as text, as in tables; raise UserError if the text is no usable JSON."""
+    """Parse a field that may hold JSON as text, as in tables; raise UserError if the text is no usable JSON.
+
+    Args:
+        value: text, or a value that is parsed already, which is returned.
+        name: of the field, for the error.
+        expected: what the field should hold, for the error.
+    """
     if not isinstance(value, str):
         return value
     try:

@@ -86,6 +86,11 @@ def each_of_any(
     """Yield the records of a file, of a folder that ``datasets`` can load, or of a data set on the hub.
 
     Subset and split may follow the name of a data set: ``openai/gsm8k:main:train``. See :func:`read_records`.
+
+    Args:
+        source: file, folder, or NAME:SUBSET:SPLIT on the hub.
+        bad: collects invalid rows; None raises an error for the first of them.
+        columns: names of the columns of the user's and the assistant's message; None recognises them.
     """
     path, name = Path(source).expanduser(), os.fspath(source)
     if path.is_file() or (_looks_like_a_path(name) and not path.is_dir()):

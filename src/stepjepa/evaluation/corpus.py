@@ -123,7 +123,15 @@ def corpus_index(
 
 
 def corpus_fingerprint(jepa: Jepa, model_path: str, texts: list[Text], side: Kind, options: EmbedOptions) -> str:
-    """Hash everything that determines the embeddings of a corpus."""
+    """Hash everything that determines the embeddings of a corpus.
+
+    Args:
+        jepa: the model.
+        model_path: the folder that it was loaded from.
+        texts: of the corpus.
+        side: on which they are embedded.
+        options: those of ``Jepa.embedder``; ``layer`` and ``pooling`` count.
+    """
     readout = {"side": side, "layer": options.get("layer"), "pooling": options.get("pooling")}
     loaded = {"model": model_fingerprint(model_path), "dtype": str(jepa.model.dtype), "system": jepa.system_prompt}
     digest = hashlib.sha256(json.dumps(loaded | readout).encode())

@@ -153,7 +153,14 @@ def embed_file(
 
 
 def check_output(path: str, output: str, *, id_column: str | None = None, overwrite: bool = False) -> None:
-    """Raise ``UserError`` for an output that can't be written, before a model is loaded."""
+    """Raise ``UserError`` for an output that can't be written, before a model is loaded.
+
+    Args:
+        path: the input.
+        output: the output.
+        id_column: the column that becomes ``id``; None for no ids.
+        overwrite: replace an existing output.
+    """
     target = check_output_file(output, overwrite)
     if target.suffix.lower() not in FORMATS:
         raise UserError("`output_file` is an array or a table; end its name in .npy or .parquet", path=target)

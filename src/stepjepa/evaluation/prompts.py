@@ -47,6 +47,12 @@ def make_examples(
     """Tokenise the last turn of records, and the continuations of each, as in training.
 
     UserError if the template can't render one.
+
+    Args:
+        records: pairs of index and record.
+        tokenizer: that of the model.
+        template: its chat template, or the plain format.
+        continuations: function from a record to the texts whose likelihood is measured behind its prompt.
     """
     texts, examples = TextTokenizer(tokenizer), []
     for index, record in records:

@@ -169,7 +169,13 @@ def rank_targets(embeddings: ViewEmbeddings, names: Sequence[str | None], config
 
 
 def answer_names(task: Task, records: Sequence[Record], config: JepaConfig) -> list[str | None]:
-    """Return a name for each record's answer, equal for equal answers; None where the target is not the answer."""
+    """Return a name for each record's answer, equal for equal answers; None where the target is not the answer.
+
+    Args:
+        task: knows which answers are equal.
+        records: those of the test file.
+        config: of the readout; its mode and direction say whether a target is an answer.
+    """
     if config.mode != "llm-jepa" or config.reverse_pred or any(record.views is not None for record in records):
         return [None] * len(records)
     return task.answer_names(records)

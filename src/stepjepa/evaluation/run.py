@@ -280,7 +280,15 @@ def embed_views(
 ) -> ViewEmbeddings:
     """Embed the views of all pairs of some records; records without a pair, or over length, give no row.
 
-    ``config`` is from :func:`~stepjepa.objectives.reading.reading_config`. UserError if no record has a pair.
+    Args:
+        model: set up as in training, or an untrained one.
+        tokenizer: that of the model.
+        records: the records whose pairs are embedded.
+        config: of :func:`~stepjepa.objectives.reading.reading_config`.
+        batch_size: sequences at a time.
+
+    Raises:
+        UserError: no record has a pair.
     """
     from stepjepa.objectives.jepa import Jepa
 

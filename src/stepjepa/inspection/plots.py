@@ -91,8 +91,11 @@ def save_figure(figure: Figure, file: str | os.PathLike[str]) -> None:
 def draw_projection(points: Mapping[str, Points], colouring: str, about: str, seed: int) -> Figure:
     """Draw the points of models: PCA above t-SNE, one column for each model.
 
-    ``points`` are by the title of their column, ``colouring`` is a key of ``COLOURED_BY``, ``about`` is added to the
-    title, and ``seed`` is that of t-SNE.
+    Args:
+        points: title of a column -> the points of a model.
+        colouring: a key of ``COLOURED_BY``.
+        about: is added to the title.
+        seed: of t-SNE.
     """
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch

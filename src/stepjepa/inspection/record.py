@@ -105,6 +105,13 @@ def inspect_records(
     A record that would stop training (too long, or without a pair where one is required) does not stop the
     inspection: it is shown truncated, and counted, and ``refused`` is the error of training. Without ``row_length``
     there is one row. UserError if there is no such record, training skips it, or it can't be rendered.
+
+    Args:
+        records: those of the whole file.
+        index: the first one to describe, from 0.
+        tokenizer: with the predictor tokens.
+        config: of the run.
+        count: number of records to describe.
     """
     if not 0 <= index < len(records):
         fault = f"`index {index}`: the file has {len(records)} records; choose 0 to {len(records) - 1}"

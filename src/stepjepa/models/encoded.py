@@ -71,7 +71,13 @@ class Encoded:
 
 
 def pool_readouts(states: Tensor, batch: Batch, kind: Kind) -> Tensor:
-    """Return the embeddings ``[P, D]`` of one side of the pairs from hidden states ``[cells, D]``; means in float32."""
+    """Return the embeddings ``[P, D]`` of one side of the pairs from hidden states ``[cells, D]``; means in float32.
+
+    Args:
+        states: hidden states of all cells of the rows.
+        batch: has the places of the readouts.
+        kind: ``source`` or ``target``.
+    """
     last, tokens, pair = batch.readouts(kind)
     if tokens is None or pair is None:
         return states[last]

@@ -108,7 +108,13 @@ def _add_missing_rows(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 def load_tokenizer(
     name: str, *, chat_template: str | None = None, trust_remote_code: bool = False
 ) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a folder or hub id, perhaps with the template of a Jinja file."""
+    """Load the tokenizer of a folder or hub id, perhaps with the template of a Jinja file.
+
+    Args:
+        name: folder or hub id.
+        chat_template: Jinja file; None for the model's own.
+        trust_remote_code: run code that comes with the model.
+    """
     # For some model families transformers would make an empty tokenizer from a folder without one.
     if Path(name).is_dir() and not any(any(Path(name).glob(file)) for file in TOKENIZER_FILES):
         raise UserError("holds no tokenizer; put the files of one there", path=name)
@@ -130,7 +136,16 @@ def _from_pretrained(what: str, name: str, trust_remote_code: bool) -> Any:
 def config_and_tokenizer(
     name: str, texts: Iterable[str], *, chat_template: str | None, trust_remote_code: bool, plain: bool, fit: bool
 ) -> tuple[PreTrainedTokenizerBase, PreTrainedConfig]:
-    """Return tokenizer and configuration of a model; ``fit`` adapts them to each other, for random weights."""
+    """Return tokenizer and configuration of a model; ``fit`` adapts them to each other, for random weights.
+
+    Args:
+        name: a preset, folder or hub id.
+        texts: on which a preset's tokenizer is trained; others don't read them.
+        chat_template: Jinja file; None for the model's own.
+        trust_remote_code: run code that comes with the model.
+        plain: add the tokens of the plain format.
+        fit: adapt configuration and tokenizer to each other, for random weights.
+    """
     if name.startswith(PREFIX):
         config = presets.preset_config(name)
         tokenizer = presets.train_tokenizer(texts, config.vocab_size, chat_template)

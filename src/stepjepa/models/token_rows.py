@@ -119,6 +119,11 @@ def adapter_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, p
     """Return the tokens whose rows an adapter must train and save.
 
     They are the predictor tokens, those of the plain format, and all that the base model lacked.
+
+    Args:
+        model: the base model.
+        tokenizer: that of the model; gets the plain format's tokens with ``plain``.
+        plain: whether the run is in the plain format.
     """
     plain_ids = add_plain_tokens(tokenizer) if plain else ()
     return sorted({*all_predictor_ids(tokenizer), *plain_ids, *added_rows(model)})
@@ -138,6 +143,11 @@ def rows_by_layer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, id
 
     A tied head shares the embedding's rows. Of an untied one the rows of predictor tokens stay as they are, since none
     is ever a label. So do all rows of a head with a bias, which PEFT leaves out while it trains rows.
+
+    Args:
+        model: the base model.
+        tokenizer: knows which tokens are predictor tokens.
+        ids: the tokens.
     """
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     labels = sorted({*ids} - {*all_predictor_ids(tokenizer)})
@@ -158,6 +168,11 @@ def train_rows(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, ids: 
 
     The rows are those of :func:`rows_by_layer`.
     ValueError if this type of adapter can't train rows, or trains other rows already.
+
+    Args:
+        model: a PEFT wrapper.
+        tokenizer: that of the model.
+        ids: the tokens.
     """
     from peft.utils.other import set_additional_trainable_modules
 

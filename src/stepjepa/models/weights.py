@@ -149,7 +149,13 @@ def parameter_counts(model: nn.Module) -> tuple[int, int]:
 
 
 def compute_dtype(dtype: str, *, bf16: bool, fp16: bool) -> torch.dtype:
-    """Return the dtype of a run's matrix products: that of autocast, or of the weights that are not quantized."""
+    """Return the dtype of a run's matrix products: that of autocast, or of the weights that are not quantized.
+
+    Args:
+        dtype: of the weights: ``auto``, ``float32``, ``bfloat16`` or ``float16``.
+        bf16: whether autocast rounds to bfloat16.
+        fp16: whether it rounds to float16.
+    """
     if bf16 or (dtype in ("bfloat16", "auto") and not fp16):
         return torch.bfloat16
     return torch.float16 if fp16 or dtype == "float16" else torch.float32

@@ -160,7 +160,13 @@ def make_distance(
     temperature: float = DEFAULTS["infonce_temperature"],
     negatives: str = DEFAULTS["infonce_negatives"],
 ) -> Distance:
-    """Make the distance of a ``jepa_loss_type``; only ``infonce`` has a temperature and negatives."""
+    """Make the distance of a ``jepa_loss_type``; only ``infonce`` has a temperature and negatives.
+
+    Args:
+        name: ``cosine``, ``l2``, ``mse`` or ``infonce``.
+        temperature: divides the cosines of InfoNCE.
+        negatives: ``distinct`` leaves out targets that are equal to the right one.
+    """
     infonce = InfoNCE(temperature, excludes_equal=negatives == "distinct")
     distances: dict[str, Distance] = {"cosine": Cosine(), "l2": L2(), "mse": MSE(), "infonce": infonce}
     return distances[name]

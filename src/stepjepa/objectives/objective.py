@@ -107,7 +107,13 @@ class Objective:
         return heads
 
     def sums(self, encoded: Encoded, batch: Batch, context: Context) -> dict[str, Tensor]:
-        """Compute the sum of each term over one micro-batch, not yet divided by counts or weighted."""
+        """Compute the sum of each term over one micro-batch, not yet divided by counts or weighted.
+
+        Args:
+            encoded: hidden states and logits of the micro-batch.
+            batch: the micro-batch.
+            context: step, seed and gathering of rows.
+        """
         return {name: each(encoded, batch, context) for name, each in self.terms.items()}
 
     def means(self, sums: Mapping[str, Tensor], counts: Counts, progress: float | None = None) -> dict[str, Tensor]:

@@ -94,7 +94,13 @@ def packing(
 
 
 def runs_varlen(model: PreTrainedModel, device_type: str, dtype: torch.dtype) -> bool:
-    """Return whether FlashAttention computes a model's attention on devices of a type: in 16 bits, without dropout."""
+    """Return whether FlashAttention computes a model's attention on devices of a type: in 16 bits, without dropout.
+
+    Args:
+        model: the model.
+        device_type: such as ``cuda``.
+        dtype: of the hidden states: that of autocast, or of the weights.
+    """
     if device_type != "cuda" or dtype not in HALF or torch.version.hip is not None or drops_attention(model):
         return False
     # A run on a GPU may be estimated on a machine without one.

@@ -27,7 +27,15 @@ def held_out_scores(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
 ) -> tuple[AnswerScores | None, RetrievalScores | None, dict[str, str]]:
-    """Return the objects that score answers and retrieval at every evaluation, None for neither, and their rows."""
+    """Return the objects that score answers and retrieval at every evaluation, None for neither, and their rows.
+
+    Args:
+        config: of the run.
+        eval_records: those that are asked.
+        train_records: the questions are asked behind their system prompt, if all have the same.
+        model: the trained model.
+        tokenizer: that of the model.
+    """
     scores, retrieval, rows = None, None, dict[str, str]()
     if config.eval_generate is None and not config.eval_retrieval:
         return scores, retrieval, rows

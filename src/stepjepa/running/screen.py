@@ -70,7 +70,14 @@ class _Planned(TrainerInterface, Protocol):
 def first_screen(
     run: RunConfig, trainer: _Planned, equal: EqualCompute | None, further_rows: Mapping[str, str | None]
 ) -> list[tuple[str, str]]:
-    """Return the rows to print before the first step; ``further_rows`` come after these."""
+    """Return the rows to print before the first step.
+
+    Args:
+        run: the configuration.
+        trainer: has read the data and planned the steps.
+        equal: limits the run to equal FLOPs; None without.
+        further_rows: rows that come after these; a row of None is left out.
+    """
     config, training = trainer.jepa, trainer.args
     prepared, held_out = trainer.prepared, trainer.prepared_eval
     assert prepared is not None

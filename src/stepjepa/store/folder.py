@@ -39,10 +39,14 @@ def open_run_folder(
 ) -> tuple[Path, str | None]:
     """Check a run folder before a run starts, and return it with the checkpoint to resume from, or None.
 
-    ``resume`` is a checkpoint folder; ``last`` (or ``true``) for the newest complete checkpoint in the folder; ``auto``
-    for the same, or a start from scratch if there is none; None for a new run, whose folder must be empty or missing.
-    ``say`` is called with one line for each checkpoint that is skipped, with the reason. Without ``resumable`` the
-    command can't resume, and the error for a folder that is not empty does not speak of it.
+    Args:
+        path: the run folder.
+        resume: a checkpoint folder; ``last`` (or ``true``) for the newest complete checkpoint in the folder; ``auto``
+            for the same, or a start from scratch if there is none; None for a new run, whose folder must be empty or
+            missing.
+        say: is called with one line for each checkpoint that is skipped, with the reason.
+        resumable: whether the command can resume; if not, the error for a folder that is not empty does not speak of
+            it.
     """
     folder, choice = Path(path), None if resume is None else resume.lower()
     is_run = (folder / RUN_FILE).is_file()
@@ -89,7 +93,13 @@ def checkpoints(folder: Path) -> list[Path]:
 def last_checkpoint(
     folder: Path, say: Callable[[str], None] = lambda line: None, *, read_all: bool = False
 ) -> Path | None:
-    """Find the newest complete checkpoint of a run, or None; arguments as in :func:`open_run_folder` and below."""
+    """Find the newest complete checkpoint of a run, or None.
+
+    Args:
+        folder: the run folder.
+        say: is called with one line for each checkpoint that is skipped.
+        read_all: compare the checksums of all files, not their sizes alone.
+    """
     for path in checkpoints(folder):
         fault = checkpoint_fault(path, read_all=read_all)
         if fault is None:

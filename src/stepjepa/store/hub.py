@@ -157,6 +157,11 @@ def uploaded_files(folder: str | os.PathLike[str]) -> list[Path]:
 def upload(folder: str | os.PathLike[str], name: str, *, revision: str | None = None) -> str:
     """Upload the files of a model folder that match :data:`UPLOADED`; return the repository's address.
 
+    Args:
+        folder: the model's folder.
+        name: of the repository, ``owner/name``.
+        revision: branch to upload to; None for the main one.
+
     Raises:
         UserError: the hub refuses or can't be reached; the message has the command that tries again.
     """

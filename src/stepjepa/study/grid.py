@@ -130,6 +130,11 @@ def _error(source: Path, message: str, *keys: str) -> UserError:
 def expand(grid: Grid, read_train: ReadTrain, read_evaluate: ReadEvaluate) -> list[Trial]:
     """Return all trials, the baseline's first.
 
+    Args:
+        grid: the file of a sweep.
+        read_train: makes the configuration of a run from its flags.
+        read_evaluate: makes the arguments of an evaluation from its flags.
+
     Raises:
         UserError: a flag is unknown or its value wrong (file, line and key are named), or two trials would be equal.
     """

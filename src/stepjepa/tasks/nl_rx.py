@@ -246,6 +246,11 @@ def generate_split(size: int, test_size: int, seed: int) -> tuple[list[tuple[str
 
     No expression of a test pair is one of a training pair. A larger set begins with the pairs of a smaller one, and the
     test pairs do not depend on the size of the training set. UserError if the grammar has fewer pairs.
+
+    Args:
+        size: number of training pairs.
+        test_size: number of test pairs.
+        seed: the same seed gives the same pairs.
     """
     pairs = _draw_pairs(seed)
 

@@ -62,6 +62,11 @@ def choose_task(name: str, records: Sequence[Record], options: TaskOptions = Tas
     """Return the task of a name, or with ``auto`` the first that recognises the records.
 
     UserError if ``auto`` recognises only some of the records, or an option is set that the task does not use.
+
+    Args:
+        name: of a task, or ``auto``.
+        records: those of the test file.
+        options: of tasks.
     """
     kind = _recognise(records) if name == AUTO else load_task(name)
     for field in fields(TaskOptions):

@@ -214,7 +214,16 @@ def depends_on_ties(database: str | os.PathLike[str], sql: str, table: Table, *,
 def judge(  # noqa: PLR0917  # arguments are sent to another process by position
     database: str, gold: str, sql: str | None, ordered: bool, seconds: float, memory: int
 ) -> Verdict:
-    """Compare the results of the right query and another (None: run only the right one), each within its limits."""
+    """Compare the results of the right query and another (None: run only the right one), each within its limits.
+
+    Args:
+        database: path of the SQLite file.
+        gold: the right query.
+        sql: the other query; None to run only the right one.
+        ordered: whether the order of rows counts.
+        seconds: limit of time.
+        memory: limit in MiB.
+    """
     started = time.monotonic()
     try:
         truth = run_query(database, gold, seconds=seconds, memory=memory)

@@ -166,7 +166,13 @@ def _draw_records(
 
 
 def generate(size: int, seed: int, difficulty: Difficulty | None = None) -> list[JsonObject]:
-    """Generate records of unique problems; a larger set begins with a smaller one. UserError if there are too few."""
+    """Generate records of unique problems; a larger set begins with a smaller one. UserError if there are too few.
+
+    Args:
+        size: number of records.
+        seed: the same seed gives the same records.
+        difficulty: number of steps and sizes of numbers; None for the default.
+    """
     return _draw_records(size, f"stepmath {seed}", difficulty or Difficulty(), "size")[0]
 
 

@@ -116,7 +116,13 @@ def adjust(args: TrainingArguments, model: nn.Module) -> None:
 
 
 def check_batch_size(config: JepaConfig, args: TrainingArguments, compares_pairs: bool) -> None:
-    """Raise a ``ValueError`` if a term that compares pairs would see only one pair per batch."""
+    """Raise a ``ValueError`` if a term that compares pairs would see only one pair per batch.
+
+    Args:
+        config: of the objective.
+        args: the Trainer's arguments.
+        compares_pairs: whether a term compares the pairs of a micro-batch.
+    """
     if compares_pairs and config.pairs == "first" and args.train_batch_size * args.world_size == 1:
         raise ValueError(
             "the loss compares the pairs of a micro-batch, and a batch of 1 has one; raise `batch_size` (and lower "
@@ -140,7 +146,13 @@ def check_attention(args: TrainingArguments, model: nn.Module) -> None:
 
 
 def check_sharding(config: JepaConfig, answer_scores: object | None, retrieval_scores: object | None) -> None:
-    """Raise a ``ValueError`` for settings that don't work when each process holds a part of the weights."""
+    """Raise a ``ValueError`` for settings that don't work when each process holds a part of the weights.
+
+    Args:
+        config: of the objective.
+        answer_scores: scores answers during training; None for no scores.
+        retrieval_scores: the same of retrieval.
+    """
     if retrieval_scores is not None:
         raise ValueError("retrieval_scores: expected None, since sharded weights can't embed; evaluate afterwards")
     if answer_scores is not None:

@@ -48,7 +48,13 @@ class Meter:
         self._window.add(steps=1, jepa_steps=float(self._has_views(counts)))
 
     def add(self, batch: Batch, losses: Losses, counts: Mapping[str, float]) -> None:
-        """Add the losses and counts of a micro-batch to those of the log line."""
+        """Add the losses and counts of a micro-batch to those of the log line.
+
+        Args:
+            batch: the micro-batch.
+            losses: of the micro-batch.
+            counts: of the whole optimizer step.
+        """
         self._window.add(**losses.parts, tokens=batch.num_tokens, records=batch.num_records)
         # A step that loss dropout leaves without views has no pairs to count.
         views = self._has_views(counts)

@@ -31,6 +31,13 @@ def load_named(
 
     A preset's tokenizer is trained on the records. A model that is loaded here gets ``predictors`` predictor tokens.
 
+    Args:
+        model: a model, or the preset, folder or hub id of one.
+        tokenizer: None for the model's own; that of a preset is trained on the records.
+        data: records, prepared data, or a name of records; None for none.
+        predictors: number of predictor tokens that a model which is loaded here gets.
+        seed: of random weights and new rows.
+
     Raises:
         ValueError: a preset is named without records.
     """

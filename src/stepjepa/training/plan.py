@@ -54,7 +54,19 @@ class Plan:
         processes: int,
         group_by: str | None = None,
     ) -> Plan:
-        """Make the plan of a run; the order of records is the same for any accumulation and number of processes."""
+        """Make the plan of a run; the order of records is the same for any accumulation and number of processes.
+
+        Args:
+            flops: counts the FLOPs of a step.
+            dataset: tokenised records.
+            collator: makes micro-batches of them.
+            config: of the objective.
+            args: the Trainer's arguments.
+            compares_pairs: whether a term compares the pairs of a micro-batch, so that records are not sorted by
+                length.
+            processes: number that train together.
+            group_by: ``prompt`` to keep records of one prompt together; None for no groups.
+        """
         batch_size, accumulated = args.per_device_train_batch_size, args.gradient_accumulation_steps
         sampler = StepSampler(
             dataset.lengths,

@@ -81,7 +81,13 @@ def looks(runs: Sequence[Run], comparison: ComparedArms | None) -> Look:
 
 
 def curves(runs: Sequence[Run], columns: Sequence[str], look: Look) -> list[tuple[str, Markup]]:
-    """Return titles and charts of columns of ``metrics.jsonl`` over steps, which ``templates/charts.js`` draws."""
+    """Return titles and charts of columns of ``metrics.jsonl`` over steps, which ``templates/charts.js`` draws.
+
+    Args:
+        runs: those that are drawn.
+        columns: names of columns; one that no run has is left out.
+        look: name of a run -> its colour and line style.
+    """
     charts = []
     for place, column in enumerate(name for name in columns if any(_points(run, name)[0] for run in runs)):
         title = terminal.visible_lines(column.removeprefix("eval_answer_").replace("_", " "))

@@ -57,7 +57,11 @@ def make_page(
 ) -> str:
     """Return the page of runs as HTML text; the same runs give the same text.
 
-    ``baseline`` and ``mixed_runs`` as for :func:`compare`, ``analysis`` as for :func:`embedding_section`.
+    Args:
+        runs: those that the page shows.
+        baseline: name of the arm to compare with; None for that of :func:`~stepjepa.study.comparison.compare`.
+        analysis: output folder of ``stepjepa analyze``; None for the first that is in a run folder.
+        mixed_runs: include runs whose launches had different settings.
     """
     compared = compare_runs(runs, baseline, mixed_runs=mixed_runs)
     look = looks(runs, next((comparison for _, comparison, _ in compared if comparison), None))
@@ -124,6 +128,11 @@ def compare_runs(
 
     Returns the name of each evaluation, its comparison (None if the runs can't be compared) and the reason for None.
     Raises ``UserError`` if the user named a baseline, and the runs can't be compared with it.
+
+    Args:
+        runs: those of the page.
+        baseline: name of the arm to compare with; None to choose one.
+        mixed_runs: include runs whose launches had different settings.
     """
     comparisons: list[tuple[str, Comparison | None, str]] = []
     for name, evaluated in by_evaluation(runs).items():
