@@ -50,6 +50,7 @@ def test_layouts_of_a_mode(mode: Any, name: str) -> None:
         ({"lbd": float("nan")}, "lbd: expected 0 or more, got nan"),
         ({"jepa_ratio": 1.1}, "jepa_ratio: expected a share between 0 and 1"),
         ({"step_separator": ""}, "step_separator: expected"),
+        ({"step_separator": "\\newline"}, "step_separator: backslash and n stand for a line end in flags and files"),
         ({"front_pred": True, "predictors": 0}, "front_pred needs predictor tokens; set predictors to 1 or more"),
         ({"terms": ("a:B",)}, "terms: expected {'term': 'module:Class', 'args': {...}} for each, got 'a:B'"),
         ({"terms": ({"args": {}},)}, "terms: expected {'term': 'module:Class', 'args': {...}} for each, got"),

@@ -231,6 +231,11 @@ class JepaConfig:
         far, all_text, first = f"pair_distance {self.pair_distance}", self.labels == "all", self.jepa_layer == 0
         return (
             (not self.step_separator, "step_separator: expected 'blank', 'line' or a literal string, got an empty one"),
+            (
+                # The file of a run would be read as another setting.
+                "\\n" in self.step_separator,
+                "step_separator: backslash and n stand for a line end in flags and files; write a line end itself",
+            ),
             (in_text and self.front_pred, f"front_pred {instead}"),
             (in_text and self.reverse_pred, f"reverse_pred {instead}"),
             (in_text and self.last_token, f"last_token contradicts {layout}, whose views end in the row; leave it out"),
