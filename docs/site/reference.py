@@ -24,6 +24,9 @@ GROUPS = {
 }
 """Heading -> packages of the names that stand under it."""
 
+INHERITED = {"JepaTrainer": ("save_model", "init_hf_repo")}
+"""Class -> methods of a base class of the package that are described with it."""
+
 
 def pages() -> dict[str, str]:
     """File name -> Markdown."""
@@ -130,10 +133,14 @@ def names() -> str:
         for name, home in stepjepa._HOME.items():
             if home.partition(".")[0] in packages:
                 placed.append(name)
-                # The settings have a page of their own.
-                lines += (
-                    ["[JepaConfig](config.md)", ""] if name == "JepaConfig" else [f"::: stepjepa.{home}.{name}", ""]
-                )
+                if name == "JepaConfig":
+                    # The settings have a page of their own.
+                    lines += ["[JepaConfig](config.md)", ""]
+                    continue
+                lines.append(f"::: stepjepa.{home}.{name}")
+                if name in INHERITED:
+                    lines += ["    options:", f"      inherited_members: [{', '.join(INHERITED[name])}]"]
+                lines.append("")
     if missing := set(stepjepa._HOME) - set(placed):
         raise ValueError(f"no heading in GROUPS for {', '.join(sorted(missing))}")
     lines += ["## A task of one's own", "", "::: stepjepa.tasks.base", ""]

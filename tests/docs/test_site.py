@@ -55,6 +55,10 @@ def test_the_reference_has_every_command_every_flag_and_every_name() -> None:
     for name in set(stepjepa._HOME) - {"JepaConfig"}:
         assert re.search(rf"^::: stepjepa\.[\w.]+\.{name}$", pages["api.md"], re.MULTILINE), name
     assert "::: stepjepa.config.jepa.JepaConfig" in pages["config.md"]
+    trainer = (
+        "::: stepjepa.training.trainer.JepaTrainer\n    options:\n      inherited_members: [save_model, init_hf_repo]\n"
+    )
+    assert trainer in pages["api.md"]
 
 
 @pytest.mark.slow
