@@ -19,7 +19,8 @@ from stepjepa.cli.main import main
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import parse_record
 from stepjepa.inspection.plots import write_png
-from stepjepa.inspection.record import COLOURS, Inspection, inspect_records, visible_matrix
+from stepjepa.inspection.record import Inspection, inspect_records, visible_matrix
+from stepjepa.inspection.record_text import COLOURS
 from stepjepa.models.presets import preset_config, train_tokenizer
 from stepjepa.tasks.stepmath import generate
 

@@ -15,18 +15,8 @@ from stepjepa.chat.special_tokens import add_predictor_tokens
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.data.records import Record, parse_record
 from stepjepa.inspection.plots import write_png
-from stepjepa.inspection.record import (
-    COLOURS,
-    EDGE,
-    READ,
-    Inspection,
-    as_text,
-    inspect_records,
-    title,
-    token_text,
-    visible_matrix,
-    visible_text,
-)
+from stepjepa.inspection.record import Inspection, inspect_records, token_text, visible_matrix
+from stepjepa.inspection.record_text import COLOURS, EDGE, READ, as_text, title, visible_text
 from stepjepa.models.presets import train_tokenizer
 from stepjepa.views.sequences import SampledRecord
 

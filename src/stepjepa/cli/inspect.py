@@ -30,7 +30,8 @@ class ShowFlags:
 def inspect(args: argparse.Namespace) -> JsonObject:
     """Show some records."""
     from stepjepa.inspection.inputs import training_records, training_tokenizer
-    from stepjepa.inspection.record import as_text, inspect_records, title
+    from stepjepa.inspection.record import inspect_records
+    from stepjepa.inspection.record_text import as_text, title
 
     run = run_config(args, RECORDS_MODEL_OBJECTIVE)
     if args.png is not None:

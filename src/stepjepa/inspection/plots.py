@@ -134,7 +134,7 @@ def write_png(inspection: Inspection, path: str | os.PathLike[str], title: str) 
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    from stepjepa.inspection.record import COLOURS, MEANING
+    from stepjepa.inspection.record_text import COLOURS, MEANING
 
     # The first branch behind another continues its line.
     lines: list[int] = []
@@ -164,7 +164,7 @@ def write_png(inspection: Inspection, path: str | os.PathLike[str], title: str) 
 
 def _draw_tree(axes: Axes, inspection: Inspection, lines: list[int]) -> None:
     """Draw the branches of the tree as bars, with readouts as points."""
-    from stepjepa.inspection.record import COLOURS, passing
+    from stepjepa.inspection.record_text import COLOURS, passing
 
     for branch, line in zip(inspection.branches, lines, strict=True):
         tokens = inspection.tokens[branch.start : branch.end]
@@ -188,7 +188,8 @@ def _draw_matrix(axes: Axes, inspection: Inspection) -> None:
     """Draw the attention matrix, coloured by the branch of the key."""
     from matplotlib.colors import to_rgb
 
-    from stepjepa.inspection.record import COLOURS, READ, visible_matrix, visible_text
+    from stepjepa.inspection.record import visible_matrix
+    from stepjepa.inspection.record_text import COLOURS, READ, visible_text
 
     keys = np.array([to_rgb(COLOURS[inspection.branches[token.branch].kind]) for token in inspection.tokens])
     axes.imshow(np.where(visible_matrix(inspection)[:, :, None], keys[None], 1.0), interpolation="nearest")  # [T, T, 3]
