@@ -194,7 +194,13 @@ def _settings(tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, str]]:
 
 
 def fingerprint(records: Iterable[Record], tokenizer: PreTrainedTokenizerBase, config: JepaConfig) -> str:
-    """Return the cache key: a hash of code, versions, tokenizer, settings and record contents (paths excluded)."""
+    """Return the cache key: a hash of code, versions, tokenizer, settings and record contents (paths excluded).
+
+    Args:
+        records: the records to be tokenised.
+        tokenizer: with its chat template.
+        config: of the run; fields that affect no tokens don't count.
+    """
     package, digest = Path(__file__).resolve().parents[1], hashlib.sha256()
     folders = (sorted((package / name).glob("*.py")) for name in ("batch", "views", "data", "chat", "config"))
     for code in chain(*folders):

@@ -15,6 +15,10 @@ def find_steps(text: str, separator: str = "blank") -> list[tuple[int, int]]:
     Returns the range ``[start, end)`` of each step, in characters. The separator is ``blank`` (lines), ``line`` (ends)
     or a literal string; repeats count once. It belongs to the step that it closes; one at the very start belongs to the
     first step.
+
+    Args:
+        text: the content of an assistant's message.
+        separator: the separator of steps, as in ``JepaConfig.step_separator``.
     """
     pattern = re.compile(_SEPARATORS.get(separator) or f"(?:{re.escape(separator)})+")
     ends = [*(match.span() for match in pattern.finditer(text)), (len(text), len(text))]

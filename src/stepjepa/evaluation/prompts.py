@@ -74,6 +74,11 @@ def rendered_prompts(
 
     UserError if such a server, which puts special tokens in front as the tokenizer does, would read other tokens than
     training showed; it says where they differ.
+
+    Args:
+        records: those of the test file.
+        tokenizer: that of the model which the server runs.
+        plain: take the plain format instead of the chat template.
     """
     template: Template = PlainTemplate(tokenizer) if plain else ChatTemplate(tokenizer)
     prompts: dict[int, str] = {}

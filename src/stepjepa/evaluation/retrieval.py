@@ -82,7 +82,12 @@ def metrics(ranks: Ranks) -> dict[str, NDArray[np.float64]]:
 
 
 def bootstrap_interval(values: NDArray[np.float64], seed: int = 0) -> tuple[float, float]:
-    """Return the 95 % percentile interval of a mean, over :data:`RESAMPLES` bootstrap samples of the values ``[Q]``."""
+    """Return the 95 % percentile interval of a mean, over :data:`RESAMPLES` bootstrap samples of the values ``[Q]``.
+
+    Args:
+        values: one for each query.
+        seed: of the samples.
+    """
     generator = np.random.default_rng(seed)
     means = [generator.choice(values, len(values)).mean() for _ in range(RESAMPLES)]
     low, high = np.quantile(means, (0.025, 0.975))

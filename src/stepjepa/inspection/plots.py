@@ -129,7 +129,13 @@ def _scatter(axes: Axes, plane: NDArray[np.float64], points: Points, colours: Ma
 
 
 def write_png(inspection: Inspection, path: str | os.PathLike[str], title: str) -> None:
-    """Draw a ``record.Inspection``: the tree, each token at its position, and below it the attention matrix."""
+    """Draw a ``record.Inspection``: the tree, each token at its position, and below it the attention matrix.
+
+    Args:
+        inspection: of ``inspect_records``.
+        path: of the picture.
+        title: above the picture.
+    """
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch

@@ -26,7 +26,13 @@ def rows_of(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def add_missing_rows(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, seed: int = 42) -> int:
-    """Add the rows that a model lacks for its tokenizer, as :func:`add_predictor_rows`; return their number."""
+    """Add the rows that a model lacks for its tokenizer, as :func:`add_predictor_rows`; return their number.
+
+    Args:
+        model: changed in place.
+        tokenizer: has all tokens.
+        seed: of the new rows.
+    """
     lacking = rows_of(tokenizer) - len(model.get_input_embeddings().weight)
     _fill_rows(model, tokenizer, [], seed)
     return max(lacking, 0)
@@ -36,6 +42,11 @@ def add_plain_rows(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, s
     """Add the plain format's tokens to a tokenizer and rows for them to a model, and stop generation at ``<|eot_id|>``.
 
     Rows are as in :func:`add_predictor_rows`. Returns the ids of ``<|perception|>`` and ``<|eot_id|>``.
+
+    Args:
+        model: changed in place.
+        tokenizer: changed in place.
+        seed: of the new rows.
     """
     before, ids = tokenizer.get_added_vocab().values(), add_plain_tokens(tokenizer)
     _fill_rows(model, tokenizer, [index for index in ids if index not in before], seed)
@@ -50,6 +61,12 @@ def add_predictor_rows(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBas
     around the mean of the others, so that the K tokens get different embeddings. So are spare rows that are alike (all
     zeros, for example), and rows of tokens that the tokenizer has and the model lacks. New rows of a separate head are
     set to the mean: no predictor token is ever a label.
+
+    Args:
+        model: changed in place.
+        tokenizer: changed in place.
+        count: number of predictor tokens.
+        seed: of the new rows.
     """
     before = set(tokenizer.get_added_vocab().values())
     ids = add_predictor_tokens(tokenizer, count) if count else []
@@ -134,7 +151,13 @@ Rows = list[int] | dict[str, list[int]]
 
 
 def adapter_rows(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, plain: bool) -> Rows:
-    """Return the rows that an adapter must train and save for :func:`adapter_ids`, see :func:`rows_by_layer`."""
+    """Return the rows that an adapter must train and save for :func:`adapter_ids`, see :func:`rows_by_layer`.
+
+    Args:
+        model: the base model.
+        tokenizer: that of the model.
+        plain: whether the run is in the plain format.
+    """
     return rows_by_layer(model, tokenizer, adapter_ids(model, tokenizer, plain=plain))
 
 

@@ -337,7 +337,12 @@ class Jepa:
         return TextIndex.of(self, texts, side, **options)
 
     def embed_pairs(self, records: Iterable[Record | JsonObject], *, batch_size: int = EMBEDDED) -> ViewEmbeddings:
-        """Embed both views of all pairs; records without a pair, or over length, give no row. UserError if none has."""
+        """Embed both views of all pairs; records without a pair, or over length, give no row. UserError if none has.
+
+        Args:
+            records: as for :meth:`collate`.
+            batch_size: sequences at a time, which changes the last bits of the result at most.
+        """
         config, parsed = self._reading(), [*as_records(records)]
         tokenizer = RecordTokenizer(self.tokenizer, config)
         pairs = self._reader(config, batch_size).pairs(parsed, tokenizer.tokenize_each(parsed))
@@ -371,6 +376,11 @@ class Jepa:
 
     def answers(self, questions: Iterable[Chat], *, max_new_tokens: int = 256, batch_size: int = ANSWERED) -> list[str]:
         """Answer several questions as :meth:`answer` does, ``batch_size`` at a time.
+
+        Args:
+            questions: each as for :meth:`answer`.
+            max_new_tokens: most tokens of an answer.
+            batch_size: prompts at a time.
 
         Raises:
             ValueError: a single text in place of a list, or a chat without messages.

@@ -152,7 +152,12 @@ def term(name: str, label: str | None = None) -> Callable[[type[AnyTerm]], type[
 
 
 def load_term(address: str, settings: JsonObject) -> Term:
-    """Make a term of a user's class ``module:Class`` with these fields (settings ``term`` and ``term_args``)."""
+    """Make a term of a user's class ``module:Class`` with these fields (settings ``term`` and ``term_args``).
+
+    Args:
+        address: ``module:Class``.
+        settings: fields of the class, by name.
+    """
     kind = load_class("term", address, Term)  # type: ignore[type-abstract]  # it raises an error for abstract classes
     if not hasattr(kind, "name"):
         raise UserError(f"term: '{address}' has no name; put @stepjepa.term('my_loss') above the class")

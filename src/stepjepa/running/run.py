@@ -117,6 +117,10 @@ class Run:
         """Answer a question, or the messages of a chat, greedily; the model is loaded at the first call.
 
         The prompt is that which the model is evaluated with: template and system prompt of training.
+
+        Args:
+            question: a text, or messages up to the turn to be generated.
+            max_new_tokens: most tokens of the answer.
         """
         return self._jepa.answer(question, max_new_tokens=max_new_tokens)
 

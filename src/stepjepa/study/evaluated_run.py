@@ -157,7 +157,12 @@ def readouts(runs: Iterable[EvaluatedRun]) -> dict[bool, list[str]]:
 
 
 def read_evaluated_run(folder: str | os.PathLike[str], evaluation: str | None = None) -> EvaluatedRun:
-    """Read a finished run and its evaluation ``NAME.jsonl``; the name is needed only if there are several."""
+    """Read a finished run and its evaluation ``NAME.jsonl``; the name is needed only if there are several.
+
+    Args:
+        folder: run folder.
+        evaluation: name of the evaluation; None if the run has one.
+    """
     path = Path(folder)
     record = read_record(path)
     if record.status != "finished":

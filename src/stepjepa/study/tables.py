@@ -82,7 +82,13 @@ def form(value: float | None, pattern: str) -> str:
 
 
 def interval(low: float | None, high: float | None, spec: str = ".1f") -> str:
-    """Format an interval of shares in per cent, with a space before it: `` [9.1, 16.0]``."""
+    """Format an interval of shares in per cent, with a space before it: `` [9.1, 16.0]``.
+
+    Args:
+        low: share, or None without an interval.
+        high: share.
+        spec: format of each end in per cent.
+    """
     return "" if low is None or high is None else f" [{100 * low:{spec}}, {100 * high:{spec}}]"
 
 

@@ -125,7 +125,13 @@ def name_layout(function: object, address: str) -> None:
 
 @layout("separate", ("regular", "llm-jepa"))
 def separate(record: TokenizedRecord, predictors: Ids, reading: ReadoutOptions) -> list[TokenSequence]:
-    """LLM-JEPA as published: the main sequence, and each view of a pair as a sequence of its own."""
+    """LLM-JEPA as published: the main sequence, and each view of a pair as a sequence of its own.
+
+    Args:
+        record: its tokens.
+        predictors: ids of the predictor tokens ``[K]``.
+        reading: where views are read.
+    """
     sequences = [main_sequence(record)]
     for number, (first, second) in enumerate(record.pairs):
         source, target = (second, first) if reading.reverse else (first, second)
@@ -147,6 +153,11 @@ def inplace(record: TokenizedRecord, predictors: Ids, reading: ReadoutOptions) -
 
     Later tokens see everything again. The last token of step 1 keeps its label, the first token of step 2; predictor
     tokens have none.
+
+    Args:
+        record: its tokens.
+        predictors: ids of the predictor tokens ``[K]``.
+        reading: where views are read.
     """
     text, count, places = main_sequence(record), len(predictors), np.arange(len(record.ids))
     ends = np.array([first.end for first, _ in record.pairs], np.int64)

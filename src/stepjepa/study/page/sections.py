@@ -145,7 +145,12 @@ none: they are of the whole run."""
 
 
 def steps_section(runs: Sequence[Run], look: Look) -> Section:
-    """Make the section of charts over steps, with a legend of the runs and a warning if embeddings collapsed."""
+    """Make the section of charts over steps, with a legend of the runs and a warning if embeddings collapsed.
+
+    Args:
+        runs: those of the page.
+        look: name of a run -> its colour and line style.
+    """
     from stepjepa.objectives.monitors import REMEDIES, collapse
 
     warnings = []
@@ -166,7 +171,12 @@ def steps_section(runs: Sequence[Run], look: Look) -> Section:
 
 
 def embedding_section(runs: Sequence[Run], analysis: str | None = None) -> Section:
-    """Make the section of pictures of ``stepjepa analyze`` from a folder; by default the first in a run folder."""
+    """Make the section of pictures of ``stepjepa analyze`` from a folder; by default the first in a run folder.
+
+    Args:
+        runs: those of the page.
+        analysis: output folder of ``stepjepa analyze``; None for the first in a run folder.
+    """
     inside = (file.parent for run in runs for file in sorted(run.folder.glob("*/analysis.json")))
     folder = Path(analysis) if analysis else next(inside, None)
     files = [] if folder is None else sorted(folder.glob("*.png"), key=lambda file: file.name != "projection.png")
