@@ -102,7 +102,7 @@ class RunConfig:
         None, "mixing weight of each `dataset`, without repetition (all records)", metavar="W", only_with="dataset"
     )
     eval_split: float = _data(
-        0.2, "share of `data_file` held out; no question is on both sides", allowed=SHARE, only_with="data_file"
+        0.2, "share of `data_file` held out; a question is on one side", allowed=SHARE, only_with="data_file"
     )
     split_seed: int = _data(42, "seed of the split, or of the mixture", only_with="data_file or dataset_weights")
 

@@ -62,10 +62,15 @@ def read_data(
         keys = [question_hashes(record.messages)["normalised"] for record in records]
         is_held_out = draw_held_out(keys, count, run.split_seed)
         if not is_held_out.any():
-            fewest = min(Counter(keys).values())
-            fault = f"{count} records can't be held out with `eval_split {run.eval_split}`: {fewest} or more have the "
-            fault += "same question, which would be on both sides; raise it, or name `train_file` and `eval_file`"
-            raise UserError(fault, path=run.data_file)
+            is_held_out = draw_held_out(range(len(records)), count, run.split_seed)
+            trained = {key for key, held_out in zip(keys, is_held_out, strict=True) if not held_out}
+            both = sum(key in trained for key, held_out in zip(keys, is_held_out, strict=True) if held_out)
+            if is_main_process():
+                note(
+                    f"{both:,} of {count:,} held-out records have a question that is also trained on, since "
+                    f"{min(Counter(keys).values()):,} records or more have the same; raise `eval_split`, or name "
+                    "other questions as `eval_file`, with `train_file`"
+                )
         train_records = Spooled(compress(records, ~is_held_out))
         eval_records = Spooled(compress(records, is_held_out))
         files = {"data": replace(origin, eval_split=run.eval_split, split_seed=run.split_seed)}
