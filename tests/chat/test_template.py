@@ -225,10 +225,11 @@ def test_named_templates_are_saved_as_they_were(tiny_tokenizer: Any, tmp_path: P
 def test_a_variable_that_would_do_nothing_is_refused(name: str, words: str, tiny_tokenizer: Any) -> None:
     tiny_tokenizer.chat_template = LOOP + ASK + "{{ eos_token if enable_thinking is defined and tools }}"
     fixed = ChatTemplate(tiny_tokenizer, {"enable_thinking": False})
+    fixed.check_variables()
     tiny_tokenizer.chat_template = fixed.saved
     assert ChatTemplate(tiny_tokenizer, {"enable_thinking": True}).source != fixed.source
     with pytest.raises(UserError, match="chat_template_kwargs: the chat template has no variable") as error:
-        ChatTemplate(tiny_tokenizer, {"enable_thinking": False, name: True})
+        ChatTemplate(tiny_tokenizer, {"enable_thinking": False, name: True}).check_variables()
     assert words in str(error.value)
 
 

@@ -100,6 +100,29 @@ def test_an_export_is_evaluated_as_its_run_is(material: Path, tmp_path: Path) ->
     assert answers[0] == answers[1]
 
 
+def test_a_run_of_an_earlier_version_may_name_a_variable_that_the_template_does_not_read(
+    material: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A new run with it is refused, so nobody can leave it out later."""
+    run = tmp_path / "run"
+    shutil.copytree(material / "run", run)
+    record = json.loads((run / "run.json").read_text(encoding="utf-8"))
+    record["jepa"]["chat_template_kwargs"] = {"enable_thinking": False}
+    (run / "run.json").write_text(json.dumps(record), encoding="utf-8")
+    data, variables = str(material / "data.jsonl"), '{"enable_thinking": false}'
+    assert export("--model_path", run, "--output_dir", tmp_path / "plain") == 0
+    evaluation = ["--output_file", str(tmp_path / "test.jsonl"), "--max_new_tokens", "2", "--max_examples", "2"]
+    assert main(["evaluate", "--model_path", str(run), "--test_file", data, *evaluation, "--retrieval"]) == 0
+    fixed = ["--model_name", str(material / "base"), "--train_file", data, "--chat_template_kwargs", variables]
+    for command in (["train", "--use_cpu", "--max_steps", "1", "--output_dir", str(tmp_path / "new")], ["inspect"]):
+        capsys.readouterr()
+        assert main([*command, *fixed]) == 2
+        assert (
+            "the chat template has no variable 'enable_thinking' that can be set; leave it out"
+            in capsys.readouterr().err
+        )
+
+
 def test_to_a_hub(material: Path, hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     more = ["--push_to_hub", "me/mine", "--hub_private_repo"]
     assert export("--model_path", material / "adapter", "--output_dir", tmp_path / "plain", *more) == 0

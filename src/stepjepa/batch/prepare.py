@@ -111,6 +111,7 @@ def _tokenized(
 ) -> Prepared:
     """Tokenise all records into a file, or into memory without one; ``UserError`` if none of them can be trained on."""
     record_tokenizer, tokens, waiting = RecordTokenizer(tokenizer, config), Counter(all=0, main=0), iter(records)
+    record_tokenizer.check_variables()
     opened: Any = nullcontext(pa.BufferOutputStream()) if file is None else atomic_write(file, "wb")
     with _without_garbage_collection(), opened as sink, pa.ipc.new_stream(sink, SCHEMA) as writer:
         for _ in tqdm(range(0, len(records), BLOCK), f"prepare {records.what}", disable=None):

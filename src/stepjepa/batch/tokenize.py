@@ -99,6 +99,11 @@ class RecordTokenizer:
         padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         self._padding = -1 if padding is None else int(padding)
 
+    def check_variables(self) -> None:
+        """Raise ``UserError`` for a variable of the chat template that would do nothing in a new run."""
+        if isinstance(self.template, ChatTemplate):
+            self.template.check_variables()
+
     def tokenize(self, records: Iterable[Record]) -> list[TokenizedRecord]:
         """Tokenise records, without those that are skipped."""
         return [record for record in self.tokenize_each(records) if record is not None]

@@ -64,8 +64,6 @@ class ChatTemplate:
         self._defaults, self.has_system_role, self.header = variables or {}, True, ""
         self._use(original)
         self.variables = sources.variables_of(self._compiled.environment, original)  # that a caller may set
-        # A special token has a value in every chat, so that a default would do nothing.
-        sources.check_variables(self._defaults, self.variables - {*self._special_tokens})
         self._use(self._fixed(original))
         self.arguments_as_text = False
         self.has_developer_role = "developer" in original
@@ -93,6 +91,13 @@ class ChatTemplate:
         self._learn_ends(pair, question, answer)
         slow_turns = partial(self._turns, tools=None, variables=None)
         self._forms = Forms(self._apply, slow_turns, only_adds_text=self._marked is not None)
+
+    def check_variables(self) -> None:
+        """Raise ``UserError`` for a variable of a new run that would do nothing; earlier versions took them.
+
+        A special token has a value in every chat, so that a default would do nothing.
+        """
+        sources.check_variables(self._defaults, self.variables - {*self._special_tokens})
 
     # -- rendering -----------------------------------------------------------------------------------------------------
 

@@ -115,6 +115,7 @@ def inspect_records(
     over = config.over_length
     lenient = replace(config, over_length="truncate" if over == "error" else over, require_pairs=False)
     record_tokenizer = RecordTokenizer(tokenizer, lenient)
+    record_tokenizer.check_variables()
     tokenized = record_tokenizer.tokenize_each(records)
     collator = Collator.of(config, record_tokenizer.predictors.tolist())
     parts: list[list[TokenSequence]] = []

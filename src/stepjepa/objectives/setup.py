@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from stepjepa.batch.collate import Encoding
 from stepjepa.chat.special_tokens import predictor_ids
+from stepjepa.chat.template import ChatTemplate
 from stepjepa.config.jepa import JepaConfig
 from stepjepa.models.architecture import base_model
 from stepjepa.models.attention import enable_trees, uses_flex
@@ -43,6 +44,8 @@ def set_up(
     Raises:
         ValueError: the model can't be trained with this objective; the message names the remedy.
     """
+    if not config.plain:
+        ChatTemplate(tokenizer, config.chat_template_kwargs).check_variables()
     base = base_model(model)
     new = add_plain_rows(base, tokenizer, seed) if config.plain else []
     add_predictor_rows(base, tokenizer, config.used_predictors, seed)
