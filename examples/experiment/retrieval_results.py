@@ -264,7 +264,7 @@ class Retrieval:
         return f"{', '.join(shares)}" + (f"; points over plain training: {over}" if over else "")
 
     def line(self) -> str:
-        """Write the hits of all models and the differences of the joint arms, without deviations, for README."""
+        """Write the hits of all models and the differences of the joint arms, of their answers, too, for README."""
         groups = [
             [(arm, "trained", f"`{layout}` %") for layout, arm in self.layouts()],
             [("infonce-alone", "trained", "InfoNCE alone %")],
@@ -281,7 +281,8 @@ class Retrieval:
         ]
         seeds = f"{self.seeds}, so nothing is claimed" if self.one_seed else self.seeds
         points = f". Points over plain training: {self.hits_over()}" if self.hits_over() else ""
-        return f"{self.name} ({seeds}): {'; '.join(filter(None, hits))}{points}."
+        answers = f"; in right answers {self.hits_over(column='right')}" if self.hits_over(column="right") else ""
+        return f"{self.name} ({seeds}): {'; '.join(filter(None, hits))}{points}{answers}."
 
     def variants(self) -> str:
         """Write the hits of all other arms beside those of ``separate`` with the same seeds; empty if there is none."""
