@@ -241,6 +241,7 @@ def test_retrieval_is_compared_over_seeds(runs):
     assert tables(comparison)[3].title.endswith(f"; {title}") and title in " ".join(text.split())
     assert not any("readout" in note for note in comparison.notes)
     value = json.loads(FORMATS["json"](comparison))["arms"][1]
+    assert value["runs"][0]["readout"] == "views llm-jepa, layer -1, pooling last"
     assert value["retrieval_hits_at_1"]["mean"] == 0.4625
     assert value["difference"]["retrieval_mrr"]["mean"] == pytest.approx(1 / 3)
     assert comparison.table["retrieval_hits_at_1"].tolist() == pytest.approx([0.2, 0.4625])

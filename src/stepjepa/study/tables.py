@@ -353,6 +353,7 @@ def as_json(comparison: ComparedArms) -> str:
                 "folder": str(run.folder),
                 "seed": run.seed,
                 "steps": run.steps,
+                "readout": run.readout,
                 **{name: run.mean(name) for name in (*MEASURES, *FIGURES, *RETRIEVAL_MEASURES)},
                 "mcnemar": _plain(difference.by_seed.get(run.seed)) if difference else None,
             }
