@@ -284,15 +284,22 @@ def test_an_axis_of_one_value_shows_no_rounding(browser, arms, tmp_path):
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_text_has_contrast_pictures_follow_the_theme_and_keys_reach_everything(theme, browser, arms, tmp_path):
+    from selenium.webdriver.support.wait import WebDriverWait
+
     target = tmp_path / "page.html"
     target.write_text(make_page(read_runs(arms)), encoding="utf-8")
     media = {"features": [{"name": "prefers-color-scheme", "value": theme}]}
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
     try:
         open_page(browser, target)
-        # Another test may have chosen a theme by hand.
+        # Another test may have chosen a theme by hand, which another process of the browser may still remember.
         browser.execute_script("localStorage.clear()")
-        open_page(browser, target)
+
+        def follows_the_system(_: object) -> bool:
+            open_page(browser, target)
+            return browser.execute_script("return document.documentElement.dataset.theme === undefined")
+
+        WebDriverWait(browser, 20).until(follows_the_system)
         # Contrast as WCAG 2 defines it, of every element with text of its own against the nearest background.
         least = browser.execute_script("""
             const numbers = (colour) => colour.match(/[\\d.]+/g).map(Number);
